@@ -1,0 +1,44 @@
+# make setup   .venv with everything for development
+# make run     the package at work: a model's arithmetic, then one picture seen in rounds
+# make test    lint, types and tests
+# make lint    lint and types alone
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup run test lint format clean
+.DEFAULT_GOAL := setup
+
+setup: $(STAMP)
+
+# uv does not read pip's settings, so a local folder of wheels that pip knows of is handed over.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
+	  || { echo "error: Python 3.11 or 3.12 is needed; run 'make PYTHON=/path/to/python3.11'"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
+	links="$${PIP_FIND_LINKS:-$$($(BIN)/python -m pip config get global.find-links 2>/dev/null || true)}"; \
+	  if [ -n "$$links" ]; then export UV_FIND_LINKS="$$links"; fi; \
+	  $(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --editable '.[dev]'
+	@touch $@
+
+run: setup
+	$(BIN)/progresvit info progresvit_small_192_240
+	$(BIN)/python examples/adaptive_forward.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,66 @@
+"""Progressive vision transformers: look at an image in rounds, stop when sure.
+
+Importing this is light: torch and timm come with the first model.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from progresvit import checkpoint, compute, config, data, interop, model, routing
+    from progresvit.api import create_model, load
+    from progresvit.checkpoint import push_to_hub, save
+    from progresvit.config import ModelConfig, Round, make_rounds, plain_vit, preset
+    from progresvit.model import ProgResViT, RoundOutput
+
+__version__ = "0.1.0"
+
+_ROOMS = ("checkpoint", "compute", "config", "data", "interop", "model", "routing")
+_HOME_OF = {
+    "create_model": "api",
+    "load": "api",
+    "push_to_hub": "checkpoint",
+    "save": "checkpoint",
+    "ModelConfig": "config",
+    "Round": "config",
+    "make_rounds": "config",
+    "plain_vit": "config",
+    "preset": "config",
+    "ProgResViT": "model",
+    "RoundOutput": "model",
+}
+
+__all__ = [
+    "ModelConfig",
+    "ProgResViT",
+    "Round",
+    "RoundOutput",
+    "checkpoint",
+    "compute",
+    "config",
+    "create_model",
+    "data",
+    "interop",
+    "load",
+    "make_rounds",
+    "model",
+    "plain_vit",
+    "preset",
+    "push_to_hub",
+    "routing",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"progresvit.{name}")
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(f"progresvit.{_HOME_OF[name]}"), name)
+    raise AttributeError(f"module 'progresvit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,88 @@
+"""Folders that change in one step: a crash leaves the old one or the new one, whole."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_SWAP = 2  # RENAME_EXCHANGE on Linux, RENAME_SWAP on macOS
+_AT_FDCWD = -100  # Linux: paths are relative to the working directory
+_NO_SWAP = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+
+
+@contextmanager
+def replacing_folder(target: Path) -> Iterator[Path]:
+    """Yields an empty folder to fill. If the block ends well it takes the place of ``target``, else it is removed.
+
+    Everything is on the disk before the change and the change itself is one system call. Only on a system that
+    cannot exchange two folders (Windows, some network drives) is an old folder first moved aside, to
+    ``.NAME.previous`` next to it: a crash in that instant leaves it there, whole.
+    """
+    target = target.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        staged.chmod(target.stat().st_mode if target.exists() else 0o777 & ~_umask())
+        yield staged
+        for path in (*staged.rglob("*"), staged):
+            _sync(path)
+        if target.exists():
+            _exchange(staged, target)
+        else:
+            staged.rename(target)
+        _sync(target.parent)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)  # what failed, or after an exchange what was replaced
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Two folders trade places."""
+    libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+    here, there = os.fsencode(new), os.fsencode(old)
+    if sys.platform == "linux" and hasattr(libc, "renameat2"):
+        failed = libc.renameat2(_AT_FDCWD, here, _AT_FDCWD, there, _SWAP)  # type: ignore[union-attr]
+    elif sys.platform == "darwin" and hasattr(libc, "renamex_np"):
+        failed = libc.renamex_np(here, there, _SWAP)  # type: ignore[union-attr]
+    else:
+        return _exchange_in_steps(new, old)
+    if not failed:
+        return None
+    code = ctypes.get_errno()
+    if code in _NO_SWAP:
+        return _exchange_in_steps(new, old)
+    raise OSError(code, os.strerror(code), str(old))
+
+
+def _exchange_in_steps(new: Path, old: Path) -> None:
+    aside = old.with_name(f".{old.name}.previous")
+    old.rename(aside)
+    try:
+        new.rename(old)
+    except OSError:
+        aside.rename(old)
+        raise
+    aside.rename(new)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the list of a folder's entries, is on the disk."""
+    if os.name != "posix" and path.is_dir():
+        return  # other systems do not open folders
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

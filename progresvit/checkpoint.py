@@ -1,0 +1,144 @@
+"""A model's weights, to a folder and back: model.safetensors beside config.json, and nothing that can run code."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from progresvit.atomic import replacing_folder
+from progresvit.config import ModelConfig
+from progresvit.folders import CONFIG_FILE, WEIGHTS_FILE, find_pickles, read_config, refuse_pickle
+from progresvit.model import ProgResViT
+
+ARCHITECTURE = "progresvit"
+"""The name under which timm's loader builds any of our folders (see progresvit.interop.timm_registry)."""
+
+_LISTED = 8  # keys that an error message names before it counts the rest
+
+
+def save(model: ProgResViT, folder: str | os.PathLike[str]) -> Path:
+    """Write a model folder in one step: a crash leaves the old folder or the new one.
+
+    Other files of an existing model folder are kept.
+    """
+    if not isinstance(model, ProgResViT):
+        raise ValueError(
+            f"save takes a ProgResViT, not {type(model).__name__}; "
+            "unwrap a compiled model with model._orig_mod and a distributed one with model.module."
+        )
+    target = Path(folder).expanduser()
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{target} is a file; give the name of a folder.")
+    if target.is_dir() and any(target.iterdir()) and not (target / CONFIG_FILE).exists():
+        raise ValueError(f"{target} holds other files and no model; give a new folder, or one that holds a model.")
+    with replacing_folder(target) as staged:
+        _write(model, staged)
+        if target.is_dir():
+            _keep_other_files(target, staged)
+    return target
+
+
+def load_folder(folder: Path) -> ProgResViT:
+    """The model of a folder, in float32 whatever the precision on the disk, ready to predict."""
+    model = ProgResViT(read_config(folder))
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        pickles = find_pickles(folder)
+        raise ValueError(refuse_pickle(pickles[0]) if pickles else f"{folder} has no {WEIGHTS_FILE}; save it again.")
+    load_weights(model, read_safetensors(path), origin=str(path))
+    return model.eval()
+
+
+def push_to_hub(model: ProgResViT, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
+    """Upload the model folder to the Hugging Face hub; returns the address of the commit."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token, library_name="progresvit")
+    repo = api.create_repo(repo_id, private=private, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = save(model, Path(scratch) / "model")
+        commit = api.upload_folder(repo_id=repo.repo_id, folder_path=folder, commit_message="Upload ProgResViT model")
+    return str(commit.commit_url)
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file, or an error that says it is damaged."""
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is no whole safetensors file ({error}); it was cut short or is of another format. "
+            "Copy or download it again."
+        ) from error
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], *, origin: str) -> None:
+    """Copy weights into a model of exactly these keys and shapes."""
+    own = model.state_dict()
+    problems = [
+        ("lack", [key for key in own if key not in weights]),
+        ("have unknown", [key for key in weights if key not in own]),
+        (
+            "have other shapes for",
+            [
+                f"{key} {tuple(weights[key].shape)} instead of {tuple(own[key].shape)}"
+                for key in own
+                if key in weights and weights[key].shape != own[key].shape
+            ],
+        ),
+    ]
+    found = "; ".join(f"{what} {_some(keys)}" for what, keys in problems if keys)
+    if found:
+        raise ValueError(
+            f"the weights of {origin} do not fit the config: they {found}. "
+            f"Use the {CONFIG_FILE} that was saved with them."
+        )
+    model.load_state_dict(weights)
+
+
+def timm_pretrained_cfg(config: ModelConfig) -> dict[str, Any]:
+    """The same model as timm describes it: what its loader and its data pipeline ask for."""
+    return {
+        "num_classes": config.num_classes,
+        "input_size": (config.in_channels, config.resolution, config.resolution),
+        "fixed_input_size": True,
+        "interpolation": "bicubic",
+        "crop_pct": config.crop,
+        "crop_mode": "center",
+        "mean": config.mean,
+        "std": config.std,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+    }
+
+
+def _write(model: ProgResViT, folder: Path) -> None:
+    config = {
+        "architecture": ARCHITECTURE,
+        **model.config.to_dict(),
+        "pretrained_cfg": timm_pretrained_cfg(model.config),
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    weights = {key: value.contiguous() for key, value in model.state_dict().items()}
+    save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def _keep_other_files(source: Path, target: Path) -> None:
+    def ours(folder: str, names: list[str]) -> set[str]:
+        return {CONFIG_FILE, WEIGHTS_FILE} & set(names) if Path(folder) == source else set()
+
+    shutil.copytree(source, target, ignore=ours, symlinks=True, dirs_exist_ok=True)
+
+
+def _some(keys: list[str]) -> str:
+    more = len(keys) - _LISTED
+    return ", ".join(keys[:_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,49 @@
+"""The ``progresvit`` command: one file per command, heavy imports inside the functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from progresvit import __version__
+from progresvit.cli.import_official import import_official
+from progresvit.cli.info import info
+
+
+class _Group(TyperGroup):
+    """What the user can mend, a wrong value or a missing file, is one line and exit code 2 and no traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except (ValueError, OSError) as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(code=2) from error
+
+
+app = typer.Typer(
+    help="Progressive vision transformers: look at an image in rounds, stop when sure.",
+    cls=_Group,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("info")(info)
+app.command("import-official")(import_official)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"progresvit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Options of the whole command."""

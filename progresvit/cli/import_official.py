@@ -1,0 +1,36 @@
+"""``progresvit import-official``: one of the authors' checkpoints becomes a model folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def import_official(
+    file: Annotated[Path, typer.Argument(help="A checkpoint of the authors, such as progresvit_192_240.pth.tar.")],
+    out: Annotated[Path, typer.Option("--out", help="The model folder to write.")],
+    resolutions: Annotated[
+        str | None,
+        typer.Option(
+            help="Resolution of each round, such as 192,240; otherwise read off the file name or the position grid."
+        ),
+    ] = None,
+) -> None:
+    """Turn one of the authors' PyTorch checkpoints into a model folder. Only weights are read, never code."""
+    wanted = _parse(resolutions) if resolutions is not None else None
+    from progresvit import checkpoint, interop
+
+    model = interop.import_official(file, resolutions=wanted)
+    folder = checkpoint.save(model, out)
+    rounds = " → ".join(f"{round_.resolution} px × {round_.heads} heads" for round_ in model.config.rounds)
+    typer.echo(f"{rounds}, {model.config.num_classes} classes")
+    typer.echo(f'{folder} is ready: progresvit info {folder}, or progresvit.load("{folder}") in Python')
+
+
+def _parse(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--resolutions takes whole numbers with commas, such as 192,240, not {text!r}.") from None

@@ -1,0 +1,118 @@
+"""``progresvit info``: what a model is and what each part of it costs. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from progresvit import compute
+from progresvit.config import PRESETS, ModelConfig, preset
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COMPONENTS = tuple(field.name for field in fields(compute.RoundMacs))
+CONVENTIONS = get_args(compute.Convention)
+
+
+def info(
+    model: Annotated[str, typer.Argument(help="A preset, a model folder or a hub id.", metavar="PRESET|MODEL")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Rounds, parameters and multiply-accumulates of a model, by component and in both conventions."""
+    config = _find_config(model)
+    report = describe(model, config)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        _print(report)
+
+
+def describe(name: str, config: ModelConfig) -> dict[str, Any]:
+    """Everything that the tables show, as plain data; MACs are exact integers, GMACs are not rounded."""
+    return {
+        "model": name,
+        "parameters": compute.parameters(config),
+        "config": config.to_dict(),
+        "rounds": [
+            {
+                "round": number,
+                "resolution": round_.resolution,
+                "heads": round_.heads,
+                "width": round_.width,
+                "tokens": config.grid(round_) ** 2 + 1,
+            }
+            for number, round_ in enumerate(config.rounds, start=1)
+        ],
+        "compute": {convention: _compute(config, convention) for convention in CONVENTIONS},
+    }
+
+
+def _compute(config: ModelConfig, convention: compute.Convention) -> dict[str, Any]:
+    rounds = compute.round_macs(config, convention)
+    return {
+        "round_macs": [{**asdict(macs), "total": macs.total} for macs in rounds],
+        "cumulative_gmacs": compute.cumulative_gmacs(config, convention),
+    }
+
+
+def _find_config(source: str) -> ModelConfig:
+    if source in PRESETS:
+        return PRESETS[source]
+    from pathlib import Path
+
+    from progresvit.folders import CONFIG_FILE, find_folder, is_hub_id, read_config
+
+    if source.startswith("NCPS/"):
+        from progresvit.interop import OFFICIAL_MODELS
+
+        if source in OFFICIAL_MODELS:
+            return OFFICIAL_MODELS[source]
+    if not Path(source).exists() and not is_hub_id(source):
+        return preset(source)  # says which presets come nearest
+    return read_config(find_folder(source, files=(CONFIG_FILE,)))
+
+
+def _print(report: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(f"[bold]{report['model']}[/bold]  {report['parameters']:,} parameters")
+    console.print(_rounds_table(report))
+    for convention in CONVENTIONS:
+        console.print(_compute_table(report, convention))
+
+
+def _rounds_table(report: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table("round", "resolution", "heads", "channels", "tokens", title="Rounds", title_justify="left")
+    for row in report["rounds"]:
+        table.add_row(*(str(row[key]) for key in ("round", "resolution", "heads", "width", "tokens")))
+    return table
+
+
+def _compute_table(report: dict[str, Any], convention: str) -> Table:
+    from rich.table import Table
+
+    rounds, cumulative = (report["compute"][convention][key] for key in ("round_macs", "cumulative_gmacs"))
+    table = Table(title=f"GMACs, {convention} convention", title_justify="left")
+    table.add_column("component")
+    for number in range(1, len(rounds) + 1):
+        table.add_column(f"round {number}", justify="right")
+    for component in COMPONENTS:
+        table.add_row(component.replace("_", " "), *(_gmacs(macs[component]) for macs in rounds))
+    table.add_section()
+    table.add_row("this round", *(f"{macs['total'] / 1e9:.3f}" for macs in rounds))
+    table.add_row("so far", *(f"[bold]{gmacs:.3f}[/bold]" for gmacs in cumulative))
+    return table
+
+
+def _gmacs(macs: int) -> str:
+    """Three decimals, or as many as show the first digit of a small component."""
+    if macs == 0:
+        return "-"
+    return f"{macs / 1e9:.3f}" if macs >= 5e5 else f"{macs / 1e9:.1g}"

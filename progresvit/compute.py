@@ -1,0 +1,145 @@
+"""Multiply-accumulates and parameters of a config, in closed form. No torch.
+
+Two conventions, never to be mixed:
+
+- ``"paper"``: matrix products, convolutions and attention products; the patch embedding at the model's full
+  width in every round; every gate at its full width once per use. Norms, activations, interpolation and
+  elementwise work are not counted.
+- ``"executed"``: what a deployed round multiplies. Only the active channels are embedded, and gates are
+  constants folded into the weights, so they cost nothing.
+
+Letters: N patches, T tokens (N + 1), d active channels, W channels of the whole backbone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Literal, get_args
+
+from progresvit.config import MLP_RATIO, PSG_METADATA, PSG_WIDTH, ModelConfig, Round
+
+Convention = Literal["paper", "executed"]
+
+BLOCK_GATES = 3
+"""Attention, MLP and output."""
+
+FUSION_GATES = 2
+"""New image and previous round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundMacs:
+    """Multiply-accumulates that one round adds, per image, by component."""
+
+    patch_embedding: int
+    attention_projections: int
+    attention_products: int
+    mlp: int
+    head: int
+    block_gates: int
+    projector: int
+    fusion_gates: int
+
+    @property
+    def total(self) -> int:
+        return sum(astuple(self))
+
+    @property
+    def transition(self) -> int:
+        """What it costs to carry the previous round's tokens over."""
+        return self.projector + self.fusion_gates
+
+    @property
+    def stack(self) -> int:
+        """The round without the transition into it."""
+        return self.total - self.transition
+
+
+def round_macs(config: ModelConfig, convention: Convention = "paper") -> tuple[RoundMacs, ...]:
+    """MACs that each round adds to those before it."""
+    if convention not in get_args(Convention):
+        raise ValueError(f"unknown convention {convention!r}; use 'paper' or 'executed'.")
+    previous_rounds = (None, *config.rounds[:-1])
+    return tuple(
+        _one_round(config, round_, previous, folded=convention == "executed")
+        for round_, previous in zip(config.rounds, previous_rounds)
+    )
+
+
+def cumulative_gmacs(config: ModelConfig, convention: Convention = "paper") -> list[float]:
+    """GMACs spent on an image that leaves after each round."""
+    total, after = 0, []
+    for macs in round_macs(config, convention):
+        total += macs.total
+        after.append(total / 1e9)
+    return after
+
+
+def average_gmacs(config: ModelConfig, exit_shares: Sequence[float], convention: Convention = "paper") -> float:
+    """GMACs per image when ``exit_shares[s]`` of the images leave after round s."""
+    if len(exit_shares) != len(config.rounds):
+        raise ValueError(f"{len(exit_shares)} exit shares for {len(config.rounds)} rounds; give one per round.")
+    if min(exit_shares) < 0 or abs(sum(exit_shares) - 1) > 1e-6:
+        raise ValueError(f"exit shares must be at least 0 and sum to 1, not {list(exit_shares)}.")
+    return sum(share * gmacs for share, gmacs in zip(exit_shares, cumulative_gmacs(config, convention)))
+
+
+def parameters(config: ModelConfig) -> int:
+    """Trainable parameters of the whole model."""
+    width, classes = config.width, config.num_classes
+    embedding = _linear(config.in_channels * config.patch_size**2, width)
+    position = (config.stored_grid**2 + 1) * width
+    norm = 2 * width
+    attention = _linear(width, 3 * width) + _linear(width, width)
+    mlp = _linear(width, MLP_RATIO * width) + _linear(MLP_RATIO * width, width)
+    layer_scale = 2 * width if config.layer_scale is not None else 0
+    block = 2 * norm + attention + mlp + layer_scale
+    backbone = embedding + position + width + config.depth * block + norm  # + width: the class token
+    head = _linear(width, classes) if classes else 0
+    projectors = sum(_projector_parameters(a.width, b.width) for a, b in zip(config.rounds, config.rounds[1:]))
+    return backbone + head + projectors + (_psg_parameters(config) if config.psg else 0)
+
+
+def _one_round(config: ModelConfig, round_: Round, previous: Round | None, *, folded: bool) -> RoundMacs:
+    patches = config.grid(round_) ** 2
+    tokens, width, depth = patches + 1, round_.width, config.depth
+    gated = config.psg and not folded
+    return RoundMacs(
+        patch_embedding=patches * config.in_channels * config.patch_size**2 * (width if folded else config.width),
+        attention_projections=depth * tokens * 4 * width * width,  # q, k, v and the output
+        attention_products=depth * 2 * tokens * tokens * width,  # queries with keys, weights with values
+        mlp=depth * tokens * 2 * MLP_RATIO * width * width,
+        head=width * config.num_classes,
+        block_gates=depth * (PSG_METADATA * PSG_WIDTH + BLOCK_GATES * _gate(config.width)) if gated else 0,
+        projector=_projector(previous.width, width, patches) if previous else 0,
+        fusion_gates=FUSION_GATES * _gate(width) if gated and previous else 0,
+    )
+
+
+def _gate(width: int) -> int:
+    """One gate: Linear(128, 128), SiLU, Linear(128, width)."""
+    return PSG_WIDTH * (PSG_WIDTH + width)
+
+
+def _projector(source: int, target: int, patches: int) -> int:
+    """Depthwise 3x3 and 1x1 on the patches, one linear on the class token."""
+    return patches * (9 * source + source * target) + source * target
+
+
+def _linear(inputs: int, outputs: int) -> int:
+    """Parameters of a linear layer, bias included."""
+    return (inputs + 1) * outputs
+
+
+def _projector_parameters(source: int, target: int) -> int:
+    return 9 * source + 2 * _linear(source, target)
+
+
+def _psg_parameters(config: ModelConfig) -> int:
+    def gate(width: int) -> int:
+        return _linear(PSG_WIDTH, PSG_WIDTH) + _linear(PSG_WIDTH, width)
+
+    block = BLOCK_GATES * gate(config.width) + 2 * config.width  # + the two scale vectors
+    fusion = sum(FUSION_GATES * gate(round_.width) for round_ in config.rounds[1:])
+    return _linear(PSG_METADATA, PSG_WIDTH) + config.depth * block + fusion

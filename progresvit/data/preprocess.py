@@ -1,0 +1,22 @@
+"""From a picture to the square, normalised image that a model takes."""
+
+from collections.abc import Callable
+
+from PIL.Image import Image
+from timm.data import create_transform
+from torch import Tensor
+
+from progresvit.config import ModelConfig
+
+
+def evaluation_transform(config: ModelConfig) -> Callable[[Image], Tensor]:
+    """Resize, centre crop and normalise at the highest resolution of the rounds: an RGB picture -> (C, r, r)."""
+    transform: Callable[[Image], Tensor] = create_transform(
+        input_size=(config.in_channels, config.resolution, config.resolution),
+        is_training=False,
+        interpolation="bicubic",
+        crop_pct=config.crop,
+        mean=config.mean,
+        std=config.std,
+    )
+    return transform

@@ -1,0 +1,169 @@
+"""The authors' checkpoints: PyTorch pickles under key names of their own, turned into our models.
+
+The only place where a pickle is opened, always with ``weights_only=True``: tensors and plain containers are read,
+code is refused. One class is allowed beside them, ``argparse.Namespace``, in which timm's training script keeps its
+options; it holds values and runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from timm.data import ImageNetInfo
+from torch import Tensor
+
+from progresvit.checkpoint import load_weights
+from progresvit.config import HEAD_WIDTH, ModelConfig, make_rounds, preset
+from progresvit.folders import download
+from progresvit.model import ProgResViT
+
+OFFICIAL_MODELS: Mapping[str, ModelConfig] = {
+    f"NCPS/progresvit-deit-s-{resolutions}{kd}-imagenet1k": preset(
+        f"progresvit_small_{resolutions.replace('-', '_')}", layer_scale=1e-6 if kd else None
+    )
+    for resolutions in ("192-240", "160-384")
+    for kd in ("", "-kd")
+}
+"""Hub ids of the authors' ImageNet models, and what each of them is."""
+
+_WEIGHTS_UNDER = (
+    "state_dict_ema",
+    "model_ema",
+    "state_dict",
+    "model",
+)  # first found wins; else the file is the weights
+_ROUNDS_OF_GRID = {240: (192, 240), 384: (160, 384)}  # stored position grid -> resolutions of the two rounds
+_LAYER_SCALE_START = 1e-6  # the start that the KD models trained from; the weights replace it
+
+_RENAMES = tuple(
+    (re.compile(pattern), ours)
+    for pattern, ours in (
+        (r"^cond_mlp\.net\.0\.", "psg.encoder."),
+        (r"^blocks\.(\d+)\.prog_ls1\.gamma$", r"psg.blocks.\1.attn_scale"),
+        (r"^blocks\.(\d+)\.prog_ls2\.gamma$", r"psg.blocks.\1.mlp_scale"),
+        (r"^blocks\.(\d+)\.gate_(attn|mlp|out)\.net\.0\.", r"psg.blocks.\1.\2_gate.hidden."),
+        (r"^blocks\.(\d+)\.gate_(attn|mlp|out)\.net\.2\.", r"psg.blocks.\1.\2_gate.delta."),
+        (r"^fusion_input_delta\.(\d+)\.net\.0\.", r"psg.fusions.\1.image_gate.hidden."),
+        (r"^fusion_input_delta\.(\d+)\.net\.2\.", r"psg.fusions.\1.image_gate.delta."),
+        (r"^fusion_prev_delta\.(\d+)\.net\.0\.", r"psg.fusions.\1.previous_gate.hidden."),
+        (r"^fusion_prev_delta\.(\d+)\.net\.2\.", r"psg.fusions.\1.previous_gate.delta."),
+        (r"^token_projectors\.(\d+)\.depthwise_proj\.", r"projectors.\1.depthwise."),
+        (r"^token_projectors\.(\d+)\.spatial_proj\.", r"projectors.\1.widen_patches."),
+        (r"^token_projectors\.(\d+)\.prefix_proj\.", r"projectors.\1.widen_class."),
+    )
+)
+
+
+def import_official(file: Path, *, resolutions: Sequence[int] | None = None) -> ProgResViT:
+    """One of the authors' checkpoints as a model.
+
+    Widths, depth, patch size and classes are read off the weights. The resolutions of the rounds, unless given, come
+    from the file name (``progresvit_192_240.pth.tar``) or from the stored position grid: 240 means 192→240, 384 means
+    160→384.
+    """
+    if not file.is_file():
+        raise ValueError(f"there is no file {file}; give the path of one of the authors' .pth.tar files.")
+    weights = _read_pickle(file)
+    missing = [
+        key for key in ("cls_token", "pos_embed", "patch_embed.proj.weight", "head.weight") if key not in weights
+    ]
+    if missing:
+        raise ValueError(f"{file} is no ProgResViT checkpoint of the authors: it has no {', '.join(missing)}.")
+    model = ProgResViT(_config(weights, file.name, resolutions))
+    load_weights(model, {_rename(key): value for key, value in weights.items()}, origin=str(file))
+    return model.eval()
+
+
+def load_official(repo_id: str, *, revision: str | None = None) -> ProgResViT:
+    """One of the authors' four hub models, through the same conversion."""
+    folder = download(repo_id, revision=revision, patterns=("*.pth.tar", "*.pth"))
+    files = sorted(path for path in folder.iterdir() if path.name.endswith((".pth.tar", ".pth")))
+    if len(files) != 1:
+        names = ", ".join(path.name for path in files) or "none"
+        raise ValueError(f"{repo_id} should hold one .pth.tar file and holds: {names}; see progresvit import-official.")
+    config = OFFICIAL_MODELS[repo_id]
+    return import_official(files[0], resolutions=[round_.resolution for round_ in config.rounds])
+
+
+def _read_pickle(file: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint, the EMA's if it has them, without the ``module.`` of a distributed run."""
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            stored = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{file} holds more than weights and was not opened, since it could run code "
+            f"({_refused(error)}). If you trust whoever made it, take the tensors out on a machine of theirs with "
+            "torch.save({'state_dict': ...}, FILE)."
+        ) from error
+    except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
+        raise ValueError(f"{file} is damaged or no PyTorch checkpoint ({error}); copy or download it again.") from error
+    for name in _WEIGHTS_UNDER:
+        if isinstance(stored, Mapping) and isinstance(stored.get(name), Mapping):
+            stored = stored[name]
+            break
+    if not isinstance(stored, Mapping) or not all(isinstance(value, Tensor) for value in stored.values()):
+        raise ValueError(f"{file} holds no weights under {', '.join(_WEIGHTS_UNDER)} nor at its top level.")
+    return {str(key).removeprefix("module."): value for key, value in stored.items()}
+
+
+def _refused(error: Exception) -> str:
+    """The part of torch's message that names what it would not load."""
+    found = re.search(r"(?:GLOBAL|function|class|type)\s+([\w.]+)", str(error))
+    return f"it asks for {found[1]}" if found else str(error).strip().splitlines()[0]
+
+
+def _config(weights: Mapping[str, Tensor], name: str, resolutions: Sequence[int] | None) -> ModelConfig:
+    """What the weights say about the model."""
+    width = weights["cls_token"].shape[-1]
+    patch_size = weights["patch_embed.proj.weight"].shape[-1]
+    grid = round((weights["pos_embed"].shape[1] - 1) ** 0.5)
+    classes = weights["head.weight"].shape[0]
+    widths = _round_widths(weights, width)
+    resolutions = resolutions or _resolutions(name, grid * patch_size, rounds=len(widths))
+    names = ImageNetInfo() if classes == 1000 else None
+    return ModelConfig(
+        rounds=make_rounds(resolutions, [round_width // HEAD_WIDTH for round_width in widths]),
+        heads=width // HEAD_WIDTH,
+        depth=1 + max(int(key.split(".")[1]) for key in weights if key.startswith("blocks.")),
+        patch_size=patch_size,
+        in_channels=weights["patch_embed.proj.weight"].shape[1],
+        num_classes=classes,
+        position_resolution=grid * patch_size,
+        layer_scale=_LAYER_SCALE_START if "blocks.0.ls1.gamma" in weights else None,
+        class_ids=tuple(names.label_names()) if names else None,
+        labels=tuple(names.label_descriptions()) if names else None,
+    )
+
+
+def _round_widths(weights: Mapping[str, Tensor], width: int) -> list[int]:
+    """Active width of every round: the projectors lead from one to the next."""
+    shapes = []
+    while (key := f"token_projectors.{len(shapes)}.prefix_proj.weight") in weights:
+        shapes.append(weights[key].shape)  # (target, source)
+    return [shapes[0][1], *(target for target, _ in shapes)] if shapes else [width]
+
+
+def _resolutions(name: str, stored: int, *, rounds: int) -> Sequence[int]:
+    """Resolutions off the file name, else off the stored position grid."""
+    named = re.search(r"(?<!\d)(\d{2,4}(?:[_-]\d{2,4})+)(?!\d)", name)
+    for found in ([int(r) for r in re.split("[_-]", named[1])] if named else (), _ROUNDS_OF_GRID.get(stored, ())):
+        if len(found) == rounds:
+            return found
+    raise ValueError(
+        f"the resolutions of the {rounds} rounds can be read neither off the name {name!r} nor off the stored "
+        f"position grid of {stored}; give them, coarse to fine: --resolutions 192,240"
+    )
+
+
+def _rename(key: str) -> str:
+    for pattern, ours in _RENAMES:
+        renamed, count = pattern.subn(ours, key)
+        if count:
+            return renamed
+    return key

@@ -1,0 +1,140 @@
+"""The presets in timm's registry, behaving as timm's users expect.
+
+``timm.create_model("progresvit_small_192_240")`` builds a preset, with any field of the config as a keyword;
+``timm.create_model("local-dir:FOLDER", pretrained=True)`` and ``"hf-hub:ID"`` read what ``progresvit.save`` wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from progresvit.checkpoint import ARCHITECTURE, timm_pretrained_cfg
+from progresvit.config import PRESETS, ModelConfig
+from progresvit.folders import CONFIG_FILE, find_folder, read_config
+from progresvit.model import ProgResViT
+
+
+class TimmProgResViT(ProgResViT):
+    """ProgResViT with timm's manners: ``forward`` gives the last round's logits as one tensor."""
+
+    def __init__(
+        self,
+        cfg: ModelConfig,
+        *,
+        num_classes: int,
+        in_chans: int = 3,
+        img_size: int | tuple[int, int] | None = None,
+        global_pool: str = "token",
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        **fields: Any,
+    ) -> None:
+        if "rounds" in fields:
+            img_size = None  # timm fills in the preset's
+        if num_classes != cfg.num_classes:
+            fields = {"class_ids": None, "labels": None, **fields}
+        if in_chans != cfg.in_channels:
+            fields = {"mean": _spread(cfg.mean, in_chans), "std": _spread(cfg.std, in_chans), **fields}
+        config = cfg.replace(num_classes=num_classes, in_channels=in_chans, **fields)
+        _check_pool(global_pool)
+        _check_size(img_size, config)
+        super().__init__(config, drop_path=drop_path_rate)
+        self.global_pool = global_pool
+        self.num_prefix_tokens = 1
+        self.num_features = self.head_hidden_size = self.embed_dim = config.rounds[-1].width
+        self.head_drop = nn.Dropout(drop_rate)
+
+    @property
+    def num_classes(self) -> int:
+        return self.config.num_classes
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Tokens of the last round after the final norm, class token first: (B, N, d)."""
+        return super().forward(x)[-1].tokens
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits from tokens, or the class token alone: (B, N, d) -> (B, K) or (B, d)."""
+        x = self.head_drop(x)
+        return x[:, 0] if pre_logits else self.classify(x)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """Logits of the last round: (B, K)."""
+        return self.forward_head(self.forward_features(x))
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A fresh head; the class token is the only pooling there is."""
+        if global_pool is not None:
+            _check_pool(global_pool)
+        super().reset_classifier(num_classes)
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layers for layer-wise learning-rate decay; what joins the rounds belongs to the last group."""
+        return {
+            "stem": r"^cls_token|pos_embed|patch_embed",
+            "blocks": [(r"^(?:psg\.)?blocks\.(\d+)", None), (r"^norm|^projectors|^psg\.(?:encoder|fusions)", (99999,))],
+        }
+
+
+def _build(variant: str, pretrained: bool, **kwargs: Any) -> ProgResViT:
+    if kwargs.pop("features_only", False):
+        raise ValueError("features_only is not supported; forward_features gives the tokens of the last round.")
+    config = PRESETS.get(variant) or _stored_config(kwargs)
+    model: ProgResViT = build_model_with_cfg(TimmProgResViT, variant, pretrained, model_cfg=config, **kwargs)
+    return model
+
+
+def _stored_config(kwargs: dict[str, Any]) -> ModelConfig:
+    """The config of the folder or hub repository that timm was told to load."""
+    cfg = kwargs.get("pretrained_cfg")
+    source = cfg.get("source") if isinstance(cfg, dict) else None
+    if source == "local-dir":
+        return read_config(Path(cfg["file"]))
+    if source == "hf-hub":
+        repo_id, _, revision = cfg["hf_hub_id"].partition("@")
+        return read_config(find_folder(repo_id, revision=revision or None, files=(CONFIG_FILE,)))
+    raise ValueError(
+        f"{ARCHITECTURE!r} is the name of a saved model; create it with 'local-dir:FOLDER' or 'hf-hub:ID', "
+        f"or name a preset: {', '.join(PRESETS)}."
+    )
+
+
+def _check_pool(global_pool: str) -> None:
+    if global_pool not in ("token", ""):
+        raise ValueError(f"global_pool={global_pool!r} is not supported; the head reads the class token ('token').")
+
+
+def _check_size(img_size: int | tuple[int, int] | None, config: ModelConfig) -> None:
+    sides = {img_size} if isinstance(img_size, int) else set(img_size or ())
+    if sides - {config.resolution}:
+        raise ValueError(
+            f"img_size={img_size} does not fit rounds that end at {config.resolution}; "
+            "the rounds set the resolutions, so pass rounds=make_rounds([...], [...]) instead."
+        )
+
+
+def _spread(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Normalisation for another number of channels: the average of the colours for each."""
+    return (sum(values) / len(values),) * channels
+
+
+def _entry_point(variant: str) -> Callable[..., ProgResViT]:
+    def create(pretrained: bool = False, **kwargs: Any) -> ProgResViT:
+        return _build(variant, pretrained, **kwargs)
+
+    create.__name__ = create.__qualname__ = variant
+    create.__doc__ = f"{variant} for timm."
+    return create
+
+
+default_cfgs = generate_default_cfgs({name: timm_pretrained_cfg(config) for name, config in PRESETS.items()})
+
+for _variant in (*PRESETS, ARCHITECTURE):
+    register_model(_entry_point(_variant))

@@ -1,0 +1,46 @@
+"""Carries a round's tokens to the next round's grid and width.
+
+Letters: B images, N tokens, d channels, g side of the patch grid; primed (d', g') for the next round.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class TokenProjector(nn.Module):
+    """Resize, refine, widen. At the start it copies the shared channels and leaves the new ones at zero."""
+
+    def __init__(self, *, source_width: int, target_width: int, target_grid: int) -> None:
+        super().__init__()
+        self.target_grid = target_grid
+        self.depthwise = nn.Conv2d(
+            source_width, source_width, kernel_size=3, padding=1, groups=source_width, bias=False
+        )
+        self.widen_patches = nn.Conv2d(source_width, target_width, kernel_size=1)
+        self.widen_class = nn.Linear(source_width, target_width)
+        self._start_as_identity()
+
+    @torch.no_grad()
+    def _start_as_identity(self) -> None:
+        nn.init.dirac_(self.depthwise.weight, groups=self.depthwise.groups)
+        nn.init.dirac_(self.widen_patches.weight)
+        nn.init.eye_(self.widen_class.weight)
+        nn.init.zeros_(self.widen_class.bias)
+        assert self.widen_patches.bias is not None
+        nn.init.zeros_(self.widen_patches.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        class_token, patches = tokens[:, :1], tokens[:, 1:]
+        side = math.isqrt(patches.shape[1])
+        grid = patches.mT.unflatten(2, (side, side))  # (B, N - 1, d) -> (B, d, g, g)
+        if side != self.target_grid:
+            size = (self.target_grid, self.target_grid)
+            grid = F.interpolate(
+                grid, size=size, mode="bilinear", align_corners=False
+            )  # (B, d, g, g) -> (B, d, g', g')
+        grid = self.widen_patches(self.depthwise(grid))  # (B, d, g', g') -> (B, d', g', g')
+        patches = grid.flatten(2).mT  # (B, d', g', g') -> (B, N' - 1, d')
+        return torch.cat([self.widen_class(class_token), patches], dim=1)  # (B, N', d')

@@ -1,0 +1,128 @@
+"""Progress-Conditioned Soft Gating (PSG): channel multipliers that tell the shared blocks the current stage.
+
+The gates depend on no image: for a given round they are constants. Training learns them, deployment folds them.
+
+Letters: S rounds, D blocks, d active channels of a round, W channels of the whole backbone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from progresvit.config import PSG_METADATA, PSG_WIDTH
+
+
+class BlockGates(NamedTuple):
+    """Multipliers of one block; attn and mlp hold PSG's scale vectors too. Each (d,), or 1 where PSG is off."""
+
+    attn: Tensor | float = 1.0
+    mlp: Tensor | float = 1.0
+    out: Tensor | float = 1.0
+
+
+class FusionGates(NamedTuple):
+    """Multipliers of the two streams that meet at a transition. Each (d,), or 1 where PSG is off."""
+
+    image: Tensor | float = 1.0
+    previous: Tensor | float = 1.0
+
+
+class RoundGates(NamedTuple):
+    """All multipliers of one round. The first round has no transition, so its fusion gates go unused."""
+
+    fusion: FusionGates
+    blocks: tuple[BlockGates, ...]
+
+    @classmethod
+    def off(cls, depth: int) -> RoundGates:
+        """The gates of a model without PSG."""
+        return cls(fusion=FusionGates(), blocks=(BlockGates(),) * depth)
+
+
+def stage_metadata(resolutions: Sequence[int], depth: int) -> Tensor:
+    """Where inference stands at each block of each round: (S, D, 5)."""
+    steps = max(1, len(resolutions) * depth - 1)
+    previous = (resolutions[0], *resolutions[:-1])
+    return torch.tensor(
+        [
+            [
+                [s, (s * depth + b) / steps, math.log2(r / 224), math.log2(r_prev / 224), math.log2(r / r_prev)]
+                for b in range(depth)
+            ]
+            for s, (r, r_prev) in enumerate(zip(resolutions, previous))
+        ],
+        dtype=torch.float32,
+    )
+
+
+class Gate(nn.Module):
+    """Condition to multipliers, 1 + delta. The last layer starts at zero, so every gate starts at one."""
+
+    def __init__(self, *, width: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(PSG_WIDTH, PSG_WIDTH)
+        self.delta = nn.Linear(PSG_WIDTH, width)
+        nn.init.zeros_(self.delta.weight)
+        nn.init.zeros_(self.delta.bias)
+
+    def forward(self, condition: Tensor) -> Tensor:
+        return 1 + self.delta(F.silu(self.hidden(condition)))  # (128,) -> (128,) -> (width,)
+
+
+class BlockPSG(nn.Module):
+    """A block's own three gates and its own two scales."""
+
+    def __init__(self, *, width: int) -> None:
+        super().__init__()
+        self.attn_gate = Gate(width=width)
+        self.mlp_gate = Gate(width=width)
+        self.out_gate = Gate(width=width)
+        self.attn_scale = nn.Parameter(torch.ones(width))
+        self.mlp_scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, condition: Tensor, d: int) -> BlockGates:
+        return BlockGates(
+            attn=(self.attn_gate(condition) * self.attn_scale)[:d],  # (W,) -> (d,)
+            mlp=(self.mlp_gate(condition) * self.mlp_scale)[:d],  # (W,) -> (d,)
+            out=self.out_gate(condition)[:d],  # (W,) -> (d,)
+        )
+
+
+class FusionPSG(nn.Module):
+    """A transition's own two gates, as wide as the round they lead into."""
+
+    def __init__(self, *, width: int) -> None:
+        super().__init__()
+        self.image_gate = Gate(width=width)
+        self.previous_gate = Gate(width=width)
+
+    def forward(self, condition: Tensor) -> FusionGates:
+        return FusionGates(image=self.image_gate(condition), previous=self.previous_gate(condition))
+
+
+class PSG(nn.Module):
+    """The shared encoder and all gates of a model."""
+
+    metadata: Tensor
+
+    def __init__(self, *, resolutions: Sequence[int], widths: Sequence[int], depth: int, full_width: int) -> None:
+        super().__init__()
+        self.widths = tuple(widths)
+        self.register_buffer("metadata", stage_metadata(resolutions, depth), persistent=False)  # (S, D, 5)
+        self.encoder = nn.Linear(PSG_METADATA, PSG_WIDTH)
+        self.blocks = nn.ModuleList(BlockPSG(width=full_width) for _ in range(depth))
+        self.fusions = nn.ModuleList(FusionPSG(width=width) for width in self.widths[1:])
+
+    def forward(self, s: int) -> RoundGates:
+        """The gates of round s. Not under autocast: 1 + delta in bfloat16 would round small deltas away."""
+        with torch.autocast(self.metadata.device.type, enabled=False):
+            conditions = F.silu(self.encoder(self.metadata[s]))  # (D, 5) -> (D, 128)
+            fusion = self.fusions[s - 1](conditions[0]) if s > 0 else FusionGates()
+            blocks = tuple(block(conditions[b], self.widths[s]) for b, block in enumerate(self.blocks))
+        return RoundGates(fusion=fusion, blocks=blocks)

@@ -1,0 +1,33 @@
+"""Prefix views: every layer of the shared backbone, cut to the width of what flows through it.
+
+Letters: d active channels, W channels of the whole backbone.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def linear(x: Tensor, layer: nn.Linear, width: int | None = None) -> Tensor:
+    """The first ``width`` outputs of a linear layer (all if None), on the leading inputs that x has."""
+    bias = layer.bias[:width] if layer.bias is not None else None
+    return F.linear(x, layer.weight[:width, : x.shape[-1]], bias)
+
+
+def qkv(x: Tensor, layer: nn.Linear) -> Tensor:
+    """Queries, keys and values: of each of the three blocks of rows, the first d rows and d columns."""
+    d, full = x.shape[-1], layer.in_features
+    weight = layer.weight.view(3, full, full)[:, :d, :d].reshape(3 * d, d)  # (3W, W) -> (3, d, d) -> (3d, d)
+    bias = layer.bias.view(3, full)[:, :d].reshape(3 * d)  # (3W,) -> (3, d) -> (3d,)
+    return F.linear(x, weight, bias)
+
+
+def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """Statistics over the d active channels; weight and bias are prefixes."""
+    d = x.shape[-1]
+    return F.layer_norm(x, (d,), norm.weight[:d], norm.bias[:d], norm.eps)
+
+
+def patches(images: Tensor, layer: nn.Conv2d, width: int) -> Tensor:
+    """The first ``width`` channels of the patch embedding."""
+    bias = layer.bias[:width] if layer.bias is not None else None
+    return F.conv2d(images, layer.weight[:width], bias, stride=layer.stride)  # type: ignore[arg-type]

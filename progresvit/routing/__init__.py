@@ -1,0 +1,5 @@
+"""When to stop."""
+
+from progresvit.routing.entropy import top10_entropy
+
+__all__ = ["top10_entropy"]
