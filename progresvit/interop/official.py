@@ -31,12 +31,8 @@ OFFICIAL_MODELS: Mapping[str, ModelConfig] = {
 }
 """Hub ids of the authors' ImageNet models, and what each of them is."""
 
-_WEIGHTS_UNDER = (
-    "state_dict_ema",
-    "model_ema",
-    "state_dict",
-    "model",
-)  # first found wins; else the file is the weights
+_WEIGHTS_UNDER = ("state_dict_ema", "model_ema", "state_dict", "model")  # the first found; else the file itself
+_NEEDED = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.norm1.weight", "head.weight")
 _ROUNDS_OF_GRID = {240: (192, 240), 384: (160, 384)}  # stored position grid -> resolutions of the two rounds
 _LAYER_SCALE_START = 1e-6  # the start that the KD models trained from; the weights replace it
 
@@ -69,9 +65,7 @@ def import_official(file: Path, *, resolutions: Sequence[int] | None = None) -> 
     if not file.is_file():
         raise ValueError(f"there is no file {file}; give the path of one of the authors' .pth.tar files.")
     weights = _read_pickle(file)
-    missing = [
-        key for key in ("cls_token", "pos_embed", "patch_embed.proj.weight", "head.weight") if key not in weights
-    ]
+    missing = [key for key in _NEEDED if key not in weights]
     if missing:
         raise ValueError(f"{file} is no ProgResViT checkpoint of the authors: it has no {', '.join(missing)}.")
     model = ProgResViT(_config(weights, file.name, resolutions))
@@ -143,7 +137,7 @@ def _config(weights: Mapping[str, Tensor], name: str, resolutions: Sequence[int]
 
 def _round_widths(weights: Mapping[str, Tensor], width: int) -> list[int]:
     """Active width of every round: the projectors lead from one to the next."""
-    shapes = []
+    shapes: list[torch.Size] = []
     while (key := f"token_projectors.{len(shapes)}.prefix_proj.weight") in weights:
         shapes.append(weights[key].shape)  # (target, source)
     return [shapes[0][1], *(target for target, _ in shapes)] if shapes else [width]

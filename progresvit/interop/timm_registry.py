@@ -93,7 +93,7 @@ def _build(variant: str, pretrained: bool, **kwargs: Any) -> ProgResViT:
 
 def _stored_config(kwargs: dict[str, Any]) -> ModelConfig:
     """The config of the folder or hub repository that timm was told to load."""
-    cfg = kwargs.get("pretrained_cfg")
+    cfg = kwargs.get("pretrained_cfg") or {}
     source = cfg.get("source") if isinstance(cfg, dict) else None
     if source == "local-dir":
         return read_config(Path(cfg["file"]))

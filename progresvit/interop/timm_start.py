@@ -38,7 +38,7 @@ def _state(source: str | nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tenso
     if isinstance(source, str):
         if not timm.is_model(source):
             raise ValueError(f"timm has no model {source!r}; timm.list_models('*deit*') lists those that fit.")
-        source = timm.create_model(source, pretrained=True)
+        return dict(timm.create_model(source, pretrained=True).state_dict())
     return source.state_dict() if isinstance(source, nn.Module) else source
 
 

@@ -25,10 +25,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         d = x.shape[-1]
-        heads = slicing.qkv(x, self.qkv).unflatten(
-            -1, (3, d // HEAD_WIDTH, HEAD_WIDTH)
-        )  # (B, N, 3d) -> (B, N, 3, h, 64)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)  # (B, N, 3, h, 64) -> 3 x (B, h, N, 64)
+        x = slicing.qkv(x, self.qkv)  # (B, N, d) -> (B, N, 3d)
+        x = x.unflatten(-1, (3, d // HEAD_WIDTH, HEAD_WIDTH))  # (B, N, 3d) -> (B, N, 3, h, 64)
+        q, k, v = x.permute(2, 0, 3, 1, 4)  # (B, N, 3, h, 64) -> 3 x (B, h, N, 64)
         x = F.scaled_dot_product_attention(q, k, v)
         x = x.transpose(1, 2).flatten(2)  # (B, h, N, 64) -> (B, N, d)
         return slicing.linear(x, self.proj, d)

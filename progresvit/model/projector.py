@@ -38,9 +38,7 @@ class TokenProjector(nn.Module):
         grid = patches.mT.unflatten(2, (side, side))  # (B, N - 1, d) -> (B, d, g, g)
         if side != self.target_grid:
             size = (self.target_grid, self.target_grid)
-            grid = F.interpolate(
-                grid, size=size, mode="bilinear", align_corners=False
-            )  # (B, d, g, g) -> (B, d, g', g')
+            grid = F.interpolate(grid, size=size, mode="bilinear", align_corners=False)  # -> (B, d, g', g')
         grid = self.widen_patches(self.depthwise(grid))  # (B, d, g', g') -> (B, d', g', g')
         patches = grid.flatten(2).mT  # (B, d', g', g') -> (B, N' - 1, d')
         return torch.cat([self.widen_class(class_token), patches], dim=1)  # (B, N', d')

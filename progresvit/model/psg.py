@@ -72,7 +72,8 @@ class Gate(nn.Module):
         nn.init.zeros_(self.delta.bias)
 
     def forward(self, condition: Tensor) -> Tensor:
-        return 1 + self.delta(F.silu(self.hidden(condition)))  # (128,) -> (128,) -> (width,)
+        delta: Tensor = self.delta(F.silu(self.hidden(condition)))  # (128,) -> (128,) -> (width,)
+        return 1 + delta
 
 
 class BlockPSG(nn.Module):

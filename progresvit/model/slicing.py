@@ -30,4 +30,4 @@ def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
 def patches(images: Tensor, layer: nn.Conv2d, width: int) -> Tensor:
     """The first ``width`` channels of the patch embedding."""
     bias = layer.bias[:width] if layer.bias is not None else None
-    return F.conv2d(images, layer.weight[:width], bias, stride=layer.stride)  # type: ignore[arg-type]
+    return F.conv2d(images, layer.weight[:width], bias, stride=layer.stride)

@@ -6,6 +6,8 @@ token), d active channels, W channels of the whole backbone, K classes, S rounds
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from timm.layers import calculate_drop_path_rates, resample_abs_pos_embed, trunc_normal_
@@ -48,7 +50,7 @@ class ProgResViT(nn.Module):
         self._init_backbone()
         self.projectors = nn.ModuleList(
             TokenProjector(source_width=a.width, target_width=b.width, target_grid=config.grid(b))
-            for a, b in zip(rounds, rounds[1:])
+            for a, b in pairwise(rounds)
         )
         self.psg = (
             PSG(
@@ -62,7 +64,7 @@ class ProgResViT(nn.Module):
         )
 
     def forward(self, images: Tensor) -> tuple[RoundOutput, ...]:
-        """Every round, first to last; nothing exits early. Images are (B, C, H, H), H the highest resolution or more."""
+        """Every round, first to last, with no early exit. Images are (B, C, H, H), H the highest resolution or more."""
         _check_images(images, channels=self.config.in_channels, smallest=self.config.resolution)
         outputs: list[RoundOutput] = []
         for s in range(len(self.config.rounds)):
@@ -91,17 +93,19 @@ class ProgResViT(nn.Module):
 
     def embed(self, s: int, images: Tensor) -> Tensor:
         """Tokens of the image at the round's resolution and width: (B, C, H, H) -> (B, N, d)."""
-        round_, grid = self.config.rounds[s], self.config.grid(self.config.rounds[s])
+        round_ = self.config.rounds[s]
+        d, grid = round_.width, self.config.grid(round_)
         images = _resize(images, round_.resolution)  # (B, C, H, H) -> (B, C, r, r)
-        x = slicing.patches(images, self.patch_embed.proj, round_.width)  # (B, C, r, r) -> (B, d, g, g)
+        x = slicing.patches(images, self.patch_embed.proj, d)  # (B, C, r, r) -> (B, d, g, g)
         x = x.flatten(2).mT  # (B, d, g, g) -> (B, g * g, d)
-        class_token = self.cls_token[..., : round_.width].expand(x.shape[0], -1, -1)  # (1, 1, W) -> (B, 1, d)
-        position = resample_abs_pos_embed(self.pos_embed[..., : round_.width], new_size=[grid, grid])  # (1, N, d)
+        class_token = self.cls_token[..., :d].expand(x.shape[0], -1, -1)  # (1, 1, W) -> (B, 1, d)
+        position: Tensor = resample_abs_pos_embed(self.pos_embed[..., :d], new_size=[grid, grid])  # -> (1, N, d)
         return torch.cat([class_token.to(x.dtype), x], dim=1) + position
 
     def fuse(self, s: int, x: Tensor, previous: Tensor, gates: FusionGates) -> Tensor:
         """New tokens of round s joined with those of the round before: both (B, N, d)."""
-        return gates.image * x + gates.previous * self.projectors[s - 1](previous)
+        projected: Tensor = self.projectors[s - 1](previous)  # to the grid and the width of round s
+        return gates.image * x + gates.previous * projected
 
     def classify(self, tokens: Tensor) -> Tensor:
         """Logits of the class token, from any round's width: (B, N, d) -> (B, K)."""

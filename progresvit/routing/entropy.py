@@ -12,5 +12,6 @@ def top10_entropy(logits: Tensor) -> Tensor:
     In nats, so between 0 and ln 10; with fewer than ten classes, of all of them. In float32 whatever comes in.
     """
     top = logits.float().topk(min(TOP, logits.shape[-1]), dim=-1).values  # (B, K) -> (B, 10)
-    log_p = top.log_softmax(dim=-1)  # renormalising probabilities is a softmax over the kept logits
-    return torch.special.entr(log_p.exp()).sum(dim=-1)  # (B, 10) -> (B,)
+    kept = top.softmax(dim=-1)  # renormalising the largest probabilities is a softmax over their logits
+    entropy: Tensor = torch.special.entr(kept).sum(dim=-1)  # (B, 10) -> (B,)
+    return entropy

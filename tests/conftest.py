@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+import progresvit._torchvision  # noqa: F401  (ahead of timm)
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.model import ProgResViT
+
+torch.set_num_threads(1)  # the suite runs one process per core
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def small_config():
+    """Two rounds, small enough to run in milliseconds."""
+    return ModelConfig(
+        rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=2, patch_size=8, num_classes=12, layer_scale=None
+    )
+
+
+@pytest.fixture
+def randomize():
+    """Every parameter of a model random, gates included, so that nothing is an identity any more."""
+
+    def fill(model: ProgResViT) -> ProgResViT:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.normal_(std=0.1)
+                if name.endswith(("_scale", "gamma", "norm1.weight", "norm2.weight", "norm.weight")):
+                    parameter.add_(1)
+        return model.eval()
+
+    return fill
+
+
+@pytest.fixture
+def small_model(small_config, randomize):
+    return randomize(ProgResViT(small_config))
+
+
+@pytest.fixture
+def images():
+    return torch.randn(3, 3, 32, 32)
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,0 +1,54 @@
+import math
+
+import torch
+
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.model import ProgResViT
+from progresvit.model.psg import stage_metadata
+
+
+def test_metadata_is_that_of_the_paper():
+    metadata = stage_metadata([192, 240], depth=12)
+    assert metadata.shape == (2, 12, 5)
+    first = [0, 5 / 23, math.log2(192 / 224), math.log2(192 / 224), 0]
+    second = [1, (12 + 3) / 23, math.log2(240 / 224), math.log2(192 / 224), math.log2(240 / 192)]
+    assert torch.allclose(metadata[0, 5], torch.tensor(first))
+    assert torch.allclose(metadata[1, 3], torch.tensor(second))
+
+
+def test_metadata_of_a_single_block_does_not_divide_by_zero():
+    assert stage_metadata([224], depth=1).tolist() == [[[0.0, 0.0, 0.0, 0.0, 0.0]]]
+
+
+def test_every_gate_starts_at_one():
+    config = ModelConfig(rounds=make_rounds([128, 192, 240], [2, 4, 6]), heads=6, depth=2)
+    model = ProgResViT(config)
+    for s, round_ in enumerate(config.rounds):
+        gates = model.gates(s)
+        vectors = [vector for block in gates.blocks for vector in block] + (list(gates.fusion) if s else [])
+        assert all(torch.equal(vector, torch.ones(round_.width)) for vector in vectors)
+
+
+def test_every_block_and_every_transition_has_gates_of_its_own(small_config, randomize):
+    model = randomize(ProgResViT(small_config.replace(rounds=make_rounds([16, 24, 32], [2, 2, 2]))))
+    vectors = [vector for s in range(3) for block in model.gates(s).blocks for vector in block]
+    vectors += [vector for s in (1, 2) for vector in model.gates(s).fusion]
+    for index, vector in enumerate(vectors):
+        assert all(not torch.allclose(vector, other) for other in vectors[:index])
+
+
+def test_gates_follow_the_formula(small_model):
+    psg, d = small_model.psg, 64
+    condition = torch.nn.functional.silu(psg.encoder(stage_metadata([16, 32], 2)[0, 1]))
+
+    def gate(module):
+        return 1 + module.delta(torch.nn.functional.silu(module.hidden(condition)))
+
+    block, own = small_model.gates(0).blocks[1], psg.blocks[1]
+    assert torch.allclose(block.attn, (gate(own.attn_gate) * own.attn_scale)[:d], atol=1e-6)
+    assert torch.allclose(block.mlp, (gate(own.mlp_gate) * own.mlp_scale)[:d], atol=1e-6)
+    assert torch.allclose(block.out, gate(own.out_gate)[:d], atol=1e-6)
+
+
+def test_metadata_is_not_stored_with_the_weights(small_model):
+    assert not any("metadata" in key for key in small_model.state_dict())
