@@ -282,6 +282,7 @@ PRESETS: Mapping[str, ModelConfig] = {
 def preset(name: str, **changes: Any) -> ModelConfig:
     """A named config, with fields changed on request: ``preset("progresvit_small_192_240", num_classes=20)``."""
     if name not in PRESETS:
-        nearest = difflib.get_close_matches(name, PRESETS, n=2, cutoff=0.5) or list(PRESETS)
-        raise ValueError(f"unknown preset {name!r}; the nearest names are {' and '.join(nearest)}.")
+        nearest = difflib.get_close_matches(name, PRESETS, n=2, cutoff=0.5)
+        hint = f"the nearest are {' and '.join(nearest)}" if nearest else f"choose one of {', '.join(PRESETS)}"
+        raise ValueError(f"unknown preset {name!r}; {hint}.")
     return PRESETS[name].replace(**changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -62,17 +63,15 @@ def _compute(config: ModelConfig, convention: compute.Convention) -> dict[str, A
 def _find_config(source: str) -> ModelConfig:
     if source in PRESETS:
         return PRESETS[source]
-    from pathlib import Path
-
-    from progresvit.folders import CONFIG_FILE, find_folder, is_hub_id, read_config
+    from progresvit.folders import CONFIG_FILE, find_folder, read_config
 
     if source.startswith("NCPS/"):
         from progresvit.interop import OFFICIAL_MODELS
 
         if source in OFFICIAL_MODELS:
             return OFFICIAL_MODELS[source]
-    if not Path(source).exists() and not is_hub_id(source):
-        return preset(source)  # says which presets come nearest
+    if not Path(source).exists() and Path(source).name == source:
+        return preset(source)  # an unknown name: says which presets come nearest
     return read_config(find_folder(source, files=(CONFIG_FILE,)))
 
 

@@ -8,7 +8,7 @@ Letters: S rounds, D blocks, d active channels of a round, W channels of the who
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -123,7 +123,15 @@ class PSG(nn.Module):
     def forward(self, s: int) -> RoundGates:
         """The gates of round s. Not under autocast: 1 + delta in bfloat16 would round small deltas away."""
         with torch.autocast(self.metadata.device.type, enabled=False):
-            conditions = F.silu(self.encoder(self.metadata[s]))  # (D, 5) -> (D, 128)
+            metadata = self.metadata[s].to(self.encoder.weight.dtype)
+            conditions = F.silu(self.encoder(metadata))  # (D, 5) -> (D, 128)
             fusion = self.fusions[s - 1](conditions[0]) if s > 0 else FusionGates()
             blocks = tuple(block(conditions[b], self.widths[s]) for b, block in enumerate(self.blocks))
         return RoundGates(fusion=fusion, blocks=blocks)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PSG:
+        """Metadata moves with the module but stays exact: ``model.half().float()`` must not wear it down."""
+        exact = self.metadata
+        super()._apply(fn, recurse)
+        self.metadata = exact.to(self.metadata.device)
+        return self

@@ -50,5 +50,12 @@ def test_gates_follow_the_formula(small_model):
     assert torch.allclose(block.out, gate(own.out_gate)[:d], atol=1e-6)
 
 
+def test_metadata_survives_a_change_of_precision(small_model):
+    exact = small_model.gates(1)
+    assert small_model.bfloat16().gates(1).blocks[0].attn.dtype == torch.bfloat16
+    assert torch.equal(small_model.float().psg.metadata, stage_metadata([16, 32], 2))
+    assert torch.allclose(small_model.gates(1).blocks[0].attn, exact.blocks[0].attn, atol=0.05)
+
+
 def test_metadata_is_not_stored_with_the_weights(small_model):
     assert not any("metadata" in key for key in small_model.state_dict())

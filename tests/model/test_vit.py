@@ -249,7 +249,7 @@ def test_images_that_do_not_fit_are_refused(small_model, shape, remedy):
 
 
 def test_bytes_are_refused(small_model):
-    with pytest.raises(ValueError, match="subtract config.mean"):
+    with pytest.raises(ValueError, match=r"subtract config\.mean"):
         small_model(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
 
 

@@ -1,0 +1,184 @@
+"""A model on disk: what comes back, what a crash leaves, what is refused."""
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import progresvit
+from progresvit import checkpoint
+from progresvit.config import make_rounds
+from progresvit.model import ProgResViT
+
+
+def logits(model, images):
+    """Those of all rounds in one row per image."""
+    with torch.no_grad():
+        return torch.cat([output.logits for output in model.eval()(images)], dim=1)
+
+
+def test_saved_and_loaded_model_gives_the_same_logits(small_model, images, tmp_path):
+    folder = progresvit.save(small_model, tmp_path / "model")
+    assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
+    loaded = progresvit.load(folder)
+    assert not loaded.training
+    assert loaded.config == small_model.config
+    assert torch.equal(logits(loaded, images), logits(small_model, images))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rounds": make_rounds([16, 24, 32], [1, 1, 2]), "layer_scale": 1e-6},
+        {"psg": False, "num_classes": 0},
+        {"in_channels": 1, "mean": (0.5,), "std": (0.5,), "position_resolution": 24},
+        {"class_ids": tuple("abcdefghijkl"), "labels": tuple(f"größe {i}" for i in range(12))},
+    ],
+)
+def test_every_kind_of_model_comes_back(small_config, randomize, tmp_path, changes):
+    model = randomize(ProgResViT(small_config.replace(**changes)))
+    loaded = progresvit.load(str(progresvit.save(model, tmp_path / "model")))
+    images = torch.randn(2, model.config.in_channels, 32, 32)
+    assert loaded.config == model.config
+    assert torch.equal(logits(loaded, images), logits(model, images))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_on_disk_is_float32_in_memory(small_model, images, tmp_path, dtype):
+    rounded = small_model.to(dtype)
+    loaded = progresvit.load(progresvit.save(rounded, tmp_path / "model"))
+    assert {value.dtype for value in load_file(tmp_path / "model" / "model.safetensors").values()} == {dtype}
+    assert loaded.cls_token.dtype == torch.float32
+    assert torch.equal(logits(loaded, images), logits(rounded.float(), images))
+
+
+def test_config_json_names_classes_in_index_order(small_config, tmp_path):
+    labels = tuple(f"label {index}" for index in range(12))
+    ids = tuple(f"n{index:08}" for index in range(12))
+    progresvit.save(ProgResViT(small_config.replace(class_ids=ids, labels=labels)), tmp_path / "model")
+    stored = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert stored["class_ids"] == list(ids)
+    assert stored["labels"] == list(labels)
+
+
+def test_saving_again_replaces_the_model_and_keeps_other_files(small_config, small_model, images, tmp_path):
+    folder = progresvit.save(ProgResViT(small_config), tmp_path / "model")
+    (folder / "README.md").write_text("a card")
+    (folder / "extra").mkdir()
+    (folder / "extra" / "thresholds.json").write_text("{}")
+    progresvit.save(small_model, folder)
+    assert (folder / "README.md").read_text() == "a card"
+    assert (folder / "extra" / "thresholds.json").read_text() == "{}"
+    assert torch.equal(logits(progresvit.load(folder), images), logits(small_model, images))
+    assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("step", ["save_file", "_keep_other_files"])
+def test_a_crash_while_saving_leaves_the_old_model(small_config, small_model, images, tmp_path, monkeypatch, step):
+    old = ProgResViT(small_config)
+    folder = progresvit.save(old, tmp_path / "model")
+
+    def crash(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, step, crash)
+    with pytest.raises(OSError, match="No space left"):
+        progresvit.save(small_model, folder)
+    assert torch.equal(logits(progresvit.load(folder), images), logits(old, images))
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_save_refuses_to_overwrite_what_is_no_model(small_model, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="give a new folder"):
+        progresvit.save(small_model, tmp_path)
+    with pytest.raises(ValueError, match="give the name of a folder"):
+        progresvit.save(small_model, tmp_path / "thesis.tex")
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_save_refuses_a_wrapped_model(small_model, tmp_path):
+    with pytest.raises(ValueError, match="_orig_mod"):
+        progresvit.save(torch.compile(small_model), tmp_path / "model")
+
+
+@pytest.fixture
+def folder(small_model, tmp_path):
+    return progresvit.save(small_model, tmp_path / "model")
+
+
+def test_weights_that_do_not_fit_are_named(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["norm.bias"]
+    weights["neck.weight"] = torch.zeros(1)
+    weights["head.weight"] = torch.zeros(7, 128)
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="do not fit the config") as caught:
+        progresvit.load(folder)
+    for part in ("lack norm.bias", "unknown neck.weight", "head.weight (7, 128) instead of (12, 128)"):
+        assert part in str(caught.value)
+
+
+def test_config_of_another_depth_is_told_by_the_keys(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "depth": 3}))
+    with pytest.raises(ValueError, match=r"lack blocks\.2\..* more"):
+        progresvit.load(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 1000, -1])
+def test_a_truncated_safetensors_is_refused(folder, keep):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match="Copy or download it again"):
+        progresvit.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"), [("dept", 2, "did you mean 'depth'"), ("depth", None, "depth must be a whole number")]
+)
+def test_a_wrong_config_json_is_refused_by_name(folder, key, value, remedy):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(ValueError, match=remedy) as caught:
+        progresvit.load(folder)
+    assert str(path) in str(caught.value)
+
+
+def test_a_folder_without_its_parts_is_refused(folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        progresvit.load(tmp_path / "empty")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"no model\.safetensors"):
+        progresvit.load(folder)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "progresvit_192_240.pth.tar", "last.pt"])
+def test_a_pickle_is_refused_with_the_command_that_converts_it(folder, small_model, name):
+    torch.save(small_model.state_dict(), folder / name)
+    remedy = f"progresvit import-official .*{name} --out DIR"
+    with pytest.raises(ValueError, match=remedy):
+        progresvit.load(folder / name)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=remedy):
+        progresvit.load(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match=remedy):
+        progresvit.load(folder)
+
+
+def test_a_pickle_under_the_name_of_the_weights_is_refused(folder, small_model):
+    torch.save(small_model.state_dict(), folder / "model.safetensors")
+    with pytest.raises(ValueError, match="of another format"):
+        progresvit.load(folder)
+
+
+def test_a_path_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"give a folder that progresvit\.save wrote"):
+        progresvit.load(tmp_path / "nowhere")
+    (tmp_path / "notes.txt").write_text("text")
+    with pytest.raises(ValueError, match=r"is a file; give the folder"):
+        progresvit.load(tmp_path / "notes.txt")

@@ -1,0 +1,85 @@
+"""The walls of the house: who may import whom, and that the front door is light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import progresvit
+
+PACKAGE = Path(progresvit.__file__).parent
+
+FLOORS = (  # each may import from those above it
+    {"_torchvision", "atomic", "config"},
+    {"compute", "folders"},
+    {"model", "data"},
+    {"checkpoint", "routing", "baselines"},
+    {"interop"},
+    {"api"},
+    {"training", "evaluation", "engine"},
+    {"analysis", "serving"},
+    {"cli"},
+)
+FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def room_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            base = node.module
+            names = [f"{base}.{alias.name}" for alias in node.names] if base == "progresvit" else [base]
+        else:
+            continue
+        for name in names:
+            package, _, rest = name.partition(".")
+            if package == "progresvit" and rest:
+                yield rest.partition(".")[0]
+
+
+def source_files():
+    return [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or not path.name.startswith("__")]
+
+
+def test_every_room_has_a_floor():
+    assert {room_of(path) for path in source_files()} <= set(FLOOR_OF)
+
+
+def test_imports_point_one_way():
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {room}"
+        for path in source_files()
+        for room in imported_rooms(path)
+        if room in FLOOR_OF and room != room_of(path) and FLOOR_OF[room] >= FLOOR_OF[room_of(path)]
+    ]
+    assert wrong == []
+
+
+def test_importing_the_package_is_light():
+    code = (
+        "import sys, progresvit; progresvit.preset('progresvit_tiny_160_224'); progresvit.compute; print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "timm", "numpy", "torchvision"} & set(loaded)
+
+
+@pytest.mark.parametrize("door", ["progresvit.create_model", "progresvit.load", "progresvit.interop"])
+def test_every_door_to_a_model_registers_the_presets_with_timm(door):
+    code = f"import progresvit; {door}; import timm; assert timm.is_model('progresvit_small_192_240')"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_public_name_is_there():
+    assert set(dir(progresvit)) >= set(progresvit.__all__)
+    for name in progresvit.__all__:
+        assert getattr(progresvit, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'lod'"):
+        progresvit.lod  # noqa: B018
