@@ -10,7 +10,7 @@ from progresvit.model import ProgResViT
 
 
 def tiny_backbone(**changes):
-    """192 channels, two blocks, three rounds of it: whatever the ViT under test fits."""
+    """192 channels, two blocks and two rounds, unless told otherwise."""
     return ModelConfig(**{"rounds": make_rounds([160, 224], [2, 3]), "heads": 3, "depth": 2, **changes})
 
 
@@ -31,9 +31,8 @@ def test_the_last_rounds_backbone_is_the_source(name, changes):
     model = ProgResViT(config)
     fresh = start_from_timm(model, source)
     assert all(key.startswith(("psg.", "projectors.")) for key in fresh)
-    plain = ProgResViT(
-        plain_vit(resolution=config.resolution, heads=config.heads, depth=2, layer_scale=config.layer_scale)
-    )
+    fields = {"heads": config.heads, "depth": 2, "layer_scale": config.layer_scale}
+    plain = ProgResViT(plain_vit(resolution=config.resolution, **fields))
     plain.load_state_dict({key: value for key, value in model.state_dict().items() if key not in fresh})
     images = torch.randn(1, 3, config.resolution, config.resolution)
     with torch.no_grad():
