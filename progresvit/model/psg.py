@@ -132,6 +132,6 @@ class PSG(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PSG:
         """Metadata moves with the module but stays exact: ``model.half().float()`` must not wear it down."""
         exact = self.metadata
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.metadata = exact.to(self.metadata.device)
         return self
