@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import sys
-import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,19 +27,27 @@ def replacing_folder(target: Path) -> Iterator[Path]:
     """
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    staged = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    staged.mkdir()
     try:
-        staged.chmod(target.stat().st_mode if target.exists() else 0o777 & ~_umask())
+        if target.exists():
+            staged.chmod(target.stat().st_mode)
         yield staged
         for path in (*staged.rglob("*"), staged):
             _sync(path)
-        if target.exists():
-            _exchange(staged, target)
-        else:
-            staged.rename(target)
+        _put(staged, target)
         _sync(target.parent)
     finally:
         shutil.rmtree(staged, ignore_errors=True)  # what failed, or after an exchange what was replaced
+
+
+def _put(staged: Path, target: Path) -> None:
+    try:
+        staged.rename(target)  # there is none yet, or an empty one
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        _exchange(staged, target)
 
 
 def _exchange(new: Path, old: Path) -> None:
@@ -80,9 +88,3 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from progresvit.atomic import replacing_folder
 from progresvit.config import ModelConfig
@@ -35,11 +36,12 @@ def save(model: ProgResViT, folder: str | os.PathLike[str]) -> Path:
             f"save takes a ProgResViT, not {type(model).__name__}; "
             "unwrap a compiled model with model._orig_mod and a distributed one with model.module."
         )
-    target = Path(folder).expanduser()
+    target = Path(os.path.expanduser(folder))
     if target.exists() and not target.is_dir():
         raise ValueError(f"{target} is a file; give the name of a folder.")
     if target.is_dir() and any(target.iterdir()) and not (target / CONFIG_FILE).exists():
         raise ValueError(f"{target} holds other files and no model; give a new folder, or one that holds a model.")
+    check_fit(model.state_dict(), model.config, origin="this model, of which a part was exchanged by hand,")
     with replacing_folder(target) as staged:
         _write(model, staged)
         if target.is_dir():
@@ -49,12 +51,15 @@ def save(model: ProgResViT, folder: str | os.PathLike[str]) -> Path:
 
 def load_folder(folder: Path) -> ProgResViT:
     """The model of a folder, in float32 whatever the precision on the disk, ready to predict."""
-    model = ProgResViT(read_config(folder))
+    config = read_config(folder)
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         pickles = find_pickles(folder)
         raise ValueError(refuse_pickle(pickles[0]) if pickles else f"{folder} has no {WEIGHTS_FILE}; save it again.")
-    load_weights(model, read_safetensors(path), origin=str(path))
+    weights = read_safetensors(path)
+    check_fit(weights, config, origin=str(path))
+    model = ProgResViT(config)
+    model.load_state_dict(weights)
     return model.eval()
 
 
@@ -81,28 +86,34 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor], *, origin: str) -> None:
-    """Copy weights into a model of exactly these keys and shapes."""
-    own = model.state_dict()
-    problems = [
-        ("lack", [key for key in own if key not in weights]),
-        ("have unknown", [key for key in weights if key not in own]),
-        (
-            "have other shapes for",
-            [
-                f"{key} {tuple(weights[key].shape)} instead of {tuple(own[key].shape)}"
-                for key in own
-                if key in weights and weights[key].shape != own[key].shape
-            ],
-        ),
-    ]
-    found = "; ".join(f"{what} {_some(keys)}" for what, keys in problems if keys)
+def check_fit(weights: Mapping[str, Tensor], config: ModelConfig, *, origin: str) -> None:
+    """Weights must have exactly the keys and shapes of the config's model, which is not built for it."""
+    with torch.device("meta"):
+        own = ProgResViT(config).state_dict()
+    problems = {
+        "lack": [key for key in own if key not in weights],
+        "have unknown": [key for key in weights if key not in own],
+        "have other shapes for": [
+            f"{key} {tuple(weights[key].shape)} instead of {tuple(own[key].shape)}"
+            for key in own
+            if key in weights and weights[key].shape != own[key].shape
+        ],
+        "have no floating-point numbers for": [key for key, value in weights.items() if not value.is_floating_point()],
+    }
+    found = "; ".join(f"{what} {_some(keys)}" for what, keys in problems.items() if keys)
     if found:
         raise ValueError(
-            f"the weights of {origin} do not fit the config: they {found}. "
-            f"Use the {CONFIG_FILE} that was saved with them."
+            f"the weights of {origin} do not fit the config: they {found}. Use the {CONFIG_FILE} that was saved with "
+            "them (and reset_classifier to give a model another head)."
         )
-    model.load_state_dict(weights)
+
+
+def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:
+    """A file that is as readable as any other file here (safetensors would keep it to its owner)."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file({key: value.contiguous() for key, value in weights.items()}, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def timm_pretrained_cfg(config: ModelConfig) -> dict[str, Any]:
@@ -128,15 +139,22 @@ def _write(model: ProgResViT, folder: Path) -> None:
         "pretrained_cfg": timm_pretrained_cfg(model.config),
     }
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    weights = {key: value.contiguous() for key, value in model.state_dict().items()}
-    save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    write_safetensors(model.state_dict(), folder / WEIGHTS_FILE)
 
 
 def _keep_other_files(source: Path, target: Path) -> None:
     def ours(folder: str, names: list[str]) -> set[str]:
         return {CONFIG_FILE, WEIGHTS_FILE} & set(names) if Path(folder) == source else set()
 
-    shutil.copytree(source, target, ignore=ours, symlinks=True, dirs_exist_ok=True)
+    shutil.copytree(source, target, ignore=ours, symlinks=True, dirs_exist_ok=True, copy_function=_link_or_copy)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """The same file under a second name, so that what others write to it is not lost; a copy where links cannot be."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _some(keys: list[str]) -> str:

@@ -80,7 +80,7 @@ def average_gmacs(config: ModelConfig, exit_shares: Sequence[float], convention:
     """GMACs per image when ``exit_shares[s]`` of the images leave after round s."""
     if len(exit_shares) != len(config.rounds):
         raise ValueError(f"{len(exit_shares)} exit shares for {len(config.rounds)} rounds; give one per round.")
-    if min(exit_shares) < 0 or abs(sum(exit_shares) - 1) > 1e-6:
+    if not (min(exit_shares) >= 0 and abs(sum(exit_shares) - 1) <= 1e-6):
         raise ValueError(f"exit shares must be at least 0 and sum to 1, not {list(exit_shares)}.")
     return sum(share * gmacs for share, gmacs in zip(exit_shares, cumulative_gmacs(config, convention)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -143,8 +144,8 @@ class ModelConfig:
     @classmethod
     def from_json(cls, text: str) -> ModelConfig:
         try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
+            values = json.loads(text, object_pairs_hook=_each_key_once)
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"the model config is not JSON ({error}); save the model again.") from error
         return cls.from_dict(values)
 
@@ -199,6 +200,7 @@ class ModelConfig:
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(ModelConfig))
+_LARGEST = 1_000_000
 _INTEGER_FIELDS = {"heads": 1, "depth": 1, "patch_size": 1, "in_channels": 1, "num_classes": 0}
 
 
@@ -237,8 +239,8 @@ def _as_tuple(name: str, values: Any) -> tuple[Any, ...]:
 
 
 def _require_int(name: str, value: Any, *, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ValueError(f"{name} must be a whole number of at least {minimum}, not {_describe(value)}.")
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _LARGEST:
+        raise ValueError(f"{name} must be a whole number from {minimum} to {_LARGEST:,}, not {_describe(value)}.")
 
 
 def _require_patches(resolution: Any, patch_size: int) -> None:
@@ -258,16 +260,24 @@ def _refuse_unknown(values: Mapping[str, Any], *, known: Sequence[str], what: st
             raise ValueError(f"{what} has no key {key!r}; {hint}")
 
 
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"the model config has the key {key!r} twice; keep one.")
+    return dict(pairs)
+
+
 def _json_types(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in items}
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _describe(value: Any) -> str:
-    return f"{value!r} ({type(value).__name__})"
+    return f"{value!r:.60} ({type(value).__name__})"
 
 
 PRESETS: Mapping[str, ModelConfig] = {
@@ -282,7 +292,7 @@ PRESETS: Mapping[str, ModelConfig] = {
 def preset(name: str, **changes: Any) -> ModelConfig:
     """A named config, with fields changed on request: ``preset("progresvit_small_192_240", num_classes=20)``."""
     if name not in PRESETS:
-        nearest = difflib.get_close_matches(name, PRESETS, n=2, cutoff=0.5)
+        nearest = difflib.get_close_matches(str(name), PRESETS, n=2, cutoff=0.5)
         hint = f"the nearest are {' and '.join(nearest)}" if nearest else f"choose one of {', '.join(PRESETS)}"
         raise ValueError(f"unknown preset {name!r}; {hint}.")
     return PRESETS[name].replace(**changes)

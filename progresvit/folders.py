@@ -16,24 +16,28 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pkl", ".pickle")
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 Source = str | os.PathLike[str]
 """A folder's path, or a Hugging Face hub id such as ``organisation/model``."""
 
 
 def find_folder(
-    source: Source, *, revision: str | None = None, files: Sequence[str] = (CONFIG_FILE, WEIGHTS_FILE)
+    source: Source,
+    *,
+    revision: str | None = None,
+    files: Sequence[str] = (CONFIG_FILE, WEIGHTS_FILE),
+    cache_dir: Source | None = None,
 ) -> Path:
     """The folder that ``source`` names; from the hub, ``files`` of it are downloaded unless they are cached."""
-    folder = Path(source).expanduser()
+    folder = Path(os.path.expanduser(source))
     if folder.is_dir():
         return folder
     if folder.exists():
         raise ValueError(_file_is_no_folder(folder))
     if not is_hub_id(source):
         raise ValueError(f"there is no model folder {str(source)!r}; give a folder that progresvit.save wrote.")
-    return download(str(source), revision=revision, patterns=files)
+    return download(str(source), revision=revision, patterns=files, cache_dir=cache_dir)
 
 
 def is_hub_id(source: Source) -> bool:
@@ -41,13 +45,14 @@ def is_hub_id(source: Source) -> bool:
     return isinstance(source, str) and _HUB_ID.fullmatch(source) is not None
 
 
-def download(repo_id: str, *, revision: str | None, patterns: Sequence[str]) -> Path:
+def download(repo_id: str, *, revision: str | None, patterns: Sequence[str], cache_dir: Source | None = None) -> Path:
     """The local copy of a hub repository's files that match; works from the cache without a network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    where = None if cache_dir is None else os.fspath(cache_dir)
     try:
-        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=list(patterns)))
+        folder = snapshot_download(repo_id, revision=revision, allow_patterns=list(patterns), cache_dir=where)
     except RepositoryNotFoundError as error:
         raise ValueError(
             f"{repo_id!r} is neither a folder here nor a repository on the hub; check the spelling, "
@@ -58,6 +63,12 @@ def download(repo_id: str, *, revision: str | None, patterns: Sequence[str]) -> 
             f"there is no folder {repo_id!r} here, and it could not be had from the hub: {_first_line(error)} "
             "Check the network and the revision, or give the path of a model folder."
         ) from error
+    if not any(Path(folder).glob("*")):
+        raise ValueError(
+            f"the hub repository {repo_id!r} holds no {' or '.join(patterns)}. If it holds a PyTorch checkpoint of the "
+            "authors, download that file and convert it with: progresvit import-official FILE --out DIR"
+        )
+    return Path(folder)
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -70,6 +81,8 @@ def read_config(folder: Path) -> ModelConfig:
         raise ValueError(f"{folder} has no {CONFIG_FILE}; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}.")
     try:
         return ModelConfig.from_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text ({error}); save the model again.") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -88,6 +88,25 @@ def test_a_failed_step_is_undone(tmp_path, monkeypatch):
     assert (tmp_path / "folder" / "file").read_text() == "old"
 
 
+def test_everything_is_on_the_disk_before_the_folders_change_places(tmp_path, monkeypatch):
+    write(tmp_path / "folder", "old")
+    events, put = [], atomic._put
+    monkeypatch.setattr(atomic, "_sync", lambda path: events.append(path.name))
+    monkeypatch.setattr(atomic, "_put", lambda *paths: (events.append("put"), put(*paths)))
+    write(tmp_path / "folder", "new")
+    assert events[0] == "file"
+    assert events[1].startswith(".folder.")  # the list of its entries
+    assert events[2:] == ["put", tmp_path.name]
+
+
+def test_two_first_writers_do_not_collide(tmp_path):
+    with replacing_folder(tmp_path / "folder") as staged:
+        (staged / "file").write_text("slow")
+        write(tmp_path / "folder", "quick")
+    assert (tmp_path / "folder" / "file").read_text() == "slow"
+    assert os.listdir(tmp_path) == ["folder"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="kills a process group the POSIX way")
 def test_a_killed_writer_leaves_the_old_folder_or_the_new_one(tmp_path):
     """Twenty writers, each killed at a random moment in the middle of its work."""

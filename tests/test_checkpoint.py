@@ -99,6 +99,28 @@ def test_save_refuses_to_overwrite_what_is_no_model(small_model, tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
+def test_saved_files_are_as_readable_as_others(small_model, tmp_path):
+    folder = progresvit.save(small_model, tmp_path / "model")
+    (tmp_path / "usual").touch()
+    usual = (tmp_path / "usual").stat().st_mode
+    assert {path.stat().st_mode for path in folder.iterdir()} == {usual}
+
+
+def test_a_log_that_is_open_in_the_folder_goes_on(small_model, tmp_path):
+    folder = progresvit.save(small_model, tmp_path / "model")
+    with (folder / "log.txt").open("w") as log:
+        progresvit.save(small_model, folder)
+        log.write("still here")
+    assert (folder / "log.txt").read_text() == "still here"
+
+
+def test_save_refuses_a_head_that_was_exchanged_by_hand(small_model, tmp_path):
+    small_model.head = torch.nn.Linear(128, 5)
+    with pytest.raises(ValueError, match="reset_classifier"):
+        progresvit.save(small_model, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 def test_save_refuses_a_wrapped_model(small_model, tmp_path):
     with pytest.raises(ValueError, match="_orig_mod"):
         progresvit.save(torch.compile(small_model), tmp_path / "model")
@@ -119,6 +141,27 @@ def test_weights_that_do_not_fit_are_named(folder):
         progresvit.load(folder)
     for part in ("lack norm.bias", "unknown neck.weight", "head.weight (7, 128) instead of (12, 128)"):
         assert part in str(caught.value)
+
+
+def test_weights_that_are_no_floating_point_numbers_are_named(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["cls_token"] = weights["cls_token"].long()
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="no floating-point numbers for cls_token"):
+        progresvit.load(folder)
+
+
+def test_a_config_far_larger_than_its_weights_is_refused_without_building_it(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_classes": 1_000_000}))
+    with pytest.raises(ValueError, match=r"instead of \(1000000, 128\)"):
+        progresvit.load(folder)
+
+
+def test_a_config_that_is_no_text_is_refused(folder):
+    (folder / "config.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="save the model again"):
+        progresvit.load(folder)
 
 
 def test_config_of_another_depth_is_told_by_the_keys(folder):
@@ -179,6 +222,9 @@ def test_a_pickle_under_the_name_of_the_weights_is_refused(folder, small_model):
 def test_a_path_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"give a folder that progresvit\.save wrote"):
         progresvit.load(tmp_path / "nowhere")
+    for path in ("~nobody-here/model", "../nowhere", "./a/b"):
+        with pytest.raises(ValueError, match="there is no model folder"):
+            progresvit.load(path)
     (tmp_path / "notes.txt").write_text("text")
     with pytest.raises(ValueError, match=r"is a file; give the folder"):
         progresvit.load(tmp_path / "notes.txt")

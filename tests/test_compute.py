@@ -145,7 +145,7 @@ def test_unknown_convention_is_refused():
         compute.round_macs(SMALL, "fvcore")
 
 
-@pytest.mark.parametrize("shares", [[1.0], [0.5, 0.4], [1.5, -0.5]])
+@pytest.mark.parametrize("shares", [[1.0], [0.5, 0.4], [1.5, -0.5], [float("nan"), 1.0]])
 def test_exit_shares_that_are_none_are_refused(shares):
     with pytest.raises(ValueError, match=r"give one per round|sum to 1"):
         compute.average_gmacs(SMALL, shares)

@@ -79,12 +79,17 @@ def small(**changes):
         (lambda: small(rounds="192"), "rounds is a list"),
         (lambda: make_rounds([192, 240], [6]), "one of each per round"),
         (lambda: Round(resolution=192.0, heads=3), "whole number"),
-        (lambda: small(depth=0), "depth must be a whole number of at least 1"),
+        (lambda: small(depth=0), "depth must be a whole number from 1"),
         (lambda: small(heads=True), "heads must be a whole number"),
         (lambda: small(psg="yes"), "psg is true or false"),
         (lambda: small(layer_scale=-1.0), "layer_scale is a start value above 0"),
         (lambda: small(mean=(0.5,)), "mean needs 3 numbers"),
         (lambda: small(std=(0.2, 0.0, 0.2)), "must be above 0"),
+        (lambda: small(std=(0.2, float("inf"), 0.2)), "std needs 3 numbers"),
+        (lambda: small(mean=(0.2, float("nan"), 0.2)), "mean needs 3 numbers"),
+        (lambda: small(layer_scale=float("inf")), "start value above 0"),
+        (lambda: small(depth=10**330), "whole number from 1 to 1,000,000"),
+        (lambda: preset(None), "choose one of"),
         (lambda: small(crop=1.5), "above 0 and at most 1"),
         (lambda: small(labels=("cat", "dog")), "2 labels for 1000 classes; give one per class"),
         (lambda: small(num_classes=2, class_ids=("cat", 3)), "class_ids are strings"),
@@ -121,7 +126,13 @@ def test_config_json_with_a_wrong_key_or_value_is_refused(values, remedy):
         ModelConfig.from_json(text)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "3"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "3", "[" * 100_000])
 def test_config_that_is_no_json_object_is_refused(text):
     with pytest.raises(ValueError, match=r"not JSON|JSON object"):
+        ModelConfig.from_json(text)
+
+
+def test_a_key_that_stands_twice_is_refused():
+    text = preset("progresvit_tiny_160_224").to_json().replace('"depth": 12,', '"depth": 12, "depth": 6,')
+    with pytest.raises(ValueError, match="'depth' twice"):
         ModelConfig.from_json(text)

@@ -66,6 +66,22 @@ def test_the_authors_hub_ids_are_converted(repo_id, tmp_path, hub):
     assert (config.class_ids[0], config.labels[0]) == ("n01440764", "tench, Tinca tinca")
 
 
+def test_a_repository_with_a_pickle_alone_is_refused_with_the_command(small_model, tmp_path, hub):
+    torch.save(small_model.state_dict(), tmp_path / "pytorch_model.bin")
+    hub("someone/pickled", tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="progresvit import-official"):
+        progresvit.load("someone/pickled")
+
+
+def test_timms_cache_dir_is_used(small_model, images, tmp_path, hub, monkeypatch):
+    hub("someone/small", *progresvit.save(small_model, tmp_path / "model").iterdir())
+    cache = huggingface_hub.constants.HF_HUB_CACHE
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "elsewhere"))
+    loaded = timm.create_model("hf-hub:someone/small", pretrained=True, cache_dir=cache).eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(images), small_model(images)[-1].logits)
+
+
 def test_an_id_that_is_not_to_be_had_is_refused(hub):
     with pytest.raises(ValueError, match="give the path of a model folder"):
         progresvit.load("someone/nothing")

@@ -1,4 +1,4 @@
-"""``progresvit info``: what a model is and what each part of it costs. Needs no torch."""
+"""``progresvit info``: what a model is and what each part of it costs. Presets and folders need no torch for it."""
 
 from __future__ import annotations
 
@@ -77,9 +77,11 @@ def _find_config(source: str) -> ModelConfig:
 
 def _print(report: dict[str, Any]) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console()
-    console.print(f"[bold]{report['model']}[/bold]  {report['parameters']:,} parameters")
+    console.width = max(console.width, 24 + 10 * len(report["rounds"]))  # numbers are never cut
+    console.print(f"[bold]{escape(report['model'])}[/bold]  {report['parameters']:,} parameters")
     console.print(_rounds_table(report))
     for convention in CONVENTIONS:
         console.print(_compute_table(report, convention))

@@ -8,7 +8,7 @@ options; it holds values and runs nothing.
 from __future__ import annotations
 
 import argparse
-import pickle
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from timm.data import ImageNetInfo
 from torch import Tensor
 
-from progresvit.checkpoint import load_weights
+from progresvit.checkpoint import check_fit
 from progresvit.config import HEAD_WIDTH, ModelConfig, make_rounds, preset
 from progresvit.folders import download
 from progresvit.model import ProgResViT
@@ -32,8 +32,15 @@ OFFICIAL_MODELS: Mapping[str, ModelConfig] = {
 """Hub ids of the authors' ImageNet models, and what each of them is."""
 
 _WEIGHTS_UNDER = ("state_dict_ema", "model_ema", "state_dict", "model")  # the first found; else the file itself
-_NEEDED = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.norm1.weight", "head.weight")
+_NEEDED = {
+    "cls_token": 3,
+    "pos_embed": 3,
+    "patch_embed.proj.weight": 4,
+    "blocks.0.norm1.weight": 1,
+    "head.weight": 2,
+}  # and their dimensions
 _ROUNDS_OF_GRID = {240: (192, 240), 384: (160, 384)}  # stored position grid -> resolutions of the two rounds
+_NUMBERS = re.compile(r"(progresvit(?:[_-]deit[_-]s)?[_-])?(?<![A-Za-z0-9])(\d{2,4}(?:[_-]\d{2,4})+)(?![A-Za-z0-9])")
 _LAYER_SCALE_START = 1e-6  # the start that the KD models trained from; the weights replace it
 
 _RENAMES = tuple(
@@ -55,21 +62,29 @@ _RENAMES = tuple(
 )
 
 
-def import_official(file: Path, *, resolutions: Sequence[int] | None = None) -> ProgResViT:
+def import_official(file: str | os.PathLike[str], *, resolutions: Sequence[int] | None = None) -> ProgResViT:
     """One of the authors' checkpoints as a model.
 
     Widths, depth, patch size and classes are read off the weights. The resolutions of the rounds, unless given, come
     from the file name (``progresvit_192_240.pth.tar``) or from the stored position grid: 240 means 192→240, 384 means
     160→384.
     """
+    file = Path(file)
     if not file.is_file():
         raise ValueError(f"there is no file {file}; give the path of one of the authors' .pth.tar files.")
     weights = _read_pickle(file)
     missing = [key for key in _NEEDED if key not in weights]
     if missing:
         raise ValueError(f"{file} is no ProgResViT checkpoint of the authors: it has no {', '.join(missing)}.")
-    model = ProgResViT(_config(weights, file.name, resolutions))
-    load_weights(model, {_rename(key): value for key, value in weights.items()}, origin=str(file))
+    unfit = [key for key, value in weights.items() if value.layout != torch.strided or value.is_meta]
+    unfit += [key for key, dimensions in _NEEDED.items() if weights[key].ndim != dimensions]
+    if unfit:
+        raise ValueError(f"{file} is damaged: {', '.join(unfit[:4])} are no weights of this kind; download it again.")
+    config = _config(weights, file.name, resolutions)
+    renamed = {_rename(key): value for key, value in weights.items()}
+    check_fit(renamed, config, origin=str(file))
+    model = ProgResViT(config)
+    model.load_state_dict(renamed)
     return model.eval()
 
 
@@ -89,14 +104,16 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             stored = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except Exception as error:  # torch and pickle raise nearly anything on damaged files
+        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if asked:
+            raise ValueError(
+                f"{file} asks for {asked[1]}, which could run code, so it was not opened. Only tensors are read: "
+                "whoever made it can write them alone with torch.save({'state_dict': model.state_dict()}, FILE)."
+            ) from error
         raise ValueError(
-            f"{file} holds more than weights and was not opened, since it could run code "
-            f"({_refused(error)}). If you trust whoever made it, take the tensors out on a machine of theirs with "
-            "torch.save({'state_dict': ...}, FILE)."
+            f"{file} is damaged or no PyTorch checkpoint ({type(error).__name__}); copy or download it again."
         ) from error
-    except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
-        raise ValueError(f"{file} is damaged or no PyTorch checkpoint ({error}); copy or download it again.") from error
     for name in _WEIGHTS_UNDER:
         if isinstance(stored, Mapping) and isinstance(stored.get(name), Mapping):
             stored = stored[name]
@@ -106,12 +123,6 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
     return {str(key).removeprefix("module."): value for key, value in stored.items()}
 
 
-def _refused(error: Exception) -> str:
-    """The part of torch's message that names what it would not load."""
-    found = re.search(r"(?:GLOBAL|function|class|type)\s+([\w.]+)", str(error))
-    return f"it asks for {found[1]}" if found else str(error).strip().splitlines()[0]
-
-
 def _config(weights: Mapping[str, Tensor], name: str, resolutions: Sequence[int] | None) -> ModelConfig:
     """What the weights say about the model."""
     width = weights["cls_token"].shape[-1]
@@ -119,12 +130,12 @@ def _config(weights: Mapping[str, Tensor], name: str, resolutions: Sequence[int]
     grid = round((weights["pos_embed"].shape[1] - 1) ** 0.5)
     classes = weights["head.weight"].shape[0]
     widths = _round_widths(weights, width)
-    resolutions = resolutions or _resolutions(name, grid * patch_size, rounds=len(widths))
+    resolutions = resolutions or _resolutions(name, grid * patch_size, rounds=len(widths), patch_size=patch_size)
     names = ImageNetInfo() if classes == 1000 else None
     return ModelConfig(
         rounds=make_rounds(resolutions, [round_width // HEAD_WIDTH for round_width in widths]),
         heads=width // HEAD_WIDTH,
-        depth=1 + max(int(key.split(".")[1]) for key in weights if key.startswith("blocks.")),
+        depth=1 + max(int(found[1]) for key in weights if (found := re.match(r"blocks\.(\d+)\.", key))),
         patch_size=patch_size,
         in_channels=weights["patch_embed.proj.weight"].shape[1],
         num_classes=classes,
@@ -138,16 +149,22 @@ def _config(weights: Mapping[str, Tensor], name: str, resolutions: Sequence[int]
 def _round_widths(weights: Mapping[str, Tensor], width: int) -> list[int]:
     """Active width of every round: the projectors lead from one to the next."""
     shapes: list[torch.Size] = []
-    while (key := f"token_projectors.{len(shapes)}.prefix_proj.weight") in weights:
+    while (key := f"token_projectors.{len(shapes)}.prefix_proj.weight") in weights and weights[key].ndim == 2:
         shapes.append(weights[key].shape)  # (target, source)
     return [shapes[0][1], *(target for target, _ in shapes)] if shapes else [width]
 
 
-def _resolutions(name: str, stored: int, *, rounds: int) -> Sequence[int]:
-    """Resolutions off the file name, else off the stored position grid."""
-    named = re.search(r"(?<!\d)(\d{2,4}(?:[_-]\d{2,4})+)(?!\d)", name)
-    for found in ([int(r) for r in re.split("[_-]", named[1])] if named else (), _ROUNDS_OF_GRID.get(stored, ())):
-        if len(found) == rounds:
+def _resolutions(name: str, stored: int, *, rounds: int, patch_size: int) -> Sequence[int]:
+    """Resolutions off the file name, else off the stored position grid.
+
+    Numbers in a name may be anything, a date or a batch: those after ``progresvit`` are believed, others only if they
+    end at the stored grid.
+    """
+    named = [(found[2], bool(found[1])) for found in _NUMBERS.finditer(name)]
+    read = [([int(number) for number in re.split("[_-]", text)], believed) for text, believed in named]
+    candidates = [numbers for numbers, believed in read if believed or numbers[-1] == stored]
+    for found in (*candidates, _ROUNDS_OF_GRID.get(stored, ())):
+        if len(found) == rounds and not any(number % patch_size for number in found):
             return found
     raise ValueError(
         f"the resolutions of the {rounds} rounds can be read neither off the name {name!r} nor off the stored "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from progresvit.checkpoint import ARCHITECTURE, timm_pretrained_cfg
 from progresvit.config import PRESETS, ModelConfig
 from progresvit.folders import CONFIG_FILE, find_folder, read_config
-from progresvit.model import ProgResViT
+from progresvit.model import ProgResViT, slicing
 
 
 class TimmProgResViT(ProgResViT):
@@ -34,8 +34,9 @@ class TimmProgResViT(ProgResViT):
         drop_path_rate: float = 0.0,
         **fields: Any,
     ) -> None:
-        if "rounds" in fields:
-            img_size = None  # timm fills in the preset's
+        in_chans = fields.pop("in_channels", in_chans)
+        if "rounds" in fields and _sides(img_size) == {cfg.resolution}:
+            img_size = None  # timm filled in the preset's
         if num_classes != cfg.num_classes:
             fields = {"class_ids": None, "labels": None, **fields}
         if in_chans != cfg.in_channels:
@@ -45,6 +46,7 @@ class TimmProgResViT(ProgResViT):
         _check_size(img_size, config)
         super().__init__(config, drop_path=drop_path_rate)
         self.global_pool = global_pool
+        self.pretrained_cfg: dict[str, Any] = {}
         self.num_prefix_tokens = 1
         self.num_features = self.head_hidden_size = self.embed_dim = config.rounds[-1].width
         self.head_drop = nn.Dropout(drop_rate)
@@ -58,9 +60,9 @@ class TimmProgResViT(ProgResViT):
         return super().forward(x)[-1].tokens
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits from tokens, or the class token alone: (B, N, d) -> (B, K) or (B, d)."""
-        x = self.head_drop(x)
-        return x[:, 0] if pre_logits else self.classify(x)
+        """Logits of the class token, or the token alone: (B, N, d) -> (B, K) or (B, d); of all tokens unpooled."""
+        x = self.head_drop(x[:, 0] if self.global_pool == "token" else x)
+        return x if pre_logits or not isinstance(self.head, nn.Linear) else slicing.linear(x, self.head)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Logits of the last round: (B, K)."""
@@ -70,9 +72,10 @@ class TimmProgResViT(ProgResViT):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A fresh head; the class token is the only pooling there is."""
+        """A fresh head on the class token (``token``), or on every token (the empty string)."""
         if global_pool is not None:
             _check_pool(global_pool)
+            self.global_pool = global_pool
         super().reset_classifier(num_classes)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -87,7 +90,9 @@ def _build(variant: str, pretrained: bool, **kwargs: Any) -> ProgResViT:
     if kwargs.pop("features_only", False):
         raise ValueError("features_only is not supported; forward_features gives the tokens of the last round.")
     config = PRESETS.get(variant) or _stored_config(kwargs)
-    model: ProgResViT = build_model_with_cfg(TimmProgResViT, variant, pretrained, model_cfg=config, **kwargs)
+    model: TimmProgResViT = build_model_with_cfg(TimmProgResViT, variant, pretrained, model_cfg=config, **kwargs)
+    wanted = timm_pretrained_cfg(model.config)
+    model.pretrained_cfg.update({key: wanted[key] for key in ("input_size", "mean", "std", "crop_pct")})
     return model
 
 
@@ -99,7 +104,9 @@ def _stored_config(kwargs: dict[str, Any]) -> ModelConfig:
         return read_config(Path(cfg["file"]))
     if source == "hf-hub":
         repo_id, _, revision = cfg["hf_hub_id"].partition("@")
-        return read_config(find_folder(repo_id, revision=revision or None, files=(CONFIG_FILE,)))
+        return read_config(
+            find_folder(repo_id, revision=revision or None, files=(CONFIG_FILE,), cache_dir=kwargs.get("cache_dir"))
+        )
     raise ValueError(
         f"{ARCHITECTURE!r} is the name of a saved model; create it with 'local-dir:FOLDER' or 'hf-hub:ID', "
         f"or name a preset: {', '.join(PRESETS)}."
@@ -111,9 +118,12 @@ def _check_pool(global_pool: str) -> None:
         raise ValueError(f"global_pool={global_pool!r} is not supported; the head reads the class token ('token').")
 
 
+def _sides(img_size: int | tuple[int, int] | None) -> set[int]:
+    return {img_size} if isinstance(img_size, int) else set(img_size or ())
+
+
 def _check_size(img_size: int | tuple[int, int] | None, config: ModelConfig) -> None:
-    sides = {img_size} if isinstance(img_size, int) else set(img_size or ())
-    if sides - {config.resolution}:
+    if _sides(img_size) - {config.resolution}:
         raise ValueError(
             f"img_size={img_size} does not fit rounds that end at {config.resolution}; "
             "the rounds set the resolutions, so pass rounds=make_rounds([...], [...]) instead."

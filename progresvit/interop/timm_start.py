@@ -10,6 +10,7 @@ import torch
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
+from progresvit.config import HEAD_WIDTH
 from progresvit.model import ProgResViT
 
 _OWN_PARTS = ("psg.", "projectors.")  # what a plain ViT does not have
@@ -28,8 +29,9 @@ def start_from_timm(model: ProgResViT, source: str | nn.Module | Mapping[str, Te
     if "pos_embed" in weights:
         weights["pos_embed"] = _resample(weights["pos_embed"], like=own["pos_embed"])
     if "head.weight" in weights and weights["head.weight"].shape[0] != model.config.num_classes:
-        del weights["head.weight"], weights["head.bias"]
+        weights = {key: value for key, value in weights.items() if not key.startswith("head.")}
     _check_fit(model, weights, own)
+    _check_heads(source, model)
     model.load_state_dict(weights, strict=False)
     return [key for key in own if key not in weights]
 
@@ -40,6 +42,20 @@ def _state(source: str | nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tenso
             raise ValueError(f"timm has no model {source!r}; timm.list_models('*deit*') lists those that fit.")
         return dict(timm.create_model(source, pretrained=True).state_dict())
     return source.state_dict() if isinstance(source, nn.Module) else source
+
+
+def _check_heads(source: str | nn.Module | Mapping[str, Tensor], model: ProgResViT) -> None:
+    """Weights alone do not tell how many heads share them; a module does."""
+    heads = (
+        {part.num_heads for part in source.modules() if hasattr(part, "num_heads")}
+        if isinstance(source, nn.Module)
+        else set()
+    )
+    if heads - {model.config.heads}:
+        raise ValueError(
+            f"the source has {heads.pop()} heads for {model.config.width} channels; "
+            f"only heads of {HEAD_WIDTH} channels fit, so take a source with {model.config.heads}."
+        )
 
 
 def _resample(position: Tensor, *, like: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class PSG(nn.Module):
 
     def __init__(self, *, resolutions: Sequence[int], widths: Sequence[int], depth: int, full_width: int) -> None:
         super().__init__()
-        self.widths = tuple(widths)
+        self.resolutions, self.widths, self.depth = tuple(resolutions), tuple(widths), depth
         self.register_buffer("metadata", stage_metadata(resolutions, depth), persistent=False)  # (S, D, 5)
         self.encoder = nn.Linear(PSG_METADATA, PSG_WIDTH)
         self.blocks = nn.ModuleList(BlockPSG(width=full_width) for _ in range(depth))
@@ -122,7 +122,8 @@ class PSG(nn.Module):
 
     def forward(self, s: int) -> RoundGates:
         """The gates of round s. Not under autocast: 1 + delta in bfloat16 would round small deltas away."""
-        with torch.autocast(self.metadata.device.type, enabled=False):
+        kind = self.metadata.device.type
+        with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):
             metadata = self.metadata[s].to(self.encoder.weight.dtype)
             conditions = F.silu(self.encoder(metadata))  # (D, 5) -> (D, 128)
             fusion = self.fusions[s - 1](conditions[0]) if s > 0 else FusionGates()
@@ -131,7 +132,6 @@ class PSG(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PSG:
         """Metadata moves with the module but stays exact: ``model.half().float()`` must not wear it down."""
-        exact = self.metadata
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.metadata = exact.to(self.metadata.device)
+        self.metadata = stage_metadata(self.resolutions, self.depth).to(self.metadata.device)
         return self

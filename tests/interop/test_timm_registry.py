@@ -81,6 +81,21 @@ def test_layer_decay_ranks_every_parameter():
     assert scale[id(model.psg.blocks[0].attn_gate.delta.weight)] == scale[id(model.blocks[0].mlp.fc1.weight)]
 
 
+def test_data_config_follows_rounds_and_channels():
+    rounds = make_rounds([160, 320], [2, 3])
+    model = timm.create_model("progresvit_tiny_160_224", rounds=rounds, in_chans=1)
+    data = resolve_data_config({}, model=model)
+    assert data["input_size"] == (1, 320, 320)
+    assert len(data["mean"]) == 1
+
+
+def test_without_pooling_every_token_is_kept(images):
+    assert small_timm_model(num_classes=0, global_pool="")(images).shape == (3, 17, 128)
+    model = small_timm_model()
+    model.reset_classifier(0, "")
+    assert model(images).shape == (3, 17, 128)
+
+
 def test_a_training_step_as_timms_script_takes_it(images):
     model = small_timm_model(drop_rate=0.1, drop_path_rate=0.1, drop_block_rate=None)
     model.set_grad_checkpointing(enable=True)
@@ -136,6 +151,7 @@ def test_timms_checkpoint_path_takes_our_weights(randomize, images, tmp_path):
     [
         (lambda: timm.create_model("progresvit_tiny_160_224", global_pool="avg"), "reads the class token"),
         (lambda: timm.create_model("progresvit_tiny_160_224", img_size=240), "the rounds set the resolutions"),
+        (lambda: small_timm_model(img_size=999), "the rounds set the resolutions"),
         (lambda: timm.create_model("progresvit_tiny_160_224", features_only=True), "forward_features"),
         (lambda: timm.create_model("progresvit_tiny_160_224", dept=3), "did you mean 'depth'"),
         (lambda: timm.create_model("progresvit"), "local-dir:FOLDER"),

@@ -131,6 +131,22 @@ def test_the_second_round_depends_on_the_first(small_model, images):
     assert torch.allclose(second.logits[1], swapped.logits[1], atol=1e-5)  # the middle image kept its own
 
 
+def test_gradients_flow_from_the_second_round_into_the_first(small_model, images):
+    first = small_model.run_round(0, images)
+    first.tokens.retain_grad()
+    small_model.run_round(1, images, previous=first.tokens).logits.sum().backward()
+    assert first.tokens.grad.any()
+
+
+def test_a_model_is_built_on_the_meta_device_and_filled_later(small_model, images):
+    with torch.device("meta"):
+        model = ProgResViT(small_model.config)
+    assert model(images.to("meta"))[-1].logits.shape == (3, 12)
+    model.to_empty(device="cpu").load_state_dict(small_model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(model.eval()(images)[-1].logits, small_model(images)[-1].logits)
+
+
 VARIANTS = {
     "one round": {"rounds": make_rounds([32], [2])},
     "one narrow round": {"rounds": make_rounds([32], [1])},
@@ -178,6 +194,21 @@ def test_compiled_rounds_match_and_train(small_model, images):
         assert torch.allclose(compiled.logits, eager.logits, atol=1e-4)
     second.logits.sum().backward()
     assert small_model.projectors[0].widen_class.weight.grad.any()
+
+
+def test_rounds_compile_for_any_number_of_images(small_model):
+    torch.compiler.reset()
+    run_round = torch.compile(small_model.run_round, fullgraph=True, backend="aot_eager", dynamic=True)
+    with torch.no_grad():
+        for count in (2, 3, 5):
+            images = torch.randn(count, 3, 32, 32)
+            assert torch.allclose(run_round(0, images).logits, small_model.run_round(0, images).logits, atol=1e-5)
+
+
+def test_bfloat16_trains(small_model, images):
+    model = small_model.bfloat16().train()
+    sum(output.logits.float().square().mean() for output in model(images.bfloat16())).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
 def test_bfloat16_weights_come_close_to_float32(small_model, images):
