@@ -51,3 +51,19 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory):
+    """Real handwritten digits as picture files: four classes, twelve to learn from and six held back of each."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    root, data = tmp_path_factory.mktemp("digits"), load_digits()
+    for digit in range(4):
+        for number, index in enumerate((data.target == digit).nonzero()[0][:18]):
+            folder = root / ("train" if number < 12 else "val") / str(digit)
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = (data.images[index] * 15).astype("uint8")
+            Image.fromarray(pixels).resize((32, 32), Image.Resampling.BICUBIC).save(folder / f"{number}.png")
+    return root

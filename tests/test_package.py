@@ -50,6 +50,9 @@ def test_wheel_installs_into_an_empty_environment_and_runs_there(wheel, tmp_path
     command = [program, "info", "progresvit_small_192_240", "--json"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
     assert json.loads(shown.stdout)["parameters"] == 24_731_560
+    command = [python, "-c", "from progresvit.training.recipe import load_recipe; print(load_recipe('192_240').epochs)"]
+    recipe = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert recipe.stdout.strip() == "310", recipe.stderr
     forward = (
         "import torch, progresvit; model = progresvit.create_model('progresvit_tiny_160_224', depth=1); "
         "print(progresvit.__file__, model(torch.zeros(1, 3, 224, 224))[-1].logits.shape)"

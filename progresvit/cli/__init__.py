@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from progresvit import __version__
 from progresvit.cli.import_official import import_official
 from progresvit.cli.info import info
+from progresvit.cli.train import train
 
 
 class _Group(TyperGroup):
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.command("info")(info)
 app.command("import-official")(import_official)
+app.command("train")(train)
 
 
 def _show_version(wanted: bool) -> None:

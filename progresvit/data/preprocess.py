@@ -9,8 +9,11 @@ from torch import Tensor
 from progresvit.config import ModelConfig
 
 
-def evaluation_transform(config: ModelConfig) -> Callable[[Image], Tensor]:
-    """Resize, centre crop and normalise at the highest resolution of the rounds: an RGB picture -> (C, r, r)."""
+def evaluation_transform(config: ModelConfig, *, as_bytes: bool = False) -> Callable[[Image], Tensor]:
+    """Resize, centre crop and normalise at the highest resolution of the rounds: an RGB picture -> (C, r, r).
+
+    As bytes it is not normalised yet.
+    """
     transform: Callable[[Image], Tensor] = create_transform(
         input_size=(config.in_channels, config.resolution, config.resolution),
         is_training=False,
@@ -18,5 +21,6 @@ def evaluation_transform(config: ModelConfig) -> Callable[[Image], Tensor]:
         crop_pct=config.crop,
         mean=config.mean,
         std=config.std,
+        normalize=not as_bytes,
     )
     return transform

@@ -8,8 +8,8 @@ Letters: S rounds, D blocks, d active channels of a round, W channels of the who
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +62,7 @@ def stage_metadata(resolutions: Sequence[int], depth: int) -> Tensor:
 
 
 class Gate(nn.Module):
-    """Condition to multipliers, 1 + delta. The last layer starts at zero, so every gate starts at one."""
+    """From a condition to multipliers, 1 + delta. The last layer starts at zero, so every gate starts at one."""
 
     def __init__(self, *, width: int) -> None:
         super().__init__()
@@ -71,9 +71,21 @@ class Gate(nn.Module):
         nn.init.zeros_(self.delta.weight)
         nn.init.zeros_(self.delta.bias)
 
-    def forward(self, condition: Tensor) -> Tensor:
-        delta: Tensor = self.delta(F.silu(self.hidden(condition)))  # (128,) -> (128,) -> (width,)
-        return 1 + delta
+
+def multipliers(gates: Sequence[Gate], conditions: Tensor) -> Tensor:
+    """What each gate makes of its condition: (G, 128) -> (G, width).
+
+    One product for all gates and not one each: they are so small that starting them would take the time.
+    """
+    hidden = F.silu(_each(conditions, [gate.hidden for gate in gates]))  # (G, 128)
+    return 1 + _each(hidden, [gate.delta for gate in gates])  # (G, 128) -> (G, width)
+
+
+def _each(x: Tensor, layers: Sequence[nn.Linear]) -> Tensor:
+    """Row g through layer g: (G, inputs) -> (G, outputs)."""
+    weight = torch.stack([layer.weight for layer in layers])  # (G, outputs, inputs)
+    bias = torch.stack([layer.bias for layer in layers])  # (G, outputs)
+    return torch.baddbmm(bias.unsqueeze(2), weight, x.unsqueeze(2)).squeeze(2)
 
 
 class BlockPSG(nn.Module):
@@ -87,13 +99,6 @@ class BlockPSG(nn.Module):
         self.attn_scale = nn.Parameter(torch.ones(width))
         self.mlp_scale = nn.Parameter(torch.ones(width))
 
-    def forward(self, condition: Tensor, d: int) -> BlockGates:
-        return BlockGates(
-            attn=(self.attn_gate(condition) * self.attn_scale)[:d],  # (W,) -> (d,)
-            mlp=(self.mlp_gate(condition) * self.mlp_scale)[:d],  # (W,) -> (d,)
-            out=self.out_gate(condition)[:d],  # (W,) -> (d,)
-        )
-
 
 class FusionPSG(nn.Module):
     """A transition's own two gates, as wide as the round they lead into."""
@@ -102,9 +107,6 @@ class FusionPSG(nn.Module):
         super().__init__()
         self.image_gate = Gate(width=width)
         self.previous_gate = Gate(width=width)
-
-    def forward(self, condition: Tensor) -> FusionGates:
-        return FusionGates(image=self.image_gate(condition), previous=self.previous_gate(condition))
 
 
 class PSG(nn.Module):
@@ -126,9 +128,28 @@ class PSG(nn.Module):
         with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):
             metadata = self.metadata[s].to(self.encoder.weight.dtype)
             conditions = F.silu(self.encoder(metadata))  # (D, 5) -> (D, 128)
-            fusion = self.fusions[s - 1](conditions[0]) if s > 0 else FusionGates()
-            blocks = tuple(block(conditions[b], self.widths[s]) for b, block in enumerate(self.blocks))
-        return RoundGates(fusion=fusion, blocks=blocks)
+            return RoundGates(fusion=self._fusion(s, conditions[0]), blocks=self._blocks(s, conditions))
+
+    def _fusion(self, s: int, condition: Tensor) -> FusionGates:
+        """The stage is that of the new round's first block: (128,)."""
+        if s == 0:
+            return FusionGates()
+        own = cast(FusionPSG, self.fusions[s - 1])
+        image, previous = multipliers([own.image_gate, own.previous_gate], condition.expand(2, -1))
+        return FusionGates(image=image, previous=previous)
+
+    def _blocks(self, s: int, conditions: Tensor) -> tuple[BlockGates, ...]:
+        """(D, 128) -> D times three vectors (d,)"""
+        blocks = cast(Iterable[BlockPSG], self.blocks)
+        gates = [gate for own in blocks for gate in (own.attn_gate, own.mlp_gate, own.out_gate)]
+        made = multipliers(gates, conditions.repeat_interleave(3, dim=0))  # (3D, 128) -> (3D, W)
+        made = made[:, : self.widths[s]].unflatten(0, (-1, 3))  # (3D, W) -> (D, 3, d)
+        attn = made[:, 0] * self._scales("attn_scale", s)  # (D, d)
+        mlp = made[:, 1] * self._scales("mlp_scale", s)  # (D, d)
+        return tuple(BlockGates(*vectors) for vectors in zip(attn, mlp, made[:, 2]))
+
+    def _scales(self, name: str, s: int) -> Tensor:
+        return torch.stack([getattr(own, name) for own in self.blocks])[:, : self.widths[s]]  # D x (W,) -> (D, d)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PSG:
         """Metadata moves with the module but stays exact: ``model.half().float()`` must not wear it down."""

@@ -96,8 +96,7 @@ class ProgResViT(nn.Module):
         round_ = self.config.rounds[s]
         d, grid = round_.width, self.config.grid(round_)
         images = _resize(images, round_.resolution)  # (B, C, H, H) -> (B, C, r, r)
-        x = slicing.patches(images, self.patch_embed.proj, d)  # (B, C, r, r) -> (B, d, g, g)
-        x = x.flatten(2).mT  # (B, d, g, g) -> (B, g * g, d)
+        x = slicing.patches(images, self.patch_embed.proj, d)  # (B, C, r, r) -> (B, g * g, d)
         class_token = self.cls_token[..., :d].expand(x.shape[0], -1, -1)  # (1, 1, W) -> (B, 1, d)
         position: Tensor = resample_abs_pos_embed(self.pos_embed[..., :d], new_size=[grid, grid])  # -> (1, N, d)
         return torch.cat([class_token.to(x.dtype), x], dim=1) + position

@@ -151,3 +151,21 @@ def test_info_prints_names_as_they_are_and_never_cuts_a_number(tmp_path, small_c
     shown = run("info", progresvit.save(model, tmp_path / "m[v1][/bold]")).stdout
     assert "m[v1][/bold]" in shown
     assert "…" not in shown
+
+
+def test_train_is_refused_in_one_line_when_it_cannot_start(digits, tmp_path):
+    out = ("--out", tmp_path / "out", "--device", "cpu")
+    for arguments, remedy in (
+        (("photos_tiny", "--data", tmp_path / "nowhere", *out), "there is no data at"),
+        (("photos_tinny", "--data", digits, *out), "the nearest are photos_tiny"),
+        (("photos_tiny", "--data", digits, *out, "--set", "optimizer.bacth=3"), "did you mean batch?"),
+        (("photos_tiny", "--data", digits, *out), "larger than the set of 48 pictures"),
+        (("photos_tiny", "--data", digits, "--out", digits, "--device", "cpu"), "holds other files and no run"),
+        (("192_240", "--data", digits, *out, "--set", "data.mode=resident", "--set", "optimizer.batch=8",
+          "--set", "model.start=null"), "augment.rand_augment=null"),
+    ):  # fmt: skip
+        result = run("train", *arguments)
+        assert result.exit_code == 2, (arguments, result.output)
+        assert result.stderr.splitlines()[-1].startswith("error: ")
+        assert remedy in result.stderr, (arguments, result.stderr)
+    assert not (tmp_path / "out").exists()  # a run that could not start leaves nothing behind

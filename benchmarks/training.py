@@ -1,0 +1,202 @@
+"""Training speed: images a second, peak memory and time to the first step, in one run and beside timm's DeiT-S.
+
+    python benchmarks/training.py                              # synthetic pictures, already on the device
+    python benchmarks/training.py --data 'photos/*.tar'        # and real ones, resident on the device, augmented there
+    python benchmarks/training.py --batches 128,256,512,1024   # speed and memory against the batch
+
+What is timed is the step that ``progresvit train`` takes: mixup, all rounds, losses, gradients, AdamW, moving average.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import progresvit
+from progresvit.data.loader import Batch
+from progresvit.model import ProgResViT
+from progresvit.training.processes import Processes, start_processes
+from progresvit.training.recipe import Recipe, make_recipe
+from progresvit.training.step import TrainingStep
+from progresvit.training.supervised import Supervised, soft_cross_entropy
+
+
+def make(preset: str, batch: int, *, precision: str, compile_: bool) -> Recipe:
+    """The paper's recipe as far as it concerns a step."""
+    return make_recipe(
+        {
+            "model": {"preset": preset, "drop_path": 0.1},
+            "mixing": {"mixup": 0.8, "cutmix": 1.0, "smoothing": 0.1},
+            "augment": {"colour": [0.3, 0.3, 0.3], "erasing": 0.25},
+            "optimizer": {"batch": batch},
+            "run": {"precision": precision, "compile": compile_},
+        },
+        origin="benchmark",
+    )
+
+
+def synthetic(batch: int, resolution: int, classes: int, device: torch.device) -> Iterator[list[Batch]]:
+    """The same random pictures again and again (a copy: mixup writes into its batch)."""
+    images = torch.randn(batch, 3, resolution, resolution, device=device)
+    targets = torch.randint(classes, (batch,), device=device)
+    while True:
+        yield [Batch(images.clone(), targets)]
+
+
+def timed(
+    step: Callable[[int, list[Batch]], None], batches: Iterator[list[Batch]], *, steps: int, batch: int
+) -> dict[str, float]:
+    """Median of five stretches after a warm-up."""
+    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    start = time.perf_counter()
+    step(0, next(batches))
+    synchronize()
+    first = time.perf_counter() - start
+    for number in range(1, 6):
+        step(number, next(batches))
+    stretches = []
+    for stretch in range(5):
+        synchronize()
+        start = time.perf_counter()
+        for number in range(steps):
+            step(stretch * steps + number, next(batches))
+        synchronize()
+        stretches.append(time.perf_counter() - start)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else float("nan")
+    return {
+        "batch": batch,
+        "images_per_second": batch * steps / sorted(stretches)[2],
+        "first_step_s": first,
+        "peak_gib": peak,
+    }
+
+
+def fresh() -> None:
+    """Nothing of the last measurement may help or hinder the next."""
+    torch.compiler.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def ours(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
+    """Synthetic pictures."""
+    fresh()
+    recipe = make(options.preset, batch, precision=options.precision, compile_=options.compile)
+    config = progresvit.preset(options.preset)
+    step = TrainingStep(ProgResViT(config, drop_path=0.1).to(processes.device), Supervised(), recipe, processes)
+    batches = synthetic(batch, config.resolution, config.num_classes, processes.device)
+    return timed(step, batches, steps=options.steps, batch=batch)
+
+
+def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
+    """Pictures resident on the device, cropped, flipped, jittered, erased and mixed there."""
+    from progresvit.data.order import Order
+    from progresvit.data.pictures import find_pictures
+    from progresvit.data.resident import ResidentBatches, resident_for_training
+
+    fresh()
+    recipe = make(options.preset, batch, precision=options.precision, compile_=options.compile)
+    pictures = find_pictures(options.data, "train")
+    config = progresvit.preset(options.preset, num_classes=1000)
+    start = time.perf_counter()
+    stored = resident_for_training(pictures, side=config.resolution, device=processes.device)
+    decoding = time.perf_counter() - start
+    step = TrainingStep(ProgResViT(config, drop_path=0.1).to(processes.device), Supervised(), recipe, processes)
+    order = Order(count=len(stored), batch=batch, seed=0)
+    batches = ResidentBatches(
+        stored, config=config, augmentation=recipe.augment, order=order, resolution=config.resolution
+    ).steps(0, 10**9)
+    return {**timed(step, batches, steps=options.steps, batch=batch), "decoding_s": decoding, "pictures": len(stored)}
+
+
+def timm_deit(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
+    """timm's plain DeiT-S at 224, compiled, with the same optimizer and precision."""
+    import timm
+
+    fresh()
+    model = timm.create_model("deit_small_patch16_224", drop_path_rate=0.1).to(processes.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[options.precision]
+
+    def loss_of(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return soft_cross_entropy(model(images), labels)
+
+    compiled = torch.compile(loss_of, fullgraph=True, dynamic=False) if options.compile else loss_of
+
+    def step(number: int, batches: list[Batch]) -> None:
+        ((images, targets),) = batches
+        optimizer.zero_grad(set_to_none=True)
+        labels = torch.nn.functional.one_hot(targets, 1000).float()
+        with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
+            loss = compiled(images, labels)
+        loss.backward()
+        optimizer.step()
+
+    batches = synthetic(batch, 224, 1000, processes.device)
+    return timed(step, batches, steps=options.steps, batch=batch)
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="progresvit_small_192_240")
+    parser.add_argument("--batches", default="256", help="batch sizes, with commas")
+    parser.add_argument("--data", help="pictures for the resident rows")
+    parser.add_argument("--steps", type=int, default=20, help="steps of each of five timed stretches")
+    parser.add_argument("--precision", default="bf16", choices=["fp32", "bf16", "fp16"])
+    parser.add_argument("--eager", dest="compile", action="store_false", help="do not compile")
+    parser.add_argument("--only", choices=["ours", "photographs", "timm"], help="one kind of row alone")
+    parser.add_argument("--json", type=Path, help="where to write the rows")
+    options = parser.parse_args()
+    processes = start_processes()
+    kinds: dict[str, Callable[[argparse.Namespace, Processes, int], dict[str, float]]] = {
+        "ours": ours,
+        "photographs": ours_on_photographs,
+        "timm": timm_deit,
+    }
+    names = {
+        "ours": f"{options.preset}, synthetic",
+        "photographs": f"{options.preset}, photographs",
+        "timm": "timm DeiT-S 224",
+    }
+    rows = []
+    for batch in (int(size) for size in options.batches.split(",")):
+        for kind, measure in kinds.items():
+            if (options.only and kind != options.only) or (kind == "photographs" and not options.data):
+                continue
+            rows.append({"what": names[kind], **measure(options, processes, batch)})
+            print(json.dumps(rows[-1]), flush=True)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    compiled = "compiled" if options.compile else "eager"
+    table = Table(
+        "what", "batch", "images/s", "peak GiB", "first step s", title=f"{device}, {options.precision}, {compiled}"
+    )
+    for row in rows:
+        table.add_row(
+            str(row["what"]),
+            str(row["batch"]),
+            f"{row['images_per_second']:,.0f}",
+            f"{row['peak_gib']:.1f}",
+            f"{row['first_step_s']:.0f}",
+        )
+    Console().print(table)
+    if options.json:
+        about = {
+            "device": device,
+            "torch": torch.__version__,
+            "precision": options.precision,
+            "compiled": options.compile,
+        }
+        options.json.write_text(json.dumps({**about, "rows": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Pictures decoded and augmented one by one in worker processes, each with draws that follow from seed, epoch, number.
+
+Letters: B images, C channels, r the resolution of the training images (the device makes those of the rounds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from progresvit.config import ModelConfig
+from progresvit.data.augmentation import Augmentation, training_transform
+from progresvit.data.decode import PictureError, decode
+from progresvit.data.order import Order, seed_all
+from progresvit.data.pictures import Pictures
+from progresvit.data.preprocess import evaluation_transform
+
+
+class Batch(NamedTuple):
+    """Images ready for the model, and their classes."""
+
+    images: Tensor
+    """(B, C, r, r), normalised."""
+    targets: Tensor
+    """(B,)"""
+
+
+class Unreadable:
+    """Pictures that could not be decoded: listed once each, and an error when they are more than one in a hundred."""
+
+    limit = 0.01
+
+    def __init__(self, pictures: Pictures) -> None:
+        self.pictures = pictures
+        self.found: dict[int, str] = {}
+
+    def add(self, index: int, reason: str) -> None:
+        self.found[index] = reason
+        if len(self.found) > self.limit * len(self.pictures):
+            raise ValueError(
+                f"{len(self.found)} of {len(self.pictures)} pictures cannot be read, more than "
+                f"{self.limit:.0%}: {'; '.join(self.lines()[:5])}. Mend or remove them."
+            )
+
+    def lines(self) -> list[str]:
+        """One line a picture: its name and what is wrong with it."""
+        return [f"{self.pictures.entries[index].name}: {reason}" for index, reason in sorted(self.found.items())]
+
+
+class _Augmented(Dataset[tuple[Tensor, int, list[tuple[int, str]]]]):
+    """Items are asked for by (epoch, index). An unreadable picture is replaced by the next one of the set."""
+
+    def __init__(self, pictures: Pictures, transform: Callable[[Image], Tensor], seed: int) -> None:
+        self.pictures, self.transform, self.seed = pictures, transform, seed
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int, list[tuple[int, str]]]:
+        epoch, index = item
+        seed_all(self.seed, epoch, index)
+        unreadable: list[tuple[int, str]] = []
+        for turn in range(len(self.pictures)):
+            candidate = (index + turn) % len(self.pictures)
+            try:
+                picture = decode(self.pictures.read(candidate))
+            except PictureError as error:
+                unreadable.append((candidate, str(error)))
+                if len(unreadable) <= 8:
+                    continue
+                raise
+            return self.transform(picture), self.pictures.targets[candidate], unreadable
+        raise AssertionError("a set is never empty")
+
+
+class _Steps(Sampler[list[tuple[int, int]]]):
+    def __init__(self, order: Order, first: int, last: int) -> None:
+        self.order, self.first, self.last = order, first, last
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for step in range(self.first, self.last):
+            epoch = step // self.order.steps_per_epoch
+            for _, indices in self.order.micro_batches(step):
+                yield [(epoch, index) for index in indices]
+
+
+def _collate(items: list[tuple[Tensor, int, list[tuple[int, str]]]]) -> tuple[Tensor, Tensor, list[tuple[int, str]]]:
+    images, targets, unreadable = zip(*items)
+    return torch.stack(images), torch.tensor(targets), [entry for entries in unreadable for entry in entries]
+
+
+class LoaderBatches:
+    """Training batches from worker processes."""
+
+    def __init__(
+        self,
+        pictures: Pictures,
+        *,
+        config: ModelConfig,
+        augmentation: Augmentation,
+        order: Order,
+        resolution: int,
+        workers: int,
+        device: torch.device,
+    ) -> None:
+        self.order, self.workers, self.device = order, workers, device
+        self.unreadable = Unreadable(pictures)
+        self._dataset = _Augmented(pictures, training_transform(config, augmentation, resolution), order.seed)
+
+    def steps(self, first: int, last: int) -> Iterator[list[Batch]]:
+        """This process's micro-batches of each step."""
+        loader = DataLoader(
+            self._dataset,
+            batch_sampler=_Steps(self.order, first, last),
+            collate_fn=_collate,
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+        )
+        step: list[Batch] = []
+        for images, targets, unreadable in loader:
+            for index, reason in unreadable:
+                self.unreadable.add(index, reason)
+            step.append(Batch(images.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)))
+            if len(step) == self.order.accumulate:
+                yield step
+                step = []
+
+
+class _Plain(Dataset[tuple[Tensor, int] | None]):
+    def __init__(self, pictures: Pictures, config: ModelConfig) -> None:
+        self.pictures, self.transform = pictures, evaluation_transform(config)
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor | str]:  # type: ignore[override]
+        try:
+            return index, self.transform(decode(self.pictures.read(index)))
+        except PictureError as error:
+            return index, str(error)
+
+
+def evaluation_batches(
+    pictures: Pictures, *, config: ModelConfig, batch: int, workers: int, device: torch.device, unreadable: Unreadable
+) -> Iterator[Batch]:
+    """Every readable picture once, in order, as evaluation sees it."""
+    loader = DataLoader(
+        _Plain(pictures, config), batch_size=batch, num_workers=workers, collate_fn=_as_it_is, pin_memory=False
+    )
+    for items in loader:
+        for index, image in items:
+            if isinstance(image, str):
+                unreadable.add(index, image)
+        good = [(index, image) for index, image in items if not isinstance(image, str)]
+        if good:
+            images = torch.stack([image for _, image in good])
+            targets = torch.tensor([pictures.targets[index] for index, _ in good])
+            yield Batch(images.to(device), targets.to(device))
+
+
+def _as_it_is(items: Sequence[tuple[int, Tensor | str]]) -> Sequence[tuple[int, Tensor | str]]:
+    return items

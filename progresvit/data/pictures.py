@@ -1,0 +1,130 @@
+"""Labelled pictures by number: a folder per class, or tars that hold one.
+
+``<split>/<class>/<picture>`` is the layout in both. A source is a folder, a tar, a folder of tars, or a pattern such as
+``photos/*.tar``; what does not have this layout is passed over.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one picture lies: a file, or a stretch of a tar."""
+
+    path: str
+    name: str
+    offset: int = 0
+    size: int = -1
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A split of a data set."""
+
+    class_ids: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    targets: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def read(self, index: int) -> bytes:
+        """The picture's file, undecoded. Any number of processes may read at once."""
+        entry = self.entries[index]
+        with open(entry.path, "rb") as file:
+            file.seek(entry.offset)
+            return file.read(entry.size)
+
+    def subset(self, indices: Iterable[int]) -> Pictures:
+        """Some of the pictures, the classes unchanged."""
+        chosen = list(indices)
+        return Pictures(self.class_ids, tuple(self.entries[i] for i in chosen), tuple(self.targets[i] for i in chosen))
+
+
+def find_pictures(source: str | os.PathLike[str], split: str, class_ids: Sequence[str] | None = None) -> Pictures:
+    """The pictures of a split. Classes are the folder names, sorted, or those given (the training split's)."""
+    roots = _roots(os.fspath(source))
+    found: dict[str, list[Entry]] = {}
+    for root in roots:
+        for class_id, entry in _tar_entries(root, split) if root.suffix == ".tar" else _folder_entries(root, split):
+            found.setdefault(class_id, [])
+            if entry is not None:
+                found[class_id].append(entry)
+    if not found:
+        raise ValueError(
+            f"{source} has no pictures under {split}/<class>/; lay them out so, in a folder or in tars, "
+            f"or name another split."
+        )
+    empty = sorted(class_id for class_id, entries in found.items() if not entries)
+    if empty:
+        raise ValueError(
+            f"{_some(empty)} of {source} ({split}) hold no pictures; "
+            f"add some ({', '.join(SUFFIXES[:4])}, …) or remove the folder."
+        )
+    if class_ids is not None:
+        foreign = sorted(set(found) - set(class_ids))
+        if foreign:
+            raise ValueError(
+                f"{split} has classes that training lacks: {_some(foreign)}; add them to it or remove them."
+            )
+    classes = tuple(class_ids) if class_ids is not None else tuple(sorted(found))
+    entries, targets = [], []
+    for target, class_id in enumerate(classes):
+        ordered = sorted(found.get(class_id, []), key=lambda entry: entry.name)
+        entries += ordered
+        targets += [target] * len(ordered)
+    return Pictures(classes, tuple(entries), tuple(targets))
+
+
+def _roots(source: str) -> list[Path]:
+    """The folders and tars that a source names."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        tars = sorted(path.glob("*.tar"))
+        return [path, *tars]
+    if path.is_file() and path.suffix == ".tar":
+        return [path]
+    matches = sorted(Path(match) for match in glob.glob(str(path)) if match.endswith(".tar"))
+    if not matches:
+        raise ValueError(
+            f"there is no data at {source}; give a folder, a tar, or a pattern of tars such as 'DIR/*.tar'."
+        )
+    return matches
+
+
+def _folder_entries(root: Path, split: str) -> Iterator[tuple[str, Entry | None]]:
+    folder = root / split
+    for class_folder in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not class_folder.is_dir() or class_folder.name.startswith("."):
+            continue
+        yield class_folder.name, None
+        for path in class_folder.rglob("*"):
+            if path.suffix.lower() in SUFFIXES and path.is_file():
+                yield class_folder.name, Entry(str(path), path.relative_to(root).as_posix())
+
+
+def _tar_entries(path: Path, split: str) -> Iterator[tuple[str, Entry | None]]:
+    try:
+        with tarfile.open(path) as tar:
+            for member in tar:
+                parts = member.name.removeprefix("./").split("/")
+                if len(parts) < 3 or parts[0] != split or not member.isfile():
+                    continue
+                if parts[-1].lower().endswith(SUFFIXES):
+                    yield parts[1], Entry(str(path), member.name.removeprefix("./"), member.offset_data, member.size)
+    except tarfile.TarError as error:
+        raise ValueError(f"{path} is damaged or no tar ({error}); copy it again.") from error
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

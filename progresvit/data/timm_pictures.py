@@ -1,0 +1,97 @@
+"""timm's names for data sets: ``hfds/…`` through timm's own reader, ``wds/…`` from local shards.
+
+Both become pictures by number, so that order, resuming and errors work as with folders. A WebDataset shard is a tar
+whose members come in groups of one stem: ``0001.jpg`` beside ``0001.cls``.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from timm.data import create_dataset
+
+from progresvit.data.pictures import SUFFIXES, Entry, Pictures
+
+READERS = ("hfds/", "wds/")
+OTHERS = ("tfds/", "hfids/", "torch/")
+
+
+def is_timm_name(source: str) -> bool:
+    """Whether a source is one of timm's names rather than a path."""
+    return source.startswith((*READERS, *OTHERS))
+
+
+def find_timm_pictures(source: str, split: str, class_ids: Sequence[str] | None) -> Pictures:
+    """A split of the named set. Class names are the data set's own where it has them."""
+    if source.startswith("hfds/"):
+        pictures: Pictures = _from_reader(source, split)
+    elif source.startswith("wds/"):
+        pictures = _from_shards(Path(source.removeprefix("wds/")).expanduser(), split)
+    else:
+        raise ValueError(f"{source} cannot be read by number; use hfds/…, wds/… with local shards, folders or tars.")
+    if class_ids is not None and len(pictures.class_ids) > len(class_ids):
+        raise ValueError(f"{split} has {len(pictures.class_ids)} classes and training {len(class_ids)}.")
+    return pictures
+
+
+@dataclass(frozen=True)
+class ReaderPictures(Pictures):
+    """Pictures that a timm reader holds."""
+
+    reader: Any = None
+    numbers: tuple[int, ...] = ()
+
+    def read(self, index: int) -> bytes:
+        file, *_ = self.reader[self.numbers[index]]
+        with file:
+            content: bytes = file.read()
+        return content
+
+    def subset(self, indices: Iterable[int]) -> ReaderPictures:
+        chosen = list(indices)
+        plain = super().subset(chosen)
+        numbers = tuple(self.numbers[index] for index in chosen)
+        return ReaderPictures(plain.class_ids, plain.entries, plain.targets, self.reader, numbers)
+
+
+def _from_reader(source: str, split: str) -> ReaderPictures:
+    try:
+        reader = create_dataset(source, root=None, split=split).reader
+    except ImportError as error:
+        raise ValueError("hfds/… needs one more package: pip install 'progresvit[hfds]'.") from error
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{source} ({split}) could not be opened: {error}") from error
+    targets = tuple(int(target) for target in reader.dataset[reader.label_key])
+    names = {index: name for name, index in reader.class_to_idx.items()}
+    classes = tuple(str(names.get(index, index)) for index in range(max(targets) + 1))
+    entries = tuple(Entry(source, f"{split}/{number}") for number in range(len(targets)))
+    return ReaderPictures(classes, entries, targets, reader, tuple(range(len(targets))))
+
+
+def _from_shards(folder: Path, split: str) -> Pictures:
+    shards = sorted(path for path in folder.glob("*.tar") if split in path.stem) if folder.is_dir() else []
+    if not shards:
+        raise ValueError(f"{folder} has no shards of {split}: tars with {split!r} in their names are looked for.")
+    entries, targets = [], []
+    for shard in shards:
+        with tarfile.open(shard) as tar:
+            images: dict[str, Entry] = {}
+            labels: dict[str, int] = {}
+            for member in tar:
+                stem, dot, suffix = member.name.partition(".")
+                if suffix == "cls":
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    labels[stem] = int(content.read())
+                elif f".{suffix}".lower() in SUFFIXES and dot:
+                    images[stem] = Entry(str(shard), f"{shard.name}/{member.name}", member.offset_data, member.size)
+        unlabelled = sorted(set(images) - set(labels))
+        if unlabelled:
+            raise ValueError(f"{shard}: {unlabelled[0]} has no .cls beside it, nor have {len(unlabelled) - 1} more.")
+        entries += list(images.values())
+        targets += [labels[stem] for stem in images]
+    return Pictures(tuple(str(index) for index in range(max(targets) + 1)), tuple(entries), tuple(targets))

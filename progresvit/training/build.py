@@ -1,0 +1,138 @@
+"""From a recipe and pictures to what the loop works with: model, objective, batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from timm.data import ImageNetInfo
+
+from progresvit import api, checkpoint
+from progresvit.data.loader import Batch, LoaderBatches, Unreadable, evaluation_batches
+from progresvit.data.order import Order
+from progresvit.data.pictures import Pictures, find_pictures
+from progresvit.data.resident import (
+    ResidentBatches,
+    resident_evaluation_batches,
+    resident_for_evaluation,
+    resident_for_training,
+)
+from progresvit.data.timm_pictures import find_timm_pictures, is_timm_name
+from progresvit.interop import start_from_timm
+from progresvit.model import ProgResViT
+from progresvit.training.distillation import Distillation
+from progresvit.training.processes import Processes
+from progresvit.training.recipe import Recipe
+from progresvit.training.step import Objective
+from progresvit.training.supervised import Supervised
+from progresvit.training.teachers import load_teacher
+
+
+@dataclass
+class Fed:
+    """The data of a run, ready to be drawn from."""
+
+    train: LoaderBatches | ResidentBatches
+    val: Callable[[], Iterator[Batch]]
+    """Gives this process's share of the validation batches."""
+    unreadable: list[Unreadable]
+
+
+def find_splits(recipe: Recipe, data: str) -> tuple[Pictures, Pictures]:
+    """The pictures to learn from and those held back."""
+    find = find_timm_pictures if is_timm_name(data) else find_pictures
+    pictures = find(data, recipe.data.train, None)
+    return pictures, find(data, recipe.data.val, pictures.class_ids)
+
+
+def build_model(recipe: Recipe, pictures: Pictures) -> ProgResViT:
+    """The recipe's model for the classes of the data, with the start it asks for."""
+    count = len(pictures.class_ids)
+    classes = recipe.model.num_classes or count
+    if classes < count:
+        raise ValueError(f"the data has {count} classes and the head {classes}; set model.num_classes={count} or null.")
+    named = classes == count
+    config = recipe.model.config(
+        num_classes=classes,
+        class_ids=pictures.class_ids if named else None,
+        labels=_labels(pictures.class_ids) if named else None,
+    )
+    model = ProgResViT(config, drop_path=recipe.model.drop_path)
+    start = recipe.model.start
+    if start and Path(start).expanduser().is_dir():
+        _start_from_folder(model, Path(start).expanduser())
+    elif start:
+        start_from_timm(model, start)
+    return model
+
+
+def _start_from_folder(model: ProgResViT, folder: Path) -> None:
+    """Our own weights; a head of other classes keeps its fresh start."""
+    source = api.load(folder)
+    weights = source.state_dict()
+    if source.config.class_ids != model.config.class_ids:
+        fresh = {key: value for key, value in model.state_dict().items() if key.startswith("head.")}
+        weights = {**weights, **fresh}
+    checkpoint.check_fit(weights, model.config, origin=str(folder))
+    model.load_state_dict(weights)
+
+
+def _labels(class_ids: tuple[str, ...]) -> tuple[str, ...]:
+    """ImageNet's words for its folder names; other names speak for themselves."""
+    info = ImageNetInfo()
+    known = set(info.label_names())
+    return tuple(info.label_name_to_description(name).split(",")[0] if name in known else name for name in class_ids)
+
+
+def build_objective(recipe: Recipe, model: ProgResViT, processes: Processes) -> Objective:
+    """Labels alone, or with a teacher."""
+    wanted = recipe.distillation
+    if wanted is None:
+        return Supervised()
+    teacher = load_teacher(wanted.teacher, model.config).to(processes.device)
+    return Distillation(teacher, weight=wanted.weight)
+
+
+def feed(recipe: Recipe, pictures: Pictures, held_out: Pictures, model: ProgResViT, processes: Processes) -> Fed:
+    """Training and validation batches in the mode that the recipe asks for."""
+    config, device, batch = model.config, processes.device, recipe.optimizer.batch
+    share = held_out.subset(range(processes.rank, len(held_out), processes.count))
+    ordering = {
+        "batch": batch,
+        "accumulate": recipe.optimizer.accumulate,
+        "processes": processes.count,
+        "rank": processes.rank,
+        "seed": recipe.seed,
+    }
+    per_process = max(1, batch // processes.count)
+    resolution = recipe.data.train_resolution or config.resolution
+    if recipe.data.mode == "loader":
+        order = Order(count=len(pictures), **ordering)
+        workers = recipe.data.workers
+        loader = LoaderBatches(
+            pictures,
+            config=config,
+            augmentation=recipe.augment,
+            order=order,
+            resolution=resolution,
+            workers=workers,
+            device=device,
+        )
+        skipped = Unreadable(share)
+
+        def from_loader() -> Iterator[Batch]:
+            return evaluation_batches(
+                share, config=config, batch=per_process, workers=workers, device=device, unreadable=skipped
+            )
+
+        return Fed(loader, from_loader, [loader.unreadable, skipped])
+    stored = resident_for_training(pictures, side=recipe.data.resident_side or resolution, device=device)
+    order = Order(count=len(stored), **ordering)
+    resident = ResidentBatches(stored, config=config, augmentation=recipe.augment, order=order, resolution=resolution)
+    shown = resident_for_evaluation(share, config=config, device=device)
+
+    def from_memory() -> Iterator[Batch]:
+        return resident_evaluation_batches(shown, config=config, batch=per_process)
+
+    return Fed(resident, from_memory, [stored.unreadable, shown.unreadable])

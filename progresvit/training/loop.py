@@ -1,0 +1,198 @@
+"""The only loop: a recipe, data and a folder in, a model folder out. It can be killed at any moment and goes on."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from progresvit import checkpoint
+from progresvit.data.order import seed_all
+from progresvit.training.build import Fed, build_model, build_objective, feed, find_splits
+from progresvit.training.folder import check_folder, claim_folder
+from progresvit.training.journal import Journal
+from progresvit.training.processes import Processes
+from progresvit.training.recipe import Recipe
+from progresvit.training.state import Progress, checkpoints, load_state, prune, save_state
+from progresvit.training.step import TrainingStep
+from progresvit.training.validation import validate
+
+
+class Interrupted(Exception):  # noqa: N818  (nothing went wrong)
+    """The user or the system asked to stop; the run is saved."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
+
+
+def train(
+    recipe: Recipe, *, data: str, out: Path, processes: Processes, resume: bool = False, overwrite: bool = False
+) -> Path:
+    """Run a recipe to its end, or on to its end; returns the model folder."""
+    check_folder(out, recipe, resume=resume, overwrite=overwrite)
+    processes.wait()  # all have looked before one of them writes
+    seed_all(recipe.seed)
+    pictures, held_out = find_splits(recipe, data)
+    model = build_model(recipe, pictures).to(processes.device)
+    step = TrainingStep(model, build_objective(recipe, model, processes), recipe, processes)
+    fed = feed(recipe, pictures, held_out, model, processes)
+    claim_folder(out, recipe, data, processes, overwrite=overwrite)
+    progress = Progress()
+    found = checkpoints(out / "checkpoints") if resume else []
+    if found:
+        progress, scaler = load_state(found[-1], model=model, ema=step.ema.module, optimizer=step.optimizer)
+        step.scaler.load_state_dict(scaler)
+    order = fed.train.order
+    journal = Journal(
+        out if processes.first else None, total_steps=recipe.epochs * order.steps_per_epoch, first_step=progress.step
+    )
+    try:
+        with stop_signals() as stop:
+            Run(recipe, out, processes, step, fed, progress, journal, stop).go()
+    finally:
+        journal.close()
+    return out / "model"
+
+
+class Run:
+    """A run from where it stands to its end."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        out: Path,
+        processes: Processes,
+        step: TrainingStep,
+        fed: Fed,
+        progress: Progress,
+        journal: Journal,
+        stop: list[int],
+    ) -> None:
+        self.recipe, self.out, self.processes, self.step, self.fed = recipe, out, processes, step, fed
+        self.progress, self.journal, self.stop = progress, journal, stop
+        self.order = fed.train.order
+        self.clock, self.seen = time.monotonic(), progress.step
+
+    def go(self) -> None:
+        """All steps that are left, then the model."""
+        per_epoch, total = self.order.steps_per_epoch, self.recipe.epochs * self.order.steps_per_epoch
+        self.step.schedule.step(self.progress.step // per_epoch)
+        for batches in self.fed.train.steps(self.progress.step, total):
+            self.step(self.progress.step, batches)
+            self.progress.step += 1
+            done, epoch = self.progress.step, (self.progress.step - 1) // per_epoch
+            if done % self.recipe.run.log_every == 0 or done % per_epoch == 0:
+                self._log(epoch)
+            if done % per_epoch == 0:
+                self._end_epoch(epoch)
+            if self.processes.any(bool(self.stop)):
+                self._interrupted()
+        self._finish()
+
+    def _log(self, epoch: int) -> None:
+        """Fetch the losses, the only point at which the host waits for the device; stop if one was not finite."""
+        self._stop_if_broken()
+        lr = self.step.optimizer.param_groups[0]["lr"]
+        steps = self.progress.step - self.seen
+        now = time.monotonic()
+        losses = (self.step.sums / steps).tolist()
+        self.journal.steps(
+            epoch=epoch,
+            step=self.progress.step,
+            losses=losses,
+            lr=lr,
+            speed=steps * self.order.batch / (now - self.clock),
+        )
+        self.progress.seconds += now - self.clock
+        self.step.sums.zero_()
+        self.step.steps_done.zero_()
+        self.clock, self.seen = now, self.progress.step
+
+    def _stop_if_broken(self) -> None:
+        """A loss that was not finite ends the run; nothing of it was applied, and nothing after it is saved."""
+        if not self.step.broken.item():
+            return
+        number = self.seen + int(self.step.steps_done.item()) + 1
+        lr = self.step.optimizer.param_groups[0]["lr"]
+        raise ValueError(
+            f"the loss was not finite at step {number} (learning rate {lr:.2e}); the weights were left as they were "
+            f"before it. Go on from the last checkpoint with a lower rate: --resume --set "
+            f"optimizer.lr={self.recipe.optimizer.lr / 2:g}, or with run.precision=fp32."
+        )
+
+    def _end_epoch(self, epoch: int) -> None:
+        last = epoch == self.recipe.epochs - 1
+        if (epoch + 1) % self.recipe.run.evaluate_every == 0 or last:
+            self._evaluate(epoch)
+        if (epoch + 1) % self.recipe.run.save_every == 0 or last:
+            self._save()
+        self.step.schedule.step(epoch + 1)
+        self.clock = time.monotonic()
+
+    def _evaluate(self, epoch: int) -> None:
+        result = validate(self.step.ema.module, self.fed.val(), processes=self.processes, dtype=self.step.dtype)
+        self.journal.evaluation(epoch=epoch, step=self.progress.step, result=result)
+        self.progress.history.append({"epoch": epoch, "step": self.progress.step, **result})
+        if result["top1"][-1] > self.progress.best_top1:
+            self.progress.best_top1, self.progress.best_step = result["top1"][-1], self.progress.step
+            if self.processes.first:
+                checkpoint.save(self.step.ema.module, self.out / "best")
+        self._list_unreadable()
+
+    def _save(self) -> None:
+        self._stop_if_broken()
+        if self.processes.first:
+            folder = self.out / "checkpoints"
+            save_state(
+                folder,
+                model=self.step.model,
+                ema=self.step.ema.module,
+                optimizer=self.step.optimizer,
+                scaler=self.step.scaler.state_dict(),
+                progress=self.progress,
+            )
+            prune(folder, keep=self.recipe.run.keep)
+        self.processes.wait()
+
+    def _list_unreadable(self) -> None:
+        lines = [line for unreadable in self.fed.unreadable for line in unreadable.lines()]
+        if lines and self.processes.first:
+            (self.out / "unreadable.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            self.journal.say(f"{len(lines)} unreadable pictures were skipped; {self.out / 'unreadable.txt'} lists them")
+
+    def _interrupted(self) -> None:
+        self._save()
+        raise Interrupted(
+            f"stopped after step {self.progress.step}; everything is saved in {self.out}. "
+            f"Go on with the same command and --resume.",
+            self.stop[0] if self.stop else signal.SIGTERM,
+        )
+
+    def _finish(self) -> None:
+        if self.processes.first:
+            checkpoint.save(self.step.ema.module, self.out / "model")
+            result = self.progress.history[-1] if self.progress.history else {}
+            rounds = ", ".join(f"{top1:.2%}" for top1 in result.get("top1", []))
+            self.journal.say(f"the model is in {self.out / 'model'} (top-1 of the rounds: {rounds})")
+            self.journal.say(f"look at it with: progresvit info {self.out / 'model'}")
+        self.processes.wait()
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Collects SIGTERM and Ctrl-C instead of dying of them, so that a step ends and is saved."""
+    caught: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+
+    before = {number: signal.signal(number, remember) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,76 @@
+"""One process or many: what torchrun started, seen through a small window. Without torchrun everything is local."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process and its siblings."""
+
+    rank: int
+    count: int
+    device: torch.device
+    control: Any = None
+    """A group for words between hosts, so that saying them does not wait for a GPU."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes files and talks to the user."""
+        return self.rank == 0
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """The average over processes, in place."""
+        if self.count > 1:
+            dist.all_reduce(values)
+            values /= self.count
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up in any process."""
+        if self.count == 1:
+            return flag
+        word = torch.tensor(int(flag))
+        dist.all_reduce(word, op=dist.ReduceOp.MAX, group=self.control)
+        return bool(word.item())
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value of every process, in order of rank."""
+        if self.count == 1:
+            return [value]
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.count > 1:
+            dist.barrier(group=self.control)
+
+
+def start_processes(device: str | None = None) -> Processes:
+    """Join the siblings that torchrun started; ``device`` is cpu or cuda, by default cuda where there is one."""
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device; use --device cpu.")
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    rank = int(os.environ.get("RANK", "0"))
+    chosen = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(chosen)
+    if count > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    control = dist.new_group(backend="gloo") if count > 1 else None
+    return Processes(rank=rank, count=count, device=chosen, control=control)
+
+
+def end_processes() -> None:
+    """Leave the siblings."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,174 @@
+"""One optimizer step: losses of all rounds, gradients, update, moving average. The host never waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import torch
+from timm.data import Mixup
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from progresvit.data.loader import Batch
+from progresvit.data.order import seed_all
+from progresvit.model import ProgResViT, RoundOutput
+from progresvit.training.processes import Processes
+from progresvit.training.recipe import Optimizer, Recipe, Schedule
+
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Objective(Protocol):
+    """What a method adds to the loop: targets for a batch, and a loss for each round."""
+
+    def targets(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]: ...
+
+    def losses(self, outputs: Sequence[RoundOutput], *targets: Tensor) -> Tensor: ...
+
+
+class RoundLosses(nn.Module):
+    """All rounds and their losses as one module: what is compiled, and what DDP wraps."""
+
+    def __init__(self, model: ProgResViT, objective: Objective) -> None:
+        super().__init__()
+        self.model, self.objective = model, objective
+
+    def forward(self, images: Tensor, *targets: Tensor) -> Tensor:
+        """(S,)"""
+        return self.objective.losses(self.model(images), *targets)
+
+
+def learning_rate(optimizer: Optimizer) -> float:
+    """Grows with the batch: lr · batch / lr_batch."""
+    return optimizer.lr * optimizer.batch / optimizer.lr_batch
+
+
+def make_optimizer(model: nn.Module, wanted: Optimizer) -> torch.optim.Optimizer:
+    """AdamW, no decay on vectors, biases, position embedding and class token."""
+    optimizer: torch.optim.Optimizer = create_optimizer_v2(
+        model,
+        opt="adamw",
+        lr=learning_rate(wanted),
+        weight_decay=wanted.weight_decay,
+        betas=wanted.betas,
+        eps=wanted.eps,
+        fused=True,
+    )
+    return optimizer
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, wanted: Schedule) -> CosineLRScheduler:
+    """Warm-up, cosine and cooldown; ``step(epoch)`` sets the rate of that epoch."""
+    return CosineLRScheduler(
+        optimizer,
+        t_initial=wanted.epochs,
+        lr_min=wanted.min_lr,
+        warmup_t=wanted.warmup,
+        warmup_lr_init=wanted.warmup_lr,
+        cycle_limit=1,
+    )
+
+
+class TrainingStep:
+    """Model, average and optimizer of a run, and how one step changes them.
+
+    A loss that is not finite raises a flag on the device, and from then on the optimizer leaves the weights alone: the
+    host need not wait for every loss to be sure that none of them did harm.
+    """
+
+    def __init__(self, model: ProgResViT, objective: Objective, recipe: Recipe, processes: Processes) -> None:
+        self.model, self.objective, self.recipe, self.processes = model, objective, recipe, processes
+        self.dtype = PRECISIONS[recipe.run.precision]
+        if recipe.run.precision == "fp16" and processes.device.type != "cuda":
+            raise ValueError("fp16 needs a CUDA device; set run.precision=bf16 or fp32.")
+        model.set_grad_checkpointing(recipe.run.grad_checkpointing)
+        self.ema = ModelEmaV3(model, decay=recipe.ema)
+        self.optimizer = make_optimizer(model, recipe.optimizer)
+        self.schedule = make_schedule(self.optimizer, recipe.schedule)
+        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.run.precision == "fp16")
+        self.mixup = make_mixup(recipe, model.config.num_classes)
+        losses: nn.Module = RoundLosses(model, objective)
+        if recipe.run.compile:
+            losses = torch.compile(losses, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+        if processes.count > 1:
+            losses = DistributedDataParallel(losses, device_ids=_device_ids(processes), gradient_as_bucket_view=True)
+        self.losses = losses
+        rounds = len(model.config.rounds)
+        self.sums = torch.zeros(rounds, device=processes.device)
+        self.broken = torch.zeros((), device=processes.device)
+        """Up once a loss was not finite."""
+        self.steps_done = torch.zeros((), device=processes.device)
+        """Steps before that."""
+
+    def __call__(self, step: int, batches: Sequence[Batch]) -> None:
+        """Take the step; ``batches`` are this process's micro-batches."""
+        self.optimizer.zero_grad(set_to_none=True)
+        step_losses = torch.zeros_like(self.sums)
+        for turn, (images, targets) in enumerate(batches):
+            seed_all(self.recipe.seed, step, self.processes.rank * len(batches) + turn)
+            images, labels = self.mixup(images, targets)
+            last = turn == len(batches) - 1
+            with self._synced(last):
+                with torch.autocast(images.device.type, self.dtype, enabled=self.dtype is not None):
+                    compared = self.objective.targets(images, labels)
+                    losses = self.losses(images, *compared)  # (S,)
+                self.scaler.scale(losses.mean() / len(batches)).backward()
+            step_losses += losses.detach() / len(batches)
+        self._update(self.processes.mean(step_losses))
+
+    def _update(self, step_losses: Tensor) -> None:
+        finite = step_losses.isfinite().all()
+        self.broken = torch.maximum(self.broken, (~finite).float())
+        self.steps_done += 1 - self.broken
+        self.sums += torch.where(self.broken > 0, 0, step_losses)
+        if self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.found_inf = self.broken  # type: ignore[attr-defined]
+            self.optimizer.step()
+        self.ema.update(self.model)
+
+    def _synced(self, last: bool) -> Any:
+        """Gradients are shared among processes once, with the last micro-batch."""
+        ddp = isinstance(self.losses, DistributedDataParallel)
+        return self.losses.no_sync() if ddp and not last else nullcontext()  # type: ignore[operator]
+
+
+class _Smooth:
+    """Labels without mixing: one-hot, smoothed."""
+
+    def __init__(self, classes: int, smoothing: float) -> None:
+        self.classes, self.smoothing = classes, smoothing
+
+    def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        off = self.smoothing / self.classes
+        labels = torch.full((len(targets), self.classes), off, device=targets.device)
+        return images, labels.scatter_(1, targets.unsqueeze(1), 1 - self.smoothing + off)  # (B,) -> (B, K)
+
+
+def make_mixup(recipe: Recipe, classes: int) -> Any:
+    """timm's mixup and cutmix with smoothing, or smoothing alone."""
+    wanted = recipe.mixing
+    if not wanted.mixup and not wanted.cutmix:
+        return _Smooth(classes, wanted.smoothing)
+    micro = recipe.optimizer.batch // recipe.optimizer.accumulate
+    if micro % 2:
+        raise ValueError(f"mixup needs an even batch, not {micro}; change optimizer.batch or set mixing.mixup=0.")
+    return Mixup(
+        mixup_alpha=wanted.mixup,
+        cutmix_alpha=wanted.cutmix,
+        prob=wanted.probability,
+        switch_prob=wanted.switch,
+        label_smoothing=wanted.smoothing,
+        num_classes=classes,
+    )
+
+
+def _device_ids(processes: Processes) -> list[int] | None:
+    return [processes.device.index or 0] if processes.device.type == "cuda" else None

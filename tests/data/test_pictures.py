@@ -1,0 +1,103 @@
+import io
+import tarfile
+
+import pytest
+from PIL import Image
+
+from progresvit.data.decode import decode
+from progresvit.data.pictures import find_pictures
+from progresvit.data.timm_pictures import find_timm_pictures
+
+
+def png(colour="red"):
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def make_tar(path, files):
+    with tarfile.open(path, "w") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def test_a_folder_is_read_in_sorted_order(digits):
+    pictures = find_pictures(digits, "train")
+    assert pictures.class_ids == ("0", "1", "2", "3")
+    assert len(pictures) == 48
+    assert list(pictures.targets) == sorted(pictures.targets)
+    assert decode(pictures.read(7)).size == (32, 32)
+
+
+def test_several_tars_are_one_set_and_other_tars_are_passed_over(tmp_path):
+    make_tar(tmp_path / "train-0.tar", {"train/cat/a.png": png("red"), "train/dog/b.png": png("lime")})
+    make_tar(tmp_path / "train-1.tar", {"./train/cat/c.png": png("blue"), "train/README": b"text"})
+    make_tar(tmp_path / "val.tar", {"val/dog/d.png": png("white")})
+    make_tar(tmp_path / "scenes.tar", {"images/train/e.png": png()})
+    for source in (tmp_path, f"{tmp_path}/*.tar"):
+        train = find_pictures(source, "train")
+        assert train.class_ids == ("cat", "dog")
+        assert [entry.name for entry in train.entries] == ["train/cat/a.png", "train/cat/c.png", "train/dog/b.png"]
+        assert [decode(train.read(i)).getpixel((0, 0)) for i in range(3)] == [(255, 0, 0), (0, 0, 255), (0, 255, 0)]
+        val = find_pictures(source, "val", train.class_ids)
+        assert list(val.targets) == [1]
+
+
+def test_hugging_face_data_sets_come_through_timm(digits, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    pictures = find_timm_pictures(f"hfds/{digits}", "train", None)
+    assert pictures.class_ids == ("0", "1", "2", "3")
+    assert len(pictures) == 48
+    some = pictures.subset([3, 40])
+    assert decode(some.read(1)).size == (32, 32)
+    assert some.targets[1] == pictures.targets[40]
+
+
+def test_web_data_set_shards(tmp_path):
+    make_tar(tmp_path / "set-train-0.tar", {"a.png": png("red"), "a.cls": b"1", "b.cls": b"0", "b.png": png("blue")})
+    pictures = find_timm_pictures(f"wds/{tmp_path}", "train", None)
+    assert (pictures.class_ids, pictures.targets) == (("0", "1"), (1, 0))
+    assert decode(pictures.read(1)).getpixel((0, 0)) == (0, 0, 255)
+
+
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [("tfds/mnist", "use hfds"), ("wds/nowhere", "no shards"), ("hfds/./nowhere", "could not be opened")],
+)
+def test_timm_names_that_cannot_be_read_are_refused(source, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        find_timm_pictures(source, "train", None)
+
+
+def test_an_unlabelled_shard_is_refused(tmp_path):
+    make_tar(tmp_path / "train.tar", {"a.png": png()})
+    with pytest.raises(ValueError, match=r"no \.cls beside it"):
+        find_timm_pictures(f"wds/{tmp_path}", "train", None)
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="give a folder, a tar, or a pattern"):
+        find_pictures(tmp_path / "nowhere", "train")
+    with pytest.raises(ValueError, match="under train/<class>/"):
+        find_pictures(tmp_path, "train")
+
+
+def test_an_empty_class_is_refused(tmp_path):
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    (tmp_path / "train" / "cat" / "a.png").write_bytes(png())
+    (tmp_path / "train" / "dog").mkdir()
+    with pytest.raises(ValueError, match=r"dog of .* hold no pictures"):
+        find_pictures(tmp_path, "train")
+
+
+def test_a_class_that_training_lacks_is_refused(digits):
+    with pytest.raises(ValueError, match="val has classes that training lacks: 3"):
+        find_pictures(digits, "val", ("0", "1", "2"))
+
+
+def test_a_damaged_tar_is_refused(tmp_path):
+    (tmp_path / "train.tar").write_bytes(b"not a tar" * 100)
+    with pytest.raises(ValueError, match="copy it again"):
+        find_pictures(tmp_path, "train")

@@ -1,0 +1,290 @@
+"""Whole runs: they learn, they go on as if nothing had happened, and they lose nothing."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import progresvit
+from progresvit.training import loop, state
+from progresvit.training.journal import forget_after, read_log
+from progresvit.training.processes import Processes
+from progresvit.training.recipe import make_recipe
+from progresvit.training.state import checkpoints
+from progresvit.training.supervised import Supervised
+
+ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
+
+
+def recipe(**sections):
+    values = {
+        "model": {"resolutions": [16, 32], "heads": [1, 2], "depth": 2, "patch_size": 8, "drop_path": 0.1},
+        "data": {"mode": "resident", "workers": 0},
+        "augment": {"crop_scale": [0.5, 1.0], "colour": [0.2, 0.2, 0.2], "erasing": 0.25},
+        "mixing": {"mixup": 0.8, "cutmix": 1.0, "smoothing": 0.1},
+        "optimizer": {"lr": 2e-3, "lr_batch": 16, "batch": 16},
+        "schedule": {"epochs": 3, "cooldown": 1, "warmup": 1},
+        "ema": 0.9,
+        "run": {"log_every": 1},
+    }
+    for name, section in sections.items():
+        values[name] = {**values[name], **section} if isinstance(section, dict) else section
+    return make_recipe(values, origin="test")
+
+
+def run(wanted, data, out, **options):
+    return loop.train(wanted, data=str(data), out=out, processes=ALONE, **options)
+
+
+def losses(out):
+    return [(line["step"], line["losses"], line["lr"]) for line in read_log(out) if line["event"] == "train"]
+
+
+def test_a_few_dozen_pictures_are_learned_by_heart_within_300_steps(digits, tmp_path):
+    shutil.copytree(digits / "train", tmp_path / "data" / "train")
+    shutil.copytree(digits / "train", tmp_path / "data" / "val")  # by heart: what is asked is what was learned
+    wanted = recipe(
+        augment={"crop_scale": [1.0, 1.0], "crop_ratio": [1.0, 1.0], "colour": None, "erasing": 0.0, "flip": 0.0},
+        mixing={"mixup": 0.0, "cutmix": 0.0, "smoothing": 0.0},
+        schedule={"epochs": 80, "cooldown": 2, "warmup": 5},
+        run={"log_every": 10, "evaluate_every": 82, "save_every": 82},
+    )
+    model = run(wanted, tmp_path / "data", tmp_path / "out")
+    result = read_log(tmp_path / "out")[-1]
+    assert result["event"] == "evaluation"
+    assert result["step"] <= 300
+    assert result["top1"][-1] > 0.9
+    assert progresvit.load(model).config.class_ids == ("0", "1", "2", "3")
+
+
+@pytest.mark.parametrize("mode", ["resident", "loader"])
+def test_resumed_run_equals_an_unbroken_one(digits, tmp_path, mode, monkeypatch):
+    wanted = recipe(data={"mode": mode}, run={"log_every": 1, "keep": 9})
+    run(wanted, digits, tmp_path / "whole")
+
+    class KilledError(Exception):
+        pass
+
+    count = iter(range(100))
+    step = loop.TrainingStep.__call__
+
+    def dies_in_step_eight(self, *arguments):
+        if next(count) == 7:
+            raise KilledError
+        step(self, *arguments)
+
+    monkeypatch.setattr(loop.TrainingStep, "__call__", dies_in_step_eight)
+    with pytest.raises(KilledError):
+        run(wanted, digits, tmp_path / "broken")
+    monkeypatch.setattr(loop.TrainingStep, "__call__", step)
+    assert checkpoints(tmp_path / "broken" / "checkpoints")[-1].name == "step-000000006"
+    run(wanted, digits, tmp_path / "broken", resume=True)
+
+    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
+    whole, broken = (checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "broken"))
+    assert whole.name == broken.name == "step-000000012"
+    for file in ("model", "ema", "optimizer"):
+        left, right = (load_file(folder / f"{file}.safetensors") for folder in (whole, broken))
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[key], right[key]) for key in left), file
+    evaluations = [
+        [line for line in read_log(tmp_path / name) if line["event"] == "evaluation"] for name in ("whole", "broken")
+    ]
+    assert evaluations[0] == evaluations[1]
+
+
+def start(out, digits, *options):
+    """A run in a process of its own, slow enough to be stopped."""
+    values = recipe(
+        schedule={"epochs": 2000, "cooldown": 0}, run={"log_every": 1, "save_every": 2000, "evaluate_every": 2000}
+    )
+    path = out.parent / "recipe.yaml"
+    path.write_text(values.to_yaml())
+    command = [
+        sys.executable,
+        "-m",
+        "progresvit",
+        "train",
+        path,
+        "--data",
+        digits,
+        "--out",
+        out,
+        "--device",
+        "cpu",
+        *options,
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(digits, tmp_path, number):
+    out = tmp_path / "out"
+    process = start(out, digits)
+    log = out / "log.jsonl"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and len(log.read_text().splitlines()) > 3):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    message = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number
+    assert "--resume" in message
+    assert "Traceback" not in message
+    (saved,) = checkpoints(out / "checkpoints")
+    step = json.loads((saved / "progress.json").read_text())["progress"]["step"]
+    assert f"stopped after step {step}" in message
+    assert losses(out)[-1][0] == step
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change(digits, tmp_path, monkeypatch):
+    wanted = recipe(run={"log_every": 3})
+    seen = []
+    original = Supervised.losses
+
+    def breaks_in_step_five(self, outputs, *targets):
+        value = original(self, outputs, *targets)
+        seen.append(1)
+        return value * (float("nan") if len(seen) == 5 else 1.0)
+
+    monkeypatch.setattr(Supervised, "losses", breaks_in_step_five)
+    kept = {}
+    update = loop.TrainingStep._update
+
+    def remember(self, step_losses):
+        update(self, step_losses)
+        kept[len(seen)] = {key: value.clone() for key, value in self.model.state_dict().items()}
+
+    monkeypatch.setattr(loop.TrainingStep, "_update", remember)
+    with pytest.raises(ValueError, match=r"not finite at step 5 \(learning rate .*--resume --set optimizer\.lr=0\.001"):
+        run(wanted, digits, tmp_path / "out")
+    assert not all(torch.equal(kept[4][key], kept[3][key]) for key in kept[4])
+    assert all(torch.equal(kept[5][key], kept[4][key]) for key in kept[4])
+    assert all(torch.equal(kept[6][key], kept[4][key]) for key in kept[4])
+    assert [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")] == ["step-000000003"]
+    monkeypatch.undo()
+    run(recipe(run={"log_every": 3}, optimizer={"lr": 1e-3}), digits, tmp_path / "out", resume=True)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(digits, tmp_path, monkeypatch):
+    write, count = state.write_safetensors, iter(range(100))
+
+    def full(weights, path):
+        if next(count) == 7:  # in the middle of the third checkpoint
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        write(weights, path)
+
+    monkeypatch.setattr(state, "write_safetensors", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(recipe(), digits, tmp_path / "out")
+    monkeypatch.undo()
+    assert sorted(os.listdir(tmp_path / "out" / "checkpoints")) == ["step-000000003", "step-000000006"]
+    run(recipe(), digits, tmp_path / "out", resume=True)
+    assert losses(tmp_path / "out")[-1][0] == 12
+
+
+def test_last_and_best_are_kept(digits, tmp_path):
+    run(recipe(run={"keep": 2}), digits, tmp_path / "out")
+    assert [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")] == ["step-000000009", "step-000000012"]
+    for name in ("best", "model"):
+        assert progresvit.load(tmp_path / "out" / name).config.num_classes == 4
+
+
+def test_a_run_leaves_what_is_needed_to_understand_it(digits, tmp_path, capsys):
+    out = tmp_path / "out"
+    run(recipe(), digits, out)
+    about = json.loads((out / "run.json").read_text())
+    assert about["torch"] == torch.__version__
+    assert {"git", "command", "python", "timm", "device", "processes", "data"} <= set(about)
+    assert (out / "recipe.yaml").read_text() == recipe().to_yaml()
+    assert list((out / "tensorboard").iterdir())
+    evaluation = [line for line in read_log(out) if line["event"] == "evaluation"][-1]
+    assert len(evaluation["top1"]) == 2
+    assert evaluation["near_lossless"]["gmacs"] <= evaluation["full_gmacs"]
+    assert evaluation["convention"] == "paper"
+    shown = capsys.readouterr().err
+    assert "images/s" in shown
+    assert shown.strip().splitlines()[-1] == f"look at it with: progresvit info {out / 'model'}"
+
+
+def test_a_folder_with_another_run_is_refused(digits, tmp_path):
+    out = tmp_path / "out"
+    run(recipe(), digits, out)
+    before = losses(out)
+    with pytest.raises(ValueError, match=r"--resume.*--overwrite"):
+        run(recipe(), digits, out)
+    with pytest.raises(ValueError, match=r"another recipe \(optimizer\.batch, seed\)"):
+        run(recipe(optimizer={"batch": 8}, seed=1), digits, out, resume=True)
+    with pytest.raises(ValueError, match="give one of them"):
+        run(recipe(), digits, out, resume=True, overwrite=True)
+    assert losses(out) == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="holds other files"):
+        run(recipe(), digits, tmp_path / "other")
+    run(recipe(optimizer={"batch": 8}), digits, out, overwrite=True)
+    assert losses(out) != before
+
+
+def test_resuming_a_finished_run_changes_nothing(digits, tmp_path):
+    run(recipe(), digits, tmp_path / "out")
+    before = losses(tmp_path / "out")
+    run(recipe(), digits, tmp_path / "out", resume=True)
+    assert losses(tmp_path / "out") == before
+
+
+def test_fine_tuning_starts_from_a_model_folder(digits, tmp_path):
+    first = run(recipe(), digits, tmp_path / "first")
+    wanted = recipe(model={"start": str(first)}, schedule={"epochs": 1, "cooldown": 0, "warmup": 1, "warmup_lr": 0.0})
+    second = run(wanted, digits, tmp_path / "second")  # at a rate of zero the weights stay
+    left, right = (load_file(folder / "model.safetensors") for folder in (first, second))
+    assert all(torch.allclose(left[key], right[key], atol=1e-6) for key in left)
+
+
+def test_a_head_with_too_few_classes_is_refused(digits, tmp_path):
+    with pytest.raises(ValueError, match=r"4 classes and the head 3; set model\.num_classes=4"):
+        run(recipe(model={"num_classes": 3}), digits, tmp_path / "out")
+
+
+def test_a_batch_larger_than_the_set_is_refused(digits, tmp_path):
+    with pytest.raises(ValueError, match="larger than the set of 48"):
+        run(recipe(optimizer={"batch": 64}), digits, tmp_path / "out")
+
+
+def test_fp16_needs_a_gpu(digits, tmp_path):
+    with pytest.raises(ValueError, match=r"run\.precision=bf16"):
+        run(recipe(run={"precision": "fp16"}), digits, tmp_path / "out")
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"grad_checkpointing": True}])
+def test_other_ways_of_running_learn_the_same_thing(digits, tmp_path, options):
+    run(recipe(), digits, tmp_path / "plain")
+    run(recipe(run=options), digits, tmp_path / "other")
+    for (_, plain, _), (_, other, _) in zip(losses(tmp_path / "plain"), losses(tmp_path / "other")):
+        assert other == pytest.approx(plain, abs=0.03)
+
+
+def test_a_compiled_run_learns_the_same_thing(digits, tmp_path):
+    torch.compiler.reset()
+    short = {"schedule": {"epochs": 1, "cooldown": 0}, "model": {"depth": 1, "drop_path": 0.0}}
+    run(recipe(**short), digits, tmp_path / "plain")
+    run(recipe(**short, run={"compile": True, "log_every": 1}), digits, tmp_path / "compiled")
+    for (_, plain, _), (_, compiled, _) in zip(losses(tmp_path / "plain"), losses(tmp_path / "compiled")):
+        assert compiled == pytest.approx(plain, abs=1e-3)
+
+
+def test_lines_after_the_checkpoint_and_lines_cut_short_are_forgotten(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    forget_after(log, 2)
+    assert log.read_text() == '{"step": 1}\n{"step": 2}\n'

@@ -1,0 +1,41 @@
+"""Two processes under torchrun against one that takes two turns."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.training.test_loop import losses, recipe
+
+
+def train(digits, folder, values, *launcher):
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text(values.to_yaml())
+    command = [
+        *launcher,
+        "-m",
+        "progresvit",
+        "train",
+        folder / "recipe.yaml",
+        "--data",
+        digits,
+        "--out",
+        folder / "out",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [str(part) for part in [*command, "--device", "cpu"]], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return losses(folder / "out")
+
+
+def test_two_processes_learn_what_one_learns_in_two_turns(digits, tmp_path):
+    schedule = {"epochs": 2, "cooldown": 0, "warmup": 1}
+    alone = train(digits, tmp_path / "alone", recipe(optimizer={"accumulate": 2}, schedule=schedule), sys.executable)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    together = train(digits, tmp_path / "together", recipe(schedule=schedule), *torchrun)
+    assert [step for step, *_ in alone] == [step for step, *_ in together] == list(range(1, 7))
+    for (_, one, _), (_, two, _) in zip(alone, together):
+        assert one == pytest.approx(two, abs=1e-5)

@@ -1,0 +1,111 @@
+import pytest
+import yaml
+
+from progresvit.config import plain_vit, preset
+from progresvit.training.recipe import Recipe, load_recipe, shipped_recipes
+
+NAMES = {"num_classes": 1000, "class_ids": None, "labels": None}
+
+
+def test_every_recipe_that_was_promised_ships():
+    assert set(shipped_recipes()) == {
+        "192_240", "160_240", "160_384", "128_192_240", "192_240_kd", "160_384_kd",
+        "width_only", "width_resolution", "deit_small_224", "deit_small_240", "deit_small_384",
+        "photos_tiny", "photos_tiny_kd", "photos_small", "photos_small_kd",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_recipe_is_valid_and_opens_with_its_command(name):
+    recipe = load_recipe(name)
+    assert recipe.model.config(**NAMES).num_classes == 1000
+    head = [line for line in shipped_recipes()[name].read_text().splitlines() if line.startswith("#")]
+    assert any(f"progresvit train {name} --data" in line for line in head)
+
+
+@pytest.mark.parametrize("name", ["192_240", "160_240", "160_384", "128_192_240"])
+def test_the_papers_recipe_is_that_of_the_method(name):
+    recipe = load_recipe(name)
+    assert recipe.model.config(**NAMES) == preset(f"progresvit_small_{name}")
+    assert recipe.model.start == "deit_small_patch16_224.fb_in1k"
+    assert recipe.model.drop_path == 0.1
+    assert recipe.run.precision == "fp32"
+    assert (recipe.ema, recipe.seed, recipe.epochs) == (0.99996, 42, 310)
+    assert recipe.optimizer.model_dump() == {
+        "lr": 5e-4, "lr_batch": 512, "weight_decay": 0.05, "betas": (0.9, 0.999), "eps": 1e-8,
+        "batch": 1024, "accumulate": 1,
+    }  # fmt: skip
+    assert recipe.schedule.model_dump() == {
+        "epochs": 300, "cooldown": 10, "warmup": 5, "warmup_lr": 1e-6, "min_lr": 1e-5,
+    }  # fmt: skip
+    assert recipe.mixing.model_dump() == {
+        "mixup": 0.8, "cutmix": 1.0, "probability": 1.0, "switch": 0.5, "smoothing": 0.1,
+    }  # fmt: skip
+    assert recipe.augment.rand_augment == "rand-m9-mstd0.5-inc1"
+    assert (recipe.augment.erasing, recipe.augment.flip, recipe.augment.crop_scale) == (0.25, 0.5, (0.08, 1.0))
+
+
+@pytest.mark.parametrize("name", ["192_240_kd", "160_384_kd"])
+def test_distilled_recipes_are_those_of_the_method(name):
+    recipe = load_recipe(name)
+    config = recipe.model.config(**NAMES)
+    assert config == preset(f"progresvit_small_{name.removesuffix('_kd')}", layer_scale=1e-6)
+    assert recipe.model.start == "deit3_small_patch16_384.fb_in22k_ft_in1k"
+    assert recipe.distillation.model_dump() == {"teacher": "deit3_base_patch16_384.fb_in22k_ft_in1k", "weight": 0.5}
+    assert recipe.run.precision == "bf16"
+    assert (recipe.data.train_resolution or config.resolution) == 384
+
+
+def test_ablation_and_plain_recipes_are_what_they_say():
+    width_only, with_resolution = (
+        load_recipe(name).model.config(**NAMES) for name in ("width_only", "width_resolution")
+    )
+    assert [round_.resolution for round_ in width_only.rounds] == [224, 224]
+    assert with_resolution == preset("progresvit_small_192_240", psg=False)
+    assert load_recipe("deit_small_240").model.config(**NAMES) == plain_vit(resolution=240, heads=6)
+
+
+def test_overrides_change_nested_values():
+    recipe = load_recipe("192_240", ["optimizer.batch=256", "run.precision=bf16", "optimizer.lr=1e-3", "ema=0.9"])
+    assert (recipe.optimizer.batch, recipe.run.precision) == (256, "bf16")
+    assert (recipe.optimizer.lr, recipe.ema) == (1e-3, 0.9)
+    assert load_recipe("photos_tiny_kd", ["distillation=null"]).distillation is None
+    assert load_recipe("photos_tiny", ["distillation.teacher=efficientnet-lite2"]).distillation.weight == 0.5
+
+
+def test_a_recipe_survives_yaml():
+    recipe = load_recipe("photos_tiny_kd")
+    assert Recipe.model_validate(yaml.safe_load(recipe.to_yaml())) == recipe
+
+
+@pytest.mark.parametrize(
+    ("overrides", "remedy"),
+    [
+        (["optimizer.bacth=256"], r"optimizer\.bacth: there is no such key, did you mean batch\?"),
+        (["optimiser.batch=256"], "did you mean optimizer"),
+        (["augment.mixup=1"], "known are crop_scale"),
+        (["distillation.techer=x"], "did you mean teacher"),
+        (["optimizer.batch=many"], r"optimizer\.batch"),
+        (["optimizer.batch=0"], "greater than or equal to 1"),
+        (["run.precision=fp64"], "'fp32', 'bf16' or 'fp16'"),
+        (["optimizer.batch"], "--set takes key=value"),
+        (["model.resolutions=[224]"], "either preset, or resolutions and heads"),
+    ],
+)
+def test_a_wrong_override_is_refused_with_a_suggestion(overrides, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        load_recipe("192_240", overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"), [("- a", "is no recipe"), ("model: [", "is no YAML"), ("seed: 1", "model")]
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path, text, remedy):
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(ValueError, match=remedy):
+        load_recipe(str(tmp_path / "recipe.yaml"))
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="the nearest are 192_240"):
+        load_recipe("192_24")

