@@ -5,6 +5,7 @@ Letters: B images, C channels, r the resolution of the training images (the devi
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from progresvit.config import ModelConfig
 from progresvit.data.augmentation import Augmentation, training_transform
 from progresvit.data.decode import PictureError, decode
-from progresvit.data.order import Order, seed_all
+from progresvit.data.order import Draw, Order, seed_all
 from progresvit.data.pictures import Pictures
 from progresvit.data.preprocess import evaluation_transform
 
@@ -60,7 +61,7 @@ class _Augmented(Dataset[tuple[Tensor, int, list[tuple[int, str]]]]):
 
     def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int, list[tuple[int, str]]]:
         epoch, index = item
-        seed_all(self.seed, epoch, index)
+        seed_all(Draw.PICTURE, self.seed, epoch, index)
         unreadable: list[tuple[int, str]] = []
         for turn in range(len(self.pictures)):
             candidate = (index + turn) % len(self.pictures)
@@ -117,6 +118,7 @@ class LoaderBatches:
             collate_fn=_collate,
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
+            worker_init_fn=_leave_signals_to_the_parent,
         )
         step: list[Batch] = []
         for images, targets, unreadable in loader:
@@ -126,6 +128,12 @@ class LoaderBatches:
             if len(step) == self.order.accumulate:
                 yield step
                 step = []
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the parent decides when the workers end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class _Plain(Dataset[tuple[Tensor, int] | None]):
@@ -147,7 +155,11 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Every readable picture once, in order, as evaluation sees it."""
     loader = DataLoader(
-        _Plain(pictures, config), batch_size=batch, num_workers=workers, collate_fn=_as_it_is, pin_memory=False
+        _Plain(pictures, config),
+        batch_size=batch,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        worker_init_fn=_leave_signals_to_the_parent,
     )
     for items in loader:
         for index, image in items:

@@ -9,20 +9,31 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
 import torch
 
 
-def mix_seed(*numbers: int) -> int:
+class Draw(IntEnum):
+    """What a draw is for: equal numbers must not give equal draws to different things."""
+
+    START = 1
+    ORDER = 2
+    PICTURE = 3
+    BATCH = 4
+    STEP = 5
+
+
+def mix_seed(draw: Draw, *numbers: int) -> int:
     """One seed from several numbers; nearby numbers give unrelated seeds."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint32)[0])
+    return int(np.random.SeedSequence((int(draw), *numbers)).generate_state(1, np.uint32)[0])
 
 
-def seed_all(*numbers: int) -> None:
+def seed_all(draw: Draw, *numbers: int) -> None:
     """Seed every random source that transforms, mixup and stochastic depth draw from."""
-    seed = mix_seed(*numbers)
+    seed = mix_seed(draw, *numbers)
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -73,4 +84,4 @@ class Order:
 
 @lru_cache(maxsize=2)
 def _permutation(count: int, seed: int, epoch: int) -> torch.Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(mix_seed(seed, epoch)))
+    return torch.randperm(count, generator=torch.Generator().manual_seed(mix_seed(Draw.ORDER, seed, epoch)))

@@ -19,7 +19,7 @@ from progresvit.data import augment
 from progresvit.data.augmentation import Augmentation
 from progresvit.data.decode import PictureError, decode
 from progresvit.data.loader import Batch, Unreadable
-from progresvit.data.order import Order, mix_seed
+from progresvit.data.order import Draw, Order, mix_seed
 from progresvit.data.pictures import Pictures
 from progresvit.data.preprocess import evaluation_transform
 
@@ -120,7 +120,7 @@ class ResidentBatches:
             yield [self._make(step, number, indices) for number, indices in self.order.micro_batches(step)]
 
     def _make(self, step: int, number: int, indices: list[int]) -> Batch:
-        self.generator.manual_seed(mix_seed(self.order.seed, step, number))
+        self.generator.manual_seed(mix_seed(Draw.BATCH, self.order.seed, step, number))
         chosen = torch.tensor(indices).to(self.pictures.images.device, non_blocking=True)
         images, sizes = self.pictures.images[chosen], self.pictures.sizes[chosen]
         return Batch(self.augment(images, sizes), self.pictures.targets[chosen])

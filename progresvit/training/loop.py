@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from progresvit import checkpoint
-from progresvit.data.order import seed_all
+from progresvit.data.order import Draw, seed_all
 from progresvit.training.build import Fed, build_model, build_objective, feed, find_splits
 from progresvit.training.folder import check_folder, claim_folder
 from progresvit.training.journal import Journal
@@ -35,17 +36,13 @@ def train(
     """Run a recipe to its end, or on to its end; returns the model folder."""
     check_folder(out, recipe, resume=resume, overwrite=overwrite)
     processes.wait()  # all have looked before one of them writes
-    seed_all(recipe.seed)
+    seed_all(Draw.START, recipe.seed)
     pictures, held_out = find_splits(recipe, data)
     model = build_model(recipe, pictures).to(processes.device)
     step = TrainingStep(model, build_objective(recipe, model, processes), recipe, processes)
     fed = feed(recipe, pictures, held_out, model, processes)
     claim_folder(out, recipe, data, processes, overwrite=overwrite)
-    progress = Progress()
-    found = checkpoints(out / "checkpoints") if resume else []
-    if found:
-        progress, scaler = load_state(found[-1], model=model, ema=step.ema.module, optimizer=step.optimizer)
-        step.scaler.load_state_dict(scaler)
+    progress = go_on(out / "checkpoints", step) if resume else Progress()
     order = fed.train.order
     journal = Journal(
         out if processes.first else None, total_steps=recipe.epochs * order.steps_per_epoch, first_step=progress.step
@@ -56,6 +53,22 @@ def train(
     finally:
         journal.close()
     return out / "model"
+
+
+def go_on(folder: Path, step: TrainingStep) -> Progress:
+    """Put back the newest checkpoint that is whole; from the start if there is none at all."""
+    found = checkpoints(folder)
+    for path in reversed(found):
+        try:
+            progress, scaler = load_state(path, model=step.model, ema=step.ema.module, optimizer=step.optimizer)
+        except (ValueError, KeyError, OSError, RuntimeError) as error:
+            print(f"{path} is damaged and passed over: {error}", file=sys.stderr)
+            continue
+        step.scaler.load_state_dict(scaler)
+        return progress
+    if found:
+        raise ValueError(f"none of the {len(found)} checkpoints in {folder} can be read; start anew with --overwrite.")
+    return Progress()
 
 
 class Run:
@@ -159,7 +172,8 @@ class Run:
         self.processes.wait()
 
     def _list_unreadable(self) -> None:
-        lines = [line for unreadable in self.fed.unreadable for line in unreadable.lines()]
+        mine = [line for unreadable in self.fed.unreadable for line in unreadable.lines()]
+        lines = sorted({line for share in self.processes.gather(mine) for line in share})
         if lines and self.processes.first:
             (self.out / "unreadable.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
             self.journal.say(f"{len(lines)} unreadable pictures were skipped; {self.out / 'unreadable.txt'} lists them")
@@ -188,6 +202,8 @@ def stop_signals() -> Iterator[list[int]]:
     caught: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
+        if caught:
+            raise KeyboardInterrupt  # asked twice: now
         caught.append(number)
 
     before = {number: signal.signal(number, remember) for number in (signal.SIGTERM, signal.SIGINT)}

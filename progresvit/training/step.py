@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from progresvit.data.loader import Batch
-from progresvit.data.order import seed_all
+from progresvit.data.order import Draw, seed_all
 from progresvit.model import ProgResViT, RoundOutput
 from progresvit.training.processes import Processes
 from progresvit.training.recipe import Optimizer, Recipe, Schedule
@@ -91,7 +91,7 @@ class TrainingStep:
         self.optimizer = make_optimizer(model, recipe.optimizer)
         self.schedule = make_schedule(self.optimizer, recipe.schedule)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.run.precision == "fp16")
-        self.mixup = make_mixup(recipe, model.config.num_classes)
+        self.mixup = make_mixup(recipe, model.config.num_classes, processes.count)
         losses: nn.Module = RoundLosses(model, objective)
         if recipe.run.compile:
             losses = torch.compile(losses, fullgraph=True, dynamic=False)  # type: ignore[assignment]
@@ -110,7 +110,7 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
         step_losses = torch.zeros_like(self.sums)
         for turn, (images, targets) in enumerate(batches):
-            seed_all(self.recipe.seed, step, self.processes.rank * len(batches) + turn)
+            seed_all(Draw.STEP, self.recipe.seed, step, self.processes.rank * len(batches) + turn)
             images, labels = self.mixup(images, targets)
             last = turn == len(batches) - 1
             with self._synced(last):
@@ -152,14 +152,17 @@ class _Smooth:
         return images, labels.scatter_(1, targets.unsqueeze(1), 1 - self.smoothing + off)  # (B,) -> (B, K)
 
 
-def make_mixup(recipe: Recipe, classes: int) -> Any:
+def make_mixup(recipe: Recipe, classes: int, processes: int = 1) -> Any:
     """timm's mixup and cutmix with smoothing, or smoothing alone."""
     wanted = recipe.mixing
     if not wanted.mixup and not wanted.cutmix:
         return _Smooth(classes, wanted.smoothing)
-    micro = recipe.optimizer.batch // recipe.optimizer.accumulate
+    micro = recipe.optimizer.batch // (recipe.optimizer.accumulate * processes)
     if micro % 2:
-        raise ValueError(f"mixup needs an even batch, not {micro}; change optimizer.batch or set mixing.mixup=0.")
+        raise ValueError(
+            f"mixup needs an even batch in each process and turn, not {micro}; change optimizer.batch or "
+            "optimizer.accumulate, or set mixing.mixup=0 and mixing.cutmix=0."
+        )
     return Mixup(
         mixup_alpha=wanted.mixup,
         cutmix_alpha=wanted.cutmix,

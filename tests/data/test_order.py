@@ -1,6 +1,6 @@
 import pytest
 
-from progresvit.data.order import Order, mix_seed
+from progresvit.data.order import Draw, Order, mix_seed
 
 
 def test_an_epoch_shows_every_picture_at_most_once_and_the_next_in_another_order():
@@ -29,7 +29,7 @@ def test_order_follows_from_seed_and_step_alone():
     assert list(Order(count=50, batch=8, seed=3).micro_batches(4)) != list(
         Order(count=50, batch=8, seed=4).micro_batches(4)
     )
-    assert len({mix_seed(a, b) for a in range(20) for b in range(20)}) == 400
+    assert len({mix_seed(draw, a, b) for draw in Draw for a in range(20) for b in range(20)}) == 400 * len(Draw)
 
 
 @pytest.mark.parametrize(

@@ -122,20 +122,22 @@ def start(out, digits, *options):
         *options,
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        [str(part) for part in command], stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(digits, tmp_path, number):
+@pytest.mark.parametrize(("number", "mode"), [(signal.SIGTERM, "resident"), (signal.SIGINT, "loader")])
+def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(digits, tmp_path, number, mode):
     out = tmp_path / "out"
-    process = start(out, digits)
+    process = start(out, digits, "--set", f"data.mode={mode}", "--set", "data.workers=1")
     log = out / "log.jsonl"
     deadline = time.monotonic() + 120
     while not (log.exists() and len(log.read_text().splitlines()) > 3):
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    process.send_signal(number)
+    os.killpg(process.pid, number)  # as a terminal does it: to the workers too
     message = process.communicate(timeout=60)[1]
     assert process.returncode == 128 + number
     assert "--resume" in message
@@ -191,6 +193,49 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(digits, tmp_path, monkeypa
     assert sorted(os.listdir(tmp_path / "out" / "checkpoints")) == ["step-000000003", "step-000000006"]
     run(recipe(), digits, tmp_path / "out", resume=True)
     assert losses(tmp_path / "out")[-1][0] == 12
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(digits, tmp_path, capsys):
+    out = tmp_path / "out"
+    run(recipe(), digits, out)
+    whole = losses(out)
+    *_, newest = checkpoints(out / "checkpoints")
+    weights = newest / "ema.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    run(recipe(), digits, out, resume=True)
+    assert f"{newest} is damaged and passed over" in capsys.readouterr().err
+    assert losses(out) == whole
+    for path in checkpoints(out / "checkpoints"):
+        (path / "progress.json").unlink()
+    with pytest.raises(ValueError, match="start anew with --overwrite"):
+        run(recipe(), digits, out, resume=True)
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_again(digits, tmp_path):
+    out = tmp_path / "out"
+    run(recipe(), digits, out)
+    whole = losses(out)
+    shutil.rmtree(out / "checkpoints")
+    run(recipe(), digits, out, resume=True)
+    assert losses(out) == whole
+
+
+def test_draws_for_pictures_and_for_the_step_are_unrelated(digits, tmp_path, monkeypatch):
+    """Stochastic depth must not follow from how a picture was cropped."""
+    seeds = {"torch": [], "generator": []}
+    manual_seed = torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: (seeds["torch"].append(seed), manual_seed(seed))[1])
+
+    class Spy(torch.Generator):
+        def manual_seed(self, seed):
+            seeds["generator"].append(seed)
+            return super().manual_seed(seed)
+
+    monkeypatch.setattr(torch, "Generator", Spy)
+    run(recipe(), digits, tmp_path / "out")
+    assert len(seeds["generator"]) >= 12
+    assert len(seeds["torch"]) >= 12
+    assert not set(seeds["torch"]) & set(seeds["generator"])
 
 
 def test_last_and_best_are_kept(digits, tmp_path):

@@ -72,8 +72,10 @@ def test_smoothed_labels_without_mixing():
 
 
 def test_mixup_needs_an_even_batch():
-    with pytest.raises(ValueError, match="mixup needs an even batch, not 7"):
+    with pytest.raises(ValueError, match="not 7; change"):
         make_mixup(load_recipe("photos_tiny", ["optimizer.batch=7"]), 4)
+    with pytest.raises(ValueError, match="not 3; change"):
+        make_mixup(load_recipe("photos_tiny", ["optimizer.batch=12"]), 4, processes=4)
 
 
 def test_learning_rate_grows_with_the_batch():
