@@ -13,7 +13,7 @@ from typing import Any
 import timm
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
 from progresvit import __version__
@@ -34,10 +34,9 @@ class Journal:
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=10),
             TextColumn("{task.completed}/{task.total}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             console=self.console,
             disable=not self.console.is_terminal,
         )
@@ -49,10 +48,10 @@ class Journal:
         if self.folder is None:
             return
         rounds = " ".join(f"{loss:.3f}" for loss in losses)
-        line = f"epoch {epoch + 1} step {step} loss {rounds} lr {lr:.2e} {speed:,.0f} images/s"
-        self._bar.update(self._task, completed=step, description=line)
+        line = f"loss {rounds} lr {lr:.1e} {speed:,.0f} images/s"
+        self._bar.update(self._task, completed=step, description=f"epoch {epoch + 1} {line}")
         if not self.console.is_terminal:
-            self.console.print(line, highlight=False)
+            self.console.print(f"epoch {epoch + 1} step {step} {line}", highlight=False)
         loss = sum(losses) / len(losses)
         self._write(
             "train", step, {"epoch": epoch, "loss": loss, "losses": losses, "lr": lr, "images_per_second": speed}
@@ -77,9 +76,14 @@ class Journal:
         """A line for the person."""
         self.console.print(text, highlight=False, soft_wrap=True)
 
-    def close(self) -> None:
+    def end_bar(self) -> None:
+        """Nothing is left to be done; what is said from here on stands below the bar."""
         if self.folder is not None:
             self._bar.stop()
+
+    def close(self) -> None:
+        self.end_bar()
+        if self.folder is not None:
             self._file.close()
             self._board.close()
 

@@ -189,6 +189,7 @@ class Run:
     def _finish(self) -> None:
         if self.processes.first:
             checkpoint.save(self.step.ema.module, self.out / "model")
+            self.journal.end_bar()
             result = self.progress.history[-1] if self.progress.history else {}
             rounds = ", ".join(f"{top1:.2%}" for top1 in result.get("top1", []))
             self.journal.say(f"the model is in {self.out / 'model'} (top-1 of the rounds: {rounds})")
