@@ -112,7 +112,7 @@ def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch
     step = TrainingStep(ProgResViT(config, drop_path=0.1).to(processes.device), Supervised(), recipe, processes)
     order = Order(count=len(stored), batch=batch, seed=0)
     batches = ResidentBatches(
-        stored, config=config, augmentation=recipe.augment, order=order, resolution=config.resolution
+        stored, config=config, augmentation=recipe.augment, order=order, resolution=config.input_side
     ).steps(0, 10**9)
     return {**timed(step, batches, steps=options.steps, batch=batch), "decoding_s": decoding, "pictures": len(stored)}
 
@@ -148,7 +148,7 @@ def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="progresvit_small_192_240")
-    parser.add_argument("--batches", default="256", help="batch sizes, with commas")
+    parser.add_argument("--batches", default="512", help="batch sizes, with commas")
     parser.add_argument("--data", help="pictures for the resident rows")
     parser.add_argument("--steps", type=int, default=20, help="steps of each of five timed stretches")
     parser.add_argument("--precision", default="bf16", choices=["fp32", "bf16", "fp16"])

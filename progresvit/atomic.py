@@ -1,4 +1,4 @@
-"""Folders that change in one step: a crash leaves the old one or the new one, whole."""
+"""Files and folders that change in one step: a crash leaves the old one or the new one, whole."""
 
 from __future__ import annotations
 
@@ -39,6 +39,18 @@ def replacing_folder(target: Path) -> Iterator[Path]:
         _sync(target.parent)
     finally:
         shutil.rmtree(staged, ignore_errors=True)  # what failed, or after an exchange what was replaced
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a small file; whoever reads it finds the old text or the new."""
+    staged = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        staged.write_text(text, encoding="utf-8")
+        _sync(staged)
+        staged.replace(path)
+        _sync(path.parent)
+    finally:
+        staged.unlink(missing_ok=True)
 
 
 def _put(staged: Path, target: Path) -> None:

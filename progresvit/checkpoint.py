@@ -112,7 +112,10 @@ def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:
     """A file that is as readable as any other file here (safetensors would keep it to its owner)."""
     path.touch()
     mode = path.stat().st_mode
-    save_file({key: value.contiguous() for key, value in weights.items()}, path, metadata={"format": "pt"})
+    try:
+        save_file({key: value.contiguous() for key, value in weights.items()}, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # it speaks of full disks and missing rights so
+        raise OSError(f"{path} could not be written: {error}") from error
     path.chmod(mode)
 
 
@@ -120,7 +123,7 @@ def timm_pretrained_cfg(config: ModelConfig) -> dict[str, Any]:
     """The same model as timm describes it: what its loader and its data pipeline ask for."""
     return {
         "num_classes": config.num_classes,
-        "input_size": (config.in_channels, config.resolution, config.resolution),
+        "input_size": (config.in_channels, config.input_side, config.input_side),
         "fixed_input_size": True,
         "interpolation": "bicubic",
         "crop_pct": config.crop,

@@ -64,6 +64,9 @@ class ModelConfig:
     """0 builds no head: a round's logits are then its class token."""
     position_resolution: int | None = None
     """Resolution whose grid the position embedding is stored for; None becomes the highest of the rounds."""
+    input_resolution: int | None = None
+    """Side of the image that preprocessing gives and every round is resized from; None becomes the highest of the
+    rounds. The authors' distilled models see 384 pixels even where their rounds end at 240."""
     psg: bool = True
     """Progress-Conditioned Soft Gating on or off."""
     layer_scale: float | None = None
@@ -86,8 +89,9 @@ class ModelConfig:
                 object.__setattr__(self, name, _as_tuple(name, getattr(self, name)))
         for name, minimum in _INTEGER_FIELDS.items():
             _require_int(name, getattr(self, name), minimum=minimum)
-        if self.position_resolution is None:
-            object.__setattr__(self, "position_resolution", self.resolution)
+        for name in ("position_resolution", "input_resolution"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, self.resolution)
         self._check_geometry()
         self._check_preprocessing()
         self._check_classes()
@@ -99,8 +103,14 @@ class ModelConfig:
 
     @property
     def resolution(self) -> int:
-        """The highest resolution of the rounds: the side of the image that comes in."""
+        """The highest resolution of the rounds: the least that an image needs."""
         return max(round_.resolution for round_ in self.rounds)
+
+    @property
+    def input_side(self) -> int:
+        """Side of the image that preprocessing gives."""
+        assert self.input_resolution is not None, "resolved in __post_init__"
+        return self.input_resolution
 
     @property
     def stored_grid(self) -> int:
@@ -113,10 +123,10 @@ class ModelConfig:
         return round_.resolution // self.patch_size
 
     def replace(self, **changes: Any) -> ModelConfig:
-        """A copy with some fields changed; new rounds bring their own position grid unless one is given."""
+        """A copy with some fields changed; new rounds bring their own position grid and input unless given."""
         _refuse_unknown(changes, known=_FIELDS, what="ModelConfig")
         if "rounds" in changes:
-            changes.setdefault("position_resolution", None)
+            changes = {"position_resolution": None, "input_resolution": None, **changes}
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,6 +195,12 @@ class ModelConfig:
                 raise ValueError(f"{name} needs {self.in_channels} numbers, one per input channel, not {values!r}.")
         if not all(value > 0 for value in self.std):
             raise ValueError(f"every value of std must be above 0, not {self.std!r}.")
+        _require_int("input_resolution", self.input_resolution, minimum=1)
+        if self.input_side < self.resolution:
+            raise ValueError(
+                f"input_resolution {self.input_side} is below the {self.resolution} that the rounds look at; "
+                f"give at least {self.resolution}, or null."
+            )
         if not (_is_number(self.crop) and 0 < self.crop <= 1):
             raise ValueError(f"crop is the share of the side to keep, above 0 and at most 1, not {self.crop!r}.")
 

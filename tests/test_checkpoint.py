@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import progresvit
@@ -88,6 +89,15 @@ def test_a_crash_while_saving_leaves_the_old_model(small_config, small_model, im
         progresvit.save(small_model, folder)
     assert torch.equal(logits(progresvit.load(folder), images), logits(old, images))
     assert os.listdir(tmp_path) == ["model"]
+
+
+def test_what_safetensors_says_of_a_full_disk_is_an_os_error(small_model, tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match=r"could not be written: .*No space left"):
+        progresvit.save(small_model, tmp_path / "model")
 
 
 def test_save_refuses_to_overwrite_what_is_no_model(small_model, tmp_path):

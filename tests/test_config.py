@@ -71,6 +71,7 @@ def small(**changes):
         (lambda: small(rounds=make_rounds([192, 230], [3, 6])), "the nearest are 224 and 240"),
         (lambda: small(rounds=make_rounds([8], [3])), "the nearest is 16"),
         (lambda: small(position_resolution=230), "the nearest are 224 and 240"),
+        (lambda: small(input_resolution=224), "give at least 240, or null"),
         (lambda: small(rounds=make_rounds([192, 240], [3, 7])), "use at most 6 or build a model with heads=7"),
         (lambda: small(rounds=make_rounds([192, 240], [6, 3])), "order the rounds from narrow to wide"),
         (lambda: small(rounds=make_rounds([240, 192], [3, 6])), "order the rounds from coarse to fine"),

@@ -63,6 +63,7 @@ def test_the_authors_hub_ids_are_converted(repo_id, tmp_path, hub):
     config = progresvit.load(repo_id).config
     assert [round_.resolution for round_ in config.rounds] == [round_.resolution for round_ in expected.rounds]
     assert (config.layer_scale, config.crop) == (expected.layer_scale, 0.9)
+    assert config.input_side == (240 if repo_id == "NCPS/progresvit-deit-s-192-240-imagenet1k" else 384)
     assert (config.class_ids[0], config.labels[0]) == ("n01440764", "tench, Tinca tinca")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PIL.Image import Image
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from timm.data import create_transform
 from torch import Tensor
 
@@ -29,6 +29,20 @@ class Augmentation(BaseModel):
     """Strength of brightness, contrast and saturation jitter."""
     erasing: float = Field(0.0, ge=0, le=1)
     """Probability of erasing a rectangle with noise."""
+
+    @field_validator("crop_scale", "crop_ratio")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] <= value[1]:
+            raise ValueError(f"a range from small to large is needed, both above 0, not {list(value)}")
+        return value
+
+    @field_validator("rand_augment")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("rand-"):
+            raise ValueError("timm's notation is needed, such as rand-m9-mstd0.5-inc1, or null")
+        return value
 
 
 def training_transform(config: ModelConfig, augmentation: Augmentation, resolution: int) -> Callable[[Image], Tensor]:

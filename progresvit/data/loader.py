@@ -31,6 +31,15 @@ class Batch(NamedTuple):
     """(B,)"""
 
 
+def open_picture(pictures: Pictures, index: int) -> Image:
+    """Read and decode; whatever goes wrong with the file is a :class:`PictureError`."""
+    try:
+        content = pictures.read(index)
+    except OSError as error:
+        raise PictureError(f"cannot be read ({error.strerror or error})") from error
+    return decode(content)
+
+
 class Unreadable:
     """Pictures that could not be decoded: listed once each, and an error when they are more than one in a hundred."""
 
@@ -66,14 +75,12 @@ class _Augmented(Dataset[tuple[Tensor, int, list[tuple[int, str]]]]):
         for turn in range(len(self.pictures)):
             candidate = (index + turn) % len(self.pictures)
             try:
-                picture = decode(self.pictures.read(candidate))
+                picture = open_picture(self.pictures, candidate)
             except PictureError as error:
                 unreadable.append((candidate, str(error)))
-                if len(unreadable) <= 8:
-                    continue
-                raise
+                continue
             return self.transform(picture), self.pictures.targets[candidate], unreadable
-        raise AssertionError("a set is never empty")
+        raise ValueError(f"none of the {len(self.pictures)} pictures can be read: {unreadable[0][1]}.")
 
 
 class _Steps(Sampler[list[tuple[int, int]]]):
@@ -145,7 +152,7 @@ class _Plain(Dataset[tuple[Tensor, int] | None]):
 
     def __getitem__(self, index: int) -> tuple[int, Tensor | str]:  # type: ignore[override]
         try:
-            return index, self.transform(decode(self.pictures.read(index)))
+            return index, self.transform(open_picture(self.pictures, index))
         except PictureError as error:
             return index, str(error)
 

@@ -79,7 +79,8 @@ def find_pictures(source: str | os.PathLike[str], split: str, class_ids: Sequenc
     classes = tuple(class_ids) if class_ids is not None else tuple(sorted(found))
     entries, targets = [], []
     for target, class_id in enumerate(classes):
-        ordered = sorted(found.get(class_id, []), key=lambda entry: entry.name)
+        once = {entry.name: entry for entry in reversed(found.get(class_id, []))}  # a tar may lie beside its contents
+        ordered = [once[name] for name in sorted(once)]
         entries += ordered
         targets += [target] * len(ordered)
     return Pictures(classes, tuple(entries), tuple(targets))
@@ -114,7 +115,7 @@ def _folder_entries(root: Path, split: str) -> Iterator[tuple[str, Entry | None]
 
 def _tar_entries(path: Path, split: str) -> Iterator[tuple[str, Entry | None]]:
     try:
-        with tarfile.open(path) as tar:
+        with tarfile.open(path, "r:") as tar:  # pictures are read by their place, so the tar must not be compressed
             for member in tar:
                 parts = member.name.removeprefix("./").split("/")
                 if len(parts) < 3 or parts[0] != split or not member.isfile():
@@ -122,7 +123,7 @@ def _tar_entries(path: Path, split: str) -> Iterator[tuple[str, Entry | None]]:
                 if parts[-1].lower().endswith(SUFFIXES):
                     yield parts[1], Entry(str(path), member.name.removeprefix("./"), member.offset_data, member.size)
     except tarfile.TarError as error:
-        raise ValueError(f"{path} is damaged or no tar ({error}); copy it again.") from error
+        raise ValueError(f"{path} is damaged, compressed or no tar ({error}); copy or unpack it again.") from error
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:

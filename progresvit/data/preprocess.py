@@ -10,12 +10,12 @@ from progresvit.config import ModelConfig
 
 
 def evaluation_transform(config: ModelConfig, *, as_bytes: bool = False) -> Callable[[Image], Tensor]:
-    """Resize, centre crop and normalise at the highest resolution of the rounds: an RGB picture -> (C, r, r).
+    """Resize, centre crop and normalise at the config's input resolution: an RGB picture -> (C, r, r).
 
     As bytes it is not normalised yet.
     """
     transform: Callable[[Image], Tensor] = create_transform(
-        input_size=(config.in_channels, config.resolution, config.resolution),
+        input_size=(config.in_channels, config.input_side, config.input_side),
         is_training=False,
         interpolation="bicubic",
         crop_pct=config.crop,

@@ -17,8 +17,8 @@ from torch import Tensor
 from progresvit.config import ModelConfig
 from progresvit.data import augment
 from progresvit.data.augmentation import Augmentation
-from progresvit.data.decode import PictureError, decode
-from progresvit.data.loader import Batch, Unreadable
+from progresvit.data.decode import PictureError
+from progresvit.data.loader import Batch, Unreadable, open_picture
 from progresvit.data.order import Draw, Order, mix_seed
 from progresvit.data.pictures import Pictures
 from progresvit.data.preprocess import evaluation_transform
@@ -44,7 +44,7 @@ class ResidentPictures:
 
         def load(index: int) -> tuple[tuple[int, int], Tensor] | str:
             try:
-                picture = decode(pictures.read(index))
+                picture = open_picture(pictures, index)
             except PictureError as error:
                 return str(error)
             return (picture.height, picture.width), prepare(picture)
@@ -88,7 +88,7 @@ def resident_for_training(pictures: Pictures, *, side: int, device: torch.device
 def resident_for_evaluation(pictures: Pictures, *, config: ModelConfig, device: torch.device) -> ResidentPictures:
     """The evaluation crop of each picture."""
     crop = evaluation_transform(config, as_bytes=True)
-    return ResidentPictures(pictures, side=config.resolution, prepare=crop, device=device)
+    return ResidentPictures(pictures, side=config.input_side, prepare=crop, device=device)
 
 
 class ResidentBatches:
@@ -143,6 +143,8 @@ class ResidentBatches:
 
 def resident_evaluation_batches(pictures: ResidentPictures, *, config: ModelConfig, batch: int) -> Iterator[Batch]:
     """Every picture once, in order, as evaluation sees it."""
+    if not len(pictures):
+        return
     device = pictures.images.device
     mean, std = (torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (config.mean, config.std))
     for images, targets in zip(pictures.images.split(batch), pictures.targets.split(batch)):

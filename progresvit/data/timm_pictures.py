@@ -78,20 +78,32 @@ def _from_shards(folder: Path, split: str) -> Pictures:
         raise ValueError(f"{folder} has no shards of {split}: tars with {split!r} in their names are looked for.")
     entries, targets = [], []
     for shard in shards:
-        with tarfile.open(shard) as tar:
-            images: dict[str, Entry] = {}
-            labels: dict[str, int] = {}
-            for member in tar:
-                stem, dot, suffix = member.name.partition(".")
-                if suffix == "cls":
-                    content = tar.extractfile(member)
-                    assert content is not None
-                    labels[stem] = int(content.read())
-                elif f".{suffix}".lower() in SUFFIXES and dot:
-                    images[stem] = Entry(str(shard), f"{shard.name}/{member.name}", member.offset_data, member.size)
+        try:
+            images, labels = _read_shard(shard)
+        except (tarfile.TarError, ValueError) as error:
+            raise ValueError(f"{shard} is damaged, compressed or no shard ({error}); copy it again.") from error
         unlabelled = sorted(set(images) - set(labels))
         if unlabelled:
             raise ValueError(f"{shard}: {unlabelled[0]} has no .cls beside it, nor have {len(unlabelled) - 1} more.")
         entries += list(images.values())
         targets += [labels[stem] for stem in images]
+    if not entries:
+        raise ValueError(f"the shards of {split} in {folder} hold no pictures with a .cls beside them.")
     return Pictures(tuple(str(index) for index in range(max(targets) + 1)), tuple(entries), tuple(targets))
+
+
+def _read_shard(shard: Path) -> tuple[dict[str, Entry], dict[str, int]]:
+    """Pictures and classes of a shard, by the stem that they share."""
+    images: dict[str, Entry] = {}
+    labels: dict[str, int] = {}
+    with tarfile.open(shard, "r:") as tar:
+        for member in tar:
+            name = member.name.removeprefix("./")
+            stem, _, suffix = name.partition(".")
+            if suffix == "cls":
+                content = tar.extractfile(member)
+                assert content is not None
+                labels[stem] = int(content.read())
+            elif f".{suffix}".lower() in SUFFIXES:
+                images[stem] = Entry(str(shard), f"{shard.name}/{name}", member.offset_data, member.size)
+    return images, labels

@@ -24,7 +24,9 @@ from progresvit.model import ProgResViT
 
 OFFICIAL_MODELS: Mapping[str, ModelConfig] = {
     f"NCPS/progresvit-deit-s-{resolutions}{kd}-imagenet1k": preset(
-        f"progresvit_small_{resolutions.replace('-', '_')}", layer_scale=1e-6 if kd else None
+        f"progresvit_small_{resolutions.replace('-', '_')}",
+        layer_scale=1e-6 if kd else None,
+        input_resolution=384 if kd else None,
     )
     for resolutions in ("192-240", "160-384")
     for kd in ("", "-kd")
@@ -41,6 +43,7 @@ _NEEDED = {
 }  # and their dimensions
 _ROUNDS_OF_GRID = {240: (192, 240), 384: (160, 384)}  # stored position grid -> resolutions of the two rounds
 _NUMBERS = re.compile(r"(progresvit(?:[_-]deit[_-]s)?[_-])?(?<![A-Za-z0-9])(\d{2,4}(?:[_-]\d{2,4})+)(?![A-Za-z0-9])")
+_DISTILLED_INPUT = 384  # pixels that the KD models (those with LayerScale) are evaluated on
 _LAYER_SCALE_START = 1e-6  # the start that the KD models trained from; the weights replace it
 
 _RENAMES = tuple(
@@ -132,6 +135,7 @@ def _config(weights: Mapping[str, Tensor], name: str, resolutions: Sequence[int]
     widths = _round_widths(weights, width)
     resolutions = resolutions or _resolutions(name, grid * patch_size, rounds=len(widths), patch_size=patch_size)
     names = ImageNetInfo() if classes == 1000 else None
+    distilled = "blocks.0.ls1.gamma" in weights
     return ModelConfig(
         rounds=make_rounds(resolutions, [round_width // HEAD_WIDTH for round_width in widths]),
         heads=width // HEAD_WIDTH,
@@ -140,7 +144,8 @@ def _config(weights: Mapping[str, Tensor], name: str, resolutions: Sequence[int]
         in_channels=weights["patch_embed.proj.weight"].shape[1],
         num_classes=classes,
         position_resolution=grid * patch_size,
-        layer_scale=_LAYER_SCALE_START if "blocks.0.ls1.gamma" in weights else None,
+        layer_scale=_LAYER_SCALE_START if distilled else None,
+        input_resolution=max(_DISTILLED_INPUT, *resolutions) if distilled else None,
         class_ids=tuple(names.label_names()) if names else None,
         labels=tuple(names.label_descriptions()) if names else None,
     )

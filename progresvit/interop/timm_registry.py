@@ -35,7 +35,7 @@ class TimmProgResViT(ProgResViT):
         **fields: Any,
     ) -> None:
         in_chans = fields.pop("in_channels", in_chans)
-        if "rounds" in fields and _sides(img_size) == {cfg.resolution}:
+        if "rounds" in fields and _sides(img_size) == {cfg.input_side}:
             img_size = None  # timm filled in the preset's
         if num_classes != cfg.num_classes:
             fields = {"class_ids": None, "labels": None, **fields}
@@ -123,9 +123,9 @@ def _sides(img_size: int | tuple[int, int] | None) -> set[int]:
 
 
 def _check_size(img_size: int | tuple[int, int] | None, config: ModelConfig) -> None:
-    if _sides(img_size) - {config.resolution}:
+    if _sides(img_size) - {config.input_side}:
         raise ValueError(
-            f"img_size={img_size} does not fit rounds that end at {config.resolution}; "
+            f"img_size={img_size} does not fit a model that takes {config.input_side}; "
             "the rounds set the resolutions, so pass rounds=make_rounds([...], [...]) instead."
         )
 

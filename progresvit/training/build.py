@@ -106,7 +106,7 @@ def feed(recipe: Recipe, pictures: Pictures, held_out: Pictures, model: ProgResV
         "seed": recipe.seed,
     }
     per_process = max(1, batch // processes.count)
-    resolution = recipe.data.train_resolution or config.resolution
+    resolution = config.input_side
     if recipe.data.mode == "loader":
         order = Order(count=len(pictures), **ordering)
         workers = recipe.data.workers

@@ -9,14 +9,18 @@ from typing import Any
 
 import yaml
 
+from progresvit.atomic import replace_file
+from progresvit.data.pictures import Pictures
 from progresvit.training.journal import surroundings
 from progresvit.training.processes import Processes
 from progresvit.training.recipe import Recipe
 
 RECIPE_FILE = "recipe.yaml"
-RUN_FILES = (RECIPE_FILE, "run.json", "log.jsonl", "unreadable.txt", "checkpoints", "tensorboard", "model", "best")
-FREE_TO_CHANGE = {"run", "data"}
-"""Sections of a recipe that may differ on resuming: they say how a run is carried out, not what it is."""
+ABOUT_FILE = "run.json"
+RUN_FILES = ("checkpoints", "log.jsonl", "unreadable.txt", "tensorboard", "model", "best", ABOUT_FILE, RECIPE_FILE)
+"""In the order in which they are removed: as long as the recipe is there, the folder is known to hold a run."""
+FREE_TO_CHANGE = {"run", "data.workers", "optimizer.lr"}
+"""What may differ on resuming: how a run is carried out, and the rate, which a broken run goes on with when lowered."""
 
 
 def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
@@ -35,6 +39,8 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
         )
     if resume:
         before = yaml.safe_load((out / RECIPE_FILE).read_text(encoding="utf-8"))
+        if not isinstance(before, dict):
+            raise ValueError(f"{out / RECIPE_FILE} is damaged; put the recipe of the run back, or use --overwrite.")
         differing = _differences(before, yaml.safe_load(recipe.to_yaml()))
         if differing:
             raise ValueError(
@@ -43,24 +49,44 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
             )
 
 
-def claim_folder(out: Path, recipe: Recipe, data: str, processes: Processes, *, overwrite: bool) -> None:
-    """Make the run's folder, now that the run can start."""
+def claim_folder(
+    out: Path, recipe: Recipe, data: str, pictures: Pictures, processes: Processes, *, resume: bool, overwrite: bool
+) -> None:
+    """Make the run's folder, now that the run can start; on resuming, see that the data is that of the run."""
+    about: dict[str, Any] = {"pictures": len(pictures), "class_ids": list(pictures.class_ids), "data": data}
+    about |= surroundings(processes.device, processes.count)
+    before = _read_about(out) if resume else {}
+    for key in ("pictures", "class_ids"):
+        if before and before.get(key) != about[key]:
+            raise ValueError(
+                f"the run in {out} was made with other data: {before.get('data')}, {before.get('pictures')} pictures "
+                f"of {len(before.get('class_ids', []))} classes; resume with the same, or name another folder."
+            )
+    processes.wait()  # all have looked before one of them writes
     if processes.first:
         for path in (out / name for name in RUN_FILES) if overwrite else ():
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         out.mkdir(parents=True, exist_ok=True)
-        (out / RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
-        about = {"data": data, **surroundings(processes.device, processes.count)}
-        (out / "run.json").write_text(json.dumps(about, indent=2), encoding="utf-8")
+        told = {**before, "resumed": [*before.get("resumed", []), about]} if before else about
+        replace_file(out / ABOUT_FILE, json.dumps(told, indent=2))
+        replace_file(out / RECIPE_FILE, recipe.to_yaml())
     processes.wait()
 
 
+def _read_about(out: Path) -> dict[str, Any]:
+    try:
+        about: dict[str, Any] = json.loads((out / ABOUT_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return about
+
+
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Keys whose change makes it another run. The learning rate is not one: lowering it is how a broken run goes on."""
+    """Keys whose change makes it another run."""
     found = []
     for key in {**before, **now}:
         name, old, new = f"{prefix}{key}", before.get(key), now.get(key)
-        if name in FREE_TO_CHANGE or name == "optimizer.lr" or old == new:
+        if name in FREE_TO_CHANGE or old == new:
             continue
         found += _differences(old, new, f"{name}.") if isinstance(old, dict) and isinstance(new, dict) else [name]
     return found

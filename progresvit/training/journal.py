@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
 from progresvit import __version__
+from progresvit.atomic import replace_file
 
 LOG_FILE = "log.jsonl"
 
@@ -24,14 +25,14 @@ LOG_FILE = "log.jsonl"
 class Journal:
     """Written by the first process alone; the others hold a silent one (``folder`` None)."""
 
-    def __init__(self, folder: Path | None, *, total_steps: int, first_step: int) -> None:
+    def __init__(self, folder: Path | None, *, total_steps: int, first_step: int, evaluated_step: int) -> None:
         self.folder = folder
         self.console = Console(stderr=True, quiet=folder is None)
         if folder is None:
             return
-        forget_after(folder / LOG_FILE, first_step)
+        forget_after(folder / LOG_FILE, first_step, evaluated_step)
         self._file = (folder / LOG_FILE).open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=10),
@@ -93,6 +94,10 @@ class Journal:
         for name, value in values.items():
             if isinstance(value, float):
                 self._board.add_scalar(f"{event}/{name}", value, step)
+            elif isinstance(value, Mapping):
+                for part, number in value.items():
+                    if isinstance(number, float):
+                        self._board.add_scalar(f"{event}/{name}/{part}", number, step)
             elif isinstance(value, list):
                 for number, part in enumerate(value, start=1):
                     self._board.add_scalar(f"{event}/{name}/round {number}", part, step)
@@ -103,18 +108,22 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / LOG_FILE).read_text(encoding="utf-8").splitlines()]
 
 
-def forget_after(log: Path, step: int) -> None:
-    """Drop what a run wrote after the checkpoint that it goes on from; a line cut short by a crash goes too."""
+def forget_after(log: Path, step: int, evaluated_step: int) -> None:
+    """Drop what a run wrote after the checkpoint that it goes on from; a line cut short by a crash goes too.
+
+    The evaluation of a checkpoint comes after it, so it may be one of those things.
+    """
     if not log.exists():
         return
     kept = []
     for line in log.read_text(encoding="utf-8").splitlines():
         try:
-            if json.loads(line)["step"] <= step:
+            told = json.loads(line)
+            if told["step"] <= (evaluated_step if told["event"] == "evaluation" else step):
                 kept.append(line)
-        except ValueError:
+        except (ValueError, KeyError):
             continue
-    log.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    replace_file(log, "".join(line + "\n" for line in kept))
 
 
 def surroundings(device: torch.device, processes: int) -> dict[str, Any]:

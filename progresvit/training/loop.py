@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 from progresvit import checkpoint
 from progresvit.data.order import Draw, seed_all
 from progresvit.training.build import Fed, build_model, build_objective, feed, find_splits
@@ -35,17 +37,19 @@ def train(
 ) -> Path:
     """Run a recipe to its end, or on to its end; returns the model folder."""
     check_folder(out, recipe, resume=resume, overwrite=overwrite)
-    processes.wait()  # all have looked before one of them writes
     seed_all(Draw.START, recipe.seed)
     pictures, held_out = find_splits(recipe, data)
     model = build_model(recipe, pictures).to(processes.device)
     step = TrainingStep(model, build_objective(recipe, model, processes), recipe, processes)
     fed = feed(recipe, pictures, held_out, model, processes)
-    claim_folder(out, recipe, data, processes, overwrite=overwrite)
+    claim_folder(out, recipe, data, pictures, processes, resume=resume, overwrite=overwrite)
     progress = go_on(out / "checkpoints", step) if resume else Progress()
     order = fed.train.order
     journal = Journal(
-        out if processes.first else None, total_steps=recipe.epochs * order.steps_per_epoch, first_step=progress.step
+        out if processes.first else None,
+        total_steps=recipe.epochs * order.steps_per_epoch,
+        first_step=progress.step,
+        evaluated_step=progress.history[-1]["step"] if progress.history else 0,
     )
     try:
         with stop_signals() as stop:
@@ -65,6 +69,9 @@ def go_on(folder: Path, step: TrainingStep) -> Progress:
             print(f"{path} is damaged and passed over: {error}", file=sys.stderr)
             continue
         step.scaler.load_state_dict(scaler)
+        if progress.loss_sums:
+            step.sums.copy_(torch.tensor(progress.loss_sums))
+        step.steps_done += progress.step - progress.logged_step
         return progress
     if found:
         raise ValueError(f"none of the {len(found)} checkpoints in {folder} can be read; start anew with --overwrite.")
@@ -88,12 +95,15 @@ class Run:
         self.recipe, self.out, self.processes, self.step, self.fed = recipe, out, processes, step, fed
         self.progress, self.journal, self.stop = progress, journal, stop
         self.order = fed.train.order
-        self.clock, self.seen = time.monotonic(), progress.step
+        self.clock, self.seen, self.timed_from = time.monotonic(), progress.logged_step, progress.step
+        self.saved = time.monotonic()
 
     def go(self) -> None:
         """All steps that are left, then the model."""
         per_epoch, total = self.order.steps_per_epoch, self.recipe.epochs * self.order.steps_per_epoch
         self.step.schedule.step(self.progress.step // per_epoch)
+        if self.progress.step and self.progress.step % per_epoch == 0:
+            self._evaluate_if_due(self.progress.step // per_epoch - 1)  # it may have died between saving and evaluating
         for batches in self.fed.train.steps(self.progress.step, total):
             self.step(self.progress.step, batches)
             self.progress.step += 1
@@ -102,6 +112,8 @@ class Run:
                 self._log(epoch)
             if done % per_epoch == 0:
                 self._end_epoch(epoch)
+            elif done % self.recipe.run.log_every == 0 and self._save_is_late():
+                self._save()
             if self.processes.any(bool(self.stop)):
                 self._interrupted()
         self._finish()
@@ -118,12 +130,21 @@ class Run:
             step=self.progress.step,
             losses=losses,
             lr=lr,
-            speed=steps * self.order.batch / (now - self.clock),
+            speed=self._speed(now),
         )
         self.progress.seconds += now - self.clock
         self.step.sums.zero_()
         self.step.steps_done.zero_()
-        self.clock, self.seen = now, self.progress.step
+        self.clock, self.seen, self.timed_from = now, self.progress.step, self.progress.step
+
+    def _speed(self, now: float) -> float:
+        """Images a second since the last word, or since the run went on."""
+        return (self.progress.step - self.timed_from) * self.order.batch / (now - self.clock)
+
+    def _save_is_late(self) -> bool:
+        """The first process has the clock."""
+        late = self.processes.first and time.monotonic() - self.saved > self.recipe.run.save_minutes * 60
+        return self.processes.any(late)
 
     def _stop_if_broken(self) -> None:
         """A loss that was not finite ends the run; nothing of it was applied, and nothing after it is saved."""
@@ -132,19 +153,24 @@ class Run:
         number = self.seen + int(self.step.steps_done.item()) + 1
         lr = self.step.optimizer.param_groups[0]["lr"]
         raise ValueError(
-            f"the loss was not finite at step {number} (learning rate {lr:.2e}); the weights were left as they were "
-            f"before it. Go on from the last checkpoint with a lower rate: --resume --set "
+            f"the loss or its gradient was not finite at step {number} (learning rate {lr:.2e}); the weights were left "
+            f"as they were before it. Go on from the last checkpoint with a lower rate: --resume --set "
             f"optimizer.lr={self.recipe.optimizer.lr / 2:g}, or with run.precision=fp32."
         )
 
     def _end_epoch(self, epoch: int) -> None:
         last = epoch == self.recipe.epochs - 1
-        if (epoch + 1) % self.recipe.run.evaluate_every == 0 or last:
-            self._evaluate(epoch)
-        if (epoch + 1) % self.recipe.run.save_every == 0 or last:
-            self._save()
         self.step.schedule.step(epoch + 1)
+        if (epoch + 1) % self.recipe.run.save_every == 0 or last:
+            self._save()  # ahead of evaluating, which takes its time
+        self._evaluate_if_due(epoch)
         self.clock = time.monotonic()
+
+    def _evaluate_if_due(self, epoch: int) -> None:
+        last, history = epoch == self.recipe.epochs - 1, self.progress.history
+        done = bool(history) and history[-1]["step"] == self.progress.step
+        if not done and ((epoch + 1) % self.recipe.run.evaluate_every == 0 or last):
+            self._evaluate(epoch)
 
     def _evaluate(self, epoch: int) -> None:
         result = validate(self.step.ema.module, self.fed.val(), processes=self.processes, dtype=self.step.dtype)
@@ -158,6 +184,8 @@ class Run:
 
     def _save(self) -> None:
         self._stop_if_broken()
+        self.saved = time.monotonic()
+        self.progress.logged_step, self.progress.loss_sums = self.seen, self.step.sums.tolist()
         if self.processes.first:
             folder = self.out / "checkpoints"
             save_state(

@@ -32,19 +32,21 @@ class Model(_Section):
     depth: int | None = None
     patch_size: int | None = None
     position_resolution: int | None = None
+    input_resolution: int | None = None
+    """Side of the images that training and evaluation give; a teacher may want them larger than the rounds do."""
     drop_path: float = Field(0.0, ge=0, lt=1)
     start: str | None = None
     """Weights to start from: a timm model's name, or a model folder."""
 
     @model_validator(mode="after")
     def _one_description(self) -> Model:
-        if (self.preset is None) == (self.resolutions is None) or (self.resolutions is None) != (self.heads is None):
+        if (self.preset is None) == (not self.resolutions) or (not self.resolutions) != (not self.heads):
             raise ValueError("give either preset, or resolutions and heads")
         return self
 
     def config(self, *, num_classes: int, class_ids: Sequence[str] | None, labels: Sequence[str] | None) -> ModelConfig:
         """The config of this model for a set of classes."""
-        names = ("psg", "layer_scale", "depth", "patch_size", "position_resolution")
+        names = ("psg", "layer_scale", "depth", "patch_size", "position_resolution", "input_resolution")
         fields = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         fields |= {"num_classes": num_classes, "class_ids": class_ids, "labels": labels}
         if self.preset is not None:
@@ -61,10 +63,8 @@ class Data(_Section):
     workers: int = Field(8, ge=0)
     train: str = "train"
     val: str = "val"
-    train_resolution: int | None = Field(None, ge=1)
-    """Side of the training images, for a teacher that wants them larger; None: the model's highest resolution."""
     resident_side: int | None = Field(None, ge=1)
-    """Side of the pictures that the resident mode stores; None: that of the training images."""
+    """Side of the pictures that the resident mode stores; None: the model's input resolution."""
 
 
 class Mixing(_Section):
@@ -121,6 +121,8 @@ class Run(_Section):
     """Epochs."""
     save_every: int = Field(1, ge=1)
     """Epochs."""
+    save_minutes: float = Field(15, gt=0)
+    """And at least this often, in the middle of an epoch too."""
     keep: int = Field(2, ge=1)
     """Checkpoints."""
 
@@ -203,7 +205,10 @@ def _override(values: dict[str, Any], text: str) -> None:
 
 
 def _parse(value: str) -> Any:
-    parsed = yaml.safe_load(value)
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set: {value!r} is no YAML value; lists are written [0.9, 0.999].") from error
     try:  # YAML 1.1 reads 1e-3 as text
         return float(parsed) if isinstance(parsed, str) else parsed
     except ValueError:

@@ -28,6 +28,9 @@ class Progress:
     best_top1: float = -1.0
     best_step: int = -1
     seconds: float = 0.0
+    logged_step: int = 0
+    """The last step that the log speaks of, and the sums of the losses since."""
+    loss_sums: list[float] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
     """One entry an evaluation."""
 

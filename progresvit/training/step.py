@@ -77,8 +77,8 @@ def make_schedule(optimizer: torch.optim.Optimizer, wanted: Schedule) -> CosineL
 class TrainingStep:
     """Model, average and optimizer of a run, and how one step changes them.
 
-    A loss that is not finite raises a flag on the device, and from then on the optimizer leaves the weights alone: the
-    host need not wait for every loss to be sure that none of them did harm.
+    A loss or gradient that is not finite raises a flag on the device, and from then on the optimizer leaves the weights
+    alone: the host need not wait for every loss to be sure that none of them did harm.
     """
 
     def __init__(self, model: ProgResViT, objective: Objective, recipe: Recipe, processes: Processes) -> None:
@@ -101,7 +101,7 @@ class TrainingStep:
         rounds = len(model.config.rounds)
         self.sums = torch.zeros(rounds, device=processes.device)
         self.broken = torch.zeros((), device=processes.device)
-        """Up once a loss was not finite."""
+        """Up once a loss or a gradient was not finite."""
         self.steps_done = torch.zeros((), device=processes.device)
         """Steps before that."""
 
@@ -123,10 +123,14 @@ class TrainingStep:
 
     def _update(self, step_losses: Tensor) -> None:
         finite = step_losses.isfinite().all()
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        if not self.scaler.is_enabled():  # with a scaler, gradients overflow now and then, and it handles that
+            finite &= torch.stack(torch._foreach_norm(gradients)).isfinite().all()
         self.broken = torch.maximum(self.broken, (~finite).float())
         self.steps_done += 1 - self.broken
         self.sums += torch.where(self.broken > 0, 0, step_losses)
         if self.scaler.is_enabled():
+            torch._foreach_mul_(gradients, torch.where(self.broken > 0, torch.nan, 1.0))  # so it skips the step
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:

@@ -20,6 +20,7 @@ from progresvit import api
 from progresvit.config import ModelConfig
 from progresvit.model import ProgResViT
 
+IMAGENET_CLASSES = 1000
 LITE = "efficientnet-lite2"
 LITE_SIZE = 260
 LITE_MEAN, LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3  # (x - 127) / 128 for x in 0..255
@@ -86,7 +87,12 @@ def load_teacher(name: str, student: ModelConfig) -> Teacher:
         raise ValueError(f"there is no teacher {name!r}; name a pretrained timm model, a model folder, or {LITE}.")
     network = timm.create_model(name, pretrained=True)
     data = resolve_data_config({}, model=network)
-    classes = None if network.num_classes == student.num_classes else _imagenet(student)
+    if network.num_classes != IMAGENET_CLASSES and network.num_classes != student.num_classes:
+        raise ValueError(
+            f"the teacher {name} tells {network.num_classes} classes apart and the student {student.num_classes}; "
+            f"take one of ImageNet-1K, or one with the student's classes."
+        )
+    classes = _imagenet(student) if network.num_classes == IMAGENET_CLASSES else None
     return Teacher(
         network, student=student, size=data["input_size"][-1], mean=data["mean"], std=data["std"], classes=classes
     )
@@ -118,7 +124,7 @@ def _efficientnet_lite2() -> nn.Module:
 def _imagenet(student: ModelConfig) -> list[int] | None:
     """Where ImageNet-1K has the student's classes."""
     order = ImageNetInfo().label_names()
-    if student.class_ids is None and student.num_classes == len(order):
+    if student.class_ids is None and student.num_classes == IMAGENET_CLASSES:
         return None
     place = {name: index for index, name in enumerate(order)}
     return _places(place.get, student)

@@ -120,3 +120,32 @@ def test_more_than_one_in_a_hundred_stops_the_run(damaged, make):
         (damaged / "train" / "1" / f"{number}.png").write_bytes(b"not a picture")
     with pytest.raises(ValueError, match="3 of 200 pictures cannot be read"):
         list(make(find_pictures(damaged, "train")).steps(0, 25))
+
+
+def test_many_unreadable_pictures_in_a_row_are_passed_over(digits, tmp_path):
+    for digit in range(4):
+        folder = tmp_path / "train" / str(digit)
+        folder.mkdir(parents=True)
+        for number in range(300):
+            shutil.copy(digits / "train" / str(digit) / f"{number % 12}.png", folder / f"{number:03}.png")
+    for number in range(12):
+        (tmp_path / "train" / "2" / f"{number:03}.png").write_bytes(b"not a picture")
+    batches = loader(find_pictures(tmp_path, "train"))
+    assert sum(len(step[0].targets) for step in batches.steps(0, 150)) == 1200
+    assert len(batches.unreadable.lines()) == 12
+
+
+def test_a_picture_that_may_not_be_read_is_unreadable(digits, monkeypatch):
+    pictures = find_pictures(digits, "train")
+    read = type(pictures).read
+
+    def forbidden(self, index):
+        if index == 3:
+            raise PermissionError(13, "Permission denied")
+        return read(self, index)
+
+    monkeypatch.setattr(type(pictures), "read", forbidden)
+    monkeypatch.setattr(Unreadable, "limit", 0.05)
+    batches = loader(pictures)
+    assert len(list(batches.steps(0, 6))) == 6
+    assert batches.unreadable.lines() == ["train/0/11.png: cannot be read (Permission denied)"]

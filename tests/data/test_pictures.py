@@ -99,5 +99,32 @@ def test_a_class_that_training_lacks_is_refused(digits):
 
 def test_a_damaged_tar_is_refused(tmp_path):
     (tmp_path / "train.tar").write_bytes(b"not a tar" * 100)
-    with pytest.raises(ValueError, match="copy it again"):
+    with pytest.raises(ValueError, match="copy or unpack it again"):
         find_pictures(tmp_path, "train")
+
+
+def test_a_compressed_tar_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "train.tar", "w:gz") as tar:
+        info = tarfile.TarInfo("train/cat/a.png")
+        info.size = len(png())
+        tar.addfile(info, io.BytesIO(png()))
+    with pytest.raises(ValueError, match="compressed"):
+        find_pictures(tmp_path, "train")
+
+
+def test_a_tar_beside_its_contents_counts_once(tmp_path):
+    make_tar(tmp_path / "train.tar", {"train/cat/a.png": png(), "train/cat/b.png": png()})
+    with tarfile.open(tmp_path / "train.tar") as tar:
+        tar.extractall(tmp_path, filter="data")
+    assert len(find_pictures(tmp_path, "train")) == 2
+
+
+def test_damaged_or_empty_shards_are_refused(tmp_path):
+    (tmp_path / "train-0.tar").write_bytes(b"not a tar" * 100)
+    with pytest.raises(ValueError, match="copy it again"):
+        find_timm_pictures(f"wds/{tmp_path}", "train", None)
+    make_tar(tmp_path / "train-0.tar", {"./a.txt": b"text"})
+    with pytest.raises(ValueError, match="hold no pictures"):
+        find_timm_pictures(f"wds/{tmp_path}", "train", None)
+    make_tar(tmp_path / "train-0.tar", {"./a.png": png(), "./a.cls": b"0"})
+    assert len(find_timm_pictures(f"wds/{tmp_path}", "train", None)) == 1

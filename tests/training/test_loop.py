@@ -1,6 +1,7 @@
 """Whole runs: they learn, they go on as if nothing had happened, and they lose nothing."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import progresvit
-from progresvit.training import loop, state
+from progresvit.training import build, loop, state
 from progresvit.training.journal import forget_after, read_log
 from progresvit.training.processes import Processes
 from progresvit.training.recipe import make_recipe
@@ -64,9 +65,9 @@ def test_a_few_dozen_pictures_are_learned_by_heart_within_300_steps(digits, tmp_
     assert progresvit.load(model).config.class_ids == ("0", "1", "2", "3")
 
 
-@pytest.mark.parametrize("mode", ["resident", "loader"])
-def test_resumed_run_equals_an_unbroken_one(digits, tmp_path, mode, monkeypatch):
-    wanted = recipe(data={"mode": mode}, run={"log_every": 1, "keep": 9})
+@pytest.mark.parametrize(("mode", "log_every"), [("resident", 1), ("loader", 5)])
+def test_resumed_run_equals_an_unbroken_one(digits, tmp_path, mode, log_every, monkeypatch):
+    wanted = recipe(data={"mode": mode}, run={"log_every": log_every, "keep": 9})
     run(wanted, digits, tmp_path / "whole")
 
     class KilledError(Exception):
@@ -167,7 +168,9 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(digits, tmp_p
         kept[len(seen)] = {key: value.clone() for key, value in self.model.state_dict().items()}
 
     monkeypatch.setattr(loop.TrainingStep, "_update", remember)
-    with pytest.raises(ValueError, match=r"not finite at step 5 \(learning rate .*--resume --set optimizer\.lr=0\.001"):
+    with pytest.raises(
+        ValueError, match=r"was not finite at step 5 \(learning rate .*--resume --set optimizer\.lr=0\.001"
+    ):
         run(wanted, digits, tmp_path / "out")
     assert not all(torch.equal(kept[4][key], kept[3][key]) for key in kept[4])
     assert all(torch.equal(kept[5][key], kept[4][key]) for key in kept[4])
@@ -175,6 +178,80 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(digits, tmp_p
     assert [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")] == ["step-000000003"]
     monkeypatch.undo()
     run(recipe(run={"log_every": 3}, optimizer={"lr": 1e-3}), digits, tmp_path / "out", resume=True)
+
+
+def test_a_run_stopped_in_the_middle_of_an_epoch_goes_on_as_if_nothing_had_been(digits, tmp_path, monkeypatch):
+    wanted = recipe(run={"log_every": 5, "keep": 9})
+    run(wanted, digits, tmp_path / "whole")
+    step = loop.TrainingStep.__call__
+
+    def stops_after_step_eight(self, number, batches):
+        step(self, number, batches)
+        if number == 7:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(loop.TrainingStep, "__call__", stops_after_step_eight)
+    with pytest.raises(loop.Interrupted, match="stopped after step 8"):
+        run(wanted, digits, tmp_path / "broken")
+    monkeypatch.undo()
+    run(wanted, digits, tmp_path / "broken", resume=True)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
+    left, right = (
+        load_file(checkpoints(tmp_path / name / "checkpoints")[-1] / "model.safetensors")
+        for name in ("whole", "broken")
+    )
+    assert all(torch.equal(left[key], right[key]) for key in left)
+
+
+def test_a_run_that_dies_while_evaluating_has_saved_before_and_evaluates_again(digits, tmp_path, monkeypatch):
+    run(recipe(), digits, tmp_path / "whole")
+
+    def dies(*arguments, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(loop, "validate", dies)
+    with pytest.raises(MemoryError):
+        run(recipe(), digits, tmp_path / "broken")
+    monkeypatch.undo()
+    assert [path.name for path in checkpoints(tmp_path / "broken" / "checkpoints")] == ["step-000000003"]
+    run(recipe(), digits, tmp_path / "broken", resume=True)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
+    evaluations = [
+        [line for line in read_log(tmp_path / name) if line["event"] == "evaluation"] for name in ("whole", "broken")
+    ]
+    assert evaluations[0] == evaluations[1]
+
+
+def test_long_epochs_are_saved_by_the_clock(digits, tmp_path):
+    run(recipe(run={"save_minutes": 1e-6, "keep": 99}), digits, tmp_path / "out")
+    assert len(checkpoints(tmp_path / "out" / "checkpoints")) == 12
+
+
+def test_a_gradient_that_is_not_finite_is_not_applied_either(digits, tmp_path, monkeypatch):
+    update, count = loop.TrainingStep._update, iter(range(100))
+
+    def spoiled(self, step_losses):
+        if next(count) == 5:
+            next(iter(self.model.parameters())).grad.fill_(float("nan"))
+        update(self, step_losses)
+
+    monkeypatch.setattr(loop.TrainingStep, "_update", spoiled)
+    with pytest.raises(ValueError, match="not finite at step 6"):
+        run(recipe(), digits, tmp_path / "out")
+    (saved,) = checkpoints(tmp_path / "out" / "checkpoints")
+    assert saved.name == "step-000000003"
+
+
+def test_resuming_with_other_data_is_refused(digits, tmp_path):
+    out, other = tmp_path / "out", tmp_path / "other"
+    run(recipe(), digits, out)
+    shutil.copytree(digits, other)
+    (other / "train" / "0" / "0.png").unlink()
+    with pytest.raises(ValueError, match="other data"):
+        run(recipe(), other, out, resume=True)
+    with pytest.raises(ValueError, match=r"another recipe \(data\.mode\)"):
+        run(recipe(data={"mode": "loader"}), digits, out, resume=True)
+    run(recipe(data={"workers": 1}), digits, out, resume=True)
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(digits, tmp_path, monkeypatch):
@@ -252,6 +329,9 @@ def test_a_run_leaves_what_is_needed_to_understand_it(digits, tmp_path, capsys):
     assert about["torch"] == torch.__version__
     assert {"git", "command", "python", "timm", "device", "processes", "data"} <= set(about)
     assert (out / "recipe.yaml").read_text() == recipe().to_yaml()
+    run(recipe(), digits, out, resume=True)
+    resumed = json.loads((out / "run.json").read_text())
+    assert (resumed["git"], len(resumed["resumed"])) == (about["git"], 1)
     assert list((out / "tensorboard").iterdir())
     evaluation = [line for line in read_log(out) if line["event"] == "evaluation"][-1]
     assert len(evaluation["top1"]) == 2
@@ -330,6 +410,42 @@ def test_a_compiled_run_learns_the_same_thing(digits, tmp_path):
 
 def test_lines_after_the_checkpoint_and_lines_cut_short_are_forgotten(tmp_path):
     log = tmp_path / "log.jsonl"
-    log.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
-    forget_after(log, 2)
-    assert log.read_text() == '{"step": 1}\n{"step": 2}\n'
+    lines = [json.dumps({"event": event, "step": step}) for step in (1, 2, 3) for event in ("train", "evaluation")]
+    log.write_text("\n".join(lines) + '\n{"st')
+    forget_after(log, 2, evaluated_step=1)
+    assert log.read_text().splitlines() == lines[:3]
+
+
+def test_a_loss_scaler_skips_what_overflows_and_stops_at_a_loss_that_is_not_finite(digits, tmp_path):
+    """The path of fp16, with bfloat16 in its place, so that a CPU can take it."""
+    wanted = recipe(run={"precision": "bf16"})
+    pictures, _ = build.find_splits(wanted, str(digits))
+    model = build.build_model(wanted, pictures)
+    step = loop.TrainingStep(model, Supervised(), wanted, ALONE)
+    step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)  # overflows at first
+    batches = build.feed(wanted, pictures, pictures, model, ALONE).train
+
+    def weights():
+        return model.blocks[0].mlp.fc1.weight.detach().clone()
+
+    before = weights()
+    first, second, third = batches.steps(0, 3)
+    step(0, first)
+    assert torch.equal(weights(), before)
+    assert not step.broken
+    step.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    step(1, second)
+    after = weights()
+    assert not torch.equal(after, before)
+    step.broken += 1
+    step(2, third)
+    assert torch.equal(weights(), after)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_gpu_learns_in_every_precision(digits, tmp_path, precision):
+    gpu = Processes(rank=0, count=1, device=torch.device("cuda", 0))
+    wanted = recipe(run={"precision": precision, "log_every": 1})
+    loop.train(wanted, data=str(digits), out=tmp_path / "out", processes=gpu)
+    assert all(math.isfinite(loss) for _, rounds, _ in losses(tmp_path / "out") for loss in rounds)

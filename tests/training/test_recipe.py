@@ -49,11 +49,11 @@ def test_the_papers_recipe_is_that_of_the_method(name):
 def test_distilled_recipes_are_those_of_the_method(name):
     recipe = load_recipe(name)
     config = recipe.model.config(**NAMES)
-    assert config == preset(f"progresvit_small_{name.removesuffix('_kd')}", layer_scale=1e-6)
+    assert config == preset(f"progresvit_small_{name.removesuffix('_kd')}", layer_scale=1e-6, input_resolution=384)
     assert recipe.model.start == "deit3_small_patch16_384.fb_in22k_ft_in1k"
     assert recipe.distillation.model_dump() == {"teacher": "deit3_base_patch16_384.fb_in22k_ft_in1k", "weight": 0.5}
     assert recipe.run.precision == "bf16"
-    assert (recipe.data.train_resolution or config.resolution) == 384
+    assert config.input_side == 384
 
 
 def test_ablation_and_plain_recipes_are_what_they_say():
@@ -89,6 +89,10 @@ def test_a_recipe_survives_yaml():
         (["optimizer.batch=0"], "greater than or equal to 1"),
         (["run.precision=fp64"], "'fp32', 'bf16' or 'fp16'"),
         (["optimizer.batch"], "--set takes key=value"),
+        (["optimizer.betas=[1"], "is no YAML value"),
+        (["augment.rand_augment=foo"], "such as rand-m9-mstd0.5-inc1"),
+        (["augment.crop_scale=[1, 0.5]"], "from small to large"),
+        (["model.preset=null", "model.resolutions=[]", "model.heads=[]"], "either preset, or resolutions and heads"),
         (["model.resolutions=[224]"], "either preset, or resolutions and heads"),
     ],
 )

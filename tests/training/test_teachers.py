@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import timm
 import torch
@@ -8,6 +10,7 @@ from progresvit.config import preset
 from progresvit.data import evaluation_transform
 from progresvit.training.teachers import Teacher, load_teacher
 
+CAT = Path(__file__).parent.parent.parent / "examples" / "pictures" / "cat.jpg"
 WOOF = ("n02086240", "n02087394", "n02088364")  # three of Imagewoof's dogs
 
 
@@ -34,7 +37,7 @@ def test_efficientnet_lite2_knows_a_cat_when_it_sees_one():
     """The real weights on a real picture: a tabby among ImageNet's thousand classes."""
     student = preset("progresvit_small_192_240")
     teacher = load_teacher("efficientnet-lite2", student).eval()
-    image = evaluation_transform(student)(Image.open("examples/pictures/cat.jpg").convert("RGB"))
+    image = evaluation_transform(student)(Image.open(CAT).convert("RGB"))
     with torch.no_grad():
         best = teacher(image.unsqueeze(0)).topk(3).indices[0].tolist()
     assert set(best) & {281, 282, 285}  # tabby, tiger cat, Egyptian cat
@@ -55,6 +58,14 @@ def test_any_timm_model_can_teach(monkeypatch):
     assert teacher.size == 176
     with torch.no_grad():
         assert teacher(torch.randn(2, 3, 224, 224)).shape == (2, 3)
+
+
+def test_a_teacher_of_other_classes_is_refused(monkeypatch):
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, num_classes=21843))
+    student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+    with pytest.raises(ValueError, match="21843 classes apart and the student 3"):
+        load_teacher("resnet10t", student)
 
 
 def test_our_own_models_can_teach(small_config, randomize, tmp_path):
