@@ -24,7 +24,7 @@ from progresvit.data.loader import Batch
 from progresvit.model import ProgResViT
 from progresvit.training.processes import Processes, start_processes
 from progresvit.training.recipe import Recipe, make_recipe
-from progresvit.training.step import TrainingStep
+from progresvit.training.step import PRECISIONS, TrainingStep
 from progresvit.training.supervised import Supervised, soft_cross_entropy
 
 
@@ -124,7 +124,7 @@ def timm_deit(options: argparse.Namespace, processes: Processes, batch: int) -> 
     fresh()
     model = timm.create_model("deit_small_patch16_224", drop_path_rate=0.1).to(processes.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[options.precision]
+    dtype = PRECISIONS[options.precision]
 
     def loss_of(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return soft_cross_entropy(model(images), labels)
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--batches", default="512", help="batch sizes, with commas")
     parser.add_argument("--data", help="pictures for the resident rows")
     parser.add_argument("--steps", type=int, default=20, help="steps of each of five timed stretches")
-    parser.add_argument("--precision", default="bf16", choices=["fp32", "bf16", "fp16"])
+    parser.add_argument("--precision", default="bf16", choices=list(PRECISIONS))
     parser.add_argument("--eager", dest="compile", action="store_false", help="do not compile")
     parser.add_argument("--only", choices=["ours", "photographs", "timm"], help="one kind of row alone")
     parser.add_argument("--json", type=Path, help="where to write the rows")

@@ -136,6 +136,12 @@ def test_save_refuses_a_wrapped_model(small_model, tmp_path):
         progresvit.save(torch.compile(small_model), tmp_path / "model")
 
 
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return path
+
+
 @pytest.fixture
 def folder(small_model, tmp_path):
     return progresvit.save(small_model, tmp_path / "model")
@@ -162,8 +168,7 @@ def test_weights_that_are_no_floating_point_numbers_are_named(folder):
 
 
 def test_a_config_far_larger_than_its_weights_is_refused_without_building_it(folder):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "num_classes": 1_000_000}))
+    edit_config(folder, num_classes=1_000_000)
     with pytest.raises(ValueError, match=r"instead of \(1000000, 128\)"):
         progresvit.load(folder)
 
@@ -175,8 +180,7 @@ def test_a_config_that_is_no_text_is_refused(folder):
 
 
 def test_config_of_another_depth_is_told_by_the_keys(folder):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "depth": 3}))
+    edit_config(folder, depth=3)
     with pytest.raises(ValueError, match=r"lack blocks\.2\..* more"):
         progresvit.load(folder)
 
@@ -193,8 +197,7 @@ def test_a_truncated_safetensors_is_refused(folder, keep):
     ("key", "value", "remedy"), [("dept", 2, "did you mean 'depth'"), ("depth", None, "depth must be a whole number")]
 )
 def test_a_wrong_config_json_is_refused_by_name(folder, key, value, remedy):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    path = edit_config(folder, **{key: value})
     with pytest.raises(ValueError, match=remedy) as caught:
         progresvit.load(folder)
     assert str(path) in str(caught.value)

@@ -74,10 +74,14 @@ def claim_folder(
 
 
 def _read_about(out: Path) -> dict[str, Any]:
-    try:
-        about: dict[str, Any] = json.loads((out / ABOUT_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    """What the run in the folder said of itself; nothing where there is no run yet."""
+    path = out / ABOUT_FILE
+    if not path.exists():
         return {}
+    try:
+        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it to go on without the check of the data.") from error
     return about
 
 

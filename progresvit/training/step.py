@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from timm.data import Mixup
+from timm.data.mixup import mixup_target
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from timm.utils import ModelEmaV3
@@ -144,23 +145,11 @@ class TrainingStep:
         return self.losses.no_sync() if ddp and not last else nullcontext()  # type: ignore[operator]
 
 
-class _Smooth:
-    """Labels without mixing: one-hot, smoothed."""
-
-    def __init__(self, classes: int, smoothing: float) -> None:
-        self.classes, self.smoothing = classes, smoothing
-
-    def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        off = self.smoothing / self.classes
-        labels = torch.full((len(targets), self.classes), off, device=targets.device)
-        return images, labels.scatter_(1, targets.unsqueeze(1), 1 - self.smoothing + off)  # (B,) -> (B, K)
-
-
 def make_mixup(recipe: Recipe, classes: int, processes: int = 1) -> Any:
     """timm's mixup and cutmix with smoothing, or smoothing alone."""
     wanted = recipe.mixing
     if not wanted.mixup and not wanted.cutmix:
-        return _Smooth(classes, wanted.smoothing)
+        return lambda images, targets: (images, mixup_target(targets, classes, smoothing=wanted.smoothing))
     micro = recipe.optimizer.batch // (recipe.optimizer.accumulate * processes)
     if micro % 2:
         raise ValueError(

@@ -1,51 +1,19 @@
-"""Whole runs: they learn, they go on as if nothing had happened, and they lose nothing."""
+"""Whole runs: they learn, in every way of running, and leave what is needed to understand them."""
 
 import json
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import progresvit
-from progresvit.training import build, loop, state
-from progresvit.training.journal import forget_after, read_log
+from progresvit.training import build, loop
+from progresvit.training.journal import read_log
 from progresvit.training.processes import Processes
-from progresvit.training.recipe import make_recipe
-from progresvit.training.state import checkpoints
 from progresvit.training.supervised import Supervised
-
-ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
-
-
-def recipe(**sections):
-    values = {
-        "model": {"resolutions": [16, 32], "heads": [1, 2], "depth": 2, "patch_size": 8, "drop_path": 0.1},
-        "data": {"mode": "resident", "workers": 0},
-        "augment": {"crop_scale": [0.5, 1.0], "colour": [0.2, 0.2, 0.2], "erasing": 0.25},
-        "mixing": {"mixup": 0.8, "cutmix": 1.0, "smoothing": 0.1},
-        "optimizer": {"lr": 2e-3, "lr_batch": 16, "batch": 16},
-        "schedule": {"epochs": 3, "cooldown": 1, "warmup": 1},
-        "ema": 0.9,
-        "run": {"log_every": 1},
-    }
-    for name, section in sections.items():
-        values[name] = {**values[name], **section} if isinstance(section, dict) else section
-    return make_recipe(values, origin="test")
-
-
-def run(wanted, data, out, **options):
-    return loop.train(wanted, data=str(data), out=out, processes=ALONE, **options)
-
-
-def losses(out):
-    return [(line["step"], line["losses"], line["lr"]) for line in read_log(out) if line["event"] == "train"]
+from tests.training.runs import ALONE, losses, recipe, run
 
 
 def test_a_few_dozen_pictures_are_learned_by_heart_within_300_steps(digits, tmp_path):
@@ -63,238 +31,6 @@ def test_a_few_dozen_pictures_are_learned_by_heart_within_300_steps(digits, tmp_
     assert result["step"] <= 300
     assert result["top1"][-1] > 0.9
     assert progresvit.load(model).config.class_ids == ("0", "1", "2", "3")
-
-
-@pytest.mark.parametrize(("mode", "log_every"), [("resident", 1), ("loader", 5)])
-def test_resumed_run_equals_an_unbroken_one(digits, tmp_path, mode, log_every, monkeypatch):
-    wanted = recipe(data={"mode": mode}, run={"log_every": log_every, "keep": 9})
-    run(wanted, digits, tmp_path / "whole")
-
-    class KilledError(Exception):
-        pass
-
-    count = iter(range(100))
-    step = loop.TrainingStep.__call__
-
-    def dies_in_step_eight(self, *arguments):
-        if next(count) == 7:
-            raise KilledError
-        step(self, *arguments)
-
-    monkeypatch.setattr(loop.TrainingStep, "__call__", dies_in_step_eight)
-    with pytest.raises(KilledError):
-        run(wanted, digits, tmp_path / "broken")
-    monkeypatch.setattr(loop.TrainingStep, "__call__", step)
-    assert checkpoints(tmp_path / "broken" / "checkpoints")[-1].name == "step-000000006"
-    run(wanted, digits, tmp_path / "broken", resume=True)
-
-    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
-    whole, broken = (checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "broken"))
-    assert whole.name == broken.name == "step-000000012"
-    for file in ("model", "ema", "optimizer"):
-        left, right = (load_file(folder / f"{file}.safetensors") for folder in (whole, broken))
-        assert left.keys() == right.keys()
-        assert all(torch.equal(left[key], right[key]) for key in left), file
-    evaluations = [
-        [line for line in read_log(tmp_path / name) if line["event"] == "evaluation"] for name in ("whole", "broken")
-    ]
-    assert evaluations[0] == evaluations[1]
-
-
-def start(out, digits, *options):
-    """A run in a process of its own, slow enough to be stopped."""
-    values = recipe(
-        schedule={"epochs": 2000, "cooldown": 0}, run={"log_every": 1, "save_every": 2000, "evaluate_every": 2000}
-    )
-    path = out.parent / "recipe.yaml"
-    path.write_text(values.to_yaml())
-    command = [
-        sys.executable,
-        "-m",
-        "progresvit",
-        "train",
-        path,
-        "--data",
-        digits,
-        "--out",
-        out,
-        "--device",
-        "cpu",
-        *options,
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [str(part) for part in command], stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )
-
-
-@pytest.mark.parametrize(("number", "mode"), [(signal.SIGTERM, "resident"), (signal.SIGINT, "loader")])
-def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(digits, tmp_path, number, mode):
-    out = tmp_path / "out"
-    process = start(out, digits, "--set", f"data.mode={mode}", "--set", "data.workers=1")
-    log = out / "log.jsonl"
-    deadline = time.monotonic() + 120
-    while not (log.exists() and len(log.read_text().splitlines()) > 3):
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.killpg(process.pid, number)  # as a terminal does it: to the workers too
-    message = process.communicate(timeout=60)[1]
-    assert process.returncode == 128 + number
-    assert "--resume" in message
-    assert "Traceback" not in message
-    (saved,) = checkpoints(out / "checkpoints")
-    step = json.loads((saved / "progress.json").read_text())["progress"]["step"]
-    assert f"stopped after step {step}" in message
-    assert losses(out)[-1][0] == step
-
-
-def test_a_loss_that_is_not_finite_stops_before_the_weights_change(digits, tmp_path, monkeypatch):
-    wanted = recipe(run={"log_every": 3})
-    seen = []
-    original = Supervised.losses
-
-    def breaks_in_step_five(self, outputs, *targets):
-        value = original(self, outputs, *targets)
-        seen.append(1)
-        return value * (float("nan") if len(seen) == 5 else 1.0)
-
-    monkeypatch.setattr(Supervised, "losses", breaks_in_step_five)
-    kept = {}
-    update = loop.TrainingStep._update
-
-    def remember(self, step_losses):
-        update(self, step_losses)
-        kept[len(seen)] = {key: value.clone() for key, value in self.model.state_dict().items()}
-
-    monkeypatch.setattr(loop.TrainingStep, "_update", remember)
-    with pytest.raises(
-        ValueError, match=r"was not finite at step 5 \(learning rate .*--resume --set optimizer\.lr=0\.001"
-    ):
-        run(wanted, digits, tmp_path / "out")
-    assert not all(torch.equal(kept[4][key], kept[3][key]) for key in kept[4])
-    assert all(torch.equal(kept[5][key], kept[4][key]) for key in kept[4])
-    assert all(torch.equal(kept[6][key], kept[4][key]) for key in kept[4])
-    assert [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")] == ["step-000000003"]
-    monkeypatch.undo()
-    run(recipe(run={"log_every": 3}, optimizer={"lr": 1e-3}), digits, tmp_path / "out", resume=True)
-
-
-def test_a_run_stopped_in_the_middle_of_an_epoch_goes_on_as_if_nothing_had_been(digits, tmp_path, monkeypatch):
-    wanted = recipe(run={"log_every": 5, "keep": 9})
-    run(wanted, digits, tmp_path / "whole")
-    step = loop.TrainingStep.__call__
-
-    def stops_after_step_eight(self, number, batches):
-        step(self, number, batches)
-        if number == 7:
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(loop.TrainingStep, "__call__", stops_after_step_eight)
-    with pytest.raises(loop.Interrupted, match="stopped after step 8"):
-        run(wanted, digits, tmp_path / "broken")
-    monkeypatch.undo()
-    run(wanted, digits, tmp_path / "broken", resume=True)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
-    left, right = (
-        load_file(checkpoints(tmp_path / name / "checkpoints")[-1] / "model.safetensors")
-        for name in ("whole", "broken")
-    )
-    assert all(torch.equal(left[key], right[key]) for key in left)
-
-
-def test_a_run_that_dies_while_evaluating_has_saved_before_and_evaluates_again(digits, tmp_path, monkeypatch):
-    run(recipe(), digits, tmp_path / "whole")
-
-    def dies(*arguments, **options):
-        raise MemoryError
-
-    monkeypatch.setattr(loop, "validate", dies)
-    with pytest.raises(MemoryError):
-        run(recipe(), digits, tmp_path / "broken")
-    monkeypatch.undo()
-    assert [path.name for path in checkpoints(tmp_path / "broken" / "checkpoints")] == ["step-000000003"]
-    run(recipe(), digits, tmp_path / "broken", resume=True)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
-    evaluations = [
-        [line for line in read_log(tmp_path / name) if line["event"] == "evaluation"] for name in ("whole", "broken")
-    ]
-    assert evaluations[0] == evaluations[1]
-
-
-def test_long_epochs_are_saved_by_the_clock(digits, tmp_path):
-    run(recipe(run={"save_minutes": 1e-6, "keep": 99}), digits, tmp_path / "out")
-    assert len(checkpoints(tmp_path / "out" / "checkpoints")) == 12
-
-
-def test_a_gradient_that_is_not_finite_is_not_applied_either(digits, tmp_path, monkeypatch):
-    update, count = loop.TrainingStep._update, iter(range(100))
-
-    def spoiled(self, step_losses):
-        if next(count) == 5:
-            next(iter(self.model.parameters())).grad.fill_(float("nan"))
-        update(self, step_losses)
-
-    monkeypatch.setattr(loop.TrainingStep, "_update", spoiled)
-    with pytest.raises(ValueError, match="not finite at step 6"):
-        run(recipe(), digits, tmp_path / "out")
-    (saved,) = checkpoints(tmp_path / "out" / "checkpoints")
-    assert saved.name == "step-000000003"
-
-
-def test_resuming_with_other_data_is_refused(digits, tmp_path):
-    out, other = tmp_path / "out", tmp_path / "other"
-    run(recipe(), digits, out)
-    shutil.copytree(digits, other)
-    (other / "train" / "0" / "0.png").unlink()
-    with pytest.raises(ValueError, match="other data"):
-        run(recipe(), other, out, resume=True)
-    with pytest.raises(ValueError, match=r"another recipe \(data\.mode\)"):
-        run(recipe(data={"mode": "loader"}), digits, out, resume=True)
-    run(recipe(data={"workers": 1}), digits, out, resume=True)
-
-
-def test_a_full_disk_leaves_the_last_checkpoint_whole(digits, tmp_path, monkeypatch):
-    write, count = state.write_safetensors, iter(range(100))
-
-    def full(weights, path):
-        if next(count) == 7:  # in the middle of the third checkpoint
-            path.write_bytes(b"half")
-            raise OSError(28, "No space left on device")
-        write(weights, path)
-
-    monkeypatch.setattr(state, "write_safetensors", full)
-    with pytest.raises(OSError, match="No space left"):
-        run(recipe(), digits, tmp_path / "out")
-    monkeypatch.undo()
-    assert sorted(os.listdir(tmp_path / "out" / "checkpoints")) == ["step-000000003", "step-000000006"]
-    run(recipe(), digits, tmp_path / "out", resume=True)
-    assert losses(tmp_path / "out")[-1][0] == 12
-
-
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(digits, tmp_path, capsys):
-    out = tmp_path / "out"
-    run(recipe(), digits, out)
-    whole = losses(out)
-    *_, newest = checkpoints(out / "checkpoints")
-    weights = newest / "ema.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
-    run(recipe(), digits, out, resume=True)
-    assert f"{newest} is damaged and passed over" in capsys.readouterr().err
-    assert losses(out) == whole
-    for path in checkpoints(out / "checkpoints"):
-        (path / "progress.json").unlink()
-    with pytest.raises(ValueError, match="start anew with --overwrite"):
-        run(recipe(), digits, out, resume=True)
-
-
-def test_a_run_that_died_before_its_first_checkpoint_starts_again(digits, tmp_path):
-    out = tmp_path / "out"
-    run(recipe(), digits, out)
-    whole = losses(out)
-    shutil.rmtree(out / "checkpoints")
-    run(recipe(), digits, out, resume=True)
-    assert losses(out) == whole
 
 
 def test_draws_for_pictures_and_for_the_step_are_unrelated(digits, tmp_path, monkeypatch):
@@ -315,13 +51,6 @@ def test_draws_for_pictures_and_for_the_step_are_unrelated(digits, tmp_path, mon
     assert not set(seeds["torch"]) & set(seeds["generator"])
 
 
-def test_last_and_best_are_kept(digits, tmp_path):
-    run(recipe(run={"keep": 2}), digits, tmp_path / "out")
-    assert [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")] == ["step-000000009", "step-000000012"]
-    for name in ("best", "model"):
-        assert progresvit.load(tmp_path / "out" / name).config.num_classes == 4
-
-
 def test_a_run_leaves_what_is_needed_to_understand_it(digits, tmp_path, capsys):
     out = tmp_path / "out"
     run(recipe(), digits, out)
@@ -340,32 +69,6 @@ def test_a_run_leaves_what_is_needed_to_understand_it(digits, tmp_path, capsys):
     shown = capsys.readouterr().err
     assert "images/s" in shown
     assert shown.strip().splitlines()[-1] == f"look at it with: progresvit info {out / 'model'}"
-
-
-def test_a_folder_with_another_run_is_refused(digits, tmp_path):
-    out = tmp_path / "out"
-    run(recipe(), digits, out)
-    before = losses(out)
-    with pytest.raises(ValueError, match=r"--resume.*--overwrite"):
-        run(recipe(), digits, out)
-    with pytest.raises(ValueError, match=r"another recipe \(optimizer\.batch, seed\)"):
-        run(recipe(optimizer={"batch": 8}, seed=1), digits, out, resume=True)
-    with pytest.raises(ValueError, match="give one of them"):
-        run(recipe(), digits, out, resume=True, overwrite=True)
-    assert losses(out) == before
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.tex").touch()
-    with pytest.raises(ValueError, match="holds other files"):
-        run(recipe(), digits, tmp_path / "other")
-    run(recipe(optimizer={"batch": 8}), digits, out, overwrite=True)
-    assert losses(out) != before
-
-
-def test_resuming_a_finished_run_changes_nothing(digits, tmp_path):
-    run(recipe(), digits, tmp_path / "out")
-    before = losses(tmp_path / "out")
-    run(recipe(), digits, tmp_path / "out", resume=True)
-    assert losses(tmp_path / "out") == before
 
 
 def test_fine_tuning_starts_from_a_model_folder(digits, tmp_path):
@@ -408,14 +111,6 @@ def test_a_compiled_run_learns_the_same_thing(digits, tmp_path):
         assert compiled == pytest.approx(plain, abs=1e-3)
 
 
-def test_lines_after_the_checkpoint_and_lines_cut_short_are_forgotten(tmp_path):
-    log = tmp_path / "log.jsonl"
-    lines = [json.dumps({"event": event, "step": step}) for step in (1, 2, 3) for event in ("train", "evaluation")]
-    log.write_text("\n".join(lines) + '\n{"st')
-    forget_after(log, 2, evaluated_step=1)
-    assert log.read_text().splitlines() == lines[:3]
-
-
 def test_a_loss_scaler_skips_what_overflows_and_stops_at_a_loss_that_is_not_finite(digits, tmp_path):
     """The path of fp16, with bfloat16 in its place, so that a CPU can take it."""
     wanted = recipe(run={"precision": "bf16"})
@@ -444,7 +139,7 @@ def test_a_loss_scaler_skips_what_overflows_and_stops_at_a_loss_that_is_not_fini
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_gpu_learns_in_every_precision(digits, tmp_path, precision):
+def test_a_run_ends_with_finite_losses_in_every_precision_on_a_gpu(digits, tmp_path, precision):
     gpu = Processes(rank=0, count=1, device=torch.device("cuda", 0))
     wanted = recipe(run={"precision": precision, "log_every": 1})
     loop.train(wanted, data=str(digits), out=tmp_path / "out", processes=gpu)

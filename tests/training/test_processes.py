@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.training.test_loop import losses, recipe
+from tests.training.runs import losses, recipe
 
 
 def train(digits, folder, values, *launcher):
