@@ -9,15 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from progresvit import checkpoint, compute, config, data, interop, model, routing
+    from progresvit import checkpoint, compute, config, data, engine, evaluation, interop, model, routing
     from progresvit.api import create_model, load
     from progresvit.checkpoint import push_to_hub, save
     from progresvit.config import ModelConfig, Round, make_rounds, plain_vit, preset
+    from progresvit.engine import Engine, Prediction
     from progresvit.model import ProgResViT, RoundOutput
 
 __version__ = "0.1.0"
 
-_ROOMS = ("checkpoint", "compute", "config", "data", "interop", "model", "routing")
+_ROOMS = ("checkpoint", "compute", "config", "data", "engine", "evaluation", "interop", "model", "routing")
 _HOME_OF = {
     "create_model": "api",
     "load": "api",
@@ -28,12 +29,16 @@ _HOME_OF = {
     "make_rounds": "config",
     "plain_vit": "config",
     "preset": "config",
+    "Engine": "engine",
+    "Prediction": "engine",
     "ProgResViT": "model",
     "RoundOutput": "model",
 }
 
 __all__ = [
+    "Engine",
     "ModelConfig",
+    "Prediction",
     "ProgResViT",
     "Round",
     "RoundOutput",
@@ -42,6 +47,8 @@ __all__ = [
     "config",
     "create_model",
     "data",
+    "engine",
+    "evaluation",
     "interop",
     "load",
     "make_rounds",

@@ -41,11 +41,11 @@ def replacing_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(staged, ignore_errors=True)  # what failed, or after an exchange what was replaced
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a small file; whoever reads it finds the old text or the new."""
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Write a file that fits in memory; whoever reads it finds the old content or the new."""
     staged = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        staged.write_text(text, encoding="utf-8")
+        staged.write_bytes(content.encode() if isinstance(content, str) else content)
         _sync(staged)
         staged.replace(path)
         _sync(path.parent)

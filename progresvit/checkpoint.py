@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -73,6 +74,15 @@ def push_to_hub(model: ProgResViT, repo_id: str, *, private: bool = False, token
         folder = save(model, Path(scratch) / "model")
         commit = api.upload_folder(repo_id=repo.repo_id, folder_path=folder, commit_message="Upload ProgResViT model")
     return str(commit.commit_url)
+
+
+def weights_hash(model: ProgResViT) -> str:
+    """A fingerprint of the weights, as float32 and by name: the same wherever the model came from."""
+    digest = hashlib.sha256()
+    for key, value in sorted(model.state_dict().items()):
+        digest.update(f"{key}{tuple(value.shape)}".encode())
+        digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

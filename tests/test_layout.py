@@ -13,7 +13,7 @@ PACKAGE = Path(progresvit.__file__).parent
 
 FLOORS = (  # each may import from those above it
     {"_torchvision", "atomic", "config"},
-    {"compute", "folders"},
+    {"compute", "folders", "processes"},
     {"model", "data"},
     {"checkpoint", "routing", "baselines"},
     {"interop"},

@@ -8,9 +8,17 @@ import typer
 from typer.core import TyperGroup
 
 from progresvit import __version__
+from progresvit.cli.abstention import abstention
+from progresvit.cli.calibrate import calibrate
+from progresvit.cli.compare_routers import compare_routers
+from progresvit.cli.evaluate import evaluate
+from progresvit.cli.fit_router import fit_router
+from progresvit.cli.frontier import frontier
 from progresvit.cli.import_official import import_official
 from progresvit.cli.info import info
+from progresvit.cli.shift import shift
 from progresvit.cli.train import train
+from progresvit.cli.trust import trust
 
 
 class _Group(TyperGroup):
@@ -36,6 +44,14 @@ app = typer.Typer(
 app.command("info")(info)
 app.command("import-official")(import_official)
 app.command("train")(train)
+app.command("evaluate")(evaluate)
+app.command("frontier")(frontier)
+app.command("calibrate")(calibrate)
+app.command("fit-router")(fit_router)
+app.command("compare-routers")(compare_routers)
+app.command("abstention")(abstention)
+app.command("trust")(trust)
+app.command("shift")(shift)
 
 
 def _show_version(wanted: bool) -> None:

@@ -20,7 +20,7 @@ def decode(content: bytes) -> Image.Image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             picture = Image.open(io.BytesIO(content))
             picture.load()
-        return _to_rgb(ImageOps.exif_transpose(picture))
+        return upright_rgb(picture)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PictureError(f"too large to be opened safely ({error})") from error
     except UnidentifiedImageError as error:
@@ -29,6 +29,11 @@ def decode(content: bytes) -> Image.Image:
         raise
     except Exception as error:  # Pillow's plugins raise nearly anything on damaged files
         raise PictureError(f"damaged or cut short ({error})") from error
+
+
+def upright_rgb(picture: Image.Image) -> Image.Image:
+    """The same picture rotated as its EXIF data asks, in RGB."""
+    return _to_rgb(ImageOps.exif_transpose(picture))
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:

@@ -19,7 +19,7 @@ from progresvit.data.augmentation import Augmentation, training_transform
 from progresvit.data.decode import PictureError, decode
 from progresvit.data.order import Draw, Order, seed_all
 from progresvit.data.pictures import Pictures
-from progresvit.data.preprocess import evaluation_transform
+from progresvit.data.preprocess import NamedTransform
 
 
 class Batch(NamedTuple):
@@ -143,40 +143,59 @@ def _leave_signals_to_the_parent(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-class _Plain(Dataset[tuple[Tensor, int] | None]):
-    def __init__(self, pictures: Pictures, config: ModelConfig) -> None:
-        self.pictures, self.transform = pictures, evaluation_transform(config)
+class _Plain(Dataset[tuple[int, Tensor | str]]):
+    def __init__(self, pictures: Pictures, transform: Callable[[Image, str], Tensor]) -> None:
+        self.pictures, self.transform = pictures, transform
 
     def __len__(self) -> int:
         return len(self.pictures)
 
-    def __getitem__(self, index: int) -> tuple[int, Tensor | str]:  # type: ignore[override]
+    def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
         try:
-            return index, self.transform(open_picture(self.pictures, index))
+            picture = open_picture(self.pictures, index)
         except PictureError as error:
             return index, str(error)
+        return index, self.transform(picture, self.pictures.entries[index].name)
+
+
+def numbered_batches(
+    pictures: Pictures,
+    groups: Sequence[list[int]],
+    *,
+    transform: Callable[[Image, str], Tensor],
+    workers: int,
+    device: torch.device,
+) -> Iterator[tuple[list[int], Tensor | None, dict[int, str]]]:
+    """Each group of numbers as a batch: the readable ones, their images, and what is wrong with the others.
+
+    ``transform`` gets a picture and its name; a group without any readable picture has no images.
+    """
+    loader = DataLoader(
+        _Plain(pictures, transform),
+        batch_sampler=groups,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        pin_memory=device.type == "cuda",
+        worker_init_fn=_leave_signals_to_the_parent,
+    )
+    for items in loader:
+        unreadable = {index: image for index, image in items if isinstance(image, str)}
+        good = [(index, image) for index, image in items if not isinstance(image, str)]
+        images = torch.stack([image for _, image in good]).to(device, non_blocking=True) if good else None
+        yield [index for index, _ in good], images, unreadable
 
 
 def evaluation_batches(
     pictures: Pictures, *, config: ModelConfig, batch: int, workers: int, device: torch.device, unreadable: Unreadable
 ) -> Iterator[Batch]:
     """Every readable picture once, in order, as evaluation sees it."""
-    loader = DataLoader(
-        _Plain(pictures, config),
-        batch_size=batch,
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        worker_init_fn=_leave_signals_to_the_parent,
-    )
-    for items in loader:
-        for index, image in items:
-            if isinstance(image, str):
-                unreadable.add(index, image)
-        good = [(index, image) for index, image in items if not isinstance(image, str)]
-        if good:
-            images = torch.stack([image for _, image in good])
-            targets = torch.tensor([pictures.targets[index] for index, _ in good])
-            yield Batch(images.to(device), targets.to(device))
+    groups = [list(range(first, min(first + batch, len(pictures)))) for first in range(0, len(pictures), batch)]
+    transform = NamedTransform(config)
+    for good, images, bad in numbered_batches(pictures, groups, transform=transform, workers=workers, device=device):
+        for index, reason in bad.items():
+            unreadable.add(index, reason)
+        if images is not None:
+            yield Batch(images, torch.tensor([pictures.targets[index] for index in good]).to(device))
 
 
 def _as_it_is(items: Sequence[tuple[int, Tensor | str]]) -> Sequence[tuple[int, Tensor | str]]:

@@ -24,6 +24,7 @@ class Draw(IntEnum):
     PICTURE = 3
     BATCH = 4
     STEP = 5
+    CORRUPTION = 6
 
 
 def mix_seed(draw: Draw, *numbers: int) -> int:

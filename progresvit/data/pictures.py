@@ -1,7 +1,8 @@
-"""Labelled pictures by number: a folder per class, or tars that hold one.
+"""Pictures by number: a folder per class, or tars that hold one; without labels, in any folders.
 
-``<split>/<class>/<picture>`` is the layout in both. A source is a folder, a tar, a folder of tars, or a pattern such as
-``photos/*.tar``; what does not have this layout is passed over.
+``<split>/<class>/<picture>`` is the layout in both; a split may have several parts (``fog/3``), and ``.`` means that
+the class folders lie at the top. A source is a folder, a tar, a folder of tars, or a pattern such as ``photos/*.tar``;
+what does not have this layout is passed over.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import glob
 import os
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+
+UNLABELLED = -1
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Pictures:
     class_ids: tuple[str, ...]
     entries: tuple[Entry, ...]
     targets: tuple[int, ...]
+    """The class of each picture; UNLABELLED where there is none."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -62,7 +66,7 @@ def find_pictures(source: str | os.PathLike[str], split: str, class_ids: Sequenc
     if not found:
         raise ValueError(
             f"{source} has no pictures under {split}/<class>/; lay them out so, in a folder or in tars, "
-            f"or name another split."
+            f"or name another split ('.' if the class folders lie at the top)."
         )
     empty = sorted(class_id for class_id, entries in found.items() if not entries)
     if empty:
@@ -84,6 +88,23 @@ def find_pictures(source: str | os.PathLike[str], split: str, class_ids: Sequenc
         entries += ordered
         targets += [target] * len(ordered)
     return Pictures(classes, tuple(entries), tuple(targets))
+
+
+def find_unlabelled(source: str | os.PathLike[str]) -> Pictures:
+    """Every picture in a folder, however deep, or in tars; known by its name, in a tar with the tar's before it."""
+    entries = []
+    for root in _roots(os.fspath(source)):
+        if root.suffix == ".tar":
+            entries += [replace(entry, name=f"{root.name}/{entry.name}") for _, entry in _tar_members(root)]
+        else:
+            entries += [
+                Entry(str(path), path.relative_to(root).as_posix())
+                for path in sorted(root.rglob("*"))
+                if path.suffix.lower() in SUFFIXES and path.is_file()
+            ]
+    if not entries:
+        raise ValueError(f"{source} holds no pictures ({', '.join(SUFFIXES[:4])}, …).")
+    return Pictures((), tuple(entries), (UNLABELLED,) * len(entries))
 
 
 def _roots(source: str) -> list[Path]:
@@ -114,14 +135,20 @@ def _folder_entries(root: Path, split: str) -> Iterator[tuple[str, Entry | None]
 
 
 def _tar_entries(path: Path, split: str) -> Iterator[tuple[str, Entry | None]]:
+    prefix = Path(split).parts  # none for "."
+    for parts, entry in _tar_members(path):
+        if len(parts) >= len(prefix) + 2 and parts[: len(prefix)] == prefix:
+            yield parts[len(prefix)], entry
+
+
+def _tar_members(path: Path) -> Iterator[tuple[tuple[str, ...], Entry]]:
+    """The pictures of a tar, each with the parts of its name."""
     try:
         with tarfile.open(path, "r:") as tar:  # pictures are read by their place, so the tar must not be compressed
             for member in tar:
-                parts = member.name.removeprefix("./").split("/")
-                if len(parts) < 3 or parts[0] != split or not member.isfile():
-                    continue
-                if parts[-1].lower().endswith(SUFFIXES):
-                    yield parts[1], Entry(str(path), member.name.removeprefix("./"), member.offset_data, member.size)
+                name = member.name.removeprefix("./")
+                if member.isfile() and name.lower().endswith(SUFFIXES):
+                    yield tuple(name.split("/")), Entry(str(path), name, member.offset_data, member.size)
     except tarfile.TarError as error:
         raise ValueError(f"{path} is damaged, compressed or no tar ({error}); copy or unpack it again.") from error
 

@@ -1,12 +1,25 @@
 """From a picture to the square, normalised image that a model takes."""
 
-from collections.abc import Callable
+from __future__ import annotations
 
-from PIL.Image import Image
+import hashlib
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL.Image import Image, fromarray
 from timm.data import create_transform
 from torch import Tensor
 
 from progresvit.config import ModelConfig
+from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from progresvit.data.order import Draw, mix_seed
+
+INTERPOLATION = "bicubic"
 
 
 def evaluation_transform(config: ModelConfig, *, as_bytes: bool = False) -> Callable[[Image], Tensor]:
@@ -17,10 +30,70 @@ def evaluation_transform(config: ModelConfig, *, as_bytes: bool = False) -> Call
     transform: Callable[[Image], Tensor] = create_transform(
         input_size=(config.in_channels, config.input_side, config.input_side),
         is_training=False,
-        interpolation="bicubic",
+        interpolation=INTERPOLATION,
         crop_pct=config.crop,
         mean=config.mean,
         std=config.std,
         normalize=not as_bytes,
     )
     return transform
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """One of the generated corruptions at a severity from 1 to 5."""
+
+    name: str
+    severity: int
+
+    @classmethod
+    def parse(cls, text: str) -> Corruption:
+        """From ``fog/3``."""
+        name, _, severity = text.partition("/")
+        if name not in CORRUPTIONS or severity not in map(str, SEVERITIES):
+            raise ValueError(
+                f"{text!r} is no corruption with a severity from 1 to 5, such as fog/3; the names are "
+                f"{', '.join(CORRUPTIONS)}."
+            )
+        return cls(name, int(severity))
+
+    def __call__(self, picture: Image, name: str) -> Image:
+        """Draws follow from the picture's name, so every run and every worker gives the same pixels."""
+        seed = mix_seed(Draw.CORRUPTION, CORRUPTIONS.index(self.name), self.severity, zlib.crc32(name.encode()))
+        return corrupt(picture, self.name, self.severity, seed)
+
+
+class NamedTransform:
+    """The evaluation transform of a picture and its name, with a corruption after the crop if one is asked for."""
+
+    def __init__(self, config: ModelConfig, corruption: Corruption | None = None) -> None:
+        if corruption is not None and config.in_channels != 3:
+            raise ValueError(f"corruptions are for RGB pictures, and the model takes {config.in_channels} channels.")
+        self.corruption = corruption
+        self.transform = evaluation_transform(config, as_bytes=corruption is not None)
+        self.mean, self.std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
+
+    def __call__(self, picture: Image, name: str) -> Tensor:
+        image = self.transform(picture)  # (C, r, r)
+        if self.corruption is None:
+            return image
+        damaged = np.array(self.corruption(fromarray(image.permute(1, 2, 0).numpy()), name))  # (r, r, C)
+        pixels = torch.from_numpy(damaged).permute(2, 0, 1).float() / 255  # (C, r, r)
+        return (pixels - self.mean) / self.std
+
+
+def describe_preprocessing(config: ModelConfig) -> dict[str, Any]:
+    """Everything that decides which pixels a model sees of a picture."""
+    return {
+        "resolution": config.input_side,
+        "crop": config.crop,
+        "interpolation": INTERPOLATION,
+        "channels": config.in_channels,
+        "mean": list(config.mean),
+        "std": list(config.std),
+    }
+
+
+def preprocessing_hash(config: ModelConfig) -> str:
+    """The same for equal preprocessing only."""
+    return hashlib.sha256(json.dumps(describe_preprocessing(config), sort_keys=True).encode()).hexdigest()

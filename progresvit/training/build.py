@@ -21,8 +21,8 @@ from progresvit.data.resident import (
 from progresvit.data.timm_pictures import find_timm_pictures, is_timm_name
 from progresvit.interop import start_from_timm
 from progresvit.model import ProgResViT
+from progresvit.processes import Processes
 from progresvit.training.distillation import Distillation
-from progresvit.training.processes import Processes
 from progresvit.training.recipe import Recipe
 from progresvit.training.step import Objective
 from progresvit.training.supervised import Supervised

@@ -11,8 +11,8 @@ import yaml
 
 from progresvit.atomic import replace_file
 from progresvit.data.pictures import Pictures
+from progresvit.processes import Processes
 from progresvit.training.journal import surroundings
-from progresvit.training.processes import Processes
 from progresvit.training.recipe import Recipe
 
 RECIPE_FILE = "recipe.yaml"

@@ -14,10 +14,10 @@ import torch
 
 from progresvit import checkpoint
 from progresvit.data.order import Draw, seed_all
+from progresvit.processes import Processes
 from progresvit.training.build import Fed, build_model, build_objective, feed, find_splits
 from progresvit.training.folder import check_folder, claim_folder
 from progresvit.training.journal import Journal
-from progresvit.training.processes import Processes
 from progresvit.training.recipe import Recipe
 from progresvit.training.state import Progress, checkpoints, load_state, prune, save_state
 from progresvit.training.step import TrainingStep

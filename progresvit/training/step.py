@@ -18,10 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from progresvit.data.loader import Batch
 from progresvit.data.order import Draw, seed_all
 from progresvit.model import ProgResViT, RoundOutput
-from progresvit.training.processes import Processes
+from progresvit.model.precision import PRECISIONS
+from progresvit.processes import Processes
 from progresvit.training.recipe import Optimizer, Recipe, Schedule
-
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Objective(Protocol):

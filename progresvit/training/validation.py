@@ -12,9 +12,9 @@ import torch
 from progresvit import compute
 from progresvit.data.loader import Batch
 from progresvit.model import ProgResViT
+from progresvit.processes import Processes
 from progresvit.routing import top10_entropy
 from progresvit.routing.frontier import near_lossless
-from progresvit.training.processes import Processes
 
 CONVENTION: compute.Convention = "paper"
 

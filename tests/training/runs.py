@@ -2,9 +2,9 @@
 
 import torch
 
+from progresvit.processes import Processes
 from progresvit.training import loop
 from progresvit.training.journal import read_log
-from progresvit.training.processes import Processes
 from progresvit.training.recipe import make_recipe
 
 ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))

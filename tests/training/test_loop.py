@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 import progresvit
+from progresvit.processes import Processes
 from progresvit.training import build, loop
 from progresvit.training.journal import read_log
-from progresvit.training.processes import Processes
 from progresvit.training.supervised import Supervised
 from tests.training.runs import ALONE, losses, recipe, run
 

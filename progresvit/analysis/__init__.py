@@ -1,0 +1,1 @@
+"""Figures: records in, a matplotlib Figure out."""

@@ -1,0 +1,71 @@
+"""The figures of routing: frontier, risk against coverage, reliability."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from progresvit.analysis.style import COLOURS, MARKERS, look, new_figure
+from progresvit.compute import Convention
+from progresvit.evaluation.abstention import RiskCoverage
+from progresvit.evaluation.records import Records
+from progresvit.evaluation.trust import Reliability
+from progresvit.routing import Router, frontier, near_lossless
+from progresvit.routing.frontier import every_threshold
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CURVE = 300
+"""Thresholds that a curve is drawn through."""
+
+
+def frontier_figure(
+    models: Mapping[str, Records], *, router: Router | None = None, convention: Convention = "paper"
+) -> Figure:
+    """Accuracy against compute, a curve per model: its rounds as marks, its near-lossless point as a star."""
+    figure, axes = new_figure(
+        title="Accuracy and compute", x=f"average GMACs per image ({convention} convention)", y="top-1 accuracy (%)"
+    )
+    for number, (name, records) in enumerate(models.items()):
+        scores, correct, gmacs = records.scores(router), records.correct, records.gmacs(convention)
+        every = every_threshold(scores)
+        chosen = every[np.unique(np.linspace(0, len(every) - 1, CURVE).round().astype(int))]
+        points = frontier(scores, correct, gmacs, chosen)
+        axes.plot([p.gmacs for p in points], [100 * (p.top1 or 0) for p in points], label=name, **look(number))
+        ends = 100 * correct.mean(axis=0)
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        axes.plot(gmacs, ends, marker, color=colour, markerfacecolor="white", label=f"{name}: each round alone")
+        best = near_lossless(scores, correct, gmacs)
+        axes.plot(best.gmacs, 100 * (best.top1 or 0), "*", color=colour, markersize=13, label=f"{name}: near-lossless")
+    axes.legend(fontsize=9)
+    return figure
+
+
+def risk_coverage_figure(curves: Mapping[str, RiskCoverage]) -> Figure:
+    """Risk against coverage; the area under each curve stands in the legend."""
+    figure, axes = new_figure(
+        title="Risk when unsure answers are withheld", x="coverage: images answered (%)", y="risk: answers wrong (%)"
+    )
+    for number, (name, curve) in enumerate(curves.items()):
+        label = f"{name} (area {100 * curve.area:.2f} %)"
+        axes.plot(100 * curve.coverage, 100 * curve.risk, label=label, **look(number))
+    axes.legend(fontsize=9)
+    return figure
+
+
+def reliability_figure(found: Mapping[str, Reliability]) -> Figure:
+    """Accuracy against stated probability; on the diagonal, both agree."""
+    figure, axes = new_figure(title="Can probabilities be believed?", x="stated probability (%)", y="accuracy (%)")
+    axes.plot([0, 100], [0, 100], color="0.6", linewidth=1, label="stated = true")
+    for number, (name, bins) in enumerate(found.items()):
+        filled = bins.images > 0
+        label = f"{name} (calibration error {100 * bins.error:.2f} %)"
+        marker = MARKERS[number % len(MARKERS)]
+        axes.plot(
+            100 * bins.probability[filled], 100 * bins.accuracy[filled], marker=marker, label=label, **look(number)
+        )
+    axes.legend(fontsize=9)
+    return figure

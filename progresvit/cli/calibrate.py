@@ -1,0 +1,91 @@
+"""``progresvit calibrate``: records in, a threshold out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from progresvit.cli import show
+from progresvit.compute import Convention
+
+if TYPE_CHECKING:
+    from progresvit.routing import Setting
+
+
+def calibrate(
+    records: Annotated[Path, typer.Argument(help="Records of the model.")],
+    near_lossless: Annotated[
+        bool, typer.Option("--near-lossless", help="Top-1 within 0.03 points of the full path.")
+    ] = False,
+    budget_gmacs: Annotated[float | None, typer.Option(help="Average GMACs per image.")] = None,
+    exit_share: Annotated[float | None, typer.Option(help="Share of images that leave early, such as 0.4.")] = None,
+    max_drop: Annotated[float | None, typer.Option(help="Guaranteed drop in accuracy: 0.005 for 0.5 %.")] = None,
+    confidence: Annotated[float, typer.Option(help="Of the guarantee.")] = 0.95,
+    unlabelled: Annotated[
+        bool, typer.Option("--unlabelled", help="Guarantee by disagreement of the rounds, which needs no labels.")
+    ] = False,
+    router: Annotated[Path | None, typer.Option(help="A threshold for this router's probabilities.")] = None,
+    convention: Annotated[Convention, typer.Option(help="How GMACs are counted.")] = "paper",
+    seed: Annotated[int, typer.Option(help="Of the split that orders thresholds of three and more rounds.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The setting to write, such as threshold.json.")] = None,
+) -> None:
+    """Pick the threshold: --near-lossless, --budget-gmacs, --exit-share, or --max-drop with a guarantee."""
+    wanted = {
+        "--near-lossless": near_lossless,
+        "--budget-gmacs": budget_gmacs is not None,
+        "--exit-share": exit_share is not None,
+        "--max-drop": max_drop is not None,
+    }
+    asked = [name for name, given in wanted.items() if given]
+    if len(asked) != 1:
+        raise ValueError(f"choose one of {', '.join(wanted)}, not {' and '.join(asked) or 'none'}.")
+    if unlabelled and max_drop is None:
+        raise ValueError("--unlabelled belongs to the guarantee; give --max-drop too.")
+    if out is not None and out.suffix != ".json":
+        raise ValueError(f"{out}: a setting is a .json file.")
+    from progresvit import evaluation
+
+    table = evaluation.read_records(records)
+    fitted = show.open_router(router, table)
+    if budget_gmacs is not None:
+        setting = evaluation.calibrate_budget(table, budget_gmacs, router=fitted, convention=convention)
+    elif exit_share is not None:
+        setting = evaluation.calibrate_exit_share(table, exit_share, router=fitted, convention=convention)
+    elif max_drop is not None:
+        setting = evaluation.calibrate_guarantee(
+            table,
+            epsilon=max_drop,
+            delta=round(1 - confidence, 12),  # 0.05, not 0.05000000000000004
+            loss="unlabelled" if unlabelled else "labelled",
+            router=fitted,
+            convention=convention,
+            seed=seed,
+        )
+    else:
+        setting = evaluation.calibrate_near_lossless(table, router=fitted, convention=convention)
+    if out is None:
+        typer.echo(json.dumps(asdict(setting), indent=2))
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    setting.save(out)
+    _tell(setting)
+    typer.echo(f'{out} is ready: progresvit.Engine(model, threshold="{out}")')
+
+
+def _tell(setting: Setting) -> None:
+    expected = setting.expected
+    accuracy = f", top-1 {expected['top1']:.3%} against {expected['full_top1']:.3%}" if "top1" in expected else ""
+    typer.echo(
+        f"τ = {setting.threshold}: {expected['gmacs']:.3f} of {expected['full_gmacs']:.3f} GMACs on average "
+        f"({expected['convention']} convention), {expected['saving']:.1%} saved{accuracy}"
+    )
+    if setting.epsilon is not None and setting.delta is not None:
+        what = "drop in accuracy" if setting.loss == "labelled" else "share of answers that differ from the full path's"
+        typer.echo(
+            f"certified: with a probability of {1 - setting.delta:.6g} over the draw of the {setting.n} images, "
+            f"the {what} is at most {setting.epsilon:.6g} ({setting.k} of them were harmed)"
+        )

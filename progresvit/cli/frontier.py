@@ -1,0 +1,52 @@
+"""``progresvit frontier``: records in, accuracy and compute by threshold out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from progresvit.cli import show
+
+
+def frontier(
+    records: Annotated[list[Path], typer.Argument(help="Records of one model or several.")],
+    thresholds: Annotated[str | None, typer.Option(help="Numbers with commas; by default the paper's.")] = None,
+    per_round: Annotated[
+        list[str] | None, typer.Option(help="Instead: one for each round but the last, such as 0.2,0.4; repeat it.")
+    ] = None,
+    router: Annotated[Path | None, typer.Option(help="Compare thresholds with this router's probabilities.")] = None,
+    out: Annotated[list[Path] | None, typer.Option(help=show.OUT_HELP)] = None,
+) -> None:
+    """Top-1, top-5, average GMACs in both conventions and exit shares, and the near-lossless point."""
+    from progresvit.analysis.routing_figures import frontier_figure
+    from progresvit.evaluation import frontier_table, read_records
+    from progresvit.evaluation.table import check_outputs
+    from progresvit.routing import PAPER_THRESHOLDS
+
+    if thresholds is not None and per_round:
+        raise ValueError("--thresholds gives one for all rounds and --per-round one for each; use one of them.")
+    check_outputs(out or [])
+    models = dict(zip(_names(records), map(read_records, records)))
+    fitted = show.open_router(router, next(iter(models.values())))
+    wanted: list[float] | list[list[float]] = list(PAPER_THRESHOLDS if router is None else _TENTHS)
+    if thresholds is not None:
+        wanted = show.parse_numbers(thresholds, "--thresholds")
+    elif per_round:
+        wanted = [show.parse_numbers(row, "--per-round") for row in per_round]
+    table = frontier_table(models, wanted, fitted)
+    show.show_table(table)
+    show.save_outputs(out or [], table, lambda: frontier_figure(models, router=fitted))
+
+
+_TENTHS = [tenth / 10 for tenth in range(11)]  # a router gives probabilities
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """The shortest endings of the paths that tell them apart."""
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.with_suffix("").parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise ValueError("the same records are given twice.")

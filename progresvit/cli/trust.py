@@ -1,0 +1,42 @@
+"""``progresvit trust``: whether the probabilities can be believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from progresvit.cli import show
+
+
+def trust(
+    records: Annotated[Path, typer.Argument(help="Records of the model.")],
+    threshold: Annotated[
+        str | None, typer.Option(help="τ of the routed answers, or a setting's file; by default the near-lossless one.")
+    ] = None,
+    temperature: Annotated[
+        bool,
+        typer.Option("--temperature", help="Fit a temperature per round on half of the images, report the rest."),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the halves.")] = 0,
+    out: Annotated[list[Path] | None, typer.Option(help=show.OUT_HELP)] = None,
+) -> None:
+    """Expected calibration error of each round and routed."""
+    from progresvit.analysis.routing_figures import reliability_figure
+    from progresvit.evaluation import read_records, reliabilities
+    from progresvit.evaluation.table import check_outputs
+    from progresvit.evaluation.trust import scaled_trust_table, trust_table
+
+    check_outputs(out or [])
+    table = read_records(records)
+    tau = show.parse_threshold(threshold)
+    if temperature:
+        found, temperatures = scaled_trust_table(table, threshold=tau, seed=seed)
+        shown = table.split(0.5, seed)[1]
+    else:
+        found, temperatures, shown = trust_table(table, threshold=tau), None, table
+    show.show_table(found)
+    show.save_outputs(
+        out or [], found, lambda: reliability_figure(reliabilities(shown, threshold=tau, temperatures=temperatures))
+    )

@@ -1,0 +1,179 @@
+"""The engine: a model and a policy, pictures in, predictions out.
+
+After each round only the images that go on are kept, so an image costs no more than the rounds it runs. Letters: B
+images, C channels, r resolution.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from progresvit import checkpoint, compute
+from progresvit.data.decode import PictureError, decode, upright_rgb
+from progresvit.data.preprocess import evaluation_transform, preprocessing_hash
+from progresvit.engine.prediction import Prediction
+from progresvit.model import ProgResViT
+from progresvit.model.precision import autocast
+from progresvit.routing import Abstention, Policy, Router, Setting, SettingWarning, load_router, load_setting
+from progresvit.routing.router import router_hash
+
+PathLike = str | os.PathLike[str]
+Threshold = float | Sequence[float] | Setting | PathLike
+
+
+class Engine:
+    """Classifies pictures in rounds.
+
+    ``threshold`` is a number, one for each round but the last, or what ``progresvit calibrate`` wrote (a ``Setting`` or
+    its path); a setting made for other weights, preprocessing or precision warns. It is compared with top-10 entropies,
+    or with the probabilities of ``router``. ``abstain`` is an entropy from which on answers are withheld, or an
+    ``Abstention``. ``temperatures`` divide the logits of each round for the reported probability alone; routing does
+    not see them.
+    """
+
+    def __init__(
+        self,
+        model: ProgResViT,
+        threshold: Threshold,
+        *,
+        router: Router | PathLike | None = None,
+        abstain: float | Abstention | None = None,
+        temperatures: Sequence[float] | None = None,
+        device: str | torch.device | None = None,
+        precision: str = "fp32",
+        batch: int = 64,
+    ) -> None:
+        if batch < 1:
+            raise ValueError(f"a batch holds one image at least, not {batch}.")
+        self.device = torch.device(device) if device is not None else next(model.parameters()).device
+        self.precision, self.batch = precision, batch
+        autocast(self.device, precision)
+        self.model = model.to(self.device).eval()
+        config = model.config
+        if config.num_classes == 0:
+            raise ValueError("the model has no classes to choose from; give it a head with reset_classifier.")
+        rounds = len(config.rounds)
+        router = load_router(os.fspath(router)) if isinstance(router, str | os.PathLike) else router
+        threshold = load_setting(os.fspath(threshold)) if isinstance(threshold, str | os.PathLike) else threshold
+        if isinstance(threshold, Setting):
+            self._check(threshold, router)
+            threshold = threshold.threshold
+        self.policy = Policy.make(rounds, threshold, router=router, abstain=abstain)
+        for one in (self.policy.router, self.policy.abstention.router):
+            if one is not None:
+                one.to(self.device)
+        self.temperatures = tuple(temperatures) if temperatures is not None else (1.0,) * rounds
+        if len(self.temperatures) != rounds or not all(t > 0 and math.isfinite(t) for t in self.temperatures):
+            raise ValueError(f"temperatures are {rounds} numbers above 0, one for each round, not {temperatures}.")
+        self.gmacs = compute.cumulative_gmacs(config)
+        self._transform = evaluation_transform(config, as_bytes=True)
+        self._mean, self._std = (torch.tensor(v, device=self.device)[:, None, None] for v in (config.mean, config.std))
+
+    def classify(self, images: Tensor | Sequence[Image | PathLike]) -> list[Prediction]:
+        """A prediction for each picture, in order.
+
+        Pictures are paths or PIL images, which are cropped as in evaluation, or a uint8 tensor (B, C, r, r) of square
+        images, which are taken as they are; r is the resolution of the last round or more.
+        """
+        predictions: list[Prediction] = []
+        for first in range(0, len(images), self.batch):
+            some = images[first : first + self.batch]
+            pixels = self._checked(some) if isinstance(some, Tensor) else torch.stack([self._open(one) for one in some])
+            predictions += self._classify(pixels.to(self.device))
+        return predictions
+
+    @torch.inference_mode()
+    def _classify(self, pixels: Tensor) -> list[Prediction]:
+        images = (pixels.float() / 255 - self._mean) / self._std  # (B, C, r, r)
+        numbers = torch.arange(len(images), device=self.device)
+        found: dict[int, Prediction] = {}
+        tokens = None
+        for s in range(len(self.gmacs)):
+            with autocast(self.device, self.precision):
+                output = self.model.run_round(s, images, previous=tokens)
+            decision = self.policy.decide(s, output.logits)
+            answers = _answers(output.logits[decision.leaves] / self.temperatures[s])
+            facts = (
+                numbers[decision.leaves],
+                *answers,
+                decision.entropy[decision.leaves],
+                decision.abstains[decision.leaves],
+            )
+            for number, index, probability, entropy, abstained in zip(*(fact.tolist() for fact in facts)):
+                found[number] = Prediction(
+                    index=index,
+                    label=self.model.config.labels[index] if self.model.config.labels and index >= 0 else None,
+                    probability=probability,
+                    exit_round=s + 1,
+                    entropy=entropy,
+                    gmacs=self.gmacs[s],
+                    abstained=abstained,
+                )
+            stays = ~decision.leaves
+            if not bool(stays.any()):
+                break
+            images, numbers, tokens = images[stays], numbers[stays], output.tokens[stays]
+        return [found[number] for number in range(len(pixels))]
+
+    def _open(self, picture: Image | PathLike) -> Tensor:
+        if isinstance(picture, str | os.PathLike):
+            path = Path(picture)
+            try:
+                return self._transform(decode(path.read_bytes()))
+            except PictureError as error:
+                raise ValueError(f"{path}: {error}.") from error
+        return self._transform(upright_rgb(picture))
+
+    def _checked(self, images: Tensor) -> Tensor:
+        least, channels = self.model.config.resolution, self.model.config.in_channels
+        square = images.ndim == 4 and images.shape[1] == channels and images.shape[2] == images.shape[3] >= least
+        if images.dtype != torch.uint8 or not square:
+            raise ValueError(
+                f"a tensor of images is uint8 of shape (B, {channels}, r, r), r at least {least}, not {images.dtype} "
+                f"of shape {tuple(images.shape)}; pass paths or PIL images to have them cropped."
+            )
+        return images
+
+    def _check(self, setting: Setting, router: Router | None) -> None:
+        if setting.rounds != len(self.model.config.rounds):
+            raise ValueError(
+                f"the setting is for a model of {setting.rounds} rounds and this one has "
+                f"{len(self.model.config.rounds)}; calibrate on its own records."
+            )
+        used = None if router is None else router_hash(router)
+        if setting.router != used:
+            kinds = {True: "entropies", False: "the probabilities of a learned router"}
+            raise ValueError(
+                f"the setting's threshold is for {kinds[setting.router is None]}"
+                f"{'' if setting.router is None or used is None else ', of another one than was given'}; "
+                "give the engine the router that it was calibrated with, or none if it was none."
+            )
+        differing = setting.mismatches(
+            weights=checkpoint.weights_hash(self.model),
+            preprocessing=preprocessing_hash(self.model.config),
+            precision=self.precision,
+        )
+        if differing:
+            what = "the certificate does not hold here" if setting.rule == "guarantee" else "expect other results"
+            warnings.warn(
+                f"the threshold was calibrated with other {' and '.join(differing)}: {what}. "
+                "Evaluate and calibrate again for this model.",
+                SettingWarning,
+                stacklevel=3,
+            )
+
+
+def _answers(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest class and its probability: (B, K) -> (B,) twice; -1 and NaN where logits are not finite."""
+    values = logits.float()
+    probability, index = values.softmax(dim=-1).max(dim=-1)
+    finite = values.isfinite().all(dim=-1)
+    return index.where(finite, -1), probability.where(finite, torch.nan)

@@ -1,0 +1,89 @@
+"""How risk falls when unsure answers are withheld.
+
+Coverage is the share of images that are answered, risk the share of wrong ones among them. Letters: N images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from progresvit.evaluation import table
+from progresvit.evaluation.records import Records
+from progresvit.evaluation.table import Column, Row, Table
+from progresvit.routing import near_lossless
+from progresvit.routing.frontier import Floats, exit_rounds
+
+RISKS = (0.01, 0.02, 0.05, 0.1)
+
+
+@dataclass(frozen=True)
+class RiskCoverage:
+    """Risk when the k surest of N answers are given, for k from 1 to N."""
+
+    coverage: Floats
+    risk: Floats
+
+    @property
+    def area(self) -> float:
+        """Area under the curve: the mean risk over all coverages."""
+        return float(self.risk.mean())
+
+    def coverage_at(self, risk: float) -> float:
+        """The largest coverage whose risk is at most this; 0 if there is none."""
+        good = np.flatnonzero(self.risk <= risk)
+        return float(self.coverage[good[-1]]) if len(good) else 0.0
+
+
+def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> RiskCoverage:
+    """The curve of answers ordered by uncertainty, one of each per image; equally sure ones share their mean risk."""
+    unsure, errors = np.asarray(uncertainty, np.float64), np.asarray(wrong, np.float64)
+    if unsure.ndim != 1 or unsure.shape != errors.shape or not len(unsure):
+        raise ValueError(f"uncertainties {unsure.shape} and errors {errors.shape} are one of each per image.")
+    order = np.argsort(unsure, kind="stable")
+    _, first, counts = np.unique(unsure[order], return_index=True, return_counts=True)
+    means = np.add.reduceat(errors[order], first) / counts
+    smooth = np.repeat(means, counts)  # the order among equals must not matter
+    count = np.arange(1, len(errors) + 1)
+    return RiskCoverage(coverage=count / len(errors), risk=smooth.cumsum() / count)
+
+
+def routed_answers(records: Records, rounds: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
+    """Entropy of each image's answer and whether it is wrong, for the rounds in which the images leave: (N,) twice."""
+    rows = np.arange(len(records))
+    return records.top10_entropy[rows, rounds].astype(np.float64), ~records.correct[rows, rounds]
+
+
+def risk_coverage_curves(records: Records, threshold: float | Sequence[float] | None = None) -> dict[str, RiskCoverage]:
+    """Of each round alone and routed; the threshold is the near-lossless one unless another is given."""
+    if threshold is None:
+        threshold = near_lossless(records.scores(), records.correct, records.gmacs()).threshold
+    curves = {
+        f"round {s + 1}": risk_coverage(*routed_answers(records, np.full(len(records), s)))
+        for s in range(records.rounds)
+    }
+    curves["routed"] = risk_coverage(*routed_answers(records, exit_rounds(records.scores(), threshold)))
+    return curves
+
+
+def risk_coverage_table(curves: Mapping[str, RiskCoverage]) -> Table:
+    """Area under each curve, risk when all is answered, and the coverage that a risk allows."""
+    rows: list[Row] = [
+        {
+            "answers": name,
+            "error": float(curve.risk[-1]),
+            "area": curve.area,
+            **{f"coverage_at_{risk:g}": curve.coverage_at(risk) for risk in RISKS},
+        }
+        for name, curve in curves.items()
+    ]
+    columns = [
+        Column("answers", "answers"),
+        Column("error", "error (%)", table.percent),
+        Column("area", "area under risk–coverage (%)", table.percent),
+        *(Column(f"coverage_at_{r:g}", f"coverage at {r:.0%} risk (%)", table.rough_percent) for r in RISKS),
+    ]
+    return Table("Risk and coverage", columns, rows)

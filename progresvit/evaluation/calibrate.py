@@ -1,0 +1,122 @@
+"""From records to a setting: the threshold that a rule picks, bound to the model and the way it saw the images."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from progresvit import compute
+from progresvit.evaluation.records import Records
+from progresvit.routing import (
+    HIGHEST,
+    NEAR_LOSSLESS_DROP,
+    Router,
+    certified_thresholds,
+    near_lossless,
+    needed_images,
+    threshold_for_budget,
+    threshold_for_exit_share,
+)
+from progresvit.routing.frontier import frontier
+from progresvit.routing.router import router_hash
+from progresvit.routing.setting import Loss, Setting
+
+
+def calibrate_near_lossless(
+    records: Records,
+    *,
+    max_drop: float = NEAR_LOSSLESS_DROP,
+    router: Router | None = None,
+    convention: compute.Convention = "paper",
+) -> Setting:
+    """Lowest compute with top-1 within ``max_drop`` of the full path on these images. An observation, no guarantee."""
+    point = near_lossless(records.scores(router), records.correct, records.gmacs(convention), max_drop)
+    return _setting(records, point.threshold, router, convention, rule="near-lossless")
+
+
+def calibrate_budget(
+    records: Records, budget: float, *, router: Router | None = None, convention: compute.Convention = "paper"
+) -> Setting:
+    """The most refinement that an average of ``budget`` GMACs allows."""
+    threshold = threshold_for_budget(records.scores(router), records.gmacs(convention), budget)
+    return _setting(records, threshold, router, convention, rule="budget")
+
+
+def calibrate_exit_share(
+    records: Records, share: float, *, router: Router | None = None, convention: compute.Convention = "paper"
+) -> Setting:
+    """At least this share of the images leaves before the last round."""
+    return _setting(
+        records, threshold_for_exit_share(records.scores(router), share), router, convention, rule="exit-share"
+    )
+
+
+def calibrate_guarantee(
+    records: Records,
+    *,
+    epsilon: float,
+    delta: float,
+    loss: Loss = "labelled",
+    router: Router | None = None,
+    convention: compute.Convention = "paper",
+    seed: int = 0,
+) -> Setting:
+    """A drop of at most ``epsilon``, with probability 1 - ``delta`` over the draw of these images."""
+    last = records.predictions[:, -1:]
+    disagree = records.predictions != last  # (N, S)
+    harms = ~records.correct & records.correct[:, -1:] if loss == "labelled" else disagree
+    highest = HIGHEST if router is None else 1.0
+    found = certified_thresholds(
+        records.scores(router), harms, records.gmacs(convention), epsilon, delta, highest=highest, seed=seed
+    )
+    if found.too_few:
+        beside = f" beside the {found.design_images} that order the thresholds" if found.design_images else ""
+        raise ValueError(
+            f"{found.images} images are too few to certify a drop of {epsilon:.2%} at {1 - delta:.0%}: at least "
+            f"{needed_images(epsilon, delta):,} are needed{beside}, and as many suffice only without a single loss. "
+            "Evaluate on more images, or ask for less."
+        )
+    evidence = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "n": found.images,
+        "k": found.harmed,
+        "loss": loss,
+        "p_value": found.p_value,
+    }
+    return _setting(records, found.threshold, router, convention, rule="guarantee", **evidence)
+
+
+def _setting(
+    records: Records,
+    threshold: float | tuple[float, ...],
+    router: Router | None,
+    convention: compute.Convention,
+    **known: Any,
+) -> Setting:
+    correct = records.correct if records.labelled else None
+    points = frontier(records.scores(router), correct, records.gmacs(convention), [threshold])
+    full = records.gmacs(convention)[-1]
+    expected = {
+        **{key: value for key, value in asdict(points[0]).items() if value is not None and key != "threshold"},
+        "exit_shares": list(points[0].exit_shares),
+        "full_gmacs": full,
+        "saving": 1 - points[0].gmacs / full,
+        "convention": convention,
+    }
+    if correct is not None:
+        expected["full_top1"] = float(correct[:, -1].mean())
+    header = records.header
+    return Setting(
+        threshold=threshold,
+        rounds=records.rounds,
+        weights=header.weights,
+        preprocessing=header.preprocessing_hash,
+        precision=header.precision,
+        router=None if router is None else router_hash(router),
+        expected=expected,
+        data=header.data,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        **{"n": len(records), **known},
+    )

@@ -1,0 +1,131 @@
+"""Images that no round gets right: what it saves not to refine them, at equal accuracy.
+
+The paper names this limit: an unsure image is refined even if nothing will come of it. Two remedies are compared with
+the entropy rule: to give up images that a router believes hopeless, and to refine only those that a router believes
+mendable. Letters: N images, S rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from progresvit.evaluation import table
+from progresvit.evaluation.records import Records
+from progresvit.evaluation.table import Column, Row, Table
+from progresvit.routing import NEAR_LOSSLESS_DROP, Router
+from progresvit.routing.frontier import Floats, exit_rounds
+from progresvit.routing.policy import give_up_rounds
+
+CANDIDATES = 200
+"""Thresholds that are tried, at quantiles of the scores; of the chances of being hopeless, a quarter as many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Which scores are compared with the threshold, and which chances are given up at."""
+
+    name: str
+    router: Router | None = None
+    hopeless: Router | None = None
+
+
+def rules(*, hopeless: Router, benefit: Router | None = None) -> list[Rule]:
+    """Entropy with and without giving up; the same for a benefit router if there is one."""
+    scored = [Rule(name="entropy")]
+    if benefit is not None:
+        scored.append(Rule(name="benefit router", router=benefit))
+    giving_up = [Rule(name=f"{rule.name}, hopeless given up", router=rule.router, hopeless=hopeless) for rule in scored]
+    return [rule for pair in zip(scored, giving_up) for rule in pair]
+
+
+def equal_accuracy_table(records: Records, compared: Sequence[Rule], *, share: float = 0.5, seed: int = 0) -> Table:
+    """GMACs of each rule when it keeps the full path's accuracy.
+
+    A rule's thresholds are the cheapest that stay within the near-lossless bound (0.03 points) on one part of the
+    images; what they give is reported on the other part, so that a rule with two thresholds has no head start. Accuracy
+    is of all images: one that is given up keeps the answer it has. The oracle refines just those that it mends; it is a
+    bound and no rule.
+    """
+    design, report = records.split(share, seed)
+    gmacs = np.asarray(records.gmacs())
+    last = report.rounds - 1
+    mended = np.where(~report.correct[:, 0] & report.correct[:, -1], last, 0)
+    rows = [_row("every round", report, np.full(len(report), last), gmacs)]
+    for rule in compared:
+        threshold, chance = _cheapest(design, rule, gmacs)
+        rounds, given_up = _leave(*_scores(report, rule), threshold, chance)
+        row = _row(rule.name, report, rounds, gmacs)
+        row |= {"threshold": threshold, "hopeless_from": None if np.isinf(chance) else chance}
+        if rule.hopeless is not None:
+            row["given_up_share"] = float(given_up.mean())
+            row["given_up_wrong"] = float((~report.correct[given_up].any(axis=1)).mean()) if given_up.any() else None
+        rows.append(row)
+    rows.append(_row("oracle", report, mended, gmacs))
+    columns = [
+        Column("rule", "rule"),
+        Column("threshold", "τ", table.threshold),
+        Column("hopeless_from", "hopeless from", table.threshold),
+        Column("top1", "top-1 (%)", table.percent),
+        Column("gmacs_paper", "GMACs (paper)", table.gmacs),
+        Column("saving", "saving (%)", table.rough_percent),
+        Column("given_up_share", "given up (%)", table.rough_percent),
+        Column("given_up_wrong", "of these wrong in all rounds (%)", table.rough_percent),
+    ]
+    title = (
+        f"Compute at the full path's accuracy; thresholds from {len(design)} images, figures of {len(report)} others"
+    )
+    return Table(title, columns, rows)
+
+
+def _cheapest(records: Records, rule: Rule, gmacs: Floats) -> tuple[float, float]:
+    scores, chances = _scores(records, rule)
+    correct = records.correct
+    needed = correct[:, -1].sum() - np.floor(NEAR_LOSSLESS_DROP * len(records) + 1e-9)
+    quantiles = np.linspace(0, 1, CANDIDATES + 1)
+    thresholds = np.unique([0.0, *np.quantile(_finite(scores[:, :-1]), quantiles)])
+    limits = np.array([np.inf]) if chances is None else np.append(np.quantile(_finite(chances), quantiles[::4]), np.inf)
+    best = (float(gmacs[-1]), 0.0, np.inf)
+    for chance in np.unique(limits):
+        for threshold in thresholds:
+            rounds, _ = _leave(scores, chances, threshold, chance)
+            if correct[np.arange(len(rounds)), rounds].sum() >= needed:
+                best = min(best, (float(gmacs[rounds].mean()), float(threshold), float(chance)))
+    return best[1], best[2]
+
+
+def _scores(records: Records, rule: Rule) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+    chances = None if rule.hopeless is None else rule.hopeless.scores(records.statistics)
+    return records.scores(rule.router), chances
+
+
+def _leave(
+    scores: NDArray[np.float32], chances: NDArray[np.float32] | None, threshold: float, chance: float
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The round in which each image leaves, and whether it was given up: (N,) twice."""
+    rounds = exit_rounds(scores, threshold)
+    if chances is None:
+        return rounds, np.zeros(len(rounds), bool)
+    first = give_up_rounds(chances, chance)
+    return np.minimum(rounds, first), first < rounds
+
+
+def _finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    return values[np.isfinite(values)]
+
+
+def _row(name: str, records: Records, rounds: NDArray[np.int64], gmacs: Floats) -> Row:
+    spent = float(gmacs[rounds].mean())
+    return {
+        "rule": name,
+        "threshold": None,
+        "hopeless_from": None,
+        "top1": float(records.correct[np.arange(len(rounds)), rounds].mean()),
+        "gmacs_paper": spent,
+        "saving": 1 - spent / float(gmacs[-1]),
+        "given_up_share": None,
+        "given_up_wrong": None,
+    }

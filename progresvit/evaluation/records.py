@@ -1,0 +1,263 @@
+"""What a model said of every image in every round. Tables, thresholds and figures are read from here, not from images.
+
+One Parquet file: a row per image, a few columns per round, and a header that says which model saw which data how.
+Letters: N images, S rounds, K classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from progresvit import compute
+from progresvit.atomic import replace_file
+from progresvit.config import ModelConfig
+from progresvit.data.pictures import UNLABELLED
+from progresvit.routing import Router
+from progresvit.routing.statistics import STATISTICS
+
+TOP = 5
+KEY = b"progresvit"
+FORMAT = 1
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """Which model saw which data, and how."""
+
+    model: str
+    """As the user named it."""
+    weights: str
+    """Hash of the weights."""
+    config: Mapping[str, Any]
+    preprocessing: Mapping[str, Any]
+    preprocessing_hash: str
+    precision: str
+    device: str
+    data: str
+    split: str | None
+    """None if the pictures have no labels."""
+    pictures: int
+    """Found; those that could not be read are not among the records."""
+    classes: tuple[int, ...] | None = None
+    """If predictions were restricted to the classes of the data, their numbers. Entropies still see all."""
+    corruption: str | None = None
+    """Such as ``fog/3``, if pictures were damaged on the way in."""
+    unreadable: tuple[str, ...] = ()
+    date: str = ""
+    version: str = ""
+
+    def identity(self) -> dict[str, Any]:
+        """All but the outcome: what must be equal for two runs to be one."""
+        known = asdict(self)
+        return {key: known[key] for key in known if key not in ("unreadable", "date", "version", "model", "device")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """The table."""
+
+    header: Header
+    ids: NDArray[np.str_]
+    """(N,)"""
+    labels: Ints
+    """(N,), -1 where there is none."""
+    top5_labels: Ints
+    """(N, S, 5), -1 where there are fewer classes or the logits are not finite."""
+    top5_probabilities: Floats
+    """(N, S, 5), NaN there."""
+    top10_entropy: Floats
+    """(N, S), infinite where logits are not finite."""
+    entropy: Floats
+    """(N, S), of all classes."""
+    statistics: Floats
+    """(N, S, 23)"""
+    logits: Floats | None = None
+    """(N, S, K), if they were kept."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def rounds(self) -> int:
+        return int(self.top10_entropy.shape[1])
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """The model's."""
+        return ModelConfig.from_dict(dict(self.header.config))
+
+    @property
+    def labelled(self) -> bool:
+        return bool((self.labels != UNLABELLED).all())
+
+    @property
+    def broken(self) -> int:
+        """Images with a NaN or an infinity among the logits of a round."""
+        return int(np.isinf(self.top10_entropy).any(axis=1).sum())
+
+    @property
+    def ids_hash(self) -> str:
+        """The same for the same images only."""
+        return hashlib.sha256("\n".join(sorted(self.ids.tolist())).encode()).hexdigest()
+
+    @property
+    def predictions(self) -> Ints:
+        """(N, S)"""
+        return self.top5_labels[..., 0]
+
+    @property
+    def correct(self) -> NDArray[np.bool_]:
+        """Whether each round is right: (N, S)."""
+        right: NDArray[np.bool_] = self.predictions == self.need_labels()[:, None]
+        return right
+
+    @property
+    def correct5(self) -> NDArray[np.bool_]:
+        """Whether the label is among the five likeliest classes of each round: (N, S)."""
+        right: NDArray[np.bool_] = (self.top5_labels == self.need_labels()[:, None, None]).any(axis=-1)
+        return right
+
+    def need_labels(self) -> Ints:
+        """The labels, or an error if some are missing."""
+        missing = int((self.labels == UNLABELLED).sum())
+        if missing:
+            raise ValueError(
+                f"{missing} of {len(self)} images in these records have no label; evaluate on labelled pictures "
+                "(<split>/<class>/<picture>), or choose what needs none: a budget, an exit share, or a guarantee "
+                "with --unlabelled."
+            )
+        return self.labels
+
+    def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
+        """GMACs of an image that leaves after each round."""
+        return compute.cumulative_gmacs(self.config, convention)
+
+    def scores(self, router: Router | None = None) -> Floats:
+        """What thresholds are compared with: entropies, or a router's probabilities. (N, S)"""
+        return self.top10_entropy if router is None else router.scores(self.statistics)
+
+    def take(self, rows: NDArray[Any]) -> Records:
+        """Some of the images, by number or by mark."""
+        chosen = {
+            field.name: getattr(self, field.name)[rows]
+            for field in fields(self)
+            if field.name != "header" and getattr(self, field.name) is not None
+        }
+        return replace(self, **chosen)
+
+    def split(self, share: float, seed: int = 0) -> tuple[Records, Records]:
+        """Two parts that have no image in common, the same for the same ids whatever their order."""
+        if not 0 < share < 1:
+            raise ValueError(f"the share of a split is between 0 and 1, not {share:g}.")
+        digests = [hashlib.sha256(f"{seed}\n{name}".encode()).digest()[:8] for name in self.ids.tolist()]
+        first = np.frombuffer(b"".join(digests), ">u8") < share * 2**64
+        if first.all() or not first.any():
+            raise ValueError(f"{len(self)} images are too few to split; evaluate on more.")
+        return self.take(first), self.take(~first)
+
+
+def check_records(records: Records) -> Records:
+    """The same records, or an error that says what is wrong with them."""
+    if not len(records):
+        raise ValueError("there are no records: the data set is empty, or none of its pictures could be read.")
+    if records.rounds != len(records.config.rounds):
+        raise ValueError(f"records of {records.rounds} rounds for a model of {len(records.config.rounds)}.")
+    names, counts = np.unique(records.ids, return_counts=True)
+    if (counts > 1).any():
+        twice = names[counts > 1]
+        raise ValueError(f"{len(twice)} ids occur more than once, such as {twice[0]!r}; each image must be there once.")
+    return records
+
+
+def write_records(records: Records, path: Path) -> None:
+    """In one step: whoever looks finds no file, or a whole one."""
+    check_records(records)
+    buffer = io.BytesIO()
+    pq.write_table(_to_table(records), buffer, compression="zstd")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, buffer.getvalue())
+
+
+def read_records(path: str | Path) -> Records:
+    """Records that ``write_records`` wrote."""
+    if not Path(path).is_file():
+        raise ValueError(
+            f"there are no records at {path}; make some with: progresvit evaluate MODEL --data D --out {path}"
+        )
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is no whole Parquet file ({error}); evaluate again.") from error
+    try:
+        return check_records(_from_table(table))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no records of this library (it lacks {error}); evaluate again.") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _to_table(records: Records) -> pa.Table:
+    columns: dict[str, Any] = {"id": pa.array(records.ids.tolist(), pa.string())}
+    columns["label"] = pa.array(records.labels, pa.int32(), mask=records.labels == UNLABELLED)
+    for s in range(records.rounds):
+        name = f"round{s + 1}"
+        columns[f"{name}_top5_labels"] = _lists(records.top5_labels[:, s].astype(np.int32))
+        columns[f"{name}_top5_probabilities"] = _lists(records.top5_probabilities[:, s])
+        columns[f"{name}_top10_entropy"] = pa.array(records.top10_entropy[:, s])
+        columns[f"{name}_entropy"] = pa.array(records.entropy[:, s])
+        columns[f"{name}_statistics"] = _lists(records.statistics[:, s])
+        if records.logits is not None:
+            columns[f"{name}_logits"] = _lists(records.logits[:, s])
+    about = {"format": FORMAT, "rounds": records.rounds, "statistics": STATISTICS, "header": asdict(records.header)}
+    return pa.table(columns).replace_schema_metadata({KEY: json.dumps(about).encode()})
+
+
+def _from_table(table: pa.Table) -> Records:
+    about = json.loads((table.schema.metadata or {})[KEY])
+    if about["format"] != FORMAT or tuple(about["statistics"]) != STATISTICS:
+        raise ValueError("these records are of another version of the library; evaluate again.")
+    table = table.combine_chunks()
+    known = about["header"]
+    lists = {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
+    header = Header(**{**known, **lists})
+
+    def rounds_of(name: str, width: int | None = None) -> NDArray[Any]:
+        columns = [table[f"round{s + 1}_{name}"] for s in range(about["rounds"])]
+        return np.stack([_unlist(column, width) if width else column.to_numpy() for column in columns], axis=1)
+
+    return Records(
+        header=header,
+        ids=np.array(table["id"].to_pylist(), dtype=np.str_),
+        labels=table["label"].fill_null(UNLABELLED).to_numpy().astype(np.int64),
+        top5_labels=rounds_of("top5_labels", TOP).astype(np.int64),
+        top5_probabilities=rounds_of("top5_probabilities", TOP),
+        top10_entropy=rounds_of("top10_entropy"),
+        entropy=rounds_of("entropy"),
+        statistics=rounds_of("statistics", len(STATISTICS)),
+        logits=rounds_of("logits", header.config["num_classes"]) if "round1_logits" in table.column_names else None,
+    )
+
+
+def _lists(values: NDArray[Any]) -> pa.Array:
+    """(N, M) -> N lists of M numbers."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).ravel()), values.shape[1])
+
+
+def _unlist(column: pa.ChunkedArray, width: int) -> NDArray[Any]:
+    flat = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    return (np.concatenate(flat) if flat else np.zeros(0)).reshape(-1, width)

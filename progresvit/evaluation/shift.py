@@ -1,0 +1,202 @@
+"""Other data than the model was trained on: ImageNet's variants from their folders, and corruptions of any data set.
+
+Every set gets records of its own, so every set has its own frontier. Letters: N images, S rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
+from progresvit.data.preprocess import Corruption
+from progresvit.evaluation import table
+from progresvit.evaluation.one_pass import DataSource, HowToRun, Progress, evaluate, intended_header
+from progresvit.evaluation.records import Records, read_records
+from progresvit.evaluation.table import Column, Row, Table
+from progresvit.model import ProgResViT
+from progresvit.processes import Processes
+from progresvit.routing import operating_point
+
+Suite = Literal["generated", "imagenet-c", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch"]
+
+FOLDERS: Mapping[str, tuple[int, bool]] = {
+    "imagenet-v2": (1000, False),
+    "imagenet-sketch": (1000, False),
+    "imagenet-a": (200, True),
+    "imagenet-r": (200, True),
+}
+"""Classes of each set, and whether predictions choose among them alone."""
+
+ALEXNET_ERRORS = dict(
+    zip(
+        CORRUPTIONS,
+        (0.886428, 0.894468, 0.922640, 0.819880, 0.826268, 0.785948, 0.798360, 0.866816, 0.826572, 0.819324, 0.564592,
+         0.853204, 0.646056, 0.717840, 0.606500),
+    )
+)  # fmt: skip
+"""AlexNet's mean error over the severities of each corruption of ImageNet-C (Hendrycks and Dietterich, 2019)."""
+
+
+@dataclass(frozen=True)
+class ShiftedSet:
+    """One set of a suite."""
+
+    name: str
+    source: DataSource
+    corruption: str | None = None
+    severity: int | None = None
+    classes: int | None = None
+    """How many the data must have."""
+
+
+def plan(
+    suite: Suite,
+    data: str,
+    *,
+    split: str = "val",
+    corruptions: Sequence[str] = CORRUPTIONS,
+    severities: Sequence[int] = SEVERITIES,
+) -> list[ShiftedSet]:
+    """The sets of a suite.
+
+    ``generated`` corrupts the split of any data set; ``imagenet-c`` reads DATA/<corruption>/<severity>/<class>; the
+    others read DATA/<class>.
+    """
+    if suite not in get_args(Suite):
+        raise ValueError(f"unknown suite {suite!r}; choose {', '.join(get_args(Suite))}.")
+    if suite in FOLDERS:
+        classes, restricted = FOLDERS[suite]
+        return [ShiftedSet(suite, DataSource(data=data, split=".", restrict_classes=restricted), classes=classes)]
+    sets = []
+    for name in corruptions:
+        if name not in CORRUPTIONS:
+            raise ValueError(f"unknown corruption {name!r}; choose from {', '.join(CORRUPTIONS)}.")
+        for severity in severities:
+            if severity not in SEVERITIES:
+                raise ValueError(f"unknown severity {severity}; they go from 1 to 5.")
+            if suite == "generated":
+                source = DataSource(data=data, split=split, corruption=Corruption(name, severity))
+            else:
+                source = DataSource(data=data, split=f"{name}/{severity}")
+            sets.append(ShiftedSet(f"{name}_{severity}", source, name, severity))
+    return sets
+
+
+def evaluate_sets(
+    model: ProgResViT,
+    sets: Sequence[ShiftedSet],
+    out: Path,
+    *,
+    name: str,
+    processes: Processes,
+    how: HowToRun | None = None,
+    tell: Callable[[str], Progress] | None = None,
+) -> dict[str, Records]:
+    """Records of every set in ``out``/records; those that are there from before, of this very model, are not redone."""
+    how = how or HowToRun()
+    found = {}
+    for one in sets:
+        path = out / "records" / f"{one.name}.parquet"
+        _check_classes(one)
+        if path.exists() and not how.overwrite:
+            records = read_records(path)
+            if records.header.identity() != intended_header(model, one.source, name, how, processes).identity():
+                raise ValueError(f"{path} is of another model, data or precision; use --overwrite or another folder.")
+        else:
+            progress = tell(one.name) if tell else None
+            records = evaluate(model, one.source, path, name=name, processes=processes, how=how, progress=progress)
+        found[one.name] = records
+    return found
+
+
+def pool(parts: Mapping[str, Records]) -> Records:
+    """Several sets as one; each image counts once per set."""
+    first = next(iter(parts.values()))
+    columns: dict[str, Any] = {}
+    for field in fields(Records):
+        if field.name not in ("header", "ids") and getattr(first, field.name) is not None:
+            columns[field.name] = np.concatenate([getattr(records, field.name) for records in parts.values()])
+    ids = np.array([f"{name}/{one}" for name, records in parts.items() for one in records.ids.tolist()])
+    return replace(first, ids=ids, header=replace(first.header, corruption=None), **columns)
+
+
+def by_severity(sets: Sequence[ShiftedSet], found: Mapping[str, Records]) -> dict[str, Records]:
+    """All corruptions of a severity pooled: one frontier for each severity."""
+    severities = sorted({one.severity for one in sets if one.severity is not None})
+    return {
+        f"severity {severity}": pool({one.name: found[one.name] for one in sets if one.severity == severity})
+        for severity in severities
+    }
+
+
+def shift_table(
+    sets: Sequence[ShiftedSet], found: Mapping[str, Records], threshold: float | Sequence[float] | None = None
+) -> Table:
+    """Top-1 of each round on each set, then the mean; with a threshold, also what it gives there."""
+    rows: list[Row] = []
+    rounds = next(iter(found.values())).rounds
+    for one in sets:
+        records = found[one.name]
+        row: Row = {"set": one.name, "images": len(records)}
+        row |= {f"top1_round_{s + 1}": float(share) for s, share in enumerate(records.correct.mean(axis=0))}
+        if threshold is not None:
+            point = operating_point(records.scores(), records.correct, records.gmacs(), threshold)
+            row |= {"top1_routed": point.top1, "gmacs_paper": point.gmacs}
+        rows.append(row)
+    if len(rows) > 1:
+        means = {key: float(np.mean([row[key] for row in rows])) for key in rows[0] if key not in ("set", "images")}
+        rows.append({"set": "mean", "images": sum(row["images"] for row in rows), **means})
+    columns = [
+        Column("set", "set"),
+        Column("images", "images"),
+        *(Column(f"top1_round_{s + 1}", f"round {s + 1} top-1 (%)", table.percent) for s in range(rounds)),
+    ]
+    if threshold is not None:
+        columns += [
+            Column("top1_routed", f"routed top-1 (%) at τ = {table.threshold(threshold)}", table.percent),
+            Column("gmacs_paper", "GMACs (paper)", table.gmacs),
+        ]
+    return Table("Accuracy under distribution shift", columns, rows)
+
+
+def mean_corruption_error(errors: Mapping[str, Sequence[float]]) -> float:
+    """mCE: the mean over corruptions of the error over all severities, relative to AlexNet's, in percent.
+
+    ``errors`` are shares by corruption, one for each severity, of all 15. Defined for ImageNet-C alone.
+    """
+    missing = [name for name in CORRUPTIONS if len(errors.get(name, ())) != len(SEVERITIES)]
+    if missing:
+        raise ValueError(
+            f"mCE takes 15 corruptions at 5 severities; {missing[0]} and {len(missing) - 1} more lack some."
+        )
+    ratios = [np.mean(errors[name]) / ALEXNET_ERRORS[name] for name in CORRUPTIONS]
+    return float(100 * np.mean(ratios))
+
+
+def imagenet_c_errors(
+    sets: Sequence[ShiftedSet], found: Mapping[str, Records], threshold: float | Sequence[float]
+) -> dict[str, list[float]]:
+    """Errors by corruption at a threshold, for mCE."""
+    errors: dict[str, list[float]] = {}
+    for one in sets:
+        records = found[one.name]
+        point = operating_point(records.scores(), records.correct, records.gmacs(), threshold)
+        assert one.corruption is not None
+        assert point.top1 is not None
+        errors.setdefault(one.corruption, []).append(1 - point.top1)
+    return errors
+
+
+def _check_classes(one: ShiftedSet) -> None:
+    if one.classes is not None:
+        count = len(one.source.find().class_ids)
+        if count != one.classes:
+            raise ValueError(
+                f"{one.name} has {one.classes} classes and {one.source.data} {count} class folders; give the folder "
+                "that holds them, whole."
+            )

@@ -1,0 +1,106 @@
+"""Tables from records: the frontier, and routers against each other at matched continuation rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from progresvit.compute import Convention
+from progresvit.evaluation import table
+from progresvit.evaluation.records import Records
+from progresvit.evaluation.table import Column, Row, Table
+from progresvit.routing import PAPER_THRESHOLDS, OperatingPoint, Router, frontier, near_lossless
+
+CONVENTIONS: tuple[Convention, ...] = ("paper", "executed")
+RATES = tuple(tenth / 10 for tenth in range(11))
+
+
+def frontier_table(
+    models: Mapping[str, Records],
+    thresholds: ArrayLike = PAPER_THRESHOLDS,
+    router: Router | None = None,
+) -> Table:
+    """Accuracy, compute in both conventions and exit shares at each threshold; then the near-lossless point.
+
+    A threshold is a number for all rounds or a row of one for each round but the last. Without labels there is no
+    accuracy and no near-lossless point.
+    """
+    rows: list[Row] = []
+    for name, records in models.items():
+        hits, hits5 = (records.correct, records.correct5) if records.labelled else (None, None)
+        scores, gmacs = records.scores(router), records.gmacs("paper")
+        found = frontier(scores, hits, gmacs, thresholds, correct5=hits5)
+        rows += [_row(name, records, point, "") for point in found]
+        if hits is not None:
+            best = near_lossless(scores, hits, gmacs)
+            rows += [
+                _row(name, records, point, "near-lossless")
+                for point in frontier(scores, hits, gmacs, [best.threshold], correct5=hits5)
+            ]
+    most = max(records.rounds for records in models.values())
+    for row in rows:
+        row.update({f"exit_share_{s}": row.get(f"exit_share_{s}") for s in range(1, most + 1)})
+    columns = [
+        *([Column("model", "model")] if len(models) > 1 else []),
+        Column("threshold", "τ", table.threshold),
+        Column("top1", "top-1 (%)", table.percent),
+        Column("top5", "top-5 (%)", table.percent),
+        Column("gmacs_paper", "GMACs (paper)", table.gmacs),
+        Column("gmacs_executed", "GMACs (executed)", table.gmacs),
+        Column("saving", "saving (%)", table.rough_percent),
+        *(Column(f"exit_share_{s}", f"exit {s} (%)", table.rough_percent) for s in range(1, most + 1)),
+        Column("note", "note"),
+    ]
+    if len(models) == 1:
+        rows = [{key: value for key, value in row.items() if key != "model"} for row in rows]
+    return Table("Accuracy and compute by threshold", columns, rows)
+
+
+def _row(name: str, records: Records, point: OperatingPoint, note: str) -> Row:
+    spent = {convention: float(np.dot(point.exit_shares, records.gmacs(convention))) for convention in CONVENTIONS}
+    return {
+        "model": name,
+        "threshold": point.threshold,
+        "top1": point.top1,
+        "top5": point.top5,
+        **{f"gmacs_{convention}": gmacs for convention, gmacs in spent.items()},
+        "saving": 1 - spent["paper"] / records.gmacs("paper")[-1],
+        **{f"exit_share_{s}": share for s, share in enumerate(point.exit_shares, start=1)},
+        "note": note,
+    }
+
+
+def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequence[float] = RATES) -> Table:
+    """Top-1 of entropy and of each router when the same share of the images goes on to round 2: the paper's table.
+
+    The images that go on are those of the highest scores, exactly so many; equal scores are taken in order. What the
+    router itself costs is not counted.
+    """
+    if records.rounds != 2:
+        raise ValueError(f"matched continuation rates are for two rounds, and these records have {records.rounds}.")
+    correct, gmacs = records.correct, records.gmacs("paper")
+    scores = {"entropy": records.scores(), **{name: records.scores(router) for name, router in routers.items()}}
+    rows: list[Row] = []
+    for rate in rates:
+        going_on = round(rate * len(records))
+        row: Row = {"continue": rate, "gmacs_paper": gmacs[0] + going_on / len(records) * (gmacs[1] - gmacs[0])}
+        for name, values in scores.items():
+            row[name] = float(_refine(values[:, 0], correct, going_on).mean())
+        row |= {f"{name}_gain": row[name] - row["entropy"] for name in routers}
+        rows.append(row)
+    columns = [
+        Column("continue", "continue (%)", table.rough_percent),
+        Column("gmacs_paper", "GMACs (paper)", table.gmacs),
+        *(Column(name, f"{name} top-1 (%)", table.percent) for name in scores),
+        *(Column(f"{name}_gain", f"{name} gain (points)", table.points) for name in routers),
+    ]
+    return Table("Routers at matched continuation rates", columns, rows)
+
+
+def _refine(scores: NDArray[np.float32], correct: NDArray[np.bool_], going_on: int) -> NDArray[np.bool_]:
+    """Whether each image is right if the ``going_on`` highest scores see round 2."""
+    refined = np.zeros(len(scores), bool)
+    refined[np.argsort(-scores, kind="stable")[:going_on]] = True
+    return np.where(refined, correct[:, 1], correct[:, 0])

@@ -1,0 +1,161 @@
+"""Whether probabilities can be believed: expected calibration error, per round and routed, and temperature scaling.
+
+Letters: N images, S rounds, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
+
+from progresvit.evaluation import table
+from progresvit.evaluation.records import Floats, Records
+from progresvit.evaluation.table import Column, Row, Table
+from progresvit.routing import near_lossless
+from progresvit.routing.frontier import exit_rounds
+
+BINS = 15
+LOWEST, HIGHEST = 0.05, 20.0
+"""Temperatures are looked for between these."""
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Images sorted into bins of equal width by the probability of their answer; (BINS,) each."""
+
+    images: NDArray[np.int64]
+    probability: NDArray[np.float64]
+    """Mean in the bin; NaN in an empty one."""
+    accuracy: NDArray[np.float64]
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: the mean gap between probability and accuracy, weighted by images."""
+        filled = self.images > 0
+        gaps = np.abs(self.probability - self.accuracy)[filled]
+        return float((gaps * self.images[filled]).sum() / self.images.sum())
+
+
+def reliability(probability: ArrayLike, correct: ArrayLike, bins: int = BINS) -> Reliability:
+    """Of answers: their probabilities and whether they are right, one of each per image. Bins are (low, high]."""
+    values, hits = np.asarray(probability, np.float64), np.asarray(correct, np.float64)
+    if values.shape != hits.shape or values.ndim != 1 or not len(values):
+        raise ValueError(f"probabilities {values.shape} and hits {hits.shape} are one of each per image.")
+    if not ((values >= 0) & (values <= 1)).all():
+        raise ValueError("probabilities are between 0 and 1; leave out images whose logits are not finite.")
+    place = np.clip(np.ceil(values * bins).astype(int) - 1, 0, bins - 1)
+    images = np.bincount(place, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        means = [np.bincount(place, weights=weights, minlength=bins) / images for weights in (values, hits)]
+    return Reliability(images, *means)
+
+
+def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
+    """The temperature that divides logits (N, K) for the lowest negative log-likelihood of the labels (N,)."""
+    values, wanted = np.asarray(logits, np.float64), np.asarray(labels)
+
+    def loss(log_temperature: float) -> float:
+        scaled = log_softmax(values / np.exp(log_temperature), axis=1)
+        return float(-scaled[np.arange(len(wanted)), wanted].mean())
+
+    found = minimize_scalar(loss, bounds=(np.log(LOWEST), np.log(HIGHEST)), method="bounded")
+    return float(np.exp(found.x))
+
+
+def fit_temperatures(records: Records) -> tuple[float, ...]:
+    """One for each round, from records that kept the logits."""
+    logits, labels = _logits(records), records.need_labels()
+    if records.header.classes is not None:
+        labels = np.searchsorted(records.header.classes, labels)
+    whole = np.isfinite(logits).all(axis=(1, 2))
+    return tuple(fit_temperature(logits[whole, s], labels[whole]) for s in range(records.rounds))
+
+
+def probabilities(records: Records, temperatures: Sequence[float] | None = None) -> Floats:
+    """Of the answer of every round: (N, S). Dividing by a temperature changes the probability, never the answer."""
+    if temperatures is None:
+        return records.top5_probabilities[..., 0]
+    scaled = _logits(records) / np.asarray(temperatures)[None, :, None]
+    highest: Floats = np.exp(log_softmax(scaled, axis=-1).max(axis=-1))
+    return highest
+
+
+def reliabilities(
+    records: Records,
+    *,
+    threshold: float | Sequence[float] | None = None,
+    temperatures: Sequence[float] | None = None,
+) -> dict[str, Reliability]:
+    """Of each round and routed, at the near-lossless threshold unless another is given."""
+    if threshold is None:
+        threshold = near_lossless(records.scores(), records.correct, records.gmacs()).threshold
+    sure, correct = probabilities(records, temperatures), records.correct
+    rounds = {f"round {s + 1}": np.full(len(records), s) for s in range(records.rounds)}
+    rounds["routed"] = exit_rounds(records.scores(), threshold)
+    found = {}
+    for name, chosen in rounds.items():
+        rows = np.arange(len(records))
+        values, hits = sure[rows, chosen], correct[rows, chosen]
+        known = np.isfinite(values)
+        if not known.any():
+            raise ValueError(f"no image has finite logits ({name}); there is nothing to be calibrated.")
+        found[name] = reliability(values[known], hits[known])
+    return found
+
+
+def trust_table(records: Records, *, threshold: float | Sequence[float] | None = None) -> Table:
+    """Expected calibration error as the model gives its probabilities."""
+    rows: list[Row] = [_row(name, found, None) for name, found in reliabilities(records, threshold=threshold).items()]
+    return Table(f"Expected calibration error, {BINS} bins, {len(records)} images", _columns(), rows)
+
+
+def scaled_trust_table(
+    records: Records, *, threshold: float | Sequence[float] | None = None, share: float = 0.5, seed: int = 0
+) -> tuple[Table, tuple[float, ...]]:
+    """The same with temperatures fitted on one part of the images and reported on the other; and the temperatures."""
+    fitted, report = records.split(share, seed)
+    temperatures = fit_temperatures(fitted)
+    if threshold is None:
+        threshold = near_lossless(fitted.scores(), fitted.correct, fitted.gmacs()).threshold
+    before = reliabilities(report, threshold=threshold)
+    after = reliabilities(report, threshold=threshold, temperatures=temperatures)
+    used = dict(zip(before, (*temperatures, None)))
+    rows = [_row(name, before[name], after[name], used[name]) for name in before]
+    title = (
+        f"Expected calibration error, {BINS} bins; temperatures from {len(fitted)} images, "
+        f"figures of {len(report)} others"
+    )
+    return Table(title, _columns(), rows), temperatures
+
+
+def _row(name: str, before: Reliability, after: Reliability | None, temperature: float | None = None) -> Row:
+    return {
+        "answers": name,
+        "images": int(before.images.sum()),
+        "ece": before.error,
+        "temperature": temperature,
+        "scaled_ece": None if after is None else after.error,
+    }
+
+
+def _columns() -> list[Column]:
+    return [
+        Column("answers", "answers"),
+        Column("images", "images"),
+        Column("ece", "calibration error (%)", table.percent),
+        Column("temperature", "temperature", table.gmacs),
+        Column("scaled_ece", "after scaling (%)", table.percent),
+    ]
+
+
+def _logits(records: Records) -> Floats:
+    """(N, S, K), of the classes that predictions choose from."""
+    if records.logits is None:
+        raise ValueError("temperature scaling needs the logits; evaluate again with --logits.")
+    classes = records.header.classes  # predictions choose among these
+    return records.logits if classes is None else records.logits[..., list(classes)]

@@ -1,0 +1,198 @@
+"""A threshold with a guarantee: with probability 1 - delta over the draw of the calibration images, the share of images
+that leaving early harms is at most epsilon.
+
+Fixed-sequence testing: a grid of thresholds, fixed before the images are seen, is walked upwards. Each threshold is
+tested with the exact binomial tail P(Bin(n, epsilon) <= k), where k of n images left early and were harmed; the walk
+ends at the first that fails, and the last that passed is certified. No correction for many tests is needed, since the
+first threshold that is not safe is passed with a probability of at most delta.
+
+An image that leaves after a round is harmed if that round is wrong and the last one right (labelled: the harm bounds
+the drop in accuracy) or if the two disagree (unlabelled: disagreement bounds the drop too, and needs no labels).
+Letters: N images, S rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from progresvit.routing.entropy import HIGHEST
+from progresvit.routing.frontier import Floats, as_scores, exit_counts, exit_rounds
+
+GRID = 2001
+"""Thresholds in the grid of one round."""
+STEPS_PER_ROUND = 200
+"""Steps that each round's threshold takes on the path of several rounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifiedThreshold:
+    """A threshold, or one per round but the last, and what was certified of it on which evidence."""
+
+    threshold: float | tuple[float, ...]
+    epsilon: float
+    delta: float
+    images: int
+    """n: images that the test was made on."""
+    harmed: int
+    """k: of these, how many left early at the threshold and were harmed."""
+    p_value: float
+    tested: int
+    """Thresholds of the grid or path."""
+    design_images: int = 0
+    """Images that only served to order the thresholds; they are not among the n."""
+
+    @property
+    def too_few(self) -> bool:
+        """Whether so few images could not have certified any threshold, not even without a single harm."""
+        return self.images < needed_images(self.epsilon, self.delta)
+
+
+def needed_images(epsilon: float, delta: float) -> int:
+    """The fewest images that can certify anything: without a single harm, (1 - epsilon) ** n must be delta at most."""
+    _check(epsilon, delta)
+    return math.ceil(math.log(delta) / math.log1p(-epsilon) - 1e-9)
+
+
+def certified_threshold(
+    entropy: Any, loss: Any, epsilon: float, delta: float, *, highest: float = HIGHEST, grid: int = GRID
+) -> CertifiedThreshold:
+    """The highest threshold that is certified for two rounds; 0, at which every image runs both, if none is.
+
+    ``entropy`` is the score of round 1 and ``loss`` the harm if the image left there, one of each per image, as
+    tensors, arrays or lists. ``highest`` ends the grid: ln 10 for entropies, 1 for a learned router's probabilities.
+    """
+    _check(epsilon, delta)
+    if grid < 200:
+        raise ValueError(f"the grid has at least 200 thresholds, not {grid}; a coarse one wastes what could be saved.")
+    scores, harms = _as_vector(entropy), _as_losses(loss)
+    if len(scores) != len(harms):
+        raise ValueError(f"{len(scores)} entropies with {len(harms)} losses; give one of each per image.")
+    if not len(scores):
+        raise ValueError("there are no images to certify on; give at least one entropy and loss.")
+    thresholds = np.linspace(0.0, highest, grid)
+    harmful = np.sort(scores[harms])
+    harmed = np.searchsorted(harmful, thresholds, side="left")  # of strictly lower score
+    return _walk(thresholds[:, None], harmed, len(scores), epsilon, delta)
+
+
+def certified_thresholds(
+    scores: Any,
+    losses: Any,
+    gmacs: Sequence[float],
+    epsilon: float,
+    delta: float,
+    *,
+    highest: float = HIGHEST,
+    design_share: float = 0.3,
+    seed: int = 0,
+) -> CertifiedThreshold:
+    """One threshold per round but the last, for any number of rounds; ``scores`` and ``losses`` are (N, S).
+
+    With three rounds and more there is no natural order of the thresholds to walk along. A share of the images, drawn
+    at random, is spent on one: from no exits at all, the round whose threshold saves most per harm is raised step by
+    step. The walk is then made on the other images.
+    """
+    values = as_scores(scores)
+    harms = np.asarray(losses)
+    if harms.shape != values.shape:
+        raise ValueError(
+            f"scores of shape {values.shape} with losses of shape {harms.shape}; both are images x rounds."
+        )
+    if values.shape[1] == 1:
+        raise ValueError("a model of one round has no threshold to certify.")
+    if values.shape[1] == 2:
+        return certified_threshold(values[:, 0], harms[:, 0], epsilon, delta, highest=highest)
+    _check(epsilon, delta)
+    if not 0 < design_share < 1:
+        raise ValueError(f"the share of the images that orders the thresholds is between 0 and 1, not {design_share}.")
+    order = np.random.default_rng(seed).permutation(len(values))
+    design, test = np.split(order, [round(design_share * len(values))])
+    if not len(design) or not len(test):
+        raise ValueError(f"{len(values)} images are too few to set some aside for ordering the thresholds.")
+    harms = harms.astype(bool)
+    path = _order_on(values[design], harms[design], np.asarray(gmacs, np.float64), highest)
+    harmed = np.array([_harmed(values[test], harms[test], row) for row in path])
+    return _walk(path, harmed, len(test), epsilon, delta, design_images=len(design))
+
+
+def _walk(
+    path: Floats, harmed: NDArray[np.int64], images: int, epsilon: float, delta: float, design_images: int = 0
+) -> CertifiedThreshold:
+    p_values = binom.cdf(harmed, images, epsilon)
+    failed = np.flatnonzero(p_values > delta)
+    passed = int(failed[0]) if len(failed) else len(path)
+    last = max(passed - 1, 0)  # the path begins at 0, where nothing leaves and nothing is harmed
+    row = path[last].tolist()
+    return CertifiedThreshold(
+        threshold=row[0] if len(row) == 1 else tuple(row),
+        epsilon=epsilon,
+        delta=delta,
+        images=images,
+        harmed=int(harmed[last]),
+        p_value=float(p_values[last]),
+        tested=len(path),
+        design_images=design_images,
+    )
+
+
+def _order_on(scores: Floats, harms: NDArray[np.bool_], gmacs: Floats, highest: float) -> Floats:
+    """A path of threshold vectors from no exits to all: (steps, S - 1)."""
+    levels = np.linspace(0.0, highest, STEPS_PER_ROUND + 1)
+    at = np.zeros(scores.shape[1] - 1, int)
+    path = [levels[at]]
+    while (at < STEPS_PER_ROUND).any():
+        choices = [at + step for step in np.eye(len(at), dtype=int) if ((at + step) <= STEPS_PER_ROUND).all()]
+        spent = exit_counts(scores, [path[-1], *(levels[choice] for choice in choices)]) @ gmacs
+        saved = spent[0] - spent[1:]
+        harmed = np.array([_harmed(scores, harms, levels[choice]) for choice in choices])
+        more_harm = harmed - _harmed(scores, harms, path[-1])
+        best = int(
+            np.argmax(saved / len(scores) / (np.maximum(more_harm, 0) + 1))
+        )  # + 1: a harmless step is no miracle
+        at = choices[best]
+        path.append(levels[at])
+    return np.array(path)
+
+
+def _harmed(scores: Floats, harms: NDArray[np.bool_], thresholds: Floats) -> int:
+    rounds = exit_rounds(scores, thresholds.tolist())
+    early = rounds < scores.shape[1] - 1
+    return int(harms[np.arange(len(rounds)), rounds][early].sum())
+
+
+def _check(epsilon: float, delta: float) -> None:
+    if not 0 < epsilon < 1:
+        raise ValueError(
+            f"epsilon, the share that may be harmed, is between 0 and 1 (0.005 is half a point), not {epsilon}."
+        )
+    if not 0 < delta < 1:
+        raise ValueError(f"delta, the risk that the guarantee fails, is between 0 and 1 (0.05 for 95 %), not {delta}.")
+
+
+def _as_vector(values: Any) -> Floats:
+    vector = np.asarray(_to_host(values), np.float64)
+    if vector.ndim != 1:
+        raise ValueError(f"entropies are one number per image, not of shape {vector.shape}.")
+    return np.where(np.isnan(vector), np.inf, vector)
+
+
+def _as_losses(values: Any) -> NDArray[np.bool_]:
+    losses = np.asarray(_to_host(values))
+    if losses.ndim != 1 or not np.isin(losses, (0, 1)).all():
+        raise ValueError("losses are one per image, true (harmed if it left) or false.")
+    return losses.astype(bool)
+
+
+def _to_host(values: Any) -> Any:
+    """Tensors may lie on a GPU, or be of a type that numpy does not know."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        return values.float().numpy() if values.is_floating_point() else values.numpy()
+    return values

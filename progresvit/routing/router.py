@@ -1,0 +1,205 @@
+"""A learned router: what else than entropy could say whether another round helps.
+
+One small network per round but the last looks at 23 statistics of the round's logits and gives a probability; an image
+leaves if it is below the threshold, as with entropy. Letters: B or N images, S rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike, NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from progresvit.atomic import replace_file
+from progresvit.routing.statistics import STATISTICS, logit_statistics
+
+Target = Literal["benefit", "error", "hopeless"]
+"""What the probability is of: ``benefit``, this round is wrong and the last one right (the paper's); ``error``, this
+round is wrong; ``hopeless``, this round and all later ones are wrong."""
+
+_FORMAT = "progresvit-router-1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterOrigin:
+    """What a router was fitted on."""
+
+    target: Target
+    images: int
+    epochs: int
+    seed: int
+    model: str | None = None
+    """Hash of the model's weights."""
+    records: str | None = None
+    """Hash of the images' ids."""
+
+
+class RouterMLP(nn.Module):
+    """23 -> 256 -> 128 -> 1, with 39,681 parameters; the statistics are standardised with those of the fit."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(len(STATISTICS)))
+        self.register_buffer("deviation", torch.ones(len(STATISTICS)))
+        self.layers = nn.Sequential(
+            nn.Linear(len(STATISTICS), 256),
+            nn.LayerNorm(256),
+            nn.GELU(),
+            nn.Linear(256, 128),
+            nn.GELU(),
+            nn.Linear(128, 1),
+        )
+
+    def forward(self, statistics: Tensor) -> Tensor:
+        """The logit of the probability: (B, 23) -> (B,)."""
+        logit: Tensor = self.layers((statistics.float() - self.mean) / self.deviation).squeeze(-1)
+        return logit
+
+
+class Router(nn.Module):
+    """The networks of all rounds but the last."""
+
+    def __init__(self, rounds: int, origin: RouterOrigin) -> None:
+        super().__init__()
+        if rounds < 2:
+            raise ValueError("a model of one round has nothing to route.")
+        self.origin = origin
+        self.after = nn.ModuleList(RouterMLP() for _ in range(rounds - 1))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the models that it fits."""
+        return len(self.after) + 1
+
+    def score(self, s: int, logits: Tensor) -> Tensor:
+        """The probability of the target after round s, from 0: (B, K) -> (B,). Infinite where a logit is not finite."""
+        return self.score_statistics(s, logit_statistics(logits))
+
+    @torch.no_grad()
+    def score_statistics(self, s: int, statistics: Tensor) -> Tensor:
+        """The same from statistics: (B, 23) -> (B,)."""
+        with torch.autocast(statistics.device.type, enabled=False):
+            probability: Tensor = self.after[s](statistics).sigmoid()
+        return probability.where(statistics.isfinite().all(dim=-1), torch.inf)
+
+    def scores(self, statistics: ArrayLike) -> NDArray[np.float32]:
+        """Scores of records: (N, S, 23) -> (N, S); the last round's are infinite, nobody asks for them."""
+        values = torch.from_numpy(np.array(statistics, np.float32))
+        if values.ndim != 3 or values.shape[1:] != (self.rounds, len(STATISTICS)):
+            raise ValueError(
+                f"a router for {self.rounds} rounds takes (images, {self.rounds}, {len(STATISTICS)}) statistics, "
+                f"not {tuple(values.shape)}; are the records of the same kind of model?"
+            )
+        values = values.to(next(self.parameters()).device)
+        columns = [self.score_statistics(s, values[:, s]) for s in range(self.rounds - 1)]
+        return torch.stack([*columns, torch.full_like(columns[0], torch.inf)], dim=1).cpu().numpy()
+
+
+def router_targets(correct: ArrayLike, target: Target) -> NDArray[np.bool_]:
+    """What the networks learn, from whether each round is right: (N, S) -> (N, S - 1)."""
+    if target not in get_args(Target):
+        raise ValueError(f"unknown target {target!r}; choose {', '.join(get_args(Target))}.")
+    right = np.asarray(correct, bool)
+    if right.ndim != 2 or right.shape[1] < 2:
+        raise ValueError(f"hits are images x rounds with two rounds at least, not of shape {right.shape}.")
+    wrong_now: NDArray[np.bool_] = ~right[:, :-1]
+    if target == "error":
+        return wrong_now
+    if target == "benefit":
+        benefit: NDArray[np.bool_] = wrong_now & right[:, -1:]
+        return benefit
+    never_right: NDArray[np.bool_] = ~np.logical_or.accumulate(right[:, ::-1], axis=1)[:, ::-1]  # from here on
+    return never_right[:, :-1]
+
+
+def fit_router(
+    statistics: ArrayLike,
+    correct: ArrayLike,
+    *,
+    target: Target = "benefit",
+    epochs: int = 6,
+    batch: int = 512,
+    lr: float = 1e-3,
+    seed: int = 0,
+    model: str | None = None,
+    records: str | None = None,
+) -> Router:
+    """Train on records: ``statistics`` (N, S, 23) and ``correct`` (N, S). AdamW, cosine to zero, cross entropy."""
+    values = torch.from_numpy(np.array(statistics, np.float32))
+    wanted = torch.from_numpy(router_targets(correct, target)).float()
+    if len(values) != len(wanted):
+        raise ValueError(f"statistics of {len(values)} images with hits of {len(wanted)}; give one of each per image.")
+    finite = values.isfinite().all(dim=-1).all(dim=-1)
+    values, wanted = values[finite], wanted[finite]
+    for s in range(wanted.shape[1]):
+        positives = int(wanted[:, s].sum())
+        if not 0 < positives < len(wanted):
+            raise ValueError(
+                f"{positives} of {len(wanted)} images are examples of {target!r} after round {s + 1}; a router needs "
+                "both kinds. Evaluate on more images, or on images that the model was not trained on."
+            )
+    origin = RouterOrigin(target=target, images=len(values), epochs=epochs, seed=seed, model=model, records=records)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        router = Router(values.shape[1], origin)
+        for s, network in enumerate(router.after):
+            assert isinstance(network, RouterMLP)
+            _fit(network, values[:, s], wanted[:, s], epochs=epochs, batch=batch, lr=lr)
+    return router.eval().requires_grad_(False)
+
+
+def _fit(network: RouterMLP, inputs: Tensor, wanted: Tensor, *, epochs: int, batch: int, lr: float) -> None:
+    network.mean.copy_(inputs.mean(dim=0))
+    network.deviation.copy_(inputs.std(dim=0, correction=0).clamp(min=1e-6))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=0.01)
+    batches = max(1, len(inputs) // batch)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * batches)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(inputs)).tensor_split(batches):
+            optimizer.zero_grad()
+            F.binary_cross_entropy_with_logits(network(inputs[rows]), wanted[rows]).backward()
+            optimizer.step()
+            schedule.step()
+
+
+def save_router(router: Router, path: str | Path) -> Path:
+    """One safetensors file, with its origin inside."""
+    about = {"format": _FORMAT, "rounds": str(router.rounds), "origin": json.dumps(asdict(router.origin))}
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(target, save({key: value.contiguous() for key, value in router.state_dict().items()}, metadata=about))
+    return target
+
+
+def router_hash(router: Router) -> str:
+    """A fingerprint of what the router computes."""
+    return hashlib.sha256(save({key: value.contiguous() for key, value in router.state_dict().items()})).hexdigest()
+
+
+def load_router(path: str | Path) -> Router:
+    """A router that ``save_router`` wrote."""
+    if not Path(path).is_file():
+        raise ValueError(f"there is no router at {path}; make one with: progresvit fit-router RECORDS --out {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            about, weights = file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no whole safetensors file ({error}); fit the router again.") from error
+    if about.get("format") != _FORMAT:
+        raise ValueError(f"{path} is no router; make one with: progresvit fit-router RECORDS --out FILE")
+    router = Router(int(about["rounds"]), RouterOrigin(**json.loads(about["origin"])))
+    router.load_state_dict(weights)
+    return router.eval().requires_grad_(False)

@@ -1,0 +1,85 @@
+"""A calibrated threshold as a small JSON file: what it is for, on what evidence, and for which model it holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from progresvit.atomic import replace_file
+from progresvit.routing.frontier import as_thresholds
+
+Rule = Literal["near-lossless", "budget", "exit-share", "guarantee"]
+Loss = Literal["labelled", "unlabelled"]
+
+
+class SettingWarning(UserWarning):
+    """A threshold is used for something else than what it was calibrated for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A threshold and what is known of it."""
+
+    rule: Rule
+    threshold: float | tuple[float, ...]
+    """For all rounds, or one for each round but the last."""
+    rounds: int
+    weights: str
+    """Hash of the model's weights."""
+    preprocessing: str
+    """Hash of the preprocessing."""
+    precision: str
+    n: int
+    """Images that it was calibrated on."""
+    router: str | None = None
+    """Hash of the learned router whose probabilities it is for; None for entropies."""
+    epsilon: float | None = None
+    """With a guarantee: the share of images that leaving early may harm, ..."""
+    delta: float | None = None
+    """... the probability that this fails, ..."""
+    k: int | None = None
+    """... how many of the n images were harmed, ..."""
+    loss: Loss | None = None
+    """... and what harm means: a right answer lost (labelled), or the last round disagrees (unlabelled)."""
+    p_value: float | None = None
+    expected: dict[str, Any] = field(default_factory=dict)
+    """What the threshold gave on the calibration images."""
+    data: str = ""
+    date: str = ""
+
+    def __post_init__(self) -> None:
+        as_thresholds([self.threshold], self.rounds)
+
+    def mismatches(self, *, weights: str, preprocessing: str, precision: str) -> list[str]:
+        """What differs between the model it was calibrated for and the one it is used with."""
+        used = {"weights": weights, "preprocessing": preprocessing, "precision": precision}
+        return [name for name, value in used.items() if getattr(self, name) != value]
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON."""
+        known = {key: value for key, value in asdict(self).items() if value is not None}
+        replace_file(Path(path), json.dumps(known, indent=2) + "\n")
+
+
+def load_setting(path: str | Path) -> Setting:
+    """A setting that ``progresvit calibrate`` wrote."""
+    try:
+        known = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(known, dict):
+            raise TypeError("no object")
+        if isinstance(known.get("threshold"), list):
+            known["threshold"] = tuple(known["threshold"])
+        unknown = sorted(set(known) - {item.name for item in fields(Setting)})
+        if unknown:
+            raise TypeError(f"unknown key {unknown[0]!r}")
+        return Setting(**known)
+    except FileNotFoundError:
+        raise ValueError(
+            f"there is no setting at {path}; make one with: progresvit calibrate RECORDS --out {path}"
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is no setting ({error}); make one with: progresvit calibrate RECORDS --out FILE"
+        ) from error

@@ -1,0 +1,53 @@
+"""Records from made-up logits, through the same code that records are made with."""
+
+import numpy as np
+import torch
+
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.data.preprocess import describe_preprocessing, preprocessing_hash
+from progresvit.evaluation.observe import observe
+from progresvit.evaluation.records import Header, Records
+
+CLASSES = 12
+
+
+def config(rounds=2):
+    resolutions, heads = [16, 24, 32][-rounds:], [1, 2, 3][-rounds:]
+    return ModelConfig(rounds=make_rounds(resolutions, heads), heads=3, depth=2, patch_size=8, num_classes=CLASSES)
+
+
+def make_logits(count=400, rounds=2, seed=0):
+    """Each round is surer and better than the one before; some images are hopeless."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, CLASSES, count)
+    ease = rng.normal(1.0, 1.5, count)
+    logits = rng.normal(0, 1, (rounds, count, CLASSES))
+    for s in range(rounds):
+        logits[s, np.arange(count), labels] += 2.5 * np.clip(ease + 0.8 * s, 0, 3)
+    return logits, labels
+
+
+def make_records(count=400, rounds=2, seed=0, *, labelled=True, keep_logits=False, classes=None, logits=None):
+    values, labels = make_logits(count, rounds, seed)
+    values = values if logits is None else logits
+    columns = observe([torch.tensor(z, dtype=torch.float32) for z in values], classes, keep_logits=keep_logits)
+    model = config(rounds)
+    header = Header(
+        model="made",
+        weights="w" * 64,
+        config=model.to_dict(),
+        preprocessing=describe_preprocessing(model),
+        preprocessing_hash=preprocessing_hash(model),
+        precision="fp32",
+        device="cpu",
+        data="made",
+        split="val" if labelled else None,
+        pictures=count,
+        classes=classes,
+    )
+    return Records(
+        header=header,
+        ids=np.array([f"val/{label}/{seed}-{number}" for number, label in enumerate(labels)]),
+        labels=labels if labelled else np.full(count, -1),
+        **{name: column.numpy() for name, column in columns.items()},
+    )

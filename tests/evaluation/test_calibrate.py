@@ -1,0 +1,131 @@
+import json
+
+import numpy as np
+import pytest
+
+from progresvit.evaluation import (
+    calibrate_budget,
+    calibrate_exit_share,
+    calibrate_guarantee,
+    calibrate_near_lossless,
+)
+from progresvit.routing import certified_threshold, fit_router, load_setting, near_lossless
+from progresvit.routing.frontier import exit_rounds
+from progresvit.routing.setting import Setting
+from tests.evaluation.made import make_records
+
+
+def test_a_setting_says_what_it_is_bound_to_and_comes_back(tmp_path):
+    records = make_records(3000)
+    setting = calibrate_guarantee(records, epsilon=0.01, delta=0.05)
+    setting.save(tmp_path / "t.json")
+    known = json.loads((tmp_path / "t.json").read_text())
+    wanted = {"threshold", "epsilon", "delta", "n", "k", "loss", "weights", "preprocessing", "precision"}
+    assert wanted <= set(known)
+    assert (known["weights"], known["precision"]) == (records.header.weights, "fp32")
+    assert known["preprocessing"] == records.header.preprocessing_hash
+    assert load_setting(tmp_path / "t.json") == setting
+    assert setting.mismatches(weights="w" * 64, preprocessing=setting.preprocessing, precision="fp32") == []
+    assert setting.mismatches(weights="x", preprocessing="y", precision="fp32") == ["weights", "preprocessing"]
+
+
+def test_the_labelled_guarantee_counts_right_answers_lost():
+    records = make_records(3000)
+    setting = calibrate_guarantee(records, epsilon=0.01, delta=0.05)
+    lost = ~records.correct[:, 0] & records.correct[:, 1]
+    assert setting.threshold == certified_threshold(records.top10_entropy[:, 0], lost, 0.01, 0.05).threshold > 0
+    leaving = records.top10_entropy[:, 0] < setting.threshold
+    assert (setting.n, setting.k) == (3000, (leaving & lost).sum())
+    assert setting.loss == "labelled"
+
+
+def test_the_unlabelled_guarantee_needs_no_labels_and_is_stricter():
+    free = make_records(3000, labelled=False)
+    setting = calibrate_guarantee(free, epsilon=0.02, delta=0.05, loss="unlabelled")
+    leaving = free.top10_entropy[:, 0] < setting.threshold
+    assert setting.k == (leaving & (free.predictions[:, 0] != free.predictions[:, 1])).sum()
+    assert 0 < setting.threshold <= calibrate_guarantee(make_records(3000), epsilon=0.02, delta=0.05).threshold
+    assert "top1" not in setting.expected
+    with pytest.raises(ValueError, match="3000 of 3000 images in these records have no label"):
+        calibrate_guarantee(free, epsilon=0.02, delta=0.05)
+
+
+def test_too_few_images_say_how_many_are_needed():
+    with pytest.raises(ValueError, match=r"400 images are too few .* 0\.10% at 95%: at least 2,995 are needed"):
+        calibrate_guarantee(make_records(400), epsilon=0.001, delta=0.05)
+    with pytest.raises(ValueError, match=r"280 images are too few .* 2,995 are needed beside the 120"):
+        calibrate_guarantee(make_records(400, rounds=3), epsilon=0.001, delta=0.05)
+
+
+def test_three_rounds_get_a_threshold_each(tmp_path):
+    records = make_records(4000, rounds=3)
+    setting = calibrate_guarantee(records, epsilon=0.02, delta=0.05)
+    assert len(setting.threshold) == 2
+    assert setting.n == 2800
+    rounds = exit_rounds(records.top10_entropy, setting.threshold)
+    lost = ~records.correct[np.arange(4000), rounds] & records.correct[:, -1]
+    assert lost.mean() < 0.02
+    setting.save(tmp_path / "t.json")
+    assert load_setting(tmp_path / "t.json").threshold == setting.threshold
+
+
+def test_near_lossless_budget_and_exit_share():
+    records = make_records(1000)
+    point = near_lossless(records.top10_entropy, records.correct, records.gmacs())
+    setting = calibrate_near_lossless(records)
+    assert setting.threshold == point.threshold
+    assert setting.expected["gmacs"] == pytest.approx(point.gmacs)
+    low, high = records.gmacs("executed")
+    budget = calibrate_budget(records, (low + high) / 2, convention="executed")
+    assert budget.expected["gmacs"] == pytest.approx((low + high) / 2, rel=1e-3)
+    assert budget.expected["convention"] == "executed"
+    share = calibrate_exit_share(make_records(1000, labelled=False), 0.25)
+    assert share.expected["exit_shares"][0] == pytest.approx(0.25, abs=0.002)
+    with pytest.raises(ValueError, match="round 1 alone costs"):
+        calibrate_budget(records, low / 2)
+    with pytest.raises(ValueError, match="all rounds"):
+        calibrate_budget(records, high * 2)
+    with pytest.raises(ValueError, match="have no label"):
+        calibrate_near_lossless(make_records(1000, labelled=False))
+
+
+def test_a_learned_router_can_be_calibrated_like_entropy():
+    records = make_records(4000)
+    router = fit_router(records.statistics, records.correct, target="error")
+    fresh = make_records(4000, seed=1)
+    for setting in (
+        calibrate_guarantee(fresh, epsilon=0.02, delta=0.05, router=router),
+        calibrate_near_lossless(fresh, router=router),
+        calibrate_exit_share(fresh, 0.3, router=router),
+    ):
+        assert 0 < setting.threshold <= 1
+        assert setting.router is not None
+        assert setting.expected["exit_shares"][0] > 0.05
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ("[]", "no setting"),
+        ("{}", "no setting"),
+        ("{not json", "no setting"),
+        ('{"rule": "budget", "luck": 1}', "unknown key 'luck'"),
+        (
+            '{"rule": "budget", "threshold": -1, "rounds": 2, "weights": "", "preprocessing": "", "precision": "fp32",'
+            ' "n": 1}',
+            "0 .every round runs. or more, not -1",
+        ),
+    ],
+)
+def test_a_file_that_is_no_setting_is_refused(tmp_path, content, match):
+    (tmp_path / "t.json").write_text(content)
+    with pytest.raises(ValueError, match=match):
+        load_setting(tmp_path / "t.json")
+    with pytest.raises(ValueError, match="no setting at"):
+        load_setting(tmp_path / "none.json")
+
+
+def test_a_setting_checks_its_threshold():
+    known = {"rule": "budget", "rounds": 3, "weights": "", "preprocessing": "", "precision": "fp32", "n": 1}
+    with pytest.raises(ValueError, match="so 2 for 3 rounds, not 1"):
+        Setting(threshold=(0.1,), **known)

@@ -1,0 +1,42 @@
+import pytest
+from timm.data import ImageNetInfo
+
+from progresvit.config import preset
+from progresvit.evaluation.classes import class_numbers
+
+IMAGENET = preset("progresvit_small_192_240")
+OWN = preset("progresvit_tiny_160_224", num_classes=3, class_ids=("ant", "bee", "fly"))
+
+
+def test_names_are_looked_up_in_the_models_class_ids():
+    assert class_numbers(["fly", "ant"], OWN) == [2, 0]
+
+
+def test_an_imagenet_model_knows_imagenets_folder_names():
+    assert class_numbers(["n01440764", "n15075141"], IMAGENET) == [0, 999]
+    names = ImageNetInfo().label_names()
+    assert class_numbers(sorted(names)[5:900:7], IMAGENET) == [names.index(name) for name in sorted(names)[5:900:7]]
+
+
+def test_folders_that_are_numbers_are_sorted_as_numbers():
+    """As text, 10 comes before 2; ImageNet-V2's folders are numbers."""
+    names = sorted(str(number) for number in range(1000))
+    assert names[:3] == ["0", "1", "10"]
+    assert class_numbers(names, IMAGENET)[:3] == [0, 1, 10]
+
+
+def test_numbers_are_not_taken_for_classes_of_a_model_that_has_other_names():
+    with pytest.raises(ValueError, match="does not know 2 of the 2 classes of the data, such as '1'"):
+        class_numbers(["1", "2"], OWN)
+
+
+def test_foreign_classes_are_refused():
+    with pytest.raises(ValueError, match=r"does not know 1 of the 2 .* such as 'bug'; it knows ant, bee, fly"):
+        class_numbers(["ant", "bug"], OWN)
+
+
+def test_a_model_without_class_ids_takes_as_many_folders_in_order():
+    plain = preset("progresvit_tiny_160_224", num_classes=2)
+    assert class_numbers(["cats", "dogs"], plain) == [0, 1]
+    with pytest.raises(ValueError, match=r"3 classes and the model 2, .* add class_ids"):
+        class_numbers(["cats", "dogs", "pigs"], plain)

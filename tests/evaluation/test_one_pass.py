@@ -1,0 +1,267 @@
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from progresvit import checkpoint, interop
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.data.preprocess import Corruption, NamedTransform
+from progresvit.evaluation import DataSource, HowToRun, evaluate
+from progresvit.evaluation.records import read_records
+from progresvit.model import ProgResViT
+from progresvit.processes import Processes
+
+ONE = Processes(0, 1, torch.device("cpu"))
+PLAIN = HowToRun(workers=0, batch=5)
+assert interop  # timm knows our models
+
+
+@pytest.fixture
+def model(randomize):
+    torch.manual_seed(1)
+    config = ModelConfig(
+        rounds=make_rounds([16, 32], [1, 2]),
+        heads=2,
+        depth=2,
+        patch_size=8,
+        num_classes=4,
+        class_ids=("0", "1", "2", "3"),
+    )
+    return randomize(ProgResViT(config))
+
+
+def run(model, data, out, how=PLAIN, processes=ONE, **source):
+    return evaluate(model, DataSource(data=str(data), **source), out, name="m", processes=processes, how=how)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr("progresvit.evaluation.one_pass.CHUNK", 7)
+
+
+def test_records_hold_what_the_model_says_of_each_picture(model, digits, tmp_path):
+    records = run(model, digits, tmp_path / "r.parquet", replace(PLAIN, keep_logits=True))
+    assert len(records) == 24
+    assert sorted(records.ids)[0] == "val/0/12.png"
+    transform = NamedTransform(model.config)
+    for row in (0, 11, 23):
+        picture = Image.open(digits / records.ids[row]).convert("RGB")
+        with torch.no_grad():
+            outputs = model(transform(picture, "")[None])
+        for s, output in enumerate(outputs):
+            assert records.logits[row, s] == pytest.approx(output.logits[0].numpy(), abs=1e-5)
+        assert records.labels[row] == int(records.ids[row].split("/")[1])
+    header = records.header
+    assert (header.weights, header.pictures, header.precision) == (checkpoint.weights_hash(model), 24, "fp32")
+    assert header.date.startswith("20")
+    assert [path.name for path in tmp_path.iterdir()] == ["r.parquet"]
+
+
+def test_batches_chunks_workers_and_bf16_change_nothing_but_rounding(model, digits, tmp_path, small_chunks):
+    first = run(model, digits, tmp_path / "a.parquet")
+    second = run(model, digits, tmp_path / "b.parquet", replace(PLAIN, batch=3, workers=2))
+    assert np.array_equal(first.ids, second.ids)
+    assert first.statistics == pytest.approx(second.statistics, abs=1e-4)
+    rough = run(model, digits, tmp_path / "c.parquet", replace(PLAIN, precision="bf16"))
+    assert rough.header.precision == "bf16"
+    assert not np.array_equal(rough.statistics, first.statistics)
+    assert np.abs(rough.top10_entropy - first.top10_entropy).max() < 0.05
+
+
+def test_a_folder_a_tar_and_a_timm_set_give_the_same(model, digits, tmp_path):
+    with tarfile.open(tmp_path / "digits.tar", "w") as tar:
+        tar.add(digits / "val", "val")
+    folder = run(model, digits, tmp_path / "a.parquet")
+    packed = run(model, tmp_path / "digits.tar", tmp_path / "b.parquet")
+    assert np.array_equal(folder.ids, packed.ids)
+    assert np.array_equal(folder.statistics, packed.statistics)
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    with tarfile.open(shards / "val-0.tar", "w") as tar:
+        for number, name in enumerate(folder.ids):
+            for suffix, content in (
+                ("png", (digits / name).read_bytes()),
+                ("cls", str(folder.labels[number]).encode()),
+            ):
+                member = tarfile.TarInfo(f"{number:04d}.{suffix}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    timm_set = run(model, f"wds/{shards}", tmp_path / "c.parquet")
+    assert np.array_equal(timm_set.statistics, folder.statistics)
+    assert np.array_equal(timm_set.labels, folder.labels)
+
+
+def test_a_stopped_run_goes_on_where_it_stopped(model, digits, tmp_path, small_chunks, monkeypatch):
+    whole = run(model, digits, tmp_path / "whole.parquet")
+    seen = []
+    forward = ProgResViT.forward
+
+    def counting(self, images):
+        seen.append(len(images))
+        if sum(seen) > 14:
+            raise KeyboardInterrupt
+        return forward(self, images)
+
+    monkeypatch.setattr(ProgResViT, "forward", counting)
+    with pytest.raises(KeyboardInterrupt):
+        run(model, digits, tmp_path / "r.parquet")
+    assert not (tmp_path / "r.parquet").exists()
+    assert len(list((tmp_path / "r.parquet.parts").glob("*.npz"))) == 2
+    seen.clear()
+    monkeypatch.setattr(ProgResViT, "forward", lambda self, images: seen.append(len(images)) or forward(self, images))
+    resumed = run(model, digits, tmp_path / "r.parquet")
+    assert sum(seen) == 24 - 14
+    assert np.array_equal(resumed.ids, whole.ids)
+    assert resumed.statistics == pytest.approx(whole.statistics, abs=1e-4)
+    assert not (tmp_path / "r.parquet.parts").exists()
+
+
+def test_the_beginning_of_another_run_is_not_gone_on_with(model, digits, tmp_path, small_chunks, monkeypatch):
+    forward = ProgResViT.forward
+
+    def breaking(self, images):
+        if len(list((tmp_path / "r.parquet.parts").glob("*.npz"))):
+            raise KeyboardInterrupt
+        return forward(self, images)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgResViT, "forward", breaking)
+        with pytest.raises(KeyboardInterrupt):
+            run(model, digits, tmp_path / "r.parquet")
+    with pytest.raises(ValueError, match=r"beginning of another run \(other precision\)"):
+        run(model, digits, tmp_path / "r.parquet", replace(PLAIN, precision="bf16"))
+    with torch.no_grad():
+        model.head.bias += 1
+    with pytest.raises(ValueError, match=r"other weights"):
+        run(model, digits, tmp_path / "r.parquet")
+    assert len(run(model, digits, tmp_path / "r.parquet", replace(PLAIN, overwrite=True))) == 24
+
+
+def test_two_processes_share_the_work(digits, tmp_path, model):
+    checkpoint.save(model, tmp_path / "model")
+    script = tmp_path / "go.py"
+    script.write_text(
+        "import sys\nimport progresvit.evaluation.one_pass as e\ne.CHUNK = 7\n"
+        "from progresvit.cli import app\napp(sys.argv[1:])\n"
+    )
+    options = ["evaluate", str(tmp_path / "model"), "--data", str(digits), "--workers", "0", "--device", "cpu"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29617"]
+    done = subprocess.run(
+        [*launch, str(script), *options, "--out", str(tmp_path / "two.parquet")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("is ready") == 1
+    one, two = run(model, digits, tmp_path / "one.parquet"), read_records(tmp_path / "two.parquet")
+    assert np.array_equal(one.ids, two.ids)
+    assert one.statistics == pytest.approx(two.statistics, abs=1e-4)
+
+
+def test_pictures_without_labels(model, digits, tmp_path):
+    (tmp_path / "mine" / "deep").mkdir(parents=True)
+    for number, name in enumerate(["a.png", "deep/b.png"]):
+        shutil.copy(digits / "val" / "1" / f"{12 + number}.png", tmp_path / "mine" / name)
+    records = run(model, tmp_path / "mine", tmp_path / "r.parquet", unlabelled=True)
+    assert records.ids.tolist() == ["a.png", "deep/b.png"]
+    assert not records.labelled
+    assert records.header.split is None
+
+
+def test_class_folders_at_the_top_and_a_nested_split(model, digits, tmp_path):
+    top = run(model, digits / "val", tmp_path / "a.parquet", split=".")
+    assert top.ids[0] == "0/12.png"
+    shutil.copytree(digits / "val", tmp_path / "c" / "fog" / "3")
+    nested = run(model, tmp_path / "c", tmp_path / "b.parquet", split="fog/3")
+    assert np.array_equal(top.statistics, nested.statistics)
+    with tarfile.open(tmp_path / "c.tar", "w") as tar:
+        tar.add(tmp_path / "c" / "fog", "fog")
+    packed = run(model, tmp_path / "c.tar", tmp_path / "d.parquet", split="fog/3")
+    assert np.array_equal(packed.statistics, nested.statistics)
+
+
+def test_a_corruption_is_the_same_in_every_run_and_worker_and_is_told(model, digits, tmp_path):
+    fog = Corruption("gaussian_noise", 3)
+    first = run(model, digits, tmp_path / "a.parquet", corruption=fog)
+    second = run(model, digits, tmp_path / "b.parquet", replace(PLAIN, batch=24, workers=2), corruption=fog)
+    clean = run(model, digits, tmp_path / "c.parquet")
+    assert first.header.corruption == "gaussian_noise/3"
+    assert first.statistics == pytest.approx(second.statistics, abs=1e-4)
+    assert not np.allclose(first.statistics, clean.statistics, atol=1e-2)
+
+
+def test_unreadable_pictures_are_left_out_and_named_up_to_one_in_a_hundred(model, digits, tmp_path):
+    data = tmp_path / "data"
+    for number in range(120):
+        (data / "val" / str(number % 4)).mkdir(parents=True, exist_ok=True)
+        shutil.copy(digits / "val" / str(number % 4) / "12.png", data / "val" / str(number % 4) / f"{number}.png")
+    (data / "val" / "2" / "2.png").write_bytes(b"not a picture")
+    records = run(model, data, tmp_path / "r.parquet")
+    assert len(records) == 119
+    assert [line.split(":")[0] for line in records.header.unreadable] == ["val/2/2.png"]
+    assert "val/2/2.png" not in records.ids
+    (data / "val" / "3" / "3.png").write_bytes(b"")
+    with pytest.raises(ValueError, match="2 of 120 pictures cannot be read, more than 1%"):
+        run(model, data, tmp_path / "s.parquet")
+    assert not list(tmp_path.glob("s.parquet*"))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_model_that_says_nan_never_leaves_early_and_is_counted(model, digits, tmp_path, bad):
+    with torch.no_grad():
+        model.head.bias[2] = bad
+    records = run(model, digits, tmp_path / "r.parquet")
+    assert records.broken == len(records) == 24
+    assert not records.correct.any()
+    assert not (records.top10_entropy < np.inf).any()
+
+
+def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path, small_config):
+    out = tmp_path / "out" / "r.parquet"
+    (tmp_path / "empty" / "val" / "0").mkdir(parents=True)
+    (tmp_path / "bare").mkdir()
+    cases = [
+        ({"data": tmp_path / "none"}, "no data at"),
+        ({"data": tmp_path / "empty"}, "hold no pictures"),
+        ({"data": tmp_path / "bare"}, "no pictures under val/<class>/.*'.' if the class folders lie at the top"),
+        ({"data": tmp_path / "bare", "unlabelled": True}, "holds no pictures"),
+        ({"data": digits, "split": "test"}, "no pictures under test"),
+        ({"data": digits, "unlabelled": True, "restrict_classes": True}, "have no labels"),
+        ({"data": "hfds/some/thing", "unlabelled": True}, "timm's data sets have labels"),
+        ({"data": digits, "how": replace(PLAIN, precision="fp16")}, "fp16 needs a CUDA device"),
+        ({"data": digits, "how": replace(PLAIN, precision="int3")}, "unknown precision 'int3'"),
+    ]
+    for given, match in cases:
+        with pytest.raises(ValueError, match=match):
+            run(model, out=out, **given)
+    foreign = ProgResViT(model.config.replace(class_ids=("a", "b", "c", "d")))
+    with pytest.raises(ValueError, match="does not know 4 of the 4 classes"):
+        run(foreign, digits, out)
+    assert not out.parent.exists()
+    with pytest.raises(ValueError, match="is a folder"):
+        run(model, digits, tmp_path / "bare")
+    run(model, digits, out)
+    with pytest.raises(ValueError, match=r"is there already; use --overwrite"):
+        run(model, digits, out)
+    with pytest.raises(ValueError, match="one picture at least"):
+        HowToRun(batch=0)
+
+
+@pytest.mark.gpu
+def test_a_gpu_in_bf16_gives_nearly_the_cpus_records(model, digits, tmp_path):
+    cpu = run(model, digits, tmp_path / "cpu.parquet")
+    gpu = Processes(0, 1, torch.device("cuda", 0))
+    same = run(model, digits, tmp_path / "gpu.parquet", processes=gpu)
+    assert same.top10_entropy == pytest.approx(cpu.top10_entropy, abs=2e-3)
+    rough = run(model, digits, tmp_path / "bf16.parquet", replace(PLAIN, precision="bf16", workers=2), processes=gpu)
+    assert rough.top10_entropy == pytest.approx(cpu.top10_entropy, abs=0.1)
+    assert rough.header.device != "cpu"

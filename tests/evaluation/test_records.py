@@ -1,0 +1,167 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from progresvit.evaluation.observe import observe
+from progresvit.evaluation.records import read_records, write_records
+from progresvit.routing import full_entropy, logit_statistics, top10_entropy
+from tests.evaluation.made import CLASSES, make_logits, make_records
+
+
+def same(a, b):
+    assert a.header == b.header
+    for name in ("ids", "labels", "top5_labels", "top5_probabilities", "top10_entropy", "entropy", "statistics"):
+        assert np.array_equal(getattr(a, name), getattr(b, name), equal_nan=name not in ("ids",)), name
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_records_come_back_from_their_file(tmp_path, rounds):
+    records = make_records(rounds=rounds, keep_logits=rounds == 2)
+    write_records(records, tmp_path / "deep" / "r.parquet")
+    back = read_records(tmp_path / "deep" / "r.parquet")
+    same(back, records)
+    assert (back.logits is None) == (records.logits is None)
+    if rounds == 2:
+        assert np.array_equal(back.logits, records.logits)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["r.parquet"]
+
+
+def test_other_programs_can_read_the_table_and_its_header(tmp_path):
+    records = make_records(5)
+    write_records(records, tmp_path / "r.parquet")
+    table = pq.read_table(tmp_path / "r.parquet")
+    assert table["id"].to_pylist() == records.ids.tolist()
+    assert table["label"].to_pylist() == records.labels.tolist()
+    assert table["round2_top5_labels"][3].as_py() == records.top5_labels[3, 1].tolist()
+    assert len(table["round1_statistics"][0].as_py()) == 23
+    header = json.loads(table.schema.metadata[b"progresvit"])["header"]
+    assert {"weights", "preprocessing", "precision", "data", "date"} <= set(header)
+
+
+def test_every_column_is_what_the_logits_say():
+    logits, labels = make_logits(50)
+    records = make_records(50)
+    for s in range(2):
+        tensor = torch.tensor(logits[s], dtype=torch.float32)
+        order = np.argsort(-logits[s], axis=1)[:, :5]
+        assert np.array_equal(records.top5_labels[:, s], order)
+        probabilities = torch.softmax(tensor, dim=1).numpy()
+        assert records.top5_probabilities[:, s] == pytest.approx(np.take_along_axis(probabilities, order, axis=1))
+        assert np.array_equal(records.top10_entropy[:, s], top10_entropy(tensor).numpy())
+        assert np.array_equal(records.entropy[:, s], full_entropy(tensor).numpy())
+        assert np.array_equal(records.statistics[:, s], logit_statistics(tensor).numpy())
+        assert np.array_equal(records.correct[:, s], logits[s].argmax(axis=1) == labels)
+        assert np.array_equal(records.correct5[:, s], (order == labels[:, None]).any(axis=1))
+
+
+def test_restricted_classes_change_predictions_and_not_entropies():
+    free, restricted = make_records(200), make_records(200, classes=(1, 4, 7))
+    logits, _ = make_logits(200)
+    best = np.array([1, 4, 7])[logits[0][:, [1, 4, 7]].argmax(axis=1)]
+    assert np.array_equal(restricted.predictions[:, 0], best)
+    assert restricted.top5_labels[0, 0, 3:].tolist() == [-1, -1]
+    assert restricted.top5_probabilities[:, 0, :3].sum(axis=1) == pytest.approx(1)
+    assert np.array_equal(restricted.top10_entropy, free.top10_entropy)
+    assert np.array_equal(restricted.statistics, free.statistics)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_broken_logits_are_counted_and_neither_right_nor_leaving(tmp_path, bad):
+    logits, _ = make_logits(30)
+    logits[0, 7, 3] = bad
+    write_records(make_records(30, logits=logits), tmp_path / "r.parquet")
+    records = read_records(tmp_path / "r.parquet")
+    assert records.broken == 1
+    assert len(records) == 30
+    assert not records.top10_entropy[7, 0] < np.inf
+    assert records.top5_labels[7, 0].tolist() == [-1] * 5
+    assert not records.correct5[7, 0]
+    assert np.isfinite(records.top10_entropy[7, 1])
+
+
+def test_fewer_classes_than_five():
+    columns = observe([torch.randn(4, 3)])
+    assert columns["top5_labels"][:, 0, 3:].eq(-1).all()
+    assert columns["top5_probabilities"][:, 0, 3:].isnan().all()
+
+
+def test_missing_labels_are_an_error_only_where_needed(tmp_path):
+    write_records(make_records(20, labelled=False), tmp_path / "r.parquet")
+    records = read_records(tmp_path / "r.parquet")
+    assert not records.labelled
+    assert records.scores().shape == (20, 2)
+    with pytest.raises(ValueError, match=r"20 of 20 images in these records have no label; .* --unlabelled"):
+        records.correct  # noqa: B018
+
+
+def test_a_split_has_no_image_twice_and_depends_on_ids_alone():
+    records = make_records(500)
+    first, second = records.split(0.3)
+    assert set(first.ids) | set(second.ids) == set(records.ids)
+    assert not set(first.ids) & set(second.ids)
+    assert 100 < len(first) < 200
+    turned = records.take(np.arange(500)[::-1]).split(0.3)[0]
+    assert set(turned.ids) == set(first.ids)
+    assert set(records.split(0.3, seed=1)[0].ids) != set(first.ids)
+    row = list(records.ids).index(second.ids[5])
+    assert np.array_equal(second.statistics[5], records.statistics[row])
+    for share in (0.0, 1.0):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            records.split(share)
+    with pytest.raises(ValueError, match="too few to split"):
+        records.take(np.array([0])).split(0.5)
+
+
+def test_bad_records_are_refused_and_nothing_is_written(tmp_path):
+    records = make_records(10)
+    target = tmp_path / "r.parquet"
+    with pytest.raises(ValueError, match="the data set is empty"):
+        write_records(records.take(np.zeros(0, int)), target)
+    with pytest.raises(ValueError, match="2 ids occur more than once, such as"):
+        write_records(records.take(np.array([0, 0, 1, 2, 2])), target)
+    three = make_records(10, rounds=3)
+    with pytest.raises(ValueError, match="records of 2 rounds for a model of 3"):
+        write_records(replace(records, header=three.header), target)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_foreign_and_damaged_files_are_refused(tmp_path):
+    target = tmp_path / "r.parquet"
+    with pytest.raises(ValueError, match=r"no records at .*progresvit evaluate"):
+        read_records(target)
+    target.write_bytes(b"PAR1 or not")
+    with pytest.raises(ValueError, match="no whole Parquet file"):
+        read_records(target)
+    pq.write_table(pa.table({"x": [1, 2]}), target)
+    with pytest.raises(ValueError, match="no records of this library"):
+        read_records(target)
+    write_records(make_records(10), target)
+    table = pq.read_table(target)
+    pq.write_table(table.drop_columns("round2_entropy"), target)
+    with pytest.raises(ValueError, match=r"lacks .*round2_entropy"):
+        read_records(target)
+    pq.write_table(pa.concat_tables([table, table]), target)
+    with pytest.raises(ValueError, match="10 ids occur more than once"):
+        read_records(target)
+    about = json.loads(table.schema.metadata[b"progresvit"])
+    about["format"] = 99
+    pq.write_table(table.replace_schema_metadata({b"progresvit": json.dumps(about)}), target)
+    with pytest.raises(ValueError, match="another version"):
+        read_records(target)
+
+
+def test_a_cut_file_is_refused(tmp_path):
+    target = tmp_path / "r.parquet"
+    write_records(make_records(100), target)
+    target.write_bytes(target.read_bytes()[:-200])
+    with pytest.raises(ValueError, match="no whole Parquet file"):
+        read_records(target)
+
+
+def test_classes_of_the_helper_are_as_many_as_the_config_says():
+    assert make_records(3).config.num_classes == CLASSES

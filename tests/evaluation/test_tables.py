@@ -1,0 +1,100 @@
+import csv
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from progresvit.config import preset
+from progresvit.evaluation import frontier_table, matched_table
+from progresvit.evaluation.table import check_outputs
+from progresvit.routing import fit_router, near_lossless
+from tests.evaluation.made import make_records
+
+
+def papers(count=1000):
+    """Records of the paper's 192->240 model in which image i is the i-th surest."""
+    records = make_records(count)
+    header = replace(records.header, config=preset("progresvit_small_192_240").to_dict())
+    entropy = records.top10_entropy.copy()
+    entropy[:, 0] = np.arange(count, dtype=np.float32) / count
+    return replace(records, header=header, top10_entropy=entropy)
+
+
+def test_the_table_holds_both_conventions_and_the_near_lossless_point():
+    records = papers()
+    table = frontier_table({"m": records}, [0.0, 0.4, 5.0])
+    first, middle, last, best = table.rows
+    assert [round(row["gmacs_paper"], 3) for row in (first, last)] == [6.267, 0.912]
+    assert [round(row["gmacs_executed"], 3) for row in (first, last)] == [6.241, 0.888]
+    assert middle["exit_share_1"] == pytest.approx(0.4)
+    assert middle["gmacs_paper"] == pytest.approx(0.4 * 0.912 + 0.6 * 6.267, abs=1e-3)
+    rows = np.arange(1000) < 400
+    assert middle["top1"] == np.where(rows, records.correct[:, 0], records.correct[:, 1]).mean()
+    assert middle["top5"] == np.where(rows, records.correct5[:, 0], records.correct5[:, 1]).mean()
+    assert best["note"] == "near-lossless"
+    assert best["threshold"] == near_lossless(records.top10_entropy, records.correct, records.gmacs()).threshold
+
+
+def test_the_papers_thresholds_are_the_default_and_three_rounds_may_have_one_each():
+    three = make_records(rounds=3)
+    assert [row["threshold"] for row in frontier_table({"m": three}).rows[:4]] == [0.0, 0.1, 0.2, 0.3]
+    row = frontier_table({"m": three}, [[0.5, 1.5]]).rows[0]
+    assert row["threshold"] == (0.5, 1.5)
+    assert row["exit_share_1"] == (three.top10_entropy[:, 0] < 0.5).mean()
+    with pytest.raises(ValueError, match="so 2 for 3 rounds, not 1"):
+        frontier_table({"m": three}, [[0.5]])
+
+
+def test_models_of_different_rounds_share_a_table(tmp_path):
+    table = frontier_table({"two": make_records(), "three": make_records(rounds=3)}, [0.5])
+    assert [row["model"] for row in table.rows] == ["two", "two", "three", "three"]
+    assert table.rows[0]["exit_share_3"] is None
+    heads, cells = table.cells()
+    assert cells[0][heads.index("exit 3 (%)")] == "–"
+
+
+def test_unlabelled_records_have_a_frontier_without_accuracy():
+    table = frontier_table({"m": make_records(labelled=False)}, [0.0, 1.0])
+    assert [row["top1"] for row in table.rows] == [None, None]
+    assert "top-1 (%)" not in table.cells()[0]
+
+
+def test_the_same_numbers_in_every_format(tmp_path):
+    table = frontier_table({"m": papers()}, [0.0, 0.4])
+    for suffix in ("csv", "json", "md"):
+        table.save(tmp_path / f"t.{suffix}")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text())))
+    assert float(rows[1]["top1"]) == table.rows[1]["top1"]
+    assert json.loads((tmp_path / "t.json").read_text())["rows"] == json.loads(json.dumps(table.rows))
+    lines = (tmp_path / "t.md").read_text().splitlines()
+    assert lines[2].startswith("| τ | top-1 (%) | top-5 (%) | GMACs (paper) | GMACs (executed) |")
+    assert f"| {100 * table.rows[0]['top1']:.3f} |" in lines[4]
+    with pytest.raises(ValueError, match="the suffix says what is written"):
+        check_outputs([tmp_path / "t.xlsx"])
+    with pytest.raises(ValueError, match="the suffix says what is written"):
+        check_outputs([tmp_path / "t.png"], plots=False)
+
+
+def test_at_matched_rates_the_papers_gmacs_come_out_and_the_ends_agree():
+    records = papers()
+    router = fit_router(records.statistics, records.correct, epochs=1)
+    rows = matched_table(records, {"learned": router}).rows
+    expected = [0.912, 1.447, 1.983, 2.518, 3.054, 3.590, 4.125, 4.661, 5.196, 5.732, 6.267]
+    assert [round(row["gmacs_paper"], 3) for row in rows] == expected
+    for row, share in ((rows[0], records.correct[:, 0].mean()), (rows[-1], records.correct[:, 1].mean())):
+        assert row["entropy"] == row["learned"] == share
+        assert row["learned_gain"] == 0
+    refined = np.arange(1000) >= 700  # the least sure
+    assert rows[3]["entropy"] == np.where(refined, records.correct[:, 1], records.correct[:, 0]).mean()
+
+
+def test_a_router_that_knows_the_benefit_beats_entropy():
+    records = make_records(4000)
+    router = fit_router(records.statistics, records.correct, epochs=6)
+    fresh = make_records(4000, seed=5)
+    rows = matched_table(fresh, {"learned": router}).rows
+    assert np.mean([row["learned_gain"] for row in rows[1:-1]]) > -0.002
+    with pytest.raises(ValueError, match="for two rounds, and these records have 3"):
+        matched_table(make_records(rounds=3), {"learned": router})
