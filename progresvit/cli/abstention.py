@@ -12,9 +12,8 @@ from progresvit.cli import show
 
 def abstention(
     records: Annotated[Path, typer.Argument(help="Records of the model.")],
-    threshold: Annotated[
-        str | None, typer.Option(help="τ of the routed answers, or a setting's file; by default the near-lossless one.")
-    ] = None,
+    threshold: Annotated[str | None, typer.Option(help=show.THRESHOLD_HELP)] = None,
+    router: Annotated[Path | None, typer.Option(help=show.ROUTER_HELP)] = None,
     hopeless: Annotated[Path | None, typer.Option(help="A router fitted with --target hopeless.")] = None,
     benefit: Annotated[Path | None, typer.Option(help="A router fitted with --target benefit.")] = None,
     out: Annotated[list[Path] | None, typer.Option(help=show.OUT_HELP)] = None,
@@ -34,7 +33,8 @@ def abstention(
     if hopeless is None and (benefit is not None or compute_out):
         raise ValueError("compute at equal accuracy needs --hopeless, a router fitted with --target hopeless.")
     table = read_records(records)
-    curves = risk_coverage_curves(table, show.parse_threshold(threshold))
+    fitted = show.open_router(router, table)
+    curves = risk_coverage_curves(table, show.parse_threshold(threshold, table.rounds, fitted), fitted)
     found = risk_coverage_table(curves)
     show.show_table(found)
     show.save_outputs(out or [], found, lambda: risk_coverage_figure(curves))

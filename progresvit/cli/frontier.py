@@ -16,7 +16,7 @@ def frontier(
     per_round: Annotated[
         list[str] | None, typer.Option(help="Instead: one for each round but the last, such as 0.2,0.4; repeat it.")
     ] = None,
-    router: Annotated[Path | None, typer.Option(help="Compare thresholds with this router's probabilities.")] = None,
+    router: Annotated[Path | None, typer.Option(help=show.ROUTER_HELP)] = None,
     out: Annotated[list[Path] | None, typer.Option(help=show.OUT_HELP)] = None,
 ) -> None:
     """Top-1, top-5, average GMACs in both conventions and exit shares, and the near-lossless point."""

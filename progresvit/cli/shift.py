@@ -21,6 +21,7 @@ def shift(
     corruptions: Annotated[str | None, typer.Option(help="Some of the 15, with commas; by default all.")] = None,
     severities: Annotated[str | None, typer.Option(help="Some of 1 to 5, with commas; by default all.")] = None,
     threshold: Annotated[str | None, typer.Option(help="Also report this τ, or that of a setting's file.")] = None,
+    router: Annotated[Path | None, typer.Option(help=show.ROUTER_HELP)] = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
     batch: Annotated[int, typer.Option(help="Pictures at a time.")] = 128,
     workers: Annotated[int, typer.Option(help="Processes that decode and corrupt pictures; 0 for none.")] = 2,
@@ -40,6 +41,8 @@ def shift(
         shift_table,
     )
     from progresvit.processes import end_processes, start_processes
+    from progresvit.routing import load_router
+    from progresvit.routing.frontier import as_thresholds
 
     sets = plan(
         suite,  # type: ignore[arg-type]  # plan says which there are
@@ -48,9 +51,14 @@ def shift(
         corruptions=corruptions.split(",") if corruptions else CORRUPTIONS,
         severities=[int(s) for s in show.parse_numbers(severities, "--severities")] if severities else SEVERITIES,
     )
-    tau = show.parse_threshold(threshold)
+    if router is not None and threshold is None:
+        raise ValueError("--router says what --threshold is compared with; give both.")
     how = HowToRun(precision=precision, batch=batch, workers=workers, overwrite=overwrite)
     loaded = progresvit.load(model)
+    fitted = None if router is None else load_router(router)
+    tau = show.parse_threshold(threshold, len(loaded.config.rounds), fitted)
+    if tau is not None:
+        as_thresholds([tau], len(loaded.config.rounds))  # refused now and not after the pictures
     processes = start_processes(device)
     try:
         with show.progress_bars(wanted=processes.first) as tell:
@@ -59,7 +67,7 @@ def shift(
         end_processes()
     if not processes.first:
         return
-    table = shift_table(sets, found, tau)
+    table = shift_table(sets, found, tau, fitted)
     show.show_table(table)
     frontiers = frontier_table({**found, **(by_severity(sets, found) if len(sets) > 1 else {})})
     paths = [out / "shift.csv", out / "shift.json", out / "shift.md"]
@@ -67,4 +75,4 @@ def shift(
     show.save_outputs([out / "frontiers.csv", out / "frontiers.json"], frontiers)
     if suite == "imagenet-c" and len(sets) == len(CORRUPTIONS) * len(SEVERITIES):
         for label, at in (("full path", 0.0), *([("routed", tau)] if tau is not None else [])):
-            typer.echo(f"mCE, {label}: {mean_corruption_error(imagenet_c_errors(sets, found, at)):.2f}")
+            typer.echo(f"mCE, {label}: {mean_corruption_error(imagenet_c_errors(sets, found, at, fitted)):.2f}")

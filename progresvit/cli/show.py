@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from progresvit.evaluation.table import Table
     from progresvit.routing import Router
 
+ROUTER_HELP = "Compare thresholds with this router's probabilities instead of entropies."
+THRESHOLD_HELP = "τ of the routed answers, or a setting's file; by default the near-lossless one."
 OUT_HELP = "A file to write, once for each: .csv, .json, .md for the table, .png, .svg, .pdf for the plot."
 TABLE_HELP = "A file to write the table to, once for each: .csv, .json, .md."
 
@@ -85,14 +87,17 @@ def parse_numbers(text: str, option: str) -> list[float]:
         raise ValueError(f"{option} takes numbers with commas, such as 0,0.1,0.5, not {text!r}.") from None
 
 
-def parse_threshold(text: str | None) -> float | tuple[float, ...] | None:
-    """A number, one per round with commas, or the path of a setting."""
+def parse_threshold(text: str | None, rounds: int, router: Router | None = None) -> float | tuple[float, ...] | None:
+    """A number, one per round with commas, or the path of a setting for such rounds and such a router."""
     if text is None:
         return None
     if Path(text).suffix == ".json":
         from progresvit.routing import load_setting
+        from progresvit.routing.router import router_hash
 
-        return load_setting(text).threshold
+        setting = load_setting(text)
+        setting.check_use(rounds, None if router is None else router_hash(router))
+        return setting.threshold
     numbers = parse_numbers(text, "--threshold")
     return numbers[0] if len(numbers) == 1 else tuple(numbers)
 

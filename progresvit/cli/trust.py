@@ -12,9 +12,8 @@ from progresvit.cli import show
 
 def trust(
     records: Annotated[Path, typer.Argument(help="Records of the model.")],
-    threshold: Annotated[
-        str | None, typer.Option(help="τ of the routed answers, or a setting's file; by default the near-lossless one.")
-    ] = None,
+    threshold: Annotated[str | None, typer.Option(help=show.THRESHOLD_HELP)] = None,
+    router: Annotated[Path | None, typer.Option(help=show.ROUTER_HELP)] = None,
     temperature: Annotated[
         bool,
         typer.Option("--temperature", help="Fit a temperature per round on half of the images, report the rest."),
@@ -30,13 +29,16 @@ def trust(
 
     check_outputs(out or [])
     table = read_records(records)
-    tau = show.parse_threshold(threshold)
+    fitted = show.open_router(router, table)
+    tau = show.parse_threshold(threshold, table.rounds, fitted)
     if temperature:
-        found, temperatures = scaled_trust_table(table, threshold=tau, seed=seed)
+        found, temperatures = scaled_trust_table(table, threshold=tau, router=fitted, seed=seed)
         shown = table.split(0.5, seed)[1]
     else:
-        found, temperatures, shown = trust_table(table, threshold=tau), None, table
+        found, temperatures, shown = trust_table(table, threshold=tau, router=fitted), None, table
     show.show_table(found)
     show.save_outputs(
-        out or [], found, lambda: reliability_figure(reliabilities(shown, threshold=tau, temperatures=temperatures))
+        out or [],
+        found,
+        lambda: reliability_figure(reliabilities(shown, threshold=tau, router=fitted, temperatures=temperatures)),
     )

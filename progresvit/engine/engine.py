@@ -143,19 +143,7 @@ class Engine:
         return images
 
     def _check(self, setting: Setting, router: Router | None) -> None:
-        if setting.rounds != len(self.model.config.rounds):
-            raise ValueError(
-                f"the setting is for a model of {setting.rounds} rounds and this one has "
-                f"{len(self.model.config.rounds)}; calibrate on its own records."
-            )
-        used = None if router is None else router_hash(router)
-        if setting.router != used:
-            kinds = {True: "entropies", False: "the probabilities of a learned router"}
-            raise ValueError(
-                f"the setting's threshold is for {kinds[setting.router is None]}"
-                f"{'' if setting.router is None or used is None else ', of another one than was given'}; "
-                "give the engine the router that it was calibrated with, or none if it was none."
-            )
+        setting.check_use(len(self.model.config.rounds), None if router is None else router_hash(router))
         differing = setting.mismatches(
             weights=checkpoint.weights_hash(self.model),
             preprocessing=preprocessing_hash(self.model.config),

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from progresvit.evaluation import table
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Column, Row, Table
-from progresvit.routing import near_lossless
+from progresvit.routing import Router, near_lossless
 from progresvit.routing.frontier import Floats, exit_rounds
 
 RISKS = (0.01, 0.02, 0.05, 0.1)
@@ -57,15 +57,18 @@ def routed_answers(records: Records, rounds: NDArray[np.int64]) -> tuple[Floats,
     return records.top10_entropy[rows, rounds].astype(np.float64), ~records.correct[rows, rounds]
 
 
-def risk_coverage_curves(records: Records, threshold: float | Sequence[float] | None = None) -> dict[str, RiskCoverage]:
+def risk_coverage_curves(
+    records: Records, threshold: float | Sequence[float] | None = None, router: Router | None = None
+) -> dict[str, RiskCoverage]:
     """Of each round alone and routed; the threshold is the near-lossless one unless another is given."""
+    scores = records.scores(router)
     if threshold is None:
-        threshold = near_lossless(records.scores(), records.correct, records.gmacs()).threshold
+        threshold = near_lossless(scores, records.correct, records.gmacs()).threshold
     curves = {
         f"round {s + 1}": risk_coverage(*routed_answers(records, np.full(len(records), s)))
         for s in range(records.rounds)
     }
-    curves["routed"] = risk_coverage(*routed_answers(records, exit_rounds(records.scores(), threshold)))
+    curves["routed"] = risk_coverage(*routed_answers(records, exit_rounds(scores, threshold)))
     return curves
 
 

@@ -20,7 +20,7 @@ from progresvit.evaluation.records import Records, read_records
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.model import ProgResViT
 from progresvit.processes import Processes
-from progresvit.routing import operating_point
+from progresvit.routing import Router, operating_point
 
 Suite = Literal["generated", "imagenet-c", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch"]
 
@@ -135,7 +135,10 @@ def by_severity(sets: Sequence[ShiftedSet], found: Mapping[str, Records]) -> dic
 
 
 def shift_table(
-    sets: Sequence[ShiftedSet], found: Mapping[str, Records], threshold: float | Sequence[float] | None = None
+    sets: Sequence[ShiftedSet],
+    found: Mapping[str, Records],
+    threshold: float | Sequence[float] | None = None,
+    router: Router | None = None,
 ) -> Table:
     """Top-1 of each round on each set, then the mean; with a threshold, also what it gives there."""
     rows: list[Row] = []
@@ -145,7 +148,7 @@ def shift_table(
         row: Row = {"set": one.name, "images": len(records)}
         row |= {f"top1_round_{s + 1}": float(share) for s, share in enumerate(records.correct.mean(axis=0))}
         if threshold is not None:
-            point = operating_point(records.scores(), records.correct, records.gmacs(), threshold)
+            point = operating_point(records.scores(router), records.correct, records.gmacs(), threshold)
             row |= {"top1_routed": point.top1, "gmacs_paper": point.gmacs}
         rows.append(row)
     if len(rows) > 1:
@@ -179,13 +182,16 @@ def mean_corruption_error(errors: Mapping[str, Sequence[float]]) -> float:
 
 
 def imagenet_c_errors(
-    sets: Sequence[ShiftedSet], found: Mapping[str, Records], threshold: float | Sequence[float]
+    sets: Sequence[ShiftedSet],
+    found: Mapping[str, Records],
+    threshold: float | Sequence[float],
+    router: Router | None = None,
 ) -> dict[str, list[float]]:
     """Errors by corruption at a threshold, for mCE."""
     errors: dict[str, list[float]] = {}
     for one in sets:
         records = found[one.name]
-        point = operating_point(records.scores(), records.correct, records.gmacs(), threshold)
+        point = operating_point(records.scores(router), records.correct, records.gmacs(), threshold)
         assert one.corruption is not None
         assert point.top1 is not None
         errors.setdefault(one.corruption, []).append(1 - point.top1)

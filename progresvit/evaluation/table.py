@@ -22,17 +22,17 @@ def text(value: Any) -> str:
 
 def gmacs(value: float) -> str:
     """Three decimals, as the paper's."""
-    return f"{value:.3f}"
+    return _fixed(value, 3)
 
 
 def percent(value: float) -> str:
     """A share as percent, three decimals: one image of 50,000 is 0.002."""
-    return f"{100 * value:.3f}"
+    return _fixed(100 * value, 3)
 
 
 def rough_percent(value: float) -> str:
     """A share as percent, one decimal."""
-    return f"{100 * value:.1f}"
+    return _fixed(100 * value, 1)
 
 
 def points(value: float) -> str:
@@ -43,6 +43,11 @@ def points(value: float) -> str:
 def threshold(value: float | Sequence[float]) -> str:
     """One number, or one per round."""
     return " / ".join(f"{one:.6g}" for one in (value if isinstance(value, Sequence) else [value]))
+
+
+def _fixed(value: float, digits: int) -> str:
+    """Rounded, and never -0.0."""
+    return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 @dataclass(frozen=True)

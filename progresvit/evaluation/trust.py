@@ -16,7 +16,7 @@ from scipy.special import log_softmax
 from progresvit.evaluation import table
 from progresvit.evaluation.records import Floats, Records
 from progresvit.evaluation.table import Column, Row, Table
-from progresvit.routing import near_lossless
+from progresvit.routing import Router, near_lossless
 from progresvit.routing.frontier import exit_rounds
 
 BINS = 15
@@ -89,14 +89,16 @@ def reliabilities(
     records: Records,
     *,
     threshold: float | Sequence[float] | None = None,
+    router: Router | None = None,
     temperatures: Sequence[float] | None = None,
 ) -> dict[str, Reliability]:
     """Of each round and routed, at the near-lossless threshold unless another is given."""
+    scores = records.scores(router)
     if threshold is None:
-        threshold = near_lossless(records.scores(), records.correct, records.gmacs()).threshold
+        threshold = near_lossless(scores, records.correct, records.gmacs()).threshold
     sure, correct = probabilities(records, temperatures), records.correct
     rounds = {f"round {s + 1}": np.full(len(records), s) for s in range(records.rounds)}
-    rounds["routed"] = exit_rounds(records.scores(), threshold)
+    rounds["routed"] = exit_rounds(scores, threshold)
     found = {}
     for name, chosen in rounds.items():
         rows = np.arange(len(records))
@@ -108,22 +110,30 @@ def reliabilities(
     return found
 
 
-def trust_table(records: Records, *, threshold: float | Sequence[float] | None = None) -> Table:
+def trust_table(
+    records: Records, *, threshold: float | Sequence[float] | None = None, router: Router | None = None
+) -> Table:
     """Expected calibration error as the model gives its probabilities."""
-    rows: list[Row] = [_row(name, found, None) for name, found in reliabilities(records, threshold=threshold).items()]
+    found = reliabilities(records, threshold=threshold, router=router)
+    rows: list[Row] = [_row(name, bins, None) for name, bins in found.items()]
     return Table(f"Expected calibration error, {BINS} bins, {len(records)} images", _columns(), rows)
 
 
 def scaled_trust_table(
-    records: Records, *, threshold: float | Sequence[float] | None = None, share: float = 0.5, seed: int = 0
+    records: Records,
+    *,
+    threshold: float | Sequence[float] | None = None,
+    router: Router | None = None,
+    share: float = 0.5,
+    seed: int = 0,
 ) -> tuple[Table, tuple[float, ...]]:
     """The same with temperatures fitted on one part of the images and reported on the other; and the temperatures."""
     fitted, report = records.split(share, seed)
     temperatures = fit_temperatures(fitted)
     if threshold is None:
-        threshold = near_lossless(fitted.scores(), fitted.correct, fitted.gmacs()).threshold
-    before = reliabilities(report, threshold=threshold)
-    after = reliabilities(report, threshold=threshold, temperatures=temperatures)
+        threshold = near_lossless(fitted.scores(router), fitted.correct, fitted.gmacs()).threshold
+    before = reliabilities(report, threshold=threshold, router=router)
+    after = reliabilities(report, threshold=threshold, router=router, temperatures=temperatures)
     used = dict(zip(before, (*temperatures, None)))
     rows = [_row(name, before[name], after[name], used[name]) for name in before]
     title = (

@@ -69,8 +69,7 @@ def exit_rounds(scores: ArrayLike, threshold: float | Sequence[float]) -> Counts
 
 def exit_counts(scores: ArrayLike, thresholds: ArrayLike) -> Counts:
     """Images that leave after each round: (T, S)."""
-    values = as_scores(scores)
-    return _route(values, np.ones((*values.shape, 1), np.int64), as_thresholds(thresholds, values.shape[1]))[..., 0]
+    return routed_counts(scores, np.ones(np.shape(scores), bool), thresholds)
 
 
 def frontier(
@@ -90,15 +89,11 @@ def frontier(
     if len(gmacs) != rounds:
         raise ValueError(f"scores of {rounds} rounds with the compute of {len(gmacs)}; are they of the same model?")
     asked = np.asarray(thresholds, np.float64)
-    limits = as_thresholds(asked, rounds)
-    hits = [np.ones(values.shape, np.int64)]
-    for marks in (correct, correct5):
-        if marks is not None:
-            hits.append(_as_hits(marks, values.shape))
-    totals = _route(values, np.stack(hits, axis=-1), limits)  # (T, S, 1 to 3)
-    shares = totals[..., 0] / count
-    top1 = totals[..., 1].sum(axis=1) / count if correct is not None else None
-    top5 = totals[..., -1].sum(axis=1) / count if correct5 is not None else None
+    shares = exit_counts(values, asked) / count
+    top1, top5 = (
+        None if marks is None else routed_counts(values, marks, asked).sum(axis=1) / count
+        for marks in (correct, correct5)
+    )
     return [
         OperatingPoint(
             threshold=float(asked[t]) if asked.ndim == 1 else tuple(asked[t].tolist()),
@@ -107,7 +102,7 @@ def frontier(
             gmacs=float(shares[t] @ np.asarray(gmacs)),
             exit_shares=tuple(shares[t].tolist()),
         )
-        for t in range(len(limits))
+        for t in range(len(shares))
     ]
 
 
@@ -123,14 +118,12 @@ def near_lossless(
 ) -> OperatingPoint:
     """The threshold of lowest compute whose top-1 stays within ``max_drop`` of the full path, the bound included."""
     values = as_scores(scores)
-    hits = _as_hits(correct, values.shape)
-    thresholds = every_threshold(values)
-    totals = _route(values, np.stack([np.ones_like(hits), hits], axis=-1), as_thresholds(thresholds, values.shape[1]))
-    right = totals[..., 1].sum(axis=1)
+    thresholds = every_threshold(values)  # the first is 0, the full path
+    right = routed_counts(values, correct, thresholds).sum(axis=1)
     allowed = np.floor(max_drop * len(values) + 1e-9)  # compared as counts
-    good = np.flatnonzero(right >= hits[:, -1].sum() - allowed)
-    spent = totals[..., 0] @ np.asarray(gmacs, np.float64)
-    return operating_point(values, hits, gmacs, float(thresholds[good[np.argmin(spent[good])]]))
+    good = np.flatnonzero(right >= right[0] - allowed)
+    spent = exit_counts(values, thresholds) @ np.asarray(gmacs, np.float64)
+    return operating_point(values, correct, gmacs, float(thresholds[good[np.argmin(spent[good])]]))
 
 
 def every_threshold(scores: ArrayLike) -> Floats:
@@ -145,51 +138,53 @@ def every_threshold(scores: ArrayLike) -> Floats:
     return np.concatenate([[0.0], np.maximum(between, 0.0), [max(float(above), np.nextafter(distinct[-1], np.inf))]])
 
 
-def _route(scores: Floats, marks: Counts, limits: Floats) -> Counts:
-    """Sums of the marks of the images that leave after each round: (N, S), (N, S, M), (T, S - 1) -> (T, S, M)."""
-    if (limits == limits[:, :1]).all():
-        return _route_shared(scores, marks, limits[:, 0] if limits.shape[1] else np.zeros(len(limits)))
-    totals = np.zeros((len(limits), scores.shape[1], marks.shape[2]), np.int64)
+def routed_counts(scores: ArrayLike, marks: ArrayLike, thresholds: ArrayLike) -> Counts:
+    """Marked images among those that leave after each round: (N, S), (N, S) -> (T, S).
+
+    What counts is an image's mark for the round in which it leaves: hits, harms, or a mark on all.
+    """
+    values = as_scores(scores)
+    flags = np.asarray(marks)
+    if flags.shape != values.shape:
+        raise ValueError(f"scores of shape {values.shape} with marks of shape {flags.shape}; both are images x rounds.")
+    flags = flags.astype(bool)
+    limits = as_thresholds(thresholds, values.shape[1])
+    shared = bool((limits == limits[:, :1]).all())
+    return _count_shared(values, flags, limits) if shared else _count_each(values, flags, limits)
+
+
+def _count_each(scores: Floats, marks: NDArray[np.bool_], limits: Floats) -> Counts:
+    counts = np.zeros((len(limits), scores.shape[1]), np.int64)
+    columns, flags = np.asfortranarray(scores), np.asfortranarray(marks)
     for t, row in enumerate(limits):
         staying = np.ones(len(scores), bool)
         for s, limit in enumerate(row):
-            leaving = staying & (scores[:, s] < limit)
-            totals[t, s] = marks[leaving, s].sum(axis=0)
+            leaving = staying & (columns[:, s] < limit)
+            counts[t, s] = np.count_nonzero(leaving & flags[:, s])
             staying &= ~leaving
-        totals[t, -1] = marks[staying, -1].sum(axis=0)
-    return totals
+        counts[t, -1] = np.count_nonzero(staying & flags[:, -1])
+    return counts
 
 
-def _route_shared(scores: Floats, marks: Counts, thresholds: Floats) -> Counts:
+def _count_shared(scores: Floats, marks: NDArray[np.bool_], limits: Floats) -> Counts:
     """With one threshold for all rounds an image has left by round s if its lowest score so far is below it.
 
     So two sorts a round give every threshold at once: those who have left by this round, less those who had before.
     """
-    totals = np.zeros((len(thresholds), scores.shape[1], marks.shape[2]), np.int64)
+    thresholds = limits[:, 0] if limits.shape[1] else np.zeros(len(limits))
+    counts = np.zeros((len(thresholds), scores.shape[1]), np.int64)
     lowest = np.minimum.accumulate(scores[:, :-1], axis=1)  # (N, S - 1)
-    gone_before = None
     for s in range(scores.shape[1]):
-        mine = marks[:, s]  # (N, M)
-        now = _sum_below(lowest[:, s], mine, thresholds) if s < lowest.shape[1] else mine.sum(axis=0)
-        before = 0 if gone_before is None else _sum_below(gone_before, mine, thresholds)
-        totals[:, s] = now - before
-        gone_before = lowest[:, s] if s < lowest.shape[1] else None
-    return totals
+        counts[:, s] = _count_below(lowest[:, s], marks[:, s], thresholds) if s < lowest.shape[1] else marks[:, s].sum()
+        if s > 0:
+            counts[:, s] -= _count_below(lowest[:, s - 1], marks[:, s], thresholds)
+    return counts
 
 
-def _sum_below(scores: Floats, marks: Counts, thresholds: Floats) -> Counts:
-    """Sums of the marks of scores strictly below each threshold: (N,), (N, M), (T,) -> (T, M)."""
-    order = np.argsort(scores, kind="stable")
-    sums = np.concatenate([np.zeros((1, marks.shape[1]), np.int64), marks[order].cumsum(axis=0)])  # (N + 1, M)
-    below: Counts = sums[np.searchsorted(scores[order], thresholds, side="left")]
+def _count_below(scores: Floats, marks: NDArray[np.bool_], thresholds: Floats) -> Counts:
+    """Marked scores strictly below each threshold: (N,), (N,), (T,) -> (T,)."""
+    below: Counts = np.searchsorted(np.sort(scores[marks]), thresholds, side="left")
     return below
-
-
-def _as_hits(correct: ArrayLike, shape: tuple[int, ...]) -> Counts:
-    hits = np.asarray(correct)
-    if hits.shape != shape:
-        raise ValueError(f"scores of shape {shape} with hits of shape {hits.shape}; both are images x rounds.")
-    return hits.astype(np.int64)
 
 
 def _first_bad(values: Floats) -> float:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from progresvit.routing.entropy import HIGHEST
-from progresvit.routing.frontier import Floats, as_scores, exit_counts, exit_rounds
+from progresvit.routing.frontier import Floats, as_scores, exit_counts, routed_counts
 
 GRID = 2001
 """Thresholds in the grid of one round."""
@@ -117,8 +117,9 @@ def certified_thresholds(
     if not len(design) or not len(test):
         raise ValueError(f"{len(values)} images are too few to set some aside for ordering the thresholds.")
     harms = harms.astype(bool)
+    harms[:, -1] = False  # who runs every round is not harmed
     path = _order_on(values[design], harms[design], np.asarray(gmacs, np.float64), highest)
-    harmed = np.array([_harmed(values[test], harms[test], row) for row in path])
+    harmed = routed_counts(values[test], harms[test], path).sum(axis=1)
     return _walk(path, harmed, len(test), epsilon, delta, design_images=len(design))
 
 
@@ -148,23 +149,14 @@ def _order_on(scores: Floats, harms: NDArray[np.bool_], gmacs: Floats, highest: 
     at = np.zeros(scores.shape[1] - 1, int)
     path = [levels[at]]
     while (at < STEPS_PER_ROUND).any():
-        choices = [at + step for step in np.eye(len(at), dtype=int) if ((at + step) <= STEPS_PER_ROUND).all()]
-        spent = exit_counts(scores, [path[-1], *(levels[choice] for choice in choices)]) @ gmacs
-        saved = spent[0] - spent[1:]
-        harmed = np.array([_harmed(scores, harms, levels[choice]) for choice in choices])
-        more_harm = harmed - _harmed(scores, harms, path[-1])
-        best = int(
-            np.argmax(saved / len(scores) / (np.maximum(more_harm, 0) + 1))
-        )  # + 1: a harmless step is no miracle
-        at = choices[best]
+        choices = [at + step for step in np.eye(len(at), dtype=int) if (at + step <= STEPS_PER_ROUND).all()]
+        rows = np.array([path[-1], *(levels[choice] for choice in choices)])
+        spent = exit_counts(scores, rows) @ gmacs
+        harmed = routed_counts(scores, harms, rows).sum(axis=1)
+        harm = np.maximum(harmed[1:] - harmed[0], 0) + 1  # + 1: a step without harm is no miracle
+        at = choices[int(np.argmax((spent[0] - spent[1:]) / harm))]
         path.append(levels[at])
     return np.array(path)
-
-
-def _harmed(scores: Floats, harms: NDArray[np.bool_], thresholds: Floats) -> int:
-    rounds = exit_rounds(scores, thresholds.tolist())
-    early = rounds < scores.shape[1] - 1
-    return int(harms[np.arange(len(rounds)), rounds][early].sum())
 
 
 def _check(epsilon: float, delta: float) -> None:

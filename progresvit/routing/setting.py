@@ -57,6 +57,20 @@ class Setting:
         used = {"weights": weights, "preprocessing": preprocessing, "precision": precision}
         return [name for name, value in used.items() if getattr(self, name) != value]
 
+    def check_use(self, rounds: int, router: str | None) -> None:
+        """Refuse a model of other rounds, or scores of another kind: the threshold would mean nothing there."""
+        if self.rounds != rounds:
+            raise ValueError(
+                f"the setting is for a model of {self.rounds} rounds and this one has {rounds}; calibrate on its own."
+            )
+        if self.router != router:
+            kind = "entropies" if self.router is None else "the probabilities of a learned router"
+            other = ", of another one than was given" if self.router and router else ""
+            raise ValueError(
+                f"the setting's threshold is for {kind}{other}; give the router that it was calibrated with, or none "
+                "if it was none."
+            )
+
     def save(self, path: str | Path) -> None:
         """Write the JSON."""
         known = {key: value for key, value in asdict(self).items() if value is not None}

@@ -62,7 +62,8 @@ def test_not_refining_the_hopeless_saves_compute_at_equal_accuracy():
 
     train, test = made(1), made(2)
     hopeless, benefit = (fit_router(train.statistics, train.correct, target=t) for t in ("hopeless", "benefit"))
-    rows = {row["rule"]: row for row in equal_accuracy_table(test, rules(hopeless=hopeless, benefit=benefit)).rows}
+    compared = rules(hopeless=hopeless, benefit=benefit)
+    rows = {row["rule"]: row for row in equal_accuracy_table(test, compared, drops=(0.0003,)).rows}
     full, plain, given_up = rows["every round"], rows["entropy"], rows["entropy, hopeless given up"]
     assert given_up["saving"] > plain["saving"] + 0.05
     assert rows["benefit router"]["saving"] > plain["saving"] + 0.05
@@ -80,3 +81,18 @@ def test_bad_input_is_refused():
         risk_coverage([], [])
     with pytest.raises(ValueError, match="have no label"):
         risk_coverage_curves(make_records(labelled=False), 0.5)
+
+
+def test_a_larger_allowed_drop_never_costs_more():
+    records = make_records(2000)
+    hopeless = fit_router(records.statistics, records.correct, target="hopeless", epochs=1)
+    design, _ = records.split(0.5)
+    table = equal_accuracy_table(records, rules(hopeless=hopeless))
+    for rule in ("entropy", "entropy, hopeless given up"):
+        spent = [row["gmacs_paper"] for row in table.rows if row["rule"] == rule]
+        assert len(spent) == 3
+        assert spent == sorted(spent, reverse=True)
+    row = next(row for row in table.rows if row["rule"] == "entropy" and row["drop"] == 0.01)
+    leaving = design.top10_entropy[:, 0] < row["threshold"]
+    kept = np.where(leaving, design.correct[:, 0], design.correct[:, 1]).sum()
+    assert kept >= design.correct[:, 1].sum() - int(0.01 * len(design))

@@ -1,0 +1,59 @@
+import builtins
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from progresvit.analysis.routing_figures import frontier_figure, reliability_figure, risk_coverage_figure
+from progresvit.analysis.style import save_figure
+from progresvit.evaluation import reliabilities, risk_coverage_curves
+from tests.evaluation.made import make_records
+
+
+def lines(figure):
+    return {line.get_label(): line.get_xydata() for line in figure.axes[0].lines}
+
+
+def test_frontiers_of_several_models_lie_over_each_other():
+    models = {"two": make_records(), "three": make_records(rounds=3)}
+    figure = frontier_figure(models)
+    found = lines(figure)
+    for name, records in models.items():
+        ends = np.column_stack([records.gmacs(), 100 * records.correct.mean(axis=0)])
+        assert found[f"{name}: each round alone"] == pytest.approx(ends)
+        assert found[name][0] == pytest.approx(ends[-1])  # from every round ...
+        assert found[name][-1] == pytest.approx(ends[0])  # ... to the first alone
+    assert "GMACs" in figure.axes[0].get_xlabel()
+    assert "paper" in figure.axes[0].get_xlabel()
+
+
+def test_the_other_figures_show_their_numbers():
+    records = make_records()
+    curves = risk_coverage_curves(records, 0.5)
+    found = lines(risk_coverage_figure(curves))
+    label = f"routed (area {100 * curves['routed'].area:.2f} %)"
+    assert found[label][-1] == pytest.approx([100, 100 * curves["routed"].risk[-1]])
+    bins = reliabilities(records, threshold=0.5)
+    label = f"round 2 (calibration error {100 * bins['round 2'].error:.2f} %)"
+    assert label in lines(reliability_figure(bins))
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_figures_are_written_whole(tmp_path, suffix):
+    save_figure(frontier_figure({"m": make_records(60)}), tmp_path / "deep" / f"f.{suffix}")
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == [f"f.{suffix}"]
+    if suffix == "png":
+        assert Image.open(tmp_path / "deep" / "f.png").size[0] > 900
+
+
+def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
+    real = builtins.__import__
+
+    def refuse(name, *rest):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ValueError, match=r"progresvit\[plots\]"):
+        frontier_figure({"m": make_records(60)})

@@ -1,0 +1,217 @@
+"""Evaluate, frontier, calibrate and the rest as a user types them, wrong arguments too."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import progresvit
+from progresvit.cli import app
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.evaluation import read_records, write_records
+from progresvit.model import ProgResViT
+from progresvit.routing import load_router, load_setting
+from tests.evaluation.made import make_records
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def works(*arguments):
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refused(match, *arguments):
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.output.strip().startswith("error: "), result.output
+    assert match in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.fixture
+def model(tmp_path, randomize):
+    config = ModelConfig(
+        rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4, class_ids=tuple("0123")
+    )
+    return progresvit.save(randomize(ProgResViT(config)), tmp_path / "model")
+
+
+@pytest.fixture
+def records(tmp_path):
+    write_records(make_records(3000, keep_logits=True), tmp_path / "r.parquet")
+    return tmp_path / "r.parquet"
+
+
+@pytest.fixture
+def others(tmp_path):
+    """Of the same model, on other images."""
+    write_records(make_records(3000, seed=7), tmp_path / "other.parquet")
+    return tmp_path / "other.parquet"
+
+
+def test_from_pictures_to_a_threshold_to_predictions(model, digits, tmp_path):
+    table = tmp_path / "val.parquet"
+    output = works("evaluate", model, "--data", digits, "--out", table, "--workers", 0, "--device", "cpu", "--logits")
+    assert "top-1 of 24 images: round 1" in output
+    assert read_records(table).logits.shape == (24, 2, 4)
+    works("frontier", table)
+    works("calibrate", table, "--exit-share", 0.5, "--out", tmp_path / "t.json")
+    engine = progresvit.Engine(progresvit.load(model), tmp_path / "t.json")
+    found = engine.classify(sorted((digits / "val").rglob("*.png")))
+    assert sum(prediction.exit_round == 1 for prediction in found) == 12
+
+
+def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp_path):
+    out = tmp_path / "x" / "r.parquet"
+    base = ["evaluate", model, "--workers", 0, "--device", "cpu", "--out", out]
+    refused("there is no data at", *base, "--data", tmp_path / "none")
+    refused("no corruption with a severity from 1 to 5", *base, "--data", digits, "--corruption", "fog/9")
+    refused("no corruption", *base, "--data", digits, "--corruption", "rain")
+    refused("unknown precision", *base, "--data", digits, "--precision", "fp64")
+    refused("one picture at least", *base, "--data", digits, "--batch", 0)
+    refused("there is no model folder", "evaluate", tmp_path / "nobody", "--data", digits, "--out", out)
+    assert not out.parent.exists()
+    assert "fog/2" in str(
+        works(*base, "--data", digits, "--corruption", "fog/2") and read_records(out).header.corruption
+    )
+    refused("use --overwrite", *base, "--data", digits)
+    broken = progresvit.load(model)
+    with torch.no_grad():
+        broken.head.bias[1] = torch.nan
+    progresvit.save(broken, model)
+    output = works(*base, "--data", digits, "--overwrite")
+    assert "24 images have NaN or infinite logits" in output
+
+
+def test_frontier_in_every_format_and_of_several_models(records, tmp_path):
+    write_records(make_records(500, rounds=3), tmp_path / "three.parquet")
+    outs = [tmp_path / "f" / f"frontier.{suffix}" for suffix in ("csv", "json", "md", "png", "svg")]
+    output = works("frontier", records, tmp_path / "three.parquet", *(x for out in outs for x in ("--out", out)))
+    assert "near-lossless" in output
+    assert all(out.stat().st_size > 100 for out in outs)
+    rows = list(csv.DictReader(outs[0].open()))
+    assert {row["model"] for row in rows} == {"r", "three"}
+    assert works("frontier", records, "--thresholds", "0,0.25").count("0.25") >= 1
+    works("frontier", tmp_path / "three.parquet", "--per-round", "0.2,0.4", "--per-round", "0.1,0.9")
+    refused("use one of them", "frontier", records, "--thresholds", "0", "--per-round", "0.1")
+    refused("0 (every round runs) or more, not -0.5", "frontier", records, "--thresholds", "-0.5")
+    refused("takes numbers with commas", "frontier", records, "--thresholds", "low")
+    refused("so 1 for 2 rounds, not 2", "frontier", records, "--per-round", "0.1,0.2")
+    refused("the suffix says what is written", "frontier", records, "--out", tmp_path / "f.xlsx")
+    refused("given twice", "frontier", records, records)
+    refused("no records at", "frontier", tmp_path / "none.parquet")
+
+
+def test_calibrate_by_each_rule(records, tmp_path):
+    assert json.loads(works("calibrate", records, "--near-lossless"))["rule"] == "near-lossless"
+    low, high = read_records(records).gmacs()
+    works("calibrate", records, "--budget-gmacs", (low + high) / 2, "--out", tmp_path / "b.json")
+    assert load_setting(tmp_path / "b.json").expected["gmacs"] <= (low + high) / 2
+    output = works("calibrate", records, "--max-drop", 0.01, "--confidence", 0.9, "--out", tmp_path / "g.json")
+    assert "certified: with a probability of 0.9" in output
+    setting = load_setting(tmp_path / "g.json")
+    assert (setting.epsilon, setting.delta, setting.loss) == (0.01, 0.1, "labelled")
+    works("calibrate", records, "--max-drop", 0.02, "--unlabelled", "--out", tmp_path / "u.json")
+    assert load_setting(tmp_path / "u.json").loss == "unlabelled"
+
+
+def test_calibrate_refuses_bad_input_and_writes_nothing(records, tmp_path):
+    write_records(make_records(50, labelled=False), tmp_path / "free.parquet")
+    out = tmp_path / "new" / "t.json"
+    for match, *options in [
+        ("not none", records),
+        ("not --near-lossless and --exit-share", records, "--near-lossless", "--exit-share", 0.5),
+        ("round 1 alone costs", records, "--budget-gmacs", 0.0001),
+        ("and all rounds", records, "--budget-gmacs", 99),
+        ("between 0 and 1", records, "--exit-share", 1.5),
+        ("at least 29,956 are needed", records, "--max-drop", 0.0001),
+        ("epsilon", records, "--max-drop", 0),
+        ("delta", records, "--max-drop", 0.01, "--confidence", 1),
+        ("--unlabelled belongs to the guarantee", records, "--near-lossless", "--unlabelled"),
+        ("50 of 50 images in these records have no label", tmp_path / "free.parquet", "--near-lossless"),
+        ("have no label", tmp_path / "free.parquet", "--max-drop", 0.1),
+        ("no router at", records, "--near-lossless", "--router", tmp_path / "none.safetensors"),
+    ]:
+        refused(match, "calibrate", *options, "--out", out)
+    refused("a setting is a .json file", "calibrate", records, "--near-lossless", "--out", tmp_path / "t.txt")
+    assert not out.parent.exists()
+
+
+def test_routers_are_fitted_compared_and_used(records, others, tmp_path):
+    router = tmp_path / "model" / "router.safetensors"
+    works("fit-router", records, "--out", router)
+    works("fit-router", records, "--out", tmp_path / "error.safetensors", "--target", "error", "--epochs", 2)
+    assert load_router(router).origin.records == read_records(records).ids_hash
+    output = works(
+        "compare-routers", others, "--router", router, "--router", tmp_path / "error.safetensors",
+        "--out", tmp_path / "table.md",
+    )  # fmt: skip
+    assert "benefit gain (points)" in output
+    assert "error gain (points)" in output
+    assert (tmp_path / "table.md").read_text().count("\n") == 2 + 2 + 11
+    assert "fitted on these very images" in run("compare-routers", records, "--router", router).output
+    works("frontier", others, "--router", router)
+    works("calibrate", others, "--exit-share", 0.4, "--router", router, "--out", tmp_path / "t.json")
+    works("trust", others, "--threshold", tmp_path / "t.json", "--router", router)
+    works("abstention", others, "--threshold", tmp_path / "t.json", "--router", router)
+    refused("for the probabilities of a learned router", "trust", others, "--threshold", tmp_path / "t.json")
+    refused("unknown target 'luck'", "fit-router", records, "--out", tmp_path / "x.safetensors", "--target", "luck")
+    refused(".safetensors file", "fit-router", records, "--out", tmp_path / "x.bin")
+    refused("one epoch at least", "fit-router", records, "--out", tmp_path / "x.safetensors", "--epochs", 0)
+    refused("the suffix", "compare-routers", others, "--router", router, "--out", tmp_path / "t.png")
+    foreign = read_records(others)
+    write_records(replace(foreign, header=replace(foreign.header, weights="x")), tmp_path / "foreign.parquet")
+    assert "another model's records" in run("frontier", tmp_path / "foreign.parquet", "--router", router).output
+
+
+def test_abstention_and_hopeless_images(records, others, tmp_path):
+    for target in ("hopeless", "benefit"):
+        works("fit-router", records, "--out", tmp_path / f"{target}.safetensors", "--target", target)
+    output = works(
+        "abstention", others, "--hopeless", tmp_path / "hopeless.safetensors",
+        "--benefit", tmp_path / "benefit.safetensors", "--out", tmp_path / "risk.png", "--out", tmp_path / "risk.csv",
+        "--compute-out", tmp_path / "compute.json",
+    )  # fmt: skip
+    for text in ("area under risk", "oracle", "entropy, hopeless given up", "benefit router"):
+        assert text in output
+    rules = [row["rule"] for row in json.loads((tmp_path / "compute.json").read_text())["rows"]]
+    assert rules[0] == "every round"
+    assert (tmp_path / "risk.png").stat().st_size > 1000
+    refused("needs --hopeless", "abstention", others, "--benefit", tmp_path / "benefit.safetensors")
+    refused("takes numbers", "abstention", others, "--threshold", "x")
+
+
+def test_trust_with_and_without_temperatures(records, others, tmp_path):
+    assert "calibration error" in works("trust", records, "--out", tmp_path / "t.json", "--out", tmp_path / "t.png")
+    assert "after scaling" in works("trust", records, "--temperature", "--out", tmp_path / "scaled.png")
+    refused("evaluate again with --logits", "trust", others, "--temperature")
+
+
+def test_shift_over_generated_corruptions(model, digits, tmp_path):
+    out = tmp_path / "shift"
+    base = ["shift", model, "--data", digits, "--out", out, "--workers", 0, "--device", "cpu"]
+    some = ["--suite", "generated", "--corruptions", "fog,contrast", "--severities", "1,4"]
+    refused("unknown suite", *base, "--suite", "imagenet-x")
+    refused("unknown corruption 'rain'", *base, "--suite", "generated", "--corruptions", "rain")
+    refused("from 1 to 5", *base, "--suite", "generated", "--severities", "9")
+    refused("0 (every round runs) or more", *base, *some, "--threshold", "-1")
+    refused("give both", *base, *some, "--router", tmp_path / "r.safetensors")
+    assert not out.exists()
+    output = works(*base, *some, "--threshold", "0.9")
+    assert "mCE" not in output  # defined for ImageNet-C alone
+    rows = list(csv.DictReader((out / "shift.csv").open()))
+    assert [row["set"] for row in rows] == ["fog_1", "fog_4", "contrast_1", "contrast_4", "mean"]
+    frontiers = list(csv.DictReader((out / "frontiers.csv").open()))
+    assert {"fog_4", "severity 1", "severity 4"} <= {row["model"] for row in frontiers}
+    table = read_records(out / "records" / "fog_4.parquet")
+    assert float(rows[1]["top1_round_2"]) == pytest.approx(table.correct[:, 1].mean())
+    assert works(*base, *some, "--threshold", "0.9")  # what is done is not done again
+    assert np.isfinite(float(rows[-1]["top1_routed"]))

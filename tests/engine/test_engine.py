@@ -1,0 +1,200 @@
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import progresvit
+from progresvit import checkpoint, compute
+from progresvit.data import evaluation_transform
+from progresvit.data.preprocess import preprocessing_hash
+from progresvit.engine import Engine
+from progresvit.model import ProgResViT
+from progresvit.routing import Abstention, Setting, SettingWarning, save_router, top10_entropy
+from progresvit.routing.router import Router, RouterOrigin, router_hash
+
+
+@pytest.fixture
+def model(small_config, randomize):
+    labels = tuple(f"class {number}" for number in range(12))
+    return randomize(ProgResViT(small_config.replace(labels=labels)))
+
+
+@pytest.fixture
+def pictures():
+    torch.manual_seed(5)
+    return torch.randint(0, 256, (40, 3, 32, 32), dtype=torch.uint8)
+
+
+def normalise(pictures, config):
+    mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
+    return (pictures.float() / 255 - mean) / std
+
+
+def all_rounds(model, pictures):
+    """Logits of every round for every picture, (B, S, K)."""
+    with torch.no_grad():
+        return torch.stack([output.logits for output in model(normalise(pictures, model.config))], dim=1)
+
+
+def made_router(target="benefit", seed=0):
+    torch.manual_seed(seed)
+    router = Router(2, RouterOrigin(target=target, images=1, epochs=1, seed=0))
+    torch.nn.init.normal_(router.after[0].layers[-1].weight, std=2.0)
+    return router.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_every_answer_is_that_of_the_round_in_which_the_image_leaves(model, pictures, quantile, batch):
+    logits = all_rounds(model, pictures)
+    entropy = top10_entropy(logits[:, 0])
+    threshold = {0.0: 0.0, 1.0: float("inf")}.get(quantile, entropy.double().quantile(quantile).item())
+    found = Engine(model, threshold, batch=batch).classify(pictures)
+    gmacs = compute.cumulative_gmacs(model.config)
+    assert len(found) == 40
+    for row, prediction in enumerate(found):
+        s = 0 if entropy[row].double() < threshold else 1
+        probabilities = logits[row, s].softmax(dim=-1)
+        assert prediction.exit_round == s + 1
+        assert prediction.gmacs == gmacs[s]
+        assert prediction.index == int(probabilities.argmax())
+        assert prediction.label == f"class {prediction.index}"
+        assert prediction.probability == pytest.approx(probabilities.max().item(), abs=1e-4)
+        assert prediction.entropy == pytest.approx(top10_entropy(logits[row, s][None]).item(), abs=1e-4)
+        assert prediction.abstained is False
+    assert {p.exit_round for p in found} == ({1, 2} if 0 < quantile < 1 else {1 if quantile else 2})
+
+
+def test_paths_pil_images_and_tensors_give_the_same(model, tmp_path):
+    rng = np.random.default_rng(0)
+    images = [Image.fromarray(rng.integers(0, 256, (50, 70, 3), dtype=np.uint8)) for _ in range(3)]
+    for number, image in enumerate(images):
+        image.save(tmp_path / f"{number}.png")
+    engine = Engine(model, 0.0)
+    transform = evaluation_transform(model.config, as_bytes=True)
+    from_tensor = engine.classify(torch.stack([transform(image) for image in images]))
+    assert engine.classify(images) == from_tensor
+    assert engine.classify([tmp_path / f"{number}.png" for number in range(3)]) == from_tensor
+    assert engine.classify([]) == []
+
+
+def test_a_learned_router_decides_in_place_of_entropy(model, pictures, tmp_path):
+    router = made_router()
+    logits = all_rounds(model, pictures)
+    scores = router.score(0, logits[:, 0])
+    threshold = scores.double().median().item()
+    path = save_router(router, tmp_path / "router.safetensors")
+    for given in (router, path):
+        found = Engine(model, threshold, router=given).classify(pictures)
+        assert [p.exit_round == 1 for p in found] == (scores.double() < threshold).tolist()
+
+
+def test_unsure_answers_are_withheld_and_keep_their_guess(model, pictures):
+    plain = Engine(model, 0.0).classify(pictures)
+    limit = float(np.median([p.entropy for p in plain]))
+    found = Engine(model, 0.0, abstain=limit).classify(pictures)
+    assert [p.abstained for p in found] == [p.entropy >= limit for p in plain]
+    assert 0 < sum(p.abstained for p in found) < 40
+    assert [p.index for p in found] == [p.index for p in plain]
+
+
+def test_hopeless_images_are_not_refined(model, pictures):
+    router = made_router("hopeless", seed=3)
+    chances = router.score(0, all_rounds(model, pictures)[:, 0]).double()
+    limit = chances.quantile(0.6).item()
+    found = Engine(model, 0.0, abstain=Abstention(hopeless=limit, router=router)).classify(pictures)
+    assert [p.exit_round == 1 for p in found] == (chances >= limit).tolist()
+    assert [p.abstained for p in found] == (chances >= limit).tolist()
+
+
+def test_temperatures_change_the_stated_probability_alone(model, pictures):
+    plain = Engine(model, 1.0).classify(pictures)
+    soft = Engine(model, 1.0, temperatures=(4.0, 4.0)).classify(pictures)
+    assert [(p.index, p.exit_round, p.entropy) for p in soft] == [(p.index, p.exit_round, p.entropy) for p in plain]
+    assert all(a.probability < b.probability for a, b in zip(soft, plain))
+
+
+def test_images_with_broken_logits_run_every_round(model, pictures):
+    with torch.no_grad():
+        model.head.bias[3] = torch.nan
+    found = Engine(model, float("inf")).classify(pictures[:3])
+    assert [(p.exit_round, p.index, p.label) for p in found] == [(2, -1, None)] * 3
+
+
+def a_setting(model, **changes):
+    known = {
+        "rule": "guarantee",
+        "threshold": 1.5,
+        "rounds": 2,
+        "weights": checkpoint.weights_hash(model),
+        "preprocessing": preprocessing_hash(model.config),
+        "precision": "fp32",
+        "n": 1000,
+    }
+    return Setting(**(known | changes))
+
+
+def test_a_setting_is_used_for_its_own_model_in_silence(model, pictures, tmp_path):
+    setting = a_setting(model)
+    setting.save(tmp_path / "t.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = Engine(model, threshold=str(tmp_path / "t.json")).classify(pictures)
+    assert found == Engine(model, setting).classify(pictures) == Engine(model, 1.5).classify(pictures)
+
+
+def test_a_certificate_does_not_hold_for_another_model_preprocessing_or_precision(model):
+    setting = a_setting(model)
+    with pytest.warns(SettingWarning, match="other precision: the certificate does not hold here"):
+        Engine(model, setting, precision="bf16")
+    cropped = ProgResViT(model.config.replace(crop=1.0))
+    cropped.load_state_dict(model.state_dict())
+    with pytest.warns(SettingWarning, match="other preprocessing: the certificate does not hold"):
+        Engine(cropped, setting)
+    with torch.no_grad():
+        model.head.bias += 1e-3
+    with pytest.warns(SettingWarning, match="other weights: the certificate does not hold"):
+        Engine(model, setting)
+    with pytest.warns(SettingWarning, match="other weights: expect other results"):
+        Engine(model, a_setting(model, rule="budget", weights="none"))
+
+
+def test_a_setting_for_a_router_needs_that_router(model):
+    router = made_router()
+    setting = a_setting(model, router=router_hash(router))
+    Engine(model, setting, router=router)
+    with pytest.raises(ValueError, match="for the probabilities of a learned router; give the router"):
+        Engine(model, setting)
+    with pytest.raises(ValueError, match="of another one than was given"):
+        Engine(model, setting, router=made_router(seed=9))
+    with pytest.raises(ValueError, match="is for entropies"):
+        Engine(model, a_setting(model), router=router)
+
+
+def test_bad_input_is_refused(model, pictures, tmp_path, small_config):
+    cases = [
+        (lambda: Engine(model, -0.5), "0 .* or more, not -0.5"),
+        (lambda: Engine(model, (0.1, 0.2)), "so 1 for 2 rounds, not 2"),
+        (lambda: Engine(model, 0.5, batch=0), "one image at least"),
+        (lambda: Engine(model, 0.5, precision="fp16"), "fp16 needs a CUDA device"),
+        (lambda: Engine(model, 0.5, temperatures=(1.0,)), "2 numbers above 0"),
+        (lambda: Engine(model, 0.5, temperatures=(1.0, 0.0)), "2 numbers above 0"),
+        (lambda: Engine(model, 0.5, abstain=-1), "0 or more"),
+        (lambda: Engine(model, tmp_path / "none.json"), "no setting at"),
+        (lambda: Engine(model, a_setting(model, rounds=3)), "for a model of 3 rounds and this one has 2"),
+        (lambda: Engine(ProgResViT(small_config.replace(num_classes=0)), 0.5), "no classes"),
+        (lambda: Engine(model, 0.5).classify(pictures.float()), "uint8"),
+        (lambda: Engine(model, 0.5).classify(pictures[..., :30]), r"r at least 32, .* shape \(40, 3, 32, 30\)"),
+        (lambda: Engine(model, 0.5).classify([tmp_path / "bad.png"]), r"bad\.png: not a picture"),
+    ]
+    (tmp_path / "bad.png").write_bytes(b"hello")
+    for make, match in cases:
+        with pytest.raises(ValueError, match=match):
+            make()
+
+
+def test_the_engine_is_at_the_front_door():
+    assert progresvit.Engine is Engine
+    assert progresvit.Prediction.__name__ == "Prediction"

@@ -1,0 +1,170 @@
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data import ImageNetInfo
+
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.data.corruptions import CORRUPTIONS
+from progresvit.evaluation import HowToRun, frontier_table
+from progresvit.evaluation.shift import (
+    ALEXNET_ERRORS,
+    by_severity,
+    evaluate_sets,
+    imagenet_c_errors,
+    mean_corruption_error,
+    plan,
+    pool,
+    shift_table,
+)
+from progresvit.model import ProgResViT
+from progresvit.processes import Processes
+from tests.evaluation.made import make_records
+
+ONE = Processes(0, 1, torch.device("cpu"))
+HOW = HowToRun(workers=0, batch=64)
+
+
+def tiny(randomize, **fields):
+    torch.manual_seed(2)
+    known = {"rounds": make_rounds([16, 32], [1, 2]), "heads": 2, "depth": 1, "patch_size": 8}
+    return randomize(ProgResViT(ModelConfig(**known, **fields)))
+
+
+@pytest.fixture
+def imagenet_model(randomize):
+    return tiny(randomize, num_classes=1000)
+
+
+@pytest.fixture
+def digit_model(randomize):
+    return tiny(randomize, num_classes=4, class_ids=("0", "1", "2", "3"))
+
+
+def run(model, sets, out, how=HOW):
+    return evaluate_sets(model, sets, out, name="m", processes=ONE, how=how)
+
+
+def one_picture_each(folder, names):
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
+    folder.mkdir(parents=True)
+    picture.save(folder / "picture.png")
+    for name in names:
+        (folder / name).mkdir()
+        shutil.copy(folder / "picture.png", folder / name / "1.png")
+    (folder / "picture.png").unlink()
+
+
+def test_alexnets_errors_stand_in_imagenet_cs_order():
+    assert list(ALEXNET_ERRORS) == list(CORRUPTIONS)
+    assert (ALEXNET_ERRORS["gaussian_noise"], ALEXNET_ERRORS["jpeg_compression"]) == (0.886428, 0.6065)
+    assert ALEXNET_ERRORS["brightness"] == 0.564592
+
+
+def test_mce_of_alexnet_itself_is_one_hundred_and_severities_are_averaged_first():
+    alexnet = {name: [error - 0.1, error + 0.1, error, error, error] for name, error in ALEXNET_ERRORS.items()}
+    assert mean_corruption_error(alexnet) == pytest.approx(100)
+    half = {name: [error / 2] * 5 for name, error in ALEXNET_ERRORS.items()}
+    half["fog"] = [2 * value for value in half["fog"]]
+    assert mean_corruption_error(half) == pytest.approx(50 + 50 / 15)
+    with pytest.raises(ValueError, match="15 corruptions at 5 severities; fog and 0 more"):
+        mean_corruption_error({**half, "fog": [0.5]})
+
+
+def test_imagenet_v2s_folders_are_numbers(imagenet_model, tmp_path):
+    one_picture_each(tmp_path / "v2", [str(number) for number in range(1000)])
+    found = run(imagenet_model, plan("imagenet-v2", str(tmp_path / "v2")), tmp_path / "out")["imagenet-v2"]
+    label_of = dict(zip(found.ids.tolist(), found.labels.tolist()))
+    assert [label_of[f"{number}/1.png"] for number in (2, 10, 999)] == [2, 10, 999]
+    assert found.header.classes is None
+
+
+@pytest.mark.parametrize("suite", ["imagenet-a", "imagenet-r"])
+def test_imagenet_a_and_r_predict_among_their_200_classes(imagenet_model, tmp_path, suite):
+    names = ImageNetInfo().label_names()
+    subset = names[3:1000:5][:200]
+    one_picture_each(tmp_path / "a", subset)
+    found = run(imagenet_model, plan(suite, str(tmp_path / "a")), tmp_path / "out")[suite]
+    numbers = [names.index(name) for name in subset]
+    assert found.header.classes == tuple(sorted(numbers))
+    assert set(found.predictions.ravel().tolist()) <= set(numbers)
+    free = run(
+        imagenet_model,
+        [replace(s, source=replace(s.source, restrict_classes=False)) for s in plan(suite, str(tmp_path / "a"))],
+        tmp_path / "free",
+    )[suite]
+    assert np.array_equal(free.top10_entropy, found.top10_entropy)  # the router sees all classes
+    assert not set(free.predictions.ravel().tolist()) <= set(numbers)
+
+
+def test_a_set_that_is_not_whole_is_refused(imagenet_model, tmp_path):
+    one_picture_each(tmp_path / "a", ImageNetInfo().label_names()[:57])
+    with pytest.raises(ValueError, match=r"imagenet-a has 200 classes and .* 57 class folders"):
+        run(imagenet_model, plan("imagenet-a", str(tmp_path / "a")), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_generated_corruptions_of_any_data_set(digit_model, digits, tmp_path):
+    sets = plan("generated", str(digits), corruptions=("fog", "contrast"), severities=(1, 5))
+    assert [one.name for one in sets] == ["fog_1", "fog_5", "contrast_1", "contrast_5"]
+    found = run(digit_model, sets, tmp_path / "out")
+    assert found["fog_5"].header.corruption == "fog/5"
+    assert not np.array_equal(found["fog_5"].statistics, found["fog_1"].statistics)
+    table = shift_table(sets, found, threshold=0.9)
+    assert table.rows[-1]["set"] == "mean"
+    expected = np.mean([records.correct[:, 1].mean() for records in found.values()])
+    assert table.rows[-1]["top1_round_2"] == pytest.approx(expected)
+    severities = by_severity(sets, found)
+    assert list(severities) == ["severity 1", "severity 5"]
+    assert len(severities["severity 5"]) == 48
+    rows = frontier_table(severities, [0.0]).rows
+    both = np.concatenate([found[name].correct[:, 1] for name in ("fog_5", "contrast_5")])
+    assert next(row for row in rows if row["model"] == "severity 5")["top1"] == both.mean()
+
+
+def test_what_was_done_is_not_done_again_and_foreign_records_are_refused(digit_model, digits, tmp_path, monkeypatch):
+    sets = plan("generated", str(digits), corruptions=("fog",), severities=(1, 2))
+    first = run(digit_model, sets[:1], tmp_path / "out")
+    calls = []
+    forward = ProgResViT.forward
+    monkeypatch.setattr(ProgResViT, "forward", lambda self, images: calls.append(1) or forward(self, images))
+    both = run(digit_model, sets, tmp_path / "out")
+    assert len(calls) == 1
+    assert np.array_equal(both["fog_1"].statistics, first["fog_1"].statistics)
+    with torch.no_grad():
+        digit_model.head.bias += 1
+    with pytest.raises(ValueError, match="of another model, data or precision"):
+        run(digit_model, sets, tmp_path / "out")
+    run(digit_model, sets, tmp_path / "out", replace(HOW, overwrite=True))
+
+
+def test_imagenet_c_is_read_from_its_folders(digit_model, digits, tmp_path):
+    for name in CORRUPTIONS:
+        for severity in range(1, 6):
+            shutil.copytree(digits / "val", tmp_path / "c" / name / str(severity))
+    sets = plan("imagenet-c", str(tmp_path / "c"))
+    assert len(sets) == 75
+    found = run(digit_model, sets, tmp_path / "out")
+    errors = imagenet_c_errors(sets, found, 0.0)
+    error = 1 - found["fog_1"].correct[:, 1].mean()
+    expected = 100 * np.mean([error / alexnet for alexnet in ALEXNET_ERRORS.values()])
+    assert mean_corruption_error(errors) == pytest.approx(expected)
+
+
+def test_pooled_records_keep_every_image_apart():
+    pooled = pool({"a": make_records(10), "b": make_records(10)})
+    assert len(pooled) == len(set(pooled.ids.tolist())) == 20
+    assert pooled.correct.shape == (20, 2)
+
+
+def test_bad_suites_are_refused(digits):
+    for given, match in [
+        ({"suite": "imagenet-x"}, "unknown suite 'imagenet-x'"),
+        ({"suite": "generated", "corruptions": ("rain",)}, "unknown corruption 'rain'"),
+        ({"suite": "generated", "severities": (6,)}, "from 1 to 5"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            plan(data=str(digits), **given)
