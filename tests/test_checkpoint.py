@@ -241,3 +241,12 @@ def test_a_path_that_is_not_there_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("text")
     with pytest.raises(ValueError, match=r"is a file; give the folder"):
         progresvit.load(tmp_path / "notes.txt")
+
+
+def test_the_hash_of_weights_is_that_of_what_they_compute(small_model, tmp_path):
+    before = checkpoint.weights_hash(small_model)
+    checkpoint.save(small_model, tmp_path / "m")
+    assert checkpoint.weights_hash(checkpoint.load_folder(tmp_path / "m")) == before
+    with torch.no_grad():
+        small_model.head.bias[0] += 1e-3
+    assert checkpoint.weights_hash(small_model) != before

@@ -23,22 +23,17 @@ def trust(
 ) -> None:
     """Expected calibration error of each round and routed."""
     from progresvit.analysis.routing_figures import reliability_figure
-    from progresvit.evaluation import read_records, reliabilities
+    from progresvit.evaluation import read_records
     from progresvit.evaluation.table import check_outputs
-    from progresvit.evaluation.trust import scaled_trust_table, trust_table
+    from progresvit.evaluation.trust import measure_scaled_trust, measure_trust
 
     check_outputs(out or [])
     table = read_records(records)
     fitted = show.open_router(router, table)
     tau = show.parse_threshold(threshold, table.rounds, fitted)
     if temperature:
-        found, temperatures = scaled_trust_table(table, threshold=tau, router=fitted, seed=seed)
-        shown = table.split(0.5, seed)[1]
+        found = measure_scaled_trust(table, threshold=tau, router=fitted, seed=seed)
     else:
-        found, temperatures, shown = trust_table(table, threshold=tau, router=fitted), None, table
-    show.show_table(found)
-    show.save_outputs(
-        out or [],
-        found,
-        lambda: reliability_figure(reliabilities(shown, threshold=tau, router=fitted, temperatures=temperatures)),
-    )
+        found = measure_trust(table, threshold=tau, router=fitted)
+    show.show_table(found.table)
+    show.save_outputs(out or [], found.table, lambda: reliability_figure(found.bins))

@@ -19,7 +19,7 @@ from progresvit.data.augmentation import Augmentation, training_transform
 from progresvit.data.decode import PictureError, decode
 from progresvit.data.order import Draw, Order, seed_all
 from progresvit.data.pictures import Pictures
-from progresvit.data.preprocess import NamedTransform
+from progresvit.data.preprocess import NamedTransform, normalise
 
 
 class Batch(NamedTuple):
@@ -144,7 +144,7 @@ def _leave_signals_to_the_parent(worker: int) -> None:
 
 
 class _Plain(Dataset[tuple[int, Tensor | str]]):
-    def __init__(self, pictures: Pictures, transform: Callable[[Image, str], Tensor]) -> None:
+    def __init__(self, pictures: Pictures, transform: NamedTransform) -> None:
         self.pictures, self.transform = pictures, transform
 
     def __len__(self) -> int:
@@ -158,31 +158,37 @@ class _Plain(Dataset[tuple[int, Tensor | str]]):
         return index, self.transform(picture, self.pictures.entries[index].name)
 
 
-def numbered_batches(
-    pictures: Pictures,
-    groups: Sequence[list[int]],
-    *,
-    transform: Callable[[Image, str], Tensor],
-    workers: int,
-    device: torch.device,
-) -> Iterator[tuple[list[int], Tensor | None, dict[int, str]]]:
-    """Each group of numbers as a batch: the readable ones, their images, and what is wrong with the others.
+class Numbered(NamedTuple):
+    """A batch of pictures that are known by number."""
 
-    ``transform`` gets a picture and its name; a group without any readable picture has no images.
-    """
+    numbers: list[int]
+    """Of the readable ones."""
+    pixels: Tensor | None
+    """(B, C, r, r) bytes; None if none is readable."""
+    unreadable: dict[int, str]
+    """What is wrong with the others."""
+
+
+def numbered_batches(
+    pictures: Pictures, groups: Sequence[list[int]], *, transform: NamedTransform, workers: int, device: torch.device
+) -> Iterator[Numbered]:
+    """Each group of numbers as a batch, its pixels on the device."""
     loader = DataLoader(
         _Plain(pictures, transform),
         batch_sampler=groups,
         num_workers=workers,
-        collate_fn=_as_it_is,
+        collate_fn=_collate_numbered,  # in the worker: one tensor travels, not one a picture
         pin_memory=device.type == "cuda",
         worker_init_fn=_leave_signals_to_the_parent,
     )
-    for items in loader:
-        unreadable = {index: image for index, image in items if isinstance(image, str)}
-        good = [(index, image) for index, image in items if not isinstance(image, str)]
-        images = torch.stack([image for _, image in good]).to(device, non_blocking=True) if good else None
-        yield [index for index, _ in good], images, unreadable
+    for numbers, pixels, unreadable in loader:
+        yield Numbered(numbers, None if pixels is None else pixels.to(device, non_blocking=True), unreadable)
+
+
+def _collate_numbered(items: Sequence[tuple[int, Tensor | str]]) -> Numbered:
+    good = [(index, image) for index, image in items if not isinstance(image, str)]
+    pixels = torch.stack([image for _, image in good]) if good else None
+    return Numbered([index for index, _ in good], pixels, {index: why for index, why in items if isinstance(why, str)})
 
 
 def evaluation_batches(
@@ -191,12 +197,9 @@ def evaluation_batches(
     """Every readable picture once, in order, as evaluation sees it."""
     groups = [list(range(first, min(first + batch, len(pictures)))) for first in range(0, len(pictures), batch)]
     transform = NamedTransform(config)
-    for good, images, bad in numbered_batches(pictures, groups, transform=transform, workers=workers, device=device):
+    for numbers, pixels, bad in numbered_batches(pictures, groups, transform=transform, workers=workers, device=device):
         for index, reason in bad.items():
             unreadable.add(index, reason)
-        if images is not None:
-            yield Batch(images, torch.tensor([pictures.targets[index] for index in good]).to(device))
-
-
-def _as_it_is(items: Sequence[tuple[int, Tensor | str]]) -> Sequence[tuple[int, Tensor | str]]:
-    return items
+        if pixels is not None:
+            targets = torch.tensor([pictures.targets[index] for index in numbers])
+            yield Batch(normalise(pixels, config), targets.to(device))

@@ -64,22 +64,26 @@ class Corruption:
 
 
 class NamedTransform:
-    """The evaluation transform of a picture and its name, with a corruption after the crop if one is asked for."""
+    """The evaluation crop of a picture and its name, as bytes (C, r, r); then a corruption if one is asked for."""
 
     def __init__(self, config: ModelConfig, corruption: Corruption | None = None) -> None:
         if corruption is not None and config.in_channels != 3:
             raise ValueError(f"corruptions are for RGB pictures, and the model takes {config.in_channels} channels.")
         self.corruption = corruption
-        self.transform = evaluation_transform(config, as_bytes=corruption is not None)
-        self.mean, self.std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
+        self.transform = evaluation_transform(config, as_bytes=True)
 
     def __call__(self, picture: Image, name: str) -> Tensor:
-        image = self.transform(picture)  # (C, r, r)
+        pixels = self.transform(picture)  # (C, r, r)
         if self.corruption is None:
-            return image
-        damaged = np.array(self.corruption(fromarray(image.permute(1, 2, 0).numpy()), name))  # (r, r, C)
-        pixels = torch.from_numpy(damaged).permute(2, 0, 1).float() / 255  # (C, r, r)
-        return (pixels - self.mean) / self.std
+            return pixels
+        damaged = self.corruption(fromarray(pixels.permute(1, 2, 0).numpy()), name)
+        return torch.from_numpy(np.array(damaged)).permute(2, 0, 1)  # (r, r, C) -> (C, r, r)
+
+
+def normalise(pixels: Tensor, config: ModelConfig) -> Tensor:
+    """What the evaluation transform does after the crop, for a batch on its device: bytes -> (B, C, r, r)."""
+    mean, std = (torch.tensor(values, device=pixels.device)[:, None, None] for values in (config.mean, config.std))
+    return (pixels.float() / 255 - mean) / std
 
 
 def describe_preprocessing(config: ModelConfig) -> dict[str, Any]:

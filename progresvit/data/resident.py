@@ -21,7 +21,7 @@ from progresvit.data.decode import PictureError
 from progresvit.data.loader import Batch, Unreadable, open_picture
 from progresvit.data.order import Draw, Order, mix_seed
 from progresvit.data.pictures import Pictures
-from progresvit.data.preprocess import evaluation_transform
+from progresvit.data.preprocess import evaluation_transform, normalise
 
 _CHUNK = 1024  # pictures on the way to the device at a time
 
@@ -145,7 +145,5 @@ def resident_evaluation_batches(pictures: ResidentPictures, *, config: ModelConf
     """Every picture once, in order, as evaluation sees it."""
     if not len(pictures):
         return
-    device = pictures.images.device
-    mean, std = (torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (config.mean, config.std))
-    for images, targets in zip(pictures.images.split(batch), pictures.targets.split(batch)):
-        yield Batch((images.float() / 255 - mean) / std, targets)
+    for pixels, targets in zip(pictures.images.split(batch), pictures.targets.split(batch)):
+        yield Batch(normalise(pixels, config), targets)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from progresvit import checkpoint, compute
 from progresvit.data.decode import PictureError, decode, upright_rgb
-from progresvit.data.preprocess import evaluation_transform, preprocessing_hash
+from progresvit.data.preprocess import evaluation_transform, normalise, preprocessing_hash
 from progresvit.engine.prediction import Prediction
 from progresvit.model import ProgResViT
 from progresvit.model.precision import autocast
@@ -75,7 +75,6 @@ class Engine:
             raise ValueError(f"temperatures are {rounds} numbers above 0, one for each round, not {temperatures}.")
         self.gmacs = compute.cumulative_gmacs(config)
         self._transform = evaluation_transform(config, as_bytes=True)
-        self._mean, self._std = (torch.tensor(v, device=self.device)[:, None, None] for v in (config.mean, config.std))
 
     def classify(self, images: Tensor | Sequence[Image | PathLike]) -> list[Prediction]:
         """A prediction for each picture, in order.
@@ -92,7 +91,7 @@ class Engine:
 
     @torch.inference_mode()
     def _classify(self, pixels: Tensor) -> list[Prediction]:
-        images = (pixels.float() / 255 - self._mean) / self._std  # (B, C, r, r)
+        images = normalise(pixels, self.model.config)  # (B, C, r, r)
         numbers = torch.arange(len(images), device=self.device)
         found: dict[int, Prediction] = {}
         tokens = None

@@ -23,7 +23,7 @@ from progresvit import __version__, checkpoint
 from progresvit.atomic import replace_file
 from progresvit.data.loader import numbered_batches
 from progresvit.data.pictures import UNLABELLED, Pictures, find_pictures, find_unlabelled
-from progresvit.data.preprocess import Corruption, NamedTransform, describe_preprocessing, preprocessing_hash
+from progresvit.data.preprocess import Corruption, NamedTransform, describe_preprocessing, normalise, preprocessing_hash
 from progresvit.data.timm_pictures import find_timm_pictures, is_timm_name
 from progresvit.evaluation.classes import class_numbers, relabel
 from progresvit.evaluation.observe import Observed, observe
@@ -200,12 +200,12 @@ def _run(
     found: list[Observed] = []
     unreadable: dict[int, str] = {}
     indices: list[int] = []
-    for turn, (good, images, bad) in enumerate(batches):
+    for turn, (good, pixels, bad) in enumerate(batches):
         unreadable |= bad
         indices += good
-        if images is not None:
+        if pixels is not None:
             with autocast(device, how.precision):
-                logits = [output.logits for output in model(images)]
+                logits = [output.logits for output in model(normalise(pixels, model.config))]
             found.append(observe(logits, header.classes, keep_logits=how.keep_logits))
         if turn + 1 == len(groups) or owners[turn + 1] != owners[turn]:
             columns: dict[str, Any] = {"index": np.array(indices, np.int64)}

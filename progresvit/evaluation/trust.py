@@ -5,7 +5,7 @@ Letters: N images, S rounds, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,24 +110,33 @@ def reliabilities(
     return found
 
 
-def trust_table(
+@dataclass(frozen=True)
+class Trust:
+    """What is reported: a table, and the bins behind its last column."""
+
+    table: Table
+    bins: Mapping[str, Reliability]
+    temperatures: tuple[float, ...] | None = None
+
+
+def measure_trust(
     records: Records, *, threshold: float | Sequence[float] | None = None, router: Router | None = None
-) -> Table:
+) -> Trust:
     """Expected calibration error as the model gives its probabilities."""
     found = reliabilities(records, threshold=threshold, router=router)
     rows: list[Row] = [_row(name, bins, None) for name, bins in found.items()]
-    return Table(f"Expected calibration error, {BINS} bins, {len(records)} images", _columns(), rows)
+    return Trust(Table(f"Expected calibration error, {BINS} bins, {len(records)} images", _columns(), rows), found)
 
 
-def scaled_trust_table(
+def measure_scaled_trust(
     records: Records,
     *,
     threshold: float | Sequence[float] | None = None,
     router: Router | None = None,
     share: float = 0.5,
     seed: int = 0,
-) -> tuple[Table, tuple[float, ...]]:
-    """The same with temperatures fitted on one part of the images and reported on the other; and the temperatures."""
+) -> Trust:
+    """The same of one part of the images, with temperatures (and the threshold, if none is given) from the other."""
     fitted, report = records.split(share, seed)
     temperatures = fit_temperatures(fitted)
     if threshold is None:
@@ -140,7 +149,7 @@ def scaled_trust_table(
         f"Expected calibration error, {BINS} bins; temperatures from {len(fitted)} images, "
         f"figures of {len(report)} others"
     )
-    return Table(title, _columns(), rows), temperatures
+    return Trust(Table(title, _columns(), rows), after, temperatures)
 
 
 def _row(name: str, before: Reliability, after: Reliability | None, temperature: float | None = None) -> Row:

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from progresvit.data.decode import decode
-from progresvit.data.pictures import find_pictures
+from progresvit.data.pictures import UNLABELLED, find_pictures, find_unlabelled
 from progresvit.data.timm_pictures import find_timm_pictures
 
 
@@ -128,3 +128,17 @@ def test_damaged_or_empty_shards_are_refused(tmp_path):
         find_timm_pictures(f"wds/{tmp_path}", "train", None)
     make_tar(tmp_path / "train-0.tar", {"./a.png": png(), "./a.cls": b"0"})
     assert len(find_timm_pictures(f"wds/{tmp_path}", "train", None)) == 1
+
+
+def test_pictures_without_labels_are_found_however_deep(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("a/b/1.png", "a/2.JPG", "3.webp", "notes.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    found = find_unlabelled(tmp_path)
+    assert sorted(entry.name for entry in found.entries) == ["3.webp", "a/2.JPG", "a/b/1.png"]
+    assert set(found.targets) == {UNLABELLED}
+    with tarfile.open(tmp_path / "t.tar", "w") as tar:
+        tar.add(tmp_path / "a", "a")
+    packed = find_unlabelled(tmp_path / "t.tar")
+    assert sorted(entry.name for entry in packed.entries) == ["t.tar/a/2.JPG", "t.tar/a/b/1.png"]
+    assert packed.read(0) == b"x"

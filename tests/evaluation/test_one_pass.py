@@ -13,7 +13,7 @@ from PIL import Image
 
 from progresvit import checkpoint, interop
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.preprocess import Corruption, NamedTransform
+from progresvit.data.preprocess import Corruption, NamedTransform, normalise
 from progresvit.evaluation import DataSource, HowToRun, evaluate
 from progresvit.evaluation.records import read_records
 from progresvit.model import ProgResViT
@@ -55,7 +55,7 @@ def test_records_hold_what_the_model_says_of_each_picture(model, digits, tmp_pat
     for row in (0, 11, 23):
         picture = Image.open(digits / records.ids[row]).convert("RGB")
         with torch.no_grad():
-            outputs = model(transform(picture, "")[None])
+            outputs = model(normalise(transform(picture, "")[None], model.config))
         for s, output in enumerate(outputs):
             assert records.logits[row, s] == pytest.approx(output.logits[0].numpy(), abs=1e-5)
         assert records.labels[row] == int(records.ids[row].split("/")[1])

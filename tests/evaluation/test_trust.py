@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from progresvit.evaluation import fit_temperatures, reliabilities, reliability
-from progresvit.evaluation.trust import fit_temperature, probabilities, scaled_trust_table, trust_table
+from progresvit.evaluation.trust import fit_temperature, measure_scaled_trust, measure_trust, probabilities
 from tests.evaluation.made import make_logits, make_records
 
 
@@ -56,13 +56,15 @@ def test_temperatures_change_probabilities_and_never_answers_or_routes():
 
 def test_temperatures_are_reported_on_images_that_they_were_not_fitted_on():
     records = make_records(2000, keep_logits=True)
-    table, temperatures = scaled_trust_table(records)
+    found = measure_scaled_trust(records)
+    table, temperatures = found.table, found.temperatures
     fitted, report = records.split(0.5)
     assert temperatures == fit_temperatures(fitted)
     assert table.rows[0]["images"] == len(report)
     assert table.rows[0]["scaled_ece"] == pytest.approx(
         reliabilities(report, temperatures=temperatures)["round 1"].error
     )
+    assert [row["scaled_ece"] for row in table.rows] == [bins.error for bins in found.bins.values()]
     assert f"temperatures from {len(fitted)} images, figures of {len(report)} others" in table.title
 
 
@@ -79,16 +81,16 @@ def test_restricted_classes_are_scaled_among_themselves():
 def test_broken_images_are_left_out_and_counted_by_their_absence():
     logits, _ = make_logits(100)
     logits[0, :10] = np.nan
-    table = trust_table(make_records(100, logits=logits), threshold=0.5)
-    assert [row["images"] for row in table.rows] == [90, 100, 100]
+    found = measure_trust(make_records(100, logits=logits), threshold=0.5)
+    assert [row["images"] for row in found.table.rows] == [90, 100, 100]
 
 
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="evaluate again with --logits"):
-        scaled_trust_table(make_records())
+        measure_scaled_trust(make_records())
     with pytest.raises(ValueError, match="one of each per image"):
         reliability([0.5], [1, 0])
     with pytest.raises(ValueError, match="between 0 and 1"):
         reliability([1.5], [1])
     with pytest.raises(ValueError, match="have no label"):
-        trust_table(make_records(labelled=False), threshold=0.5)
+        measure_trust(make_records(labelled=False), threshold=0.5)
