@@ -92,6 +92,8 @@ def evaluate(
     Weights are taken as they are; the model is moved to the processes' device.
     """
     how = how or HowToRun()
+    if model.config.num_classes == 0:
+        raise ValueError("the model has no classes to choose from; give it a head with reset_classifier and train it.")
     pictures = source.find()
     header = _header(model, source, pictures, name=name, how=how, device=processes.device)
     labels = [UNLABELLED] * len(pictures) if source.unlabelled else relabel(pictures, model.config)
@@ -103,9 +105,10 @@ def evaluate(
     autocast(processes.device, how.precision)  # refuses what the device cannot do before anything is written
     if processes.first:
         _claim(parts, header, how, pictures)
-    processes.wait()
+    processes.wait()  # until the parts of a replaced run are gone
     chunks = [range(first, min(first + CHUNK, len(pictures))) for first in range(0, len(pictures), CHUNK)]
-    done = {number for number in range(len(chunks)) if _part(parts, number).exists()}
+    there = [number for number in range(len(chunks)) if _part(parts, number).exists()]
+    done = set(processes.gather(there)[0])  # what the first saw: all must share out the same chunks
     left = [number for number in range(len(chunks)) if number not in done][processes.rank :: processes.count]
     model = model.to(processes.device).eval()
     transform = NamedTransform(model.config, source.corruption)

@@ -97,6 +97,9 @@ def test_a_folder_a_tar_and_a_timm_set_give_the_same(model, digits, tmp_path):
     timm_set = run(model, f"wds/{shards}", tmp_path / "c.parquet")
     assert np.array_equal(timm_set.statistics, folder.statistics)
     assert np.array_equal(timm_set.labels, folder.labels)
+    hub_set = run(model, f"hfds/{digits}", tmp_path / "d.parquet", split="validation")
+    assert sorted(hub_set.top10_entropy[:, 0]) == pytest.approx(sorted(folder.top10_entropy[:, 0]), abs=1e-5)
+    assert hub_set.correct.mean() == folder.correct.mean()
 
 
 def test_a_stopped_run_goes_on_where_it_stopped(model, digits, tmp_path, small_chunks, monkeypatch):
@@ -246,6 +249,9 @@ def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path, small
     foreign = ProgResViT(model.config.replace(class_ids=("a", "b", "c", "d")))
     with pytest.raises(ValueError, match="does not know 4 of the 4 classes"):
         run(foreign, digits, out)
+    headless = ProgResViT(model.config.replace(num_classes=0, class_ids=None))
+    with pytest.raises(ValueError, match="no classes to choose from"):
+        run(headless, digits, out)
     assert not out.parent.exists()
     with pytest.raises(ValueError, match="is a folder"):
         run(model, digits, tmp_path / "bare")
