@@ -57,6 +57,8 @@ class Processes:
 def start_processes(device: str | None = None) -> Processes:
     """Join the siblings that torchrun started; ``device`` is cpu or cuda, by default cuda where there is one."""
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"unknown device {kind!r}; use cpu or cuda (CUDA_VISIBLE_DEVICES chooses which).")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device; use --device cpu.")
     count = int(os.environ.get("WORLD_SIZE", "1"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,13 +36,8 @@ def look(number: int) -> dict[str, Any]:
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)]}
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """By suffix: png, svg or pdf. Whole or not at all."""
-    import io
-
-    from progresvit.atomic import replace_file
-
+def render(figure: Figure, suffix: str) -> bytes:
+    """The content of a .png, .svg or .pdf."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.removeprefix("."), dpi=160)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, buffer.getvalue())
+    figure.savefig(buffer, format=suffix.removeprefix("."), dpi=160)
+    return buffer.getvalue()

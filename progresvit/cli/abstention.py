@@ -33,14 +33,15 @@ def abstention(
     if hopeless is None and (benefit is not None or compute_out):
         raise ValueError("compute at equal accuracy needs --hopeless, a router fitted with --target hopeless.")
     table = read_records(records)
-    fitted = show.open_router(router, table)
-    curves = risk_coverage_curves(table, show.parse_threshold(threshold, table.rounds, fitted), fitted)
-    found = risk_coverage_table(curves)
-    show.show_table(found)
-    show.save_outputs(out or [], found, lambda: risk_coverage_figure(curves))
-    giving_up = show.open_router(hopeless, table)
+    fitted, giving_up, mending = (
+        show.open_router(path, table.header, table.ids) for path in (router, hopeless, benefit)
+    )
+    curves = risk_coverage_curves(table, show.parse_threshold(threshold, table.header, fitted), fitted)
+    tables = [risk_coverage_table(curves)]
+    outputs = show.make_outputs(out or [], tables[0], lambda: risk_coverage_figure(curves))
     if giving_up is not None:
-        compared = rules(hopeless=giving_up, benefit=show.open_router(benefit, table))
-        costs = equal_accuracy_table(table, compared)
-        show.show_table(costs)
-        show.save_outputs(compute_out or [], costs)
+        tables.append(equal_accuracy_table(table, rules(hopeless=giving_up, benefit=mending)))
+        outputs += show.make_outputs(compute_out or [], tables[1])
+    for one in tables:
+        show.show_table(one)
+    show.write_outputs(outputs)

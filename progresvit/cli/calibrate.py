@@ -43,6 +43,8 @@ def calibrate(
     asked = [name for name, given in wanted.items() if given]
     if len(asked) != 1:
         raise ValueError(f"choose one of {', '.join(wanted)}, not {' and '.join(asked) or 'none'}.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"--confidence is between 0 and 1 (0.95 for 95 %), not {confidence:g}.")
     if unlabelled and max_drop is None:
         raise ValueError("--unlabelled belongs to the guarantee; give --max-drop too.")
     if out is not None and out.suffix != ".json":
@@ -50,7 +52,7 @@ def calibrate(
     from progresvit import evaluation
 
     table = evaluation.read_records(records)
-    fitted = show.open_router(router, table)
+    fitted = show.open_router(router, table.header, table.ids)
     if budget_gmacs is not None:
         setting = evaluation.calibrate_budget(table, budget_gmacs, router=fitted, convention=convention)
     elif exit_share is not None:
@@ -73,7 +75,8 @@ def calibrate(
     out.parent.mkdir(parents=True, exist_ok=True)
     setting.save(out)
     _tell(setting)
-    typer.echo(f'{out} is ready: progresvit.Engine(model, threshold="{out}")')
+    with_router = "" if router is None else f', router="{router}"'
+    typer.echo(f'{out} is ready: progresvit.Engine(model, threshold="{out}"{with_router})')
 
 
 def _tell(setting: Setting) -> None:

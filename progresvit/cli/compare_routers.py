@@ -21,12 +21,10 @@ def compare_routers(
 
     check_outputs(out or [], plots=False)
     table = read_records(records)
-    routers = {}
-    for path in router:
-        fitted = show.open_router(path, table)
-        assert fitted is not None
-        name = fitted.origin.target if fitted.origin.target not in routers else path.stem
-        routers[name] = fitted
-    found = matched_table(table, routers)
+    opened = [show.open_router(path, table.header, table.ids) for path in router]
+    targets = [one.origin.target for one in opened if one is not None]
+    names = targets if len(set(targets)) == len(targets) else [f"router {name}" for name in show.short_names(router)]
+    found = matched_table(table, {name: one for name, one in zip(names, opened) if one is not None})
+    outputs = show.make_outputs(out or [], found)
     show.show_table(found)
-    show.save_outputs(out or [], found)
+    show.write_outputs(outputs)

@@ -55,7 +55,10 @@ def evaluate(
     for line in records.header.unreadable:
         typer.echo(f"left out: {line}", err=True)
     if records.broken:
-        typer.echo(f"note: {records.broken} images have NaN or infinite logits; they never leave early.", err=True)
+        typer.echo(
+            f"note: {records.broken} images have NaN or infinite logits in some round; none leaves in such a round.",
+            err=True,
+        )
     if records.labelled:
         shares = ", ".join(f"round {s + 1} {share:.2%}" for s, share in enumerate(records.correct.mean(axis=0)))
         typer.echo(f"top-1 of {len(records)} images: {shares}")

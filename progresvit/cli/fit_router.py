@@ -34,7 +34,7 @@ def fit_router(
         epochs=epochs,
         seed=seed,
         model=table.header.weights,
-        records=table.ids_hash,
+        ids=table.ids,
     )
     save_router(router, out)
     typer.echo(f"{out} is ready: fitted on {router.origin.images} images to predict {target!r}")

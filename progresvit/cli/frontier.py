@@ -23,30 +23,21 @@ def frontier(
     from progresvit.analysis.routing_figures import frontier_figure
     from progresvit.evaluation import frontier_table, read_records
     from progresvit.evaluation.table import check_outputs
-    from progresvit.routing import PAPER_THRESHOLDS
+    from progresvit.routing import PAPER_THRESHOLDS, TENTHS
 
     if thresholds is not None and per_round:
         raise ValueError("--thresholds gives one for all rounds and --per-round one for each; use one of them.")
     check_outputs(out or [])
-    models = dict(zip(_names(records), map(read_records, records)))
-    fitted = show.open_router(router, next(iter(models.values())))
-    wanted: list[float] | list[list[float]] = list(PAPER_THRESHOLDS if router is None else _TENTHS)
+    models = dict(zip(show.short_names(records), map(read_records, records)))
+    fitted = None
+    for one in models.values():
+        fitted = show.open_router(router, one.header, one.ids)
+    wanted: list[float] | list[list[float]] = list(PAPER_THRESHOLDS if router is None else TENTHS)
     if thresholds is not None:
         wanted = show.parse_numbers(thresholds, "--thresholds")
     elif per_round:
         wanted = [show.parse_numbers(row, "--per-round") for row in per_round]
     table = frontier_table(models, wanted, fitted)
+    outputs = show.make_outputs(out or [], table, lambda: frontier_figure(models, router=fitted))
     show.show_table(table)
-    show.save_outputs(out or [], table, lambda: frontier_figure(models, router=fitted))
-
-
-_TENTHS = [tenth / 10 for tenth in range(11)]  # a router gives probabilities
-
-
-def _names(paths: list[Path]) -> list[str]:
-    """The shortest endings of the paths that tell them apart."""
-    for parts in range(1, max(len(path.parts) for path in paths) + 1):
-        names = ["/".join(path.with_suffix("").parts[-parts:]) for path in paths]
-        if len(set(names)) == len(names):
-            return names
-    raise ValueError("the same records are given twice.")
+    show.write_outputs(outputs)

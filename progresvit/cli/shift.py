@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from progresvit.cli import show
+
+if TYPE_CHECKING:
+    from progresvit.evaluation.records import Records
+    from progresvit.evaluation.shift import ShiftedSet
+    from progresvit.routing import Router
 
 
 def shift(
@@ -31,48 +36,53 @@ def shift(
     """Records, accuracy and a frontier for each set; mCE for ImageNet-C. Run it again to go on after a stop."""
     import progresvit
     from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
-    from progresvit.evaluation import HowToRun, frontier_table
-    from progresvit.evaluation.shift import (
-        by_severity,
-        evaluate_sets,
-        imagenet_c_errors,
-        mean_corruption_error,
-        plan,
-        shift_table,
-    )
+    from progresvit.evaluation.one_pass import HowToRun, intended_header
+    from progresvit.evaluation.shift import evaluate_sets, plan
     from progresvit.processes import end_processes, start_processes
-    from progresvit.routing import load_router
-    from progresvit.routing.frontier import as_thresholds
 
     sets = plan(
         suite,  # type: ignore[arg-type]  # plan says which there are
         data,
         split=split,
         corruptions=corruptions.split(",") if corruptions else CORRUPTIONS,
-        severities=[int(s) for s in show.parse_numbers(severities, "--severities")] if severities else SEVERITIES,
+        severities=show.parse_integers(severities, "--severities") if severities else SEVERITIES,
     )
     if router is not None and threshold is None:
         raise ValueError("--router says what --threshold is compared with; give both.")
     how = HowToRun(precision=precision, batch=batch, workers=workers, overwrite=overwrite)
     loaded = progresvit.load(model)
-    fitted = None if router is None else load_router(router)
-    tau = show.parse_threshold(threshold, len(loaded.config.rounds), fitted)
-    if tau is not None:
-        as_thresholds([tau], len(loaded.config.rounds))  # refused now and not after the pictures
     processes = start_processes(device)
     try:
+        header = intended_header(loaded, sets[0].source, model, how, processes)
+        fitted = show.open_router(router, header)
+        tau = show.parse_threshold(threshold, header, fitted)
         with show.progress_bars(wanted=processes.first) as tell:
             found = evaluate_sets(loaded, sets, out, name=model, processes=processes, how=how, tell=tell)
     finally:
         end_processes()
-    if not processes.first:
-        return
-    table = shift_table(sets, found, tau, fitted)
+    if processes.first:
+        _report(sets, found, out, tau, fitted)
+
+
+def _report(
+    sets: list[ShiftedSet],
+    found: dict[str, Records],
+    out: Path,
+    tau: float | tuple[float, ...] | None,
+    router: Router | None,
+) -> None:
+    from progresvit.evaluation.routing_tables import frontier_table
+    from progresvit.evaluation.shift import by_severity, mce_table, shift_table
+    from progresvit.routing import PAPER_THRESHOLDS, TENTHS
+
+    table = shift_table(sets, found, tau, router)
+    sweep = PAPER_THRESHOLDS if router is None else TENTHS
+    frontiers = frontier_table({**found, **(by_severity(sets, found) if len(sets) > 1 else {})}, sweep, router)
+    outputs = show.make_outputs([out / f"shift.{suffix}" for suffix in ("csv", "json", "md")], table)
+    outputs += show.make_outputs([out / f"frontiers.{suffix}" for suffix in ("csv", "json")], frontiers)
     show.show_table(table)
-    frontiers = frontier_table({**found, **(by_severity(sets, found) if len(sets) > 1 else {})})
-    paths = [out / "shift.csv", out / "shift.json", out / "shift.md"]
-    show.save_outputs(paths, table)
-    show.save_outputs([out / "frontiers.csv", out / "frontiers.json"], frontiers)
-    if suite == "imagenet-c" and len(sets) == len(CORRUPTIONS) * len(SEVERITIES):
-        for label, at in (("full path", 0.0), *([("routed", tau)] if tau is not None else [])):
-            typer.echo(f"mCE, {label}: {mean_corruption_error(imagenet_c_errors(sets, found, at, fitted)):.2f}")
+    mce = mce_table(sets, found, tau, router)
+    if mce is not None:
+        show.show_table(mce)
+        outputs += show.make_outputs([out / f"mce.{suffix}" for suffix in ("json", "md")], mce)
+    show.write_outputs(outputs)

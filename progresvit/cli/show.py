@@ -11,8 +11,9 @@ import typer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
 
-    from progresvit.evaluation.records import Records
+    from progresvit.evaluation.records import Header
     from progresvit.evaluation.table import Table
     from progresvit.routing import Router
 
@@ -41,18 +42,33 @@ def show_table(table: Table) -> None:
     console.print(look, markup=False)
 
 
-def save_outputs(paths: Sequence[Path], table: Table, figure: Callable[[], Figure] | None = None) -> None:
-    """Each file in the format of its suffix."""
+Output = tuple[Path, str | bytes]
+"""A file and what goes into it."""
+
+
+def make_outputs(paths: Sequence[Path], table: Table, figure: Callable[[], Figure] | None = None) -> list[Output]:
+    """Each file in the format of its suffix. Nothing is written yet, so an error leaves no files."""
     from progresvit.evaluation.table import FORMATS
 
+    outputs: list[Output] = []
     for path in paths:
         if path.suffix in FORMATS:
-            table.save(path)
+            outputs.append((path, FORMATS[path.suffix](table)))
         else:
-            from progresvit.analysis.style import save_figure
+            from progresvit.analysis.style import render
 
             assert figure is not None
-            save_figure(figure(), path)
+            outputs.append((path, render(figure(), path.suffix)))
+    return outputs
+
+
+def write_outputs(outputs: Sequence[Output]) -> None:
+    """All of them, each in one step."""
+    from progresvit.atomic import replace_file
+
+    for path, content in outputs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content)
         typer.echo(f"wrote {path}")
 
 
@@ -87,32 +103,63 @@ def parse_numbers(text: str, option: str) -> list[float]:
         raise ValueError(f"{option} takes numbers with commas, such as 0,0.1,0.5, not {text!r}.") from None
 
 
-def parse_threshold(text: str | None, rounds: int, router: Router | None = None) -> float | tuple[float, ...] | None:
-    """A number, one per round with commas, or the path of a setting for such rounds and such a router."""
+def parse_integers(text: str, option: str) -> list[int]:
+    """Whole numbers with commas between them."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{option} takes whole numbers with commas, such as 1,3,5, not {text!r}.") from None
+
+
+def parse_threshold(text: str | None, header: Header, router: Router | None = None) -> float | tuple[float, ...] | None:
+    """A number, one per round with commas, or the path of a setting, for the model that the header speaks of.
+
+    A setting for other rounds or another router is refused; one for other weights is told.
+    """
     if text is None:
         return None
+    rounds = len(header.config["rounds"])
     if Path(text).suffix == ".json":
         from progresvit.routing import load_setting
         from progresvit.routing.router import router_hash
 
         setting = load_setting(text)
         setting.check_use(rounds, None if router is None else router_hash(router))
+        caveat = setting.caveat(
+            weights=header.weights, preprocessing=header.preprocessing_hash, precision=header.precision
+        )
+        if caveat:
+            typer.echo(f"note: {caveat}", err=True)
         return setting.threshold
     numbers = parse_numbers(text, "--threshold")
-    return numbers[0] if len(numbers) == 1 else tuple(numbers)
+    from progresvit.routing.frontier import as_thresholds
+
+    threshold = numbers[0] if len(numbers) == 1 else tuple(numbers)
+    as_thresholds([threshold], rounds)
+    return threshold
 
 
-def open_router(path: Path | None, records: Records) -> Router | None:
-    """The router of a file, if one is asked for; told if it was fitted on other weights or on these very images."""
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest endings of the paths that tell them apart."""
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.with_suffix("").parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise ValueError(f"{paths[0]} is given twice, or differs from another in its suffix alone.")
+
+
+def open_router(path: Path | None, header: Header, ids: ArrayLike | None = None) -> Router | None:
+    """The router of a file, if one is asked for; told if it was fitted on other weights or on images among ``ids``."""
     if path is None:
         return None
     from progresvit.routing import load_router
 
     router = load_router(path)
-    if router.origin.model not in (None, records.header.weights):
+    if router.origin.model not in (None, header.weights):
         typer.echo(f"note: {path} was fitted on another model's records; expect it to do worse here.", err=True)
-    if router.origin.records == records.ids_hash:
+    seen = 0 if ids is None else router.count_seen(ids)
+    if seen:
         typer.echo(
-            f"note: {path} was fitted on these very images, which flatters it; use others to judge it.", err=True
+            f"note: {path} was fitted on {seen} of these images, which flatters it; judge it on others.", err=True
         )
     return router

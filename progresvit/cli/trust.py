@@ -29,11 +29,12 @@ def trust(
 
     check_outputs(out or [])
     table = read_records(records)
-    fitted = show.open_router(router, table)
-    tau = show.parse_threshold(threshold, table.rounds, fitted)
+    fitted = show.open_router(router, table.header, table.ids)
+    tau = show.parse_threshold(threshold, table.header, fitted)
     if temperature:
         found = measure_scaled_trust(table, threshold=tau, router=fitted, seed=seed)
     else:
         found = measure_trust(table, threshold=tau, router=fitted)
+    outputs = show.make_outputs(out or [], found.table, lambda: reliability_figure(found.bins))
     show.show_table(found.table)
-    show.save_outputs(out or [], found.table, lambda: reliability_figure(found.bins))
+    show.write_outputs(outputs)

@@ -68,7 +68,8 @@ def _from_reader(source: str, split: str) -> ReaderPictures:
     targets = tuple(int(target) for target in reader.dataset[reader.label_key])
     names = {index: name for name, index in reader.class_to_idx.items()}
     classes = tuple(str(names.get(index, index)) for index in range(max(targets) + 1))
-    entries = tuple(Entry(source, f"{split}/{number}") for number in range(len(targets)))
+    name = source.removeprefix("hfds/")
+    entries = tuple(Entry(source, f"{name}/{split}/{number}") for number in range(len(targets)))
     return ReaderPictures(classes, entries, targets, reader, tuple(range(len(targets))))
 
 

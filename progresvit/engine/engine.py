@@ -69,6 +69,7 @@ class Engine:
         self.policy = Policy.make(rounds, threshold, router=router, abstain=abstain)
         for one in (self.policy.router, self.policy.abstention.router):
             if one is not None:
+                self._check_router(one)
                 one.to(self.device)
         self.temperatures = tuple(temperatures) if temperatures is not None else (1.0,) * rounds
         if len(self.temperatures) != rounds or not all(t > 0 and math.isfinite(t) for t in self.temperatures):
@@ -82,6 +83,8 @@ class Engine:
         Pictures are paths or PIL images, which are cropped as in evaluation, or a uint8 tensor (B, C, r, r) of square
         images, which are taken as they are; r is the resolution of the last round or more.
         """
+        if isinstance(images, str | os.PathLike | Image):
+            raise ValueError("classify takes a list of pictures; put this one into brackets: classify([picture]).")
         predictions: list[Prediction] = []
         for first in range(0, len(images), self.batch):
             some = images[first : first + self.batch]
@@ -99,7 +102,7 @@ class Engine:
             with autocast(self.device, self.precision):
                 output = self.model.run_round(s, images, previous=tokens)
             decision = self.policy.decide(s, output.logits)
-            answers = _answers(output.logits[decision.leaves] / self.temperatures[s])
+            answers = _answers(output.logits[decision.leaves].float() / self.temperatures[s])
             facts = (
                 numbers[decision.leaves],
                 *answers,
@@ -143,19 +146,17 @@ class Engine:
 
     def _check(self, setting: Setting, router: Router | None) -> None:
         setting.check_use(len(self.model.config.rounds), None if router is None else router_hash(router))
-        differing = setting.mismatches(
+        caveat = setting.caveat(
             weights=checkpoint.weights_hash(self.model),
             preprocessing=preprocessing_hash(self.model.config),
             precision=self.precision,
         )
-        if differing:
-            what = "the certificate does not hold here" if setting.rule == "guarantee" else "expect other results"
-            warnings.warn(
-                f"the threshold was calibrated with other {' and '.join(differing)}: {what}. "
-                "Evaluate and calibrate again for this model.",
-                SettingWarning,
-                stacklevel=3,
-            )
+        if caveat is not None:
+            warnings.warn(caveat, SettingWarning, stacklevel=3)
+
+    def _check_router(self, router: Router) -> None:
+        if router.origin.model is not None and router.origin.model != checkpoint.weights_hash(self.model):
+            warnings.warn("the router was fitted on another model's records.", SettingWarning, stacklevel=3)
 
 
 def _answers(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from progresvit.evaluation import table
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Column, Row, Table
-from progresvit.routing import Router, near_lossless
+from progresvit.routing import Router
 from progresvit.routing.frontier import Floats, exit_rounds
 
 RISKS = (0.01, 0.02, 0.05, 0.1)
@@ -63,7 +63,7 @@ def risk_coverage_curves(
     """Of each round alone and routed; the threshold is the near-lossless one unless another is given."""
     scores = records.scores(router)
     if threshold is None:
-        threshold = near_lossless(scores, records.correct, records.gmacs()).threshold
+        threshold = records.near_lossless_threshold(router)
     curves = {
         f"round {s + 1}": risk_coverage(*routed_answers(records, np.full(len(records), s)))
         for s in range(records.rounds)

@@ -17,8 +17,8 @@ from progresvit.evaluation import table
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.routing import NEAR_LOSSLESS_DROP, Router
-from progresvit.routing.frontier import Floats, exit_rounds
-from progresvit.routing.policy import give_up_rounds
+from progresvit.routing.frontier import Floats
+from progresvit.routing.policy import leave_or_give_up
 
 CANDIDATES = 200
 """Thresholds that are tried, at quantiles of the scores; of the chances of being hopeless, a quarter as many."""
@@ -38,6 +38,9 @@ class Rule:
 
 def rules(*, hopeless: Router, benefit: Router | None = None) -> list[Rule]:
     """Entropy with and without giving up; the same for a benefit router if there is one."""
+    for router, target in ((hopeless, "hopeless"), (benefit, "benefit")):
+        if router is not None and router.origin.target != target:
+            raise ValueError(f"a router fitted for {router.origin.target!r} is given where one for {target!r} belongs.")
     scored = [Rule(name="entropy")]
     if benefit is not None:
         scored.append(Rule(name="benefit router", router=benefit))
@@ -57,7 +60,8 @@ def equal_accuracy_table(
 
     A rule's thresholds are the cheapest that stay within the drop on one part of the images; what they give is reported
     on the other part, so that a rule with two thresholds has no head start. Accuracy is of all images: one that is
-    given up keeps the answer it has. The oracle refines just those that it mends; it is a bound and no rule.
+    given up keeps the answer it has. The oracle leaves after the first round that is right, or after the first of all:
+    no rule can be more accurate, nor cheaper at that accuracy.
     """
     design, report = records.split(share, seed)
     gmacs = np.asarray(records.gmacs())
@@ -67,7 +71,7 @@ def equal_accuracy_table(
     for number, drop in enumerate(drops):
         for rule in compared:
             threshold, chance = found[rule.name][number]
-            rounds, given_up = _leave(*_scores(report, rule), threshold, chance)
+            rounds, given_up = leave_or_give_up(*_scores(report, rule), threshold, chance)
             row = _row(rule.name, report, rounds, gmacs)
             row |= {"drop": drop, "threshold": threshold, "hopeless_from": None if np.isinf(chance) else chance}
             if given_up.any():
@@ -75,8 +79,8 @@ def equal_accuracy_table(
             if rule.hopeless is not None:
                 row["given_up_share"] = float(given_up.mean())
             rows.append(row)
-    mended = np.where(~report.correct[:, 0] & report.correct[:, -1], last, 0)
-    rows.append(_row("oracle", report, mended, gmacs))
+    first_right = report.correct.argmax(axis=1)  # 0 if none is
+    rows.append(_row("oracle", report, first_right, gmacs))
     columns = [
         Column("drop", "allowed drop (points)", table.percent),
         Column("rule", "rule"),
@@ -97,12 +101,12 @@ def _cheapest(records: Records, rule: Rule, gmacs: Floats, drops: Sequence[float
     scores, chances = _scores(records, rule)
     correct, rows = records.correct, np.arange(len(records))
     quantiles = np.linspace(0, 1, CANDIDATES + 1)
-    thresholds = np.unique([0.0, *np.quantile(_finite(scores[:, :-1]), quantiles)])
-    limits = [np.inf] if chances is None else [np.inf, *np.quantile(_finite(chances), quantiles[::4])]
+    thresholds = np.unique([0.0, *_quantiles(scores[:, :-1], quantiles)])
+    limits = [np.inf] if chances is None else [np.inf, *_quantiles(chances, quantiles[::4])]
     tried = []
     for chance in limits:
         for threshold in thresholds:
-            rounds, _ = _leave(scores, chances, threshold, chance)
+            rounds, _ = leave_or_give_up(scores, chances, threshold, chance)
             tried.append(
                 (float(gmacs[rounds].mean()), int(correct[rows, rounds].sum()), float(threshold), float(chance))
             )
@@ -122,19 +126,9 @@ def _scores(records: Records, rule: Rule) -> tuple[NDArray[np.float32], NDArray[
     return records.scores(rule.router), chances
 
 
-def _leave(
-    scores: NDArray[np.float32], chances: NDArray[np.float32] | None, threshold: float, chance: float
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The round in which each image leaves, and whether it was given up: (N,) twice."""
-    rounds = exit_rounds(scores, threshold)
-    if chances is None:
-        return rounds, np.zeros(len(rounds), bool)
-    first = give_up_rounds(chances, chance)
-    return np.minimum(rounds, first), first < rounds
-
-
-def _finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    return values[np.isfinite(values)]
+def _quantiles(values: NDArray[np.float32], wanted: Floats) -> Floats:
+    known = values[np.isfinite(values)]
+    return np.quantile(known, wanted).astype(np.float64) if len(known) else np.zeros(0)
 
 
 def _row(name: str, records: Records, rounds: NDArray[np.int64], gmacs: Floats) -> Row:

@@ -24,7 +24,7 @@ from progresvit import compute
 from progresvit.atomic import replace_file
 from progresvit.config import ModelConfig
 from progresvit.data.pictures import UNLABELLED
-from progresvit.routing import Router
+from progresvit.routing import Router, near_lossless
 from progresvit.routing.statistics import STATISTICS
 
 TOP = 5
@@ -107,13 +107,8 @@ class Records:
 
     @property
     def broken(self) -> int:
-        """Images with a NaN or an infinity among the logits of a round."""
+        """Images with a NaN or an infinity among the logits of any round."""
         return int(np.isinf(self.top10_entropy).any(axis=1).sum())
-
-    @property
-    def ids_hash(self) -> str:
-        """The same for the same images only."""
-        return hashlib.sha256("\n".join(sorted(self.ids.tolist())).encode()).hexdigest()
 
     @property
     def predictions(self) -> Ints:
@@ -151,6 +146,12 @@ class Records:
         """What thresholds are compared with: entropies, or a router's probabilities. (N, S)"""
         return self.top10_entropy if router is None else router.scores(self.statistics)
 
+    def near_lossless_threshold(self, router: Router | None = None) -> float:
+        """Where routed answers are reported unless another threshold is asked for."""
+        point = near_lossless(self.scores(router), self.correct, self.gmacs())
+        assert isinstance(point.threshold, float)
+        return point.threshold
+
     def take(self, rows: NDArray[Any]) -> Records:
         """Some of the images, by number or by mark."""
         chosen = {
@@ -180,7 +181,7 @@ def check_records(records: Records) -> Records:
     names, counts = np.unique(records.ids, return_counts=True)
     if (counts > 1).any():
         twice = names[counts > 1]
-        raise ValueError(f"{len(twice)} ids occur more than once, such as {twice[0]!r}; each image must be there once.")
+        raise ValueError(f"{len(twice)} ids occur more than once, such as {twice[0]}; each image must be there once.")
     return records
 
 

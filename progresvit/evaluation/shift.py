@@ -15,6 +15,7 @@ import numpy as np
 from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
 from progresvit.data.preprocess import Corruption
 from progresvit.evaluation import table
+from progresvit.evaluation.classes import IMAGENET_CLASSES
 from progresvit.evaluation.one_pass import DataSource, HowToRun, Progress, evaluate, intended_header
 from progresvit.evaluation.records import Records, read_records
 from progresvit.evaluation.table import Column, Row, Table
@@ -25,8 +26,8 @@ from progresvit.routing import Router, operating_point
 Suite = Literal["generated", "imagenet-c", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch"]
 
 FOLDERS: Mapping[str, tuple[int, bool]] = {
-    "imagenet-v2": (1000, False),
-    "imagenet-sketch": (1000, False),
+    "imagenet-v2": (IMAGENET_CLASSES, False),
+    "imagenet-sketch": (IMAGENET_CLASSES, False),
     "imagenet-a": (200, True),
     "imagenet-r": (200, True),
 }
@@ -72,6 +73,9 @@ def plan(
     if suite in FOLDERS:
         classes, restricted = FOLDERS[suite]
         return [ShiftedSet(suite, DataSource(data=data, split=".", restrict_classes=restricted), classes=classes)]
+    for what, asked in (("corruption", corruptions), ("severity", severities)):
+        if len(set(asked)) != len(asked):
+            raise ValueError(f"each {what} is given once, not {', '.join(map(str, asked))}.")
     sets = []
     for name in corruptions:
         if name not in CORRUPTIONS:
@@ -83,7 +87,8 @@ def plan(
                 source = DataSource(data=data, split=split, corruption=Corruption(name, severity))
             else:
                 source = DataSource(data=data, split=f"{name}/{severity}")
-            sets.append(ShiftedSet(f"{name}_{severity}", source, name, severity))
+            needed = None if suite == "generated" else IMAGENET_CLASSES
+            sets.append(ShiftedSet(f"{name}_{severity}", source, name, severity, needed))
     return sets
 
 
@@ -99,10 +104,11 @@ def evaluate_sets(
 ) -> dict[str, Records]:
     """Records of every set in ``out``/records; those that are there from before, of this very model, are not redone."""
     how = how or HowToRun()
+    for one in sets:  # all of them, before hours are spent on the first
+        _check_classes(one)
     found = {}
     for one in sets:
         path = out / "records" / f"{one.name}.parquet"
-        _check_classes(one)
         if path.exists() and not how.overwrite:
             records = read_records(path)
             if records.header.identity() != intended_header(model, one.source, name, how, processes).identity():
@@ -181,6 +187,23 @@ def mean_corruption_error(errors: Mapping[str, Sequence[float]]) -> float:
     return float(100 * np.mean(ratios))
 
 
+def mce_table(
+    sets: Sequence[ShiftedSet],
+    found: Mapping[str, Records],
+    threshold: float | Sequence[float] | None = None,
+    router: Router | None = None,
+) -> Table | None:
+    """mCE of the full path, and at the threshold if there is one; None unless the sets are the whole of ImageNet-C."""
+    if len(sets) != len(CORRUPTIONS) * len(SEVERITIES) or any(one.classes != IMAGENET_CLASSES for one in sets):
+        return None
+    rows = [{"answers": "every round", "mce": mean_corruption_error(imagenet_c_errors(sets, found, 0.0))}]
+    if threshold is not None:
+        errors = imagenet_c_errors(sets, found, threshold, router)
+        rows.append({"answers": f"routed, τ = {table.threshold(threshold)}", "mce": mean_corruption_error(errors)})
+    columns = [Column("answers", "answers"), Column("mce", "mCE", table.gmacs)]
+    return Table("Mean corruption error on ImageNet-C, relative to AlexNet", columns, rows)
+
+
 def imagenet_c_errors(
     sets: Sequence[ShiftedSet],
     found: Mapping[str, Records],
@@ -199,10 +222,9 @@ def imagenet_c_errors(
 
 
 def _check_classes(one: ShiftedSet) -> None:
-    if one.classes is not None:
-        count = len(one.source.find().class_ids)
-        if count != one.classes:
-            raise ValueError(
-                f"{one.name} has {one.classes} classes and {one.source.data} {count} class folders; give the folder "
-                "that holds them, whole."
-            )
+    count = len(one.source.find().class_ids)
+    if one.classes is not None and count != one.classes:
+        raise ValueError(
+            f"{one.name} has {one.classes} classes and {one.source.data} {count} class folders; give the folder "
+            "that holds them, whole."
+        )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from progresvit.atomic import replace_file
 
 Row = dict[str, Any]
 
@@ -92,12 +91,15 @@ class Table:
 
     def to_json(self) -> str:
         """The same as objects."""
-        return json.dumps({"title": self.title, "rows": list(self.rows)}, indent=2) + "\n"
+        rows = [{key: _in_json(value) for key, value in row.items()} for row in self.rows]
+        return json.dumps({"title": self.title, "rows": rows}, indent=2, allow_nan=False) + "\n"
 
-    def save(self, path: Path) -> None:
-        """In the format of the file's suffix."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, FORMATS[path.suffix](self))
+
+def _in_json(value: Any) -> Any:
+    """JSON has no infinity; a threshold may be one."""
+    if isinstance(value, tuple):
+        return [_in_json(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {".csv": Table.to_csv, ".json": Table.to_json, ".md": Table.to_markdown}

@@ -16,11 +16,11 @@ from scipy.special import log_softmax
 from progresvit.evaluation import table
 from progresvit.evaluation.records import Floats, Records
 from progresvit.evaluation.table import Column, Row, Table
-from progresvit.routing import Router, near_lossless
+from progresvit.routing import Router
 from progresvit.routing.frontier import exit_rounds
 
 BINS = 15
-LOWEST, HIGHEST = 0.05, 20.0
+COLDEST, HOTTEST = 0.05, 20.0
 """Temperatures are looked for between these."""
 
 
@@ -63,7 +63,7 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
         scaled = log_softmax(values / np.exp(log_temperature), axis=1)
         return float(-scaled[np.arange(len(wanted)), wanted].mean())
 
-    found = minimize_scalar(loss, bounds=(np.log(LOWEST), np.log(HIGHEST)), method="bounded")
+    found = minimize_scalar(loss, bounds=(np.log(COLDEST), np.log(HOTTEST)), method="bounded")
     return float(np.exp(found.x))
 
 
@@ -73,6 +73,8 @@ def fit_temperatures(records: Records) -> tuple[float, ...]:
     if records.header.classes is not None:
         labels = np.searchsorted(records.header.classes, labels)
     whole = np.isfinite(logits).all(axis=(1, 2))
+    if not whole.any():
+        raise ValueError("no image has finite logits in every round; there is nothing to fit temperatures on.")
     return tuple(fit_temperature(logits[whole, s], labels[whole]) for s in range(records.rounds))
 
 
@@ -80,9 +82,11 @@ def probabilities(records: Records, temperatures: Sequence[float] | None = None)
     """Of the answer of every round: (N, S). Dividing by a temperature changes the probability, never the answer."""
     if temperatures is None:
         return records.top5_probabilities[..., 0]
-    scaled = _logits(records) / np.asarray(temperatures)[None, :, None]
-    highest: Floats = np.exp(log_softmax(scaled, axis=-1).max(axis=-1))
-    return highest
+    logits = _logits(records)
+    with np.errstate(invalid="ignore"):  # of logits that are not finite
+        highest = np.exp(log_softmax(logits / np.asarray(temperatures)[None, :, None], axis=-1).max(axis=-1))
+    known = np.isfinite(records.top5_probabilities[..., 0])  # the same images as without temperatures
+    return np.where(known, highest, np.nan)
 
 
 def reliabilities(
@@ -95,7 +99,7 @@ def reliabilities(
     """Of each round and routed, at the near-lossless threshold unless another is given."""
     scores = records.scores(router)
     if threshold is None:
-        threshold = near_lossless(scores, records.correct, records.gmacs()).threshold
+        threshold = records.near_lossless_threshold(router)
     sure, correct = probabilities(records, temperatures), records.correct
     rounds = {f"round {s + 1}": np.full(len(records), s) for s in range(records.rounds)}
     rounds["routed"] = exit_rounds(scores, threshold)
@@ -140,7 +144,7 @@ def measure_scaled_trust(
     fitted, report = records.split(share, seed)
     temperatures = fit_temperatures(fitted)
     if threshold is None:
-        threshold = near_lossless(fitted.scores(router), fitted.correct, fitted.gmacs()).threshold
+        threshold = fitted.near_lossless_threshold(router)
     before = reliabilities(report, threshold=threshold, router=router)
     after = reliabilities(report, threshold=threshold, router=router, temperatures=temperatures)
     used = dict(zip(before, (*temperatures, None)))

@@ -5,6 +5,7 @@ from progresvit.routing.entropy import HIGHEST, full_entropy, top10_entropy
 from progresvit.routing.frontier import (
     NEAR_LOSSLESS_DROP,
     PAPER_THRESHOLDS,
+    TENTHS,
     OperatingPoint,
     frontier,
     near_lossless,
@@ -26,6 +27,7 @@ __all__ = [
     "NEAR_LOSSLESS_DROP",
     "PAPER_THRESHOLDS",
     "STATISTICS",
+    "TENTHS",
     "Abstention",
     "CertifiedThreshold",
     "OperatingPoint",

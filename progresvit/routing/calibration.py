@@ -12,18 +12,21 @@ from numpy.typing import ArrayLike
 
 from progresvit.routing.frontier import as_scores, every_threshold, exit_counts
 
+ROUNDING = 0.0005
+"""A budget may be given as tables show it, in three decimals."""
+
 
 def threshold_for_budget(scores: ArrayLike, gmacs: Sequence[float], budget: float) -> float:
     """The lowest threshold, so the most refined images, whose average GMACs stay within the budget."""
     values = as_scores(scores)
-    if not gmacs[0] <= budget <= gmacs[-1]:
+    if not gmacs[0] - ROUNDING <= budget <= gmacs[-1] + ROUNDING:
         raise ValueError(
             f"a budget of {budget:g} GMACs is out of reach: round 1 alone costs {gmacs[0]:.3f} and all rounds "
             f"{gmacs[-1]:.3f}; choose one in between."
         )
     thresholds = every_threshold(values)
     spent = exit_counts(values, thresholds) @ np.asarray(gmacs) / len(values)
-    within = np.flatnonzero(spent <= budget + 1e-9)
+    within = np.flatnonzero(spent <= max(budget, gmacs[0]) + 1e-9)
     if not len(within):
         stuck = int(np.isinf(values[:, :-1]).all(axis=1).sum())
         raise ValueError(

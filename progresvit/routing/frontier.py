@@ -18,6 +18,9 @@ Counts = NDArray[np.int64]
 PAPER_THRESHOLDS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.2, 1.4, 1.6, 2.0, 5.0, 10.0)
 """The sweep that the paper tabulates."""
 
+TENTHS = tuple(tenth / 10 for tenth in range(11))
+"""A sweep over probabilities, for learned routers; also the paper's continuation rates."""
+
 NEAR_LOSSLESS_DROP = 0.0003
 """Share of the images by which top-1 may fall: 0.03 points, 15 of 50,000."""
 
@@ -39,12 +42,19 @@ def as_scores(scores: ArrayLike) -> Floats:
     values = np.asarray(scores, np.float64)
     if values.ndim != 2 or not values.size:
         raise ValueError(f"scores are one row per image and one column per round, not of shape {values.shape}.")
+    if (values < 0).any():
+        raise ValueError(f"scores are entropies or probabilities, 0 or more, not {values.min():g}.")
     return np.where(np.isnan(values), np.inf, values)
 
 
 def as_thresholds(thresholds: ArrayLike, rounds: int) -> Floats:
     """(T, S - 1): a number stands for every round, a row gives one for each round but the last."""
-    values = np.asarray(thresholds, np.float64)
+    try:
+        values = np.asarray(thresholds, np.float64)
+    except ValueError:
+        raise ValueError(
+            "thresholds are numbers, or rows of equal length with one for each round but the last."
+        ) from None
     if values.ndim == 1:
         values = np.repeat(values[:, None], rounds - 1, axis=1)  # (T,) -> (T, S - 1)
     if values.ndim != 2 or values.shape[1] != rounds - 1:
@@ -88,6 +98,7 @@ def frontier(
     count, rounds = values.shape
     if len(gmacs) != rounds:
         raise ValueError(f"scores of {rounds} rounds with the compute of {len(gmacs)}; are they of the same model?")
+    as_thresholds(thresholds, rounds)
     asked = np.asarray(thresholds, np.float64)
     shares = exit_counts(values, asked) / count
     top1, top5 = (
@@ -135,7 +146,7 @@ def every_threshold(scores: ArrayLike) -> Floats:
     between = (distinct[:-1] + distinct[1:]) / 2
     between = np.where(between > distinct[:-1], between, distinct[1:])  # two neighbouring floats have no middle
     above = np.nextafter(np.float32(distinct[-1]), np.float32(np.inf))
-    return np.concatenate([[0.0], np.maximum(between, 0.0), [max(float(above), np.nextafter(distinct[-1], np.inf))]])
+    return np.concatenate([[0.0], between, [max(float(above), np.nextafter(distinct[-1], np.inf))]])
 
 
 def routed_counts(scores: ArrayLike, marks: ArrayLike, thresholds: ArrayLike) -> Counts:

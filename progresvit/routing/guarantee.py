@@ -27,8 +27,8 @@ from progresvit.routing.frontier import Floats, as_scores, exit_counts, routed_c
 
 GRID = 2001
 """Thresholds in the grid of one round."""
-STEPS_PER_ROUND = 200
-"""Steps that each round's threshold takes on the path of several rounds."""
+COMBINATIONS = 4000
+"""Threshold vectors of several rounds, about, among which the path is found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +71,14 @@ def certified_threshold(
     _check(epsilon, delta)
     if grid < 200:
         raise ValueError(f"the grid has at least 200 thresholds, not {grid}; a coarse one wastes what could be saved.")
-    scores, harms = _as_vector(entropy), _as_losses(loss)
-    if len(scores) != len(harms):
-        raise ValueError(f"{len(scores)} entropies with {len(harms)} losses; give one of each per image.")
+    if not 0 < highest < math.inf:
+        raise ValueError(f"the grid ends above 0: at ln 10 for entropies, at 1 for probabilities, not at {highest}.")
+    scores, harms = np.asarray(_to_host(entropy), np.float64), _as_losses(loss)
+    if scores.ndim != 1 or scores.shape != harms.shape:
+        raise ValueError(f"entropies {scores.shape} and losses {harms.shape} are one of each per image.")
     if not len(scores):
         raise ValueError("there are no images to certify on; give at least one entropy and loss.")
+    scores = as_scores(scores[:, None])[:, 0]
     thresholds = np.linspace(0.0, highest, grid)
     harmful = np.sort(scores[harms])
     harmed = np.searchsorted(harmful, thresholds, side="left")  # of strictly lower score
@@ -96,11 +99,11 @@ def certified_thresholds(
     """One threshold per round but the last, for any number of rounds; ``scores`` and ``losses`` are (N, S).
 
     With three rounds and more there is no natural order of the thresholds to walk along. A share of the images, drawn
-    at random, is spent on one: from no exits at all, the round whose threshold saves most per harm is raised step by
-    step. The walk is then made on the other images.
+    at random, is spent on one: the combinations that are cheapest for their harm there, by rising harm. The walk is
+    then made on the other images.
     """
-    values = as_scores(scores)
-    harms = np.asarray(losses)
+    values = as_scores(_to_host(scores))
+    harms = _as_losses(losses)
     if harms.shape != values.shape:
         raise ValueError(
             f"scores of shape {values.shape} with losses of shape {harms.shape}; both are images x rounds."
@@ -116,7 +119,6 @@ def certified_thresholds(
     design, test = np.split(order, [round(design_share * len(values))])
     if not len(design) or not len(test):
         raise ValueError(f"{len(values)} images are too few to set some aside for ordering the thresholds.")
-    harms = harms.astype(bool)
     harms[:, -1] = False  # who runs every round is not harmed
     path = _order_on(values[design], harms[design], np.asarray(gmacs, np.float64), highest)
     harmed = routed_counts(values[test], harms[test], path).sum(axis=1)
@@ -144,19 +146,28 @@ def _walk(
 
 
 def _order_on(scores: Floats, harms: NDArray[np.bool_], gmacs: Floats, highest: float) -> Floats:
-    """A path of threshold vectors from no exits to all: (steps, S - 1)."""
-    levels = np.linspace(0.0, highest, STEPS_PER_ROUND + 1)
-    at = np.zeros(scores.shape[1] - 1, int)
-    path = [levels[at]]
-    while (at < STEPS_PER_ROUND).any():
-        choices = [at + step for step in np.eye(len(at), dtype=int) if (at + step <= STEPS_PER_ROUND).all()]
-        rows = np.array([path[-1], *(levels[choice] for choice in choices)])
-        spent = exit_counts(scores, rows) @ gmacs
-        harmed = routed_counts(scores, harms, rows).sum(axis=1)
-        harm = np.maximum(harmed[1:] - harmed[0], 0) + 1  # + 1: a step without harm is no miracle
-        at = choices[int(np.argmax((spent[0] - spent[1:]) / harm))]
-        path.append(levels[at])
-    return np.array(path)
+    """A path of threshold vectors from no exits to cheap and harmful: (steps, S - 1).
+
+    Of all combinations of levels, those that no other beats in both compute and harm. A round's levels are quantiles of
+    its scores, so they lie as close as the scores do.
+    """
+    between = scores.shape[1] - 1
+    count = max(2, int(COMBINATIONS ** (1 / between)))
+    levels = [_levels(scores[:, s], count, highest) for s in range(between)]
+    rows = np.stack(np.meshgrid(*levels, indexing="ij"), axis=-1).reshape(-1, between)
+    spent = exit_counts(scores, rows) @ gmacs
+    harmed = routed_counts(scores, harms, rows).sum(axis=1)
+    order = np.lexsort((spent, harmed))  # by harm, then by compute
+    cheapest = np.minimum.accumulate(spent[order])
+    better = np.append(True, cheapest[1:] < cheapest[:-1])
+    path = rows[order][better]
+    return path if (path[0] == 0).all() else np.vstack([np.zeros(between), path])
+
+
+def _levels(scores: Floats, count: int, highest: float) -> Floats:
+    known = scores[np.isfinite(scores)]
+    quantiles = np.quantile(known, np.linspace(0, 1, count)) if len(known) else np.zeros(0)
+    return np.unique([0.0, *np.minimum(quantiles, highest), highest])
 
 
 def _check(epsilon: float, delta: float) -> None:
@@ -168,17 +179,10 @@ def _check(epsilon: float, delta: float) -> None:
         raise ValueError(f"delta, the risk that the guarantee fails, is between 0 and 1 (0.05 for 95 %), not {delta}.")
 
 
-def _as_vector(values: Any) -> Floats:
-    vector = np.asarray(_to_host(values), np.float64)
-    if vector.ndim != 1:
-        raise ValueError(f"entropies are one number per image, not of shape {vector.shape}.")
-    return np.where(np.isnan(vector), np.inf, vector)
-
-
 def _as_losses(values: Any) -> NDArray[np.bool_]:
     losses = np.asarray(_to_host(values))
-    if losses.ndim != 1 or not np.isin(losses, (0, 1)).all():
-        raise ValueError("losses are one per image, true (harmed if it left) or false.")
+    if not np.isin(losses, (0, 1)).all():
+        raise ValueError("losses are true (harmed if it left) or false.")
     return losses.astype(bool)
 
 

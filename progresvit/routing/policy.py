@@ -73,9 +73,9 @@ class Policy:
     ) -> Policy:
         """A policy for a model of so many rounds; one threshold serves all rounds."""
         limits = as_thresholds([threshold], rounds)[0]
-        abstention = abstain if isinstance(abstain, Abstention) else Abstention()
-        if isinstance(abstain, int | float):
-            abstention = Abstention(entropy=float(abstain))
+        abstention = Abstention() if abstain is None else abstain
+        if not isinstance(abstention, Abstention):
+            abstention = Abstention(entropy=float(abstention))
         for one in (router, abstention.router):
             if one is not None and one.rounds != rounds:
                 raise ValueError(f"a router for {one.rounds} rounds cannot serve a model of {rounds}; fit another.")
@@ -108,27 +108,29 @@ class Routed:
 def route_records(policy: Policy, entropy: ArrayLike, statistics: ArrayLike | None = None) -> Routed:
     """The same decisions from records: ``entropy`` (N, S), ``statistics`` (N, S, 23) where a router is used."""
     unsure = as_scores(entropy)
-    scores = unsure if policy.router is None else as_scores(policy.router.scores(_needed(statistics)))
-    rounds = exit_rounds(scores, policy.thresholds)
-    given_up = np.zeros(len(rounds), bool)
-    if policy.abstention.router is not None:
-        first = give_up_rounds(policy.abstention.router.scores(_needed(statistics)), policy.abstention.hopeless)
-        given_up = first < rounds
-        rounds = np.minimum(rounds, first)
+    scores = unsure if policy.router is None else policy.router.scores(_needed(statistics))
+    giving_up = policy.abstention.router
+    chances = None if giving_up is None else giving_up.scores(_needed(statistics))
+    rounds, given_up = leave_or_give_up(scores, chances, policy.thresholds, policy.abstention.hopeless)
     answers = unsure[np.arange(len(rounds)), rounds]
     return Routed(rounds=rounds, abstained=given_up | (answers >= policy.abstention.entropy))
 
 
-def give_up_rounds(chances: ArrayLike, limit: float) -> NDArray[np.int64]:
-    """The first round, from 0, whose chance of being hopeless reaches the limit, else the last: (N, S) -> (N,).
+def leave_or_give_up(
+    scores: ArrayLike, chances: ArrayLike | None, threshold: float | Sequence[float], hopeless: float
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The round, from 0, in which each image leaves, and whether it was given up: (N, S) twice -> (N,) twice.
 
-    A chance that is not finite is no chance: nothing is known of the image.
+    ``chances`` are those of being hopeless; one that is not finite is no chance, nothing is known of the image.
     """
+    rounds = exit_rounds(scores, threshold)
+    if chances is None:
+        return rounds, np.zeros(len(rounds), bool)
     values = as_scores(chances)
-    reached = np.isfinite(values) & (values >= limit)
+    reached = np.isfinite(values) & (values >= hopeless)
     reached[:, -1] = True
-    first: NDArray[np.int64] = reached.argmax(axis=1)
-    return first
+    first = reached.argmax(axis=1)
+    return np.minimum(rounds, first), first < rounds
 
 
 def _needed(statistics: ArrayLike | None) -> ArrayLike:

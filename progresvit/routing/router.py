@@ -40,8 +40,6 @@ class RouterOrigin:
     seed: int
     model: str | None = None
     """Hash of the model's weights."""
-    records: str | None = None
-    """Hash of the images' ids."""
 
 
 class RouterMLP(nn.Module):
@@ -72,17 +70,25 @@ class RouterMLP(nn.Module):
 class Router(nn.Module):
     """The networks of all rounds but the last."""
 
+    seen: Tensor
+    """Hashes of the ids of the images that it was fitted on."""
+
     def __init__(self, rounds: int, origin: RouterOrigin) -> None:
         super().__init__()
         if rounds < 2:
             raise ValueError("a model of one round has nothing to route.")
         self.origin = origin
         self.after = nn.ModuleList(RouterMLP() for _ in range(rounds - 1))
+        self.register_buffer("seen", torch.zeros(0, dtype=torch.int64))
 
     @property
     def rounds(self) -> int:
         """Rounds of the models that it fits."""
         return len(self.after) + 1
+
+    def count_seen(self, ids: ArrayLike) -> int:
+        """How many of these images it was fitted on; figures of such images flatter it."""
+        return int(np.isin(_hash_ids(ids), self.seen.cpu().numpy()).sum())
 
     def score(self, s: int, logits: Tensor) -> Tensor:
         """The probability of the target after round s, from 0: (B, K) -> (B,). Infinite where a logit is not finite."""
@@ -135,9 +141,12 @@ def fit_router(
     lr: float = 1e-3,
     seed: int = 0,
     model: str | None = None,
-    records: str | None = None,
+    ids: ArrayLike | None = None,
 ) -> Router:
-    """Train on records: ``statistics`` (N, S, 23) and ``correct`` (N, S). AdamW, cosine to zero, cross entropy."""
+    """Train on records: ``statistics`` (N, S, 23) and ``correct`` (N, S). AdamW, cosine to zero, cross entropy.
+
+    ``model`` is the hash of the model's weights and ``ids`` names the images (N,); the router remembers both.
+    """
     values = torch.from_numpy(np.array(statistics, np.float32))
     wanted = torch.from_numpy(router_targets(correct, target)).float()
     if len(values) != len(wanted):
@@ -151,14 +160,21 @@ def fit_router(
                 f"{positives} of {len(wanted)} images are examples of {target!r} after round {s + 1}; a router needs "
                 "both kinds. Evaluate on more images, or on images that the model was not trained on."
             )
-    origin = RouterOrigin(target=target, images=len(values), epochs=epochs, seed=seed, model=model, records=records)
+    origin = RouterOrigin(target=target, images=len(values), epochs=epochs, seed=seed, model=model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         router = Router(values.shape[1], origin)
+        if ids is not None:
+            router.seen = torch.from_numpy(_hash_ids(ids))
         for s, network in enumerate(router.after):
             assert isinstance(network, RouterMLP)
             _fit(network, values[:, s], wanted[:, s], epochs=epochs, batch=batch, lr=lr)
     return router.eval().requires_grad_(False)
+
+
+def _hash_ids(ids: ArrayLike) -> NDArray[np.int64]:
+    names = np.asarray(ids, np.str_).tolist()
+    return np.array([int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True) for name in names])
 
 
 def _fit(network: RouterMLP, inputs: Tensor, wanted: Tensor, *, epochs: int, batch: int, lr: float) -> None:
@@ -200,6 +216,10 @@ def load_router(path: str | Path) -> Router:
         raise ValueError(f"{path} is no whole safetensors file ({error}); fit the router again.") from error
     if about.get("format") != _FORMAT:
         raise ValueError(f"{path} is no router; make one with: progresvit fit-router RECORDS --out FILE")
-    router = Router(int(about["rounds"]), RouterOrigin(**json.loads(about["origin"])))
-    router.load_state_dict(weights)
+    try:
+        router = Router(int(about["rounds"]), RouterOrigin(**json.loads(about["origin"])))
+        router.seen = weights["seen"]
+        router.load_state_dict(weights)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path} is damaged or of another version of the library; fit the router again.") from error
     return router.eval().requires_grad_(False)

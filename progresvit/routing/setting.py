@@ -52,10 +52,17 @@ class Setting:
     def __post_init__(self) -> None:
         as_thresholds([self.threshold], self.rounds)
 
-    def mismatches(self, *, weights: str, preprocessing: str, precision: str) -> list[str]:
-        """What differs between the model it was calibrated for and the one it is used with."""
+    def caveat(self, *, weights: str, preprocessing: str, precision: str) -> str | None:
+        """What to be warned of when it is used with another model than it was calibrated for; None with its own."""
         used = {"weights": weights, "preprocessing": preprocessing, "precision": precision}
-        return [name for name, value in used.items() if getattr(self, name) != value]
+        differing = [name for name, value in used.items() if getattr(self, name) != value]
+        if not differing:
+            return None
+        what = "the certificate does not hold here" if self.rule == "guarantee" else "expect other results"
+        return (
+            f"the threshold was calibrated with other {' and '.join(differing)}: {what}. "
+            "Evaluate and calibrate again for this model."
+        )
 
     def check_use(self, rounds: int, router: str | None) -> None:
         """Refuse a model of other rounds, or scores of another kind: the threshold would mean nothing there."""
@@ -74,7 +81,7 @@ class Setting:
     def save(self, path: str | Path) -> None:
         """Write the JSON."""
         known = {key: value for key, value in asdict(self).items() if value is not None}
-        replace_file(Path(path), json.dumps(known, indent=2) + "\n")
+        replace_file(Path(path), json.dumps(known, indent=2, allow_nan=False) + "\n")
 
 
 def load_setting(path: str | Path) -> Setting:

@@ -31,7 +31,7 @@ def works(*arguments):
 def refused(match, *arguments):
     result = run(*arguments)
     assert result.exit_code == 2, result.output
-    assert result.output.strip().startswith("error: "), result.output
+    assert result.output.strip().splitlines()[-1].startswith("error: "), result.output
     assert match in result.output
     assert "Traceback" not in result.output
 
@@ -77,6 +77,7 @@ def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp
     refused("no corruption", *base, "--data", digits, "--corruption", "rain")
     refused("unknown precision", *base, "--data", digits, "--precision", "fp64")
     refused("one picture at least", *base, "--data", digits, "--batch", 0)
+    refused("unknown device 'gpu'", "evaluate", model, "--data", digits, "--out", out, "--device", "gpu")
     refused("there is no model folder", "evaluate", tmp_path / "nobody", "--data", digits, "--out", out)
     assert not out.parent.exists()
     assert "fog/2" in str(
@@ -107,6 +108,12 @@ def test_frontier_in_every_format_and_of_several_models(records, tmp_path):
     refused("so 1 for 2 rounds, not 2", "frontier", records, "--per-round", "0.1,0.2")
     refused("the suffix says what is written", "frontier", records, "--out", tmp_path / "f.xlsx")
     refused("given twice", "frontier", records, records)
+    refused("rows of equal length", "frontier", records, "--per-round", "0.1", "--per-round", "0.1,0.2")
+    write_records(make_records(50, labelled=False), tmp_path / "free.parquet")
+    refused(
+        "have no label", "frontier", tmp_path / "free.parquet", "--out", tmp_path / "u.csv", "--out", tmp_path / "u.png"
+    )
+    assert not (tmp_path / "u.csv").exists()
     refused("no records at", "frontier", tmp_path / "none.parquet")
 
 
@@ -134,7 +141,7 @@ def test_calibrate_refuses_bad_input_and_writes_nothing(records, tmp_path):
         ("between 0 and 1", records, "--exit-share", 1.5),
         ("at least 29,956 are needed", records, "--max-drop", 0.0001),
         ("epsilon", records, "--max-drop", 0),
-        ("delta", records, "--max-drop", 0.01, "--confidence", 1),
+        ("--confidence is between 0 and 1", records, "--max-drop", 0.01, "--confidence", 1),
         ("--unlabelled belongs to the guarantee", records, "--near-lossless", "--unlabelled"),
         ("50 of 50 images in these records have no label", tmp_path / "free.parquet", "--near-lossless"),
         ("have no label", tmp_path / "free.parquet", "--max-drop", 0.1),
@@ -149,7 +156,7 @@ def test_routers_are_fitted_compared_and_used(records, others, tmp_path):
     router = tmp_path / "model" / "router.safetensors"
     works("fit-router", records, "--out", router)
     works("fit-router", records, "--out", tmp_path / "error.safetensors", "--target", "error", "--epochs", 2)
-    assert load_router(router).origin.records == read_records(records).ids_hash
+    assert load_router(router).count_seen(read_records(records).ids) == 3000
     output = works(
         "compare-routers", others, "--router", router, "--router", tmp_path / "error.safetensors",
         "--out", tmp_path / "table.md",
@@ -157,9 +164,16 @@ def test_routers_are_fitted_compared_and_used(records, others, tmp_path):
     assert "benefit gain (points)" in output
     assert "error gain (points)" in output
     assert (tmp_path / "table.md").read_text().count("\n") == 2 + 2 + 11
-    assert "fitted on these very images" in run("compare-routers", records, "--router", router).output
+    works("fit-router", records, "--out", tmp_path / "entropy.safetensors", "--epochs", 1)
+    both = works("compare-routers", others, "--router", router, "--router", tmp_path / "entropy.safetensors")
+    for column in ("entropy top-1 (%)", "router router top-1 (%)", "router entropy top-1 (%)"):
+        assert column in both
+    assert "fitted on 3000 of these images" in run("compare-routers", records, "--router", router).output
+    refused("fitted on 3000 of these images", "calibrate", records, "--max-drop", 0.05, "--router", router)
     works("frontier", others, "--router", router)
     works("calibrate", others, "--exit-share", 0.4, "--router", router, "--out", tmp_path / "t.json")
+    output = works("calibrate", others, "--exit-share", 0.4, "--router", router, "--out", tmp_path / "t.json")
+    assert f'router="{router}"' in output
     works("trust", others, "--threshold", tmp_path / "t.json", "--router", router)
     works("abstention", others, "--threshold", tmp_path / "t.json", "--router", router)
     refused("for the probabilities of a learned router", "trust", others, "--threshold", tmp_path / "t.json")
@@ -189,6 +203,16 @@ def test_abstention_and_hopeless_images(records, others, tmp_path):
     refused("takes numbers", "abstention", others, "--threshold", "x")
 
 
+def test_a_setting_of_another_model_is_told_wherever_it_is_used(records, tmp_path):
+    works("calibrate", records, "--max-drop", 0.02, "--out", tmp_path / "t.json")
+    assert "note" not in works("trust", records, "--threshold", tmp_path / "t.json")
+    other = read_records(records)
+    write_records(replace(other, header=replace(other.header, weights="x")), tmp_path / "other.parquet")
+    for command in ("trust", "abstention"):
+        output = works(command, tmp_path / "other.parquet", "--threshold", tmp_path / "t.json")
+        assert "other weights: the certificate does not hold here" in output
+
+
 def test_trust_with_and_without_temperatures(records, others, tmp_path):
     assert "calibration error" in works("trust", records, "--out", tmp_path / "t.json", "--out", tmp_path / "t.png")
     assert "after scaling" in works("trust", records, "--temperature", "--out", tmp_path / "scaled.png")
@@ -202,11 +226,13 @@ def test_shift_over_generated_corruptions(model, digits, tmp_path):
     refused("unknown suite", *base, "--suite", "imagenet-x")
     refused("unknown corruption 'rain'", *base, "--suite", "generated", "--corruptions", "rain")
     refused("from 1 to 5", *base, "--suite", "generated", "--severities", "9")
+    refused("whole numbers", *base, "--suite", "generated", "--severities", "1,1.7")
     refused("0 (every round runs) or more", *base, *some, "--threshold", "-1")
     refused("give both", *base, *some, "--router", tmp_path / "r.safetensors")
     assert not out.exists()
     output = works(*base, *some, "--threshold", "0.9")
     assert "mCE" not in output  # defined for ImageNet-C alone
+    assert not list(out.glob("mce*"))
     rows = list(csv.DictReader((out / "shift.csv").open()))
     assert [row["set"] for row in rows] == ["fog_1", "fog_4", "contrast_1", "contrast_4", "mean"]
     frontiers = list(csv.DictReader((out / "frontiers.csv").open()))

@@ -198,3 +198,38 @@ def test_bad_input_is_refused(model, pictures, tmp_path, small_config):
 def test_the_engine_is_at_the_front_door():
     assert progresvit.Engine is Engine
     assert progresvit.Prediction.__name__ == "Prediction"
+
+
+def test_temperatures_change_no_answer_in_bfloat16(model, pictures, monkeypatch):
+    logits = (torch.randn(40, 12) * 3).bfloat16()
+    logits[:, 1] = logits[:, 0]  # ties and near ties are where a division in bfloat16 would decide otherwise
+    many = torch.cat([logits, (logits.float() * 1.004).bfloat16()])
+    run_round = ProgResViT.run_round
+
+    def rough(self, s, images, previous=None):
+        output = run_round(self, s, images, previous)
+        return output._replace(logits=many[: len(images)])
+
+    monkeypatch.setattr(ProgResViT, "run_round", rough)
+    plain = Engine(model, float("inf")).classify(pictures)
+    for temperature in (0.37, 1.37, 3.3):
+        scaled = Engine(model, float("inf"), temperatures=(temperature, 1.0)).classify(pictures)
+        assert [p.index for p in scaled] == [p.index for p in plain]
+
+
+def test_a_router_of_another_model_is_told(model):
+    router = made_router()
+    router.origin = RouterOrigin(target="benefit", images=1, epochs=1, seed=0, model="of another")
+    with pytest.warns(SettingWarning, match="fitted on another model's records"):
+        Engine(model, 0.5, router=router)
+
+
+@pytest.mark.parametrize("abstain", [np.float32(0.5), torch.tensor(0.5), 1])
+def test_any_number_will_do_to_abstain_by(model, abstain):
+    assert Engine(model, 0.5, abstain=abstain).policy.abstention.entropy == float(abstain)
+
+
+def test_one_picture_belongs_into_a_list(model, tmp_path):
+    for one in ("cat.jpg", tmp_path / "cat.jpg", Image.new("RGB", (40, 40))):
+        with pytest.raises(ValueError, match=r"classify\(\[picture\]\)"):
+            Engine(model, 0.5).classify(one)

@@ -96,3 +96,26 @@ def test_a_larger_allowed_drop_never_costs_more():
     leaving = design.top10_entropy[:, 0] < row["threshold"]
     kept = np.where(leaving, design.correct[:, 0], design.correct[:, 1]).sum()
     assert kept >= design.correct[:, 1].sum() - int(0.01 * len(design))
+
+
+def test_the_oracle_is_more_accurate_and_cheaper_than_every_rule():
+    records = make_records(2000, rounds=3)
+    hopeless = fit_router(records.statistics, records.correct, target="hopeless", epochs=1)
+    *rows, oracle = equal_accuracy_table(records, rules(hopeless=hopeless)).rows
+    assert oracle["rule"] == "oracle"
+    assert all(oracle["top1"] >= row["top1"] for row in rows)
+    _, report = records.split(0.5)
+    first = [row.tolist().index(True) if row.any() else 0 for row in report.correct]
+    assert oracle["gmacs_paper"] == pytest.approx(np.take(records.gmacs(), first).mean())
+
+
+def test_routers_in_each_others_place_and_broken_records():
+    records = make_records(500)
+    hopeless, benefit = (fit_router(records.statistics, records.correct, target=t) for t in ("hopeless", "benefit"))
+    with pytest.raises(ValueError, match="fitted for 'benefit' is given where one for 'hopeless' belongs"):
+        rules(hopeless=benefit)
+    with pytest.raises(ValueError, match="fitted for 'hopeless' is given where one for 'benefit' belongs"):
+        rules(hopeless=hopeless, benefit=hopeless)
+    broken = make_records(100, logits=np.full((2, 100, 12), np.nan))
+    rows = equal_accuracy_table(broken, rules(hopeless=hopeless)).rows
+    assert [row["saving"] for row in rows[:-1]] == pytest.approx([0.0] * (len(rows) - 1))

@@ -44,7 +44,7 @@ def run(model, data, out, how=PLAIN, processes=ONE, **source):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr("progresvit.evaluation.one_pass.CHUNK", 7)
+    monkeypatch.setattr("progresvit.evaluation.parts.CHUNK", 7)
 
 
 def test_records_hold_what_the_model_says_of_each_picture(model, digits, tmp_path):
@@ -152,7 +152,7 @@ def test_two_processes_share_the_work(digits, tmp_path, model):
     checkpoint.save(model, tmp_path / "model")
     script = tmp_path / "go.py"
     script.write_text(
-        "import sys\nimport progresvit.evaluation.one_pass as e\ne.CHUNK = 7\n"
+        "import sys\nimport progresvit.evaluation.parts as e\ne.CHUNK = 7\n"
         "from progresvit.cli import app\napp(sys.argv[1:])\n"
     )
     options = ["evaluate", str(tmp_path / "model"), "--data", str(digits), "--workers", "0", "--device", "cpu"]
@@ -216,6 +216,81 @@ def test_unreadable_pictures_are_left_out_and_named_up_to_one_in_a_hundred(model
     with pytest.raises(ValueError, match="2 of 120 pictures cannot be read, more than 1%"):
         run(model, data, tmp_path / "s.parquet")
     assert not list(tmp_path.glob("s.parquet*"))
+
+
+def test_pictures_that_share_a_name_are_refused_before_anything_is_done(model, digits, tmp_path):
+    for folder in ("d1", "d2"):
+        (tmp_path / folder).mkdir()
+        with tarfile.open(tmp_path / folder / "x.tar", "w") as tar:
+            tar.add(digits / "val" / "0", "mine")
+    with pytest.raises(ValueError, match=r"6 pictures of .* share their name with another, such as x\.tar/mine/"):
+        run(model, tmp_path / "d[12]" / "x.tar", tmp_path / "r.parquet", unlabelled=True)
+    assert not list(tmp_path.glob("r.parquet*"))
+
+
+def stop_after(count, monkeypatch):
+    """Ctrl-C in the batch after so many pictures."""
+    seen, forward = [], ProgResViT.forward
+
+    def counting(self, images):
+        seen.append(len(images))
+        if sum(seen) > count:
+            raise KeyboardInterrupt
+        return forward(self, images)
+
+    monkeypatch.setattr(ProgResViT, "forward", counting)
+    return seen
+
+
+def test_damaged_parts_are_done_again(model, digits, tmp_path, small_chunks, monkeypatch):
+    whole = run(model, digits, tmp_path / "whole.parquet")
+    with monkeypatch.context() as patch:
+        stop_after(14, patch)
+        with pytest.raises(KeyboardInterrupt):
+            run(model, digits, tmp_path / "r.parquet")
+    first, second = sorted((tmp_path / "r.parquet.parts").glob("*.npz"))
+    first.write_bytes(b"")
+    second.write_bytes(second.read_bytes()[:-30])
+    assert np.array_equal(run(model, digits, tmp_path / "r.parquet").ids, whole.ids)
+
+
+def test_a_damaged_description_of_the_parts_is_named(model, digits, tmp_path, small_chunks, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(14, patch)
+        with pytest.raises(KeyboardInterrupt):
+            run(model, digits, tmp_path / "r.parquet")
+    (tmp_path / "r.parquet.parts" / "run.json").write_text("")
+    with pytest.raises(ValueError, match=r"run\.json is damaged; use --overwrite"):
+        run(model, digits, tmp_path / "r.parquet")
+    assert len(run(model, digits, tmp_path / "r.parquet", replace(PLAIN, overwrite=True))) == 24
+
+
+def test_a_run_that_overwrites_can_be_resumed_too(model, digits, tmp_path, small_chunks, monkeypatch):
+    run(model, digits, tmp_path / "r.parquet")
+    again = replace(PLAIN, overwrite=True)
+    with monkeypatch.context() as patch:
+        stop_after(14, patch)
+        with pytest.raises(KeyboardInterrupt):
+            run(model, digits, tmp_path / "r.parquet", again)
+    with monkeypatch.context() as patch:
+        seen = stop_after(1000, patch)
+        run(model, digits, tmp_path / "r.parquet", again)
+    assert sum(seen) == 24 - 14
+
+
+def test_progress_is_told_after_every_batch(model, digits, tmp_path):
+    told = []
+    source = DataSource(data=str(digits))
+    evaluate(
+        model,
+        source,
+        tmp_path / "r.parquet",
+        name="m",
+        processes=ONE,
+        how=PLAIN,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert told == [(done, 24) for done in (0, 5, 10, 15, 20, 24)]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

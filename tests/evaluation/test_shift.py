@@ -15,6 +15,7 @@ from progresvit.evaluation.shift import (
     by_severity,
     evaluate_sets,
     imagenet_c_errors,
+    mce_table,
     mean_corruption_error,
     plan,
     pool,
@@ -141,17 +142,43 @@ def test_what_was_done_is_not_done_again_and_foreign_records_are_refused(digit_m
     run(digit_model, sets, tmp_path / "out", replace(HOW, overwrite=True))
 
 
-def test_imagenet_c_is_read_from_its_folders(digit_model, digits, tmp_path):
+def test_imagenet_c_is_read_from_its_folders_and_must_be_imagenets(digit_model, digits, tmp_path):
     for name in CORRUPTIONS:
         for severity in range(1, 6):
-            shutil.copytree(digits / "val", tmp_path / "c" / name / str(severity))
+            (tmp_path / "c" / name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "c" / name / str(severity)).symlink_to(digits / "val")
     sets = plan("imagenet-c", str(tmp_path / "c"))
-    assert len(sets) == 75
-    found = run(digit_model, sets, tmp_path / "out")
-    errors = imagenet_c_errors(sets, found, 0.0)
-    error = 1 - found["fog_1"].correct[:, 1].mean()
-    expected = 100 * np.mean([error / alexnet for alexnet in ALEXNET_ERRORS.values()])
-    assert mean_corruption_error(errors) == pytest.approx(expected)
+    assert [one.source.split for one in sets[:6]] == [*(f"gaussian_noise/{s}" for s in range(1, 6)), "shot_noise/1"]
+    with pytest.raises(ValueError, match=r"gaussian_noise_1 has 1000 classes and .* 4 class folders"):
+        run(digit_model, sets, tmp_path / "out")
+    free = [replace(one, classes=None) for one in sets[:2]]
+    assert len(run(digit_model, free, tmp_path / "out")["gaussian_noise_2"]) == 24
+
+
+def test_a_missing_set_is_told_before_the_first_is_evaluated(imagenet_model, tmp_path):
+    one_picture_each(tmp_path / "c" / "fog" / "1", ImageNetInfo().label_names())
+    sets = plan("imagenet-c", str(tmp_path / "c"), corruptions=("fog",), severities=(1, 2))
+    with pytest.raises(ValueError, match="no pictures under fog/2"):
+        run(imagenet_model, sets, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_mce_is_of_the_whole_of_imagenet_c_alone():
+    sets = plan("imagenet-c", "somewhere")
+    found = {one.name: make_records(40, seed=number) for number, one in enumerate(sets)}
+    rows = mce_table(sets, found, 0.5).rows
+    assert [row["answers"] for row in rows] == ["every round", "routed, τ = 0.5"]
+    errors = {}
+    for one in sets:
+        errors.setdefault(one.corruption, []).append(1 - found[one.name].correct[:, 1].mean())
+    expected = 100 * np.mean([np.mean(errors[name]) / alexnet for name, alexnet in ALEXNET_ERRORS.items()])
+    assert rows[0]["mce"] == pytest.approx(expected)
+    leaving = found["fog_3"].top10_entropy[:, 0] < 0.5
+    routed = np.where(leaving, found["fog_3"].correct[:, 0], found["fog_3"].correct[:, 1])
+    assert imagenet_c_errors(sets, found, 0.5)["fog"][2] == pytest.approx(1 - routed.mean())
+    assert mce_table(sets[:74], found) is None
+    generated = plan("generated", "somewhere")
+    assert mce_table(generated, {one.name: found["fog_1"] for one in generated}) is None
 
 
 def test_pooled_records_keep_every_image_apart():
@@ -165,6 +192,8 @@ def test_bad_suites_are_refused(digits):
         ({"suite": "imagenet-x"}, "unknown suite 'imagenet-x'"),
         ({"suite": "generated", "corruptions": ("rain",)}, "unknown corruption 'rain'"),
         ({"suite": "generated", "severities": (6,)}, "from 1 to 5"),
+        ({"suite": "generated", "severities": (1, 1)}, "each severity is given once"),
+        ({"suite": "generated", "corruptions": ("fog", "fog")}, "each corruption is given once"),
     ]:
         with pytest.raises(ValueError, match=match):
             plan(data=str(digits), **given)

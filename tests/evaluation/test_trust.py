@@ -94,3 +94,15 @@ def test_bad_input_is_refused():
         reliability([1.5], [1])
     with pytest.raises(ValueError, match="have no label"):
         measure_trust(make_records(labelled=False), threshold=0.5)
+
+
+def test_scaling_leaves_out_the_same_images():
+    logits, _ = make_logits(300)
+    logits[0, :50, 3] = -np.inf  # a softmax would pass over it
+    records = make_records(300, logits=logits, keep_logits=True)
+    before, after = reliabilities(records, threshold=0.5), reliabilities(records, threshold=0.5, temperatures=(2, 2))
+    assert before["round 1"].images.sum() == after["round 1"].images.sum() == 250
+    hits = [np.nansum(bins["round 1"].accuracy * bins["round 1"].images) for bins in (before, after)]
+    assert hits[0] == pytest.approx(hits[1])
+    with pytest.raises(ValueError, match="nothing to fit temperatures on"):
+        fit_temperatures(make_records(20, logits=np.full((2, 20, 12), np.nan), keep_logits=True))

@@ -18,7 +18,7 @@ def test_a_budget_is_used_up_to_the_last_image(scores, budget):
     assert budget - one_image < point.gmacs <= budget + 1e-9
 
 
-@pytest.mark.parametrize("budget", [0.5, 0.911, 6.3, float("nan")])
+@pytest.mark.parametrize("budget", [0.5, 0.911, 6.268, float("nan")])
 def test_a_budget_below_round_one_or_above_the_full_path_is_refused(scores, budget):
     with pytest.raises(ValueError, match=r"round 1 alone costs 0\.912 and all rounds 6\.267"):
         threshold_for_budget(scores, GMACS, budget)
@@ -48,3 +48,10 @@ def test_three_rounds_count_every_early_exit():
     scores = np.random.default_rng(1).random((300, 3))
     point = operating_point(scores, None, [1, 2, 4], threshold_for_exit_share(scores, 0.5))
     assert sum(point.exit_shares[:2]) == pytest.approx(0.5)
+
+
+def test_a_budget_may_be_rounded_as_tables_round_it(scores):
+    costs = [0.91234, 6.26689]
+    assert threshold_for_budget(scores, costs, 6.267) == 0.0
+    lowest = threshold_for_budget(scores, costs, 0.912)
+    assert operating_point(scores, None, costs, lowest).exit_shares[0] == 1.0

@@ -159,3 +159,10 @@ def test_records_of_another_number_of_rounds_are_refused():
         frontier(np.zeros((4, 2)), np.zeros((4, 3)), [1.0, 2.0], PAPER_THRESHOLDS)
     with pytest.raises(ValueError, match="not of shape"):
         frontier(np.zeros((0, 2)), None, [1.0, 2.0], PAPER_THRESHOLDS)
+
+
+def test_scores_below_zero_and_uneven_rows_are_refused():
+    with pytest.raises(ValueError, match=r"0 or more, not -0\.5"):
+        frontier(np.array([[-0.5, 0.1]]), None, [1.0, 2.0], [0.1])
+    with pytest.raises(ValueError, match="rows of equal length"):
+        frontier(np.zeros((4, 3)), None, [1.0, 2.0, 3.0], [[0.1], [0.1, 0.2]])

@@ -154,11 +154,14 @@ def test_two_rounds_need_no_design_split():
         ({"epsilon": 1.5}, "epsilon"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1.0}, "delta"),
-        ({"loss": [True]}, "3 entropies with 1 losses"),
+        ({"loss": [True]}, "one of each per image"),
         ({"loss": [0.5, 0.0, 1.0]}, "true .* or false"),
-        ({"entropy": np.zeros((3, 1))}, "one number per image"),
+        ({"entropy": np.zeros((3, 1))}, "one of each per image"),
         ({"entropy": [], "loss": []}, "no images"),
         ({"grid": 10}, "at least 200"),
+        ({"entropy": [-0.1, 0.2, 0.3]}, "0 or more, not -0.1"),
+        ({"highest": float("inf")}, "ends above 0"),
+        ({"highest": -1.0}, "ends above 0"),
     ],
 )
 def test_bad_input_is_refused(change, match):
@@ -171,3 +174,33 @@ def test_a_one_round_model_has_nothing_to_certify():
     with pytest.raises(ValueError, match="one round"):
         certified_thresholds(np.zeros((3, 1)), np.zeros((3, 1)), [1.0], 0.01, 0.05)
     assert near_lossless(np.zeros((3, 1)), np.ones((3, 1)), [1.0]).exit_shares == (1.0,)
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.05, 0.3, 1.0])
+def test_every_round_of_three_gets_its_share_wherever_the_entropies_begin(floor):
+    """A model that is never quite sure, as after label smoothing, has no entropies near zero."""
+    rng = np.random.default_rng(0)
+    hard = rng.beta(0.7, 1.2, (20_000, 1))
+    entropy = floor + (2.3 - floor) * np.clip(hard * [1.0, 0.8, 0.6] + rng.normal(0, 0.05, (20_000, 3)), 0, 1)
+    loss = rng.random((20_000, 3)) < hard**2 * [0.1, 0.03, 0.0]
+    gmacs = [0.188, 1.735, 7.097]
+    found = certified_thresholds(entropy, loss, gmacs, 0.01, 0.05)
+    spent = np.take(gmacs, exit_rounds(entropy, found.threshold)).mean()
+    best = min(
+        np.take(gmacs, exit_rounds(entropy, pair)).mean()
+        for pair in np.quantile(entropy[:, 0], np.linspace(0, 1, 21))[np.stack(np.meshgrid(range(21), range(21)), -1)]
+        .reshape(-1, 2)
+        .tolist()
+        if harm_share(entropy, loss, pair) <= 0.008
+    )
+    assert min(found.threshold) > floor
+    assert spent <= 1.2 * best
+
+
+def test_losses_of_three_rounds_are_checked_too():
+    scores = np.random.default_rng(0).random((10, 3))
+    with pytest.raises(ValueError, match=r"true .* or false"):
+        certified_thresholds(scores, np.full((10, 3), 0.5), [1, 2, 3], 0.1, 0.1)
+    with pytest.raises(ValueError, match="both are images x rounds"):
+        certified_thresholds(scores, np.zeros((10, 2)), [1, 2, 3], 0.1, 0.1)
+    assert certified_thresholds(torch.tensor(scores), torch.zeros(10, 3), [1, 2, 3], 0.5, 0.5).images == 7

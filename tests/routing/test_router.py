@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from progresvit.routing import STATISTICS, fit_router, load_router, logit_statistics, save_router
@@ -100,12 +101,13 @@ def test_fitting_is_repeatable_and_leaves_the_random_state_alone():
 
 
 def test_a_router_comes_back_from_its_file_with_its_origin(tmp_path):
-    router = fit_router(*records(600, rounds=3), target="error", epochs=1, model="abc", records="def")
+    router = fit_router(*records(600, rounds=3), target="error", epochs=1, model="abc", ids=np.arange(600))
     loaded = load_router(save_router(router, tmp_path / "beside" / "router.safetensors"))
     statistics, _ = records(40, seed=2, rounds=3)
     assert np.array_equal(loaded.scores(statistics), router.scores(statistics))
     assert loaded.origin == router.origin
     assert loaded.origin.images == 600
+    assert loaded.count_seen(np.arange(590, 700)) == 10
     assert [path.name for path in (tmp_path / "beside").iterdir()] == ["router.safetensors"]
 
 
@@ -115,6 +117,12 @@ def test_a_file_that_is_no_router_is_refused(tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(b"1234")
     with pytest.raises(ValueError, match="no whole safetensors file"):
         load_router(tmp_path / "cut.safetensors")
+    save_router(fit_router(*records(200), epochs=1), tmp_path / "whole.safetensors")
+    with safe_open(tmp_path / "whole.safetensors", framework="pt") as file:
+        about, weights = file.metadata(), {key: file.get_tensor(key) for key in list(file.keys())[1:]}
+    save_file(weights, tmp_path / "lacking.safetensors", metadata=about)
+    with pytest.raises(ValueError, match="damaged or of another version"):
+        load_router(tmp_path / "lacking.safetensors")
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="is no router"):
         load_router(tmp_path / "other.safetensors")

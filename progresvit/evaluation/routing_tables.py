@@ -11,10 +11,9 @@ from progresvit.compute import Convention
 from progresvit.evaluation import table
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Column, Row, Table
-from progresvit.routing import PAPER_THRESHOLDS, OperatingPoint, Router, frontier, near_lossless
+from progresvit.routing import PAPER_THRESHOLDS, TENTHS, OperatingPoint, Router, frontier, near_lossless
 
 CONVENTIONS: tuple[Convention, ...] = ("paper", "executed")
-RATES = tuple(tenth / 10 for tenth in range(11))
 
 
 def frontier_table(
@@ -72,7 +71,7 @@ def _row(name: str, records: Records, point: OperatingPoint, note: str) -> Row:
     }
 
 
-def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequence[float] = RATES) -> Table:
+def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequence[float] = TENTHS) -> Table:
     """Top-1 of entropy and of each router when the same share of the images goes on to round 2: the paper's table.
 
     The images that go on are those of the highest scores, exactly so many; equal scores are taken in order. What the

@@ -63,6 +63,11 @@ def calibrate_guarantee(
     seed: int = 0,
 ) -> Setting:
     """A drop of at most ``epsilon``, with probability 1 - ``delta`` over the draw of these images."""
+    seen = 0 if router is None else router.count_seen(records.ids)
+    if seen:
+        raise ValueError(
+            f"the router was fitted on {seen} of these images, so they cannot certify it; fit it on others."
+        )
     last = records.predictions[:, -1:]
     disagree = records.predictions != last  # (N, S)
     harms = ~records.correct & records.correct[:, -1:] if loss == "labelled" else disagree
@@ -73,7 +78,7 @@ def calibrate_guarantee(
     if found.too_few:
         beside = f" beside the {found.design_images} that order the thresholds" if found.design_images else ""
         raise ValueError(
-            f"{found.images} images are too few to certify a drop of {epsilon:.2%} at {1 - delta:.0%}: at least "
+            f"{found.images} images are too few to certify a drop of {epsilon:.6g} at {1 - delta:.6g}: at least "
             f"{needed_images(epsilon, delta):,} are needed{beside}, and as many suffice only without a single loss. "
             "Evaluate on more images, or ask for less."
         )
@@ -95,6 +100,11 @@ def _setting(
     convention: compute.Convention,
     **known: Any,
 ) -> Setting:
+    if records.header.classes is not None:
+        raise ValueError(
+            "these records choose among some of the classes and a running model among all; evaluate without "
+            "--restrict-classes to calibrate."
+        )
     correct = records.correct if records.labelled else None
     points = frontier(records.scores(router), correct, records.gmacs(convention), [threshold])
     full = records.gmacs(convention)[-1]
@@ -116,7 +126,7 @@ def _setting(
         precision=header.precision,
         router=None if router is None else router_hash(router),
         expected=expected,
-        data=header.data,
+        data=header.data if header.corruption is None else f"{header.data} ({header.corruption})",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         **{"n": len(records), **known},
     )

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,8 +26,10 @@ def test_a_setting_says_what_it_is_bound_to_and_comes_back(tmp_path):
     assert (known["weights"], known["precision"]) == (records.header.weights, "fp32")
     assert known["preprocessing"] == records.header.preprocessing_hash
     assert load_setting(tmp_path / "t.json") == setting
-    assert setting.mismatches(weights="w" * 64, preprocessing=setting.preprocessing, precision="fp32") == []
-    assert setting.mismatches(weights="x", preprocessing="y", precision="fp32") == ["weights", "preprocessing"]
+    assert setting.caveat(weights="w" * 64, preprocessing=setting.preprocessing, precision="fp32") is None
+    assert "other weights and preprocessing: the certificate" in setting.caveat(
+        weights="x", preprocessing="y", precision="fp32"
+    )
 
 
 def test_the_labelled_guarantee_counts_right_answers_lost():
@@ -51,7 +54,7 @@ def test_the_unlabelled_guarantee_needs_no_labels_and_is_stricter():
 
 
 def test_too_few_images_say_how_many_are_needed():
-    with pytest.raises(ValueError, match=r"400 images are too few .* 0\.10% at 95%: at least 2,995 are needed"):
+    with pytest.raises(ValueError, match=r"400 images are too few .* 0\.001 at 0\.95: at least 2,995 are needed"):
         calibrate_guarantee(make_records(400), epsilon=0.001, delta=0.05)
     with pytest.raises(ValueError, match=r"280 images are too few .* 2,995 are needed beside the 120"):
         calibrate_guarantee(make_records(400, rounds=3), epsilon=0.001, delta=0.05)
@@ -129,3 +132,23 @@ def test_a_setting_checks_its_threshold():
     known = {"rule": "budget", "rounds": 3, "weights": "", "preprocessing": "", "precision": "fp32", "n": 1}
     with pytest.raises(ValueError, match="so 2 for 3 rounds, not 1"):
         Setting(threshold=(0.1,), **known)
+
+
+def test_images_that_the_router_was_fitted_on_cannot_certify_it():
+    records = make_records(3000)
+    router = fit_router(records.statistics, records.correct, target="error", ids=records.ids)
+    with pytest.raises(ValueError, match="fitted on 3000 of these images"):
+        calibrate_guarantee(records, epsilon=0.05, delta=0.05, router=router)
+    assert calibrate_near_lossless(records, router=router).rule == "near-lossless"  # an observation may be made
+    assert calibrate_guarantee(make_records(3000, seed=1), epsilon=0.05, delta=0.05, router=router).k is not None
+
+
+def test_records_of_some_classes_do_not_speak_for_a_model_that_chooses_among_all():
+    with pytest.raises(ValueError, match="evaluate without --restrict-classes"):
+        calibrate_exit_share(make_records(classes=(0, 1, 2)), 0.5)
+
+
+def test_a_setting_of_damaged_pictures_says_so():
+    records = make_records(200)
+    damaged = replace(records, header=replace(records.header, corruption="fog/3"))
+    assert calibrate_exit_share(damaged, 0.5).data == "made (fog/3)"

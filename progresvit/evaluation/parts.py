@@ -1,0 +1,123 @@
+"""The finished chunks of a pass that is still going on: a folder beside the records, which a crash leaves whole.
+
+A chunk is a run of pictures by number, of fixed size, so that any number of processes may go on with what others began.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from progresvit.atomic import replace_file
+from progresvit.data.pictures import Pictures
+from progresvit.evaluation.records import Header
+
+CHUNK = 512
+"""Pictures of a chunk, and so the most in a batch; what a crash can cost."""
+MOST_UNREADABLE = 0.01
+"""Share of the pictures that may be unreadable; each is named in the records' header."""
+
+Columns = dict[str, Any]
+"""Arrays by name; ``index`` holds the numbers of the pictures."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The folder, and the pictures that it is for."""
+
+    folder: Path
+    pictures: Pictures
+
+    @property
+    def chunks(self) -> list[range]:
+        """The numbers of each chunk's pictures."""
+        count = len(self.pictures)
+        return [range(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
+
+    def claim(self, header: Header, *, keep_logits: bool, overwrite: bool) -> None:
+        """Make the folder, or see that the one there is of this very run; another run's is replaced only if asked."""
+        names = hashlib.sha256("\n".join(entry.name for entry in self.pictures.entries).encode()).hexdigest()
+        about = {**header.identity(), "chunk": CHUNK, "keep_logits": keep_logits, "names of pictures": names}
+        about = json.loads(json.dumps(about))
+        if self.folder.exists():
+            before = self._read_about()
+            differing = sorted(key for key in {*before, *about} if before.get(key) != about.get(key))
+            if not differing:
+                return
+            if not before and any(self.folder.glob("*.npz")) and not overwrite:
+                raise ValueError(f"{self.folder / 'run.json'} is damaged; use --overwrite to begin again.")
+            if before and not overwrite:
+                raise ValueError(
+                    f"{self.folder} holds the beginning of another run (other {', '.join(differing)}); go on with that "
+                    "one, use --overwrite, or name another file."
+                )
+            self.remove()
+        self.folder.mkdir(parents=True)
+        replace_file(self.folder / "run.json", json.dumps(about))
+
+    def done(self) -> list[int]:
+        """Chunks that are there and whole. A damaged one is as good as missing."""
+        return [number for number in range(len(self.chunks)) if self._is_whole(number)]
+
+    def write(self, number: int, columns: Columns, unreadable: Mapping[int, str]) -> None:
+        """Put a finished chunk down."""
+        buffer = io.BytesIO()
+        np.savez(buffer, unreadable=np.array(json.dumps(sorted(unreadable.items()))), **columns)
+        replace_file(self._path(number), buffer.getvalue())
+
+    def merge(self) -> tuple[Columns, dict[int, str]]:
+        """All chunks in order, and what could not be read."""
+        columns: dict[str, list[Any]] = {}
+        unreadable: dict[int, str] = {}
+        for number in range(len(self.chunks)):
+            with np.load(self._path(number)) as part:
+                unreadable |= dict(json.loads(str(part["unreadable"])))
+                if len(part["index"]):
+                    for name in part.files:
+                        columns.setdefault(name, []).append(part[name])
+        columns.pop("unreadable", None)
+        return {name: np.concatenate(values) for name, values in columns.items()}, unreadable
+
+    def refuse_many(self, unreadable: Mapping[int, str]) -> None:
+        """An error beyond the limit; what was done goes, since the user will change the pictures."""
+        count = len(self.pictures)
+        if len(unreadable) > MOST_UNREADABLE * count:
+            self.remove()
+            raise ValueError(
+                f"{len(unreadable)} of {count} pictures cannot be read, more than {MOST_UNREADABLE:.0%}: "
+                f"{'; '.join(self.lines(unreadable)[:5])}. Mend or remove them."
+            )
+
+    def lines(self, unreadable: Mapping[int, str]) -> Sequence[str]:
+        """One for each unreadable picture: its name and what is wrong with it."""
+        return [f"{self.pictures.entries[index].name}: {reason}" for index, reason in unreadable.items()]
+
+    def remove(self) -> None:
+        """The folder has served."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.npz"
+
+    def _is_whole(self, number: int) -> bool:
+        try:
+            with zipfile.ZipFile(self._path(number)) as part:
+                return part.testzip() is None
+        except (OSError, zipfile.BadZipFile):
+            return False
+
+    def _read_about(self) -> dict[str, Any]:
+        try:
+            about = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return about if isinstance(about, dict) else {}
