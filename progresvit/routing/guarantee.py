@@ -148,20 +148,28 @@ def _walk(
 def _order_on(scores: Floats, harms: NDArray[np.bool_], gmacs: Floats, highest: float) -> Floats:
     """A path of threshold vectors from no exits to cheap and harmful: (steps, S - 1).
 
-    Of all combinations of levels, those that no other beats in both compute and harm. A round's levels are quantiles of
-    its scores, so they lie as close as the scores do.
+    Of all combinations of levels, those that no other beats in both compute and harm; ahead of them, small steps up to
+    the first, since what harms nobody here may harm somebody else. A round's levels are quantiles of its scores, so
+    they lie as close as the scores do.
     """
     between = scores.shape[1] - 1
     count = max(2, int(COMBINATIONS ** (1 / between)))
     levels = [_levels(scores[:, s], count, highest) for s in range(between)]
-    rows = np.stack(np.meshgrid(*levels, indexing="ij"), axis=-1).reshape(-1, between)
+    numbers = np.stack(np.meshgrid(*(range(len(one)) for one in levels), indexing="ij"), axis=-1).reshape(-1, between)
+    rows = _take(levels, numbers)
     spent = exit_counts(scores, rows) @ gmacs
     harmed = routed_counts(scores, harms, rows).sum(axis=1)
     order = np.lexsort((spent, harmed))  # by harm, then by compute
     cheapest = np.minimum.accumulate(spent[order])
-    better = np.append(True, cheapest[1:] < cheapest[:-1])
-    path = rows[order][better]
-    return path if (path[0] == 0).all() else np.vstack([np.zeros(between), path])
+    better = order[np.append(True, cheapest[1:] < cheapest[:-1])]
+    first = numbers[better[0]]
+    steps = np.linspace(0, 1, max(first.max(), 1), endpoint=False)[:, None] * first
+    return np.vstack([_take(levels, steps.astype(int)), rows[better]])
+
+
+def _take(levels: list[Floats], numbers: NDArray[np.int64]) -> Floats:
+    """The levels of those numbers, one column for each round: (steps, S - 1)."""
+    return np.stack([one[numbers[:, s]] for s, one in enumerate(levels)], axis=1)
 
 
 def _levels(scores: Floats, count: int, highest: float) -> Floats:

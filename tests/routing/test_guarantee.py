@@ -204,3 +204,15 @@ def test_losses_of_three_rounds_are_checked_too():
     with pytest.raises(ValueError, match="both are images x rounds"):
         certified_thresholds(scores, np.zeros((10, 2)), [1, 2, 3], 0.1, 0.1)
     assert certified_thresholds(torch.tensor(scores), torch.zeros(10, 3), [1, 2, 3], 0.5, 0.5).images == 7
+
+
+def test_three_rounds_keep_something_where_the_design_split_sees_no_harm():
+    """A harm rarer than the design split can show must not cost everything: the path begins with small steps."""
+    rng = np.random.default_rng(0)
+    for seed in range(20):
+        hard = rng.random((5000, 1))
+        entropy = 0.2 + 2 * np.clip(hard * [1.0, 0.9, 0.8], 0, 1)
+        loss = rng.random((5000, 3)) < 0.004 * hard * [1.0, 0.5, 0.0]
+        found = certified_thresholds(entropy, loss, [0.188, 1.735, 7.097], 0.0015, 0.05, seed=seed)
+        assert max(found.threshold) > 0.2
+        assert (exit_rounds(entropy, found.threshold) < 2).mean() > 0.02
