@@ -19,6 +19,7 @@ from torch import Tensor
 from progresvit import checkpoint, compute
 from progresvit.data.decode import PictureError, decode, upright_rgb
 from progresvit.data.preprocess import evaluation_transform, normalise, preprocessing_hash
+from progresvit.engine.fold import fold
 from progresvit.engine.prediction import Prediction
 from progresvit.model import ProgResViT
 from progresvit.model.precision import autocast
@@ -30,7 +31,7 @@ Threshold = float | Sequence[float] | Setting | PathLike
 
 
 class Engine:
-    """Classifies pictures in rounds.
+    """Classifies pictures in rounds. The model is folded when the engine is made; later changes of it do not count.
 
     ``threshold`` is a number, one for each round but the last, or what ``progresvit calibrate`` wrote (a ``Setting`` or
     its path); a setting made for other weights, preprocessing or precision warns. It is compared with top-10 entropies,
@@ -56,20 +57,18 @@ class Engine:
         self.device = torch.device(device) if device is not None else next(model.parameters()).device
         self.precision, self.batch = precision, batch
         autocast(self.device, precision)
-        self.model = model.to(self.device).eval()
-        config = model.config
-        if config.num_classes == 0:
-            raise ValueError("the model has no classes to choose from; give it a head with reset_classifier.")
+        self.config = config = model.config
+        self.rounds = fold(model).to(self.device)
         rounds = len(config.rounds)
         router = load_router(os.fspath(router)) if isinstance(router, str | os.PathLike) else router
         threshold = load_setting(os.fspath(threshold)) if isinstance(threshold, str | os.PathLike) else threshold
         if isinstance(threshold, Setting):
-            self._check(threshold, router)
+            self._check(threshold, router, model)
             threshold = threshold.threshold
         self.policy = Policy.make(rounds, threshold, router=router, abstain=abstain)
         for one in (self.policy.router, self.policy.abstention.router):
             if one is not None:
-                self._check_router(one)
+                self._check_router(one, model)
                 one.to(self.device)
         self.temperatures = tuple(temperatures) if temperatures is not None else (1.0,) * rounds
         if len(self.temperatures) != rounds or not all(t > 0 and math.isfinite(t) for t in self.temperatures):
@@ -94,13 +93,13 @@ class Engine:
 
     @torch.inference_mode()
     def _classify(self, pixels: Tensor) -> list[Prediction]:
-        images = normalise(pixels, self.model.config)  # (B, C, r, r)
+        images = normalise(pixels, self.config)  # (B, C, r, r)
         numbers = torch.arange(len(images), device=self.device)
         found: dict[int, Prediction] = {}
         tokens = None
         for s in range(len(self.gmacs)):
             with autocast(self.device, self.precision):
-                output = self.model.run_round(s, images, previous=tokens)
+                output = self.rounds[s](images, tokens)
             decision = self.policy.decide(s, output.logits)
             answers = _answers(output.logits[decision.leaves].float() / self.temperatures[s])
             facts = (
@@ -112,7 +111,7 @@ class Engine:
             for number, index, probability, entropy, abstained in zip(*(fact.tolist() for fact in facts)):
                 found[number] = Prediction(
                     index=index,
-                    label=self.model.config.labels[index] if self.model.config.labels and index >= 0 else None,
+                    label=self.config.labels[index] if self.config.labels and index >= 0 else None,
                     probability=probability,
                     exit_round=s + 1,
                     entropy=entropy,
@@ -135,7 +134,7 @@ class Engine:
         return self._transform(upright_rgb(picture))
 
     def _checked(self, images: Tensor) -> Tensor:
-        least, channels = self.model.config.resolution, self.model.config.in_channels
+        least, channels = self.config.resolution, self.config.in_channels
         square = images.ndim == 4 and images.shape[1] == channels and images.shape[2] == images.shape[3] >= least
         if images.dtype != torch.uint8 or not square:
             raise ValueError(
@@ -144,18 +143,18 @@ class Engine:
             )
         return images
 
-    def _check(self, setting: Setting, router: Router | None) -> None:
-        setting.check_use(len(self.model.config.rounds), None if router is None else router_hash(router))
+    def _check(self, setting: Setting, router: Router | None, model: ProgResViT) -> None:
+        setting.check_use(len(self.config.rounds), None if router is None else router_hash(router))
         caveat = setting.caveat(
-            weights=checkpoint.weights_hash(self.model),
-            preprocessing=preprocessing_hash(self.model.config),
+            weights=checkpoint.weights_hash(model),
+            preprocessing=preprocessing_hash(self.config),
             precision=self.precision,
         )
         if caveat is not None:
             warnings.warn(caveat, SettingWarning, stacklevel=3)
 
-    def _check_router(self, router: Router) -> None:
-        if router.origin.model is not None and router.origin.model != checkpoint.weights_hash(self.model):
+    def _check_router(self, router: Router, model: ProgResViT) -> None:
+        if router.origin.model is not None and router.origin.model != checkpoint.weights_hash(model):
             warnings.warn("the router was fitted on another model's records.", SettingWarning, stacklevel=3)
 
 

@@ -95,7 +95,7 @@ class ProgResViT(nn.Module):
         """Tokens of the image at the round's resolution and width: (B, C, H, H) -> (B, N, d)."""
         round_ = self.config.rounds[s]
         d, grid = round_.width, self.config.grid(round_)
-        images = _resize(images, round_.resolution)  # (B, C, H, H) -> (B, C, r, r)
+        images = resize(images, round_.resolution)  # (B, C, H, H) -> (B, C, r, r)
         x = slicing.patches(images, self.patch_embed.proj, d)  # (B, C, r, r) -> (B, g * g, d)
         class_token = self.cls_token[..., :d].expand(x.shape[0], -1, -1)  # (1, 1, W) -> (B, 1, d)
         position: Tensor = resample_abs_pos_embed(self.pos_embed[..., :d], new_size=[grid, grid])  # -> (1, N, d)
@@ -171,7 +171,7 @@ def _check_images(images: Tensor, *, channels: int, smallest: int) -> None:
         )
 
 
-def _resize(images: Tensor, resolution: int) -> Tensor:
+def resize(images: Tensor, resolution: int) -> Tensor:
     """Bicubic with antialias, in float32 (the kernel knows no lower precision on a CPU)."""
     if images.shape[-1] == resolution:
         return images

@@ -10,6 +10,7 @@ from progresvit import checkpoint, compute
 from progresvit.data import evaluation_transform
 from progresvit.data.preprocess import preprocessing_hash
 from progresvit.engine import Engine
+from progresvit.engine.fold import FoldedRound
 from progresvit.model import ProgResViT
 from progresvit.routing import Abstention, Setting, SettingWarning, save_router, top10_entropy
 from progresvit.routing.router import Router, RouterOrigin, router_hash
@@ -184,7 +185,7 @@ def test_bad_input_is_refused(model, pictures, tmp_path, small_config):
         (lambda: Engine(model, 0.5, abstain=-1), "0 or more"),
         (lambda: Engine(model, tmp_path / "none.json"), "no setting at"),
         (lambda: Engine(model, a_setting(model, rounds=3)), "for a model of 3 rounds and this one has 2"),
-        (lambda: Engine(ProgResViT(small_config.replace(num_classes=0)), 0.5), "no classes"),
+        (lambda: Engine(ProgResViT(small_config.replace(num_classes=0)), 0.5), "nothing to fold"),
         (lambda: Engine(model, 0.5).classify(pictures.float()), "uint8"),
         (lambda: Engine(model, 0.5).classify(pictures[..., :30]), r"r at least 32, .* shape \(40, 3, 32, 30\)"),
         (lambda: Engine(model, 0.5).classify([tmp_path / "bad.png"]), r"bad\.png: not a picture"),
@@ -204,13 +205,12 @@ def test_temperatures_change_no_answer_in_bfloat16(model, pictures, monkeypatch)
     logits = (torch.randn(40, 12) * 3).bfloat16()
     logits[:, 1] = logits[:, 0]  # ties and near ties are where a division in bfloat16 would decide otherwise
     many = torch.cat([logits, (logits.float() * 1.004).bfloat16()])
-    run_round = ProgResViT.run_round
+    forward = FoldedRound.forward
 
-    def rough(self, s, images, previous=None):
-        output = run_round(self, s, images, previous)
-        return output._replace(logits=many[: len(images)])
+    def rough(self, images, previous=None):
+        return forward(self, images, previous)._replace(logits=many[: len(images)])
 
-    monkeypatch.setattr(ProgResViT, "run_round", rough)
+    monkeypatch.setattr(FoldedRound, "forward", rough)
     plain = Engine(model, float("inf")).classify(pictures)
     for temperature in (0.37, 1.37, 3.3):
         scaled = Engine(model, float("inf"), temperatures=(temperature, 1.0)).classify(pictures)

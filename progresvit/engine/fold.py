@@ -1,0 +1,188 @@
+"""A round with everything folded that does not depend on the image.
+
+For a given round, gates, PSG's scales, LayerScale, the slices of the weights, the affine part of the norms and the
+resampled position embedding are constants. Folded once, in float64, they leave a plain dense ViT: only the output gate
+of a block stays a vector, because a norm follows it.
+
+Letters: B images, C image channels, r resolution, g side of the patch grid, N tokens, d channels of the round, d'
+channels of the round before, h heads, K classes, G_... gates.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from progresvit.config import HEAD_WIDTH, MLP_RATIO
+from progresvit.model import ProgResViT, RoundOutput
+from progresvit.model.blocks import NORM_EPS, Block, LayerScale
+from progresvit.model.projector import TokenProjector
+from progresvit.model.psg import BlockGates
+from progresvit.model.vit import resize
+
+
+class Dense(nn.Module):
+    """A linear layer of constants."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.detach().float().clone(memory_format=torch.contiguous_format))
+        self.register_buffer("bias", bias.detach().float().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class FoldedBlock(nn.Module):
+    """One block: norms without an affine part, updates that come out of their last layer gated and scaled."""
+
+    out_gate: Tensor
+
+    def __init__(self, block: Block, gates: BlockGates, width: int) -> None:
+        super().__init__()
+        attn, mlp = block.attn, block.mlp
+        full = attn.qkv.in_features
+        qkv_weight = attn.qkv.weight.double().view(3, full, full)[:, :width, :width].reshape(3 * width, width)
+        qkv_bias = attn.qkv.bias.double().view(3, full)[:, :width].reshape(3 * width)
+        hidden = MLP_RATIO * width
+        self.qkv = _after_norm(block.norm1, qkv_weight, qkv_bias)
+        self.proj = _gated(attn.proj, width, width, _vector(gates.attn, width) * _scale(block.ls1, width))
+        fc1_weight, fc1_bias = mlp.fc1.weight.double()[:hidden, :width], mlp.fc1.bias.double()[:hidden]
+        self.fc1 = _after_norm(block.norm2, fc1_weight, fc1_bias)
+        self.fc2 = _gated(mlp.fc2, width, hidden, _vector(gates.mlp, width) * _scale(block.ls2, width))
+        self.register_buffer("out_gate", _vector(gates.out, width).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.proj(self.attend(_norm(x)))
+        x = x + self.fc2(F.gelu(self.fc1(_norm(x))))
+        return self.out_gate * x
+
+    def attend(self, x: Tensor) -> Tensor:
+        """(B, N, d) -> (B, N, d)"""
+        x = self.qkv(x).unflatten(-1, (3, -1, HEAD_WIDTH))  # (B, N, 3d) -> (B, N, 3, h, 64)
+        q, k, v = x.permute(2, 0, 3, 1, 4)  # (B, N, 3, h, 64) -> 3 x (B, h, N, 64)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (B, h, N, 64) -> (B, N, d)
+
+
+class FoldedProjector(nn.Module):
+    """Tokens of the round before at this round's grid and width, times G_prev."""
+
+    depthwise: Tensor
+
+    def __init__(self, projector: TokenProjector, gate: Tensor, source_grid: int) -> None:
+        super().__init__()
+        self.source_grid, self.target_grid = source_grid, projector.target_grid
+        self.register_buffer("depthwise", projector.depthwise.weight.detach().float().clone())
+        patches, class_token = projector.widen_patches, projector.widen_class
+        assert patches.bias is not None
+        self.patches = Dense(gate[:, None] * patches.weight.double()[:, :, 0, 0], gate * patches.bias.double())
+        self.class_token = Dense(gate[:, None] * class_token.weight.double(), gate * class_token.bias.double())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        grid = tokens[:, 1:].mT.unflatten(2, (self.source_grid, self.source_grid))  # (B, N - 1, d') -> (B, d', g, g)
+        if self.source_grid != self.target_grid:
+            size = (self.target_grid, self.target_grid)
+            grid = F.interpolate(grid, size=size, mode="bilinear", align_corners=False)
+        grid = F.conv2d(grid, self.depthwise, padding=1, groups=grid.shape[1])
+        patches = self.patches(grid.flatten(2).mT)  # (B, d', g, g) -> (B, N - 1, d)
+        return torch.cat([self.class_token(tokens[:, :1]), patches], dim=1)
+
+
+class FoldedRound(nn.Module):
+    """Round s of a model, counted from 0, as it is at this moment; later changes of the model do not reach it."""
+
+    position: Tensor
+    norm_weight: Tensor
+    norm_bias: Tensor
+
+    @torch.no_grad()
+    def __init__(self, model: ProgResViT, s: int) -> None:
+        super().__init__()
+        config = model.config
+        if config.num_classes == 0:
+            raise ValueError("a model without a head has nothing to fold; give it one with reset_classifier.")
+        round_ = config.rounds[s]
+        d = round_.width
+        self.resolution, self.patch_size = round_.resolution, config.patch_size
+        gates = model.gates(s)
+        embed = model.patch_embed.proj
+        assert embed.bias is not None
+        image_gate = _vector(gates.fusion.image, d).to(embed.weight.device)
+        self.embed = Dense(
+            image_gate[:, None] * embed.weight.double()[:d].flatten(1), image_gate * embed.bias.double()[:d]
+        )
+        self.register_buffer("position", (image_gate * _position(model, s)).float())  # (1, N, d)
+        self.projector = None
+        if s:
+            previous_gate = _vector(gates.fusion.previous, d).to(embed.weight.device)
+            projector = model.projectors[s - 1]
+            assert isinstance(projector, TokenProjector)
+            self.projector = FoldedProjector(projector, previous_gate, config.grid(config.rounds[s - 1]))
+        blocks = [block for block in model.blocks if isinstance(block, Block)]
+        self.blocks = nn.ModuleList(FoldedBlock(block, one, d) for block, one in zip(blocks, gates.blocks))
+        self.register_buffer("norm_weight", model.norm.weight.detach()[:d].float().clone())
+        self.register_buffer("norm_bias", model.norm.bias.detach()[:d].float().clone())
+        assert isinstance(model.head, nn.Linear)
+        self.head = Dense(model.head.weight.detach()[:, :d], model.head.bias.detach())
+
+    def forward(self, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
+        """Normalised images (B, C, H, H), and from the second round on the tokens of the round before."""
+        images = resize(images, self.resolution)  # (B, C, H, H) -> (B, C, r, r)
+        cut = F.pixel_unshuffle(images, self.patch_size).flatten(2).mT  # (B, C, r, r) -> (B, g * g, C * p * p)
+        x = F.pad(self.embed(cut), (0, 0, 1, 0)) + self.position  # (B, N, d); the class token is in the position
+        if self.projector is not None:
+            assert previous is not None
+            x = x + self.projector(previous)
+        for block in self.blocks:
+            x = block(x)
+        tokens = F.layer_norm(x, (x.shape[-1],), self.norm_weight, self.norm_bias, NORM_EPS)
+        return RoundOutput(logits=self.head(tokens[:, 0]), tokens=tokens)
+
+
+def fold(model: ProgResViT) -> nn.ModuleList:
+    """Every round of a model, folded."""
+    return nn.ModuleList(FoldedRound(model, s) for s in range(len(model.config.rounds))).eval()
+
+
+def _position(model: ProgResViT, s: int) -> Tensor:
+    """What each token of round s starts from besides its patch: (1, N, d), the class token in the first place."""
+    round_ = model.config.rounds[s]
+    grid = model.config.grid(round_)
+    position: Tensor = resample_abs_pos_embed(model.pos_embed[..., : round_.width], new_size=[grid, grid])
+    position = position.detach().double().clone()
+    position[:, :1] += model.cls_token.double()[..., : round_.width]
+    return position
+
+
+def _norm(x: Tensor) -> Tensor:
+    """Over all channels, without weight and bias: those are folded into what follows."""
+    return F.layer_norm(x, (x.shape[-1],), eps=NORM_EPS)
+
+
+def _after_norm(norm: nn.LayerNorm, weight: Tensor, bias: Tensor) -> Dense:
+    """A linear layer that takes over the affine part of the norm before it."""
+    inputs = weight.shape[1]
+    scale, shift = norm.weight.double()[:inputs], norm.bias.double()[:inputs]
+    return Dense(weight * scale, bias + weight @ shift)
+
+
+def _gated(layer: nn.Linear, outputs: int, inputs: int, gate: Tensor) -> Dense:
+    """A slice of a linear layer, each output times its gate."""
+    gate = gate.to(layer.weight.device)
+    return Dense(gate[:, None] * layer.weight.double()[:outputs, :inputs], gate * layer.bias.double()[:outputs])
+
+
+def _vector(gate: Tensor | float, width: int) -> Tensor:
+    """A gate as a vector; without PSG it is the number 1."""
+    if isinstance(gate, Tensor):
+        return gate.detach().double()
+    return torch.full((width,), gate, dtype=torch.float64)
+
+
+def _scale(layer: nn.Module, width: int) -> Tensor | float:
+    return layer.gamma.detach().double()[:width] if isinstance(layer, LayerScale) else 1.0

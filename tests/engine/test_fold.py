@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from progresvit.config import ModelConfig, make_rounds, plain_vit
+from progresvit.engine.fold import FoldedRound, fold
+from progresvit.model import ProgResViT
+
+SMALL = {"heads": 3, "depth": 2, "patch_size": 8, "num_classes": 12}
+CONFIGS = {
+    "two rounds": ModelConfig(rounds=make_rounds([16, 32], [1, 3]), **SMALL),
+    "three rounds": ModelConfig(rounds=make_rounds([16, 24, 32], [1, 2, 3]), **SMALL),
+    "LayerScale": ModelConfig(rounds=make_rounds([16, 32], [1, 3]), layer_scale=1e-6, **SMALL),
+    "no PSG": ModelConfig(rounds=make_rounds([16, 32], [1, 3]), psg=False, **SMALL),
+    "same resolution": ModelConfig(rounds=make_rounds([32, 32], [1, 3]), **SMALL),
+    "narrow to the end": ModelConfig(rounds=make_rounds([16, 32], [1, 2]), **SMALL),
+    "another position grid": ModelConfig(rounds=make_rounds([16, 32], [1, 3]), position_resolution=40, **SMALL),
+    "a plain ViT": plain_vit(resolution=32, heads=3, depth=2, patch_size=8, num_classes=12),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_folded_round_equals_the_models(name, randomize):
+    model = randomize(ProgResViT(CONFIGS[name]))
+    images = torch.randn(3, 3, 40, 40)
+    previous = folded_previous = None
+    for s, folded in enumerate(fold(model)):
+        with torch.no_grad():
+            expected, found = model.run_round(s, images, previous), folded(images, folded_previous)
+        assert torch.allclose(found.logits, expected.logits, atol=1e-4)
+        assert torch.allclose(found.tokens, expected.tokens, atol=1e-4)
+        assert expected.logits.std() > 0.05  # there is something to compare
+        previous, folded_previous = expected.tokens, found.tokens
+
+
+def test_a_folded_round_does_not_follow_the_model(small_model, images):
+    folded = FoldedRound(small_model, 0)
+    with torch.no_grad():
+        before = folded(images).logits
+        for parameter in small_model.parameters():
+            parameter.add_(1)
+        assert torch.equal(folded(images).logits, before)
+    assert not list(folded.parameters())
+
+
+def test_a_folded_round_is_one_graph(small_model, images):
+    first, second = fold(small_model)
+    with torch.no_grad():
+        expected = second(images, first(images).tokens).logits
+        compiled = [torch.compile(one, fullgraph=True, backend="aot_eager") for one in (first, second)]
+        found = compiled[1](images, compiled[0](images).tokens).logits
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_a_headless_model_is_refused(small_config):
+    with pytest.raises(ValueError, match="nothing to fold"):
+        fold(ProgResViT(small_config.replace(num_classes=0)))
