@@ -68,6 +68,19 @@ class FoldedBlock(nn.Module):
         q, k, v = x.permute(2, 0, 3, 1, 4)  # (B, N, 3, h, 64) -> 3 x (B, h, N, 64)
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (B, h, N, 64) -> (B, N, d)
 
+    def class_token_alone(self, x: Tensor) -> Tensor:
+        """The block's output for the class token, to which all tokens are keys and values: (B, N, d) -> (B, 1, d)."""
+        d = x.shape[-1]
+        seen = _norm(x)
+        q = F.linear(seen[:, :1], self.qkv.weight[:d], self.qkv.bias[:d])  # (B, N, d) -> (B, 1, d)
+        kv = F.linear(seen, self.qkv.weight[d:], self.qkv.bias[d:])  # (B, N, d) -> (B, N, 2d)
+        q = q.unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2)  # (B, 1, d) -> (B, h, 1, 64)
+        k, v = kv.unflatten(-1, (2, -1, HEAD_WIDTH)).permute(2, 0, 3, 1, 4)  # (B, N, 2d) -> 2 x (B, h, N, 64)
+        found = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (B, h, 1, 64) -> (B, 1, d)
+        x = x[:, :1] + self.proj(found)
+        x = x + self.fc2(F.gelu(self.fc1(_norm(x))))
+        return self.out_gate * x
+
 
 class FoldedProjector(nn.Module):
     """Tokens of the round before at this round's grid and width, times G_prev."""
@@ -94,7 +107,10 @@ class FoldedProjector(nn.Module):
 
 
 class FoldedRound(nn.Module):
-    """Round s of a model, counted from 0, as it is at this moment; later changes of the model do not reach it."""
+    """Round s of a model, counted from 0, as it is at this moment; later changes of the model do not reach it.
+
+    Nobody asks for the patches of the last round, so its last block makes the class token alone.
+    """
 
     position: Tensor
     norm_weight: Tensor
@@ -109,6 +125,7 @@ class FoldedRound(nn.Module):
         round_ = config.rounds[s]
         d = round_.width
         self.resolution, self.patch_size = round_.resolution, config.patch_size
+        self.is_last = s == len(config.rounds) - 1
         gates = model.gates(s)
         embed = model.patch_embed.proj
         assert embed.bias is not None
@@ -131,15 +148,21 @@ class FoldedRound(nn.Module):
         self.head = Dense(model.head.weight.detach()[:, :d], model.head.bias.detach())
 
     def forward(self, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
-        """Normalised images (B, C, H, H), and from the second round on the tokens of the round before."""
+        """Normalised images (B, C, H, H), and from the second round on the tokens of the round before.
+
+        The tokens of the last round are the class token alone, (B, 1, d).
+        """
         images = resize(images, self.resolution)  # (B, C, H, H) -> (B, C, r, r)
         cut = F.pixel_unshuffle(images, self.patch_size).flatten(2).mT  # (B, C, r, r) -> (B, g * g, C * p * p)
         x = F.pad(self.embed(cut), (0, 0, 1, 0)) + self.position  # (B, N, d); the class token is in the position
         if self.projector is not None:
             assert previous is not None
             x = x + self.projector(previous)
-        for block in self.blocks:
+        for block in self.blocks[:-1]:
             x = block(x)
+        last = self.blocks[-1]
+        assert isinstance(last, FoldedBlock)
+        x = last.class_token_alone(x) if self.is_last else last(x)
         tokens = F.layer_norm(x, (x.shape[-1],), self.norm_weight, self.norm_bias, NORM_EPS)
         return RoundOutput(logits=self.head(tokens[:, 0]), tokens=tokens)
 

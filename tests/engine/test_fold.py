@@ -27,7 +27,9 @@ def test_a_folded_round_equals_the_models(name, randomize):
         with torch.no_grad():
             expected, found = model.run_round(s, images, previous), folded(images, folded_previous)
         assert torch.allclose(found.logits, expected.logits, atol=1e-4)
-        assert torch.allclose(found.tokens, expected.tokens, atol=1e-4)
+        is_last = s == len(model.config.rounds) - 1
+        assert found.tokens.shape[1] == (1 if is_last else expected.tokens.shape[1])
+        assert torch.allclose(found.tokens, expected.tokens[:, : found.tokens.shape[1]], atol=1e-4)
         assert expected.logits.std() > 0.05  # there is something to compare
         previous, folded_previous = expected.tokens, found.tokens
 
