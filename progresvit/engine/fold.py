@@ -158,7 +158,7 @@ class FoldedRound(nn.Module):
         if self.projector is not None:
             assert previous is not None
             x = x + self.projector(previous)
-        for block in self.blocks[:-1]:
+        for block in list(self.blocks)[:-1]:
             x = block(x)
         last = self.blocks[-1]
         assert isinstance(last, FoldedBlock)
