@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
 from progresvit.evaluation import table
@@ -57,6 +56,8 @@ def reliability(probability: ArrayLike, correct: ArrayLike, bins: int = BINS) ->
 
 def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
     """The temperature that divides logits (N, K) for the lowest negative log-likelihood of the labels (N,)."""
+    from scipy.optimize import minimize_scalar
+
     values, wanted = np.asarray(logits, np.float64), np.asarray(labels)
 
     def loss(log_temperature: float) -> float:

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
 
 from progresvit.routing.entropy import HIGHEST
 from progresvit.routing.frontier import Floats, as_scores, exit_counts, routed_counts
@@ -128,6 +127,8 @@ def certified_thresholds(
 def _walk(
     path: Floats, harmed: NDArray[np.int64], images: int, epsilon: float, delta: float, design_images: int = 0
 ) -> CertifiedThreshold:
+    from scipy.stats import binom  # slow to import, and training and engine import this room without certifying
+
     p_values = binom.cdf(harmed, images, epsilon)
     failed = np.flatnonzero(p_values > delta)
     passed = int(failed[0]) if len(failed) else len(path)
