@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,7 +68,7 @@ def calibrate(
     else:
         setting = evaluation.calibrate_near_lossless(table, router=fitted, convention=convention)
     if out is None:
-        typer.echo(json.dumps(asdict(setting), indent=2))
+        typer.echo(setting.to_json())
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     setting.save(out)

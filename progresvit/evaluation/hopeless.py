@@ -87,7 +87,7 @@ def equal_accuracy_table(
         Column("threshold", "τ", table.threshold),
         Column("hopeless_from", "hopeless from", table.threshold),
         Column("top1", "top-1 (%)", table.percent),
-        Column("gmacs_paper", "GMACs (paper)", table.gmacs),
+        Column("gmacs_paper", "GMACs (paper)", table.decimals),
         Column("saving", "saving (%)", table.rough_percent),
         Column("given_up_share", "given up (%)", table.rough_percent),
         Column("given_up_wrong", "of these wrong in all rounds (%)", table.rough_percent),

@@ -6,8 +6,9 @@ A run that was stopped goes on with the chunks that are missing. When all are th
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from progresvit import __version__, checkpoint
-from progresvit.data.loader import numbered_batches
+from progresvit.data.loader import Unreadable, numbered_batches
 from progresvit.data.pictures import UNLABELLED, Pictures, find_pictures, find_unlabelled
 from progresvit.data.preprocess import Corruption, NamedTransform, describe_preprocessing, normalise, preprocessing_hash
 from progresvit.data.timm_pictures import find_timm_pictures, is_timm_name
@@ -111,12 +112,11 @@ def evaluate(
     left = [number for number in range(len(parts.chunks)) if number not in done][processes.rank :: processes.count]
     transform = NamedTransform(model.config, source.corruption)
     told = _Told(progress, len(pictures), sum(len(parts.chunks[number]) for number in done), processes.count)
-    unreadable: dict[int, str] = {}
+    skipped = Unreadable(pictures)
     model = model.to(processes.device).eval()
     for number, columns, bad in _run(model, parts, left, header, how, transform, processes.device, told):
         parts.write(number, columns, bad)
-        unreadable |= bad
-        parts.refuse_many(unreadable)
+        _skip(bad, skipped, parts)
     processes.wait()
     if processes.first:
         write_records(_gather(parts, header, labels), out)
@@ -162,6 +162,7 @@ def _header(
         data=source.data,
         split=None if source.unlabelled else source.split,
         pictures=len(pictures),
+        names=hashlib.sha256("\n".join(entry.name for entry in pictures.entries).encode()).hexdigest(),
         classes=restricted,
         corruption=f"{source.corruption.name}/{source.corruption.severity}" if source.corruption else None,
         version=__version__,
@@ -206,14 +207,25 @@ def _run(
             found, unreadable, indices = [], {}, []
 
 
+def _skip(unreadable: Mapping[int, str], skipped: Unreadable, parts: Parts) -> None:
+    """Too many are an error, and what was done goes with it, since the user will change the pictures."""
+    try:
+        for index, reason in unreadable.items():
+            skipped.add(index, reason)
+    except ValueError:
+        parts.remove()
+        raise
+
+
 def _gather(parts: Parts, header: Header, labels: Sequence[int]) -> Records:
     """The records of all chunks."""
     columns, unreadable = parts.merge()
-    parts.refuse_many(unreadable)
+    skipped = Unreadable(parts.pictures)
+    _skip(unreadable, skipped, parts)
     order = columns.pop("index")
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Records(
-        header=replace(header, unreadable=tuple(parts.lines(unreadable)), date=now),
+        header=replace(header, unreadable=tuple(skipped.lines()), date=now),
         ids=np.array([parts.pictures.entries[index].name for index in order], dtype=np.str_),
         labels=np.array(labels, np.int64)[order],
         **columns,

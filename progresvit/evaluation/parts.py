@@ -5,13 +5,13 @@ A chunk is a run of pictures by number, of fixed size, so that any number of pro
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from progresvit.evaluation.records import Header
 
 CHUNK = 512
 """Pictures of a chunk, and so the most in a batch; what a crash can cost."""
-MOST_UNREADABLE = 0.01
-"""Share of the pictures that may be unreadable; each is named in the records' header."""
 
 Columns = dict[str, Any]
 """Arrays by name; ``index`` holds the numbers of the pictures."""
@@ -37,7 +35,7 @@ class Parts:
     folder: Path
     pictures: Pictures
 
-    @property
+    @cached_property
     def chunks(self) -> list[range]:
         """The numbers of each chunk's pictures."""
         count = len(self.pictures)
@@ -45,9 +43,7 @@ class Parts:
 
     def claim(self, header: Header, *, keep_logits: bool, overwrite: bool) -> None:
         """Make the folder, or see that the one there is of this very run; another run's is replaced only if asked."""
-        names = hashlib.sha256("\n".join(entry.name for entry in self.pictures.entries).encode()).hexdigest()
-        about = {**header.identity(), "chunk": CHUNK, "keep_logits": keep_logits, "names of pictures": names}
-        about = json.loads(json.dumps(about))
+        about = json.loads(json.dumps({**header.identity(), "chunk": CHUNK, "keep_logits": keep_logits}))
         if self.folder.exists():
             before = self._read_about()
             differing = sorted(key for key in {*before, *about} if before.get(key) != about.get(key))
@@ -86,20 +82,6 @@ class Parts:
                         columns.setdefault(name, []).append(part[name])
         columns.pop("unreadable", None)
         return {name: np.concatenate(values) for name, values in columns.items()}, unreadable
-
-    def refuse_many(self, unreadable: Mapping[int, str]) -> None:
-        """An error beyond the limit; what was done goes, since the user will change the pictures."""
-        count = len(self.pictures)
-        if len(unreadable) > MOST_UNREADABLE * count:
-            self.remove()
-            raise ValueError(
-                f"{len(unreadable)} of {count} pictures cannot be read, more than {MOST_UNREADABLE:.0%}: "
-                f"{'; '.join(self.lines(unreadable)[:5])}. Mend or remove them."
-            )
-
-    def lines(self, unreadable: Mapping[int, str]) -> Sequence[str]:
-        """One for each unreadable picture: its name and what is wrong with it."""
-        return [f"{self.pictures.entries[index].name}: {reason}" for index, reason in unreadable.items()]
 
     def remove(self) -> None:
         """The folder has served."""

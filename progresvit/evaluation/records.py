@@ -53,6 +53,8 @@ class Header:
     """None if the pictures have no labels."""
     pictures: int
     """Found; those that could not be read are not among the records."""
+    names: str
+    """Hash of their names, in order."""
     classes: tuple[int, ...] | None = None
     """If predictions were restricted to the classes of the data, their numbers. Entropies still see all."""
     corruption: str | None = None

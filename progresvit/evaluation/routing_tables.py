@@ -46,8 +46,8 @@ def frontier_table(
         Column("threshold", "τ", table.threshold),
         Column("top1", "top-1 (%)", table.percent),
         Column("top5", "top-5 (%)", table.percent),
-        Column("gmacs_paper", "GMACs (paper)", table.gmacs),
-        Column("gmacs_executed", "GMACs (executed)", table.gmacs),
+        Column("gmacs_paper", "GMACs (paper)", table.decimals),
+        Column("gmacs_executed", "GMACs (executed)", table.decimals),
         Column("saving", "saving (%)", table.rough_percent),
         *(Column(f"exit_share_{s}", f"exit {s} (%)", table.rough_percent) for s in range(1, most + 1)),
         Column("note", "note"),
@@ -91,7 +91,7 @@ def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequen
         rows.append(row)
     columns = [
         Column("continue", "continue (%)", table.rough_percent),
-        Column("gmacs_paper", "GMACs (paper)", table.gmacs),
+        Column("gmacs_paper", "GMACs (paper)", table.decimals),
         *(Column(name, f"{name} top-1 (%)", table.percent) for name in scores),
         *(Column(f"{name}_gain", f"{name} gain (points)", table.points) for name in routers),
     ]

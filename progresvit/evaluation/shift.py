@@ -168,7 +168,7 @@ def shift_table(
     if threshold is not None:
         columns += [
             Column("top1_routed", f"routed top-1 (%) at τ = {table.threshold(threshold)}", table.percent),
-            Column("gmacs_paper", "GMACs (paper)", table.gmacs),
+            Column("gmacs_paper", "GMACs (paper)", table.decimals),
         ]
     return Table("Accuracy under distribution shift", columns, rows)
 
@@ -200,7 +200,7 @@ def mce_table(
     if threshold is not None:
         errors = imagenet_c_errors(sets, found, threshold, router)
         rows.append({"answers": f"routed, τ = {table.threshold(threshold)}", "mce": mean_corruption_error(errors)})
-    columns = [Column("answers", "answers"), Column("mce", "mCE", table.gmacs)]
+    columns = [Column("answers", "answers"), Column("mce", "mCE", table.decimals)]
     return Table("Mean corruption error on ImageNet-C, relative to AlexNet", columns, rows)
 
 

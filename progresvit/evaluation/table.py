@@ -19,8 +19,8 @@ def text(value: Any) -> str:
     return str(value)
 
 
-def gmacs(value: float) -> str:
-    """Three decimals, as the paper's."""
+def decimals(value: float) -> str:
+    """Three of them, as the paper gives GMACs."""
     return _fixed(value, 3)
 
 

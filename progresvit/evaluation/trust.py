@@ -172,7 +172,7 @@ def _columns() -> list[Column]:
         Column("answers", "answers"),
         Column("images", "images"),
         Column("ece", "calibration error (%)", table.percent),
-        Column("temperature", "temperature", table.gmacs),
+        Column("temperature", "temperature", table.decimals),
         Column("scaled_ece", "after scaling (%)", table.percent),
     ]
 

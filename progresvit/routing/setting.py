@@ -78,10 +78,14 @@ class Setting:
                 "if it was none."
             )
 
+    def to_json(self) -> str:
+        """What is known of it; the rest is left out."""
+        known = {key: value for key, value in asdict(self).items() if value is not None}
+        return json.dumps(known, indent=2, allow_nan=False)
+
     def save(self, path: str | Path) -> None:
         """Write the JSON."""
-        known = {key: value for key, value in asdict(self).items() if value is not None}
-        replace_file(Path(path), json.dumps(known, indent=2, allow_nan=False) + "\n")
+        replace_file(Path(path), self.to_json() + "\n")
 
 
 def load_setting(path: str | Path) -> Setting:

@@ -43,6 +43,7 @@ def make_records(count=400, rounds=2, seed=0, *, labelled=True, keep_logits=Fals
         data="made",
         split="val" if labelled else None,
         pictures=count,
+        names="n" * 64,
         classes=classes,
     )
     return Records(

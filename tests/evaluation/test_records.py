@@ -10,7 +10,7 @@ import torch
 from progresvit.evaluation.observe import observe
 from progresvit.evaluation.records import read_records, write_records
 from progresvit.routing import full_entropy, logit_statistics, top10_entropy
-from tests.evaluation.made import CLASSES, make_logits, make_records
+from tests.evaluation.made import make_logits, make_records
 
 
 def same(a, b):
@@ -161,7 +161,3 @@ def test_a_cut_file_is_refused(tmp_path):
     target.write_bytes(target.read_bytes()[:-200])
     with pytest.raises(ValueError, match="no whole Parquet file"):
         read_records(target)
-
-
-def test_classes_of_the_helper_are_as_many_as_the_config_says():
-    assert make_records(3).config.num_classes == CLASSES

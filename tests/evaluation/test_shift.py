@@ -142,6 +142,15 @@ def test_what_was_done_is_not_done_again_and_foreign_records_are_refused(digit_m
     run(digit_model, sets, tmp_path / "out", replace(HOW, overwrite=True))
 
 
+def test_other_pictures_of_the_same_number_are_not_taken_for_the_same(digit_model, digits, tmp_path):
+    shutil.copytree(digits / "val", tmp_path / "data" / "val")
+    sets = plan("generated", str(tmp_path / "data"), corruptions=("fog",), severities=(1,))
+    run(digit_model, sets, tmp_path / "out")
+    (tmp_path / "data" / "val" / "0" / "12.png").rename(tmp_path / "data" / "val" / "0" / "new.png")
+    with pytest.raises(ValueError, match="of another model, data or precision"):
+        run(digit_model, sets, tmp_path / "out")
+
+
 def test_imagenet_c_is_read_from_its_folders_and_must_be_imagenets(digit_model, digits, tmp_path):
     for name in CORRUPTIONS:
         for severity in range(1, 6):
