@@ -1,166 +1,227 @@
 """The engine: a model and a policy, pictures in, predictions out.
 
-After each round only the images that go on are kept, so an image costs no more than the rounds it runs. Letters: B
-images, C channels, r resolution.
+After each round only the images that go on are kept, and they wait until a full batch is together (rooms.py, flow.py),
+so an image costs no more than the rounds it runs, in time as well. This file needs no torch; backends bring their own.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import time
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-import torch
-from PIL.Image import Image
-from torch import Tensor
-
-from progresvit import checkpoint, compute
-from progresvit.data.decode import PictureError, decode, upright_rgb
-from progresvit.data.preprocess import evaluation_transform, normalise, preprocessing_hash
-from progresvit.engine.fold import fold
+from progresvit import compute
+from progresvit.engine.ahead import Ahead
+from progresvit.engine.flow import Flow
+from progresvit.engine.pictures import Opened, PathLike, Pictures, open_pictures
 from progresvit.engine.prediction import Prediction
-from progresvit.model import ProgResViT
-from progresvit.model.precision import autocast
-from progresvit.routing import Abstention, Policy, Router, Setting, SettingWarning, load_router, load_setting
-from progresvit.routing.router import router_hash
+from progresvit.engine.rooms import Answers, Room
+from progresvit.engine.sources import BACKENDS, Source, open_source
+from progresvit.routing.policy import Abstention, Policy
+from progresvit.routing.setting import Setting, SettingWarning, load_setting
 
-PathLike = str | os.PathLike[str]
+if TYPE_CHECKING:
+    import torch
+
+    from progresvit.model import ProgResViT
+    from progresvit.routing.router import Router
+
 Threshold = float | Sequence[float] | Setting | PathLike
+
+DEADLINE = 1.0
+"""Seconds that a picture of a stream may wait for others."""
 
 
 class Engine:
     """Classifies pictures in rounds. The model is folded when the engine is made; later changes of it do not count.
 
-    ``threshold`` is a number, one for each round but the last, or what ``progresvit calibrate`` wrote (a ``Setting`` or
-    its path); a setting made for other weights, preprocessing or precision warns. It is compared with top-10 entropies,
-    or with the probabilities of ``router``. ``abstain`` is an entropy from which on answers are withheld, or an
-    ``Abstention``. ``temperatures`` divide the logits of each round for the reported probability alone; routing does
-    not see them.
+    ``model`` is a model, the folder or hub id of one, or a folder that ``progresvit export`` wrote. ``threshold`` is a
+    number, one for each round but the last, or what ``progresvit calibrate`` wrote (a ``Setting`` or its path); a
+    setting made for other weights, preprocessing or precision warns. An export may bring its own. It is compared with
+    top-10 entropies, or with the probabilities of ``router``. ``abstain`` is an entropy from which on answers are
+    withheld, or an ``Abstention``. ``temperatures`` divide the logits of each round for the reported probability alone;
+    routing does not see them.
+
+    ``batch`` images at most are computed at a time (by default 512 on a GPU, else 64). ``backend`` is torch,
+    onnxruntime or openvino; ``precision`` fp32, bf16, fp16 (GPU) or fp8 (GPU since Hopper, big products alone).
+    ``kernels`` is fused (on a GPU, the default there: our kernels in CUDA graphs) or plain (torch's own).
     """
 
     def __init__(
         self,
-        model: ProgResViT,
-        threshold: Threshold,
+        model: ProgResViT | PathLike,
+        threshold: Threshold | None = None,
         *,
         router: Router | PathLike | None = None,
         abstain: float | Abstention | None = None,
         temperatures: Sequence[float] | None = None,
+        backend: str | None = None,
         device: str | torch.device | None = None,
         precision: str = "fp32",
-        batch: int = 64,
+        batch: int | None = None,
+        kernels: str | None = None,
+        threads: int | None = None,
+        workers: int = 2,
     ) -> None:
-        if batch < 1:
+        if batch is not None and batch < 1:
             raise ValueError(f"a batch holds one image at least, not {batch}.")
-        self.device = torch.device(device) if device is not None else next(model.parameters()).device
-        self.precision, self.batch = precision, batch
-        autocast(self.device, precision)
-        self.config = config = model.config
-        self.rounds = fold(model).to(self.device)
-        rounds = len(config.rounds)
-        router = load_router(os.fspath(router)) if isinstance(router, str | os.PathLike) else router
+        if backend is not None and backend not in BACKENDS:
+            raise ValueError(f"unknown backend {backend!r}; choose {', '.join(BACKENDS)}.")
+        source = open_source(model, backend)
+        self.config = config = source.config
+        self.precision, self.workers = precision, workers
+        router = _open_router(router)
+        threshold = source.threshold if threshold is None else threshold
+        if threshold is None:
+            raise ValueError("an engine needs a threshold: a number, or a setting that progresvit calibrate wrote.")
         threshold = load_setting(os.fspath(threshold)) if isinstance(threshold, str | os.PathLike) else threshold
         if isinstance(threshold, Setting):
-            self._check(threshold, router, model)
+            self._check(threshold, router, source)
             threshold = threshold.threshold
-        self.policy = Policy.make(rounds, threshold, router=router, abstain=abstain)
-        for one in (self.policy.router, self.policy.abstention.router):
-            if one is not None:
-                self._check_router(one, model)
-                one.to(self.device)
-        self.temperatures = tuple(temperatures) if temperatures is not None else (1.0,) * rounds
-        if len(self.temperatures) != rounds or not all(t > 0 and math.isfinite(t) for t in self.temperatures):
-            raise ValueError(f"temperatures are {rounds} numbers above 0, one for each round, not {temperatures}.")
+        self.policy = Policy.make(len(config.rounds), threshold, router=router, abstain=abstain)
+        self._check_routers(source)
+        self.temperatures = _checked_temperatures(temperatures, source.temperatures, len(config.rounds))
         self.gmacs = compute.cumulative_gmacs(config)
-        self._transform = evaluation_transform(config, as_bytes=True)
+        self.backend, self.rounds, self.batch = source.make_rounds(
+            self.policy, self.temperatures, device=device, precision=precision, batch=batch, kernels=kernels,
+            threads=threads,
+        )  # fmt: skip
+        self._rooms: list[Room] = []
+        self._busy = False
 
-    def classify(self, images: Tensor | Sequence[Image | PathLike]) -> list[Prediction]:
+    def classify(self, images: Pictures) -> list[Prediction]:
         """A prediction for each picture, in order.
 
-        Pictures are paths or PIL images, which are cropped as in evaluation, or a uint8 tensor (B, C, r, r) of square
-        images, which are taken as they are; r is the resolution of the last round or more.
+        Pictures are paths or PIL images, which are cropped as in evaluation, or a uint8 array or tensor (B, C, r, r) of
+        square images, which are taken as they are; r is the resolution of the last round or more. A picture that cannot
+        be opened has a prediction that says why (``error``).
         """
-        if isinstance(images, str | os.PathLike | Image):
+        if isinstance(images, str | os.PathLike) or hasattr(images, "getbbox"):
             raise ValueError("classify takes a list of pictures; put this one into brackets: classify([picture]).")
         predictions: list[Prediction] = []
-        for first in range(0, len(images), self.batch):
-            some = images[first : first + self.batch]
-            pixels = self._checked(some) if isinstance(some, Tensor) else torch.stack([self._open(one) for one in some])
-            predictions += self._classify(pixels.to(self.device))
+        with self._alone(), ThreadPoolExecutor(self.workers) as pool:
+            flow = None
+            for first in range(0, len(images), self.batch):
+                opened = open_pictures(images[first : first + self.batch], self.config, pool)
+                flow = flow or self._flow(opened.side)
+                flow.feed(self.rounds.receive(self.rounds.send(opened.pixels)), _failures(opened))
+                predictions += flow.ready()
+            if flow is not None:
+                flow.flush()
+                predictions += flow.ready(wait=True)
         return predictions
 
-    @torch.inference_mode()
-    def _classify(self, pixels: Tensor) -> list[Prediction]:
-        images = normalise(pixels, self.config)  # (B, C, r, r)
-        numbers = torch.arange(len(images), device=self.device)
-        found: dict[int, Prediction] = {}
-        tokens = None
-        for s in range(len(self.gmacs)):
-            with autocast(self.device, self.precision):
-                output = self.rounds[s](images, tokens)
-            decision = self.policy.decide(s, output.logits)
-            answers = _answers(output.logits[decision.leaves].float() / self.temperatures[s])
-            facts = (
-                numbers[decision.leaves],
-                *answers,
-                decision.entropy[decision.leaves],
-                decision.abstains[decision.leaves],
-            )
-            for number, index, probability, entropy, abstained in zip(*(fact.tolist() for fact in facts)):
-                found[number] = Prediction(
-                    index=index,
-                    label=self.config.labels[index] if self.config.labels and index >= 0 else None,
-                    probability=probability,
-                    exit_round=s + 1,
-                    entropy=entropy,
-                    gmacs=self.gmacs[s],
-                    abstained=abstained,
-                )
-            stays = ~decision.leaves
-            if not bool(stays.any()):
-                break
-            images, numbers, tokens = images[stays], numbers[stays], output.tokens[stays]
-        return [found[number] for number in range(len(pixels))]
+    def stream(
+        self, batches: Iterable[Pictures], *, deadline: float | None = DEADLINE, ahead: int = 2
+    ) -> Iterator[Prediction]:
+        """Predictions for batches of pictures as they come, one by one and in their order.
 
-    def _open(self, picture: Image | PathLike) -> Tensor:
-        if isinstance(picture, str | os.PathLike):
-            path = Path(picture)
-            try:
-                return self._transform(decode(path.read_bytes()))
-            except PictureError as error:
-                raise ValueError(f"{path}: {error}.") from error
-        return self._transform(upright_rgb(picture))
+        Pictures that go on wait until a full batch is together, across the given batches, or until one has waited
+        ``deadline`` seconds, or the batches end; None waits for full batches as long as it takes. Batches, each as
+        ``classify`` takes them, are read by a thread, up to ``ahead`` ahead.
+        """
+        with self._alone(), ThreadPoolExecutor(self.workers) as pool:
+            flow: Flow | None = None
+            with Ahead(batches, lambda pictures: self._prepare(pictures, pool), ahead) as coming:
+                while (item := coming.get(_patience(flow, deadline))) is not Ahead.END:
+                    if item is not None:
+                        opened, sent = item  # type: ignore[misc]
+                        if flow is None or opened.side != flow.side:
+                            if flow is not None:
+                                flow.flush()
+                                yield from flow.ready(wait=True)
+                            flow = self._flow(opened.side)
+                        flow.feed(self.rounds.receive(sent), _failures(opened))
+                    assert flow is not None
+                    if deadline is not None:
+                        flow.flush(before=time.monotonic() - deadline)
+                    yield from flow.ready(wait=item is None)
+            if flow is not None:
+                flow.flush()
+                yield from flow.ready(wait=True)
 
-    def _checked(self, images: Tensor) -> Tensor:
-        least, channels = self.config.resolution, self.config.in_channels
-        square = images.ndim == 4 and images.shape[1] == channels and images.shape[2] == images.shape[3] >= least
-        if images.dtype != torch.uint8 or not square:
-            raise ValueError(
-                f"a tensor of images is uint8 of shape (B, {channels}, r, r), r at least {least}, not {images.dtype} "
-                f"of shape {tuple(images.shape)}; pass paths or PIL images to have them cropped."
-            )
-        return images
+    def _prepare(self, pictures: Pictures, pool: ThreadPoolExecutor) -> tuple[Opened, Any]:
+        opened = open_pictures(pictures, self.config, pool)
+        return opened, self.rounds.send(opened.pixels)
 
-    def _check(self, setting: Setting, router: Router | None, model: ProgResViT) -> None:
+    def _flow(self, side: int) -> Flow:
+        """A fresh start for images of this side."""
+        if not self._rooms or self._rooms[0].pixels.shape[-1] != side:
+            self._rooms = []
+            self._rooms = [self.rounds.make_room(s, self.batch, side) for s in range(len(self.gmacs))]
+        return Flow(self.rounds, self._rooms, largest=self.batch, make=self._prediction, shrunk=self._shrunk)
+
+    def _shrunk(self, largest: int) -> None:
+        self.batch = largest
+
+    def _prediction(self, s: int, answers: Answers, row: int) -> Prediction:
+        index = int(answers.index[row])
+        return Prediction(
+            index=index,
+            label=self.config.labels[index] if self.config.labels and index >= 0 else None,
+            probability=float(answers.probability[row]),
+            exit_round=s + 1,
+            entropy=float(answers.entropy[row]),
+            gmacs=self.gmacs[s],
+            abstained=bool(answers.abstains[row]),
+        )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self._busy:
+            raise RuntimeError("the engine is busy with a stream; finish or close that first, or make a second engine.")
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    def _check(self, setting: Setting, router: Router | None, source: Source) -> None:
+        from progresvit.routing.router import router_hash
+
         setting.check_use(len(self.config.rounds), None if router is None else router_hash(router))
         caveat = setting.caveat(
-            weights=checkpoint.weights_hash(model),
-            preprocessing=preprocessing_hash(self.config),
-            precision=self.precision,
+            weights=source.weights, preprocessing=source.preprocessing, precision=self.precision
         )
         if caveat is not None:
             warnings.warn(caveat, SettingWarning, stacklevel=3)
 
-    def _check_router(self, router: Router, model: ProgResViT) -> None:
-        if router.origin.model is not None and router.origin.model != checkpoint.weights_hash(model):
-            warnings.warn("the router was fitted on another model's records.", SettingWarning, stacklevel=3)
+    def _check_routers(self, source: Source) -> None:
+        for one in (self.policy.router, self.policy.abstention.router):
+            if one is not None and one.origin.model not in (None, source.weights):
+                warnings.warn("the router was fitted on another model's records.", SettingWarning, stacklevel=3)
 
 
-def _answers(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The likeliest class and its probability: (B, K) -> (B,) twice; -1 and NaN where logits are not finite."""
-    values = logits.float()
-    probability, index = values.softmax(dim=-1).max(dim=-1)
-    finite = values.isfinite().all(dim=-1)
-    return index.where(finite, -1), probability.where(finite, torch.nan)
+def _open_router(router: Router | PathLike | None) -> Router | None:
+    if not isinstance(router, str | os.PathLike):
+        return router
+    from progresvit.routing.router import load_router
+
+    return load_router(os.fspath(router))
+
+
+def _checked_temperatures(
+    given: Sequence[float] | None, brought: Sequence[float] | None, rounds: int
+) -> tuple[float, ...]:
+    numbers = given if given is not None else brought
+    found = (1.0,) * rounds if numbers is None else tuple(float(number) for number in numbers)
+    if len(found) != rounds or not all(number > 0 and math.isfinite(number) for number in found):
+        raise ValueError(f"temperatures are {rounds} numbers above 0, one for each round, not {given}.")
+    return found
+
+
+def _failures(opened: Opened) -> dict[int, Prediction]:
+    return {place: Prediction.failed(error) for place, error in opened.errors.items()}
+
+
+def _patience(flow: Flow | None, deadline: float | None) -> float | None:
+    """Seconds until somebody has waited too long."""
+    oldest = None if flow is None else flow.oldest()
+    if oldest is None or deadline is None:
+        return None
+    return max(0.0, oldest + deadline - time.monotonic())

@@ -1,0 +1,64 @@
+"""Work done ahead by a thread: the next batch is read and opened while this one is computed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Ahead(Generic[T]):
+    """What ``prepare`` makes of each item of a source, up to ``depth`` items ahead. Use it in a ``with``."""
+
+    END = object()
+
+    def __init__(self, source: Iterable[Any], prepare: Callable[[Any], T], depth: int = 2) -> None:
+        self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(source, prepare), daemon=True, name="progresvit-ahead")
+
+    def __enter__(self) -> Ahead[T]:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+
+    def get(self, timeout: float | None) -> T | object | None:
+        """The next item, ``END`` after the last, None if there is none in time. What the source raises is raised."""
+        try:
+            item = self._queue.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if isinstance(item, _Raised):
+            raise item.error
+        return item  # type: ignore[no-any-return]
+
+    def _work(self, source: Iterable[Any], prepare: Callable[[Any], T]) -> None:
+        try:
+            for item in source:
+                if not self._put(prepare(item)):
+                    return
+            self._put(self.END)
+        except BaseException as error:  # it belongs to whoever waits for the items
+            self._put(_Raised(error))
+
+    def _put(self, item: Any) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+
+class _Raised:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error

@@ -1,0 +1,229 @@
+"""A folded round for a GPU: matrix products of the vendor's library, and few kernels between them.
+
+Against ``FoldedRound``: bytes come in, and are resized, normalised and cut into patches in one or two passes; image and
+carried tokens enter through one product; residuals are added inside the products; norm, bias and output gate are one
+pass; GELU is part of the product before it (its tanh form there, in bfloat16 and float16 alone, where the difference
+of 5e-4 at most is below rounding). Nothing waits for the host, so a round can be captured as one CUDA graph.
+
+Letters as in fold.py; R is the side of the given images, M rows: images times tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from progresvit.config import HEAD_WIDTH, ModelConfig
+from progresvit.engine import kernels
+from progresvit.engine.fold import Dense, FoldedBlock, FoldedRound
+from progresvit.model import RoundOutput
+from progresvit.model.blocks import NORM_EPS
+
+FP8 = torch.float8_e4m3fn
+FP8_LARGEST = 448.0
+ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+FEW_TOKENS = 192
+"""Up to here our own attention kernel is the faster one (on an H200, 145 tokens: 65 against 91 µs; 226: 208, 167)."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A linear map along one side as taps: output i is the sum over t of weight[i, t] * input[start[i] + t]."""
+
+    start: Tensor
+    weight: Tensor
+
+    @classmethod
+    def of(cls, matrix: Tensor, device: torch.device) -> Filter:
+        """From the matrix (out, in) of a map that looks at few neighbours."""
+        used = matrix != 0
+        first = used.int().argmax(dim=1)
+        last = matrix.shape[1] - 1 - used.flip(1).int().argmax(dim=1)
+        taps = int((last - first).max()) + 1
+        start = first.clamp(max=matrix.shape[1] - taps)
+        weight = matrix.gather(1, start[:, None] + torch.arange(taps))
+        return cls(start.int().to(device), weight.float().contiguous().to(device))
+
+    @classmethod
+    def resizing(cls, side: int, resolution: int, device: torch.device) -> Filter:
+        """As ``model.vit.resize`` does it."""
+        picture = torch.eye(side)[None, None]  # resized in one direction only, it becomes the matrix
+        size = (side, resolution)
+        lines = F.interpolate(picture, size=size, mode="bicubic", antialias=True, align_corners=False)[0, 0]
+        return cls.of(lines.mT.contiguous(), device)  # (R, r) -> (r, R)
+
+    @classmethod
+    def resampling(cls, old: int, new: int, device: torch.device) -> Filter:
+        """As token grids are resampled: bilinear, without antialias."""
+        lines = F.interpolate(torch.eye(old)[None], size=new, mode="linear", align_corners=False)[0]
+        return cls.of(lines.mT.contiguous(), device)  # (old, new) -> (new, old)
+
+
+class Product:
+    """A dense layer as the GPU wants it; in fp8 its inputs come scaled, and so are its weights."""
+
+    def __init__(self, layer: Dense, dtype: torch.dtype, *, input_scale: float = 1.0, fp8: bool = False) -> None:
+        self.bias = layer.bias.to(dtype)
+        weight = layer.weight
+        self.scales: tuple[Tensor, Tensor] | None = None
+        if fp8:
+            scale = FP8_LARGEST / weight.abs().max().clamp(min=1e-12)
+            self.scales = (torch.tensor(1 / input_scale, device=weight.device), (1 / scale).float())
+            self.weight = (weight * scale).to(FP8).t()
+        else:
+            self.weight = weight.to(dtype).t()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(M, inputs) -> (M, outputs)"""
+        if self.scales is None:
+            return torch.addmm(self.bias, x, self.weight)
+        return torch._scaled_mm(x, self.weight, *self.scales, bias=self.bias, out_dtype=self.bias.dtype)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        if self.bias.dtype == torch.float32:
+            return F.gelu(self(x))
+        return torch._addmm_activation(self.bias, x, self.weight, use_gelu=True)
+
+
+class FusedBlock:
+    """The constants of one block."""
+
+    def __init__(self, block: FoldedBlock, dtype: torch.dtype, *, norm_scale: float, fp8: bool) -> None:
+        self.gate = block.out_gate.float()
+        self.fp8, self.width = fp8, len(self.gate)
+        self.qkv = Product(block.qkv, dtype, input_scale=norm_scale, fp8=fp8)
+        q, kv = (Dense(block.qkv.weight[part], block.qkv.bias[part]) for part in _split(self.width))
+        self.q, self.kv = (Product(one, dtype, input_scale=norm_scale, fp8=fp8) for one in (q, kv))
+        self.fc1 = Product(block.fc1, dtype, input_scale=norm_scale, fp8=fp8)
+        self.proj = block.proj.weight.to(dtype).t()
+        fc2 = Dense(self.gate[:, None] * block.fc2.weight, self.gate * block.fc2.bias)
+        self.fc2 = Product(fc2, dtype, fp8=fp8)
+        self.proj_bias, self.fc2_bias = block.proj.bias.float(), fc2.bias.float()
+        if fp8:  # the product adds its bias itself
+            self.fc2_bias = torch.zeros_like(self.fc2_bias)
+
+
+class FusedRound:
+    """Round s of a model for images of side R, in one precision, on one GPU."""
+
+    def __init__(
+        self, folded: FoldedRound, config: ModelConfig, *, side: int, dtype: torch.dtype, fp8: bool = False
+    ) -> None:
+        device = folded.position.device
+        self.dtype, self.fp8, self.is_last = dtype, fp8, folded.is_last
+        self.resolution, self.patch_size = folded.resolution, folded.patch_size
+        self.position = folded.position[0].clone()  # (N, d)
+        self.tokens, self.width = self.position.shape
+        self.heads = self.width // HEAD_WIDTH
+        self.norm_scale = FP8_LARGEST / self.width**0.5 if fp8 else 1.0  # no normalised value exceeds the root of d
+        self.sight = Filter.resizing(side, self.resolution, device)
+        mean, std = (torch.tensor(values, device=device) for values in (config.mean, config.std))
+        self.scale, self.shift = 1 / (255 * std), -mean / std
+        inputs = [folded.embed.weight]
+        self.position[1:] += folded.embed.bias
+        self.projector = folded.projector
+        if folded.projector is not None:
+            carried = folded.projector
+            inputs.append(carried.patches.weight)
+            self.position[1:] += carried.patches.bias
+            self.lattice = Filter.resampling(carried.source_grid, carried.target_grid, device)
+            self.depthwise = carried.depthwise[:, 0].flatten(1).mT.contiguous()  # (d', 1, 3, 3) -> (9, d')
+            self.class_token = Product(carried.class_token, dtype)
+        self.pixels = folded.embed.weight.shape[1]
+        self.enter = torch.cat(inputs, dim=1).to(dtype).t()  # (C * p * p and d', d)
+        self.blocks = [FusedBlock(b, dtype, norm_scale=self.norm_scale, fp8=fp8) for b in folded.blocks]  # type: ignore[arg-type]
+        self.norm_weight, self.norm_bias = folded.norm_weight, folded.norm_bias
+        self.head = Product(folded.head, dtype)
+
+    def __call__(self, pixels: Tensor, previous: Tensor | None = None) -> RoundOutput:
+        """Bytes (B, C, R, R), and from the second round on the tokens of the round before."""
+        images = pixels.shape[0]
+        x, y = self._begin(self._rows(pixels, previous), previous)  # (M, d) twice: the stream, and its norm
+        for block in self.blocks[:-1]:
+            update = self._block(block, x, y, images)
+            y = self._normed_like(x)
+            kernels.norm(x, y, NORM_EPS, self.norm_scale, update=update)
+        if self.is_last:
+            x, update = self._class_token_alone(self.blocks[-1], x, y, images)  # (B, d)
+        else:
+            update = self._block(self.blocks[-1], x, y, images)
+        tokens = torch.empty_like(x)
+        kernels.norm(x, tokens, NORM_EPS, update=update, gain=self.norm_weight, bias=self.norm_bias)
+        tokens = tokens.view(images, -1, self.width)
+        return RoundOutput(logits=self.head(tokens[:, 0]), tokens=tokens)
+
+    def _rows(self, pixels: Tensor, previous: Tensor | None) -> Tensor:
+        """What enters the first product, patch by patch: pixels, then the carried tokens. (B, g * g, …)"""
+        b, channels, side, _ = pixels.shape
+        rows = torch.empty(b, self.tokens - 1, self.enter.shape[0], device=pixels.device, dtype=self.dtype)
+        source = pixels
+        if side != self.resolution:
+            # float16 holds 0 to 255 to a sixteenth of a step, finer than any 16-bit input of the product below
+            between = torch.float32 if self.dtype == torch.float32 else torch.float16
+            source = torch.empty(b, channels, side, self.resolution, device=pixels.device, dtype=between)
+            kernels.narrow(pixels, source, self.sight.start, self.sight.weight)
+        kernels.cut(source, rows, self.sight.start, self.sight.weight, self.scale, self.shift, self.patch_size)
+        if self.projector is not None:
+            assert previous is not None
+            kernels.carry(previous, rows, self.lattice.start, self.lattice.weight, self.depthwise, self.pixels)
+        return rows
+
+    def _begin(self, rows: Tensor, previous: Tensor | None) -> tuple[Tensor, Tensor]:
+        patches = rows.flatten(0, 1) @ self.enter  # (B * g * g, …) -> (B * g * g, d)
+        class_token = None if previous is None else self.class_token(previous[:, 0])  # (B, N', d') -> (B, d)
+        stream = torch.empty(rows.shape[0] * self.tokens, self.width, device=rows.device, dtype=self.dtype)
+        target = self._normed_like(stream)
+        kernels.begin(patches, class_token, self.position, stream, target, NORM_EPS, self.norm_scale)
+        return stream, target
+
+    def _block(self, block: FusedBlock, x: Tensor, y: Tensor, images: int) -> Tensor | None:
+        """The block at work on the stream x, in place; y is its norm. What is left to be added, if anything."""
+        qkv = block.qkv(y).view(images, self.tokens, -1)  # (M, d) -> (B, N, 3d)
+        x.addmm_(self._attend(qkv), block.proj)
+        return self._mlp(block, x)
+
+    def _attend(self, qkv: Tensor) -> Tensor:
+        """(B, N, 3d) -> (M, d)"""
+        if self.tokens <= FEW_TOKENS and self.dtype != torch.float32:
+            return kernels.attend(qkv, self.heads).flatten(0, 1)
+        q, k, v = qkv.unflatten(2, (3, self.heads, HEAD_WIDTH)).permute(2, 0, 3, 1, 4)  # 3 x (B, h, N, 64)
+        return _attend(q, k, v).flatten(0, 1)
+
+    def _class_token_alone(self, block: FusedBlock, x: Tensor, y: Tensor, images: int) -> tuple[Tensor, Tensor | None]:
+        """The same for the class tokens alone: (M, d) -> (B, d)."""
+        q = block.q(y.view(images, -1)[:, : self.width]).view(images, self.heads, 1, HEAD_WIDTH)  # -> (B, h, 1, 64)
+        kv = block.kv(y).view(images, self.tokens, 2, self.heads, HEAD_WIDTH)
+        k, v = kv.permute(2, 0, 3, 1, 4)  # (B, N, 2, h, 64) -> 2 x (B, h, N, 64)
+        first = x.view(images, self.tokens, self.width)[:, 0].contiguous()  # (M, d) -> (B, d)
+        first.addmm_(_attend(q, k, v)[:, 0], block.proj)
+        return first, self._mlp(block, first)
+
+    def _mlp(self, block: FusedBlock, x: Tensor) -> Tensor | None:
+        y = self._normed_like(x)
+        kernels.between(x, block.proj_bias, block.gate, block.fc2_bias, y, NORM_EPS, self.norm_scale)
+        if not self.fp8:
+            x.addmm_(block.fc1.gelu(y), block.fc2.weight)
+            return None
+        hidden = block.fc1(y)
+        active = torch.empty_like(hidden, dtype=FP8)
+        kernels.gelu(hidden, active, FP8_LARGEST)
+        return block.fc2(active)
+
+    def _normed_like(self, x: Tensor) -> Tensor:
+        return torch.empty_like(x, dtype=FP8 if self.fp8 else self.dtype)
+
+
+def _split(width: int) -> tuple[slice, slice]:
+    """Where the queries are among the outputs of the qkv layer, and the keys and values."""
+    return slice(0, width), slice(width, 3 * width)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(B, h, N, 64) three times -> (B, N, h * 64)"""
+    with sdpa_kernel(ATTENTION, set_priority=True):
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)

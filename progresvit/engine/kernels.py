@@ -1,0 +1,296 @@
+"""The kernels of a fused round: what lies between the matrix products, each pass over memory made once.
+
+Triton; they run on a GPU, or on a CPU with ``TRITON_INTERPRET=1``. Arithmetic is float32 whatever is loaded and stored.
+Letters: B images, C image channels, R side of the given image, r resolution of the round, p patch size, g side of the
+patch grid, N tokens, d channels, M rows (images times tokens), T taps of a filter.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+@triton.jit
+def _narrow(source, target, start, weight, rows, side, r, block: tl.constexpr, taps: tl.constexpr, many: tl.constexpr):
+    """A row filter: ``rows`` lines of ``side`` pixels -> lines of r."""
+    row = tl.program_id(0) * many + tl.arange(0, many)
+    col = tl.arange(0, block)
+    inside = (row[:, None] < rows) & (col[None, :] < r)
+    first = tl.load(start + col, col < r, other=0)
+    total = tl.zeros((many, block), tl.float32)
+    for t in tl.static_range(taps):
+        share = tl.load(weight + col * taps + t, col < r, other=0.0)
+        pixel = tl.load(source + row[:, None].to(tl.int64) * side + first[None, :] + t, inside, other=0)
+        total += share[None, :] * pixel.to(tl.float32)
+    tl.store(target + row[:, None].to(tl.int64) * r + col[None, :], total.to(target.dtype.element_ty), inside)
+
+
+@triton.jit
+def _cut(
+    source, target, start, weight, scale, shift, channels, side, r, stride,
+    p: tl.constexpr, block: tl.constexpr, taps: tl.constexpr,
+):  # fmt: skip
+    """A column filter, normalisation, and the order of patches: (B, C, side, r) -> (B, g * g, stride)."""
+    plane, strip = tl.program_id(0), tl.program_id(1)  # an image's channel, a row of patches
+    b, c = plane // channels, plane % channels
+    y = strip * p + tl.arange(0, p)
+    x = tl.arange(0, block)
+    inside = (x[None, :] < r) & (y[:, None] < r)
+    first = tl.load(start + y)
+    above = source + plane.to(tl.int64) * side * r
+    total = tl.zeros((p, block), tl.float32)
+    for t in tl.static_range(taps):
+        share = tl.load(weight + y * taps + t)
+        pixel = tl.load(above + (first[:, None] + t) * r + x[None, :], inside, other=0)
+        total += share[:, None] * pixel.to(tl.float32)
+    total = total * tl.load(scale + c) + tl.load(shift + c)
+    grid = r // p
+    patch = b.to(tl.int64) * grid * grid + strip * grid + x[None, :] // p
+    place = c * p * p + (y[:, None] % p) * p + x[None, :] % p
+    tl.store(target + patch * stride + place, total.to(target.dtype.element_ty), inside)
+
+
+@triton.jit
+def _resample(
+    tokens, target, start, weight, old, new, d,
+    taps: tl.constexpr, many: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Bilinear resampling of a grid of tokens, the class token left out: (B, 1 + old * old, d) -> (B, new * new, d)."""
+    b, y = tl.program_id(0), tl.program_id(1)
+    x = tl.arange(0, many)
+    c = tl.arange(0, block)
+    inside = (x[:, None] < new) & (c[None, :] < d)
+    above = tokens + (b.to(tl.int64) * (old * old + 1) + 1) * d
+    line, place = tl.load(start + y), tl.load(start + x, x < new, other=0)
+    total = tl.zeros((many, block), tl.float32)
+    for ty in tl.static_range(taps):
+        up = tl.load(weight + y * taps + ty)
+        for tx in tl.static_range(taps):
+            across = tl.load(weight + x * taps + tx, x < new, other=0.0)
+            cell = (line + ty) * old + place + tx
+            seen = tl.load(above + cell[:, None] * d + c[None, :], inside, other=0)
+            total += (up * across)[:, None] * seen.to(tl.float32)
+    row = (b.to(tl.int64) * new + y) * new + x
+    tl.store(target + row[:, None] * d + c[None, :], total.to(target.dtype.element_ty), inside)
+
+
+@triton.jit
+def _depthwise(source, target, weight, side, d, stride, offset, many: tl.constexpr, block: tl.constexpr):
+    """A 3 x 3 filter for each channel, zeros around the grid, written from column ``offset`` on."""
+    b, y = tl.program_id(0), tl.program_id(1)
+    x = tl.arange(0, many)
+    c = tl.arange(0, block)
+    real = c < d
+    above = source + b.to(tl.int64) * side * side * d
+    total = tl.zeros((many, block), tl.float32)
+    for dy in tl.static_range(3):
+        line = tl.full((many,), y + dy - 1, tl.int32)
+        for dx in tl.static_range(3):
+            place = x + dx - 1
+            inside = (line >= 0) & (line < side) & (place >= 0) & (place < side)
+            cell = line * side + place
+            seen = tl.load(above + cell[:, None] * d + c[None, :], inside[:, None] & real[None, :], other=0)
+            total += tl.load(weight + (dy * 3 + dx) * d + c, real, other=0.0)[None, :] * seen.to(tl.float32)
+    row = (b.to(tl.int64) * side + y) * side + x
+    where = target + row[:, None] * stride + offset + c[None, :]
+    tl.store(where, total.to(target.dtype.element_ty), (x[:, None] < side) & real[None, :])
+
+
+@triton.jit
+def _normalised(x, inside, d, eps):
+    mean = tl.sum(x, 1) / d
+    centred = tl.where(inside, x - mean[:, None], 0.0)
+    variance = tl.sum(centred * centred, 1) / d
+    return centred * tl.rsqrt(variance + eps)[:, None]
+
+
+@triton.jit
+def _begin(
+    patches, class_tokens, position, stream, target, rows, n, d, eps, scale,
+    has_class: tl.constexpr, block: tl.constexpr, many: tl.constexpr,
+):  # fmt: skip
+    """Class token and patches in one stream, with their positions, and its norm: (B * (N - 1), d) -> (B * N, d)."""
+    row = tl.program_id(0) * many + tl.arange(0, many)
+    c = tl.arange(0, block)
+    inside = (row[:, None] < rows) & (c[None, :] < d)
+    b, token = row // n, row % n
+    x = tl.load(position + token[:, None] * d + c[None, :], inside, other=0.0)
+    patch = (b * (n - 1) + token - 1).to(tl.int64)
+    x += tl.load(patches + patch[:, None] * d + c[None, :], inside & (token > 0)[:, None], other=0).to(tl.float32)
+    if has_class:
+        first = class_tokens + b[:, None] * d + c[None, :]
+        x += tl.load(first, inside & (token == 0)[:, None], other=0).to(tl.float32)
+    place = row[:, None].to(tl.int64) * d + c[None, :]
+    tl.store(stream + place, x.to(stream.dtype.element_ty), inside)
+    tl.store(target + place, (_normalised(x, inside, d, eps) * scale).to(target.dtype.element_ty), inside)
+
+
+@triton.jit
+def _norm(
+    stream, update, target, gain, bias, rows, d, eps, scale,
+    adds: tl.constexpr, affine: tl.constexpr, block: tl.constexpr, many: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * many + tl.arange(0, many)
+    c = tl.arange(0, block)
+    inside = (row[:, None] < rows) & (c[None, :] < d)
+    place = row[:, None].to(tl.int64) * d + c[None, :]
+    x = tl.load(stream + place, inside, other=0).to(tl.float32)
+    if adds:
+        x += tl.load(update + place, inside, other=0).to(tl.float32)
+        tl.store(stream + place, x.to(stream.dtype.element_ty), inside)
+    y = _normalised(x, inside, d, eps)
+    if affine:
+        y = y * tl.load(gain + c, c < d, other=0.0)[None, :] + tl.load(bias + c, c < d, other=0.0)[None, :]
+    tl.store(target + place, (y * scale).to(target.dtype.element_ty), inside)
+
+
+@triton.jit
+def _between(
+    stream, before, gate, after, target, rows, d, eps, scale,
+    block: tl.constexpr, many: tl.constexpr,
+):  # fmt: skip
+    """Between attention and MLP: add a bias, norm it, and leave the stream gated, with the MLP's bias added."""
+    row = tl.program_id(0) * many + tl.arange(0, many)
+    c = tl.arange(0, block)
+    real = c < d
+    inside = (row[:, None] < rows) & real[None, :]
+    place = row[:, None].to(tl.int64) * d + c[None, :]
+    x = tl.load(stream + place, inside, other=0).to(tl.float32) + tl.load(before + c, real, other=0.0)[None, :]
+    tl.store(target + place, (_normalised(x, inside, d, eps) * scale).to(target.dtype.element_ty), inside)
+    x = x * tl.load(gate + c, real, other=0.0)[None, :] + tl.load(after + c, real, other=0.0)[None, :]
+    tl.store(stream + place, x.to(stream.dtype.element_ty), inside)
+
+
+@triton.jit
+def _gelu(source, target, count, limit, block: tl.constexpr):
+    """GELU in its tanh form, clamped to what the target can hold."""
+    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    x = tl.load(source + place, place < count, other=0).to(tl.float32)
+    y = x / (1.0 + tl.exp2(x * (-2.302208198 - 0.1029432397 * x * x)))
+    y = tl.minimum(tl.maximum(y, -limit), limit)
+    tl.store(target + place, y.to(target.dtype.element_ty), place < count)
+
+
+@triton.jit
+def _attend(
+    qkv, target, n, scale,
+    heads: tl.constexpr, many: tl.constexpr, few: tl.constexpr, padded: tl.constexpr,
+):  # fmt: skip
+    """Attention of one head over all tokens of one image, keys in steps of ``few``: (B, N, 3, h, 64) -> (B, N, h, 64)."""
+    b, h = tl.program_id(1) // heads, tl.program_id(1) % heads
+    width: tl.constexpr = 64
+    stride: tl.constexpr = 3 * heads * width
+    above = qkv + b.to(tl.int64) * n * stride + h * width
+    row = tl.program_id(0) * many + tl.arange(0, many)
+    c = tl.arange(0, width)
+    q = tl.load(above + row[:, None] * stride + c[None, :], row[:, None] < n, other=0)
+    highest = tl.full((many,), -1e30, tl.float32)
+    mass = tl.zeros((many,), tl.float32)
+    total = tl.zeros((many, width), tl.float32)
+    for begin in tl.static_range(0, padded, few):
+        key = begin + tl.arange(0, few)
+        k = tl.load(above + heads * width + key[:, None] * stride + c[None, :], key[:, None] < n, other=0)
+        v = tl.load(above + 2 * heads * width + key[:, None] * stride + c[None, :], key[:, None] < n, other=0)
+        score = tl.where(key[None, :] < n, tl.dot(q, tl.trans(k)) * scale, -1e30)
+        higher = tl.maximum(highest, tl.max(score, 1))
+        p = tl.exp2(score - higher[:, None])
+        shrink = tl.exp2(highest - higher)
+        mass = mass * shrink + tl.sum(p, 1)
+        total = tl.dot(p.to(v.dtype), v, total * shrink[:, None])
+        highest = higher
+    place = (b.to(tl.int64) * n + row[:, None]) * (heads * width) + h * width + c[None, :]
+    tl.store(target + place, (total / mass[:, None]).to(target.dtype.element_ty), row[:, None] < n)
+
+
+class _Rows:
+    """How the rows of a token matrix are shared out among programs."""
+
+    def __init__(self, rows: int, d: int) -> None:
+        self.block = triton.next_power_of_2(d)
+        self.many = max(1, 1024 // self.block)
+        self.grid = (triton.cdiv(rows, self.many),)
+
+
+def narrow(source: Tensor, target: Tensor, start: Tensor, weight: Tensor) -> None:
+    """Filter every line of pixels: (B, C, R, R) -> (B, C, R, r)."""
+    rows, side, r = source.shape[0] * source.shape[1] * source.shape[2], source.shape[3], target.shape[3]
+    over = _Rows(rows, r)
+    _narrow[over.grid](source, target, start, weight, rows, side, r, over.block, weight.shape[1], over.many)
+
+
+def cut(
+    source: Tensor, target: Tensor, start: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, patch: int
+) -> None:
+    """Filter every column, normalise, and write patch by patch: (B, C, R, r) -> (B, g * g, C * p * p or more)."""
+    b, channels, side, r = source.shape
+    _cut[(b * channels, r // patch)](
+        source, target, start, weight, scale, shift, channels, side, r, target.shape[2],
+        patch, triton.next_power_of_2(r), weight.shape[1],
+    )  # fmt: skip
+
+
+def carry(tokens: Tensor, target: Tensor, start: Tensor, weight: Tensor, depthwise: Tensor, offset: int) -> None:
+    """Old tokens on the new grid, filtered, from column ``offset`` on: (B, 1 + g' * g', d') -> (B, g * g, d')."""
+    b, d, new = tokens.shape[0], tokens.shape[2], len(start)
+    old = round((tokens.shape[1] - 1) ** 0.5)
+    tile = triton.next_power_of_2(new), triton.next_power_of_2(d)
+    grid = torch.empty(b, new * new, d, device=tokens.device, dtype=tokens.dtype)
+    _resample[(b, new)](tokens, grid, start, weight, old, new, d, weight.shape[1], *tile)
+    _depthwise[(b, new)](grid, target, depthwise, new, d, target.shape[2], offset, *tile)
+
+
+def begin(
+    patches: Tensor, class_tokens: Tensor | None, position: Tensor, stream: Tensor, target: Tensor,
+    eps: float, scale: float,
+) -> None:  # fmt: skip
+    """The stream of tokens that the blocks work on, (M, d), and its norm times ``scale``."""
+    (rows, d), n = stream.shape, position.shape[0]
+    over, has_class = _Rows(rows, d), class_tokens is not None
+    _begin[over.grid](
+        patches, class_tokens if has_class else patches, position, stream, target, rows, n, d, eps, scale,
+        has_class, over.block, over.many, num_warps=1,
+    )  # fmt: skip
+
+
+def norm(
+    stream: Tensor, target: Tensor, eps: float, scale: float = 1.0, *, update: Tensor | None = None,
+    gain: Tensor | None = None, bias: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Add the update to the stream, then target = norm(stream) * scale; all (M, d)."""
+    rows, d = stream.shape
+    over, adds, affine = _Rows(rows, d), update is not None, gain is not None
+    _norm[over.grid](
+        stream, update if adds else stream, target, gain if affine else stream, bias if affine else stream,
+        rows, d, eps, scale, adds, affine, over.block, over.many, num_warps=1,
+    )  # fmt: skip
+
+
+def between(
+    stream: Tensor, before: Tensor, gate: Tensor, after: Tensor, target: Tensor, eps: float, scale: float
+) -> None:
+    """target = norm(stream + before) * scale; stream = gate * (stream + before) + after."""
+    rows, d = stream.shape
+    over = _Rows(rows, d)
+    _between[over.grid](
+        stream, before, gate, after, target, rows, d, eps, scale, over.block, over.many, num_warps=1
+    )  # fmt: skip
+
+
+def gelu(source: Tensor, target: Tensor, limit: float) -> None:
+    """GELU between -limit and limit, in another type."""
+    block = 4096
+    _gelu[(triton.cdiv(source.numel(), block),)](source, target, source.numel(), limit, block, num_warps=8)
+
+
+def attend(qkv: Tensor, heads: int) -> Tensor:
+    """(B, N, 3 * h * 64) -> (B, N, h * 64)"""
+    b, n, _ = qkv.shape
+    target = torch.empty(b, n, heads * 64, device=qkv.device, dtype=qkv.dtype)
+    many, few = 64, 64
+    scale = 64**-0.5 * 1.4426950408889634  # 2 to the power of it is e to the power of the score
+    _attend[(triton.cdiv(n, many), b * heads)](
+        qkv, target, n, scale, heads, many, few, triton.cdiv(n, few) * few, num_warps=4
+    )
+    return target

@@ -1,0 +1,185 @@
+"""What an engine can be made of, a model or an export, and the rounds that a backend makes of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from progresvit.config import ModelConfig
+from progresvit.engine.graphs import EXPORT_FILE, GraphRounds
+from progresvit.engine.array_rounds import ArrayRounds
+from progresvit.engine.rooms import Rounds
+from progresvit.routing.policy import Policy
+from progresvit.routing.setting import Setting
+
+if TYPE_CHECKING:
+    import torch
+
+    from progresvit.model import ProgResViT
+
+BACKENDS = ("torch", "onnxruntime", "openvino")
+KERNELS = ("fused", "plain")
+
+
+class Source(Protocol):
+    """A model as the engine sees it."""
+
+    config: ModelConfig
+    threshold: float | tuple[float, ...] | Setting | None
+    temperatures: Sequence[float] | None
+
+    @property
+    def weights(self) -> str:
+        """Their hash."""
+        ...
+
+    @property
+    def preprocessing(self) -> str:
+        """Its hash."""
+        ...
+
+    def make_rounds(
+        self,
+        policy: Policy,
+        temperatures: Sequence[float],
+        *,
+        device: str | torch.device | None,
+        precision: str,
+        batch: int | None,
+        kernels: str | None,
+        threads: int | None,
+    ) -> tuple[str, Rounds, int]:
+        """The backend's name, the rounds, and how many images at most are run at a time."""
+        ...
+
+
+def open_source(model: ProgResViT | str | os.PathLike[str], backend: str | None) -> Source:
+    """A model, the folder or hub id of one, or an export."""
+    if isinstance(model, str | os.PathLike):
+        if (Path(model) / EXPORT_FILE).is_file():
+            if backend == "torch":
+                raise ValueError(f"{model} is an export; torch runs models, not graphs. Give the model's folder.")
+            return ExportSource(Path(model), backend)
+        from progresvit.api import load
+
+        model = load(os.fspath(model))
+    return ModelSource(model) if backend in (None, "torch") else ExportedSource(model, backend)
+
+
+class ModelSource:
+    """A model under torch."""
+
+    threshold = None
+    temperatures = None
+
+    def __init__(self, model: ProgResViT) -> None:
+        self.model, self.config = model, model.config
+
+    @cached_property
+    def weights(self) -> str:
+        from progresvit.checkpoint import weights_hash
+
+        return weights_hash(self.model)
+
+    @cached_property
+    def preprocessing(self) -> str:
+        from progresvit.data.preprocess import preprocessing_hash
+
+        return preprocessing_hash(self.config)
+
+    def make_rounds(
+        self,
+        policy: Policy,
+        temperatures: Sequence[float],
+        *,
+        device: str | torch.device | None,
+        precision: str,
+        batch: int | None,
+        kernels: str | None,
+        threads: int | None,
+    ) -> tuple[str, Rounds, int]:
+        import torch
+
+        from progresvit.engine.torch_rounds import FusedRounds, TorchRounds
+
+        place = torch.device(device) if device is not None else next(self.model.parameters()).device
+        if threads is not None:
+            torch.set_num_threads(threads)
+        batch = batch or (512 if place.type == "cuda" else 64)
+        kernels = _checked_kernels(kernels, place, precision)
+        for router in (policy.router, policy.abstention.router):
+            if router is not None:
+                router.to(place)
+        if kernels == "fused":
+            fused = FusedRounds(
+                self.model, policy, temperatures, device=place, precision=precision, largest=batch
+            )
+            return "torch", fused, batch
+        return "torch", TorchRounds(self.model, policy, temperatures, device=place, precision=precision), batch
+
+
+class ExportSource:
+    """Graphs that ``progresvit export`` wrote, under the backend that can read them. Needs no torch."""
+
+    def __init__(self, folder: Path, backend: str | None) -> None:
+        self.folder, self.backend = folder, backend
+        self.manifest = read_manifest(folder)
+        self.config = self.manifest.config
+        self.threshold, self.temperatures = self.manifest.threshold, self.manifest.temperatures
+        self.weights, self.preprocessing = self.manifest.weights, self.manifest.preprocessing
+
+    def make_rounds(
+        self,
+        policy: Policy,
+        temperatures: Sequence[float],
+        *,
+        device: str | torch.device | None,
+        precision: str,
+        batch: int | None,
+        kernels: str | None,
+        threads: int | None,
+    ) -> tuple[str, Rounds, int]:
+        if str(device or "cpu") != "cpu":
+            raise ValueError(f"graphs run on the CPU here, not on {device}; for a GPU, give the model itself.")
+        if kernels is not None:
+            raise ValueError("kernels= is a choice of torch's; graphs bring their own.")
+        graphs = GraphRounds(self.folder, backend=self.backend, precision=precision, threads=threads)
+        return graphs.backend, ArrayRounds(graphs, policy, temperatures), batch or 64
+
+
+class ExportedSource(ModelSource):
+    """A model that is exported on the spot, for a backend other than torch."""
+
+    def __init__(self, model: ProgResViT, backend: str) -> None:
+        super().__init__(model)
+        self.backend = backend
+
+    def make_rounds(self, policy: Policy, temperatures: Sequence[float], **how: Any) -> tuple[str, Rounds, int]:
+        from progresvit.engine.export import export
+
+        with tempfile.TemporaryDirectory() as folder:
+            export(self.model, Path(folder) / "export", format="onnx")
+            return ExportSource(Path(folder) / "export", self.backend).make_rounds(policy, temperatures, **how)
+
+
+def _checked_kernels(kernels: str | None, device: torch.device, precision: str) -> str:
+    import torch
+
+    from progresvit.model.precision import autocast
+
+    if kernels not in (None, *KERNELS):
+        raise ValueError(f"unknown kernels {kernels!r}; choose {' or '.join(KERNELS)}.")
+    if kernels == "fused" and device.type != "cuda":
+        raise ValueError(f"fused kernels are for a GPU, not for {device.type}; leave kernels out.")
+    if kernels == "fused" and importlib.util.find_spec("triton") is None:
+        raise ValueError("fused kernels need triton; install it, or ask for kernels='plain'.")
+    if precision != "fp8":
+        autocast(device, precision)
+    elif device.type != "cuda" or kernels == "plain" or torch.cuda.get_device_capability(device) < (8, 9):
+        raise ValueError("fp8 needs a GPU of compute capability 8.9 or more and the fused kernels; use bf16.")
+    return kernels or ("fused" if device.type == "cuda" and importlib.util.find_spec("triton") else "plain")

@@ -1,0 +1,223 @@
+"""The rounds under torch: plain folded modules on any device, or fused kernels in CUDA graphs on a GPU.
+
+Letters: B images, C channels, R side of the images, N tokens, d channels of tokens, s a round from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from progresvit.config import ModelConfig
+from progresvit.data.preprocess import normalise
+from progresvit.engine.fold import FoldedRound, fold
+from progresvit.engine.rooms import Answers, Ran, Room, padded_size, power_sizes
+from progresvit.model import ProgResViT
+from progresvit.model.precision import PRECISIONS, autocast
+from progresvit.routing import Policy
+
+if TYPE_CHECKING:
+    from progresvit.engine.fused import FusedRound
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Images on their way to the device."""
+
+    pixels: Tensor
+    event: torch.cuda.Event | None = None
+
+
+@dataclass
+class TorchRan:
+    """Facts on their way to the host."""
+
+    facts: Tensor
+    """(5, B) on the host, there once the event has happened."""
+    tokens: Tensor | None
+    event: torch.cuda.Event | None = None
+
+    def finished(self) -> bool:
+        return self.event is None or self.event.query()
+
+    def answers(self) -> Answers:
+        if self.event is not None:
+            self.event.synchronize()
+        leaves, index, probability, entropy, abstains = self.facts.numpy()
+        return Answers(leaves > 0, index.astype(np.int64), probability, entropy, abstains > 0)
+
+
+class TorchRounds:
+    """A model folded, with the decisions made where the logits are."""
+
+    sizes: tuple[int, ...] | None = None
+    out_of_memory: tuple[type[Exception], ...] = (torch.OutOfMemoryError,)
+
+    def __init__(
+        self, model: ProgResViT, policy: Policy, temperatures: Sequence[float], *, device: torch.device, precision: str
+    ) -> None:
+        self.config, self.policy, self.temperatures = model.config, policy, tuple(temperatures)
+        self.device, self.precision = device, precision
+        self.folded: list[FoldedRound] = list(fold(model).to(device))  # type: ignore[arg-type]
+        if device.type == "cuda":
+            self._upload = torch.cuda.Stream(device)
+
+    def make_room(self, s: int, capacity: int, side: int) -> Room:
+        pixels = torch.zeros(capacity, self.config.in_channels, side, side, dtype=torch.uint8, device=self.device)
+        return Room(pixels, self._tokens_before(s, capacity) if s else None)
+
+    def send(self, pixels: Tensor | NDArray[np.uint8]) -> Sent:
+        given = pixels if isinstance(pixels, Tensor) else torch.from_numpy(pixels)
+        if self.device.type != "cuda" or given.is_cuda or not len(given):
+            return Sent(given)
+        with torch.cuda.stream(self._upload):  # beside what is being computed
+            sent = given.pin_memory().to(self.device, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        return Sent(sent, event)
+
+    def receive(self, sent: Sent) -> Tensor:
+        if sent.event is not None:
+            now = torch.cuda.current_stream(self.device)
+            now.wait_event(sent.event)
+            sent.pixels.record_stream(now)
+        return sent.pixels
+
+    def load(self, room: Room, pixels: Tensor) -> None:
+        room.pixels[room.fill : room.fill + len(pixels)].copy_(pixels)
+
+    @torch.inference_mode()
+    def run(self, s: int, room: Room, first: int, count: int) -> Ran:
+        places = slice(first, first + count)
+        tokens = None if room.tokens is None else room.tokens[places]
+        with autocast(self.device, self.precision):
+            output = self.folded[s](normalise(room.pixels[places], self.config), tokens)
+        facts = self.facts(s, output.logits)
+        return TorchRan(facts.cpu(), None if self._is_last(s) else output.tokens)
+
+    @torch.inference_mode()
+    def move(self, source: Room, first: int, ran: Ran, rows: NDArray[np.int64], target: Room) -> None:
+        where = torch.from_numpy(rows)
+        if self.device.type == "cuda":
+            where = where.pin_memory().to(self.device, non_blocking=True)
+        places = slice(target.fill, target.fill + len(rows))
+        torch.index_select(source.pixels, 0, where + first, out=target.pixels[places])
+        assert target.tokens is not None
+        target.tokens[places] = ran.tokens[where]
+
+    def shrink(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def facts(self, s: int, logits: Tensor) -> Tensor:
+        """All that the host asks for, in one tensor: (B, K) -> (5, B)."""
+        decision = self.policy.decide(s, logits)
+        index, probability = _answer(logits.float() / self.temperatures[s])
+        return torch.stack([decision.leaves, index, probability, decision.entropy, decision.abstains])
+
+    def _is_last(self, s: int) -> bool:
+        return s == len(self.folded) - 1
+
+    def _tokens_before(self, s: int, capacity: int) -> Tensor:
+        position = self.folded[s - 1].position
+        return torch.zeros(capacity, *position.shape[1:], device=self.device, dtype=self._token_dtype())
+
+    def _token_dtype(self) -> torch.dtype:
+        return torch.float32  # norms come out of autocast in float32
+
+
+class FusedRounds(TorchRounds):
+    """The same on a GPU, fast: each round in each batch size is one CUDA graph, captured when it is first needed."""
+
+    def __init__(self, *args: Any, largest: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.sizes = power_sizes(largest)
+        self._fused: dict[tuple[int, int], FusedRound] = {}
+        self._graphs: dict[tuple[int, int, int], _Captured] = {}
+        self._pools = [torch.cuda.graph_pool_handle() for _ in self.folded]  # rounds must not share: tokens are read
+        # while the next round runs
+
+    @torch.inference_mode()
+    def run(self, s: int, room: Room, first: int, count: int) -> Ran:
+        assert self.sizes is not None
+        size = padded_size(count, self.sizes)
+        if first:  # graphs look at the first places
+            for held in (room.pixels, room.tokens):
+                if held is not None:
+                    held[:count].copy_(held[first : first + count].clone())
+        with torch.cuda.device(self.device):
+            captured = self._captured(s, room, size)
+            captured.graph.replay()
+            facts = torch.empty(captured.facts.shape, pin_memory=True)
+            facts.copy_(captured.facts, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        return TorchRan(facts[:, :count], captured.tokens, event)
+
+    def move(self, source: Room, first: int, ran: Ran, rows: NDArray[np.int64], target: Room) -> None:
+        super().move(source, 0, ran, rows, target)  # they were brought to the first places
+
+    def shrink(self) -> None:
+        self._graphs.clear()
+        self._pools = [torch.cuda.graph_pool_handle() for _ in self.folded]
+        super().shrink()
+
+    def _captured(self, s: int, room: Room, size: int) -> _Captured:
+        key = (s, size, room.pixels.data_ptr())
+        if key not in self._graphs:
+            fused = self._fused_round(s, room.pixels.shape[-1])
+            inputs = (room.pixels[:size], None if room.tokens is None else room.tokens[:size])
+
+            def compute() -> tuple[Tensor, Tensor]:
+                output = fused(*inputs)
+                return self.facts(s, output.logits), output.tokens
+
+            self._graphs[key] = _capture(compute, self._pools[s])
+        return self._graphs[key]
+
+    def _fused_round(self, s: int, side: int) -> FusedRound:
+        from progresvit.engine.fused import FusedRound
+
+        if (s, side) not in self._fused:
+            self._fused[s, side] = FusedRound(
+                self.folded[s], self.config, side=side, dtype=self._token_dtype(), fp8=self.precision == "fp8"
+            )
+        return self._fused[s, side]
+
+    def _token_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "fp8" else PRECISIONS[self.precision] or torch.float32
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    facts: Tensor
+    tokens: Tensor
+
+
+def _capture(compute: Any, pool: Any) -> _Captured:
+    """Run it once to build its kernels, then record it."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        compute()
+    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # the recording takes its memory anew
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        facts, tokens = compute()
+    return _Captured(graph, facts, tokens)
+
+
+def _answer(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest class and its probability: (B, K) -> (B,) twice; -1 and NaN where logits are not finite."""
+    probability, index = logits.softmax(dim=-1).max(dim=-1)
+    finite = logits.isfinite().all(dim=-1)
+    return index.where(finite, -1), probability.where(finite, torch.nan)
