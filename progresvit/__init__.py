@@ -5,8 +5,9 @@ Importing this is light: torch and timm come with the first model.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from progresvit._lazy import lazily
 
 if TYPE_CHECKING:
     from progresvit import checkpoint, compute, config, data, engine, evaluation, interop, model, routing
@@ -60,14 +61,4 @@ __all__ = [
     "save",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return importlib.import_module(f"progresvit.{name}")
-    if name in _HOME_OF:
-        return getattr(importlib.import_module(f"progresvit.{_HOME_OF[name]}"), name)
-    raise AttributeError(f"module 'progresvit' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+__getattr__, __dir__ = lazily(__name__, homes=_HOME_OF, modules=_ROOMS, more=["__version__"])

@@ -12,7 +12,7 @@ import progresvit
 PACKAGE = Path(progresvit.__file__).parent
 
 FLOORS = (  # each may import from those above it
-    {"_torchvision", "atomic", "config"},
+    {"_lazy", "_torchvision", "atomic", "config"},
     {"compute", "folders", "processes"},
     {"model", "data"},
     {"checkpoint", "routing", "baselines"},

@@ -12,6 +12,7 @@ from progresvit.cli.abstention import abstention
 from progresvit.cli.calibrate import calibrate
 from progresvit.cli.compare_routers import compare_routers
 from progresvit.cli.evaluate import evaluate
+from progresvit.cli.export import export
 from progresvit.cli.fit_router import fit_router
 from progresvit.cli.frontier import frontier
 from progresvit.cli.import_official import import_official
@@ -52,6 +53,7 @@ app.command("compare-routers")(compare_routers)
 app.command("abstention")(abstention)
 app.command("trust")(trust)
 app.command("shift")(shift)
+app.command("export")(export)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,6 +1,17 @@
-"""Images in."""
+"""Images in.
 
-import progresvit._torchvision  # noqa: F401  (ahead of timm)
-from progresvit.data.preprocess import evaluation_transform
+Importing this is light, and so is reading and cropping a picture: torch and timm come with what needs them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from progresvit._lazy import lazily
+
+if TYPE_CHECKING:
+    from progresvit.data.preprocess import evaluation_transform
 
 __all__ = ["evaluation_transform"]
+
+__getattr__, __dir__ = lazily(__name__, homes={"evaluation_transform": "preprocess"})

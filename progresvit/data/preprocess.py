@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import progresvit._torchvision  # noqa: F401  (ahead of timm)
+
+# isort: split
 import hashlib
 import json
 import zlib
@@ -17,9 +20,8 @@ from torch import Tensor
 
 from progresvit.config import ModelConfig
 from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from progresvit.data.crop import INTERPOLATION
 from progresvit.data.order import Draw, mix_seed
-
-INTERPOLATION = "bicubic"
 
 
 def evaluation_transform(config: ModelConfig, *, as_bytes: bool = False) -> Callable[[Image], Tensor]:

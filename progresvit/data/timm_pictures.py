@@ -6,6 +6,9 @@ whose members come in groups of one stem: ``0001.jpg`` beside ``0001.cls``.
 
 from __future__ import annotations
 
+import progresvit._torchvision  # noqa: F401  (ahead of timm)
+
+# isort: split
 import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

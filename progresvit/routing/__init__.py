@@ -1,8 +1,14 @@
-"""When to stop."""
+"""When to stop.
 
-from progresvit.routing.calibration import threshold_for_budget, threshold_for_exit_share
-from progresvit.routing.entropy import HIGHEST, full_entropy, top10_entropy
-from progresvit.routing.frontier import (
+Importing this is light: what is about plain arrays needs no torch, which comes with the names that do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from progresvit._lazy import lazily
+from progresvit.routing.frontier import (  # at once: the function has the name of its module
     NEAR_LOSSLESS_DROP,
     PAPER_THRESHOLDS,
     TENTHS,
@@ -11,16 +17,46 @@ from progresvit.routing.frontier import (
     near_lossless,
     operating_point,
 )
-from progresvit.routing.guarantee import (
-    CertifiedThreshold,
-    certified_threshold,
-    certified_thresholds,
-    needed_images,
-)
-from progresvit.routing.policy import Abstention, Policy, Routed, route_records
-from progresvit.routing.router import Router, fit_router, load_router, save_router
-from progresvit.routing.setting import Setting, SettingWarning, load_setting
-from progresvit.routing.statistics import STATISTICS, logit_statistics
+
+if TYPE_CHECKING:
+    from progresvit.routing.arrays import HIGHEST
+    from progresvit.routing.calibration import threshold_for_budget, threshold_for_exit_share
+    from progresvit.routing.entropy import full_entropy, top10_entropy
+    from progresvit.routing.guarantee import (
+        CertifiedThreshold,
+        certified_threshold,
+        certified_thresholds,
+        needed_images,
+    )
+    from progresvit.routing.policy import Abstention, Policy, Routed, route_records
+    from progresvit.routing.router import Router, fit_router, load_router, save_router
+    from progresvit.routing.setting import Setting, SettingWarning, load_setting
+    from progresvit.routing.statistics import STATISTICS, logit_statistics
+
+_HOME_OF = {
+    "HIGHEST": "arrays",
+    "threshold_for_budget": "calibration",
+    "threshold_for_exit_share": "calibration",
+    "full_entropy": "entropy",
+    "top10_entropy": "entropy",
+    "CertifiedThreshold": "guarantee",
+    "certified_threshold": "guarantee",
+    "certified_thresholds": "guarantee",
+    "needed_images": "guarantee",
+    "Abstention": "policy",
+    "Policy": "policy",
+    "Routed": "policy",
+    "route_records": "policy",
+    "Router": "router",
+    "fit_router": "router",
+    "load_router": "router",
+    "save_router": "router",
+    "Setting": "setting",
+    "SettingWarning": "setting",
+    "load_setting": "setting",
+    "STATISTICS": "statistics",
+    "logit_statistics": "statistics",
+}
 
 __all__ = [
     "HIGHEST",
@@ -53,3 +89,5 @@ __all__ = [
     "threshold_for_exit_share",
     "top10_entropy",
 ]
+
+__getattr__, __dir__ = lazily(__name__, homes=_HOME_OF, more=__all__)

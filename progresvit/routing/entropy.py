@@ -2,13 +2,10 @@
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
-TOP = 10
-HIGHEST = math.log(TOP)
-"""Entropies lie between 0 and this."""
+from progresvit.routing.arrays import TOP, highest_entropy
 
 
 def top10_entropy(logits: Tensor) -> Tensor:
@@ -21,7 +18,7 @@ def top10_entropy(logits: Tensor) -> Tensor:
     top = values.topk(min(TOP, values.shape[-1]), dim=-1).values  # (B, K) -> (B, 10)
     kept = top.softmax(dim=-1)  # renormalising the largest probabilities is a softmax over their logits
     entropy = torch.special.entr(kept).sum(dim=-1)  # (B, 10) -> (B,)
-    return _unsure_unless_finite(values, entropy.clamp(max=_bound(top.shape[-1])))
+    return _unsure_unless_finite(values, entropy.clamp(max=highest_entropy(top.shape[-1])))
 
 
 def full_entropy(logits: Tensor) -> Tensor:
@@ -32,9 +29,3 @@ def full_entropy(logits: Tensor) -> Tensor:
 
 def _unsure_unless_finite(values: Tensor, entropy: Tensor) -> Tensor:
     return entropy.where(values.isfinite().all(dim=-1), math.inf)
-
-
-def _bound(classes: int) -> float:
-    """The largest float32 that is not above ln(classes): rounding must not lift an entropy over its bound."""
-    nearest = np.float32(math.log(classes))
-    return float(nearest if nearest <= math.log(classes) else np.nextafter(nearest, np.float32(0)))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.routing.entropy import HIGHEST
+from progresvit.routing.arrays import HIGHEST
 from progresvit.routing.frontier import Floats, as_scores, exit_counts, routed_counts
 
 GRID = 2001

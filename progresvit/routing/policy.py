@@ -1,5 +1,7 @@
 """The decision after each round: answer, look again, or give no answer. Records and running models use the same one.
 
+Policies and records need no torch; only logits on a device do, and learned routers.
+
 Letters: B or N images, S rounds, s a round from 0, K classes.
 """
 
@@ -7,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
-from progresvit.routing.entropy import top10_entropy
 from progresvit.routing.frontier import as_scores, as_thresholds, exit_rounds
-from progresvit.routing.router import Router
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from progresvit.routing.router import Router
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +87,10 @@ class Policy:
 
     def decide(self, s: int, logits: Tensor) -> Decision:
         """After round s: (B, K) -> a decision for each image. In the last round all leave."""
+        import torch
+
+        from progresvit.routing.entropy import top10_entropy
+
         entropy = top10_entropy(logits)
         unsure = entropy >= self.abstention.entropy
         if s == len(self.thresholds):

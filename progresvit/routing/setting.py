@@ -91,15 +91,7 @@ class Setting:
 def load_setting(path: str | Path) -> Setting:
     """A setting that ``progresvit calibrate`` wrote."""
     try:
-        known = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(known, dict):
-            raise TypeError("no object")
-        if isinstance(known.get("threshold"), list):
-            known["threshold"] = tuple(known["threshold"])
-        unknown = sorted(set(known) - {item.name for item in fields(Setting)})
-        if unknown:
-            raise TypeError(f"unknown key {unknown[0]!r}")
-        return Setting(**known)
+        return setting_from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise ValueError(
             f"there is no setting at {path}; make one with: progresvit calibrate RECORDS --out {path}"
@@ -108,3 +100,14 @@ def load_setting(path: str | Path) -> Setting:
         raise ValueError(
             f"{path} is no setting ({error}); make one with: progresvit calibrate RECORDS --out FILE"
         ) from error
+
+
+def setting_from_dict(known: Any) -> Setting:
+    """From what :meth:`Setting.to_json` holds."""
+    if not isinstance(known, dict):
+        raise TypeError("no object")
+    unknown = sorted(set(known) - {item.name for item in fields(Setting)})
+    if unknown:
+        raise TypeError(f"unknown key {unknown[0]!r}")
+    threshold = known.get("threshold")
+    return Setting(**{**known, "threshold": tuple(threshold)} if isinstance(threshold, list) else known)

@@ -1,0 +1,100 @@
+"""``progresvit export``: a model in, one graph per round out, for onnxruntime or OpenVINO."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from progresvit.cli import show
+
+if TYPE_CHECKING:
+    from progresvit.config import ModelConfig
+    from progresvit.engine.int8 import Int8Check
+    from progresvit.evaluation.table import Table
+    from progresvit.routing import Setting
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="A model folder or a hub id.")],
+    out: Annotated[Path, typer.Option(help="The folder to write: a graph for each round, and export.json.")],
+    format: Annotated[str, typer.Option(help="onnx or openvino.")] = "onnx",
+    threshold: Annotated[str | None, typer.Option(help="τ, one for each round, or a setting's file to keep.")] = None,
+    temperatures: Annotated[str | None, typer.Option(help="Temperatures to keep, one for each round: 1.1,0.9")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Quantise, and measure on --data what it costs.")] = False,
+    data: Annotated[str | None, typer.Option(help="For --int8: pictures as evaluate takes them.")] = None,
+    split: Annotated[str, typer.Option(help="Their split; '.' if the class folders lie at the top.")] = "val",
+    workers: Annotated[int, typer.Option(help="Processes that decode pictures; 0 for none.")] = 2,
+) -> None:
+    """Write a model as one graph per round with a dynamic batch. Whoever runs them needs no torch."""
+    import progresvit
+
+    if int8 and data is None:
+        raise ValueError("int8 costs accuracy, and how much must be measured; give pictures with --data FOLDER.")
+    if data is not None and not int8:
+        raise ValueError("--data is what --int8 is measured on; give both.")
+    limit = _parse_threshold(threshold)
+    heat = None if temperatures is None else show.parse_numbers(temperatures, "--temperatures")
+    loaded = progresvit.load(model)
+    check = None if data is None else _find_pictures(data, split, workers, loaded.config)
+
+    from progresvit.engine.export import export as run
+    from progresvit.routing import SettingWarning
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SettingWarning)
+        manifest = run(
+            loaded,
+            out,
+            format=format,  # type: ignore[arg-type]  # export says which there are
+            threshold=limit,
+            temperatures=heat,
+            int8=check,
+            progress=lambda what: typer.echo(what, err=True),
+        )
+    for warning in caught:
+        typer.echo(f"note: {warning.message}", err=True)
+    if manifest.int8 is not None:
+        show.show_table(_int8_table(manifest.int8))
+    typer.echo(f"{out} is ready: {', '.join(name for files in manifest.files for name in files)}, export.json")
+
+
+def _parse_threshold(text: str | None) -> float | tuple[float, ...] | Setting | None:
+    """A number, one per round with commas, or the path of a setting."""
+    if text is None:
+        return None
+    if Path(text).suffix == ".json":
+        from progresvit.routing import load_setting
+
+        return load_setting(text)
+    numbers = show.parse_numbers(text, "--threshold")
+    return numbers[0] if len(numbers) == 1 else tuple(numbers)
+
+
+def _find_pictures(data: str, split: str, workers: int, config: ModelConfig) -> Int8Check:
+    from progresvit.engine.int8 import Int8Check
+    from progresvit.evaluation import DataSource
+    from progresvit.evaluation.classes import relabel
+
+    pictures = DataSource(data=data, split=split).find()
+    labels = tuple(relabel(pictures, config))
+    return Int8Check(pictures=pictures, labels=labels, data=f"{data} ({split})", workers=workers)
+
+
+def _int8_table(report: dict[str, Any]) -> Table:
+    from progresvit.evaluation.table import Column, Table, percent
+
+    rows = [{"what": f"round {s + 1}", **row} for s, row in enumerate(report["rounds"])]
+    if "routed" in report:
+        rows.append({"what": "routed", **report["routed"]})
+    columns = [
+        Column("what", ""),
+        Column("top1_fp32", "top-1 fp32", percent),
+        Column("top1_int8", "top-1 int8", percent),
+        Column("same_answer", "same answer", percent),
+        Column("same_exit", "same exit", percent),
+    ]
+    title = f"int8 beside fp32 on {report['images']} images, percent"
+    return Table(title, columns, [{column.key: row.get(column.key) for column in columns} for row in rows])
