@@ -1,7 +1,21 @@
-"""Inference for real."""
+"""Inference for real.
 
-import progresvit._torchvision  # noqa: F401  (ahead of timm)
-from progresvit.engine.engine import Engine
-from progresvit.engine.prediction import Prediction
+Importing this is light: an export is run without torch, which comes with the first model.
+"""
 
-__all__ = ["Engine", "Prediction"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from progresvit._lazy import lazily
+
+if TYPE_CHECKING:
+    from progresvit.engine.engine import Engine
+    from progresvit.engine.flow import MemoryWarning
+    from progresvit.engine.prediction import Prediction
+
+__all__ = ["Engine", "MemoryWarning", "Prediction"]
+
+__getattr__, __dir__ = lazily(
+    __name__, homes={"Engine": "engine", "MemoryWarning": "flow", "Prediction": "prediction"}
+)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.engine.graphs import GraphRounds
-from progresvit.engine.rooms import Answers, Ran, Room
-from progresvit.routing.arrays import decide
+from progresvit.engine.rooms import Ran, Room
+from progresvit.routing.arrays import Answers, decide
 from progresvit.routing.policy import Policy
 
 

@@ -20,8 +20,9 @@ from progresvit.engine.ahead import Ahead
 from progresvit.engine.flow import Flow
 from progresvit.engine.pictures import Opened, PathLike, Pictures, open_pictures
 from progresvit.engine.prediction import Prediction
-from progresvit.engine.rooms import Answers, Room
+from progresvit.engine.rooms import Room
 from progresvit.engine.sources import BACKENDS, Source, open_source
+from progresvit.routing.arrays import Answers
 from progresvit.routing.policy import Abstention, Policy
 from progresvit.routing.setting import Setting, SettingWarning, load_setting
 
@@ -185,9 +186,7 @@ class Engine:
         from progresvit.routing.router import router_hash
 
         setting.check_use(len(self.config.rounds), None if router is None else router_hash(router))
-        caveat = setting.caveat(
-            weights=source.weights, preprocessing=source.preprocessing, precision=self.precision
-        )
+        caveat = setting.caveat(weights=source.weights, preprocessing=source.preprocessing, precision=self.precision)
         if caveat is not None:
             warnings.warn(caveat, SettingWarning, stacklevel=3)
 

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.engine.prediction import Prediction
-from progresvit.engine.rooms import Answers, Array, Ran, Room, Rounds, portions
+from progresvit.engine.rooms import Array, Ran, Room, Rounds, portions
+from progresvit.routing.arrays import Answers
 
 HELD_BATCHES = 32
 """So many batches of results may be held back behind a waiting image; then the rooms run as they are."""

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+
 @triton.jit
 def _narrow(source, target, start, weight, rows, side, r, block: tl.constexpr, taps: tl.constexpr, many: tl.constexpr):
     """A row filter: ``rows`` lines of ``side`` pixels -> lines of r."""
@@ -178,7 +179,7 @@ def _attend(
     qkv, target, n, scale,
     heads: tl.constexpr, many: tl.constexpr, few: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one head over all tokens of one image, keys in steps of ``few``: (B, N, 3, h, 64) -> (B, N, h, 64)."""
+    """Attention of a head over all tokens of an image, keys in steps of ``few``: (B, N, 3, h, 64) -> (B, N, h, 64)."""
     b, h = tl.program_id(1) // heads, tl.program_id(1) % heads
     width: tl.constexpr = 64
     stride: tl.constexpr = 3 * heads * width

@@ -9,24 +9,15 @@ Letters: B images, C channels, R side of the images, N tokens, d channels of tok
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from progresvit.routing.arrays import Answers
+
 Array = Any
 """A numpy array or a tensor, whatever the backend computes with."""
-
-
-class Answers(NamedTuple):
-    """What a round says of its images, on the host; all (B,)."""
-
-    leaves: NDArray[np.bool_]
-    index: NDArray[np.int64]
-    """The likeliest class; -1 where logits are not finite."""
-    probability: NDArray[np.float32]
-    entropy: NDArray[np.float32]
-    abstains: NDArray[np.bool_]
 
 
 class Ran(Protocol):

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from progresvit.config import ModelConfig
-from progresvit.engine.graphs import EXPORT_FILE, GraphRounds
 from progresvit.engine.array_rounds import ArrayRounds
+from progresvit.engine.graphs import GraphRounds
+from progresvit.engine.manifest import MANIFEST_FILE, Manifest
 from progresvit.engine.rooms import Rounds
 from progresvit.routing.policy import Policy
 from progresvit.routing.setting import Setting
@@ -61,7 +62,7 @@ class Source(Protocol):
 def open_source(model: ProgResViT | str | os.PathLike[str], backend: str | None) -> Source:
     """A model, the folder or hub id of one, or an export."""
     if isinstance(model, str | os.PathLike):
-        if (Path(model) / EXPORT_FILE).is_file():
+        if (Path(model) / MANIFEST_FILE).is_file():
             if backend == "torch":
                 raise ValueError(f"{model} is an export; torch runs models, not graphs. Give the model's folder.")
             return ExportSource(Path(model), backend)
@@ -116,9 +117,7 @@ class ModelSource:
             if router is not None:
                 router.to(place)
         if kernels == "fused":
-            fused = FusedRounds(
-                self.model, policy, temperatures, device=place, precision=precision, largest=batch
-            )
+            fused = FusedRounds(self.model, policy, temperatures, device=place, precision=precision, largest=batch)
             return "torch", fused, batch
         return "torch", TorchRounds(self.model, policy, temperatures, device=place, precision=precision), batch
 
@@ -128,9 +127,10 @@ class ExportSource:
 
     def __init__(self, folder: Path, backend: str | None) -> None:
         self.folder, self.backend = folder, backend
-        self.manifest = read_manifest(folder)
+        self.manifest = Manifest.read(folder)
         self.config = self.manifest.config
-        self.threshold, self.temperatures = self.manifest.threshold, self.manifest.temperatures
+        self.threshold = self.manifest.setting or self.manifest.threshold
+        self.temperatures = self.manifest.temperatures
         self.weights, self.preprocessing = self.manifest.weights, self.manifest.preprocessing
 
     def make_rounds(

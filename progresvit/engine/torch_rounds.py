@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from progresvit.config import ModelConfig
 from progresvit.data.preprocess import normalise
 from progresvit.engine.fold import FoldedRound, fold
-from progresvit.engine.rooms import Answers, Ran, Room, padded_size, power_sizes
+from progresvit.engine.rooms import Ran, Room, padded_size, power_sizes
 from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS, autocast
 from progresvit.routing import Policy
+from progresvit.routing.arrays import Answers
 
 if TYPE_CHECKING:
     from progresvit.engine.fused import FusedRound
