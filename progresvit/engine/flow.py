@@ -7,7 +7,6 @@ backend's. Letters: S rounds, s a round from 0.
 from __future__ import annotations
 
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -35,15 +34,14 @@ class Flow:
         rooms: list[Room],
         *,
         largest: int,
-        make: Callable[[int, Answers, int], Prediction],
+        make: Callable[[int, Answers, NDArray[np.int64]], list[Prediction]],
         shrunk: Callable[[int], None],
     ) -> None:
-        """``make(s, answers, row)`` is a result; ``shrunk`` is told of a smaller ``largest`` batch."""
+        """``make(s, answers, rows)`` are results; ``shrunk`` is told of a smaller ``largest`` batch."""
         self.rounds, self.rooms, self.largest = rounds, rooms, largest
         self._make, self._shrunk = make, shrunk
         self._results: dict[int, Prediction] = {}
-        self._memory_ran_out = False
-        self._started: deque[tuple[int, list[int], Ran]] = deque()
+        self._started: deque[tuple[int, NDArray[np.int64], Ran]] = deque()
         self._coming = self._leaving = 0
         for room in rooms:
             room.clear()
@@ -54,15 +52,16 @@ class Flow:
         now = time.monotonic()
         taken = 0
         looked_at = len(pixels)
-        numbers = [self._coming + place for place in range(looked_at + len(known)) if place not in known]
+        numbers = np.arange(self._coming, self._coming + looked_at + len(known))
+        if known:
+            numbers = np.delete(numbers, list(known))
         self._results.update({self._coming + place: result for place, result in known.items()})
         self._coming += looked_at + len(known)
         while taken < looked_at:
             room = self.rooms[0]
             some = min(room.free, looked_at - taken)
             self.rounds.load(room, pixels[taken : taken + some])
-            room.numbers += numbers[taken : taken + some]
-            room.arrived += [now] * some
+            room.note(numbers[taken : taken + some], now)
             taken += some
             if not room.free:
                 self._run(0)
@@ -72,7 +71,7 @@ class Flow:
     def flush(self, before: float | None = None) -> None:
         """Run every room, or those where someone came before a time, as full as it is."""
         for s, room in enumerate(self.rooms):
-            if room.fill and (before is None or room.arrived[0] <= before):
+            if room.fill and (before is None or float(room.arrived[0]) <= before):
                 self._run(s)
 
     @property
@@ -81,7 +80,7 @@ class Flow:
 
     def oldest(self) -> float | None:
         """When the image came that waits longest."""
-        return min((room.arrived[0] for room in self.rooms if room.fill), default=None)
+        return min((float(room.arrived[0]) for room in self.rooms if room.fill), default=None)
 
     def ready(self, *, wait: bool = False) -> Iterator[Prediction]:
         """Results that can go out: in order, up to the first that is missing."""
@@ -102,34 +101,29 @@ class Flow:
             except self.rounds.out_of_memory:
                 self._shrink(count)
                 continue
-            self._tell()
-            numbers = room.numbers[first : first + count]
+            numbers = room.numbers[first : first + count].copy()
             if s == len(self.rooms) - 1:
                 self._started.append((s, numbers, ran))
             else:
                 answers = ran.answers()
-                stays = np.flatnonzero(~answers.leaves)
-                self._move(s, first, ran, stays, numbers, room.arrived)
+                self._move(s, first, ran, np.flatnonzero(~answers.leaves))
                 self._note(s, numbers, answers)
             first += count
         room.clear()
 
-    def _move(
-        self, s: int, first: int, ran: Ran, rows: NDArray[np.int64], numbers: list[int], arrived: list[float]
-    ) -> None:
-        room = self.rooms[s + 1]
+    def _move(self, s: int, first: int, ran: Ran, rows: NDArray[np.int64]) -> None:
+        source, room = self.rooms[s], self.rooms[s + 1]
         while len(rows):
             some = rows[: room.free]
-            self.rounds.move(self.rooms[s], first, ran, some, room)
-            room.numbers += [numbers[row] for row in some]
-            room.arrived += [arrived[first + row] for row in some]
+            self.rounds.move(source, first, ran, some, room)
+            room.note(source.numbers[first + some], source.arrived[first + some])
             if not room.free:
                 self._run(s + 1)
             rows = rows[len(some) :]
 
-    def _note(self, s: int, numbers: list[int], answers: Answers) -> None:
-        for row in np.flatnonzero(answers.leaves).tolist():
-            self._results[numbers[row]] = self._make(s, answers, row)
+    def _note(self, s: int, numbers: NDArray[np.int64], answers: Answers) -> None:
+        rows = np.flatnonzero(answers.leaves)
+        self._results.update(zip(numbers[rows].tolist(), self._make(s, answers, rows)))
 
     def _shrink(self, count: int) -> None:
         if count == 1:
@@ -137,11 +131,3 @@ class Flow:
         self.rounds.shrink()
         self.largest = max(1, count // 2)
         self._shrunk(self.largest)
-        self._memory_ran_out = True
-
-    def _tell(self) -> None:
-        """Once it works again, say so."""
-        if self._memory_ran_out:
-            self._memory_ran_out = False
-            text = f"memory ran out; the engine goes on with {self.largest} images at a time, and remembers it."
-            warnings.warn(text, MemoryWarning, stacklevel=2)
