@@ -39,6 +39,8 @@ Threshold = float | Sequence[float] | Setting | PathLike
 
 DEADLINE = 1.0
 """Seconds that a picture of a stream may wait for others."""
+POLL = 0.001
+"""Seconds between two looks at a round that is running, while no new pictures come."""
 
 
 class Engine:
@@ -144,7 +146,7 @@ class Engine:
                     assert flow is not None
                     if deadline is not None:
                         flow.flush(before=time.monotonic() - deadline)
-                    yield from flow.ready(wait=item is None)
+                    yield from flow.ready()
             if flow is not None:
                 flow.flush()
                 yield from flow.ready(wait=True)
@@ -240,8 +242,10 @@ def _failures(opened: Opened) -> dict[int, Prediction]:
 
 
 def _patience(flow: Flow | None, deadline: float | None) -> float | None:
-    """Seconds until somebody has waited too long."""
-    oldest = None if flow is None else flow.oldest()
-    if oldest is None or deadline is None:
+    """Seconds until it is time to look: a round may be done, or somebody has waited too long."""
+    if flow is None:
         return None
-    return max(0.0, oldest + deadline - time.monotonic())
+    if flow.is_running:
+        return POLL
+    oldest = flow.oldest()
+    return None if oldest is None or deadline is None else max(0.0, oldest + deadline - time.monotonic())

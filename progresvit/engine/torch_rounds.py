@@ -165,6 +165,7 @@ class FusedRounds(TorchRounds):
         super().move(source, 0, ran, rows, target)  # they were brought to the first places
 
     def shrink(self) -> None:
+        torch.cuda.synchronize(self.device)  # a graph may be at work
         self._graphs.clear()
         self._pools = [torch.cuda.graph_pool_handle() for _ in self.folded]
         super().shrink()

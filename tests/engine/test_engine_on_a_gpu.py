@@ -110,6 +110,7 @@ def test_two_hundred_batches_do_not_grow_the_allocation(model, pictures):
         for number in range(count):
             yield pictures[: sizes[number % 4]]
 
+    engine.warm_up()
     for _ in engine.stream(batches(20)):
         pass
     torch.cuda.synchronize()
