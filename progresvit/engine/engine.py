@@ -112,8 +112,9 @@ class Engine:
         predictions: list[Prediction] = []
         with self._alone(), ThreadPoolExecutor(self.workers) as pool:
             flow = None
-            for first in range(0, len(images), self.batch):
-                opened = open_pictures(images[first : first + self.batch], self.config, pool)
+            size = self.batch  # which may shrink on the way
+            for first in range(0, len(images), size):
+                opened = open_pictures(images[first : first + size], self.config, pool)
                 flow = flow or self._flow(opened.side)
                 flow.feed(self.rounds.receive(self.rounds.send(opened.pixels)), _failures(opened))
                 predictions += flow.ready()

@@ -1,0 +1,78 @@
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import progresvit
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.model import ProgResViT
+from tests.cli.test_routing_commands import refused, run, works
+
+
+@pytest.fixture
+def model(tmp_path, randomize):
+    config = ModelConfig(
+        rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4,
+        class_ids=tuple("0123"), labels=("zero", "one", "two", "three"),
+    )  # fmt: skip
+    return progresvit.save(randomize(ProgResViT(config)), tmp_path / "model")
+
+
+@pytest.fixture
+def picture(digits):
+    return next((digits / "val").rglob("*.png"))
+
+
+def test_a_table_of_answers_and_what_was_saved(model, digits, picture):
+    output = works("classify", picture, digits / "val" / "0", "--model", model, "--threshold", "0.9")
+    assert picture.name in output
+    assert any(name in output for name in ("zero", "one", "two", "three"))
+    assert "7 pictures: " in output
+    assert "GMACs on average instead of" in output
+
+
+def test_json_has_a_line_for_each(model, picture):
+    lines = works("classify", picture, picture, "--model", model, "--threshold", "0", "--json").strip().splitlines()
+    assert [json.loads(line)["exit_round"] for line in lines] == [2, 2]
+    assert json.loads(lines[0])["picture"] == str(picture)
+
+
+def test_many_pictures_go_into_a_parquet_table(model, digits, tmp_path):
+    out = tmp_path / "answers.parquet"
+    output = works("classify", digits / "val", "--model", model, "--threshold", "0.9", "--out", out)
+    assert "wrote" in output
+    assert pq.read_table(out).num_rows == 24
+    refused("there already", "classify", digits / "val", "--model", model, "--threshold", "0.9", "--out", out)
+    works("classify", digits / "val", "--model", model, "--threshold", "0.9", "--out", out, "--overwrite")
+
+
+def test_what_cannot_be_read_is_listed_and_the_rest_is_classified(model, picture, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "nothing.jpg").write_bytes(b"")
+    (tmp_path / "note.txt").write_text("hello")
+    Image.effect_noise((64, 64), 90).save(tmp_path / "cut.jpg")
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:-900])
+    bad = [tmp_path / name for name in ("empty", "nothing.jpg", "note.txt", "cut.jpg", "none.jpg")]
+    result = run("classify", *bad, picture, "https://a.org/b.jpg", "--model", model, "--threshold", "0.5")
+    assert result.exit_code == 1
+    assert "1 pictures: " in result.output
+    for path, reason in zip(bad, ("holds no pictures", "not a picture", "not a picture", "cut short", "no such file")):
+        line = next(line for line in result.output.splitlines() if line.startswith(f"left out: {path}"))
+        assert reason in line
+    assert "download it" in result.output
+    assert run("classify", tmp_path / "none.jpg", "--model", model, "--threshold", "0.5").exit_code == 1
+    out = tmp_path / "r.parquet"
+    assert run("classify", *bad, picture, "--model", model, "--threshold", "0.5", "--out", out).exit_code == 1
+    assert [row["error"] is None for row in pq.read_table(out).to_pylist()] == [False, False, False, True]
+
+
+def test_wrong_arguments_are_refused(model, picture, tmp_path):
+    refused("needs a threshold", "classify", picture, "--model", model)
+    refused("numbers with commas", "classify", picture, "--model", model, "--threshold", "low")
+    refused("no setting at", "classify", picture, "--model", model, "--threshold", tmp_path / "none.json")
+    refused("unknown backend", "classify", picture, "--model", model, "--threshold", "0.5", "--backend", "tflite")
+    refused("written as .parquet", "classify", picture, "--model", model, "--threshold", "1", "--out", "x.csv")
+    refused("unknown precision", "classify", picture, "--model", model, "--threshold", "1", "--precision", "int4")
+    refused("one image at least", "classify", picture, "--model", model, "--threshold", "1", "--batch", "0")
+    refused("", "classify", picture, "--model", tmp_path / "nowhere", "--threshold", "1")

@@ -1,0 +1,89 @@
+"""Pictures of every kind: the right answer, or an error for that picture alone."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from progresvit.engine import Engine
+from progresvit.model import ProgResViT
+
+
+@pytest.fixture
+def engine(small_config, randomize):
+    return Engine(randomize(ProgResViT(small_config)), 0.5)
+
+
+@pytest.fixture
+def photo():
+    rng = np.random.default_rng(0)
+    small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+    return small.resize((80, 60), Image.Resampling.BICUBIC)
+
+
+def saved(image, format, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def alike(one, other):
+    """The same but for the last digits, which depend on how many images are computed at a time."""
+    near = pytest.approx(other.probability, abs=1e-5, nan_ok=True) == one.probability
+    return near and (one.index, one.exit_round, one.error) == (other.index, other.exit_round, other.error)
+
+
+def test_bad_pictures_have_their_reason_and_harm_no_other(engine, photo, tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60 * 80)
+    good = saved(photo, "PNG")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    (tmp_path / "text.jpg").write_text("no picture")
+    cases = {
+        good: None,
+        saved(photo, "JPEG")[:-300]: "damaged or cut short",
+        good[:-100]: "damaged or cut short",
+        saved(photo.resize((120, 90)), "PNG"): "too large to be opened safely",
+        saved(photo.resize((800, 600)), "PNG"): "too large to be opened safely",
+        b"": "not a picture",
+        tmp_path / "empty.jpg": "not a picture",
+        str(tmp_path / "text.jpg"): "not a picture",
+        tmp_path / "none.jpg": "there is no such file",
+        tmp_path / "folder": "a folder",
+        "https://example.org/cat.jpg": "download it",
+    }
+    pictures = [one for case in cases for one in (case, photo)]
+    found = engine.classify(pictures)
+    (expected,) = engine.classify([photo])
+    assert expected.error is None
+    assert all(alike(one, expected) for one in found[1::2])
+    for one, reason in zip(found[::2], cases.values()):
+        if reason is None:
+            assert alike(one, expected)
+        else:
+            assert reason in one.error
+            assert (one.index, one.label, one.exit_round, one.gmacs, one.abstained) == (-1, None, 0, 0.0, True)
+    assert all(map(alike, engine.stream([pictures]), found))
+    assert engine.classify([b"", b""])[1].error
+
+
+def test_cameras_and_scanners_get_the_answer_of_the_plain_picture(engine, photo):
+    (expected,) = engine.classify([photo])
+    turned = photo.transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter to the right for viewing
+    assert engine.classify([saved(turned, "PNG", exif=exif)]) == [expected]
+    rotated_photo = Image.open(io.BytesIO(saved(turned, "PNG", exif=exif)))
+    assert engine.classify([rotated_photo]) == [expected]
+    frames = [photo.quantize(), Image.new("P", photo.size)]
+    animated = saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert engine.classify([animated]) == engine.classify([frames[0].convert("RGB")])
+    clear = photo.convert("RGBA")
+    clear.putalpha(0)
+    assert engine.classify([saved(clear, "PNG")]) == engine.classify([Image.new("RGB", photo.size, "white")])
+    cmyk = photo.convert("CMYK")
+    assert engine.classify([saved(cmyk, "TIFF")]) == engine.classify([cmyk.convert("RGB")])
+    grey = np.asarray(photo.convert("L"))
+    deep = Image.fromarray(grey.astype(np.uint16) * 257)
+    assert engine.classify([saved(deep, "PNG")]) == engine.classify([Image.fromarray(grey).convert("RGB")])
