@@ -53,9 +53,9 @@ def export(
 ) -> Manifest:
     """Write the graphs of a model and ``export.json`` to a folder, in one step: a crash leaves no half of it.
 
-    An export that is there already is replaced; a folder of other things is refused. ``threshold`` is kept for the host:
-    a number, one for each round but the last, or a ``Setting`` for entropies. With ``int8`` the graphs are quantised,
-    and what that costs is measured and kept.
+    An export that is there already is replaced; a folder of other things is refused. ``threshold`` is kept for the
+    host: a number, one for each round but the last, or a ``Setting`` for entropies. With ``int8`` the graphs are
+    quantised, and what that costs is measured and kept.
     """
     tell = progress or (lambda what: None)
     target = Path(os.path.expanduser(folder))
@@ -83,8 +83,7 @@ def export(
                 _write_manifest(one, where)
             tell("measuring int8")
             manifest = replace(manifest, int8=measure_int8(plain, staged, int8))
-        manifest = _write_manifest(manifest, staged)
-    return manifest
+        return _write_manifest(manifest, staged)
 
 
 class RoundGraph(nn.Module):
@@ -106,10 +105,13 @@ class RoundGraph(nn.Module):
 
 
 def resizing_matrix(source: int, target: int) -> Tensor:
-    """(R, r): what the model's resizing does along one side. Backends differ in how they antialias, not in products."""
-    identity = torch.eye(source, dtype=torch.float64)[None, None]  # (1, 1, r, r)
+    """(R, r): what the model's resizing does along one side, with the very weights that it has in float32.
+
+    Backends differ in how they antialias (OpenVINO does not), but not in matrix products.
+    """
+    identity = torch.eye(source)[None, None]  # (1, 1, r, r)
     size = (target, source)
-    return F.interpolate(identity, size=size, mode="bicubic", antialias=True, align_corners=False)[0, 0].float()
+    return F.interpolate(identity, size=size, mode="bicubic", antialias=True, align_corners=False)[0, 0]
 
 
 def _describe(
@@ -156,7 +158,8 @@ def _write_manifest(manifest: Manifest, folder: Path) -> Manifest:
 def _write_onnx(graph: RoundGraph, path: Path, s: int) -> None:
     config = graph.config
     pixels = torch.zeros(2, config.in_channels, config.input_side, config.input_side, dtype=torch.uint8)
-    arguments, names = (pixels,), ["pixels"]
+    arguments: tuple[Tensor, ...] = (pixels,)
+    names = ["pixels"]
     if graph.round.projector is not None:
         before = config.rounds[s - 1]
         arguments = (pixels, torch.zeros(2, config.grid(before) ** 2 + 1, before.width))
