@@ -80,10 +80,10 @@ def export(
                 quantise(plain / name, staged / name)
             before = replace(manifest, precision="fp32")
             for one, where in ((before, plain), (manifest, staged)):
-                _write_manifest(one, where)
+                write_manifest(one, where)
             tell("measuring int8")
             manifest = replace(manifest, int8=measure_int8(plain, staged, int8))
-        return _write_manifest(manifest, staged)
+        return write_manifest(manifest, staged)
 
 
 class RoundGraph(nn.Module):
@@ -148,7 +148,8 @@ def _plain_threshold(threshold: float | Sequence[float], rounds: int) -> Thresho
     return tuple(row) if isinstance(threshold, Sequence) else float(threshold)
 
 
-def _write_manifest(manifest: Manifest, folder: Path) -> Manifest:
+def write_manifest(manifest: Manifest, folder: Path) -> Manifest:
+    """Beside the graphs, with the hashes of their files."""
     files = tuple({name: hash_file(folder / name) for name in files} for files in manifest.files)
     manifest = replace(manifest, files=files)
     (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
