@@ -13,11 +13,13 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -145,7 +147,7 @@ def _describe(
 
 def _plain_threshold(threshold: float | Sequence[float], rounds: int) -> Threshold:
     row = as_thresholds([threshold], rounds)[0].tolist()
-    return tuple(row) if isinstance(threshold, Sequence) else float(threshold)
+    return tuple(row) if np.ndim(threshold) else float(threshold)  # type: ignore[arg-type]  # a number
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> Manifest:
@@ -166,9 +168,7 @@ def _write_onnx(graph: RoundGraph, path: Path, s: int) -> None:
         arguments = (pixels, torch.zeros(2, config.grid(before) ** 2 + 1, before.width))
         names = ["pixels", "previous"]
     batch = torch.export.Dim("batch")
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # the exporter's, about its own parts
+    with _quiet_exporter(), torch.no_grad():
         program = torch.onnx.export(
             graph.eval(),
             arguments,
@@ -181,6 +181,20 @@ def _write_onnx(graph: RoundGraph, path: Path, s: int) -> None:
         )
     assert program is not None
     program.save(path, external_data=False)
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """It warns of its own parts."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _write_openvino(source: Path, path: Path) -> None:
