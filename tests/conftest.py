@@ -21,7 +21,7 @@ def small_config():
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def randomize():
     """Every parameter of a model random, gates included, so that nothing is an identity any more."""
 

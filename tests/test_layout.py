@@ -1,6 +1,7 @@
 """The walls of the house: who may import whom, and that the front door is light."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,28 @@ def test_importing_the_package_is_light():
     code = "import sys, progresvit as p; p.compute.parameters(p.preset('progresvit_tiny_160_224')); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "timm", "numpy", "torchvision"} & set(loaded)
+
+
+def test_what_a_host_of_exported_graphs_needs_imports_no_torch():
+    modules = ["data", "data.decode", "data.crop", "data.pictures", "routing", "routing.policy", "routing.setting"]
+    modules += ["routing.frontier", "routing.arrays"]
+    code = "\n".join(["import sys", *(f"import progresvit.{name}" for name in modules), "print(*sys.modules)"])
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "timm", "torchvision"} & set(loaded)
+
+
+@pytest.mark.parametrize("module", ["preprocess", "augmentation", "timm_pictures", "loader"])
+def test_a_module_that_needs_timm_can_be_the_first_that_is_imported(module):
+    subprocess.run([sys.executable, "-c", f"import progresvit.data.{module}"], check=True)
+
+
+@pytest.mark.parametrize("room", [progresvit.data, progresvit.routing])
+def test_every_name_of_a_lazy_room_is_there(room):
+    assert set(dir(room)) >= set(room.__all__)
+    for name in room.__all__:
+        assert not inspect.ismodule(getattr(room, name))
+    with pytest.raises(AttributeError, match="no attribute 'entropi'"):
+        room.entropi  # noqa: B018
 
 
 @pytest.mark.parametrize("door", ["progresvit.create_model", "progresvit.load", "progresvit.interop"])

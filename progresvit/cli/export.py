@@ -55,7 +55,8 @@ def export(
             progress=lambda what: typer.echo(what, err=True),
         )
     for warning in caught:
-        typer.echo(f"note: {warning.message}", err=True)
+        if issubclass(warning.category, SettingWarning):
+            typer.echo(f"note: {warning.message}", err=True)
     if manifest.int8 is not None:
         show.show_table(_int8_table(manifest.int8))
     typer.echo(f"{out} is ready: {', '.join(name for files in manifest.files for name in files)}, export.json")

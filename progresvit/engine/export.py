@@ -13,11 +13,13 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -53,9 +55,9 @@ def export(
 ) -> Manifest:
     """Write the graphs of a model and ``export.json`` to a folder, in one step: a crash leaves no half of it.
 
-    An export that is there already is replaced; a folder of other things is refused. ``threshold`` is kept for the host:
-    a number, one for each round but the last, or a ``Setting`` for entropies. With ``int8`` the graphs are quantised,
-    and what that costs is measured and kept.
+    An export that is there already is replaced; a folder of other things is refused. ``threshold`` is kept for the
+    host: a number, one for each round but the last, or a ``Setting`` for entropies. With ``int8`` the graphs are
+    quantised, and what that costs is measured and kept.
     """
     tell = progress or (lambda what: None)
     target = Path(os.path.expanduser(folder))
@@ -80,11 +82,10 @@ def export(
                 quantise(plain / name, staged / name)
             before = replace(manifest, precision="fp32")
             for one, where in ((before, plain), (manifest, staged)):
-                _write_manifest(one, where)
+                write_manifest(one, where)
             tell("measuring int8")
             manifest = replace(manifest, int8=measure_int8(plain, staged, int8))
-        manifest = _write_manifest(manifest, staged)
-    return manifest
+        return write_manifest(manifest, staged)
 
 
 class RoundGraph(nn.Module):
@@ -106,10 +107,13 @@ class RoundGraph(nn.Module):
 
 
 def resizing_matrix(source: int, target: int) -> Tensor:
-    """(R, r): what the model's resizing does along one side. Backends differ in how they antialias, not in products."""
-    identity = torch.eye(source, dtype=torch.float64)[None, None]  # (1, 1, r, r)
+    """(R, r): what the model's resizing does along one side, with the very weights that it has in float32.
+
+    Backends differ in how they antialias (OpenVINO does not), but not in matrix products.
+    """
+    identity = torch.eye(source)[None, None]  # (1, 1, r, r)
     size = (target, source)
-    return F.interpolate(identity, size=size, mode="bicubic", antialias=True, align_corners=False)[0, 0].float()
+    return F.interpolate(identity, size=size, mode="bicubic", antialias=True, align_corners=False)[0, 0]
 
 
 def _describe(
@@ -143,10 +147,11 @@ def _describe(
 
 def _plain_threshold(threshold: float | Sequence[float], rounds: int) -> Threshold:
     row = as_thresholds([threshold], rounds)[0].tolist()
-    return tuple(row) if isinstance(threshold, Sequence) else float(threshold)
+    return tuple(row) if np.ndim(threshold) else float(threshold)  # type: ignore[arg-type]  # a number
 
 
-def _write_manifest(manifest: Manifest, folder: Path) -> Manifest:
+def write_manifest(manifest: Manifest, folder: Path) -> Manifest:
+    """Beside the graphs, with the hashes of their files."""
     files = tuple({name: hash_file(folder / name) for name in files} for files in manifest.files)
     manifest = replace(manifest, files=files)
     (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
@@ -156,15 +161,14 @@ def _write_manifest(manifest: Manifest, folder: Path) -> Manifest:
 def _write_onnx(graph: RoundGraph, path: Path, s: int) -> None:
     config = graph.config
     pixels = torch.zeros(2, config.in_channels, config.input_side, config.input_side, dtype=torch.uint8)
-    arguments, names = (pixels,), ["pixels"]
+    arguments: tuple[Tensor, ...] = (pixels,)
+    names = ["pixels"]
     if graph.round.projector is not None:
         before = config.rounds[s - 1]
         arguments = (pixels, torch.zeros(2, config.grid(before) ** 2 + 1, before.width))
         names = ["pixels", "previous"]
     batch = torch.export.Dim("batch")
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # the exporter's, about its own parts
+    with _quiet_exporter(), torch.no_grad():
         program = torch.onnx.export(
             graph.eval(),
             arguments,
@@ -177,6 +181,20 @@ def _write_onnx(graph: RoundGraph, path: Path, s: int) -> None:
         )
     assert program is not None
     program.save(path, external_data=False)
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """It warns of its own parts."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _write_openvino(source: Path, path: Path) -> None:

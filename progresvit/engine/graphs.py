@@ -113,10 +113,9 @@ class GraphRounds:
             kind, shape = wanted[end]
             if value is None or value.dtype != kind or value.shape != (len(pixels), *shape) or not len(pixels):
                 got = "nothing" if value is None else f"{value.dtype} of shape {value.shape}"
-                source = (
-                    "crop pictures with progresvit.data.crop" if name == "pixels" else f"take those of round {s - 1}"
-                )
-                raise ValueError(f"{name} of round {s} are {kind} of shape {('B', *shape)}, not {got}; {source}.")
+                source = "crop pictures with data.crop" if name == "pixels" else f"take those of round {s - 1}"
+                sides = ", ".join(map(str, shape))
+                raise ValueError(f"{name} of round {s} are {kind} of shape (B, {sides}), not {got}; {source}.")
 
 
 def _inputs(manifest: Manifest, s: int) -> Signature:

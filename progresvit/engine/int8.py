@@ -119,8 +119,8 @@ def _look(graphs: GraphRounds, pixels: NDArray[np.uint8]) -> Seen:
     index, entropy, tokens = [], [], None
     for s in range(len(graphs.manifest.config.rounds)):
         logits, tokens = graphs.run(s, pixels, tokens)
-        index.append(logits.argmax(axis=-1).astype(np.int64))
         entropy.append(arrays.top10_entropy(logits))
+        index.append(np.where(np.isfinite(entropy[-1]), logits.argmax(axis=-1), -2))  # no class, and not UNLABELLED
     return Seen(np.stack(index, axis=1), np.stack(entropy, axis=1))  # S times (B,) -> (B, S)
 
 

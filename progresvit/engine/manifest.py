@@ -171,7 +171,8 @@ class Manifest:
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path}: {error} Export the model again if the file was changed by hand.") from error
+            why = str(error).rstrip(".")
+            raise ValueError(f"{path}: {why}. If the file was changed by hand, export the model again.") from error
 
 
 def graph_files(kind: str, s: int) -> tuple[str, ...]:

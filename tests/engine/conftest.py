@@ -1,0 +1,56 @@
+"""Tiny models and their exports, made once: an export takes seconds."""
+
+import numpy as np
+import pytest
+import torch
+
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.data.preprocess import normalise
+from progresvit.model import ProgResViT
+
+SMALL = {"heads": 3, "depth": 2, "patch_size": 8, "num_classes": 12}
+LABELS = tuple(f"class {number}" for number in range(12))
+CONFIGS = {
+    "two rounds": ModelConfig(rounds=make_rounds([16, 32], [1, 3]), labels=LABELS, **SMALL),
+    "three rounds": ModelConfig(rounds=make_rounds([16, 24, 32], [1, 2, 3]), **SMALL),
+    "larger input": ModelConfig(rounds=make_rounds([24, 24], [1, 2]), input_resolution=36, layer_scale=0.1, **SMALL),
+}
+
+
+@pytest.fixture(scope="session")
+def models(randomize):
+    torch.manual_seed(0)
+    return {name: randomize(ProgResViT(config)) for name, config in CONFIGS.items()}
+
+
+@pytest.fixture(scope="session")
+def exports(models, tmp_path_factory):
+    """A function from a model's name and a format to the folder of its export."""
+    pytest.importorskip("onnxscript")
+    from progresvit.engine.export import export
+
+    made = {}
+
+    def get(name, format="onnx"):
+        if (name, format) not in made:
+            folder = tmp_path_factory.mktemp("exports") / name.replace(" ", "_")
+            export(models[name], folder, format=format, threshold=0.5)
+            made[name, format] = folder
+        return made[name, format]
+
+    return get
+
+
+def random_pixels(config, count, seed=0):
+    """Bytes as the crop gives them: patches of colours rather than noise alone, so that images differ."""
+    rng = np.random.default_rng(seed)
+    side = config.input_side
+    coarse = rng.integers(0, 256, (count, config.in_channels, 4, 4))
+    fine = rng.integers(-40, 41, (count, config.in_channels, side, side))
+    picture = coarse.repeat(-(-side // 4), axis=2).repeat(-(-side // 4), axis=3)[..., :side, :side]
+    return np.clip(picture + fine, 0, 255).astype(np.uint8)
+
+
+@torch.no_grad()
+def expected_rounds(model, pixels):
+    return model(normalise(torch.from_numpy(pixels), model.config))
