@@ -80,7 +80,7 @@ class Engine:
             raise ValueError(f"unknown backend {backend!r}; choose {', '.join(BACKENDS)}.")
         self._source = source = open_source(model, backend)
         self.config = config = source.config
-        self.precision, self.workers = precision, workers
+        self.precision, self.workers = source.precision_of(precision), workers
         router = _open_router(router)
         threshold = source.threshold if threshold is None else threshold
         if threshold is None:

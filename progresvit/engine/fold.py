@@ -10,6 +10,10 @@ channels of the round before, h heads, K classes, G_... gates.
 
 from __future__ import annotations
 
+import progresvit._torchvision  # noqa: F401  (ahead of timm)
+
+# isort: split
+
 import torch
 import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed

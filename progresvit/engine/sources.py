@@ -47,6 +47,10 @@ class Source(Protocol):
         """Their hash."""
         ...
 
+    def precision_of(self, asked: str) -> str:
+        """That of the answers: what a threshold must have been calibrated for."""
+        ...
+
     @property
     def preprocessing(self) -> str:
         """Its hash."""
@@ -99,6 +103,9 @@ class ModelSource:
 
         return preprocessing_hash(self.config)
 
+    def precision_of(self, asked: str) -> str:
+        return asked
+
     def make_rounds(
         self,
         policy: Policy,
@@ -140,6 +147,9 @@ class ExportSource:
         self.threshold = self.manifest.setting or self.manifest.threshold
         self.temperatures = self.manifest.temperatures
         self.weights, self.preprocessing = self.manifest.weights, self.manifest.preprocessing
+
+    def precision_of(self, asked: str) -> str:
+        return "int8" if self.manifest.precision == "int8" else asked
 
     def make_rounds(
         self,

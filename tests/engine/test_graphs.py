@@ -188,7 +188,7 @@ def test_a_manifest_that_is_no_json_is_refused(tmp_path):
 
 
 WITHOUT_TORCH = """
-import importlib.abc, sys, types
+import importlib.abc, sys
 
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -197,9 +197,6 @@ class Absent(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Absent())
 import progresvit
-room = types.ModuleType("progresvit.engine")
-room.__path__ = [progresvit.__path__[0] + "/engine"]
-sys.modules["progresvit.engine"] = room  # the room's front door needs torch; its modules for graphs do not
 import numpy as np
 import progresvit.data, progresvit.routing
 import progresvit.routing.setting, progresvit.routing.frontier
