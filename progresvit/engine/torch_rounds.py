@@ -138,6 +138,7 @@ class FusedRounds(TorchRounds):
 
     def __init__(self, *args: Any, largest: int, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._check_fp8()
         self.sizes = power_sizes(largest)
         self._fused: dict[tuple[int, int], FusedRound] = {}
         self._graphs: dict[tuple[int, int, int], _Captured] = {}
@@ -191,6 +192,16 @@ class FusedRounds(TorchRounds):
                 self.folded[s], self.config, side=side, dtype=self._token_dtype(), fp8=self.precision == "fp8"
             )
         return self._fused[s, side]
+
+    def _check_fp8(self) -> None:
+        from progresvit.engine.fused import FP8_WIDTH
+
+        widths = [round_.width for round_ in self.config.rounds]
+        if self.precision == "fp8" and max(widths) < FP8_WIDTH:
+            raise ValueError(
+                f"fp8 pays from {FP8_WIDTH} channels on, and the rounds of this model have "
+                f"{' and '.join(map(str, widths))}; use bf16."
+            )
 
     def _token_dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.precision == "fp8" else PRECISIONS[self.precision] or torch.float32

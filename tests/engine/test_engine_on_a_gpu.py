@@ -160,6 +160,9 @@ def test_fp8_runs_where_the_chip_can(pictures):
     model = ProgResViT(CONFIGS["two rounds"]).cuda().eval()
     plain, rough = (Engine(model, 0.0, precision=one).classify(pictures) for one in ("fp32", "fp8"))
     assert sum(a.index == b.index for a, b in zip(plain, rough)) > 200
+    narrow = ModelConfig(rounds=make_rounds([64, 96], [1, 3]), heads=3, depth=1, num_classes=20)
+    with pytest.raises(ValueError, match=r"from 256 channels on, .* have 64 and 192; use bf16"):
+        Engine(ProgResViT(narrow).cuda(), 0.5, precision="fp8")
 
 
 def test_plain_kernels_can_be_asked_for(model, pictures):
