@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from progresvit import __version__
-from progresvit.engine.bench import Case, Row, make_row
+from progresvit.engine.bench_case import Case, Row, make_row
 from progresvit.engine.bench_subjects import Subject, open_subject
 
-STRETCHES = 8
+STRETCHES = 5
 """So many stretches share the seconds, where passes are quick."""
 FEWEST, MOST = 3, 50
 """Stretches."""

@@ -8,31 +8,34 @@ from __future__ import annotations
 import progresvit._torchvision  # noqa: F401  (ahead of timm)
 
 # isort: split
-import functools
-import math
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from progresvit import compute
-from progresvit.api import create_model, load
-from progresvit.config import PRESETS, ModelConfig, plain_vit
+from progresvit.config import plain_vit
 from progresvit.data.preprocess import normalise
-from progresvit.engine.bench import Case
+from progresvit.engine.bench_case import Case
+from progresvit.engine.bench_pool import (
+    Exit,
+    Pool,
+    checked_round,
+    exits_of,
+    find_model,
+    find_threshold,
+    make_engine,
+    routed_facts,
+)
 from progresvit.engine.engine import Engine
 from progresvit.engine.fold import fold
+from progresvit.engine.prediction import Prediction
 from progresvit.engine.rooms import Room
-from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS
 from progresvit.routing import top10_entropy
 
-SPREAD = 30.0
-"""A fresh head is so even that every image is equally unsure; scaled, random weights tell random pictures apart."""
 DEIT_BATCHES = 2
 MIX = 32
 """Batches over which the share of compiled rounds is kept."""
@@ -71,37 +74,6 @@ def open_subject(case: Case) -> Subject:
     return kinds[case.subject](case)
 
 
-class Exit(NamedTuple):
-    """One image's end."""
-
-    round: int
-    """From 1."""
-    entropy: float
-    index: int
-
-
-class Pool(NamedTuple):
-    """The pictures of a case."""
-
-    pixels: Tensor
-    """Bytes, (N, C, R, R)."""
-    labels: list[int] | None
-
-    @classmethod
-    def of(cls, case: Case, config: ModelConfig) -> Pool:
-        """From the case's file, or random; as many as the case asks for."""
-        if case.pictures is not None:
-            with np.load(case.pictures) as held:
-                pixels, labels = held["pixels"][: case.images], held.get("labels")
-            return cls(torch.from_numpy(pixels).to(case.device), None if labels is None else labels.tolist())
-        wanted = case.images or (min(max(8 * case.batch, 256), 8192) if case.on_gpu else 32)
-        count = case.batch * math.ceil(wanted / case.batch)
-        generator = torch.Generator(case.device).manual_seed(0)
-        shape = (count, config.in_channels, config.input_side, config.input_side)
-        made = torch.randint(0, 256, shape, dtype=torch.uint8, device=case.device, generator=generator)
-        return cls(made, None)
-
-
 class RoutedEngine:
     """The engine as a stream sees it."""
 
@@ -110,39 +82,35 @@ class RoutedEngine:
         self.config = config = self.model.config
         self.pool = Pool.of(case, config)
         self.images, self.waiting_bytes = len(self.pool.pixels), self.pool.pixels.nbytes
-        self.exits: list[Exit] = []
+        self.found: list[Prediction] = []
         self.engine: Engine | None = None
         self.threshold = find_threshold(case, config, self._probe)
 
     def build(self) -> None:
-        self.exits = []
         self.engine = make_engine(self.case, self.model, self.threshold)
 
     def run(self, passes: int) -> None:
         assert self.engine is not None
         batches = self.pool.pixels.split(self.case.batch) * passes
-        self.exits = [Exit(p.exit_round, p.entropy, p.index) for p in self.engine.stream(batches, deadline=None)]
+        self.found = list(self.engine.stream(batches, deadline=None))
 
     def one(self, number: int) -> None:
         assert self.engine is not None
-        (p,) = self.engine.classify(self._picture(number))
-        self.exits = [*self.exits[: number and None], Exit(p.exit_round, p.entropy, p.index)]
+        place = number % self.images
+        if number == 0:
+            self.found = []
+        self.found += self.engine.classify(self.pool.pixels[place : place + 1])
 
     def facts(self) -> dict[str, Any]:
         assert self.engine is not None
-        found = routed_facts(self.exits, self.config, self.threshold, self.pool.labels)
+        found = routed_facts(exits_of(self.found), self.config, self.threshold, self.pool.labels)
         if self.engine.batch < self.case.batch:
             found["note"] = f"memory ran out; {self.engine.batch} images at a time"
         return found
 
-    def _picture(self, number: int) -> Tensor:
-        place = number % self.images
-        return self.pool.pixels[place : place + 1]
-
     def _probe(self, threshold: Sequence[float]) -> list[Exit]:
         engine = make_engine(self.case, self.model, threshold)
-        found = engine.stream(self.pool.pixels.split(self.case.batch), deadline=None)
-        return [Exit(p.exit_round, p.entropy, p.index) for p in found]
+        return exits_of(engine.stream(self.pool.pixels.split(self.case.batch), deadline=None))
 
 
 class RoundAlone:
@@ -204,7 +172,6 @@ class EagerRounds:
         del self.model
 
     def build(self) -> None:
-        self.found = []
         self.model = self.source.to(self.case.device, self.dtype)
 
     def run(self, passes: int) -> None:
@@ -213,11 +180,12 @@ class EagerRounds:
 
     def one(self, number: int) -> None:
         place = number % self.images
-        found = self._route(self.pictures[place : place + 1], self.threshold).cpu()
-        self.found = [*self.found[: number and None], found]
+        if number == 0:
+            self.found = []
+        self.found.append(self._route(self.pictures[place : place + 1], self.threshold).cpu())
 
     def facts(self) -> dict[str, Any]:
-        return routed_facts(self._exits(self.found), self.config, self.threshold, self.labels)
+        return routed_facts(self._ends(self.found), self.config, self.threshold, self.labels)
 
     @torch.inference_mode()
     def _route(self, images: Tensor, threshold: Sequence[float]) -> Tensor:
@@ -240,9 +208,9 @@ class EagerRounds:
         return ends
 
     def _probe(self, threshold: Sequence[float]) -> list[Exit]:
-        return self._exits([self._route(batch, threshold) for batch in self.pictures.split(self.case.batch)])
+        return self._ends([self._route(batch, threshold) for batch in self.pictures.split(self.case.batch)])
 
-    def _exits(self, found: Sequence[Tensor]) -> list[Exit]:
+    def _ends(self, found: Sequence[Tensor]) -> list[Exit]:
         rows = torch.cat(list(found), dim=1).T.tolist()  # (3, N) -> (N, 3)
         return [Exit(int(number), entropy, int(index)) for number, entropy, index in rows]
 
@@ -335,95 +303,3 @@ class PlainViT:
 def deit_gmacs(resolution: int, heads: int) -> float:
     """GMACs an image of a plain ViT."""
     return compute.cumulative_gmacs(plain_vit(resolution=resolution, heads=heads), "executed")[-1]
-
-
-def find_model(name: str) -> ProgResViT:
-    """A preset with random weights, the same each time, or a model from a folder or the hub."""
-    if name not in PRESETS:
-        return load(name)
-    torch.manual_seed(0)
-    model = create_model(name).eval()
-    with torch.no_grad():
-        model.head.weight.mul_(SPREAD)
-    return model
-
-
-def make_engine(case: Case, model: ProgResViT, threshold: Sequence[float]) -> Engine:
-    """The case's engine; for other backends than torch the model is exported once."""
-    source: ProgResViT | str = model if case.backend in (None, "torch") else _exported(case.model)
-    return Engine(
-        source,
-        list(threshold),
-        backend=case.backend,
-        device=case.device,
-        precision=case.precision,
-        batch=case.batch,
-        kernels=case.kernels,
-        threads=case.threads,
-    )
-
-
-_folders: list[tempfile.TemporaryDirectory[str]] = []  # they go when the process does
-
-
-@functools.cache
-def _exported(name: str) -> str:
-    from progresvit.engine.export import export
-
-    _folders.append(tempfile.TemporaryDirectory())
-    folder = Path(_folders[-1].name) / "export"
-    export(find_model(name), folder, format="onnx")
-    return str(folder)
-
-
-def find_threshold(
-    case: Case, config: ModelConfig, probe: Callable[[Sequence[float]], list[Exit]]
-) -> tuple[float, ...]:
-    """One for each round but the last: the case's, or those that let the wanted share go on after each round.
-
-    ``probe`` says how the case's own pictures end for given thresholds.
-    """
-    decisions = len(config.rounds) - 1
-    if case.threshold is not None:
-        return case.threshold * decisions if len(case.threshold) == 1 else case.threshold
-    assert case.continuing is not None
-    found: tuple[float, ...] = ()
-    for s in range(decisions):
-        ends = probe((*found, *[math.inf] * (decisions - s)))  # whoever comes to round s leaves there
-        found += (split([end.entropy for end in ends if end.round == s + 1], case.continuing),)
-    return found
-
-
-def split(entropies: Sequence[float], continuing: float) -> float:
-    """A threshold that this share of the images reaches."""
-    ordered = sorted(entropies)
-    leaving = len(ordered) - round(continuing * len(ordered))
-    if leaving == len(ordered):
-        return math.inf
-    return (ordered[leaving - 1] + ordered[leaving]) / 2 if leaving else 0.0
-
-
-def routed_facts(
-    exits: Sequence[Exit], config: ModelConfig, threshold: Sequence[float], labels: Sequence[int] | None
-) -> dict[str, Any]:
-    """Shares, GMACs an image as executed, and top-1 where the classes are known. Exits go round the pictures."""
-    rounds = [end.round for end in exits]
-    shares = [rounds.count(s + 1) / len(rounds) for s in range(len(config.rounds))]
-    top1 = None
-    if labels is not None:
-        top1 = sum(end.index == labels[place % len(labels)] for place, end in enumerate(exits)) / len(exits)
-    return {
-        "exit_shares": shares,
-        "share_continuing": 1 - shares[0] if len(shares) > 1 else None,
-        "gmacs": compute.average_gmacs(config, shares, "executed"),
-        "threshold": tuple(threshold),
-        "top1": top1,
-    }
-
-
-def checked_round(case: Case, config: ModelConfig) -> int:
-    """The case's round, from 0."""
-    assert case.round is not None
-    if not 1 <= case.round <= len(config.rounds):
-        raise ValueError(f"there is no round {case.round}; {case.model} has rounds 1 to {len(config.rounds)}.")
-    return case.round - 1
