@@ -63,4 +63,13 @@ def _draw_yardstick(axes: Axes, row: Row, known: bool, number: int) -> None:
         axes.axhline(row["images_per_s"], label=f"{label} (accuracy not measured)", **style)
         return
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-    axes.plot(_x(row, known), row["images_per_s"], marker, color=colour, markersize=8, label=label)
+    axes.plot(
+        _x(row, known),
+        row["images_per_s"],
+        marker,
+        color=colour,
+        markerfacecolor="white",
+        markersize=9,
+        markeredgewidth=2,
+        label=label,
+    )

@@ -20,6 +20,8 @@ from progresvit.engine.bench_case import Case, Row, make_row
 
 TIMEOUT = 300.0
 """Seconds after which a case is given up."""
+PATIENCE = 20.0
+"""Seconds that a process has to clear up."""
 
 
 class FreshProcess:
@@ -92,9 +94,12 @@ class FreshProcess:
 
     def _end(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+            process, self._process = self._process, None
+            try:
+                process.communicate(timeout=PATIENCE)  # no more cases, so it ends and clears up
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
         if self._words is not None:
             self._words.close()
             self._words = None

@@ -39,6 +39,8 @@ def measure(case: Case) -> Row:
         subject.build()
         found = latency(subject, case) if case.measure == "latency" else throughput(subject, case)
         found.update(subject.facts(), peak_gib=memory.peak_gib())
+        if case.measure == "latency":
+            found["top1"] = None  # of as many images as there was time for
         return make_row(
             case,
             **found,
@@ -101,7 +103,7 @@ class Memory:
         self.case = case
         free()
         if case.on_gpu:
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(case.device)
             self.before = subject.waiting_bytes
         else:
             self.before = _largest_resident_bytes()
@@ -109,7 +111,7 @@ class Memory:
     def peak_gib(self) -> float | None:
         if not self.case.on_gpu and not self.case.memory:
             return None
-        peak = torch.cuda.max_memory_allocated() if self.case.on_gpu else _largest_resident_bytes()
+        peak = torch.cuda.max_memory_allocated(self.case.device) if self.case.on_gpu else _largest_resident_bytes()
         return (peak - self.before) / 2**30
 
 
@@ -141,7 +143,7 @@ def _timed(subject: Subject, passes: int, case: Case) -> float:
 
 def _synchronise(case: Case) -> None:
     if case.on_gpu:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(case.device)
 
 
 def _largest_resident_bytes() -> int:

@@ -49,8 +49,9 @@ class Pool(NamedTuple):
         """From the case's file, or random; as many as the case asks for."""
         if case.pictures is not None:
             with np.load(case.pictures) as held:
-                pixels, labels = held["pixels"][: case.images], held.get("labels")
-            return cls(torch.from_numpy(pixels).to(case.device), None if labels is None else labels.tolist())
+                pixels = torch.from_numpy(held["pixels"][: case.images])
+                labels = held["labels"][: case.images].tolist() if "labels" in held else None
+            return cls(pixels.to(case.device), labels)
         wanted = case.images or (min(max(8 * case.batch, 256), 8192) if case.on_gpu else 32)
         count = case.batch * math.ceil(wanted / case.batch)
         generator = torch.Generator(case.device).manual_seed(0)

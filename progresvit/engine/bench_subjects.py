@@ -120,18 +120,16 @@ class RoundAlone:
         self.case, self.model = case, find_model(case.model)
         self.config = self.model.config
         self.s = checked_round(case, self.config)
-        self.images = case.batch
         self.pool = Pool.of(Case.from_dict({**case.to_dict(), "images": case.batch}), self.config)
+        self.images = len(self.pool.pixels)
         self.waiting_bytes = self.pool.pixels.nbytes
 
     def build(self) -> None:
         """The rooms are filled as the engine fills them: everybody goes on until this round."""
         engine = make_engine(self.case, self.model, [0.0] * (len(self.config.rounds) - 1))
-        self.rounds, batch = engine.rounds, self.case.batch
-        pixels = self.pool.pixels[:batch]
-        self.images = batch = len(pixels)
+        self.rounds, batch = engine.rounds, self.images
         room = self._room(0, batch)
-        self.rounds.load(room, self.rounds.receive(self.rounds.send(pixels)))
+        self.rounds.load(room, self.rounds.receive(self.rounds.send(self.pool.pixels)))
         for s in range(self.s):
             ran = self.rounds.run(s, room, 0, batch)
             ran.answers()
@@ -229,14 +227,14 @@ class CompiledRounds:
         else:
             assert case.continuing is not None
             self.turns = [round(MIX * case.continuing**s) for s in range(count)]
-        self.images = max(self.turns) * case.batch
         self.pool = Pool.of(Case.from_dict({**case.to_dict(), "images": case.batch}), config)
+        self.images = max(self.turns) * len(self.pool.pixels)
         self.waiting_bytes = self.pool.pixels.nbytes
 
     @torch.inference_mode()
     def build(self) -> None:
         dtype = PRECISIONS[self.case.precision] or torch.float32
-        pixels = self.pool.pixels[: self.case.batch]
+        pixels = self.pool.pixels
         self.inputs: list[tuple[Tensor, Tensor | None]] = [(pixels, None)]
         self.rounds: list[Callable[..., Any]] = []
         for folded in fold(self.source).to(self.case.device, dtype):
