@@ -11,6 +11,7 @@ Row = dict[str, Any]
 
 SUBJECTS = ("engine", "round", "eager", "compiled", "deit")
 MEASURES = ("throughput", "latency")
+BACKENDS = ("torch", "onnxruntime", "openvino")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 DEIT_SIZES = {3: "Ti", 6: "S", 12: "B"}
 """By the number of heads."""
@@ -122,6 +123,7 @@ class Case:
             ("subject", self.subject, SUBJECTS),
             ("measure", self.measure, MEASURES),
             ("precision", self.precision, PRECISIONS),
+            ("backend", self.backend or "torch", BACKENDS),
         ):
             if value not in known:
                 raise ValueError(f"unknown {what} {value!r}; choose {', '.join(known)}.")

@@ -34,8 +34,9 @@ def measure(case: Case) -> Row:
     if case.threads is not None:
         torch.set_num_threads(case.threads)
     try:
+        memory = Memory(case)
         subject = open_subject(case)
-        memory = Memory(case, subject)
+        memory.begin(subject)
         subject.build()
         found = latency(subject, case) if case.measure == "latency" else throughput(subject, case)
         found.update(subject.facts(), peak_gib=memory.peak_gib())
@@ -94,25 +95,27 @@ def latency(subject: Subject, case: Case) -> dict[str, Any]:
 
 
 class Memory:
-    """Peak memory from here on, weights included, without the pictures that wait to be benchmarked.
+    """Peak memory, weights included, without the pictures that wait to be benchmarked.
 
-    On a GPU what tensors occupy; on a CPU by how much the process grew, which tells something in fresh processes alone.
+    On a GPU what tensors occupy from ``begin`` on. On a CPU by how much the process grew since it is here: its peak
+    cannot be reset, so that tells something in fresh processes alone, and finding thresholds counts as well.
     """
 
-    def __init__(self, case: Case, subject: Subject) -> None:
+    def __init__(self, case: Case) -> None:
         self.case = case
+        self.without = 0 if case.on_gpu else _largest_resident_bytes()
+
+    def begin(self, subject: Subject) -> None:
+        self.without += subject.waiting_bytes
         free()
-        if case.on_gpu:
-            torch.cuda.reset_peak_memory_stats(case.device)
-            self.before = subject.waiting_bytes
-        else:
-            self.before = _largest_resident_bytes()
+        if self.case.on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.case.device)
 
     def peak_gib(self) -> float | None:
         if not self.case.on_gpu and not self.case.memory:
             return None
         peak = torch.cuda.max_memory_allocated(self.case.device) if self.case.on_gpu else _largest_resident_bytes()
-        return (peak - self.before) / 2**30
+        return (peak - self.without) / 2**30
 
 
 def hardware(device: str) -> str:

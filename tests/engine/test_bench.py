@@ -177,9 +177,7 @@ def test_a_process_that_dies_or_takes_too_long_is_a_row_that_says_so(folder, mon
     monkeypatch.setattr(bench.sys, "executable", "/bin/false")
     assert "ended with code 1" in run_case(routed(folder))["error"]
     with FreshProcess(timeout=0.2) as process:
-        process._process = subprocess.Popen(
-            ["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        process._process = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert "took more than 0 s" in process.measure(routed(folder))["error"]
 
 
