@@ -16,6 +16,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "MemoryWarning", "Prediction"]
 
-__getattr__, __dir__ = lazily(
-    __name__, homes={"Engine": "engine", "MemoryWarning": "flow", "Prediction": "prediction"}
-)
+__getattr__, __dir__ = lazily(__name__, homes={"Engine": "engine", "MemoryWarning": "flow", "Prediction": "prediction"})

@@ -30,7 +30,7 @@ class Ahead(Generic[T]):
     ) -> None:
         self._stop.set()
 
-    def get(self, timeout: float | None) -> T | object | None:
+    def get(self, timeout: float | None) -> T | object:
         """The next item, ``END`` after the last, None if there is none in time. What the source raises is raised."""
         try:
             item = self._queue.get(timeout=timeout)

@@ -15,13 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from progresvit import compute
 from progresvit.engine.ahead import Ahead
-from progresvit.engine.flow import Flow
+from progresvit.engine.flow import Flow, MemoryWarning
 from progresvit.engine.pictures import Opened, PathLike, Pictures, open_pictures
 from progresvit.engine.prediction import Prediction
 from progresvit.engine.rooms import Room
-from progresvit.engine.sources import BACKENDS, Source, open_source
+from progresvit.engine.sources import BACKENDS, Backend, Source, open_source
 from progresvit.routing.arrays import Answers
 from progresvit.routing.policy import Abstention, Policy
 from progresvit.routing.setting import Setting, SettingWarning, load_setting
@@ -36,6 +39,8 @@ Threshold = float | Sequence[float] | Setting | PathLike
 
 DEADLINE = 1.0
 """Seconds that a picture of a stream may wait for others."""
+POLL = 0.001
+"""Seconds between two looks at a round that is running, while no new pictures come."""
 
 
 class Engine:
@@ -61,7 +66,7 @@ class Engine:
         router: Router | PathLike | None = None,
         abstain: float | Abstention | None = None,
         temperatures: Sequence[float] | None = None,
-        backend: str | None = None,
+        backend: Backend | None = None,
         device: str | torch.device | None = None,
         precision: str = "fp32",
         batch: int | None = None,
@@ -93,7 +98,7 @@ class Engine:
             threads=threads,
         )  # fmt: skip
         self._rooms: list[Room] = []
-        self._busy = False
+        self._busy = self._told_of_memory = False
 
     def classify(self, images: Pictures) -> list[Prediction]:
         """A prediction for each picture, in order.
@@ -130,8 +135,8 @@ class Engine:
             flow: Flow | None = None
             with Ahead(batches, lambda pictures: self._prepare(pictures, pool), ahead) as coming:
                 while (item := coming.get(_patience(flow, deadline))) is not Ahead.END:
-                    if item is not None:
-                        opened, sent = item  # type: ignore[misc]
+                    if isinstance(item, tuple):
+                        opened, sent = item
                         if flow is None or opened.side != flow.side:
                             if flow is not None:
                                 flow.flush()
@@ -141,10 +146,20 @@ class Engine:
                     assert flow is not None
                     if deadline is not None:
                         flow.flush(before=time.monotonic() - deadline)
-                    yield from flow.ready(wait=item is None)
+                    yield from flow.ready()
             if flow is not None:
                 flow.flush()
                 yield from flow.ready(wait=True)
+
+    def warm_up(self) -> None:
+        """Build everything that is otherwise built when it is first needed: on a GPU, a graph for each batch size."""
+        side = self.config.input_side
+        with self._alone():
+            flow = self._flow(side)
+            for s, room in enumerate(flow.rooms):
+                for size in self.rounds.sizes or (1,):
+                    if size <= self.batch:
+                        self.rounds.run(s, room, 0, size).answers()
 
     def _prepare(self, pictures: Pictures, pool: ThreadPoolExecutor) -> tuple[Opened, Any]:
         opened = open_pictures(pictures, self.config, pool)
@@ -155,22 +170,30 @@ class Engine:
         if not self._rooms or self._rooms[0].pixels.shape[-1] != side:
             self._rooms = []
             self._rooms = [self.rounds.make_room(s, self.batch, side) for s in range(len(self.gmacs))]
-        return Flow(self.rounds, self._rooms, largest=self.batch, make=self._prediction, shrunk=self._shrunk)
+        return Flow(self.rounds, self._rooms, largest=self.batch, make=self._predictions, shrunk=self._shrunk)
 
     def _shrunk(self, largest: int) -> None:
         self.batch = largest
+        if not self._told_of_memory:
+            self._told_of_memory = True
+            text = "memory ran out; the engine goes on with smaller batches, and remembers it: engine.batch tells."
+            warnings.warn(text, MemoryWarning, stacklevel=2)
 
-    def _prediction(self, s: int, answers: Answers, row: int) -> Prediction:
-        index = int(answers.index[row])
-        return Prediction(
-            index=index,
-            label=self.config.labels[index] if self.config.labels and index >= 0 else None,
-            probability=float(answers.probability[row]),
-            exit_round=s + 1,
-            entropy=float(answers.entropy[row]),
-            gmacs=self.gmacs[s],
-            abstained=bool(answers.abstains[row]),
-        )
+    def _predictions(self, s: int, answers: Answers, rows: NDArray[np.int64]) -> list[Prediction]:
+        labels = self.config.labels
+        facts = (answers.index, answers.probability, answers.entropy, answers.abstains)
+        return [
+            Prediction(
+                index=index,
+                label=labels[index] if labels and index >= 0 else None,
+                probability=probability,
+                exit_round=s + 1,
+                entropy=entropy,
+                gmacs=self.gmacs[s],
+                abstained=abstained,
+            )
+            for index, probability, entropy, abstained in zip(*(fact[rows].tolist() for fact in facts))
+        ]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -219,8 +242,10 @@ def _failures(opened: Opened) -> dict[int, Prediction]:
 
 
 def _patience(flow: Flow | None, deadline: float | None) -> float | None:
-    """Seconds until somebody has waited too long."""
-    oldest = None if flow is None else flow.oldest()
-    if oldest is None or deadline is None:
+    """Seconds until it is time to look: a round may be done, or somebody has waited too long."""
+    if flow is None:
         return None
-    return max(0.0, oldest + deadline - time.monotonic())
+    if flow.is_running:
+        return POLL
+    oldest = flow.oldest()
+    return None if oldest is None or deadline is None else max(0.0, oldest + deadline - time.monotonic())

@@ -1,15 +1,16 @@
 """Images on their way through the rounds: in at one end in any portions, out at the other in their order.
 
-Rooms are bounded, and so are the results held back behind an image that still waits. Nothing here computes: that is the
-backend's. Letters: S rounds, s a round from 0.
+A round is started and left alone; whoever goes on is moved to the next room when somebody needs the place, so that the
+host makes results while the device computes. Rooms are bounded, and so are the results held back behind an image that
+still waits. Nothing here computes: that is the backend's. Letters: S rounds, s a round from 0.
 """
 
 from __future__ import annotations
 
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,19 @@ from progresvit.engine.rooms import Array, Ran, Room, Rounds, portions
 from progresvit.routing.arrays import Answers
 
 HELD_BATCHES = 32
-"""So many batches of results may be held back behind a waiting image; then the rooms run as they are."""
+"""So many batches may be on their way, held back behind a waiting image; then the rooms run as they are."""
 
 
 class MemoryWarning(UserWarning):
     """Batches are smaller than was asked for, since memory ran out."""
+
+
+class _Running(NamedTuple):
+    """A round at work on images of its room: ``count`` of them from place ``first`` on."""
+
+    ran: Ran
+    first: int
+    count: int
 
 
 class Flow:
@@ -35,15 +44,15 @@ class Flow:
         rooms: list[Room],
         *,
         largest: int,
-        make: Callable[[int, Answers, int], Prediction],
+        make: Callable[[int, Answers, NDArray[np.int64]], list[Prediction]],
         shrunk: Callable[[int], None],
     ) -> None:
-        """``make(s, answers, row)`` is a result; ``shrunk`` is told of a smaller ``largest`` batch."""
+        """``make(s, answers, rows)`` are results; ``shrunk`` is told of a smaller ``largest`` batch."""
         self.rounds, self.rooms, self.largest = rounds, rooms, largest
         self._make, self._shrunk = make, shrunk
         self._results: dict[int, Prediction] = {}
-        self._memory_ran_out = False
-        self._started: deque[tuple[int, list[int], Ran]] = deque()
+        self._running: list[_Running | None] = [None] * len(rooms)
+        self._answered: deque[tuple[int, NDArray[np.int64], Ran]] = deque()
         self._coming = self._leaving = 0
         for room in rooms:
             room.clear()
@@ -52,47 +61,65 @@ class Flow:
         """Take images in, (B, C, R, R); those whose place is in ``known`` have their result and are not looked at."""
         known = known or {}
         now = time.monotonic()
-        taken = 0
-        looked_at = len(pixels)
-        numbers = [self._coming + place for place in range(looked_at + len(known)) if place not in known]
+        taken, looked_at = 0, len(pixels)
+        numbers = np.arange(self._coming, self._coming + looked_at + len(known))
+        if known:
+            numbers = np.delete(numbers, list(known))
         self._results.update({self._coming + place: result for place, result in known.items()})
         self._coming += looked_at + len(known)
         while taken < looked_at:
-            room = self.rooms[0]
+            room = self._open_room(0)
             some = min(room.free, looked_at - taken)
             self.rounds.load(room, pixels[taken : taken + some])
-            room.numbers += numbers[taken : taken + some]
-            room.arrived += [now] * some
+            room.note(numbers[taken : taken + some], now)
             taken += some
             if not room.free:
-                self._run(0)
-        if len(self._results) > HELD_BATCHES * self.rooms[0].capacity:
+                self._start(0)
+        if self._coming - self._leaving > HELD_BATCHES * self.rooms[0].capacity:
             self.flush()
 
     def flush(self, before: float | None = None) -> None:
         """Run every room, or those where someone came before a time, as full as it is."""
         for s, room in enumerate(self.rooms):
-            if room.fill and (before is None or room.arrived[0] <= before):
-                self._run(s)
+            if room.fill and (before is None or float(room.arrived[0]) <= before):
+                if self._running[s] is None:
+                    self._start(s)
+                self._settle(s)
 
     @property
     def side(self) -> int:
         return int(self.rooms[0].pixels.shape[-1])
 
+    @property
+    def is_running(self) -> bool:
+        return any(self._running) or bool(self._answered)
+
     def oldest(self) -> float | None:
         """When the image came that waits longest."""
-        return min((room.arrived[0] for room in self.rooms if room.fill), default=None)
+        return min((float(room.arrived[0]) for room in self.rooms if room.fill), default=None)
 
     def ready(self, *, wait: bool = False) -> Iterator[Prediction]:
         """Results that can go out: in order, up to the first that is missing."""
-        while self._started and (wait or self._started[0][2].finished()):
-            s, numbers, ran = self._started.popleft()
-            self._note(s, numbers, ran.answers())
+        for s, running in enumerate(self._running):
+            if running is not None and (wait or running.ran.finished()):
+                self._settle(s)
+        while self._answered and (wait or self._answered[0][2].finished()):
+            s, numbers, ran = self._answered.popleft()
+            answers = ran.answers()
+            rows = np.flatnonzero(answers.leaves)
+            self._results.update(zip(numbers[rows].tolist(), self._make(s, answers, rows)))
         while self._leaving in self._results:
             yield self._results.pop(self._leaving)
             self._leaving += 1
 
-    def _run(self, s: int) -> None:
+    def _open_room(self, s: int) -> Room:
+        """A room that images may be put into."""
+        if self._running[s] is not None:
+            self._settle(s)
+        return self.rooms[s]
+
+    def _start(self, s: int) -> None:
+        """Begin the round for all who are in its room; if that takes several portions, all but the last are settled."""
         room = self.rooms[s]
         first = 0
         while first < room.fill:
@@ -102,34 +129,35 @@ class Flow:
             except self.rounds.out_of_memory:
                 self._shrink(count)
                 continue
-            self._tell()
-            numbers = room.numbers[first : first + count]
-            if s == len(self.rooms) - 1:
-                self._started.append((s, numbers, ran))
-            else:
-                answers = ran.answers()
-                stays = np.flatnonzero(~answers.leaves)
-                self._move(s, first, ran, stays, numbers, room.arrived)
-                self._note(s, numbers, answers)
+            self._running[s] = _Running(ran, first, count)
             first += count
-        room.clear()
+            if first < room.fill:
+                self._settle(s)
 
-    def _move(
-        self, s: int, first: int, ran: Ran, rows: NDArray[np.int64], numbers: list[int], arrived: list[float]
-    ) -> None:
-        room = self.rooms[s + 1]
+    def _settle(self, s: int) -> None:
+        """Move on who goes on; the results of the others are made when there is time."""
+        running, room = self._running[s], self.rooms[s]
+        assert running is not None
+        self._running[s] = None
+        ran, first, count = running
+        numbers = room.numbers[first : first + count].copy()
+        if s < len(self.rooms) - 1:
+            self._move(s, first, ran, np.flatnonzero(~ran.answers().leaves))
+            ran.tokens = None  # nobody asks for them any more
+        self._answered.append((s, numbers, ran))
+        if first + count == room.fill:
+            room.clear()
+
+    def _move(self, s: int, first: int, ran: Ran, rows: NDArray[np.int64]) -> None:
+        source = self.rooms[s]
         while len(rows):
+            room = self._open_room(s + 1)
             some = rows[: room.free]
-            self.rounds.move(self.rooms[s], first, ran, some, room)
-            room.numbers += [numbers[row] for row in some]
-            room.arrived += [arrived[first + row] for row in some]
+            self.rounds.move(source, first, ran, some, room)
+            room.note(source.numbers[first + some], source.arrived[first + some])
             if not room.free:
-                self._run(s + 1)
+                self._start(s + 1)
             rows = rows[len(some) :]
-
-    def _note(self, s: int, numbers: list[int], answers: Answers) -> None:
-        for row in np.flatnonzero(answers.leaves).tolist():
-            self._results[numbers[row]] = self._make(s, answers, row)
 
     def _shrink(self, count: int) -> None:
         if count == 1:
@@ -137,11 +165,3 @@ class Flow:
         self.rounds.shrink()
         self.largest = max(1, count // 2)
         self._shrunk(self.largest)
-        self._memory_ran_out = True
-
-    def _tell(self) -> None:
-        """Once it works again, say so."""
-        if self._memory_ran_out:
-            self._memory_ran_out = False
-            text = f"memory ran out; the engine goes on with {self.largest} images at a time, and remembers it."
-            warnings.warn(text, MemoryWarning, stacklevel=2)

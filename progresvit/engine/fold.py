@@ -55,7 +55,7 @@ class FoldedBlock(nn.Module):
         fc1_weight, fc1_bias = mlp.fc1.weight.double()[:hidden, :width], mlp.fc1.bias.double()[:hidden]
         self.fc1 = _after_norm(block.norm2, fc1_weight, fc1_bias)
         self.fc2 = _gated(mlp.fc2, width, hidden, _vector(gates.mlp, width) * _scale(block.ls2, width))
-        self.register_buffer("out_gate", _vector(gates.out, width).float())
+        self.register_buffer("out_gate", _vector(gates.out, width).float().to(qkv_weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.proj(self.attend(_norm(x)))

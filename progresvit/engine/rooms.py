@@ -8,7 +8,6 @@ Letters: B images, C channels, R side of the images, N tokens, d channels of tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,31 +32,39 @@ class Ran(Protocol):
         ...
 
 
-@dataclass
 class Room:
     """Up to so many images before a round; the first ``fill`` places are taken."""
 
-    pixels: Array
-    """Bytes, (capacity, C, R, R)."""
-    tokens: Array | None
-    """Of the round before, (capacity, N, d); None before the first."""
-    numbers: list[int] = field(default_factory=list)
-    arrived: list[float] = field(default_factory=list)
-
-    @property
-    def capacity(self) -> int:
-        return len(self.pixels)
-
-    @property
-    def fill(self) -> int:
-        return len(self.numbers)
+    def __init__(self, pixels: Array, tokens: Array | None) -> None:
+        self.pixels, self.tokens = pixels, tokens
+        """Bytes, (capacity, C, R, R), and of the round before, (capacity, N, d); no tokens before the first."""
+        self.capacity = len(pixels)
+        self.fill = 0
+        self._numbers = np.zeros(self.capacity, np.int64)
+        self._arrived = np.zeros(self.capacity)
 
     @property
     def free(self) -> int:
         return self.capacity - self.fill
 
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """Of the images that are here; good until others come."""
+        return self._numbers[: self.fill]
+
+    @property
+    def arrived(self) -> NDArray[np.float64]:
+        """When each came into the flow."""
+        return self._arrived[: self.fill]
+
+    def note(self, numbers: NDArray[np.int64], arrived: NDArray[np.float64] | float) -> None:
+        """Images have been copied into the next places."""
+        places = slice(self.fill, self.fill + len(numbers))
+        self._numbers[places], self._arrived[places] = numbers, arrived
+        self.fill += len(numbers)
+
     def clear(self) -> None:
-        self.numbers, self.arrived = [], []
+        self.fill = 0
 
 
 class Rounds(Protocol):

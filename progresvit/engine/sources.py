@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from progresvit.config import ModelConfig
 from progresvit.engine.array_rounds import ArrayRounds
@@ -23,16 +23,24 @@ if TYPE_CHECKING:
 
     from progresvit.model import ProgResViT
 
-BACKENDS = ("torch", "onnxruntime", "openvino")
+Backend = Literal["torch", "onnxruntime", "openvino"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 KERNELS = ("fused", "plain")
 
 
 class Source(Protocol):
     """A model as the engine sees it."""
 
-    config: ModelConfig
-    threshold: float | tuple[float, ...] | Setting | None
-    temperatures: Sequence[float] | None
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def threshold(self) -> float | tuple[float, ...] | Setting | None:
+        """One that it brings along."""
+        ...
+
+    @property
+    def temperatures(self) -> Sequence[float] | None: ...
 
     @property
     def weights(self) -> str:
@@ -59,24 +67,22 @@ class Source(Protocol):
         ...
 
 
-def open_source(model: ProgResViT | str | os.PathLike[str], backend: str | None) -> Source:
+def open_source(model: ProgResViT | str | os.PathLike[str], backend: Backend | None) -> Source:
     """A model, the folder or hub id of one, or an export."""
     if isinstance(model, str | os.PathLike):
         if (Path(model) / MANIFEST_FILE).is_file():
-            if backend == "torch":
-                raise ValueError(f"{model} is an export; torch runs models, not graphs. Give the model's folder.")
             return ExportSource(Path(model), backend)
         from progresvit.api import load
 
         model = load(os.fspath(model))
-    return ModelSource(model) if backend in (None, "torch") else ExportedSource(model, backend)
+    return ModelSource(model) if backend is None or backend == "torch" else ExportedSource(model, backend)
 
 
 class ModelSource:
     """A model under torch."""
 
-    threshold = None
-    temperatures = None
+    threshold: Setting | float | None = None
+    temperatures: Sequence[float] | None = None
 
     def __init__(self, model: ProgResViT) -> None:
         self.model, self.config = model, model.config
@@ -125,7 +131,9 @@ class ModelSource:
 class ExportSource:
     """Graphs that ``progresvit export`` wrote, under the backend that can read them. Needs no torch."""
 
-    def __init__(self, folder: Path, backend: str | None) -> None:
+    def __init__(self, folder: Path, backend: Backend | None) -> None:
+        if backend == "torch":
+            raise ValueError(f"{folder} is an export; torch runs models, not graphs. Give the model's folder.")
         self.folder, self.backend = folder, backend
         self.manifest = Manifest.read(folder)
         self.config = self.manifest.config
@@ -155,7 +163,7 @@ class ExportSource:
 class ExportedSource(ModelSource):
     """A model that is exported on the spot, for a backend other than torch."""
 
-    def __init__(self, model: ProgResViT, backend: str) -> None:
+    def __init__(self, model: ProgResViT, backend: Backend) -> None:
         super().__init__(model)
         self.backend = backend
 

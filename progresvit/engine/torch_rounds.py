@@ -99,7 +99,8 @@ class TorchRounds:
         with autocast(self.device, self.precision):
             output = self.folded[s](normalise(room.pixels[places], self.config), tokens)
         facts = self.facts(s, output.logits)
-        return TorchRan(facts.cpu(), None if self._is_last(s) else output.tokens)
+        tokens = None if self._is_last(s) else output.tokens.float()  # under autocast some come out in half precision
+        return TorchRan(facts.cpu(), tokens)
 
     @torch.inference_mode()
     def move(self, source: Room, first: int, ran: Ran, rows: NDArray[np.int64], target: Room) -> None:
@@ -107,9 +108,9 @@ class TorchRounds:
         if self.device.type == "cuda":
             where = where.pin_memory().to(self.device, non_blocking=True)
         places = slice(target.fill, target.fill + len(rows))
-        torch.index_select(source.pixels, 0, where + first, out=target.pixels[places])
         assert target.tokens is not None
-        target.tokens[places] = ran.tokens[where]
+        torch.index_select(source.pixels[first:], 0, where, out=target.pixels[places])
+        torch.index_select(ran.tokens, 0, where, out=target.tokens[places])
 
     def shrink(self) -> None:
         if self.device.type == "cuda":
@@ -129,7 +130,7 @@ class TorchRounds:
         return torch.zeros(capacity, *position.shape[1:], device=self.device, dtype=self._token_dtype())
 
     def _token_dtype(self) -> torch.dtype:
-        return torch.float32  # norms come out of autocast in float32
+        return torch.float32
 
 
 class FusedRounds(TorchRounds):
@@ -164,6 +165,7 @@ class FusedRounds(TorchRounds):
         super().move(source, 0, ran, rows, target)  # they were brought to the first places
 
     def shrink(self) -> None:
+        torch.cuda.synchronize(self.device)  # a graph may be at work
         self._graphs.clear()
         self._pools = [torch.cuda.graph_pool_handle() for _ in self.folded]
         super().shrink()

@@ -1,0 +1,111 @@
+"""The fused round against the folded one. Without a GPU the kernels run in Triton's interpreter, in a fresh process."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from progresvit.config import ModelConfig, make_rounds, plain_vit
+from progresvit.data.preprocess import normalise
+from progresvit.engine.fold import fold
+from progresvit.model import ProgResViT
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+TINY = {"heads": 2, "depth": 1, "patch_size": 8, "num_classes": 12}  # the interpreter is slow
+TINY_CONFIGS = {
+    "three rounds": ModelConfig(rounds=make_rounds([8, 16, 24], [1, 1, 2]), **TINY),
+    "same resolution": ModelConfig(rounds=make_rounds([16, 16], [1, 2]), **TINY),
+}
+SMALL = {"heads": 3, "depth": 2, "patch_size": 8, "num_classes": 12}
+CONFIGS = {
+    "two rounds": ModelConfig(rounds=make_rounds([16, 32], [1, 3]), **SMALL),
+    "three rounds": ModelConfig(rounds=make_rounds([16, 24, 32], [1, 2, 3]), **SMALL),
+    "same resolution": ModelConfig(rounds=make_rounds([32, 32], [2, 3]), **SMALL),
+    "one patch, then many": ModelConfig(rounds=make_rounds([8, 32], [1, 3]), **SMALL),
+    "a plain ViT": plain_vit(resolution=32, heads=3, depth=2, patch_size=8, num_classes=12),
+}
+
+
+def random_model(config, device="cpu"):
+    torch.manual_seed(3)
+    model = ProgResViT(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model.to(device)
+
+
+@torch.no_grad()
+def largest_differences(config, side, device, dtype, fp8=False, images=3):
+    """Of the logits and tokens of each round, fused and folded."""
+    from progresvit.engine.fused import FusedRound
+
+    model = random_model(config, device)
+    pixels = torch.randint(0, 256, (images, 3, side, side), dtype=torch.uint8).to(device)
+    expected = found = None
+    for folded in fold(model):
+        before, found_before = (None if one is None else one.tokens for one in (expected, found))
+        expected = folded(normalise(pixels, config), before)
+        found = FusedRound(folded, config, side=side, dtype=dtype, fp8=fp8)(pixels, found_before)
+        yield max(
+            (found.logits.float() - expected.logits).abs().max().item(),
+            (found.tokens.float() - expected.tokens).abs().max().item(),
+        )
+
+
+@needs_triton
+@pytest.mark.parametrize("name", TINY_CONFIGS)
+def test_kernels_in_the_interpreter_equal_the_folded_round(name):
+    code = f"""
+from tests.engine.test_kernels import *
+worst = max(largest_differences(TINY_CONFIGS[{name!r}], 29, "cpu", torch.float32, images=2))
+assert worst < 1e-4, worst
+"""
+    run_interpreted(code)
+
+
+@needs_triton
+def test_attention_in_the_interpreter_equals_torchs():
+    run_interpreted("""
+import torch
+from progresvit.engine import kernels
+for tokens, heads in ((5, 1), (70, 2)):
+    qkv = torch.randn(2, tokens, 3 * heads * 64)
+    q, k, v = qkv.view(2, tokens, 3, heads, 64).permute(2, 0, 3, 1, 4)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    assert torch.allclose(kernels.attend(qkv, heads), expected, atol=1e-5)
+""")
+
+
+@needs_triton
+def test_gelu_in_the_interpreter_is_torchs_tanh_form_and_clamped():
+    run_interpreted("""
+import torch
+from progresvit.engine import kernels
+x = torch.linspace(-9, 9, 5000)
+y = torch.empty_like(x)
+kernels.gelu(x, y, 4.0)
+assert torch.allclose(y, torch.nn.functional.gelu(x, approximate="tanh").clamp(-4, 4), atol=1e-6)
+""")
+
+
+def run_interpreted(code):
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def environment():
+    import os
+
+    return {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_fused_round_equals_the_folded_one_on_a_gpu(name):
+    for side in (32, 41):
+        assert max(largest_differences(CONFIGS[name], side, "cuda", torch.float32)) < 1e-4
+        assert max(largest_differences(CONFIGS[name], side, "cuda", torch.float16, images=33)) < 0.1
+        assert max(largest_differences(CONFIGS[name], side, "cuda", torch.bfloat16, images=33)) < 0.5
