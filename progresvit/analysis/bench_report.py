@@ -21,6 +21,7 @@ COLUMNS = (
     Column("batch", "batch"),
     Column("images_per_s", "images/s", _count),
     Column("milliseconds", "ms a batch", _count),
+    Column("spread", "spread, %", rough_percent),
     Column("share_continuing", "going on, %", rough_percent),
     Column("top1", "top-1, %", rough_percent),
     Column("gmacs", "GMACs", decimals),

@@ -30,10 +30,12 @@ RESULTS = (
     "p99_ms",
     "top1",
     "repeats",
+    "spread",
     "note",
     "error",
 )
-"""What is measured; every row has every key, None where it does not apply."""
+"""What is measured; every row has every key, None where it does not apply. Spread is that of the repeated
+stretches, slowest minus fastest, as a share of the median."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,9 +73,9 @@ def throughput(subject: Subject, case: Case) -> dict[str, Any]:
         times.append(_timed(subject, passes, case))
         if sum(times) > 4 * case.seconds:
             break
-    images = passes * subject.images
-    rate = images / statistics.median(times)
-    return {"images": images, "images_per_s": rate, "milliseconds": 1000 * case.batch / rate, "repeats": len(times)}
+    images, median = passes * subject.images, statistics.median(times)
+    found = {"images": images, "images_per_s": images / median, "milliseconds": 1000 * case.batch * median / images}
+    return {**found, "repeats": len(times), "spread": (max(times) - min(times)) / median}
 
 
 def latency(subject: Subject, case: Case) -> dict[str, Any]:

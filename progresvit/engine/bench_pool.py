@@ -77,7 +77,7 @@ def make_engine(case: Case, model: ProgResViT, threshold: Sequence[float]) -> En
     return Engine(
         source,
         list(threshold),
-        backend=case.backend,
+        backend=case.backend,  # type: ignore[arg-type]  # a case knows only those
         device=case.device,
         precision=case.precision,
         batch=case.batch,
