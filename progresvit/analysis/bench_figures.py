@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from progresvit.analysis.bench_report import YARDSTICKS
 from progresvit.analysis.style import COLOURS, MARKERS, look, new_figure
 from progresvit.engine.bench_case import Row
 
@@ -43,9 +44,11 @@ def throughput_figure(rows: Sequence[Row], *, title: str = "Speed of inference")
             label=name,
             **look(number),
         )
-    yardsticks = [row for row in good if row["subject"] != "engine"]
+    yardsticks = [row for row in good if row["subject"] in YARDSTICKS]
     for number, row in enumerate(yardsticks, start=len(curves)):
         _draw_yardstick(axes, row, known, number)
+    axes.margins(0.08)
+    axes.yaxis.set_major_formatter("{x:,g}")
     axes.set_ylim(bottom=0)
     if not known:
         axes.set_xlim(left=0)
