@@ -11,6 +11,7 @@ from progresvit import __version__
 from progresvit.cli.abstention import abstention
 from progresvit.cli.bench import bench
 from progresvit.cli.calibrate import calibrate
+from progresvit.cli.classify import classify
 from progresvit.cli.compare_routers import compare_routers
 from progresvit.cli.evaluate import evaluate
 from progresvit.cli.export import export
@@ -44,6 +45,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("info")(info)
+app.command("classify")(classify)
 app.command("import-official")(import_official)
 app.command("train")(train)
 app.command("evaluate")(evaluate)

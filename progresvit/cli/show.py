@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ROUTER_HELP = "Compare thresholds with this router's probabilities instead of entropies."
 THRESHOLD_HELP = "τ of the routed answers, or a setting's file; by default the near-lossless one."
+BACKEND_HELP = "torch, onnxruntime or openvino."
 OUT_HELP = "A file to write, once for each: .csv, .json, .md for the table, .png, .svg, .pdf for the plot."
 TABLE_HELP = "A file to write the table to, once for each: .csv, .json, .md."
 

@@ -78,7 +78,7 @@ class Engine:
             raise ValueError(f"a batch holds one image at least, not {batch}.")
         if backend is not None and backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}; choose {', '.join(BACKENDS)}.")
-        source = open_source(model, backend)
+        self._source = source = open_source(model, backend)
         self.config = config = source.config
         self.precision, self.workers = precision, workers
         router = _open_router(router)
@@ -103,9 +103,9 @@ class Engine:
     def classify(self, images: Pictures) -> list[Prediction]:
         """A prediction for each picture, in order.
 
-        Pictures are paths or PIL images, which are cropped as in evaluation, or a uint8 array or tensor (B, C, r, r) of
-        square images, which are taken as they are; r is the resolution of the last round or more. A picture that cannot
-        be opened has a prediction that says why (``error``).
+        Pictures are paths, contents of picture files (bytes) or PIL images, which are cropped as in evaluation, or a
+        uint8 array or tensor (B, C, r, r) of square images, which are taken as they are; r is the resolution of the
+        last round or more. A picture that cannot be opened has a prediction that says why (``error``).
         """
         if isinstance(images, str | os.PathLike) or hasattr(images, "getbbox"):
             raise ValueError("classify takes a list of pictures; put this one into brackets: classify([picture]).")
@@ -150,6 +150,19 @@ class Engine:
             if flow is not None:
                 flow.flush()
                 yield from flow.ready(wait=True)
+
+    def identity(self) -> dict[str, Any]:
+        """What decides its answers, in plain data."""
+        return {
+            "weights": self._source.weights,
+            "preprocessing": self._source.preprocessing,
+            "thresholds": [str(threshold) for threshold in self.policy.thresholds],
+            "routers": [_router_hash(one) for one in (self.policy.router, self.policy.abstention.router)],
+            "abstain": [str(self.policy.abstention.entropy), str(self.policy.abstention.hopeless)],
+            "temperatures": list(self.temperatures),
+            "backend": self.backend,
+            "precision": self.precision,
+        }
 
     def warm_up(self) -> None:
         """Build everything that is otherwise built when it is first needed: on a GPU, a graph for each batch size."""
@@ -206,9 +219,7 @@ class Engine:
             self._busy = False
 
     def _check(self, setting: Setting, router: Router | None, source: Source) -> None:
-        from progresvit.routing.router import router_hash
-
-        setting.check_use(len(self.config.rounds), None if router is None else router_hash(router))
+        setting.check_use(len(self.config.rounds), _router_hash(router))
         caveat = setting.caveat(weights=source.weights, preprocessing=source.preprocessing, precision=self.precision)
         if caveat is not None:
             warnings.warn(caveat, SettingWarning, stacklevel=3)
@@ -225,6 +236,14 @@ def _open_router(router: Router | PathLike | None) -> Router | None:
     from progresvit.routing.router import load_router
 
     return load_router(os.fspath(router))
+
+
+def _router_hash(router: Router | None) -> str | None:
+    if router is None:
+        return None
+    from progresvit.routing.router import router_hash
+
+    return router_hash(router)
 
 
 def _checked_temperatures(

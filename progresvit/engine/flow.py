@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,8 @@ class MemoryWarning(UserWarning):
     """Batches are smaller than was asked for, since memory ran out."""
 
 
-class _Running(NamedTuple):
+@dataclass(frozen=True)
+class _Running:
     """A round at work on images of its room: ``count`` of them from place ``first`` on."""
 
     ran: Ran
@@ -139,7 +140,7 @@ class Flow:
         running, room = self._running[s], self.rooms[s]
         assert running is not None
         self._running[s] = None
-        ran, first, count = running
+        ran, first, count = running.ran, running.first, running.count
         numbers = room.numbers[first : first + count].copy()
         if s < len(self.rooms) - 1:
             self._move(s, first, ran, np.flatnonzero(~ran.answers().leaves))

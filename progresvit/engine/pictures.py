@@ -19,7 +19,17 @@ from progresvit.data.decode import PictureError, decode, upright_rgb
 
 PathLike = str | os.PathLike[str]
 Pictures = Any
-"""A list of paths and PIL images, or a uint8 array or tensor (B, C, R, R)."""
+"""A list of paths, contents of files and PIL images, or a uint8 array or tensor (B, C, R, R)."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """In the place of a picture that could not even be read: why not."""
+
+    reason: str
+
+
+Picture = Image | PathLike | bytes | Unread
 
 
 @dataclass(frozen=True)
@@ -43,8 +53,8 @@ def open_pictures(pictures: Pictures, config: ModelConfig, pool: Executor | None
     return _open_all(pictures, config, pool)
 
 
-def _open_all(pictures: Sequence[Image | PathLike], config: ModelConfig, pool: Executor | None) -> Opened:
-    def open_one(picture: Image | PathLike) -> NDArray[np.uint8] | str:
+def _open_all(pictures: Sequence[Picture], config: ModelConfig, pool: Executor | None) -> Opened:
+    def open_one(picture: Picture) -> NDArray[np.uint8] | str:
         try:
             return crop(_read(picture), config)
         except PictureError as error:
@@ -57,7 +67,11 @@ def _open_all(pictures: Sequence[Image | PathLike], config: ModelConfig, pool: E
     return Opened(np.stack(good) if good else nothing, errors)
 
 
-def _read(picture: Image | PathLike) -> Image:
+def _read(picture: Picture) -> Image:
+    if isinstance(picture, Unread):
+        raise PictureError(picture.reason)
+    if isinstance(picture, bytes):
+        return decode(picture)
     if isinstance(picture, Image):
         try:
             return upright_rgb(picture)
@@ -66,7 +80,7 @@ def _read(picture: Image | PathLike) -> Image:
         except Exception as error:  # a picture opened lazily is decoded only now
             raise PictureError(f"damaged or cut short ({error})") from error
     if not isinstance(picture, str | os.PathLike):
-        raise ValueError(f"a picture is a path or a PIL image, not {type(picture).__name__}.")
+        raise ValueError(f"a picture is a path, the content of a file or a PIL image, not {type(picture).__name__}.")
     if os.fspath(picture).startswith(("http://", "https://")):
         raise PictureError("an address on the web; download it and give the file")
     path = Path(picture)

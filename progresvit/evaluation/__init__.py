@@ -1,18 +1,24 @@
 """One pass over the data gives records; everything else is read from them."""
 
-import progresvit._torchvision  # noqa: F401  (ahead of timm)
-from progresvit.evaluation.abstention import RiskCoverage, risk_coverage, risk_coverage_curves
-from progresvit.evaluation.hopeless import equal_accuracy_table
-from progresvit.evaluation.one_pass import DataSource, HowToRun, evaluate
-from progresvit.evaluation.records import Header, Records, read_records, write_records
-from progresvit.evaluation.routing_tables import frontier_table, matched_table
-from progresvit.evaluation.settings import (
-    calibrate_budget,
-    calibrate_exit_share,
-    calibrate_guarantee,
-    calibrate_near_lossless,
-)
-from progresvit.evaluation.trust import Reliability, fit_temperatures, reliabilities, reliability
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from progresvit._lazy import lazily
+
+if TYPE_CHECKING:
+    from progresvit.evaluation.abstention import RiskCoverage, risk_coverage, risk_coverage_curves
+    from progresvit.evaluation.hopeless import equal_accuracy_table
+    from progresvit.evaluation.one_pass import DataSource, HowToRun, evaluate
+    from progresvit.evaluation.records import Header, Records, read_records, write_records
+    from progresvit.evaluation.routing_tables import frontier_table, matched_table
+    from progresvit.evaluation.settings import (
+        calibrate_budget,
+        calibrate_exit_share,
+        calibrate_guarantee,
+        calibrate_near_lossless,
+    )
+    from progresvit.evaluation.trust import Reliability, fit_temperatures, reliabilities, reliability
 
 __all__ = [
     "DataSource",
@@ -37,3 +43,30 @@ __all__ = [
     "risk_coverage_curves",
     "write_records",
 ]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    homes={
+        "DataSource": "one_pass",
+        "Header": "records",
+        "HowToRun": "one_pass",
+        "Records": "records",
+        "Reliability": "trust",
+        "RiskCoverage": "abstention",
+        "calibrate_budget": "settings",
+        "calibrate_exit_share": "settings",
+        "calibrate_guarantee": "settings",
+        "calibrate_near_lossless": "settings",
+        "equal_accuracy_table": "hopeless",
+        "evaluate": "one_pass",
+        "fit_temperatures": "trust",
+        "frontier_table": "routing_tables",
+        "matched_table": "routing_tables",
+        "read_records": "records",
+        "reliabilities": "trust",
+        "reliability": "trust",
+        "risk_coverage": "abstention",
+        "risk_coverage_curves": "abstention",
+        "write_records": "records",
+    },
+)

@@ -187,7 +187,7 @@ def test_bad_input_is_refused(model, pictures, tmp_path, small_config):
         (lambda: Engine(model, a_setting(model, rounds=3)), "for a model of 3 rounds and this one has 2"),
         (lambda: Engine(ProgResViT(small_config.replace(num_classes=0)), 0.5), "nothing to fold"),
         (lambda: Engine(model, 0.5).classify(pictures.float()), "uint8"),
-        (lambda: Engine(model, 0.5).classify([3]), "a path or a PIL image, not int"),
+        (lambda: Engine(model, 0.5).classify([3]), "or a PIL image, not int"),
         (lambda: Engine(model), "needs a threshold"),
         (lambda: Engine(model, 0.5, backend="tflite"), "unknown backend 'tflite'; choose torch"),
         (lambda: Engine(model, 0.5, kernels="fused"), "for a GPU, not for cpu"),

@@ -1,0 +1,168 @@
+"""``progresvit classify``: pictures in, answers out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from progresvit.cli import show
+
+if TYPE_CHECKING:
+    from progresvit.data.pictures import Entry
+    from progresvit.engine import Engine, Prediction
+    from progresvit.engine.bulk import Summary
+    from progresvit.engine.sources import Backend
+
+
+def classify(
+    pictures: Annotated[list[str], typer.Argument(help="Pictures, folders of pictures, tars.")],
+    model: Annotated[str, typer.Option(help="A model folder, a hub id, or an export's folder.")],
+    threshold: Annotated[
+        str | None, typer.Option(help="τ, one for each round with commas, or a setting's file; an export may have one.")
+    ] = None,
+    router: Annotated[Path | None, typer.Option(help=show.ROUTER_HELP)] = None,
+    abstain: Annotated[float | None, typer.Option(help="Withhold answers of this entropy or more.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A parquet file for the answers; a stopped run goes on.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each picture, a line each.")] = False,
+    backend: Annotated[str | None, typer.Option(help=show.BACKEND_HELP)] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8.")] = "fp32",
+    batch: Annotated[int | None, typer.Option(help="Pictures at a time.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of the backend, on a CPU.")] = None,
+    workers: Annotated[int, typer.Option(help="Threads that decode pictures.")] = 2,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace answers that are there already.")] = False,
+) -> None:
+    """Classify pictures, easy ones early and hard ones late. What cannot be read is told, and the exit code is 1."""
+    if out is not None and (out.suffix != ".parquet" or as_json):
+        raise ValueError(f"{out}: answers are written as .parquet, and not together with --json.")
+    found, bad = _find(pictures)
+    engine = _make_engine(
+        model, threshold, router=router, abstain=abstain, backend=cast("Backend | None", backend), device=device,
+        precision=precision, batch=batch, threads=threads, workers=workers,
+    )  # fmt: skip
+    errors = len(bad)
+    if out is not None:
+        errors += _in_bulk(engine, found, out, overwrite)
+    else:
+        errors += _at_once(engine, found, as_json)
+    for name, reason in bad:
+        typer.echo(f"left out: {name}: {reason}", err=True)
+    if errors:
+        raise typer.Exit(code=1)
+
+
+def _find(given: list[str]) -> tuple[list[Entry], list[tuple[str, str]]]:
+    """The pictures that are meant, and what is meant by nothing."""
+    from progresvit.data.pictures import Entry, find_unlabelled
+
+    found: list[Entry] = []
+    bad: list[tuple[str, str]] = []
+    for one in given:
+        path = Path(one).expanduser()
+        if one.startswith(("http://", "https://")):
+            bad.append((one, "an address on the web; download it and give the file"))
+        elif path.is_dir() or path.suffix == ".tar":
+            try:
+                found += find_unlabelled(path).entries
+            except ValueError as error:
+                bad.append((one, str(error).removeprefix(f"{path} ").removesuffix(".")))
+        elif not path.exists():
+            bad.append((one, "there is no such file"))
+        else:
+            found.append(Entry(str(path), one))
+    return found, bad
+
+
+def _make_engine(
+    model: str,
+    threshold: str | None,
+    *,
+    device: str | None,
+    backend: Backend | None,
+    router: Path | None,
+    abstain: float | None,
+    precision: str,
+    batch: int | None,
+    threads: int | None,
+    workers: int,
+) -> Engine:
+    from progresvit.engine import Engine
+    from progresvit.engine.manifest import MANIFEST_FILE
+
+    is_export = (Path(model) / MANIFEST_FILE).is_file()
+    if device is None and not is_export and backend in (None, "torch"):
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    value: str | float | list[float] | None = threshold
+    if threshold is not None and Path(threshold).suffix != ".json":
+        numbers = show.parse_numbers(threshold, "--threshold")
+        value = numbers[0] if len(numbers) == 1 else numbers
+    return Engine(
+        model, value, router=router, abstain=abstain, backend=backend, device=device, precision=precision,
+        batch=batch, threads=threads, workers=workers,
+    )  # fmt: skip
+
+
+def _in_bulk(engine: Engine, found: list[Entry], out: Path, overwrite: bool) -> int:
+    from progresvit.data.pictures import UNLABELLED, Pictures
+    from progresvit.engine.bulk import classify_files
+
+    pictures = Pictures((), tuple(found), (UNLABELLED,) * len(found))
+    with show.progress_bars(wanted=True) as begin:
+        progress = begin("classifying") if begin else None
+        summary = classify_files(engine, pictures, out, overwrite=overwrite, progress=progress)
+    _tell(summary, engine)
+    typer.echo(f"wrote {out}" + (f"; {summary.errors} could not be read (column error)" if summary.errors else ""))
+    return summary.errors
+
+
+def _at_once(engine: Engine, found: list[Entry], as_json: bool) -> int:
+    from progresvit.data.pictures import UNLABELLED, Pictures
+    from progresvit.engine.bulk import predictions, row, summarise
+    from progresvit.evaluation.table import Column, Table, decimals, rough_percent
+
+    pictures = Pictures((), tuple(found), (UNLABELLED,) * len(found))
+    answers: list[Prediction] = []
+    for entry, answer in zip(found, predictions(engine, pictures)):
+        answers.append(answer)
+        if as_json:
+            known = {key: value for key, value in row(entry.name, answer, engine).items() if value == value}
+            typer.echo(json.dumps(known))
+    good = [(entry, answer) for entry, answer in zip(found, answers) if answer.error is None]
+    if good and not as_json:
+        columns = [
+            Column("picture", "picture"),
+            Column("answer", "answer"),
+            Column("probability", "probability %", rough_percent),
+            Column("exit_round", "round"),
+            Column("entropy", "entropy", decimals),
+            Column("gmacs", "GMACs", decimals),
+        ]
+        rows = [{**row(entry.name, one, engine), "answer": _answer(one)} for entry, one in good]
+        show.show_table(Table(f"{len(rows)} pictures", columns, rows))
+        _tell(summarise(answers, len(engine.gmacs)), engine)
+    for entry, answer in zip(found, answers):
+        if answer.error is not None:
+            typer.echo(f"left out: {entry.name}: {answer.error}", err=True)
+    return len(answers) - len(good)
+
+
+def _answer(prediction: Prediction) -> str:
+    name = prediction.label or f"class {prediction.index}"
+    return f"none ({name}?)" if prediction.abstained else name
+
+
+def _tell(summary: Summary, engine: Engine) -> None:
+    looked_at = sum(summary.exits)
+    if not looked_at:
+        return
+    rounds = ", ".join(f"{count} after round {s + 1}" for s, count in enumerate(summary.exits))
+    saved = 1 - summary.gmacs / engine.gmacs[-1]
+    typer.echo(
+        f"{looked_at} pictures: {rounds}; {summary.gmacs:.3f} GMACs on average instead of {engine.gmacs[-1]:.3f}, "
+        f"{saved:.1%} saved" + (f"; {summary.abstained} without an answer" if summary.abstained else "")
+    )

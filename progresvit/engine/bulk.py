@@ -1,0 +1,183 @@
+"""Many pictures into one table, in a run that can be stopped at any moment and goes on.
+
+Finished stretches of pictures lie in ``NAME.parts`` beside the table until all are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from progresvit.atomic import replace_file
+from progresvit.data.pictures import Pictures
+from progresvit.engine.engine import Engine
+from progresvit.engine.pictures import Unread
+from progresvit.engine.prediction import Prediction
+
+PART = 2048
+"""Pictures of a part; what a crash can cost."""
+
+SCHEMA = pa.schema(
+    [
+        pa.field("picture", pa.string(), nullable=False),
+        pa.field("index", pa.int32(), nullable=False),
+        pa.field("class_id", pa.string()),
+        pa.field("label", pa.string()),
+        pa.field("probability", pa.float32(), nullable=False),
+        pa.field("exit_round", pa.int8(), nullable=False),
+        pa.field("entropy", pa.float32(), nullable=False),
+        pa.field("gmacs", pa.float32(), nullable=False),
+        pa.field("abstained", pa.bool_(), nullable=False),
+        pa.field("error", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What became of the pictures."""
+
+    pictures: int
+    errors: int
+    abstained: int
+    exits: tuple[int, ...]
+    """Pictures that left after each round."""
+    gmacs: float
+    """Average over those that were looked at; NaN if none was."""
+
+
+def classify_files(
+    engine: Engine,
+    pictures: Pictures,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Summary:
+    """Predictions for all pictures, in their order, as a parquet table. A stopped run goes on where it stopped."""
+    if out.exists() and not overwrite:
+        raise ValueError(f"{out} is there already; use --overwrite to replace it, or name another file.")
+    parts = _Parts(out.with_name(out.name + ".parts"))
+    parts.claim(_identity(engine, pictures), overwrite=overwrite)
+    done = parts.whole() * PART
+    waiting: list[dict[str, Any]] = []
+    first = done
+    for place, prediction in enumerate(predictions(engine, pictures, done), done):
+        waiting.append(row(pictures.entries[place].name, prediction, engine))
+        if len(waiting) == PART:
+            parts.write(first // PART, waiting)
+            first, waiting = first + PART, []
+        if progress is not None and (place % 64 == 0 or place + 1 == len(pictures)):
+            progress(place + 1, len(pictures))
+    if waiting:
+        parts.write(first // PART, waiting)
+    table = parts.merge()
+    replace_file(out, _parquet(table))
+    parts.remove()
+    columns = (table[name].to_pylist() for name in ("exit_round", "gmacs", "abstained"))
+    return _summary(zip(*columns), len(engine.gmacs))
+
+
+def predictions(engine: Engine, pictures: Pictures, first: int = 0) -> Iterator[Prediction]:
+    """One for each picture from a place on, in their order; files are read as they are needed."""
+    return engine.stream(_batches(pictures, first, engine.batch))
+
+
+def row(name: str, prediction: Prediction, engine: Engine) -> dict[str, Any]:
+    """A prediction in plain data."""
+    ids = engine.config.class_ids
+    class_id = ids[prediction.index] if ids is not None and prediction.index >= 0 else None
+    return {"picture": name, "class_id": class_id, **asdict(prediction)}
+
+
+def summarise(answers: Iterable[Prediction], rounds: int) -> Summary:
+    """Of predictions by a model of so many rounds."""
+    return _summary(((one.exit_round, one.gmacs, one.abstained) for one in answers), rounds)
+
+
+def _summary(facts: Iterable[tuple[int, float, bool]], rounds: int) -> Summary:
+    """From the round of exit, GMACs, and whether there was no answer; round 0 stands for a picture not opened."""
+    every = list(facts)
+    seen = [one for one in every if one[0]]
+    return Summary(
+        pictures=len(every),
+        errors=len(every) - len(seen),
+        abstained=sum(abstained for _, _, abstained in seen),
+        exits=tuple(sum(exit_ == s + 1 for exit_, _, _ in seen) for s in range(rounds)),
+        gmacs=sum(gmacs for _, gmacs, _ in seen) / len(seen) if seen else float("nan"),
+    )
+
+
+def _batches(pictures: Pictures, first: int, size: int) -> Iterator[list[bytes | Unread]]:
+    for begin in range(first, len(pictures), size):
+        yield [_content(pictures, place) for place in range(begin, min(begin + size, len(pictures)))]
+
+
+def _content(pictures: Pictures, place: int) -> bytes | Unread:
+    try:
+        return pictures.read(place)
+    except OSError as error:
+        return Unread(f"cannot be read ({error.strerror or error})")
+
+
+def _identity(engine: Engine, pictures: Pictures) -> dict[str, Any]:
+    """What a run must have in common with one that it goes on with."""
+    listing = json.dumps([[entry.path, entry.name, entry.offset, entry.size] for entry in pictures.entries])
+    return {"pictures": hashlib.sha256(listing.encode()).hexdigest(), "part": PART, **engine.identity()}
+
+
+def _parquet(table: pa.Table) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    return buffer.getvalue()
+
+
+class _Parts:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def claim(self, about: dict[str, Any], *, overwrite: bool) -> None:
+        """Make the folder, or see that the one there is of this very run."""
+        path = self.folder / "run.json"
+        if self.folder.exists():
+            before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+            if before == json.loads(json.dumps(about)):
+                return
+            if before is not None and not overwrite:
+                differing = sorted(key for key in {*before, *about} if before.get(key) != about.get(key))
+                raise ValueError(
+                    f"{self.folder} holds the beginning of another run (other {', '.join(differing)}); go on with that "
+                    "one, use --overwrite, or name another file."
+                )
+            self.remove()
+        self.folder.mkdir(parents=True)
+        replace_file(path, json.dumps(about))
+
+    def whole(self) -> int:
+        """How many parts are there, from the first on without a gap."""
+        number = 0
+        while self._path(number).is_file():
+            number += 1
+        return number
+
+    def write(self, number: int, rows: Sequence[dict[str, Any]]) -> None:
+        replace_file(self._path(number), _parquet(pa.Table.from_pylist(list(rows), SCHEMA)))
+
+    def merge(self) -> pa.Table:
+        tables = [pq.read_table(self._path(number)) for number in range(self.whole())]
+        return pa.concat_tables(tables) if tables else SCHEMA.empty_table()
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.parquet"
