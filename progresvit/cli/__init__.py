@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from progresvit import __version__
 from progresvit.cli.abstention import abstention
+from progresvit.cli.bench import bench
 from progresvit.cli.calibrate import calibrate
 from progresvit.cli.classify import classify
 from progresvit.cli.compare_routers import compare_routers
@@ -56,6 +57,7 @@ app.command("abstention")(abstention)
 app.command("trust")(trust)
 app.command("shift")(shift)
 app.command("export")(export)
+app.command("bench")(bench)
 
 
 def _show_version(wanted: bool) -> None:

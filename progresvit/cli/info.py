@@ -24,7 +24,7 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Rounds, parameters and multiply-accumulates of a model, by component and in both conventions."""
-    config = _find_config(model)
+    config = find_config(model)
     report = describe(model, config)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
@@ -60,7 +60,8 @@ def _compute(config: ModelConfig, convention: compute.Convention) -> dict[str, A
     }
 
 
-def _find_config(source: str) -> ModelConfig:
+def find_config(source: str) -> ModelConfig:
+    """Of a preset, a model folder or a hub id."""
     if source in PRESETS:
         return PRESETS[source]
     from progresvit.folders import CONFIG_FILE, find_folder, read_config

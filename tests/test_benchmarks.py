@@ -1,0 +1,91 @@
+"""The scripts of benchmarks/, as far as they can go wrong without being slow."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from progresvit.engine.bench_case import make_row
+
+SCRIPTS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    spec = importlib.util.spec_from_file_location("inference", SCRIPTS / "inference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def run(script, monkeypatch):
+    """Runs the script with made-up rows; gives the names of what was measured."""
+
+    def run(*arguments, fails=()):
+        measured = []
+
+        def made(cases, *, timeout):
+            for case in cases:
+                measured.append((case.name, case.batch))
+                results = {"images_per_s": 100.0 + case.batch, "milliseconds": 1.0, "gmacs": 1.0, "tflops": 0.2}
+                latency = {"p50_ms": 1.0, "p95_ms": 1.0, "p99_ms": 1.0} if case.measure == "latency" else {}
+                yield make_row(case, error="no luck") if case.name in fails else make_row(case, **results, **latency)
+
+        monkeypatch.setattr(script, "run_cases", made)
+        monkeypatch.setattr(sys, "argv", ["inference.py", *map(str, arguments)])
+        script.main()
+        return measured
+
+    return run
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_second_run_measures_only_what_is_missing_or_failed(run, tmp_path, device, capsys):
+    arguments = ("--device", device, "--out", tmp_path / "run")
+    first = run(*arguments, fails={"round by round, eager"})
+    assert "round by round, eager, batch 1: failed: no luck" in capsys.readouterr().out
+    again = run(*arguments)
+    assert again
+    assert {name for name, _ in again} == {"round by round, eager"}
+    assert run(*arguments) == []
+    assert len(run(*arguments, "--fresh")) == len(first)
+    held = json.loads((tmp_path / "run.json").read_text())
+    assert len(held["rows"]) == len(first)
+    assert held["ratios"]
+    assert (tmp_path / "run.png").is_file()
+
+
+def test_parts_can_be_measured_alone_and_other_rows_stay(run, tmp_path):
+    arguments = ("--device", "cuda", "--out", tmp_path / "run")
+    assert run(*arguments, "--only", "fp8,compiled") == [("engine, routed", 512), ("torch.compile, routed", 512)]
+    run(*arguments, "--only", "fp8", "--batch", "256")
+    rows = json.loads((tmp_path / "run.json").read_text())["rows"]
+    assert sorted(row["batch"] for row in rows) == [256, 512, 512]
+
+
+def test_the_whole_claim_is_among_the_parts(script, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["inference.py"])
+    cases = [case for part in script.cuda_parts(script.parse()).values() for case in part]
+    main = {(case.name, case.precision) for case in cases if case.batch == 512}
+    assert main == {
+        ("timm DeiT-S 224, compiled", "bf16"),
+        ("timm DeiT-S 240, compiled", "bf16"),
+        ("timm DeiT-S 384, compiled", "bf16"),
+        ("round by round, eager", "bf16"),
+        ("engine, round 1 alone", "bf16"),
+        ("engine, round 2 alone", "bf16"),
+        ("engine, routed", "bf16"),
+        ("engine, routed", "fp8"),
+        ("torch.compile, routed", "bf16"),
+    }
+    assert {case.batch for case in cases if case.name == "engine, routed"} == {2**power for power in range(11)}
+    assert len([case for case in cases if case.memory and case.batch == 128]) == 3
+    assert len([case for case in cases if case.measure == "latency"]) == 3
+
+
+def test_an_unknown_part_is_refused(run):
+    with pytest.raises(SystemExit, match="no part 'magic'; choose among deit240"):
+        run("--only", "magic")
