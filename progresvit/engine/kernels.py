@@ -175,32 +175,50 @@ def _gelu(source, target, count, limit, block: tl.constexpr):
 
 
 @triton.jit
+def _scores(q, k, begin, n: tl.constexpr, count: tl.constexpr):
+    """Of queries and keys, in powers of two; keys beyond the last token get none: (many, 64), (count, 64)."""
+    score = tl.dot(q, tl.trans(k))
+    if begin + count > n:
+        score = tl.where((begin + tl.arange(0, count))[None, :] < n, score, float("-inf"))
+    return score
+
+
+@triton.jit
 def _attend(
-    qkv, target, n, scale,
-    heads: tl.constexpr, many: tl.constexpr, few: tl.constexpr, padded: tl.constexpr,
+    qkv, target, scale, n: tl.constexpr, heads: tl.constexpr, many: tl.constexpr,
+    few: tl.constexpr, rest: tl.constexpr,
 ):  # fmt: skip
-    """Attention of a head over all tokens of an image, keys in steps of ``few``: (B, N, 3, h, 64) -> (B, N, h, 64)."""
+    """Attention of a head over all tokens of an image, for one tile of queries: (B, N, 3, h, 64) -> (B, N, h, 64).
+
+    All keys are looked at at once, in two portions of ``few`` and ``rest`` (none if 0), so nothing is rescaled.
+    """
     b, h = tl.program_id(1) // heads, tl.program_id(1) % heads
     width: tl.constexpr = 64
     stride: tl.constexpr = 3 * heads * width
     above = qkv + b.to(tl.int64) * n * stride + h * width
-    row = tl.program_id(0) * many + tl.arange(0, many)
     c = tl.arange(0, width)
+    key = tl.arange(0, few)
+    k = tl.load(above + heads * width + key[:, None] * stride + c[None, :], key[:, None] < n, other=0)
+    v = tl.load(above + 2 * heads * width + key[:, None] * stride + c[None, :], key[:, None] < n, other=0)
+    if rest:
+        far = few + tl.arange(0, rest)
+        far_k = tl.load(above + heads * width + far[:, None] * stride + c[None, :], far[:, None] < n, other=0)
+        far_v = tl.load(above + 2 * heads * width + far[:, None] * stride + c[None, :], far[:, None] < n, other=0)
+    row = tl.program_id(0) * many + tl.arange(0, many)
     q = tl.load(above + row[:, None] * stride + c[None, :], row[:, None] < n, other=0)
-    highest = tl.full((many,), -1e30, tl.float32)
-    mass = tl.zeros((many,), tl.float32)
-    total = tl.zeros((many, width), tl.float32)
-    for begin in tl.static_range(0, padded, few):
-        key = begin + tl.arange(0, few)
-        k = tl.load(above + heads * width + key[:, None] * stride + c[None, :], key[:, None] < n, other=0)
-        v = tl.load(above + 2 * heads * width + key[:, None] * stride + c[None, :], key[:, None] < n, other=0)
-        score = tl.where(key[None, :] < n, tl.dot(q, tl.trans(k)) * scale, -1e30)
-        higher = tl.maximum(highest, tl.max(score, 1))
-        p = tl.exp2(score - higher[:, None])
-        shrink = tl.exp2(highest - higher)
-        mass = mass * shrink + tl.sum(p, 1)
-        total = tl.dot(p.to(v.dtype), v, total * shrink[:, None])
-        highest = higher
+    score = _scores(q, k, 0, n, few)
+    highest = tl.max(score, 1)
+    if rest:
+        far_score = _scores(q, far_k, few, n, rest)
+        highest = tl.maximum(highest, tl.max(far_score, 1))
+    lift = highest * scale
+    p = tl.exp2(score * scale - lift[:, None])
+    mass = tl.sum(p, 1)
+    total = tl.dot(p.to(v.dtype), v)
+    if rest:
+        far_p = tl.exp2(far_score * scale - lift[:, None])
+        mass += tl.sum(far_p, 1)
+        total = tl.dot(far_p.to(v.dtype), far_v, total)
     place = (b.to(tl.int64) * n + row[:, None]) * (heads * width) + h * width + c[None, :]
     tl.store(target + place, (total / mass[:, None]).to(target.dtype.element_ty), row[:, None] < n)
 
@@ -286,12 +304,12 @@ def gelu(source: Tensor, target: Tensor, limit: float) -> None:
 
 
 def attend(qkv: Tensor, heads: int) -> Tensor:
-    """(B, N, 3 * h * 64) -> (B, N, h * 64)"""
+    """(B, N, 3 * h * 64) -> (B, N, h * 64), for N up to 256"""
     b, n, _ = qkv.shape
     target = torch.empty(b, n, heads * 64, device=qkv.device, dtype=qkv.dtype)
-    many, few = 64, 64
+    many = 64
+    few = min(128, max(16, triton.next_power_of_2(n)))
+    rest = max(16, triton.next_power_of_2(n - few)) if n > few else 0
     scale = 64**-0.5 * 1.4426950408889634  # 2 to the power of it is e to the power of the score
-    _attend[(triton.cdiv(n, many), b * heads)](
-        qkv, target, n, scale, heads, many, few, triton.cdiv(n, few) * few, num_warps=4
-    )
+    _attend[(triton.cdiv(n, many), b * heads)](qkv, target, scale, n, heads, many, few, rest, num_warps=4)
     return target
