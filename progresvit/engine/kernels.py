@@ -192,7 +192,7 @@ def _attend(
 
     All keys are looked at at once, in two portions of ``few`` and ``rest`` (none if 0), so nothing is rescaled.
     """
-    b, h = tl.program_id(1) // heads, tl.program_id(1) % heads
+    b, h = tl.program_id(0) // heads, tl.program_id(0) % heads
     width: tl.constexpr = 64
     stride: tl.constexpr = 3 * heads * width
     above = qkv + b.to(tl.int64) * n * stride + h * width
@@ -204,7 +204,7 @@ def _attend(
         far = few + tl.arange(0, rest)
         far_k = tl.load(above + heads * width + far[:, None] * stride + c[None, :], far[:, None] < n, other=0)
         far_v = tl.load(above + 2 * heads * width + far[:, None] * stride + c[None, :], far[:, None] < n, other=0)
-    row = tl.program_id(0) * many + tl.arange(0, many)
+    row = tl.program_id(1) * many + tl.arange(0, many)
     q = tl.load(above + row[:, None] * stride + c[None, :], row[:, None] < n, other=0)
     score = _scores(q, k, 0, n, few)
     highest = tl.max(score, 1)
@@ -311,5 +311,5 @@ def attend(qkv: Tensor, heads: int) -> Tensor:
     few = min(128, max(16, triton.next_power_of_2(n)))
     rest = max(16, triton.next_power_of_2(n - few)) if n > few else 0
     scale = 64**-0.5 * 1.4426950408889634  # 2 to the power of it is e to the power of the score
-    _attend[(triton.cdiv(n, many), b * heads)](qkv, target, scale, n, heads, many, few, rest, num_warps=4)
+    _attend[(b * heads, triton.cdiv(n, many))](qkv, target, scale, n, heads, many, few, rest, num_warps=4)
     return target
