@@ -171,9 +171,16 @@ class Engine:
         with self._alone():
             flow = self._flow(side)
             for s, room in enumerate(flow.rooms):
-                for size in self.rounds.sizes or (1,):
-                    if size <= self.batch:
+                for size in sorted(self.rounds.sizes or (1,), reverse=True):
+                    if size > self.batch:
+                        continue
+                    try:
                         self.rounds.run(s, room, 0, size).answers()
+                    except self.rounds.out_of_memory:
+                        if size == 1:
+                            raise
+                        self.rounds.shrink()
+                        self._shrunk(size // 2)
 
     def _prepare(self, pictures: Pictures, pool: ThreadPoolExecutor) -> tuple[Opened, Any]:
         opened = open_pictures(pictures, self.config, pool)
@@ -183,7 +190,14 @@ class Engine:
         """A fresh start for images of this side."""
         if not self._rooms or self._rooms[0].pixels.shape[-1] != side:
             self._rooms = []
-            self._rooms = [self.rounds.make_room(s, self.batch, side) for s in range(len(self.gmacs))]
+            while not self._rooms:
+                try:
+                    self._rooms = [self.rounds.make_room(s, self.batch, side) for s in range(len(self.gmacs))]
+                except self.rounds.out_of_memory:
+                    if self.batch == 1:
+                        raise
+                    self.rounds.shrink()
+                    self._shrunk(self.batch // 2)
         return Flow(self.rounds, self._rooms, largest=self.batch, make=self._predictions, shrunk=self._shrunk)
 
     def _shrunk(self, largest: int) -> None:

@@ -129,7 +129,7 @@ class FusedRound:
         self.scale, self.shift = 1 / (255 * std), -mean / std
         inputs = [folded.embed.weight]
         self.position[1:] += folded.embed.bias
-        self.projector = folded.projector
+        self.has_previous = folded.projector is not None
         if folded.projector is not None:
             carried = folded.projector
             inputs.append(carried.patches.weight)
@@ -171,7 +171,7 @@ class FusedRound:
             source = torch.empty(b, channels, side, self.resolution, device=pixels.device, dtype=between)
             kernels.narrow(pixels, source, self.sight.start, self.sight.weight)
         kernels.cut(source, rows, self.sight.start, self.sight.weight, self.scale, self.shift, self.patch_size)
-        if self.projector is not None:
+        if self.has_previous:
             assert previous is not None
             kernels.carry(previous, rows, self.lattice.start, self.lattice.weight, self.depthwise, self.pixels)
         return rows

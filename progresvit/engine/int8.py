@@ -5,6 +5,7 @@ Letters: B images, N of them all, S rounds.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,14 +60,19 @@ def quantise(source: Path, target: Path) -> None:
 
     model = onnx.load(source)
     del model.graph.value_info[:]  # the quantiser trusts them, and they are wrong after it has changed types
-    quantize_dynamic(
-        model,
-        target,
-        op_types_to_quantize=["MatMul"],
-        nodes_to_quantize=_layers_of_blocks(model.graph),
-        per_channel=True,
-        weight_type=QuantType.QInt8,
-    )
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # it advises a pass over the graph that would only fold constants
+    try:
+        quantize_dynamic(
+            model,
+            target,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_quantize=_layers_of_blocks(model.graph),
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+        )
+    finally:
+        logging.disable(before)
 
 
 def measure_int8(before: Path, after: Path, check: Int8Check) -> dict[str, Any]:

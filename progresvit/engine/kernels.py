@@ -31,25 +31,26 @@ def _narrow(source, target, start, weight, rows, side, r, block: tl.constexpr, t
 @triton.jit
 def _cut(
     source, target, start, weight, scale, shift, channels, side, r, stride,
-    p: tl.constexpr, block: tl.constexpr, taps: tl.constexpr,
+    p: tl.constexpr, many: tl.constexpr, block: tl.constexpr, taps: tl.constexpr,
 ):  # fmt: skip
     """A column filter, normalisation, and the order of patches: (B, C, side, r) -> (B, g * g, stride)."""
     plane, strip = tl.program_id(0), tl.program_id(1)  # an image's channel, a row of patches
     b, c = plane // channels, plane % channels
-    y = strip * p + tl.arange(0, p)
+    line = tl.arange(0, many)
+    y = strip * p + line
     x = tl.arange(0, block)
-    inside = (x[None, :] < r) & (y[:, None] < r)
-    first = tl.load(start + y)
+    inside = (x[None, :] < r) & (line[:, None] < p)
+    first = tl.load(start + y, line < p, other=0)
     above = source + plane.to(tl.int64) * side * r
-    total = tl.zeros((p, block), tl.float32)
+    total = tl.zeros((many, block), tl.float32)
     for t in tl.static_range(taps):
-        share = tl.load(weight + y * taps + t)
+        share = tl.load(weight + y * taps + t, line < p, other=0.0)
         pixel = tl.load(above + (first[:, None] + t) * r + x[None, :], inside, other=0)
         total += share[:, None] * pixel.to(tl.float32)
     total = total * tl.load(scale + c) + tl.load(shift + c)
     grid = r // p
     patch = b.to(tl.int64) * grid * grid + strip * grid + x[None, :] // p
-    place = c * p * p + (y[:, None] % p) * p + x[None, :] % p
+    place = c * p * p + line[:, None] * p + x[None, :] % p
     tl.store(target + patch * stride + place, total.to(target.dtype.element_ty), inside)
 
 
@@ -246,7 +247,7 @@ def cut(
     b, channels, side, r = source.shape
     _cut[(b * channels, r // patch)](
         source, target, start, weight, scale, shift, channels, side, r, target.shape[2],
-        patch, triton.next_power_of_2(r), weight.shape[1],
+        patch, triton.next_power_of_2(patch), triton.next_power_of_2(r), weight.shape[1],
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ Letters: B images, C channels, R side of the images, N tokens, d channels of tok
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -139,11 +140,21 @@ class FusedRounds(TorchRounds):
     def __init__(self, *args: Any, largest: int, **options: Any) -> None:
         super().__init__(*args, **options)
         self._check_fp8()
+        for one in self.folded:
+            one.cpu()  # on the GPU their constants live in the fused rounds alone
         self.sizes = power_sizes(largest)
         self._fused: dict[tuple[int, int], FusedRound] = {}
-        self._graphs: dict[tuple[int, int, int], _Captured] = {}
+        self._graphs: dict[tuple[int, int], _Captured] = {}
         self._pools = [torch.cuda.graph_pool_handle() for _ in self.folded]  # rounds must not share: tokens are read
         # while the next round runs
+
+    def make_room(self, s: int, capacity: int, side: int) -> Room:
+        """A new room takes the place of the old one, whose graphs are of no use any more."""
+        torch.cuda.synchronize(self.device)
+        self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] != s}
+        self._fused = {key: fused for key, fused in self._fused.items() if key[0] != s or key[1] == side}
+        self._pools[s] = torch.cuda.graph_pool_handle()
+        return super().make_room(s, capacity, side)
 
     @torch.inference_mode()
     def run(self, s: int, room: Room, first: int, count: int) -> Ran:
@@ -172,7 +183,7 @@ class FusedRounds(TorchRounds):
         super().shrink()
 
     def _captured(self, s: int, room: Room, size: int) -> _Captured:
-        key = (s, size, room.pixels.data_ptr())
+        key = (s, size)
         if key not in self._graphs:
             fused = self._fused_round(s, room.pixels.shape[-1])
             inputs = (room.pixels[:size], None if room.tokens is None else room.tokens[:size])
@@ -181,15 +192,17 @@ class FusedRounds(TorchRounds):
                 output = fused(*inputs)
                 return self.facts(s, output.logits), output.tokens
 
-            self._graphs[key] = _capture(compute, self._pools[s])
+            self._graphs[key] = _capture(compute, self._pools[s], room)
+        assert self._graphs[key].room is room
         return self._graphs[key]
 
     def _fused_round(self, s: int, side: int) -> FusedRound:
         from progresvit.engine.fused import FusedRound
 
         if (s, side) not in self._fused:
+            folded = copy.deepcopy(self.folded[s]).to(self.device)
             self._fused[s, side] = FusedRound(
-                self.folded[s], self.config, side=side, dtype=self._token_dtype(), fp8=self.precision == "fp8"
+                folded, self.config, side=side, dtype=self._token_dtype(), fp8=self.precision == "fp8"
             )
         return self._fused[s, side]
 
@@ -212,9 +225,11 @@ class _Captured:
     graph: torch.cuda.CUDAGraph
     facts: Tensor
     tokens: Tensor
+    room: Room
+    """Whose images it looks at."""
 
 
-def _capture(compute: Any, pool: Any) -> _Captured:
+def _capture(compute: Any, pool: Any, room: Room) -> _Captured:
     """Run it once to build its kernels, then record it."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -226,7 +241,7 @@ def _capture(compute: Any, pool: Any) -> _Captured:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         facts, tokens = compute()
-    return _Captured(graph, facts, tokens)
+    return _Captured(graph, facts, tokens, room)
 
 
 def _answer(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -130,6 +130,15 @@ def test_streams_from_the_host_and_from_the_device_agree(model, pictures):
     assert len(on_device) == 300
 
 
+def test_images_of_other_sides_get_rooms_and_graphs_of_their_own(model, pictures):
+    engine = Engine(model, 1.0, batch=64)
+    larger = torch.nn.functional.interpolate(pictures.float(), size=(112, 112)).to(torch.uint8)
+    for _ in range(2):
+        for some in (pictures[:70], larger[:70]):
+            found, expected = engine.classify(some), Engine(model, 1.0, kernels="plain").classify(some)
+            assert [p.probability for p in found] == pytest.approx([p.probability for p in expected], abs=1e-4)
+
+
 def test_out_of_memory_goes_on_with_smaller_batches(pictures, randomize):
     config = ModelConfig(rounds=make_rounds([224, 256], [3, 6]), heads=6, depth=2, num_classes=20)
     model = randomize(ProgResViT(config)).cuda().eval()

@@ -18,6 +18,7 @@ TINY = {"heads": 2, "depth": 1, "patch_size": 8, "num_classes": 12}  # the inter
 TINY_CONFIGS = {
     "three rounds": ModelConfig(rounds=make_rounds([8, 16, 24], [1, 1, 2]), **TINY),
     "same resolution": ModelConfig(rounds=make_rounds([16, 16], [1, 2]), **TINY),
+    "patches of 6": ModelConfig(rounds=make_rounds([12, 18], [1, 2]), heads=2, depth=1, patch_size=6, num_classes=12),
 }
 SMALL = {"heads": 3, "depth": 2, "patch_size": 8, "num_classes": 12}
 CONFIGS = {
@@ -25,6 +26,7 @@ CONFIGS = {
     "three rounds": ModelConfig(rounds=make_rounds([16, 24, 32], [1, 2, 3]), **SMALL),
     "same resolution": ModelConfig(rounds=make_rounds([32, 32], [2, 3]), **SMALL),
     "one patch, then many": ModelConfig(rounds=make_rounds([8, 32], [1, 3]), **SMALL),
+    "patches of 14": ModelConfig(rounds=make_rounds([14, 28], [1, 2]), heads=2, depth=1, patch_size=14, num_classes=12),
     "a plain ViT": plain_vit(resolution=32, heads=3, depth=2, patch_size=8, num_classes=12),
 }
 
