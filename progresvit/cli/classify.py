@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -57,20 +59,22 @@ def classify(
 def _find(given: list[str]) -> tuple[list[Entry], list[tuple[str, str]]]:
     """The pictures that are meant, and what is meant by nothing."""
     from progresvit.data.pictures import Entry, find_unlabelled
+    from progresvit.engine.pictures import NO_FILE, ON_THE_WEB
 
     found: list[Entry] = []
     bad: list[tuple[str, str]] = []
     for one in given:
         path = Path(one).expanduser()
         if one.startswith(("http://", "https://")):
-            bad.append((one, "an address on the web; download it and give the file"))
+            bad.append((one, ON_THE_WEB))
         elif path.is_dir() or path.suffix == ".tar":
             try:
-                found += find_unlabelled(path).entries
+                inside = find_unlabelled(path).entries
+                found += inside if len(given) == 1 else [replace(entry, name=f"{one}/{entry.name}") for entry in inside]
             except ValueError as error:
                 bad.append((one, str(error).removeprefix(f"{path} ").removesuffix(".")))
         elif not path.exists():
-            bad.append((one, "there is no such file"))
+            bad.append((one, NO_FILE))
         else:
             found.append(Entry(str(path), one))
     return found, bad
@@ -123,15 +127,17 @@ def _in_bulk(engine: Engine, found: list[Entry], out: Path, overwrite: bool) -> 
 def _at_once(engine: Engine, found: list[Entry], as_json: bool) -> int:
     from progresvit.data.pictures import UNLABELLED, Pictures
     from progresvit.engine.bulk import predictions, row, summarise
+    from progresvit.engine.engine import DEADLINE
     from progresvit.evaluation.table import Column, Table, decimals, rough_percent
 
     pictures = Pictures((), tuple(found), (UNLABELLED,) * len(found))
     answers: list[Prediction] = []
-    for entry, answer in zip(found, predictions(engine, pictures)):
+    for entry, answer in zip(found, predictions(engine, pictures, deadline=DEADLINE)):
         answers.append(answer)
         if as_json:
-            known = {key: value for key, value in row(entry.name, answer, engine).items() if value == value}
-            typer.echo(json.dumps(known))
+            known = row(entry.name, answer, engine).items()
+            finite = {key: value for key, value in known if not isinstance(value, float) or math.isfinite(value)}
+            typer.echo(json.dumps(finite, allow_nan=False))
     good = [(entry, answer) for entry, answer in zip(found, answers) if answer.error is None]
     if good and not as_json:
         columns = [

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from progresvit.config import ModelConfig
+from progresvit.data.decode import PictureError
 
 INTERPOLATION = "bicubic"
 
@@ -24,8 +25,12 @@ def crop(picture: Image.Image, config: ModelConfig) -> NDArray[np.uint8]:
     r = config.input_side
     shorter = math.floor(r / config.crop)
     width, height = picture.size
+    if not width or not height:
+        raise PictureError("it has no pixels")
     longer = int(shorter * max(width, height) / min(width, height))
     size = (shorter, longer) if width <= height else (longer, shorter)
+    if shorter * longer > (Image.MAX_IMAGE_PIXELS or math.inf):
+        raise PictureError(f"too long and thin to be resized safely ({width} x {height})")
     picture = picture.resize(size, Image.Resampling[INTERPOLATION.upper()])
     left, top = (round((side - r) / 2) for side in size)
     pixels = np.array(picture.crop((left, top, left + r, top + r)))  # (r, r, C), or (r, r) of a grey picture

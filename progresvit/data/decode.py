@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import threading
 import warnings
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+
+_FILTERS = threading.Lock()
+"""Filters of warnings belong to the whole process, so only one thread at a time may change them."""
 
 
 class PictureError(ValueError):
@@ -16,10 +20,10 @@ class PictureError(ValueError):
 def decode(content: bytes) -> Image.Image:
     """An upright RGB picture: EXIF rotation applied, alpha laid on white, 16 bits scaled to 8, the first frame."""
     try:
-        with warnings.catch_warnings():
+        with _FILTERS, warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            picture = Image.open(io.BytesIO(content))
-            picture.load()
+            picture = Image.open(io.BytesIO(content))  # looks at the head of the file alone
+        picture.load()
         return upright_rgb(picture)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PictureError(f"too large to be opened safely ({error})") from error

@@ -10,6 +10,9 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
+JOIN = 1.0
+"""Seconds that the thread is waited for at the end; it may be busy inside the source for longer."""
+
 
 class Ahead(Generic[T]):
     """What ``prepare`` makes of each item of a source, up to ``depth`` items ahead. Use it in a ``with``."""
@@ -17,6 +20,8 @@ class Ahead(Generic[T]):
     END = object()
 
     def __init__(self, source: Iterable[Any], prepare: Callable[[Any], T], depth: int = 2) -> None:
+        if depth < 1:
+            raise ValueError(f"ahead is 1 batch or more, not {depth}.")
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(source, prepare), daemon=True, name="progresvit-ahead")
@@ -29,6 +34,7 @@ class Ahead(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
+        self._thread.join(timeout=JOIN)
 
     def get(self, timeout: float | None) -> T | object:
         """The next item, ``END`` after the last, None if there is none in time. What the source raises is raised."""

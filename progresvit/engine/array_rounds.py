@@ -36,7 +36,7 @@ class ArrayRounds:
     """Graphs, and decisions on the host."""
 
     sizes: tuple[int, ...] | None = None
-    out_of_memory: tuple[type[Exception], ...] = ()
+    out_of_memory: tuple[type[Exception], ...] = (MemoryError,)
 
     def __init__(self, graphs: GraphRounds, policy: Policy, temperatures: Sequence[float]) -> None:
         self.graphs, self.policy, self.temperatures = graphs, policy, tuple(temperatures)

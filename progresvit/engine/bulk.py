@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,13 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from progresvit.atomic import replace_file
-from progresvit.data.pictures import Pictures
+from progresvit.data.pictures import Entry, Pictures
 from progresvit.engine.engine import Engine
 from progresvit.engine.pictures import Unread
 from progresvit.engine.prediction import Prediction
 
 PART = 2048
-"""Pictures of a part; what a crash can cost."""
+"""Pictures of a part; a crash costs what is not yet in one."""
 
 SCHEMA = pa.schema(
     [
@@ -64,11 +65,13 @@ def classify_files(
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
     """Predictions for all pictures, in their order, as a parquet table. A stopped run goes on where it stopped."""
-    if out.exists() and not overwrite:
-        raise ValueError(f"{out} is there already; use --overwrite to replace it, or name another file.")
-    parts = _Parts(out.with_name(out.name + ".parts"))
+    parts = _Parts(out.with_name(out.name + ".parts"), len(pictures))
+    if out.exists():
+        if not overwrite:
+            raise ValueError(f"{out} is there already; use --overwrite to replace it, or name another file.")
+        parts.remove()  # what a run left that was killed at its very end
     parts.claim(_identity(engine, pictures), overwrite=overwrite)
-    done = parts.whole() * PART
+    done = min(parts.whole() * PART, len(pictures))
     waiting: list[dict[str, Any]] = []
     first = done
     for place, prediction in enumerate(predictions(engine, pictures, done), done):
@@ -87,9 +90,11 @@ def classify_files(
     return _summary(zip(*columns), len(engine.gmacs))
 
 
-def predictions(engine: Engine, pictures: Pictures, first: int = 0) -> Iterator[Prediction]:
+def predictions(
+    engine: Engine, pictures: Pictures, first: int = 0, *, deadline: float | None = None
+) -> Iterator[Prediction]:
     """One for each picture from a place on, in their order; files are read as they are needed."""
-    return engine.stream(_batches(pictures, first, engine.batch))
+    return engine.stream(_batches(pictures, first, engine.batch), deadline=deadline)
 
 
 def row(name: str, prediction: Prediction, engine: Engine) -> dict[str, Any]:
@@ -131,8 +136,18 @@ def _content(pictures: Pictures, place: int) -> bytes | Unread:
 
 def _identity(engine: Engine, pictures: Pictures) -> dict[str, Any]:
     """What a run must have in common with one that it goes on with."""
-    listing = json.dumps([[entry.path, entry.name, entry.offset, entry.size] for entry in pictures.entries])
+    listing = json.dumps([_about(entry) for entry in pictures.entries])
     return {"pictures": hashlib.sha256(listing.encode()).hexdigest(), "part": PART, **engine.identity()}
+
+
+def _about(entry: Entry) -> list[Any]:
+    """Where a picture lies, and which it is; a file that was changed is another picture."""
+    path = Path(entry.path).resolve()
+    try:
+        known = path.stat()
+    except OSError:
+        return [str(path), entry.name, None]
+    return [str(path), entry.name, entry.offset, entry.size, known.st_size, known.st_mtime_ns]
 
 
 def _parquet(table: pa.Table) -> bytes:
@@ -142,30 +157,32 @@ def _parquet(table: pa.Table) -> bytes:
 
 
 class _Parts:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    """The folder, for so many pictures."""
+
+    def __init__(self, folder: Path, pictures: int) -> None:
+        self.folder, self.pictures = folder, pictures
 
     def claim(self, about: dict[str, Any], *, overwrite: bool) -> None:
         """Make the folder, or see that the one there is of this very run."""
-        path = self.folder / "run.json"
         if self.folder.exists():
-            before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-            if before == json.loads(json.dumps(about)):
+            before = self._read_about()
+            differing = sorted(key for key in {*before, *about} if before.get(key) != _plain(about).get(key))
+            if not differing:
                 return
-            if before is not None and not overwrite:
-                differing = sorted(key for key in {*before, *about} if before.get(key) != about.get(key))
+            if any(self.folder.iterdir()) and not overwrite:
+                what = f"other {', '.join(differing)}" if before else "its run.json is missing or damaged"
                 raise ValueError(
-                    f"{self.folder} holds the beginning of another run (other {', '.join(differing)}); go on with that "
-                    "one, use --overwrite, or name another file."
+                    f"{self.folder} holds the beginning of another run ({what}); go on with that one, use --overwrite, "
+                    "or name another file."
                 )
             self.remove()
         self.folder.mkdir(parents=True)
-        replace_file(path, json.dumps(about))
+        replace_file(self.folder / "run.json", json.dumps(about))
 
     def whole(self) -> int:
-        """How many parts are there, from the first on without a gap."""
+        """How many parts are there and whole, from the first on without a gap."""
         number = 0
-        while self._path(number).is_file():
+        while number * PART < self.pictures and self._is_whole(number):
             number += 1
         return number
 
@@ -177,7 +194,36 @@ class _Parts:
         return pa.concat_tables(tables) if tables else SCHEMA.empty_table()
 
     def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """The folder, if it is one of ours: a table's parts and what is known of them."""
+        if not self.folder.exists():
+            return
+        foreign = [path.name for path in self.folder.iterdir() if not re.fullmatch(_OURS, path.name)]
+        if foreign:
+            raise ValueError(f"{self.folder} holds {foreign[0]}, which is not ours; move it away or name another file.")
+        shutil.rmtree(self.folder)
+
+    def _is_whole(self, number: int) -> bool:
+        try:
+            rows = pq.read_table(self._path(number), columns=["index"]).num_rows
+        except (OSError, pa.ArrowInvalid):
+            return False
+        return bool(rows == min(PART, self.pictures - number * PART))
+
+    def _read_about(self) -> dict[str, Any]:
+        try:
+            about = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return about if isinstance(about, dict) else {}
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06d}.parquet"
+
+
+_OURS = r"(run\.json|\d{6}\.parquet|\.(run\.json|\d{6}\.parquet)\.[0-9a-f]{8})"
+
+
+def _plain(about: dict[str, Any]) -> dict[str, Any]:
+    """As it comes back from a JSON file."""
+    found: dict[str, Any] = json.loads(json.dumps(about))
+    return found

@@ -54,7 +54,7 @@ class Engine:
     routing does not see them.
 
     ``batch`` images at most are computed at a time (by default 512 on a GPU, else 64). ``backend`` is torch,
-    onnxruntime or openvino; ``precision`` fp32, bf16, fp16 (GPU) or fp8 (GPU since Hopper, big products alone).
+    onnxruntime or openvino; ``precision`` fp32, bf16, fp16 (GPU) or fp8 (newer GPUs, big products alone).
     ``kernels`` is fused (on a GPU, the default there: our kernels in CUDA graphs) or plain (torch's own).
     """
 
@@ -76,13 +76,17 @@ class Engine:
     ) -> None:
         if batch is not None and batch < 1:
             raise ValueError(f"a batch holds one image at least, not {batch}.")
+        for name, number in (("threads", threads), ("workers", workers)):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} are 1 or more, not {number}.")
         if backend is not None and backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}; choose {', '.join(BACKENDS)}.")
         self._source = source = open_source(model, backend)
         self.config = config = source.config
         self.precision, self.workers = source.precision_of(precision), workers
         router = _open_router(router)
-        threshold = source.threshold if threshold is None else threshold
+        if threshold is None and router is None:
+            threshold = source.threshold  # one for entropies
         if threshold is None:
             raise ValueError("an engine needs a threshold: a number, or a setting that progresvit calibrate wrote.")
         threshold = load_setting(os.fspath(threshold)) if isinstance(threshold, str | os.PathLike) else threshold
@@ -107,8 +111,9 @@ class Engine:
         uint8 array or tensor (B, C, r, r) of square images, which are taken as they are; r is the resolution of the
         last round or more. A picture that cannot be opened has a prediction that says why (``error``).
         """
-        if isinstance(images, str | os.PathLike) or hasattr(images, "getbbox"):
+        if isinstance(images, str | os.PathLike | bytes) or hasattr(images, "getbbox"):
             raise ValueError("classify takes a list of pictures; put this one into brackets: classify([picture]).")
+        images = images if hasattr(images, "__len__") else list(images)
         predictions: list[Prediction] = []
         with self._alone(), ThreadPoolExecutor(self.workers) as pool:
             flow = None
@@ -130,7 +135,7 @@ class Engine:
 
         Pictures that go on wait until a full batch is together, across the given batches, or until one has waited
         ``deadline`` seconds, or the batches end; None waits for full batches as long as it takes. Batches, each as
-        ``classify`` takes them, are read by a thread, up to ``ahead`` ahead.
+        ``classify`` takes them, are read by a thread, up to ``ahead`` ahead; leave their iterator to it.
         """
         with self._alone(), ThreadPoolExecutor(self.workers) as pool:
             flow: Flow | None = None
@@ -156,6 +161,8 @@ class Engine:
         """What decides its answers, in plain data."""
         return {
             "weights": self._source.weights,
+            "config": self.config.to_dict(),
+            "kernels": type(self.rounds).__name__,
             "preprocessing": self._source.preprocessing,
             "thresholds": [str(threshold) for threshold in self.policy.thresholds],
             "routers": [_router_hash(one) for one in (self.policy.router, self.policy.abstention.router)],

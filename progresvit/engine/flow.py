@@ -122,14 +122,18 @@ class Flow:
     def _start(self, s: int) -> None:
         """Begin the round for all who are in its room; if that takes several portions, all but the last are settled."""
         room = self.rooms[s]
-        first = 0
+        first, has_freed = 0, False
         while first < room.fill:
             count = portions(room.fill - first, self.largest, self.rounds.sizes)[0]
             try:
                 ran = self.rounds.run(s, room, first, count)
             except self.rounds.out_of_memory:
-                self._shrink(count)
+                self.rounds.shrink()
+                if has_freed:  # and that was not enough
+                    self._halve(count)
+                has_freed = True
                 continue
+            has_freed = False
             self._running[s] = _Running(ran, first, count)
             first += count
             if first < room.fill:
@@ -160,9 +164,8 @@ class Flow:
                 self._start(s + 1)
             rows = rows[len(some) :]
 
-    def _shrink(self, count: int) -> None:
+    def _halve(self, count: int) -> None:
         if count == 1:
             raise MemoryError("there is not enough memory for a single image; free some, or use a smaller model.")
-        self.rounds.shrink()
         self.largest = max(1, count // 2)
         self._shrunk(self.largest)

@@ -11,6 +11,7 @@ Letters as in fold.py; R is the side of the given images, M rows: images times t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -99,8 +100,6 @@ class FusedBlock:
         self.gate = block.out_gate.float()
         self.fp8, self.width = fp8, len(self.gate)
         self.qkv = Product(block.qkv, dtype, input_scale=norm_scale, fp8=fp8)
-        q, kv = (Dense(block.qkv.weight[part], block.qkv.bias[part]) for part in _split(self.width))
-        self.q, self.kv = (Product(one, dtype, input_scale=norm_scale, fp8=fp8) for one in (q, kv))
         self.fc1 = Product(block.fc1, dtype, input_scale=norm_scale, fp8=fp8)
         self.proj = block.proj.weight.to(dtype).t()
         fc2 = Dense(self.gate[:, None] * block.fc2.weight, self.gate * block.fc2.bias)
@@ -108,6 +107,16 @@ class FusedBlock:
         self.proj_bias, self.fc2_bias = block.proj.bias.float(), fc2.bias.float()
         if fp8:  # the product adds its bias itself
             self.fc2_bias = torch.zeros_like(self.fc2_bias)
+
+
+class ClassTokenBlock(FusedBlock):
+    """The last block of the last round, whose queries are those of the class tokens alone."""
+
+    def __init__(self, block: FoldedBlock, dtype: torch.dtype, *, norm_scale: float, fp8: bool) -> None:
+        super().__init__(block, dtype, norm_scale=norm_scale, fp8=fp8)
+        parts = slice(0, self.width), slice(self.width, 3 * self.width)  # queries; keys and values
+        q, kv = (Dense(block.qkv.weight[part], block.qkv.bias[part]) for part in parts)
+        self.q, self.kv = (Product(one, dtype, input_scale=norm_scale, fp8=fp8) for one in (q, kv))
 
 
 class FusedRound:
@@ -139,7 +148,10 @@ class FusedRound:
             self.class_token = Product(carried.class_token, dtype)
         self.pixels = folded.embed.weight.shape[1]
         self.enter = torch.cat(inputs, dim=1).to(dtype).t()  # (C * p * p and d', d)
-        self.blocks = [FusedBlock(b, dtype, norm_scale=self.norm_scale, fp8=fp8) for b in folded.blocks]  # type: ignore[arg-type]
+        blocks = [block for block in folded.blocks if isinstance(block, FoldedBlock)]
+        how: dict[str, Any] = {"norm_scale": self.norm_scale, "fp8": fp8}
+        self.blocks = [FusedBlock(block, dtype, **how) for block in (blocks[:-1] if self.is_last else blocks)]
+        self.last = ClassTokenBlock(blocks[-1], dtype, **how) if self.is_last else None
         self.norm_weight, self.norm_bias = folded.norm_weight, folded.norm_bias
         self.head = Product(folded.head, dtype)
 
@@ -147,14 +159,14 @@ class FusedRound:
         """Bytes (B, C, R, R), and from the second round on the tokens of the round before."""
         images = pixels.shape[0]
         x, y = self._begin(self._rows(pixels, previous), previous)  # (M, d) twice: the stream, and its norm
-        for block in self.blocks[:-1]:
+        update = None
+        for number, block in enumerate(self.blocks):
+            if number:
+                y = self._norm(x, update)
             update = self._block(block, x, y, images)
-            y = self._normed_like(x)
-            kernels.norm(x, y, NORM_EPS, self.norm_scale, update=update)
-        if self.is_last:
-            x, update = self._class_token_alone(self.blocks[-1], x, y, images)  # (B, d)
-        else:
-            update = self._block(self.blocks[-1], x, y, images)
+        if self.last is not None:
+            y = self._norm(x, update) if self.blocks else y
+            x, update = self._class_token_alone(self.last, x, y, images)  # (B, d)
         tokens = torch.empty_like(x)
         kernels.norm(x, tokens, NORM_EPS, update=update, gain=self.norm_weight, bias=self.norm_bias)
         tokens = tokens.view(images, -1, self.width)
@@ -195,15 +207,17 @@ class FusedRound:
         if self.tokens <= FEW_TOKENS and self.dtype != torch.float32:
             return kernels.attend(qkv, self.heads).flatten(0, 1)
         q, k, v = qkv.unflatten(2, (3, self.heads, HEAD_WIDTH)).permute(2, 0, 3, 1, 4)  # 3 x (B, h, N, 64)
-        return _attend(q, k, v).flatten(0, 1)
+        return _sdpa(q, k, v).flatten(0, 1)
 
-    def _class_token_alone(self, block: FusedBlock, x: Tensor, y: Tensor, images: int) -> tuple[Tensor, Tensor | None]:
+    def _class_token_alone(
+        self, block: ClassTokenBlock, x: Tensor, y: Tensor, images: int
+    ) -> tuple[Tensor, Tensor | None]:
         """The same for the class tokens alone: (M, d) -> (B, d)."""
         q = block.q(y.view(images, -1)[:, : self.width]).view(images, self.heads, 1, HEAD_WIDTH)  # -> (B, h, 1, 64)
         kv = block.kv(y).view(images, self.tokens, 2, self.heads, HEAD_WIDTH)
         k, v = kv.permute(2, 0, 3, 1, 4)  # (B, N, 2, h, 64) -> 2 x (B, h, N, 64)
         first = x.view(images, self.tokens, self.width)[:, 0].contiguous()  # (M, d) -> (B, d)
-        first.addmm_(_attend(q, k, v)[:, 0], block.proj)
+        first.addmm_(_sdpa(q, k, v)[:, 0], block.proj)
         return first, self._mlp(block, first)
 
     def _mlp(self, block: FusedBlock, x: Tensor) -> Tensor | None:
@@ -217,16 +231,16 @@ class FusedRound:
         kernels.gelu(hidden, active, FP8_LARGEST)
         return block.fc2(active)
 
+    def _norm(self, x: Tensor, update: Tensor | None) -> Tensor:
+        y = self._normed_like(x)
+        kernels.norm(x, y, NORM_EPS, self.norm_scale, update=update)
+        return y
+
     def _normed_like(self, x: Tensor) -> Tensor:
         return torch.empty_like(x, dtype=FP8 if self.fp8 else self.dtype)
 
 
-def _split(width: int) -> tuple[slice, slice]:
-    """Where the queries are among the outputs of the qkv layer, and the keys and values."""
-    return slice(0, width), slice(width, 3 * width)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """(B, h, N, 64) three times -> (B, N, h * 64)"""
     with sdpa_kernel(ATTENTION, set_priority=True):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -20,6 +21,10 @@ from progresvit.data.decode import PictureError, decode, upright_rgb
 PathLike = str | os.PathLike[str]
 Pictures = Any
 """A list of paths, contents of files and PIL images, or a uint8 array or tensor (B, C, R, R)."""
+
+
+ON_THE_WEB = "an address on the web; download it and give the file"
+NO_FILE = "there is no such file"
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,25 @@ def open_pictures(pictures: Pictures, config: ModelConfig, pool: Executor | None
 
 
 def _open_all(pictures: Sequence[Picture], config: ModelConfig, pool: Executor | None) -> Opened:
+    if config.in_channels not in (1, 3):
+        raise ValueError(f"pictures have 1 or 3 channels and this model takes {config.in_channels}; give it arrays.")
+    for picture in pictures:
+        if not isinstance(picture, Image | str | os.PathLike | bytes | Unread):
+            raise ValueError(
+                f"a picture is a path, the content of a file or a PIL image, not {type(picture).__name__}."
+            )
+    for picture in {id(one): one for one in pictures if isinstance(one, Image)}.values():
+        with contextlib.suppress(Exception):  # it will be told below; threads must not decode one picture twice
+            picture.load()
+
     def open_one(picture: Picture) -> NDArray[np.uint8] | str:
         try:
-            return crop(_read(picture), config)
+            upright = _read(picture)
+            return crop(upright if config.in_channels == 3 else upright.convert("L"), config)
         except PictureError as error:
             return str(error)
+        except Exception as error:  # whatever it is, it concerns this picture alone
+            return f"cannot be opened ({type(error).__name__}: {error})"
 
     opened = list(map(open_one, pictures) if pool is None else pool.map(open_one, pictures))
     good = [one for one in opened if not isinstance(one, str)]
@@ -79,15 +98,13 @@ def _read(picture: Picture) -> Image:
             raise
         except Exception as error:  # a picture opened lazily is decoded only now
             raise PictureError(f"damaged or cut short ({error})") from error
-    if not isinstance(picture, str | os.PathLike):
-        raise ValueError(f"a picture is a path, the content of a file or a PIL image, not {type(picture).__name__}.")
     if os.fspath(picture).startswith(("http://", "https://")):
-        raise PictureError("an address on the web; download it and give the file")
+        raise PictureError(ON_THE_WEB)
     path = Path(picture)
     try:
         return decode(path.read_bytes())
     except FileNotFoundError:
-        raise PictureError("there is no such file") from None
+        raise PictureError(NO_FILE) from None
     except IsADirectoryError:
         raise PictureError("a folder, not a picture") from None
     except OSError as error:

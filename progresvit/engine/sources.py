@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from progresvit.model import ProgResViT
+    from progresvit.routing.router import Router
 
 Backend = Literal["torch", "onnxruntime", "openvino"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -74,8 +77,8 @@ class Source(Protocol):
 def open_source(model: ProgResViT | str | os.PathLike[str], backend: Backend | None) -> Source:
     """A model, the folder or hub id of one, or an export."""
     if isinstance(model, str | os.PathLike):
-        if (Path(model) / MANIFEST_FILE).is_file():
-            return ExportSource(Path(model), backend)
+        if (Path(model).expanduser() / MANIFEST_FILE).is_file():
+            return ExportSource(Path(model).expanduser(), backend)
         from progresvit.api import load
 
         model = load(os.fspath(model))
@@ -126,9 +129,7 @@ class ModelSource:
             torch.set_num_threads(threads)
         batch = batch or (512 if place.type == "cuda" else 64)
         kernels = _checked_kernels(kernels, place, precision)
-        for router in (policy.router, policy.abstention.router):
-            if router is not None:
-                router.to(place)
+        policy = _policy_on(policy, place)
         if kernels == "fused":
             fused = FusedRounds(self.model, policy, temperatures, device=place, precision=precision, largest=batch)
             return "torch", fused, batch
@@ -183,6 +184,16 @@ class ExportedSource(ModelSource):
         with tempfile.TemporaryDirectory() as folder:
             export(self.model, Path(folder) / "export", format="onnx")
             return ExportSource(Path(folder) / "export", self.backend).make_rounds(policy, temperatures, **how)
+
+
+def _policy_on(policy: Policy, device: torch.device) -> Policy:
+    """The same with routers of its own there: the caller's may be moved or trained on."""
+
+    def own(router: Router | None) -> Router | None:
+        return None if router is None else copy.deepcopy(router).to(device)
+
+    abstention = replace(policy.abstention, router=own(policy.abstention.router))
+    return replace(policy, router=own(policy.router), abstention=abstention)
 
 
 def _checked_kernels(kernels: str | None, device: torch.device, precision: str) -> str:

@@ -74,13 +74,16 @@ class TorchRounds:
         return Room(pixels, self._tokens_before(s, capacity) if s else None)
 
     def send(self, pixels: Tensor | NDArray[np.uint8]) -> Sent:
-        given = pixels if isinstance(pixels, Tensor) else torch.from_numpy(pixels)
+        given = pixels if isinstance(pixels, Tensor) else torch.from_numpy(np.ascontiguousarray(pixels))
         if self.device.type != "cuda" or given.is_cuda or not len(given):
             return Sent(given)
-        with torch.cuda.stream(self._upload):  # beside what is being computed
-            sent = given.pin_memory().to(self.device, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
+        try:
+            with torch.cuda.stream(self._upload):  # beside what is being computed
+                sent = given.pin_memory().to(self.device, non_blocking=True)
+                event = torch.cuda.Event()
+                event.record()
+        except self.out_of_memory:
+            return Sent(given)  # it is copied from the host when its turn comes
         return Sent(sent, event)
 
     def receive(self, sent: Sent) -> Tensor:
@@ -239,7 +242,7 @@ def _capture(compute: Any, pool: Any, room: Room) -> _Captured:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()  # the recording takes its memory anew
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # another thread may be uploading
         facts, tokens = compute()
     return _Captured(graph, facts, tokens, room)
 

@@ -86,6 +86,11 @@ def test_learned_routers_and_abstention_work_on_graphs(model, pictures, folder):
     assert 0 < sum(one.abstained for one in found) < 60
 
 
+def test_an_exports_own_threshold_is_for_entropies_alone(folder):
+    with pytest.raises(ValueError, match="needs a threshold"):
+        Engine(folder, router=made_router())
+
+
 def test_a_setting_travels_with_the_export(model, pictures, threshold, tmp_path):
     setting = a_setting(model, threshold=threshold)
     export(model, tmp_path / "export", threshold=setting)

@@ -6,6 +6,7 @@ from PIL import Image
 from progresvit.data.pictures import find_unlabelled
 from progresvit.engine import Engine, bulk
 from progresvit.engine.bulk import classify_files, summarise
+from progresvit.engine.torch_rounds import TorchRounds
 from progresvit.model import ProgResViT
 
 
@@ -103,3 +104,74 @@ def test_answers_of_another_run_are_neither_mixed_in_nor_replaced(model, folder,
     with pytest.raises(ValueError, match="there already; use --overwrite"):
         classify_files(Engine(model, 0.6), pictures, out)
     assert classify_files(Engine(model, 0.6), pictures.subset(range(3)), out, overwrite=True).pictures == 3
+
+
+def begun(model, pictures, out, monkeypatch):
+    """A run that was killed when all its parts were there."""
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk._Parts, "merge", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            classify_files(Engine(model, 0.5), pictures, out)
+    return out.with_name(out.name + ".parts")
+
+
+def test_damaged_parts_are_made_again(model, folder, tmp_path, small_parts, monkeypatch):
+    pictures, out = find_unlabelled(folder), tmp_path / "r.parquet"
+    parts = begun(model, pictures, out, monkeypatch)
+    content = (parts / "000002.parquet").read_bytes()
+    (parts / "000002.parquet").write_bytes(content[: len(content) // 2])
+    classify_files(Engine(model, 0.5), pictures, out)
+    assert pq.read_table(out).num_rows == 41
+    assert not parts.exists()
+    parts = begun(model, pictures, tmp_path / "s.parquet", monkeypatch)
+    (parts / "run.json").write_text("{")
+    with pytest.raises(ValueError, match=r"run\.json is missing or damaged"):
+        classify_files(Engine(model, 0.5), pictures, tmp_path / "s.parquet")
+    classify_files(Engine(model, 0.5), pictures, tmp_path / "s.parquet", overwrite=True)
+
+
+def test_other_labels_and_changed_pictures_are_another_run(model, folder, tmp_path, small_parts, monkeypatch):
+    out = tmp_path / "r.parquet"
+    begun(model, find_unlabelled(folder), out, monkeypatch)
+    other = ProgResViT(model.config.replace(labels=tuple("abcdefghijkl")))
+    other.load_state_dict(model.state_dict())
+    with pytest.raises(ValueError, match=r"other config"):
+        classify_files(Engine(other.eval(), 0.5), find_unlabelled(folder), out)
+    Image.new("RGB", (50, 50)).save(folder / "0" / "00.png")
+    with pytest.raises(ValueError, match=r"other pictures"):
+        classify_files(Engine(model, 0.5), find_unlabelled(folder), out)
+
+
+def test_overwriting_never_brings_back_old_answers_nor_removes_foreign_files(
+    model, folder, tmp_path, small_parts, monkeypatch
+):
+    pictures, out = find_unlabelled(folder), tmp_path / "r.parquet"
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk._Parts, "remove", lambda self: None)  # killed when all but the tidying was done
+        classify_files(Engine(model, 0.5), pictures, out)
+    read = []
+    content = bulk._content
+    monkeypatch.setattr(bulk, "_content", lambda *one: (read.append(one), content(*one))[1])
+    classify_files(Engine(model, 0.5), pictures, out, overwrite=True)
+    assert len(read) == 41
+    parts = tmp_path / "q.parquet.parts"
+    parts.mkdir()
+    (parts / "mine.txt").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match=r"another run|mine\.txt, which is not ours"):
+            classify_files(Engine(model, 0.5), pictures, tmp_path / "q.parquet", overwrite=overwrite)
+    assert (parts / "mine.txt").exists()
+
+
+def test_bulk_runs_wait_for_full_batches_however_slow_the_loading(model, folder, tmp_path, monkeypatch):
+    counts = []
+    run = TorchRounds.run
+
+    def counting(self, s, room, first, count):
+        counts.append((s, count))
+        return run(self, s, room, first, count)
+
+    monkeypatch.setattr(TorchRounds, "run", counting)
+    monkeypatch.setattr("progresvit.engine.engine.DEADLINE", 0.0)
+    classify_files(Engine(model, 0.0, batch=16), find_unlabelled(folder), tmp_path / "r.parquet")
+    assert sorted(counts) == sorted([(0, 16), (1, 16), (0, 16), (1, 16), (0, 8), (1, 8)])

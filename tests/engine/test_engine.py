@@ -181,6 +181,8 @@ def test_bad_input_is_refused(model, pictures, tmp_path, small_config):
         (lambda: Engine(model, 0.5, batch=0), "one image at least"),
         (lambda: Engine(model, 0.5, precision="fp16"), "fp16 needs a CUDA device"),
         (lambda: Engine(model, 0.5, temperatures=(1.0,)), "2 numbers above 0"),
+        (lambda: Engine(model, 0.5, workers=0), "workers are 1 or more"),
+        (lambda: Engine(model, 0.5, threads=0), "threads are 1 or more"),
         (lambda: Engine(model, 0.5, temperatures=(1.0, 0.0)), "2 numbers above 0"),
         (lambda: Engine(model, 0.5, abstain=-1), "0 or more"),
         (lambda: Engine(model, tmp_path / "none.json"), "no setting at"),
@@ -238,3 +240,13 @@ def test_one_picture_belongs_into_a_list(model, tmp_path):
     for one in ("cat.jpg", tmp_path / "cat.jpg", Image.new("RGB", (40, 40))):
         with pytest.raises(ValueError, match=r"classify\(\[picture\]\)"):
             Engine(model, 0.5).classify(one)
+
+
+def test_an_engine_has_routers_of_its_own(model, pictures):
+    router = made_router()
+    scores = router.score(0, all_rounds(model, pictures)[:, 0]).double()
+    engine = Engine(model, scores.median().item(), router=router)
+    before = engine.classify(pictures)
+    for parameter in router.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert engine.classify(pictures) == before

@@ -174,6 +174,22 @@ def test_fp8_runs_where_the_chip_can(pictures):
         Engine(ProgResViT(narrow).cuda(), 0.5, precision="fp8")
 
 
+def test_fp8_takes_any_number_of_images(pictures):
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs compute capability 8.9")
+    engine = Engine(ProgResViT(CONFIGS["two rounds"]).cuda().eval(), 0.0, precision="fp8", batch=64)
+    engine.warm_up()
+    assert [len(engine.classify(pictures[:size])) for size in (1, 3, 64)] == [1, 3, 64]
+
+
+def test_a_cold_engine_takes_batches_of_any_size_from_the_host(model, pictures):
+    host = pictures.cpu()
+    engine = Engine(model, 1.0, batch=128, precision="bf16")
+    sizes = [1 + 37 * number % 128 for number in range(200)]
+    found = sum(1 for _ in engine.stream((host[:size] for size in sizes), deadline=0.001))
+    assert found == sum(sizes)
+
+
 def test_plain_kernels_can_be_asked_for(model, pictures):
     plain, fused = (Engine(model, 1.0, kernels=one).classify(pictures[:50]) for one in ("plain", "fused"))
     assert [p.probability for p in plain] == pytest.approx([p.probability for p in fused], abs=1e-4)

@@ -164,10 +164,34 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing():
     flow.feed(images([1] * 64 + [0] * 64))
     flow.flush()
     assert told == [32, 16]
-    assert paper.shrinks == 2
+    assert paper.shrinks == 3  # once to see whether freeing helps, then with each halving
     found = list(flow.ready(wait=True))
     assert [one.index for one in found] == list(range(128))
     assert max(paper.batches[0] + paper.batches[1]) == 16
+
+
+def test_freeing_graphs_comes_before_smaller_batches():
+    class Graphs(PaperRounds):
+        """Each size that was run holds memory until it is given back."""
+
+        held = frozenset()
+
+        def run(self, s, room, first, count):
+            if sum(size for _, size in self.held | {(s, count)}) > 128:
+                raise OutOfPaperError
+            self.held |= {(s, count)}
+            return super().run(s, room, first, count)
+
+        def shrink(self):
+            self.held = frozenset()
+
+    for extra in (1, 5, 12):
+        paper, told = Graphs(2), []
+        flow = Flow(paper, [paper.make_room(s, 64, 0) for s in range(2)], largest=64, make=results, shrunk=told.append)
+        flow.feed(images([1] * (128 + extra)))
+        flow.flush()
+        assert [one.index for one in flow.ready(wait=True)] == list(range(128 + extra))
+        assert told == []
 
 
 def test_not_even_one_image_fits():

@@ -1,6 +1,7 @@
 """Pictures of every kind: the right answer, or an error for that picture alone."""
 
 import io
+import warnings
 
 import numpy as np
 import pytest
@@ -40,25 +41,28 @@ def test_bad_pictures_have_their_reason_and_harm_no_other(engine, photo, tmp_pat
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty.jpg").write_bytes(b"")
     (tmp_path / "text.jpg").write_text("no picture")
-    cases = {
-        good: None,
-        saved(photo, "JPEG")[:-300]: "damaged or cut short",
-        good[:-100]: "damaged or cut short",
-        saved(photo.resize((120, 90)), "PNG"): "too large to be opened safely",
-        saved(photo.resize((800, 600)), "PNG"): "too large to be opened safely",
-        b"": "not a picture",
-        tmp_path / "empty.jpg": "not a picture",
-        str(tmp_path / "text.jpg"): "not a picture",
-        tmp_path / "none.jpg": "there is no such file",
-        tmp_path / "folder": "a folder",
-        "https://example.org/cat.jpg": "download it",
-    }
-    pictures = [one for case in cases for one in (case, photo)]
+    cases = [
+        (good, None),
+        (saved(photo, "JPEG")[:-300], "damaged or cut short"),
+        (good[:-100], "damaged or cut short"),
+        (saved(photo.resize((120, 90)), "PNG"), "too large to be opened safely"),
+        (saved(photo.resize((800, 600)), "PNG"), "too large to be opened safely"),
+        (b"", "not a picture"),
+        (tmp_path / "empty.jpg", "not a picture"),
+        (str(tmp_path / "text.jpg"), "not a picture"),
+        (tmp_path / "none.jpg", "there is no such file"),
+        (tmp_path / "folder", "a folder"),
+        ("https://example.org/cat.jpg", "download it"),
+        ("a\0b", "cannot be opened"),
+        (Image.new("RGB", (0, 10)), "no pixels"),
+        (Image.new("RGB", (1, 4000)), "too long and thin"),
+    ]
+    pictures = [one for case, _ in cases for one in (case, photo)]
     found = engine.classify(pictures)
     (expected,) = engine.classify([photo])
     assert expected.error is None
     assert all(alike(one, expected) for one in found[1::2])
-    for one, reason in zip(found[::2], cases.values()):
+    for one, (_, reason) in zip(found[::2], cases):
         if reason is None:
             assert alike(one, expected)
         else:
@@ -87,3 +91,34 @@ def test_cameras_and_scanners_get_the_answer_of_the_plain_picture(engine, photo)
     grey = np.asarray(photo.convert("L"))
     deep = Image.fromarray(grey.astype(np.uint16) * 257)
     assert engine.classify([saved(deep, "PNG")]) == engine.classify([Image.fromarray(grey).convert("RGB")])
+
+
+def test_decoding_threads_leave_the_warning_filters_alone(engine, photo):
+    before = list(warnings.filters)
+    engine.classify([saved(photo, "PNG")] * 300)
+    assert list(warnings.filters) == before
+
+
+def test_one_open_file_may_be_given_many_times(engine, photo, tmp_path):
+    photo.save(tmp_path / "a.jpg")
+    for _ in range(5):
+        found = engine.classify([Image.open(tmp_path / "a.jpg")] * 8)
+        assert [one.error for one in found] == [None] * 8
+
+
+def test_anything_that_can_be_walked_through_will_do(engine, photo):
+    expected = engine.classify([photo] * 3)
+    assert engine.classify(photo for _ in range(3)) == expected
+    with pytest.raises(ValueError, match="put this one into brackets"):
+        engine.classify(saved(photo, "PNG"))
+    pixels = np.zeros((2, 3, 32, 32), np.uint8)
+    assert engine.classify(pixels[:, ::-1]) == engine.classify(pixels)
+
+
+def test_a_grey_model_takes_pictures_and_another_number_of_channels_arrays_alone(small_config, randomize, photo):
+    grey = ProgResViT(small_config.replace(in_channels=1, mean=(0.5,), std=(0.5,)))
+    (found,) = Engine(randomize(grey), 0.5).classify([photo])
+    assert found.error is None
+    two = ProgResViT(small_config.replace(in_channels=2, mean=(0.5,) * 2, std=(0.5,) * 2))
+    with pytest.raises(ValueError, match="takes 2; give it arrays"):
+        Engine(randomize(two), 0.5).classify([photo])

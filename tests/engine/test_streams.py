@@ -126,6 +126,8 @@ def test_what_the_loader_raises_comes_out_and_the_engine_is_free_again(model, pi
         list(engine.stream(broken()))
     with pytest.raises(ValueError, match="uint8"):
         list(engine.stream([pictures.float()]))
+    with pytest.raises(ValueError, match="ahead is 1 batch or more, not 0"):
+        list(engine.stream([pictures], ahead=0))
     assert len(engine.classify(pictures)) == 90
 
 
@@ -144,7 +146,7 @@ def test_two_hundred_batches_leave_no_tensors_behind(model, pictures):
 
     def held():
         gc.collect()
-        return sum(one.nbytes for one in gc.get_objects() if type(one) in (torch.Tensor, np.ndarray))
+        return sum(one.nbytes for one in gc.get_objects() if type(one) is torch.Tensor)
 
     list(engine.stream(pictures.split(11)))
     before = held()
