@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import progresvit
 from progresvit.analysis.bench_figures import throughput_figure
 from progresvit.analysis.bench_report import bench_table, bench_title, ratio_lines, ratios
 from progresvit.analysis.style import render
@@ -25,6 +28,7 @@ from progresvit.cli.show import show_table
 from progresvit.config import preset
 from progresvit.engine.bench import run_cases
 from progresvit.engine.bench_case import Case, Row, deit_name
+from progresvit.engine.bench_measure import hardware
 
 MODEL = "progresvit_small_192_240"
 CONTINUING = 0.664
@@ -110,7 +114,7 @@ def deit(case: Maker, options: argparse.Namespace, side: int, batch: int) -> lis
 
 def memory(case: Maker, **fields: Any) -> Case:
     """Peak memory at the paper's batch."""
-    return case(batch=MEMORY_BATCH, images=MEMORY_BATCH, memory=True, **{**fields, "seconds": 0.1})
+    return case(batch=MEMORY_BATCH, images=4 * MEMORY_BATCH, memory=True, **{**fields, "seconds": 0.1})
 
 
 def measured(parts: Parts, done: list[Row], *, timeout: float) -> Iterator[Row]:
@@ -121,18 +125,22 @@ def measured(parts: Parts, done: list[Row], *, timeout: float) -> Iterator[Row]:
 
 
 def in_order(parts: Parts, rows: list[Row]) -> list[Row]:
-    """The rows of these parts first, in their order; the latest of each case."""
+    """The rows of these parts, in their order; the latest of each case, and of no other run's."""
     latest = {json.dumps({**row["case"], "seconds": None}): row for row in rows}
     keys = [json.dumps({**case.to_dict(), "seconds": None}) for cases in parts.values() for case in cases]
-    return [latest[key] for key in dict.fromkeys([*keys, *latest]) if key in latest]
+    return [latest[key] for key in dict.fromkeys(keys) if key in latest]
 
 
-def read_rows(path: Path | None, *, fresh: bool) -> list[Row]:
-    """What an earlier run kept."""
+def read_rows(path: Path | None, device: str, *, fresh: bool) -> list[Row]:
+    """What an earlier run on this very machine, with this software, kept."""
     if path is None or fresh or not path.is_file():
         return []
-    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return rows
+    try:
+        rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    except (ValueError, KeyError):
+        raise SystemExit(f"error: {path} holds no rows of this benchmark; name another file, or use --fresh.") from None
+    here = {"hardware": hardware(device), "torch": torch.__version__, "version": progresvit.__version__}
+    return [row for row in rows if all(row[key] == value for key, value in here.items())]
 
 
 def line(row: Row) -> str:
@@ -170,7 +178,7 @@ def main() -> None:
     if unknown:
         raise SystemExit(f"error: there is no part {unknown[0]!r}; choose among {', '.join(parts)}.")
     path = None if options.out is None else options.out.with_name(options.out.name + ".json")
-    rows = read_rows(path, fresh=options.fresh)
+    rows = read_rows(path, options.device, fresh=options.fresh)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
     for row in measured({name: parts[name] for name in wanted}, rows, timeout=options.timeout):

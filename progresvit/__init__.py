@@ -61,4 +61,5 @@ __all__ = [
     "save",
 ]
 
-__getattr__, __dir__ = lazily(__name__, homes=_HOME_OF, modules=_ROOMS, more=["__version__"])
+if not TYPE_CHECKING:  # a checker shall see the names above and no others
+    __getattr__, __dir__ = lazily(__name__, homes=_HOME_OF, modules=_ROOMS, more=["__version__"])

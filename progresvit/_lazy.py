@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ def lazily(
             return importlib.import_module(f"{package}.{name}")
         if name in homes:
             return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
+            return importlib.import_module(f"{package}.{name}")  # as if it had been imported with the package
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def names() -> list[str]:

@@ -75,6 +75,10 @@ def read_config(folder: Path) -> ModelConfig:
     """The config of a model folder; errors name the file."""
     path = folder / CONFIG_FILE
     if not path.is_file():
+        if (folder / "export.json").is_file():
+            raise ValueError(
+                f"{folder} is an export, which is for progresvit classify; give the model that it was made of."
+            )
         pickles = find_pickles(folder)
         if pickles:
             raise ValueError(refuse_pickle(pickles[0]))

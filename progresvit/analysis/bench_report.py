@@ -15,6 +15,13 @@ def _count(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def _threshold(value: Sequence[float | str]) -> str:
+    return " / ".join(f"{float(one):.4g}" for one in value)
+
+
+UNSTEADY = 0.2
+"""Repeats that differ by a larger share than this say little."""
+
 COLUMNS = (
     Column("name", "what"),
     Column("precision", "precision"),
@@ -22,6 +29,7 @@ COLUMNS = (
     Column("images_per_s", "images/s", _count),
     Column("milliseconds", "ms a batch", _count),
     Column("spread", "spread, %", rough_percent),
+    Column("threshold", "τ", _threshold),
     Column("share_continuing", "going on, %", rough_percent),
     Column("top1", "top-1, %", rough_percent),
     Column("gmacs", "GMACs", decimals),
@@ -75,6 +83,7 @@ def ratio_lines(rows: Sequence[Row]) -> list[str]:
     return [
         f"{row['engine']} is {row['ratio']:.2f} times as fast as {row['yardstick']} (batch {row['batch']}, "
         f"{'p50 latency' if row['measure'] == 'latency' else row['measure']})"
+        f"{'; unsteady: the repeats differ by more than a fifth' if row['unsteady'] else ''}"
         for row in ratios(rows)
     ]
 
@@ -91,4 +100,5 @@ def _ratio(row: Row, yardstick: Row) -> Row:
     else:
         ratio = row["images_per_s"] / yardstick["images_per_s"]
     names = {what: f"{one['name']} {one['precision']}" for what, one in (("engine", row), ("yardstick", yardstick))}
-    return {**names, "batch": row["batch"], "measure": row["measure"], "ratio": ratio}
+    unsteady = any((one["spread"] or 0) > UNSTEADY for one in (row, yardstick))
+    return {**names, "batch": row["batch"], "measure": row["measure"], "ratio": ratio, "unsteady": unsteady}

@@ -32,6 +32,11 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise
+        except ModuleNotFoundError as error:
+            if error.name not in ("torch", "torchvision", "timm"):
+                raise
+            typer.echo(f"error: this needs {error.name}, which is not installed: pip install {error.name}", err=True)
+            raise typer.Exit(code=2) from error
         except (ValueError, OSError) as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(code=2) from error

@@ -50,9 +50,13 @@ def bench(
     from progresvit.cli.info import find_config
     from progresvit.config import PRESETS
     from progresvit.engine.bench_case import Case
-    from progresvit.evaluation.table import check_outputs
+    from progresvit.evaluation.table import PLOTS, check_outputs
 
     check_outputs(out or [])
+    if any(path.suffix in PLOTS for path in out or []):
+        from progresvit.analysis.style import new_figure
+
+        new_figure(title="", x="", y="")  # says what is missing before anything is measured
     if thresholds is not None and (continuing is not None or shares is not None):
         raise ValueError("--thresholds says who goes on, and so do --continuing and --shares; use one of them.")
     config = find_config(model)
@@ -88,7 +92,7 @@ def bench(
             groups = [[_on(case, held) for case in group] for group in groups]
         rows = _measure(groups, None if data is None else f"{data} ({split})")
     if all(row["error"] is not None for row in rows):
-        raise ValueError(f"nothing could be measured: {rows[0]['error']}.")
+        raise ValueError(f"nothing could be measured: {str(rows[0]['error']).rstrip('.')}.")
     title = bench_title(model, rows, random=model in PRESETS)
     table, everything = bench_table(title, rows), full_table(title, rows)
     outputs = [
@@ -138,7 +142,7 @@ def plan(main: Case, config: ModelConfig, wanted: Wanted) -> list[list[Case]]:
             group.append(replace(first, measure="latency", batch=1))
     if wanted.memory:
         for group, first in zip(list(found), [main, *yardsticks]):
-            case = replace(first, batch=MEMORY_BATCH, images=MEMORY_BATCH, memory=True, seconds=0.1)
+            case = replace(first, batch=MEMORY_BATCH, images=4 * MEMORY_BATCH, memory=True, seconds=0.1)
             group.append(case) if gpu else found.append([case])
     return found
 

@@ -23,7 +23,8 @@ def classify(
     pictures: Annotated[list[str], typer.Argument(help="Pictures, folders of pictures, tars.")],
     model: Annotated[str, typer.Option(help="A model folder, a hub id, or an export's folder.")],
     threshold: Annotated[
-        str | None, typer.Option(help="τ, one for each round with commas, or a setting's file; an export may have one.")
+        str | None,
+        typer.Option(help="τ, one for each round but the last, or a setting's file; exports may have one."),
     ] = None,
     router: Annotated[Path | None, typer.Option(help=show.ROUTER_HELP)] = None,
     abstain: Annotated[float | None, typer.Option(help="Withhold answers of this entropy or more.")] = None,

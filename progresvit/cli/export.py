@@ -21,7 +21,9 @@ def export(
     model: Annotated[str, typer.Argument(help="A model folder or a hub id.")],
     out: Annotated[Path, typer.Option(help="The folder to write: a graph for each round, and export.json.")],
     format: Annotated[str, typer.Option(help="onnx or openvino.")] = "onnx",
-    threshold: Annotated[str | None, typer.Option(help="τ, one for each round, or a setting's file to keep.")] = None,
+    threshold: Annotated[
+        str | None, typer.Option(help="τ, one for each round but the last, or a setting's file.")
+    ] = None,
     temperatures: Annotated[str | None, typer.Option(help="Temperatures to keep, one for each round: 1.1,0.9")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Quantise, and measure on --data what it costs.")] = False,
     data: Annotated[str | None, typer.Option(help="For --int8: pictures as evaluate takes them.")] = None,

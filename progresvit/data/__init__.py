@@ -14,4 +14,5 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluation_transform"]
 
-__getattr__, __dir__ = lazily(__name__, homes={"evaluation_transform": "preprocess"})
+if not TYPE_CHECKING:  # a checker shall see the names above and no others
+    __getattr__, __dir__ = lazily(__name__, homes={"evaluation_transform": "preprocess"})

@@ -16,4 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "MemoryWarning", "Prediction"]
 
-__getattr__, __dir__ = lazily(__name__, homes={"Engine": "engine", "MemoryWarning": "flow", "Prediction": "prediction"})
+if not TYPE_CHECKING:  # a checker shall see the names above and no others
+    __getattr__, __dir__ = lazily(
+        __name__, homes={"Engine": "engine", "MemoryWarning": "flow", "Prediction": "prediction"}
+    )

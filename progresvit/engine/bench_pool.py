@@ -18,7 +18,7 @@ from torch import Tensor
 
 from progresvit import compute
 from progresvit.api import create_model, load
-from progresvit.config import PRESETS, ModelConfig
+from progresvit.config import MLP_RATIO, PRESETS, ModelConfig
 from progresvit.engine.bench_case import Case
 from progresvit.engine.engine import Engine
 from progresvit.engine.prediction import Prediction
@@ -51,7 +51,9 @@ class Pool(NamedTuple):
             with np.load(case.pictures) as held:
                 pixels = torch.from_numpy(held["pixels"][: case.images])
                 labels = held["labels"][: case.images].tolist() if "labels" in held else None
-            return cls(pixels.to(case.device), labels)
+            short = -len(pixels) % case.batch  # batches are full for everybody, so some pictures come again
+            again = torch.arange(len(pixels) + short) % len(pixels)
+            return cls(pixels[again].to(case.device), None if labels is None else [labels[i] for i in again.tolist()])
         wanted = case.images or (min(max(8 * case.batch, 256), 8192) if case.on_gpu else 32)
         count = case.batch * math.ceil(wanted / case.batch)
         generator = torch.Generator(case.device).manual_seed(0)
@@ -127,7 +129,12 @@ def split(entropies: Sequence[float], continuing: float) -> float:
 
 
 def routed_facts(
-    exits: Sequence[Exit], config: ModelConfig, threshold: Sequence[float], labels: Sequence[int] | None
+    exits: Sequence[Exit],
+    config: ModelConfig,
+    threshold: Sequence[float],
+    labels: Sequence[int] | None,
+    *,
+    folded: bool,
 ) -> dict[str, Any]:
     """Shares, GMACs an image as executed, and top-1 where the classes are known. Exits go round the pictures."""
     rounds = [end.round for end in exits]
@@ -138,10 +145,20 @@ def routed_facts(
     return {
         "exit_shares": shares,
         "share_continuing": 1 - shares[0] if len(shares) > 1 else None,
-        "gmacs": compute.average_gmacs(config, shares, "executed"),
+        "gmacs": compute.average_gmacs(config, shares, "executed")
+        - (shares[-1] * unread_gmacs(config) if folded else 0),
         "threshold": tuple(threshold),
         "top1": top1,
     }
+
+
+def unread_gmacs(config: ModelConfig) -> float:
+    """What folded rounds leave out: in the last block of the last round, all but keys and values of the patches."""
+    last = config.rounds[-1]
+    patches, d = config.grid(last) ** 2, last.width
+    layers = (2 + 2 * MLP_RATIO) * d * d  # a query, the projection, the MLP
+    attention = 2 * (patches + 1) * d
+    return patches * (layers + attention) / 1e9
 
 
 def exits_of(found: Iterable[Prediction]) -> list[Exit]:

@@ -136,7 +136,7 @@ def _describe(
         precision=precision,
         threshold=None if number is None else _plain_threshold(number, rounds),
         setting=setting,
-        temperatures=tuple(temperatures or ()),
+        temperatures=() if temperatures is None else tuple(float(one) for one in temperatures),
     )
     if setting is not None:
         caveat = setting.caveat(weights=manifest.weights, preprocessing=manifest.preprocessing, precision=precision)

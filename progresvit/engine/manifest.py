@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,7 +50,7 @@ class Manifest:
     """Where the threshold comes from, if it was calibrated."""
     temperatures: tuple[float, ...] = ()
     """By which the logits of each round are divided for the reported probability; none given becomes 1."""
-    int8: dict[str, Any] | None = field(default=None, hash=False)
+    int8: dict[str, Any] | None = None
     """What int8 costs, measured against float32."""
 
     def __post_init__(self) -> None:
@@ -71,6 +71,8 @@ class Manifest:
             as_thresholds([self.threshold], rounds)
         if self.setting is not None:
             self.setting.check_use(rounds, None)
+            if self.threshold != self.setting.threshold:
+                raise ValueError(f"threshold {self.threshold} is not that of its setting, {self.setting.threshold}.")
         temperatures = tuple(float(one) for one in self.temperatures) or (1.0,) * rounds
         if len(temperatures) != rounds or not all(one > 0 and math.isfinite(one) for one in temperatures):
             raise ValueError(f"temperatures are {rounds} numbers above 0, one for each round, not {temperatures}.")

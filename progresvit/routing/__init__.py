@@ -90,4 +90,5 @@ __all__ = [
     "top10_entropy",
 ]
 
-__getattr__, __dir__ = lazily(__name__, homes=_HOME_OF, more=__all__)
+if not TYPE_CHECKING:  # a checker shall see the names above and no others
+    __getattr__, __dir__ = lazily(__name__, homes=_HOME_OF, more=__all__)
