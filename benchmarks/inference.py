@@ -131,14 +131,21 @@ def in_order(parts: Parts, rows: list[Row]) -> list[Row]:
     return [latest[key] for key in dict.fromkeys(keys) if key in latest]
 
 
-def read_rows(path: Path | None, device: str, *, fresh: bool) -> list[Row]:
-    """What an earlier run on this very machine, with this software, kept."""
+def read_rows(path: Path | None, *, fresh: bool) -> list[Row]:
+    """What earlier runs kept."""
     if path is None or fresh or not path.is_file():
         return []
     try:
         rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
     except (ValueError, KeyError):
         raise SystemExit(f"error: {path} holds no rows of this benchmark; name another file, or use --fresh.") from None
+    return rows
+
+
+def from_here(rows: list[Row], device: str) -> list[Row]:
+    """Those that were measured on this very machine with this software."""
+    if not rows:
+        return []
     here = {"hardware": hardware(device), "torch": torch.__version__, "version": progresvit.__version__}
     return [row for row in rows if all(row[key] == value for key, value in here.items())]
 
@@ -178,14 +185,16 @@ def main() -> None:
     if unknown:
         raise SystemExit(f"error: there is no part {unknown[0]!r}; choose among {', '.join(parts)}.")
     path = None if options.out is None else options.out.with_name(options.out.name + ".json")
-    rows = read_rows(path, options.device, fresh=options.fresh)
+    kept = read_rows(path, fresh=options.fresh)
+    rows = in_order(parts, from_here(kept, options.device))
+    others = [row for row in kept if row not in rows]  # of other models, batches, machines: kept, and not looked at
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
     for row in measured({name: parts[name] for name in wanted}, rows, timeout=options.timeout):
         print(line(row), flush=True)
         rows.append(row)
         if path is not None:
-            replace_file(path, json.dumps({"rows": in_order(parts, rows)}, indent=2) + "\n")
+            replace_file(path, json.dumps({"rows": [*in_order(parts, rows), *others]}, indent=2) + "\n")
     rows = in_order(parts, rows)
     if not rows:
         raise SystemExit("error: nothing was measured.")
@@ -193,7 +202,8 @@ def main() -> None:
     show_table(bench_table(title, rows))
     print(*ratio_lines(rows), sep="\n")
     if path is not None:
-        replace_file(path, json.dumps({"title": title, "rows": rows, "ratios": ratios(rows)}, indent=2) + "\n")
+        held = {"title": title, "rows": [*rows, *others], "ratios": ratios(rows)}
+        replace_file(path, json.dumps(held, indent=2) + "\n")
         if any(row["subject"] == "engine" and row["measure"] == "throughput" and not row["error"] for row in rows):
             replace_file(path.with_suffix(".png"), render(throughput_figure(rows, title=options.model), ".png"))
 

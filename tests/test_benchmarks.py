@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from progresvit import __version__
 from progresvit.engine.bench_case import make_row
 
 SCRIPTS = Path(__file__).parent.parent / "benchmarks"
@@ -17,6 +19,7 @@ def script(monkeypatch):
     spec = importlib.util.spec_from_file_location("inference", SCRIPTS / "inference.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "hardware", lambda device: f"a made-up {device}")
     return module
 
 
@@ -32,7 +35,9 @@ def run(script, monkeypatch):
                 measured.append((case.name, case.batch))
                 results = {"images_per_s": 100.0 + case.batch, "milliseconds": 1.0, "gmacs": 1.0, "tflops": 0.2}
                 latency = {"p50_ms": 1.0, "p95_ms": 1.0, "p99_ms": 1.0} if case.measure == "latency" else {}
-                yield make_row(case, error="no luck") if case.name in fails else make_row(case, **results, **latency)
+                where = {"hardware": script.hardware(case.device), "torch": torch.__version__, "version": __version__}
+                results = {"error": "no luck"} if case.name in fails else {**results, **latency}
+                yield make_row(case, **results, **where)
 
         monkeypatch.setattr(script, "run_cases", made)
         monkeypatch.setattr(sys, "argv", ["inference.py", *map(str, arguments)])
@@ -64,6 +69,22 @@ def test_parts_can_be_measured_alone_and_other_rows_stay(run, tmp_path):
     run(*arguments, "--only", "fp8", "--batch", "256")
     rows = json.loads((tmp_path / "run.json").read_text())["rows"]
     assert sorted(row["batch"] for row in rows) == [256, 512, 512]
+
+
+def test_rows_of_another_machine_or_model_are_kept_and_not_looked_at(run, script, tmp_path, monkeypatch, capsys):
+    arguments = ("--device", "cuda", "--out", tmp_path / "run", "--only", "fp8,eager")
+    first = run(*arguments)
+    monkeypatch.setattr(script, "hardware", lambda device: "another one")
+    capsys.readouterr()
+    assert run(*arguments) == first
+    assert run(*arguments, "--model", "progresvit_small_160_240")
+    table = capsys.readouterr().out
+    rows = json.loads((tmp_path / "run.json").read_text())["rows"]
+    assert len(rows) == 3 * len(first)
+    assert table.count("engine, routed fp8 is") == 2
+    (tmp_path / "odd.json").write_text("{}")
+    with pytest.raises(SystemExit, match="holds no rows of this benchmark"):
+        run("--device", "cuda", "--out", tmp_path / "odd", "--only", "fp8")
 
 
 def test_the_whole_claim_is_among_the_parts(script, monkeypatch):
