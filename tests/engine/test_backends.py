@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+import progresvit
 from progresvit.engine import Engine
 from progresvit.engine.export import export
 from progresvit.model import ProgResViT
@@ -147,6 +148,18 @@ assert not {"torch", "timm", "torchvision"} & set(sys.modules)
     found = json.loads(run_without_torch(code, folder, backend, *paths, tmp_path / "bad.png"))
     expected = Engine(model, threshold).classify([*paths, tmp_path / "bad.png"])
     assert found == [[one.index, one.label, one.exit_round, one.error] for one in expected]
+
+
+def test_a_command_that_needs_torch_says_so(model, tmp_path):
+    progresvit.save(model, tmp_path / "model")
+    code = """
+from progresvit.cli import app
+try:
+    app(["export", sys.argv[1], "--out", sys.argv[2]])
+except SystemExit as end:
+    print(end.code)
+"""
+    assert run_without_torch(code, tmp_path / "model", tmp_path / "out").strip() == "2"
 
 
 def test_the_command_classifies_where_torch_is_not_installed(folder, tmp_path):

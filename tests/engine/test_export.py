@@ -1,4 +1,5 @@
 import json
+import math
 import warnings
 
 import numpy as np
@@ -6,9 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
+import progresvit
 from progresvit import checkpoint, compute
 from progresvit.data.pictures import find_pictures
 from progresvit.data.preprocess import preprocessing_hash
+from progresvit.engine import Engine
 from progresvit.engine.export import export, resizing_matrix
 from progresvit.engine.graphs import GraphRounds, Manifest, hash_file
 from progresvit.engine.int8 import Int8Check
@@ -194,10 +197,22 @@ def test_int8_is_measured_on_pictures_and_kept(models, tmp_path, pictures):
     assert made.precision == "int8"
     report = made.int8
     assert (report["images"], report["data"], len(report["rounds"])) == (24, "made", 2)
-    for row in (*report["rounds"], report["routed"]):
-        assert all(0 <= row[key] <= 1 for key in ("top1_fp32", "top1_int8", "same_answer"))
+    paths = [entry.path for entry in found.entries]
+    seen = [  # everybody in every round, in the batches of the check: ranges are taken from each batch anew
+        [Engine(one, threshold, batch=10).classify(paths) for threshold in (math.inf, 0.0)]
+        for one in (model, tmp_path / "out")
+    ]
+    routed = [[two if one.entropy >= 1.2 else one for one, two in zip(*rounds)] for rounds in seen]
+    for row, plain, small in zip((*report["rounds"], report["routed"]), (*seen[0], routed[0]), (*seen[1], routed[1])):
+        answers = [np.array([one.index for one in some]) for some in (plain, small)]
+        assert row["top1_fp32"] == pytest.approx((answers[0] == found.targets).mean())
+        assert row["top1_int8"] == pytest.approx((answers[1] == found.targets).mean())
+        assert row["same_answer"] == pytest.approx((answers[0] == answers[1]).mean())
         assert row["same_answer"] >= 0.75  # a random model is all near ties
-    assert report["routed"]["same_exit"] >= 0.75
+    exits = [[one.exit_round for one in some] for some in routed]
+    assert report["routed"]["same_exit"] == pytest.approx(np.mean(np.equal(*exits)))
+    assert report["routed"]["gmacs_int8"] == pytest.approx(np.mean([one.gmacs for one in routed[1]]))
+    assert {*exits[0]} == {1, 2}
     graphs = GraphRounds(tmp_path / "out", threads=1)
     assert graphs.precision == "int8"
     exact = export_free_logits(model, random_pixels(model.config, 8))
@@ -217,3 +232,20 @@ def export_free_logits(model, pixels):
 def test_an_int8_check_needs_a_label_for_each_picture(pictures):
     with pytest.raises(ValueError, match="1 labels for 24 pictures"):
         Int8Check(pictures=find_pictures(pictures, "val"), labels=(0,))
+
+
+def test_temperatures_may_be_arrays_and_a_threshold_must_be_its_settings(models, tmp_path, no_graphs):
+    model = models["two rounds"]
+    made = export(model, tmp_path / "out", threshold=a_setting(model), temperatures=np.array([1.5, 0.5]))
+    assert made.temperatures == (1.5, 0.5)
+    known = json.loads((tmp_path / "out" / "export.json").read_text())
+    known["threshold"] = 1.1
+    (tmp_path / "out" / "export.json").write_text(json.dumps(known))
+    with pytest.raises(ValueError, match=r"threshold 1\.1 is not that of its setting"):
+        Manifest.read(tmp_path / "out")
+
+
+def test_an_export_is_no_model(models, tmp_path, no_graphs):
+    export(models["two rounds"], tmp_path / "out")
+    with pytest.raises(ValueError, match="is an export, which is for progresvit classify"):
+        progresvit.load(tmp_path / "out")
