@@ -192,17 +192,17 @@ def test_int8_is_measured_on_pictures_and_kept(models, tmp_path, pictures):
     model = models["two rounds"]
     found = find_pictures(pictures, "val")
     check = Int8Check(pictures=found, labels=found.targets, data="made", batch=10, threads=1)
-    made = export(model, tmp_path / "out", threshold=1.2, int8=check)
+    paths = [entry.path for entry in found.entries]
+    threshold = float(np.median([one.entropy for one in Engine(model, math.inf).classify(paths)]))
+    made = export(model, tmp_path / "out", threshold=threshold, int8=check)
     assert made == Manifest.read(tmp_path / "out")
     assert made.precision == "int8"
     report = made.int8
     assert (report["images"], report["data"], len(report["rounds"])) == (24, "made", 2)
-    paths = [entry.path for entry in found.entries]
     seen = [  # everybody in every round, in the batches of the check: ranges are taken from each batch anew
-        [Engine(one, threshold, batch=10).classify(paths) for threshold in (math.inf, 0.0)]
-        for one in (model, tmp_path / "out")
+        [Engine(one, limit, batch=10).classify(paths) for limit in (math.inf, 0.0)] for one in (model, tmp_path / "out")
     ]
-    routed = [[two if one.entropy >= 1.2 else one for one, two in zip(*rounds)] for rounds in seen]
+    routed = [[two if one.entropy >= threshold else one for one, two in zip(*rounds)] for rounds in seen]
     for row, plain, small in zip((*report["rounds"], report["routed"]), (*seen[0], routed[0]), (*seen[1], routed[1])):
         answers = [np.array([one.index for one in some]) for some in (plain, small)]
         assert row["top1_fp32"] == pytest.approx((answers[0] == found.targets).mean())
