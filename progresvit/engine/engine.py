@@ -24,7 +24,7 @@ from progresvit.engine.flow import Flow, MemoryWarning
 from progresvit.engine.pictures import Opened, PathLike, Pictures, open_pictures
 from progresvit.engine.prediction import Prediction
 from progresvit.engine.rooms import Room
-from progresvit.engine.sources import BACKENDS, Backend, Source, open_source
+from progresvit.engine.sources import BACKENDS, Backend, How, Source, open_source
 from progresvit.routing.arrays import Answers
 from progresvit.routing.policy import Abstention, Policy
 from progresvit.routing.setting import Setting, SettingWarning, load_setting
@@ -97,10 +97,8 @@ class Engine:
         self._check_routers(source)
         self.temperatures = _checked_temperatures(temperatures, source.temperatures, len(config.rounds))
         self.gmacs = compute.cumulative_gmacs(config)
-        self.backend, self.rounds, self.batch = source.make_rounds(
-            self.policy, self.temperatures, device=device, precision=precision, batch=batch, kernels=kernels,
-            threads=threads,
-        )  # fmt: skip
+        how = How(device=device, precision=precision, batch=batch, kernels=kernels, threads=threads)
+        self.backend, self.rounds, self.batch = source.make_rounds(self.policy, self.temperatures, how)
         self._rooms: list[Room] = []
         self._busy = self._told_of_memory = False
 

@@ -7,10 +7,10 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from progresvit.config import ModelConfig
 from progresvit.engine.array_rounds import ArrayRounds
@@ -29,6 +29,17 @@ if TYPE_CHECKING:
 Backend = Literal["torch", "onnxruntime", "openvino"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 KERNELS = ("fused", "plain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How an engine is to run; None leaves the choice to the backend."""
+
+    device: str | torch.device | None
+    precision: str
+    batch: int | None
+    kernels: str | None
+    threads: int | None
 
 
 class Source(Protocol):
@@ -59,17 +70,7 @@ class Source(Protocol):
         """Its hash."""
         ...
 
-    def make_rounds(
-        self,
-        policy: Policy,
-        temperatures: Sequence[float],
-        *,
-        device: str | torch.device | None,
-        precision: str,
-        batch: int | None,
-        kernels: str | None,
-        threads: int | None,
-    ) -> tuple[str, Rounds, int]:
+    def make_rounds(self, policy: Policy, temperatures: Sequence[float], how: How) -> tuple[str, Rounds, int]:
         """The backend's name, the rounds, and how many images at most are run at a time."""
         ...
 
@@ -109,31 +110,21 @@ class ModelSource:
     def precision_of(self, asked: str) -> str:
         return asked
 
-    def make_rounds(
-        self,
-        policy: Policy,
-        temperatures: Sequence[float],
-        *,
-        device: str | torch.device | None,
-        precision: str,
-        batch: int | None,
-        kernels: str | None,
-        threads: int | None,
-    ) -> tuple[str, Rounds, int]:
+    def make_rounds(self, policy: Policy, temperatures: Sequence[float], how: How) -> tuple[str, Rounds, int]:
         import torch
 
         from progresvit.engine.torch_rounds import FusedRounds, TorchRounds
 
-        place = torch.device(device) if device is not None else next(self.model.parameters()).device
-        if threads is not None:
-            torch.set_num_threads(threads)
-        batch = batch or (512 if place.type == "cuda" else 64)
-        kernels = _checked_kernels(kernels, place, precision)
+        place = torch.device(how.device) if how.device is not None else next(self.model.parameters()).device
+        if how.threads is not None:
+            torch.set_num_threads(how.threads)
+        batch = how.batch or (512 if place.type == "cuda" else 64)
+        kernels = _checked_kernels(how.kernels, place, how.precision)
         policy = _policy_on(policy, place)
         if kernels == "fused":
-            fused = FusedRounds(self.model, policy, temperatures, device=place, precision=precision, largest=batch)
+            fused = FusedRounds(self.model, policy, temperatures, device=place, precision=how.precision, largest=batch)
             return "torch", fused, batch
-        return "torch", TorchRounds(self.model, policy, temperatures, device=place, precision=precision), batch
+        return "torch", TorchRounds(self.model, policy, temperatures, device=place, precision=how.precision), batch
 
 
 class ExportSource:
@@ -152,23 +143,13 @@ class ExportSource:
     def precision_of(self, asked: str) -> str:
         return "int8" if self.manifest.precision == "int8" else asked
 
-    def make_rounds(
-        self,
-        policy: Policy,
-        temperatures: Sequence[float],
-        *,
-        device: str | torch.device | None,
-        precision: str,
-        batch: int | None,
-        kernels: str | None,
-        threads: int | None,
-    ) -> tuple[str, Rounds, int]:
-        if str(device or "cpu") != "cpu":
-            raise ValueError(f"graphs run on the CPU here, not on {device}; for a GPU, give the model itself.")
-        if kernels is not None:
+    def make_rounds(self, policy: Policy, temperatures: Sequence[float], how: How) -> tuple[str, Rounds, int]:
+        if str(how.device or "cpu") != "cpu":
+            raise ValueError(f"graphs run on the CPU here, not on {how.device}; for a GPU, give the model itself.")
+        if how.kernels is not None:
             raise ValueError("kernels= is a choice of torch's; graphs bring their own.")
-        graphs = GraphRounds(self.folder, backend=self.backend, precision=precision, threads=threads)
-        return graphs.backend, ArrayRounds(graphs, policy, temperatures), batch or 64
+        graphs = GraphRounds(self.folder, backend=self.backend, precision=how.precision, threads=how.threads)
+        return graphs.backend, ArrayRounds(graphs, policy, temperatures), how.batch or 64
 
 
 class ExportedSource(ModelSource):
@@ -178,12 +159,12 @@ class ExportedSource(ModelSource):
         super().__init__(model)
         self.backend = backend
 
-    def make_rounds(self, policy: Policy, temperatures: Sequence[float], **how: Any) -> tuple[str, Rounds, int]:
+    def make_rounds(self, policy: Policy, temperatures: Sequence[float], how: How) -> tuple[str, Rounds, int]:
         from progresvit.engine.export import export
 
         with tempfile.TemporaryDirectory() as folder:
             export(self.model, Path(folder) / "export", format="onnx")
-            return ExportSource(Path(folder) / "export", self.backend).make_rounds(policy, temperatures, **how)
+            return ExportSource(Path(folder) / "export", self.backend).make_rounds(policy, temperatures, how)
 
 
 def _policy_on(policy: Policy, device: torch.device) -> Policy:
