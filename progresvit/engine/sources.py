@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import os
 import tempfile
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -192,4 +193,9 @@ def _checked_kernels(kernels: str | None, device: torch.device, precision: str) 
         autocast(device, precision)
     elif device.type != "cuda" or kernels == "plain" or torch.cuda.get_device_capability(device) < (8, 9):
         raise ValueError("fp8 needs a GPU of compute capability 8.9 or more and the fused kernels; use bf16.")
-    return kernels or ("fused" if device.type == "cuda" and importlib.util.find_spec("triton") else "plain")
+    if kernels is not None or device.type != "cuda":
+        return kernels or "plain"
+    if importlib.util.find_spec("triton") is None:
+        warnings.warn("triton is not installed, so the engine runs plain kernels, which are slower.", stacklevel=4)
+        return "plain"
+    return "fused"
