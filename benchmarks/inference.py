@@ -179,6 +179,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Measure, print the table and the ratios, write JSON and a plot."""
     options = parse()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)  # the machine is known by its threads too
     parts = cuda_parts(options) if options.device == "cuda" else cpu_parts(options)
     wanted = options.only.split(",") if options.only else list(parts)
     unknown = [name for name in wanted if name not in parts]

@@ -110,3 +110,18 @@ def test_the_whole_claim_is_among_the_parts(script, monkeypatch):
 def test_an_unknown_part_is_refused(run):
     with pytest.raises(SystemExit, match="no part 'magic'; choose among deit240"):
         run("--only", "magic")
+
+
+def test_a_run_with_fewer_threads_than_cores_is_resumed_too(run, script, tmp_path, monkeypatch):
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(script, "hardware", lambda device: f"a made-up {device}, {torch.get_num_threads()} threads")
+    try:
+        torch.set_num_threads(threads + 1)
+        arguments = ("--device", "cpu", "--threads", "1", "--out", tmp_path / "run", "--only", "eager")
+        assert run(*arguments)
+        rows = json.loads((tmp_path / "run.json").read_text())["rows"]
+        assert {row["hardware"] for row in rows} == {"a made-up cpu, 1 threads"}
+        torch.set_num_threads(threads + 1)
+        assert run(*arguments) == []
+    finally:
+        torch.set_num_threads(threads)

@@ -14,7 +14,7 @@ PACKAGE = Path(progresvit.__file__).parent
 
 FLOORS = (  # each may import from those above it
     {"_lazy", "_torchvision", "atomic", "config"},
-    {"compute", "folders", "processes"},
+    {"compute", "folders", "processes", "unfinished"},
     {"model", "data"},
     {"checkpoint", "routing", "baselines"},
     {"interop"},

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,12 +16,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from progresvit import unfinished
 from progresvit.atomic import replace_file
 from progresvit.data.pictures import Entry, Pictures
 from progresvit.engine.engine import Engine
 from progresvit.engine.pictures import Unread
 from progresvit.engine.prediction import Prediction
 
+SUFFIX = "parquet"
 PART = 2048
 """Pictures of a part; a crash costs what is not yet in one."""
 
@@ -164,20 +164,7 @@ class _Parts:
 
     def claim(self, about: dict[str, Any], *, overwrite: bool) -> None:
         """Make the folder, or see that the one there is of this very run."""
-        if self.folder.exists():
-            before = self._read_about()
-            differing = sorted(key for key in {*before, *about} if before.get(key) != _plain(about).get(key))
-            if not differing:
-                return
-            if any(self.folder.iterdir()) and not overwrite:
-                what = f"other {', '.join(differing)}" if before else "its run.json is missing or damaged"
-                raise ValueError(
-                    f"{self.folder} holds the beginning of another run ({what}); go on with that one, use --overwrite, "
-                    "or name another file."
-                )
-            self.remove()
-        self.folder.mkdir(parents=True)
-        replace_file(self.folder / "run.json", json.dumps(about))
+        unfinished.claim(self.folder, about, suffix=SUFFIX, overwrite=overwrite)
 
     def whole(self) -> int:
         """How many parts are there and whole, from the first on without a gap."""
@@ -194,13 +181,8 @@ class _Parts:
         return pa.concat_tables(tables) if tables else SCHEMA.empty_table()
 
     def remove(self) -> None:
-        """The folder, if it is one of ours: a table's parts and what is known of them."""
-        if not self.folder.exists():
-            return
-        foreign = [path.name for path in self.folder.iterdir() if not re.fullmatch(_OURS, path.name)]
-        if foreign:
-            raise ValueError(f"{self.folder} holds {foreign[0]}, which is not ours; move it away or name another file.")
-        shutil.rmtree(self.folder)
+        """The folder has served."""
+        unfinished.clear(self.folder, suffix=SUFFIX)
 
     def _is_whole(self, number: int) -> bool:
         try:
@@ -209,21 +191,5 @@ class _Parts:
             return False
         return bool(rows == min(PART, self.pictures - number * PART))
 
-    def _read_about(self) -> dict[str, Any]:
-        try:
-            about = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return about if isinstance(about, dict) else {}
-
     def _path(self, number: int) -> Path:
-        return self.folder / f"{number:06d}.parquet"
-
-
-_OURS = r"(run\.json|\d{6}\.parquet|\.(run\.json|\d{6}\.parquet)\.[0-9a-f]{8})"
-
-
-def _plain(about: dict[str, Any]) -> dict[str, Any]:
-    """As it comes back from a JSON file."""
-    found: dict[str, Any] = json.loads(json.dumps(about))
-    return found
+        return unfinished.part(self.folder, number, suffix=SUFFIX)

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from progresvit import checkpoint
@@ -32,6 +31,7 @@ from progresvit.engine.graphs import hash_file
 from progresvit.engine.int8 import Int8Check, measure_int8, quantise
 from progresvit.engine.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, Threshold, graph_files
 from progresvit.model import ProgResViT
+from progresvit.model.vit import resizing_matrix
 from progresvit.routing.frontier import as_thresholds
 from progresvit.routing.setting import Setting, SettingWarning
 
@@ -89,7 +89,10 @@ def export(
 
 
 class RoundGraph(nn.Module):
-    """A folded round from bytes on: normalised, resized by two products with constants, run."""
+    """A folded round from bytes on: normalised, resized by two products with constants, run.
+
+    Backends differ in how they antialias (OpenVINO does not), but not in matrix products.
+    """
 
     resizer: Tensor
 
@@ -104,16 +107,6 @@ class RoundGraph(nn.Module):
             images = self.resizer @ images @ self.resizer.mT  # (B, C, r, r) -> (B, C, R, R)
         output = self.round(images, tokens)
         return (output.logits,) if self.round.is_last else (output.logits, output.tokens)
-
-
-def resizing_matrix(source: int, target: int) -> Tensor:
-    """(R, r): what the model's resizing does along one side, with the very weights that it has in float32.
-
-    Backends differ in how they antialias (OpenVINO does not), but not in matrix products.
-    """
-    identity = torch.eye(source)[None, None]  # (1, 1, r, r)
-    size = (target, source)
-    return F.interpolate(identity, size=size, mode="bicubic", antialias=True, align_corners=False)[0, 0]
 
 
 def _describe(

@@ -23,6 +23,7 @@ from progresvit.engine import kernels
 from progresvit.engine.fold import Dense, FoldedBlock, FoldedRound
 from progresvit.model import RoundOutput
 from progresvit.model.blocks import NORM_EPS
+from progresvit.model.vit import resizing_matrix
 
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0
@@ -51,14 +52,6 @@ class Filter:
         start = first.clamp(max=matrix.shape[1] - taps)
         weight = matrix.gather(1, start[:, None] + torch.arange(taps))
         return cls(start.int().to(device), weight.float().contiguous().to(device))
-
-    @classmethod
-    def resizing(cls, side: int, resolution: int, device: torch.device) -> Filter:
-        """As ``model.vit.resize`` does it."""
-        picture = torch.eye(side)[None, None]  # resized in one direction only, it becomes the matrix
-        size = (side, resolution)
-        lines = F.interpolate(picture, size=size, mode="bicubic", antialias=True, align_corners=False)[0, 0]
-        return cls.of(lines.mT.contiguous(), device)  # (R, r) -> (r, R)
 
     @classmethod
     def resampling(cls, old: int, new: int, device: torch.device) -> Filter:
@@ -133,7 +126,7 @@ class FusedRound:
         self.tokens, self.width = self.position.shape
         self.heads = self.width // HEAD_WIDTH
         self.norm_scale = FP8_LARGEST / self.width**0.5 if fp8 else 1.0  # no normalised value exceeds the root of d
-        self.sight = Filter.resizing(side, self.resolution, device)
+        self.sight = Filter.of(resizing_matrix(side, self.resolution), device)
         mean, std = (torch.tensor(values, device=device) for values in (config.mean, config.std))
         self.scale, self.shift = 1 / (255 * std), -mean / std
         inputs = [folded.embed.weight]

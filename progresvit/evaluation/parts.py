@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from progresvit import unfinished
 from progresvit.atomic import replace_file
 from progresvit.data.pictures import Pictures
 from progresvit.evaluation.records import Header
 
+SUFFIX = "npz"
 CHUNK = 512
 """Pictures of a chunk, and so the most in a batch; what a crash can cost."""
 
@@ -43,22 +44,8 @@ class Parts:
 
     def claim(self, header: Header, *, keep_logits: bool, overwrite: bool) -> None:
         """Make the folder, or see that the one there is of this very run; another run's is replaced only if asked."""
-        about = json.loads(json.dumps({**header.identity(), "chunk": CHUNK, "keep_logits": keep_logits}))
-        if self.folder.exists():
-            before = self._read_about()
-            differing = sorted(key for key in {*before, *about} if before.get(key) != about.get(key))
-            if not differing:
-                return
-            if not before and any(self.folder.glob("*.npz")) and not overwrite:
-                raise ValueError(f"{self.folder / 'run.json'} is damaged; use --overwrite to begin again.")
-            if before and not overwrite:
-                raise ValueError(
-                    f"{self.folder} holds the beginning of another run (other {', '.join(differing)}); go on with that "
-                    "one, use --overwrite, or name another file."
-                )
-            self.remove()
-        self.folder.mkdir(parents=True)
-        replace_file(self.folder / "run.json", json.dumps(about))
+        about = {**header.identity(), "chunk": CHUNK, "keep_logits": keep_logits}
+        unfinished.claim(self.folder, about, suffix=SUFFIX, overwrite=overwrite)
 
     def done(self) -> list[int]:
         """Chunks that are there and whole. A damaged one is as good as missing."""
@@ -85,10 +72,10 @@ class Parts:
 
     def remove(self) -> None:
         """The folder has served."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        unfinished.clear(self.folder, suffix=SUFFIX)
 
     def _path(self, number: int) -> Path:
-        return self.folder / f"{number:06d}.npz"
+        return unfinished.part(self.folder, number, suffix=SUFFIX)
 
     def _is_whole(self, number: int) -> bool:
         try:
@@ -96,10 +83,3 @@ class Parts:
                 return part.testzip() is None
         except (OSError, zipfile.BadZipFile):
             return False
-
-    def _read_about(self) -> dict[str, Any]:
-        try:
-            about = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return about if isinstance(about, dict) else {}

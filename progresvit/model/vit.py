@@ -180,6 +180,13 @@ def resize(images: Tensor, resolution: int) -> Tensor:
     return resized.to(images.dtype)
 
 
+def resizing_matrix(source: int, target: int) -> Tensor:
+    """What ``resize`` does along one side, with the very weights that it has in float32: (target, source)."""
+    identity = torch.eye(source)[None, None]  # resized in one direction only, it becomes the matrix
+    size = (target, source)
+    return F.interpolate(identity, size=size, mode="bicubic", antialias=True, align_corners=False)[0, 0]
+
+
 def _new_head(width: int, num_classes: int) -> nn.Module:
     return nn.Linear(width, num_classes) if num_classes else nn.Identity()
 

@@ -6,22 +6,12 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-import progresvit
 from progresvit.cli import app
 from progresvit.cli.bench import MEMORY_BATCH, Wanted, plan
-from progresvit.config import ModelConfig, make_rounds, preset
+from progresvit.config import preset
 from progresvit.engine import bench
 from progresvit.engine.bench_case import Case, make_row
 from progresvit.engine.bench_measure import measure
-from progresvit.model import ProgResViT
-
-
-@pytest.fixture
-def model(tmp_path, randomize):
-    config = ModelConfig(
-        rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4, class_ids=tuple("0123")
-    )
-    return progresvit.save(randomize(ProgResViT(config)), tmp_path / "model")
 
 
 @pytest.fixture

@@ -11,9 +11,7 @@ from typer.testing import CliRunner
 
 import progresvit
 from progresvit.cli import app
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.evaluation import read_records, write_records
-from progresvit.model import ProgResViT
 from progresvit.routing import load_router, load_setting
 from tests.evaluation.made import make_records
 
@@ -34,14 +32,6 @@ def refused(match, *arguments):
     assert result.output.strip().splitlines()[-1].startswith("error: "), result.output
     assert match in result.output
     assert "Traceback" not in result.output
-
-
-@pytest.fixture
-def model(tmp_path, randomize):
-    config = ModelConfig(
-        rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4, class_ids=tuple("0123")
-    )
-    return progresvit.save(randomize(ProgResViT(config)), tmp_path / "model")
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def test_damaged_parts_are_made_again(model, folder, tmp_path, small_parts, monk
     assert not parts.exists()
     parts = begun(model, pictures, tmp_path / "s.parquet", monkeypatch)
     (parts / "run.json").write_text("{")
-    with pytest.raises(ValueError, match=r"run\.json is missing or damaged"):
+    with pytest.raises(ValueError, match=r"run\.json is damaged; use --overwrite"):
         classify_files(Engine(model, 0.5), pictures, tmp_path / "s.parquet")
     classify_files(Engine(model, 0.5), pictures, tmp_path / "s.parquet", overwrite=True)
 
@@ -158,7 +158,7 @@ def test_overwriting_never_brings_back_old_answers_nor_removes_foreign_files(
     parts.mkdir()
     (parts / "mine.txt").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(ValueError, match=r"another run|mine\.txt, which is not ours"):
+        with pytest.raises(ValueError, match=r"mine\.txt, which is not ours"):
             classify_files(Engine(model, 0.5), pictures, tmp_path / "q.parquet", overwrite=overwrite)
     assert (parts / "mine.txt").exists()
 

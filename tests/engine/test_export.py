@@ -12,11 +12,11 @@ from progresvit import checkpoint, compute
 from progresvit.data.pictures import find_pictures
 from progresvit.data.preprocess import preprocessing_hash
 from progresvit.engine import Engine
-from progresvit.engine.export import export, resizing_matrix
+from progresvit.engine.export import export
 from progresvit.engine.graphs import GraphRounds, Manifest, hash_file
 from progresvit.engine.int8 import Int8Check
 from progresvit.model import ProgResViT
-from progresvit.model.vit import resize
+from progresvit.model.vit import resize, resizing_matrix
 from progresvit.routing import Setting, SettingWarning
 from tests.engine.conftest import CONFIGS, LABELS, random_pixels
 
