@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from progresvit import checkpoint
@@ -9,6 +10,15 @@ from progresvit.config import preset
 from progresvit.folders import Source, find_folder
 from progresvit.interop.official import OFFICIAL_MODELS, load_official
 from progresvit.model import ProgResViT
+
+
+SHIPPED = "shipped"
+"""The name of the model that ships inside the package, wherever a model folder is asked for."""
+
+
+def shipped_folder() -> Path:
+    """The folder of the model that ships inside the package."""
+    return Path(__file__).parent / "shipped"
 
 
 def create_model(name: str, *, drop_path: float = 0.0, **fields: Any) -> ProgResViT:
