@@ -11,7 +11,6 @@ from progresvit.folders import Source, find_folder
 from progresvit.interop.official import OFFICIAL_MODELS, load_official
 from progresvit.model import ProgResViT
 
-
 SHIPPED = "shipped"
 """The name of the model that ships inside the package, wherever a model folder is asked for."""
 

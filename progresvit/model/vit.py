@@ -6,6 +6,7 @@ token), d active channels, W channels of the whole backbone, K classes, S rounds
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -116,6 +117,21 @@ class ProgResViT(nn.Module):
         self.config = self.config.replace(num_classes=num_classes, class_ids=None, labels=None)
         self.head = _new_head(self.config.width, num_classes).to(self.cls_token)
         _init_linear(self.head)
+
+    def keep_classes(self, rows: Sequence[int]) -> ProgResViT:
+        """A copy that tells these classes apart and no others, in this order."""
+        names = {
+            name: None if values is None else tuple(values[row] for row in rows)
+            for name, values in (("class_ids", self.config.class_ids), ("labels", self.config.labels))
+        }
+        chosen = torch.tensor(rows)
+        weights = {
+            key: value[chosen.to(value.device)] if key.startswith("head.") else value
+            for key, value in self.state_dict().items()
+        }
+        kept = ProgResViT(self.config.replace(num_classes=len(rows), **names)).to(self.cls_token)
+        kept.load_state_dict(weights)
+        return kept.train(self.training)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block's activations in the backward pass instead of storing them."""

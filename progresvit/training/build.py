@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from timm.data import ImageNetInfo
+from torch import nn
 
 from progresvit import api, checkpoint
 from progresvit.data.loader import Batch, LoaderBatches, Unreadable, evaluation_batches
@@ -22,11 +24,11 @@ from progresvit.data.timm_pictures import find_timm_pictures, is_timm_name
 from progresvit.interop import start_from_timm
 from progresvit.model import ProgResViT
 from progresvit.processes import Processes
-from progresvit.training.distillation import Distillation
+from progresvit.training.distillation import HardDistillation, SoftDistillation
 from progresvit.training.recipe import Recipe
 from progresvit.training.step import Objective
 from progresvit.training.supervised import Supervised
-from progresvit.training.teachers import load_teacher
+from progresvit.training.teachers import load_teacher, teacher_class_ids
 
 
 @dataclass
@@ -47,16 +49,19 @@ def find_splits(recipe: Recipe, data: str) -> tuple[Pictures, Pictures]:
 
 
 def build_model(recipe: Recipe, pictures: Pictures) -> ProgResViT:
-    """The recipe's model for the classes of the data, with the start it asks for."""
-    count = len(pictures.class_ids)
+    """The recipe's model, with the start it asks for: for the classes of the data, or in training the teacher's."""
+    distillation = recipe.distillation
+    wide = distillation is not None and distillation.classes == "teacher"
+    class_ids = teacher_class_ids(distillation.teacher) if distillation and wide else pictures.class_ids
+    count = len(class_ids)
     classes = recipe.model.num_classes or count
     if classes < count:
         raise ValueError(f"the data has {count} classes and the head {classes}; set model.num_classes={count} or null.")
     named = classes == count
     config = recipe.model.config(
         num_classes=classes,
-        class_ids=pictures.class_ids if named else None,
-        labels=_labels(pictures.class_ids) if named else None,
+        class_ids=class_ids if named else None,
+        labels=_labels(class_ids) if named else None,
     )
     model = ProgResViT(config, drop_path=recipe.model.drop_path)
     start = recipe.model.start
@@ -85,13 +90,43 @@ def _labels(class_ids: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(info.label_name_to_description(name).split(",")[0] if name in known else name for name in class_ids)
 
 
-def build_objective(recipe: Recipe, model: ProgResViT, processes: Processes) -> Objective:
+def data_rows(recipe: Recipe, model: ProgResViT, pictures: Pictures) -> tuple[int, ...] | None:
+    """Where a head of the teacher's classes has those of the data; None for a head of the data's own."""
+    if recipe.distillation is None or recipe.distillation.classes == "data":
+        return None
+    place = {name: row for row, name in enumerate(model.config.class_ids or ())}
+    foreign = [name for name in pictures.class_ids if name not in place]
+    if foreign:
+        raise ValueError(
+            f"the teacher does not know the classes {', '.join(foreign[:5])}; distil on classes that it knows "
+            "(ImageNet's are folders named like n01440764), or set distillation.classes=data."
+        )
+    return tuple(place[name] for name in pictures.class_ids)
+
+
+def build_objective(
+    recipe: Recipe, model: ProgResViT, processes: Processes, rows: Sequence[int] | None = None
+) -> Objective:
     """Labels alone, or with a teacher."""
-    wanted = recipe.distillation
+    wanted, device = recipe.distillation, processes.device
     if wanted is None:
         return Supervised()
-    teacher = load_teacher(wanted.teacher, model.config).to(processes.device)
-    return Distillation(teacher, weight=wanted.weight)
+    teacher = load_teacher(wanted.teacher, model.config, resolution=wanted.resolution, as_map=wanted.map_weight > 0).to(
+        device, memory_format=torch.channels_last
+    )  # type: ignore[call-overload]
+    if recipe.run.compile:
+        teacher.compile(dynamic=False)
+    if wanted.kind == "hard":
+        return HardDistillation(teacher, weight=wanted.weight)
+    assert isinstance(model.head, nn.Linear)
+    return SoftDistillation(
+        teacher,
+        model.head,
+        weight=wanted.weight,
+        temperature=wanted.temperature,
+        map_weight=wanted.map_weight,
+        rows=None if rows is None else torch.tensor(rows, device=device),
+    )
 
 
 def feed(recipe: Recipe, pictures: Pictures, held_out: Pictures, model: ProgResViT, processes: Processes) -> Fed:

@@ -15,7 +15,7 @@ import torch
 from progresvit import checkpoint
 from progresvit.data.order import Draw, seed_all
 from progresvit.processes import Processes
-from progresvit.training.build import Fed, build_model, build_objective, feed, find_splits
+from progresvit.training.build import Fed, build_model, build_objective, data_rows, feed, find_splits
 from progresvit.training.folder import check_folder, claim_folder
 from progresvit.training.journal import Journal
 from progresvit.training.recipe import Recipe
@@ -40,7 +40,8 @@ def train(
     seed_all(Draw.START, recipe.seed)
     pictures, held_out = find_splits(recipe, data)
     model = build_model(recipe, pictures).to(processes.device)
-    step = TrainingStep(model, build_objective(recipe, model, processes), recipe, processes)
+    rows = data_rows(recipe, model, pictures)
+    step = TrainingStep(model, build_objective(recipe, model, processes, rows), recipe, processes, rows)
     fed = feed(recipe, pictures, held_out, model, processes)
     claim_folder(out, recipe, data, pictures, processes, resume=resume, overwrite=overwrite)
     progress = go_on(out / "checkpoints", step) if resume else Progress()
@@ -173,13 +174,14 @@ class Run:
             self._evaluate(epoch)
 
     def _evaluate(self, epoch: int) -> None:
-        result = validate(self.step.ema.module, self.fed.val(), processes=self.processes, dtype=self.step.dtype)
+        answering = self.step.answering()
+        result = validate(answering, self.fed.val(), processes=self.processes, dtype=self.step.dtype)
         self.journal.evaluation(epoch=epoch, step=self.progress.step, result=result)
         self.progress.history.append({"epoch": epoch, "step": self.progress.step, **result})
         if result["top1"][-1] > self.progress.best_top1:
             self.progress.best_top1, self.progress.best_step = result["top1"][-1], self.progress.step
             if self.processes.first:
-                checkpoint.save(self.step.ema.module, self.out / "best")
+                checkpoint.save(answering, self.out / "best")
         self._list_unreadable()
 
     def _save(self) -> None:
@@ -216,7 +218,7 @@ class Run:
 
     def _finish(self) -> None:
         if self.processes.first:
-            checkpoint.save(self.step.ema.module, self.out / "model")
+            checkpoint.save(self.step.answering(), self.out / "model")
             self.journal.end_bar()
             result = self.progress.history[-1] if self.progress.history else {}
             rounds = ", ".join(f"{top1:.2%}" for top1 in result.get("top1", []))

@@ -105,15 +105,38 @@ class Distillation(_Section):
 
     teacher: str
     """A pretrained timm model's name, a model folder, or efficientnet-lite2."""
+    kind: Literal["hard", "soft"] = "hard"
+    """Its label alone, as in the paper, or its whole answer."""
     weight: float = Field(0.5, ge=0, le=1)
-    """Share of the teacher's label in the loss."""
+    """Share of the teacher in the loss; the labels have the rest."""
+    resolution: int | None = Field(None, ge=1)
+    """At which the teacher looks; None: its own."""
+    temperature: float = Field(1.0, gt=0)
+    """Soft: divides both sides' logits."""
+    classes: Literal["data", "teacher"] = "data"
+    """Soft: those of the data, or all that the teacher knows; of that wider head the model keeps the data's rows."""
+    map_weight: float = Field(0.0, ge=0)
+    """Soft: weight of what the teacher says of each place, which the patch tokens learn."""
+
+    @model_validator(mode="after")
+    def _soft_alone(self) -> Distillation:
+        plain = Distillation.model_fields
+        changed = [
+            name for name in ("temperature", "classes", "map_weight") if getattr(self, name) != plain[name].default
+        ]
+        if self.kind == "hard" and changed:
+            raise ValueError(f"{' and '.join(changed)} are for soft distillation; add kind: soft or leave them out")
+        return self
 
 
 class Run(_Section):
     """How the run is carried out; none of this changes what is learned, apart from precision."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    compile: bool = False
+    compile: bool | Literal["blocks"] = False
+    """The model as a whole, or one block for all of them, which is ready in seconds; and the teacher."""
+    cuda_graphs: bool = False
+    """Replay the rounds' work as one recorded piece: small models are bound by the host otherwise."""
     grad_checkpointing: bool = False
     log_every: int = Field(50, ge=1)
     """Steps."""

