@@ -93,13 +93,25 @@ def crop_and_resize(images: Tensor, boxes: Tensor, flip: Tensor, *, resolution: 
 
 def jitter_colour(images: Tensor, strengths: tuple[float, float, float], generator: torch.Generator) -> Tensor:
     """Brightness, contrast and saturation by factors within 1 ± strength, in a random order for each image."""
-    factors = [_uniform(max(0.0, 1 - s), 1 + s, (len(images),), generator).view(-1, 1, 1, 1) for s in strengths]
-    order = torch.rand(len(images), 3, generator=generator, device=generator.device).argsort(dim=1)
+    return change_colour(images, *sample_colour(len(images), strengths, generator))
+
+
+def sample_colour(
+    count: int, strengths: tuple[float, float, float], generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Factors of brightness, contrast and saturation, and the order in which they are applied: both (count, 3)."""
+    factors = torch.stack([_uniform(max(0.0, 1 - s), 1 + s, (count,), generator) for s in strengths], dim=1)
+    return factors, torch.rand(count, 3, generator=generator, device=generator.device).argsort(dim=1)
+
+
+def change_colour(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
+    """Brightness, contrast and saturation by the factors, in the order: (B, 3, r, r) in 0..1, (B, 3), (B, 3)."""
+    factors = factors.view(-1, 3, 1, 1, 1)
     for turn in range(3):
         which = order[:, turn].view(-1, 1, 1, 1)
         grey = _grey(images)
         towards = torch.where(which == 0, 0.0, torch.where(which == 1, grey.mean(dim=(2, 3), keepdim=True), grey))
-        factor = torch.where(which == 0, factors[0], torch.where(which == 1, factors[1], factors[2]))
+        factor = torch.where(which == 0, factors[:, 0], torch.where(which == 1, factors[:, 1], factors[:, 2]))
         images = torch.lerp(towards, images, factor).clamp_(0, 1)
     return images
 

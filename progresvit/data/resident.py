@@ -102,6 +102,7 @@ class ResidentBatches:
         augmentation: Augmentation,
         order: Order,
         resolution: int,
+        compiled: bool = False,
     ) -> None:
         if augmentation.rand_augment:
             raise ValueError(
@@ -113,6 +114,7 @@ class ResidentBatches:
         device = pictures.images.device
         self.generator = torch.Generator(device)
         self.mean, self.std = (torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (config.mean, config.std))
+        self._render = torch.compile(_render, dynamic=False) if compiled else _render
 
     def steps(self, first: int, last: int) -> Iterator[list[Batch]]:
         """This process's micro-batches of each step."""
@@ -131,14 +133,28 @@ class ResidentBatches:
         boxes = augment.sample_crops(sizes, scale=wanted.crop_scale, ratio=wanted.crop_ratio, generator=generator)
         boxes = boxes * (side / sizes.repeat(1, 2))  # pixels of the picture -> pixels of the square
         flip = torch.rand(len(images), generator=generator, device=generator.device) < wanted.flip
-        x = augment.crop_and_resize(images, boxes, flip, resolution=self.resolution)
-        if wanted.colour is not None:
-            x = augment.jitter_colour(x, wanted.colour, generator)
-        x = x.sub_(self.mean).div_(self.std)
+        colour = None if wanted.colour is None else augment.sample_colour(len(images), wanted.colour, generator)
+        x: Tensor = self._render(images, boxes, flip, colour, self.mean, self.std, self.resolution)
         if wanted.erasing:
             boxes = augment.sample_erasing(len(x), x.shape[-1], probability=wanted.erasing, generator=generator)
             x = augment.erase(x, boxes, generator)
         return x
+
+
+def _render(
+    images: Tensor,
+    boxes: Tensor,
+    flip: Tensor,
+    colour: tuple[Tensor, Tensor] | None,
+    mean: Tensor,
+    std: Tensor,
+    resolution: int,
+) -> Tensor:
+    """Everything about pixels, once the draws are made, so that it can be compiled: (B, C, S, S) -> (B, C, r, r)."""
+    x = augment.crop_and_resize(images, boxes, flip, resolution=resolution)
+    if colour is not None:
+        x = augment.change_colour(x, *colour)
+    return (x - mean) / std
 
 
 def resident_evaluation_batches(pictures: ResidentPictures, *, config: ModelConfig, batch: int) -> Iterator[Batch]:

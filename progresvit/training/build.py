@@ -164,7 +164,14 @@ def feed(recipe: Recipe, pictures: Pictures, held_out: Pictures, model: ProgResV
         return Fed(loader, from_loader, [loader.unreadable, skipped])
     stored = resident_for_training(pictures, side=recipe.data.resident_side or resolution, device=device)
     order = Order(count=len(stored), **ordering)
-    resident = ResidentBatches(stored, config=config, augmentation=recipe.augment, order=order, resolution=resolution)
+    resident = ResidentBatches(
+        stored,
+        config=config,
+        augmentation=recipe.augment,
+        order=order,
+        resolution=resolution,
+        compiled=bool(recipe.run.compile),
+    )
     shown = resident_for_evaluation(share, config=config, device=device)
 
     def from_memory() -> Iterator[Batch]:
