@@ -71,7 +71,7 @@ def test_a_wrong_argument_is_one_line_and_exit_code_two(folder, digits, tmp_path
         ((folder, *out, "--int8", "--data", tmp_path / "nowhere"), "there is no data at"),
         ((folder, *out, "--int8", "--data", digits, "--format", "openvino"), "use --format onnx"),
         ((folder, *out, "--format", "tflite"), "choose onnx or openvino"),
-        ((folder, *out, "--threshold", "low"), "takes numbers"),
+        ((folder, *out, "--threshold", "low"), "has no setting 'low'"),
         ((folder, *out, "--threshold", tmp_path / "none.json"), "there is no setting at"),
         ((folder, *out, "--threshold", "0.1,0.2"), "so 1 for 2 rounds"),
         ((folder, "--out", tmp_path / "busy"), "give a new folder"),
