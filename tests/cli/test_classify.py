@@ -69,7 +69,7 @@ def test_what_cannot_be_read_is_listed_and_the_rest_is_classified(model, picture
 
 def test_wrong_arguments_are_refused(model, picture, tmp_path):
     refused("needs a threshold", "classify", picture, "--model", model)
-    refused("numbers with commas", "classify", picture, "--model", model, "--threshold", "low")
+    refused("has no setting 'low'", "classify", picture, "--model", model, "--threshold", "low")
     refused("no setting at", "classify", picture, "--model", model, "--threshold", tmp_path / "none.json")
     refused("unknown backend", "classify", picture, "--model", model, "--threshold", "0.5", "--backend", "tflite")
     refused("written as .parquet", "classify", picture, "--model", model, "--threshold", "1", "--out", "x.csv")
