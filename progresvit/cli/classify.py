@@ -196,3 +196,6 @@ def _tell(summary: Summary, engine: Engine) -> None:
         f"{looked_at} pictures: {rounds}; {summary.gmacs:.3f} GMACs on average instead of {engine.gmacs[-1]:.3f}, "
         f"{saved:.1%} saved" + (f"; {summary.abstained} without an answer" if summary.abstained else "")
     )
+    if engine.setting is not None:
+        limits = ", ".join(f"{limit:.4g}" for limit in engine.policy.thresholds)
+        typer.echo(f"τ = {limits}, calibrated by the rule {engine.setting.rule} on {engine.setting.n} pictures")

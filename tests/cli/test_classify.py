@@ -75,6 +75,7 @@ def test_without_a_model_it_is_the_one_that_ships_and_unsure_answers_are_decline
     output = works("classify", "--samples")
     assert "church.jpg" in output
     assert "7 pictures: " in output
+    assert "calibrated by the rule near-lossless on 3932 pictures" in output
     assert "none (" in works("classify", "--samples", "--threshold", "careful")
 
 
