@@ -8,6 +8,7 @@ import progresvit
 from progresvit.cli import app
 from progresvit.engine.graphs import GraphRounds, Manifest
 from progresvit.model import ProgResViT
+from tests.engine.test_engine import a_setting
 
 
 def run(*arguments):
@@ -59,6 +60,19 @@ def test_a_setting_of_another_model_is_told(folder, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert "note: the threshold was calibrated with other weights and preprocessing" in done.stderr
     assert Manifest.read(tmp_path / "out").setting == setting
+
+
+def test_an_export_takes_the_models_own_setting_along_unless_another_is_asked_for(folder, tmp_path):
+    model = progresvit.load(folder)
+    own = progresvit.save(model, tmp_path / "model")
+    (own / "settings").mkdir()
+    for name, threshold in (("near-lossless", 0.4), ("quick", 0.8)):
+        a_setting(model, threshold=threshold).save(own / "settings" / f"{name}.json")
+    for options, threshold in (((), 0.4), (("--threshold", "quick"), 0.8)):
+        done = run("export", own, "--out", tmp_path / "out", *options)
+        assert done.exit_code == 0, done.output
+        assert "note:" not in done.stderr
+        assert progresvit.Engine(tmp_path / "out").policy.thresholds == (threshold,)
 
 
 def test_a_wrong_argument_is_one_line_and_exit_code_two(folder, digits, tmp_path):
