@@ -1,5 +1,5 @@
 # make setup   .venv with everything for development
-# make run     the package at work: a model's arithmetic, then one picture seen in rounds
+# make run     the package at work: the model that ships on the pictures that come along, sure or not at all
 # make test    lint, types and tests
 # make lint    lint and types alone
 
@@ -24,9 +24,11 @@ $(STAMP): pyproject.toml constraints.txt
 	  $(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --editable '.[dev]'
 	@touch $@
 
+# The model knows one of the sample pictures, the church. First it answers for all; then it withholds unsure answers.
 run: setup
-	$(BIN)/progresvit info progresvit_small_192_240
-	$(BIN)/python examples/adaptive_forward.py
+	$(BIN)/progresvit classify --samples --top-k 2
+	$(BIN)/progresvit classify --samples --threshold careful
+# here: a first training, progresvit quickstart
 
 lint: setup
 	$(BIN)/ruff check .

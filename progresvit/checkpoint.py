@@ -27,11 +27,14 @@ ARCHITECTURE = "progresvit"
 _LISTED = 8  # keys that an error message names before it counts the rest
 
 
-def save(model: ProgResViT, folder: str | os.PathLike[str]) -> Path:
+def save(model: ProgResViT, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Path:
     """Write a model folder in one step: a crash leaves the old folder or the new one.
 
-    Other files of an existing model folder are kept.
+    Other files of an existing model folder are kept. ``dtype=torch.float16`` halves the file and rounds the weights:
+    what ``load`` gives back is another model, with another hash, so evaluate and calibrate that one.
     """
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"weights are written as floating-point numbers, not as {dtype}; use torch.float16.")
     if not isinstance(model, ProgResViT):
         raise ValueError(
             f"save takes a ProgResViT, not {type(model).__name__}; "
@@ -43,8 +46,11 @@ def save(model: ProgResViT, folder: str | os.PathLike[str]) -> Path:
     if target.is_dir() and any(target.iterdir()) and not (target / CONFIG_FILE).exists():
         raise ValueError(f"{target} holds other files and no model; give a new folder, or one that holds a model.")
     check_fit(model.state_dict(), model.config, origin="this model, of which a part was exchanged by hand,")
+    weights = {
+        key: value if dtype is None else _rounded(key, value, dtype) for key, value in model.state_dict().items()
+    }
     with replacing_folder(target) as staged:
-        _write(model, staged)
+        _write(weights, model.config, staged)
         if target.is_dir():
             _keep_other_files(target, staged)
     return target
@@ -145,14 +151,17 @@ def timm_pretrained_cfg(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _write(model: ProgResViT, folder: Path) -> None:
-    config = {
-        "architecture": ARCHITECTURE,
-        **model.config.to_dict(),
-        "pretrained_cfg": timm_pretrained_cfg(model.config),
-    }
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    write_safetensors(model.state_dict(), folder / WEIGHTS_FILE)
+def _rounded(key: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    rounded = value.to(dtype)
+    if not torch.equal(rounded.isfinite(), value.isfinite()):
+        raise ValueError(f"{key} has numbers too large for {dtype}; save with torch.bfloat16, or leave dtype out.")
+    return rounded
+
+
+def _write(weights: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> None:
+    known = {"architecture": ARCHITECTURE, **config.to_dict(), "pretrained_cfg": timm_pretrained_cfg(config)}
+    (folder / CONFIG_FILE).write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+    write_safetensors(weights, folder / WEIGHTS_FILE)
 
 
 def _keep_other_files(source: Path, target: Path) -> None:

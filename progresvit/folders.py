@@ -14,29 +14,48 @@ from progresvit.config import ModelConfig
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+SETTINGS = "settings"
+"""The folder inside that one, if there is one, of calibrated thresholds by name (see routing/named.py)."""
+BUDGETS_FILE = "budgets.json"
+"""What thresholds spend, if it is known (see routing/budgets.py)."""
+SHIPPED = "shipped"
+"""The name of the model that ships inside the package, wherever a model folder is asked for."""
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pkl", ".pickle")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 Source = str | os.PathLike[str]
-"""A folder's path, or a Hugging Face hub id such as ``organisation/model``."""
+"""A folder's path, ``shipped``, or a Hugging Face hub id such as ``organisation/model``."""
+
+
+def shipped_folder() -> Path:
+    """The folder of the model that ships inside the package."""
+    return Path(__file__).parent / "shipped"
 
 
 def find_folder(
     source: Source,
     *,
     revision: str | None = None,
-    files: Sequence[str] = (CONFIG_FILE, WEIGHTS_FILE),
+    files: Sequence[str] = (CONFIG_FILE, WEIGHTS_FILE, f"{SETTINGS}/*.json", BUDGETS_FILE),
     cache_dir: Source | None = None,
 ) -> Path:
-    """The folder that ``source`` names; from the hub, ``files`` of it are downloaded unless they are cached."""
+    """The folder that ``source`` names; from the hub, ``files`` of it are downloaded unless they are cached.
+
+    A folder that is here wins over the name ``shipped`` as it does over a hub id: a path means what lies there.
+    """
     folder = Path(os.path.expanduser(source))
     if folder.is_dir():
         return folder
+    if source == SHIPPED:
+        return shipped_folder()
     if folder.exists():
         raise ValueError(_file_is_no_folder(folder))
     if not is_hub_id(source):
-        raise ValueError(f"there is no model folder {str(source)!r}; give a folder that progresvit.save wrote.")
+        raise ValueError(
+            f"there is no model folder {str(source)!r}; give a folder that progresvit.save wrote, "
+            f"or {SHIPPED!r} for the model that ships."
+        )
     return download(str(source), revision=revision, patterns=files, cache_dir=cache_dir)
 
 

@@ -55,6 +55,27 @@ def test_half_precision_on_disk_is_float32_in_memory(small_model, images, tmp_pa
     assert torch.equal(logits(loaded, images), logits(rounded.float(), images))
 
 
+def test_saving_in_float16_rounds_the_weights_once(small_model, tmp_path):
+    folder = progresvit.save(small_model, tmp_path / "half", dtype=torch.float16)
+    assert {value.dtype for value in load_file(folder / "model.safetensors").values()} == {torch.float16}
+    assert {value.dtype for value in small_model.state_dict().values()} == {torch.float32}
+    rounded = progresvit.load(folder)
+    assert torch.equal(rounded.head.weight, small_model.head.weight.half().float())
+    assert checkpoint.weights_hash(rounded) != checkpoint.weights_hash(small_model)
+    again = progresvit.save(rounded, tmp_path / "again", dtype=torch.float16)
+    assert checkpoint.weights_hash(progresvit.load(again)) == checkpoint.weights_hash(rounded)
+
+
+def test_what_does_not_fit_into_float16_is_refused_and_nothing_is_written(small_model, tmp_path):
+    with torch.no_grad():
+        small_model.head.weight[0, 0] = 1e6
+    with pytest.raises(ValueError, match=r"head\.weight has numbers too large"):
+        progresvit.save(small_model, tmp_path / "half", dtype=torch.float16)
+    with pytest.raises(ValueError, match="floating-point"):
+        progresvit.save(small_model, tmp_path / "half", dtype=torch.int8)
+    assert not (tmp_path / "half").exists()
+
+
 def test_config_json_names_classes_in_index_order(small_config, tmp_path):
     labels = tuple(f"label {index}" for index in range(12))
     ids = tuple(f"n{index:08}" for index in range(12))

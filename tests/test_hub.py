@@ -10,6 +10,7 @@ import torch
 
 import progresvit
 from progresvit.interop import OFFICIAL_MODELS
+from tests.engine.test_engine import a_setting
 from tests.interop.authors import authors_state
 from tests.test_checkpoint import logits
 
@@ -37,6 +38,14 @@ def test_a_model_comes_from_the_hub(small_model, images, tmp_path, hub):
     hub("someone/small", *progresvit.save(small_model, tmp_path / "model").iterdir())
     loaded = progresvit.load("someone/small")
     assert torch.equal(logits(loaded, images), logits(small_model, images))
+
+
+def test_a_model_brings_its_settings_from_the_hub(small_model, tmp_path, hub):
+    hub("someone/small", *progresvit.save(small_model, tmp_path / "model").iterdir())
+    settings = tmp_path / "cache" / "models--someone--small" / "snapshots" / COMMIT / "settings"
+    settings.mkdir()
+    a_setting(small_model, threshold=1.25).save(settings / "near-lossless.json")
+    assert progresvit.Engine("someone/small").policy.thresholds == (1.25,)
 
 
 def test_timm_loads_the_same_model_from_the_hub(small_model, images, tmp_path, hub):

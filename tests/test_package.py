@@ -39,6 +39,11 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     assert {name.split("/")[0] for name in names} == {"progresvit", wheel.name.split("-py3")[0] + ".dist-info"}
     assert "progresvit/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    shipped = ("model.safetensors", "config.json", "README.md", "figures.json", "budgets.json")
+    settings = ("near-lossless", "drop-0.5", "drop-1", "careful")
+    assert {f"progresvit/shipped/{name}" for name in shipped} <= set(names)
+    assert {f"progresvit/shipped/settings/{name}.json" for name in settings} <= set(names)
+    assert {"progresvit/samples/church.jpg", "progresvit/samples/CREDITS.md"} <= set(names)
 
 
 def test_wheel_installs_into_an_empty_environment_and_runs_there(wheel, tmp_path):
@@ -50,6 +55,10 @@ def test_wheel_installs_into_an_empty_environment_and_runs_there(wheel, tmp_path
     command = [program, "info", "progresvit_small_192_240", "--json"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
     assert json.loads(shown.stdout)["parameters"] == 24_731_560
+    command = [program, "classify", "--samples", "--json"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    answers = {one["picture"]: one["label"] for one in map(json.loads, shown.stdout.splitlines())}
+    assert answers["church.jpg"] == "church"
     command = [python, "-c", "from progresvit.training.recipe import load_recipe; print(load_recipe('192_240').epochs)"]
     recipe = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert recipe.stdout.strip() == "310", recipe.stderr

@@ -21,7 +21,9 @@ MEMORY_BATCH = 128
 
 
 def bench(
-    model: Annotated[str, typer.Argument(help="A preset, a model folder or a hub id.", metavar="PRESET|MODEL")],
+    model: Annotated[
+        str, typer.Argument(help="A preset, a model folder, shipped, or a hub id.", metavar="PRESET|MODEL")
+    ],
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
     precision: Annotated[str | None, typer.Option(help="bf16 (on a GPU by default), fp32, fp16 or fp8.")] = None,
     backend: Annotated[str | None, typer.Option(help="The engine's: torch, onnxruntime or openvino.")] = None,

@@ -11,6 +11,7 @@ from progresvit.cli import show
 from progresvit.compute import Convention
 
 if TYPE_CHECKING:
+    from progresvit.evaluation import Records
     from progresvit.routing import Setting
 
 
@@ -21,22 +22,32 @@ def calibrate(
     ] = False,
     budget_gmacs: Annotated[float | None, typer.Option(help="Average GMACs per image.")] = None,
     exit_share: Annotated[float | None, typer.Option(help="Share of images that leave early, such as 0.4.")] = None,
+    budgets: Annotated[
+        bool, typer.Option("--budgets", help="No threshold: a table to look up any budget in, MODEL/budgets.json.")
+    ] = False,
     max_drop: Annotated[float | None, typer.Option(help="Guaranteed drop in accuracy: 0.005 for 0.5 %.")] = None,
     confidence: Annotated[float, typer.Option(help="Of the guarantee.")] = 0.95,
     unlabelled: Annotated[
         bool, typer.Option("--unlabelled", help="Guarantee by disagreement of the rounds, which needs no labels.")
     ] = False,
+    max_error: Annotated[
+        float | None, typer.Option(help="Also withhold unsure answers; of those given, so few are wrong: 0.05")
+    ] = None,
     router: Annotated[Path | None, typer.Option(help="A threshold for this router's probabilities.")] = None,
     convention: Annotated[Convention, typer.Option(help="How GMACs are counted.")] = "paper",
     seed: Annotated[int, typer.Option(help="Of the split that orders thresholds of three and more rounds.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The setting to write, such as threshold.json.")] = None,
 ) -> None:
-    """Pick the threshold: --near-lossless, --budget-gmacs, --exit-share, or --max-drop with a guarantee."""
+    """Pick the threshold: --near-lossless, --budget-gmacs, --exit-share, or --max-drop with a guarantee.
+
+    Written to MODEL/settings/NAME.json, it comes with the model: Engine(MODEL, threshold="NAME").
+    """
     wanted = {
         "--near-lossless": near_lossless,
         "--budget-gmacs": budget_gmacs is not None,
         "--exit-share": exit_share is not None,
         "--max-drop": max_drop is not None,
+        "--budgets": budgets,
     }
     asked = [name for name, given in wanted.items() if given]
     if len(asked) != 1:
@@ -50,6 +61,9 @@ def calibrate(
     from progresvit import evaluation
 
     table = evaluation.read_records(records)
+    if budgets:
+        _write_budgets(table, out, alone=router is None and max_error is None and convention == "paper")
+        return
     fitted = show.open_router(router, table.header, table.ids)
     if budget_gmacs is not None:
         setting = evaluation.calibrate_budget(table, budget_gmacs, router=fitted, convention=convention)
@@ -67,6 +81,8 @@ def calibrate(
         )
     else:
         setting = evaluation.calibrate_near_lossless(table, router=fitted, convention=convention)
+    if max_error is not None:
+        setting = evaluation.with_abstention(table, setting, max_error, router=fitted)
     if out is None:
         typer.echo(setting.to_json())
         return
@@ -75,6 +91,19 @@ def calibrate(
     _tell(setting)
     with_router = "" if router is None else f', router="{router}"'
     typer.echo(f'{out} is ready: progresvit.Engine(model, threshold="{out}"{with_router})')
+
+
+def _write_budgets(table: Records, out: Path | None, *, alone: bool) -> None:
+    from progresvit import evaluation
+
+    if out is None or not alone:
+        raise ValueError(
+            "--budgets needs --out MODEL/budgets.json, and is about entropies and the paper's GMACs alone; leave out "
+            "--router, --max-error and --convention."
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    evaluation.measure_budgets(table).save(out)
+    typer.echo(f"{out} is ready: progresvit classify PICTURES --model {out.parent} --budget-gmacs G")
 
 
 def _tell(setting: Setting) -> None:
@@ -89,4 +118,10 @@ def _tell(setting: Setting) -> None:
         typer.echo(
             f"certified: with a probability of {1 - setting.delta:.6g} over the draw of the {setting.n} images, "
             f"the {what} is at most {setting.epsilon:.6g} ({setting.k} of them were harmed)"
+        )
+    if "coverage" in expected:
+        begin = "none" if setting.abstain is None else f"those of an entropy of {setting.abstain:.4g} or more"
+        typer.echo(
+            f"withheld: {begin}; {expected['coverage']:.1%} of the images get an answer, "
+            f"and {expected['answered_top1']:.3%} of these answers are right"
         )

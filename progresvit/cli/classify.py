@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -20,14 +20,18 @@ if TYPE_CHECKING:
 
 
 def classify(
-    pictures: Annotated[list[str], typer.Argument(help="Pictures, folders of pictures, tars.")],
-    model: Annotated[str, typer.Option(help="A model folder, a hub id, or an export's folder.")],
-    threshold: Annotated[
-        str | None,
-        typer.Option(help="τ, one for each round but the last, or a setting's file; exports may have one."),
+    pictures: Annotated[list[str] | None, typer.Argument(help="Pictures, folders of pictures, tars.")] = None,
+    samples: Annotated[bool, typer.Option("--samples", help="The pictures that come along.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="A model folder, a hub id, or an export's folder; by default the one that ships.")
+    ] = None,
+    threshold: Annotated[str | None, typer.Option(help=show.LIMIT_HELP)] = None,
+    budget_gmacs: Annotated[
+        float | None, typer.Option(help="Instead: average GMACs to spend, by the model's budgets.json.")
     ] = None,
     router: Annotated[Path | None, typer.Option(help=show.ROUTER_HELP)] = None,
     abstain: Annotated[float | None, typer.Option(help="Withhold answers of this entropy or more.")] = None,
+    top_k: Annotated[int, typer.Option(help="Name so many classes, the likeliest first.")] = 1,
     out: Annotated[Path | None, typer.Option(help="A parquet file for the answers; a stopped run goes on.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each picture, a line each.")] = False,
     backend: Annotated[str | None, typer.Option(help=show.BACKEND_HELP)] = None,
@@ -41,10 +45,11 @@ def classify(
     """Classify pictures, easy ones early and hard ones late. What cannot be read is told, and the exit code is 1."""
     if out is not None and (out.suffix != ".parquet" or as_json):
         raise ValueError(f"{out}: answers are written as .parquet, and not together with --json.")
-    found, bad = _find(pictures)
+    found, bad = _find(_given(pictures, samples))
     engine = _make_engine(
-        model, threshold, router=router, abstain=abstain, backend=cast("Backend | None", backend), device=device,
-        precision=precision, batch=batch, threads=threads, workers=workers,
+        model, threshold, budget_gmacs=budget_gmacs, router=router, abstain=abstain, top_k=top_k,
+        backend=cast("Backend | None", backend), device=device, precision=precision, batch=batch, threads=threads,
+        workers=workers,
     )  # fmt: skip
     errors = len(bad)
     if out is not None:
@@ -55,6 +60,16 @@ def classify(
         typer.echo(f"left out: {name}: {reason}", err=True)
     if errors:
         raise typer.Exit(code=1)
+
+
+def _given(pictures: list[str] | None, samples: bool) -> list[str]:
+    if samples == bool(pictures):
+        raise ValueError("give pictures, folders or tars, or --samples for the pictures that come along.")
+    if pictures:
+        return pictures
+    from progresvit.data.samples import samples_folder
+
+    return [str(samples_folder())]
 
 
 def _find(given: list[str]) -> tuple[list[Entry], list[tuple[str, str]]]:
@@ -82,9 +97,11 @@ def _find(given: list[str]) -> tuple[list[Entry], list[tuple[str, str]]]:
 
 
 def _make_engine(
-    model: str,
+    model: str | None,
     threshold: str | None,
     *,
+    budget_gmacs: float | None,
+    top_k: int,
     device: str | None,
     backend: Backend | None,
     router: Path | None,
@@ -97,18 +114,14 @@ def _make_engine(
     from progresvit.engine import Engine
     from progresvit.engine.manifest import MANIFEST_FILE
 
-    is_export = (Path(model) / MANIFEST_FILE).is_file()
+    is_export = model is not None and (Path(model) / MANIFEST_FILE).is_file()
     if device is None and not is_export and backend in (None, "torch"):
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    value: str | float | list[float] | None = threshold
-    if threshold is not None and Path(threshold).suffix != ".json":
-        numbers = show.parse_numbers(threshold, "--threshold")
-        value = numbers[0] if len(numbers) == 1 else numbers
     return Engine(
-        model, value, router=router, abstain=abstain, backend=backend, device=device, precision=precision,
-        batch=batch, threads=threads, workers=workers,
+        model, show.parse_limit(threshold), budget_gmacs=budget_gmacs, router=router, abstain=abstain, top_k=top_k,
+        backend=backend, device=device, precision=precision, batch=batch, threads=threads, workers=workers,
     )  # fmt: skip
 
 
@@ -136,9 +149,7 @@ def _at_once(engine: Engine, found: list[Entry], as_json: bool) -> int:
     for entry, answer in zip(found, predictions(engine, pictures, deadline=DEADLINE)):
         answers.append(answer)
         if as_json:
-            known = row(entry.name, answer, engine).items()
-            finite = {key: value for key, value in known if not isinstance(value, float) or math.isfinite(value)}
-            typer.echo(json.dumps(finite, allow_nan=False))
+            typer.echo(json.dumps(_known(row(entry.name, answer, engine)), allow_nan=False))
     good = [(entry, answer) for entry, answer in zip(found, answers) if answer.error is None]
     if good and not as_json:
         columns = [
@@ -149,13 +160,25 @@ def _at_once(engine: Engine, found: list[Entry], as_json: bool) -> int:
             Column("entropy", "entropy", decimals),
             Column("gmacs", "GMACs", decimals),
         ]
-        rows = [{**row(entry.name, one, engine), "answer": _answer(one)} for entry, one in good]
+        if engine.top_k > 1:
+            columns.insert(3, Column("others", "then"))
+        rows = [{**row(entry.name, one, engine), "answer": _answer(one), "others": _others(one)} for entry, one in good]
         show.show_table(Table(f"{len(rows)} pictures", columns, rows))
         _tell(summarise(answers, len(engine.gmacs)), engine)
     for entry, answer in zip(found, answers):
         if answer.error is not None:
             typer.echo(f"left out: {entry.name}: {answer.error}", err=True)
     return len(answers) - len(good)
+
+
+def _known(row: dict[str, Any]) -> dict[str, Any]:
+    """What JSON can say: no NaN, and the likeliest classes only where several were asked for."""
+    missing = {key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {key: value for key, value in row.items() if key not in missing and (key != "top" or value)}
+
+
+def _others(prediction: Prediction) -> str:
+    return ", ".join(f"{one.label or f'class {one.index}'} {one.probability:.1%}" for one in prediction.top[1:])
 
 
 def _answer(prediction: Prediction) -> str:
@@ -173,3 +196,6 @@ def _tell(summary: Summary, engine: Engine) -> None:
         f"{looked_at} pictures: {rounds}; {summary.gmacs:.3f} GMACs on average instead of {engine.gmacs[-1]:.3f}, "
         f"{saved:.1%} saved" + (f"; {summary.abstained} without an answer" if summary.abstained else "")
     )
+    if engine.setting is not None:
+        limits = ", ".join(f"{limit:.4g}" for limit in engine.policy.thresholds)
+        typer.echo(f"τ = {limits}, calibrated by the rule {engine.setting.rule} on {engine.setting.n} pictures")

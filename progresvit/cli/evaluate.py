@@ -11,7 +11,7 @@ from progresvit.cli import show
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A model folder or a hub id.")],
+    model: Annotated[str, typer.Argument(help="A model folder, shipped, or a hub id.")],
     data: Annotated[str, typer.Option(help="A folder or tars with <split>/<class>/<picture>, or hfds/… or wds/….")],
     out: Annotated[Path, typer.Option(help="The records to write, such as records.parquet.")],
     split: Annotated[str, typer.Option(help="The split; '.' if the class folders lie at the top.")] = "val",

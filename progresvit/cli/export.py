@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="A model folder or a hub id.")],
+    model: Annotated[str, typer.Argument(help="A model folder, shipped, or a hub id.")],
     out: Annotated[Path, typer.Option(help="The folder to write: a graph for each round, and export.json.")],
     format: Annotated[str, typer.Option(help="onnx or openvino.")] = "onnx",
-    threshold: Annotated[
-        str | None, typer.Option(help="τ, one for each round but the last, or a setting's file.")
-    ] = None,
+    threshold: Annotated[str | None, typer.Option(help=show.LIMIT_HELP)] = None,
     temperatures: Annotated[str | None, typer.Option(help="Temperatures to keep, one for each round: 1.1,0.9")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Quantise, and measure on --data what it costs.")] = False,
     data: Annotated[str | None, typer.Option(help="For --int8: pictures as evaluate takes them.")] = None,
@@ -31,15 +29,15 @@ def export(
     workers: Annotated[int, typer.Option(help="Processes that decode pictures; 0 for none.")] = 2,
 ) -> None:
     """Write a model as one graph per round with a dynamic batch. Whoever runs them needs no torch."""
-    import progresvit
+    from progresvit.api import load_with_folder
 
     if int8 and data is None:
         raise ValueError("int8 costs accuracy, and how much must be measured; give pictures with --data FOLDER.")
     if data is not None and not int8:
         raise ValueError("--data is what --int8 is measured on; give both.")
-    limit = _parse_threshold(threshold)
     heat = None if temperatures is None else show.parse_numbers(temperatures, "--temperatures")
-    loaded = progresvit.load(model)
+    loaded, folder = load_with_folder(model)
+    limit = _find_threshold(threshold, folder)
     check = None if data is None else _find_pictures(data, split, workers, loaded.config)
 
     from progresvit.engine.export import export as run
@@ -64,16 +62,14 @@ def export(
     typer.echo(f"{out} is ready: {', '.join(name for files in manifest.files for name in files)}, export.json")
 
 
-def _parse_threshold(text: str | None) -> float | tuple[float, ...] | Setting | None:
-    """A number, one per round with commas, or the path of a setting."""
-    if text is None:
-        return None
-    if Path(text).suffix == ".json":
-        from progresvit.routing import load_setting
+def _find_threshold(text: str | None, folder: Path | None) -> float | tuple[float, ...] | Setting | None:
+    """What was asked for, or what the model brings along: an export is then used as the model would be."""
+    from progresvit.routing.named import default_setting, find_setting
 
-        return load_setting(text)
-    numbers = show.parse_numbers(text, "--threshold")
-    return numbers[0] if len(numbers) == 1 else tuple(numbers)
+    limit = show.parse_limit(text)
+    if limit is None:
+        return default_setting(folder)
+    return find_setting(limit, folder) if isinstance(limit, str) else limit
 
 
 def _find_pictures(data: str, split: str, workers: int, config: ModelConfig) -> Int8Check:

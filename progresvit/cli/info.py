@@ -20,7 +20,9 @@ CONVENTIONS = get_args(compute.Convention)
 
 
 def info(
-    model: Annotated[str, typer.Argument(help="A preset, a model folder or a hub id.", metavar="PRESET|MODEL")],
+    model: Annotated[
+        str, typer.Argument(help="A preset, a model folder, shipped, or a hub id.", metavar="PRESET|MODEL")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Rounds, parameters and multiply-accumulates of a model, by component and in both conventions."""
@@ -64,14 +66,14 @@ def find_config(source: str) -> ModelConfig:
     """Of a preset, a model folder or a hub id."""
     if source in PRESETS:
         return PRESETS[source]
-    from progresvit.folders import CONFIG_FILE, find_folder, read_config
+    from progresvit.folders import CONFIG_FILE, SHIPPED, find_folder, read_config
 
     if source.startswith("NCPS/"):
         from progresvit.interop import OFFICIAL_MODELS
 
         if source in OFFICIAL_MODELS:
             return OFFICIAL_MODELS[source]
-    if not Path(source).exists() and Path(source).name == source:
+    if source != SHIPPED and not Path(source).exists() and Path(source).name == source:
         return preset(source)  # an unknown name: says which presets come nearest
     return read_config(find_folder(source, files=(CONFIG_FILE,)))
 

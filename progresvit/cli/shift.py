@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def shift(
-    model: Annotated[str, typer.Argument(help="A model folder or a hub id.")],
+    model: Annotated[str, typer.Argument(help="A model folder, shipped, or a hub id.")],
     suite: Annotated[
         str, typer.Option(help="generated, imagenet-c, imagenet-v2, imagenet-a, imagenet-r or imagenet-sketch.")
     ],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ROUTER_HELP = "Compare thresholds with this router's probabilities instead of entropies."
 THRESHOLD_HELP = "τ of the routed answers, or a setting's file; by default the near-lossless one."
+LIMIT_HELP = "τ, one for each round but the last, a setting's file, or its name in the model; models may have one."
 BACKEND_HELP = "torch, onnxruntime or openvino."
 OUT_HELP = "A file to write, once for each: .csv, .json, .md for the table, .png, .svg, .pdf for the plot."
 TABLE_HELP = "A file to write the table to, once for each: .csv, .json, .md."
@@ -102,6 +103,17 @@ def parse_numbers(text: str, option: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"{option} takes numbers with commas, such as 0,0.1,0.5, not {text!r}.") from None
+
+
+def parse_limit(text: str | None) -> str | float | tuple[float, ...] | None:
+    """A number, or one per round with commas; whatever else is the file or the name of a setting, as it is."""
+    if text is None:
+        return None
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        return text
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def parse_integers(text: str, option: str) -> list[int]:

@@ -12,11 +12,12 @@ from progresvit._lazy import lazily
 if TYPE_CHECKING:
     from progresvit.engine.engine import Engine
     from progresvit.engine.flow import MemoryWarning
-    from progresvit.engine.prediction import Prediction
+    from progresvit.engine.prediction import Candidate, Prediction
 
-__all__ = ["Engine", "MemoryWarning", "Prediction"]
+__all__ = ["Candidate", "Engine", "MemoryWarning", "Prediction"]
 
 if not TYPE_CHECKING:  # a checker shall see the names above and no others
     __getattr__, __dir__ = lazily(
-        __name__, homes={"Engine": "engine", "MemoryWarning": "flow", "Prediction": "prediction"}
+        __name__,
+        homes={"Candidate": "prediction", "Engine": "engine", "MemoryWarning": "flow", "Prediction": "prediction"},
     )

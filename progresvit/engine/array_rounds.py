@@ -38,8 +38,8 @@ class ArrayRounds:
     sizes: tuple[int, ...] | None = None
     out_of_memory: tuple[type[Exception], ...] = (MemoryError,)
 
-    def __init__(self, graphs: GraphRounds, policy: Policy, temperatures: Sequence[float]) -> None:
-        self.graphs, self.policy, self.temperatures = graphs, policy, tuple(temperatures)
+    def __init__(self, graphs: GraphRounds, policy: Policy, temperatures: Sequence[float], top_k: int = 1) -> None:
+        self.graphs, self.policy, self.temperatures, self.top_k = graphs, policy, tuple(temperatures), top_k
         self.config = graphs.manifest.config
 
     def make_room(self, s: int, capacity: int, side: int) -> Room:
@@ -67,7 +67,7 @@ class ArrayRounds:
         places = slice(first, first + count)
         tokens = None if room.tokens is None else room.tokens[places]
         logits, tokens = self.graphs.run(s, room.pixels[places], tokens)
-        return ArrayRan(decide(self.policy, s, logits, self.temperatures[s]), tokens)
+        return ArrayRan(decide(self.policy, s, logits, self.temperatures[s], self.top_k), tokens)
 
     def move(self, source: Room, first: int, ran: Ran, rows: NDArray[np.int64], target: Room) -> None:
         places = slice(target.fill, target.fill + len(rows))

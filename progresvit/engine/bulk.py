@@ -27,6 +27,13 @@ SUFFIX = "parquet"
 PART = 2048
 """Pictures of a part; a crash costs what is not yet in one."""
 
+CANDIDATE = pa.struct(
+    [
+        pa.field("index", pa.int32(), nullable=False),
+        pa.field("label", pa.string()),
+        pa.field("probability", pa.float32(), nullable=False),
+    ]
+)
 SCHEMA = pa.schema(
     [
         pa.field("picture", pa.string(), nullable=False),
@@ -38,6 +45,7 @@ SCHEMA = pa.schema(
         pa.field("entropy", pa.float32(), nullable=False),
         pa.field("gmacs", pa.float32(), nullable=False),
         pa.field("abstained", pa.bool_(), nullable=False),
+        pa.field("top", pa.list_(CANDIDATE), nullable=False),
         pa.field("error", pa.string()),
     ]
 )

@@ -22,12 +22,14 @@ from progresvit import compute
 from progresvit.engine.ahead import Ahead
 from progresvit.engine.flow import Flow, MemoryWarning
 from progresvit.engine.pictures import Opened, PathLike, Pictures, open_pictures
-from progresvit.engine.prediction import Prediction
+from progresvit.engine.prediction import Candidate, Prediction
 from progresvit.engine.rooms import Room
 from progresvit.engine.sources import BACKENDS, Backend, How, Source, open_source
 from progresvit.routing.arrays import Answers
+from progresvit.routing.budgets import budget_setting
+from progresvit.routing.named import find_setting
 from progresvit.routing.policy import Abstention, Policy
-from progresvit.routing.setting import Setting, SettingWarning, load_setting
+from progresvit.routing.setting import Setting, SettingWarning
 
 if TYPE_CHECKING:
     import torch
@@ -46,12 +48,14 @@ POLL = 0.001
 class Engine:
     """Classifies pictures in rounds. The model is folded when the engine is made; later changes of it do not count.
 
-    ``model`` is a model, the folder or hub id of one, or a folder that ``progresvit export`` wrote. ``threshold`` is a
-    number, one for each round but the last, or what ``progresvit calibrate`` wrote (a ``Setting`` or its path); a
-    setting made for other weights, preprocessing or precision warns. An export may bring its own. It is compared with
-    top-10 entropies, or with the probabilities of ``router``. ``abstain`` is an entropy from which on answers are
-    withheld, or an ``Abstention``. ``temperatures`` divide the logits of each round for the reported probability alone;
-    routing does not see them.
+    ``model`` is a model, the folder or hub id of one, or a folder that ``progresvit export`` wrote; without it, the
+    model that ships. ``threshold`` is a number, one for each round but the last, or what ``progresvit calibrate``
+    wrote: a ``Setting``, its path, or its name in the model's folder (``settings/NAME.json``); a setting made for other
+    weights, preprocessing or precision warns. An export may bring its own, and a model's folder the near-lossless one.
+    Instead of it ``budget_gmacs`` is the average to spend, looked up in the folder's ``budgets.json``. The threshold is
+    compared with top-10 entropies, or with the probabilities of ``router``. ``abstain`` is an entropy from which on
+    answers are withheld, or an ``Abstention``; a setting may bring one. ``temperatures`` divide the logits of each
+    round for the reported probability alone; routing does not see them. ``Prediction.top`` names ``top_k`` classes.
 
     ``batch`` images at most are computed at a time (by default 512 on a GPU, else 64). ``backend`` is torch,
     onnxruntime or openvino; ``precision`` fp32, bf16, fp16 (GPU) or fp8 (newer GPUs, big products alone).
@@ -60,12 +64,14 @@ class Engine:
 
     def __init__(
         self,
-        model: ProgResViT | PathLike,
+        model: ProgResViT | PathLike | None = None,
         threshold: Threshold | None = None,
         *,
+        budget_gmacs: float | None = None,
         router: Router | PathLike | None = None,
         abstain: float | Abstention | None = None,
         temperatures: Sequence[float] | None = None,
+        top_k: int = 1,
         backend: Backend | None = None,
         device: str | torch.device | None = None,
         precision: str = "fp32",
@@ -84,20 +90,22 @@ class Engine:
         self._source = source = open_source(model, backend)
         self.config = config = source.config
         self.precision, self.workers = source.precision_of(precision), workers
+        if not 1 <= top_k <= max(1, config.num_classes):
+            raise ValueError(f"top_k is between 1 and the model's {config.num_classes} classes, not {top_k}.")
+        self.top_k = top_k
         router = _open_router(router)
-        if threshold is None and router is None:
-            threshold = source.threshold  # one for entropies
-        if threshold is None:
-            raise ValueError("an engine needs a threshold: a number, or a setting that progresvit calibrate wrote.")
-        threshold = load_setting(os.fspath(threshold)) if isinstance(threshold, str | os.PathLike) else threshold
+        threshold = _find_threshold(threshold, budget_gmacs, router, source)
+        self.setting = threshold if isinstance(threshold, Setting) else None
+        """Where the threshold comes from, if it was calibrated."""
         if isinstance(threshold, Setting):
             self._check(threshold, router, source)
+            abstain = threshold.abstain if abstain is None else abstain
             threshold = threshold.threshold
         self.policy = Policy.make(len(config.rounds), threshold, router=router, abstain=abstain)
         self._check_routers(source)
         self.temperatures = _checked_temperatures(temperatures, source.temperatures, len(config.rounds))
         self.gmacs = compute.cumulative_gmacs(config)
-        how = How(device=device, precision=precision, batch=batch, kernels=kernels, threads=threads)
+        how = How(device=device, precision=precision, batch=batch, kernels=kernels, threads=threads, top_k=top_k)
         self.backend, self.rounds, self.batch = source.make_rounds(self.policy, self.temperatures, how)
         self._rooms: list[Room] = []
         self._busy = self._told_of_memory = False
@@ -166,6 +174,7 @@ class Engine:
             "routers": [_router_hash(one) for one in (self.policy.router, self.policy.abstention.router)],
             "abstain": [str(self.policy.abstention.entropy), str(self.policy.abstention.hopeless)],
             "temperatures": list(self.temperatures),
+            "top_k": self.top_k,
             "backend": self.backend,
             "precision": self.precision,
         }
@@ -213,20 +222,29 @@ class Engine:
             warnings.warn(text, MemoryWarning, stacklevel=2)
 
     def _predictions(self, s: int, answers: Answers, rows: NDArray[np.int64]) -> list[Prediction]:
-        labels = self.config.labels
-        facts = (answers.index, answers.probability, answers.entropy, answers.abstains)
+        facts = (answers.classes, answers.probabilities, answers.entropy, answers.abstains)
         return [
             Prediction(
-                index=index,
-                label=labels[index] if labels and index >= 0 else None,
-                probability=probability,
+                index=classes[0],
+                label=self._label(classes[0]),
+                probability=probabilities[0],
                 exit_round=s + 1,
                 entropy=entropy,
                 gmacs=self.gmacs[s],
                 abstained=abstained,
+                top=self._candidates(classes, probabilities) if self.top_k > 1 and classes[0] >= 0 else (),
             )
-            for index, probability, entropy, abstained in zip(*(fact[rows].tolist() for fact in facts))
+            for classes, probabilities, entropy, abstained in zip(*(fact[rows].tolist() for fact in facts))
         ]
+
+    def _candidates(self, classes: list[int], probabilities: list[float]) -> tuple[Candidate, ...]:
+        return tuple(
+            Candidate(index=index, label=self._label(index), probability=probability)
+            for index, probability in zip(classes, probabilities)
+        )
+
+    def _label(self, index: int) -> str | None:
+        return self.config.labels[index] if self.config.labels and index >= 0 else None
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -248,6 +266,23 @@ class Engine:
         for one in (self.policy.router, self.policy.abstention.router):
             if one is not None and one.origin.model not in (None, source.weights):
                 warnings.warn("the router was fitted on another model's records.", SettingWarning, stacklevel=3)
+
+
+def _find_threshold(
+    threshold: Threshold | None, budget_gmacs: float | None, router: Router | None, source: Source
+) -> float | Sequence[float] | Setting:
+    """What was asked for, by number, name, file or budget, or what the model brings along."""
+    if budget_gmacs is not None:
+        if threshold is not None:
+            raise ValueError("a threshold says what is spent, and so does budget_gmacs; give one of them.")
+        return budget_setting(source.folder, budget_gmacs)
+    if isinstance(threshold, str | os.PathLike):
+        return find_setting(threshold, source.folder)
+    if threshold is None and router is None:
+        threshold = source.threshold  # one for entropies
+    if threshold is None:
+        raise ValueError("an engine needs a threshold: a number, or a setting that progresvit calibrate wrote.")
+    return threshold
 
 
 def _open_router(router: Router | PathLike | None) -> Router | None:

@@ -7,6 +7,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One of the classes that a round holds likely."""
+
+    index: int
+    label: str | None
+    """Its name, if the model knows names."""
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """The answer of the round in which the image left."""
 
@@ -23,6 +33,8 @@ class Prediction:
     """Spent on the image, in the paper's convention."""
     abstained: bool
     """The engine would rather not answer; index and label are its best guess."""
+    top: tuple[Candidate, ...] = ()
+    """The likeliest classes, the answer first, if the engine is to name several (``top_k``); else empty."""
     error: str | None = None
     """Why the picture could not be opened; then there is no answer."""
 

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from progresvit.config import ModelConfig
 from progresvit.engine.array_rounds import ArrayRounds
 from progresvit.engine.graphs import GraphRounds
 from progresvit.engine.manifest import MANIFEST_FILE, Manifest
 from progresvit.engine.rooms import Rounds
+from progresvit.routing.named import default_setting
 from progresvit.routing.policy import Policy
 from progresvit.routing.setting import Setting
 
@@ -41,6 +42,8 @@ class How:
     batch: int | None
     kernels: str | None
     threads: int | None
+    top_k: int
+    """How many classes are named."""
 
 
 class Source(Protocol):
@@ -48,6 +51,11 @@ class Source(Protocol):
 
     @property
     def config(self) -> ModelConfig: ...
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its settings may lie."""
+        ...
 
     @property
     def threshold(self) -> float | tuple[float, ...] | Setting | None:
@@ -76,25 +84,31 @@ class Source(Protocol):
         ...
 
 
-def open_source(model: ProgResViT | str | os.PathLike[str], backend: Backend | None) -> Source:
-    """A model, the folder or hub id of one, or an export."""
-    if isinstance(model, str | os.PathLike):
-        if (Path(model).expanduser() / MANIFEST_FILE).is_file():
+def open_source(model: ProgResViT | str | os.PathLike[str] | None, backend: Backend | None) -> Source:
+    """A model, the folder or hub id of one, or an export; None is the model that ships."""
+    folder: Path | None = None
+    if model is None or isinstance(model, str | os.PathLike):
+        if model is not None and (Path(model).expanduser() / MANIFEST_FILE).is_file():
             return ExportSource(Path(model).expanduser(), backend)
-        from progresvit.api import load
+        from progresvit.api import load_with_folder
 
-        model = load(os.fspath(model))
-    return ModelSource(model) if backend is None or backend == "torch" else ExportedSource(model, backend)
+        model, folder = load_with_folder(None if model is None else os.fspath(model))
+    if backend is None or backend == "torch":
+        return ModelSource(model, folder)
+    return ExportedSource(model, backend, folder)
 
 
 class ModelSource:
     """A model under torch."""
 
-    threshold: Setting | float | None = None
     temperatures: Sequence[float] | None = None
 
-    def __init__(self, model: ProgResViT) -> None:
-        self.model, self.config = model, model.config
+    def __init__(self, model: ProgResViT, folder: Path | None = None) -> None:
+        self.model, self.config, self.folder = model, model.config, folder
+
+    @cached_property
+    def threshold(self) -> Setting | None:
+        return default_setting(self.folder)
 
     @cached_property
     def weights(self) -> str:
@@ -122,10 +136,11 @@ class ModelSource:
         batch = how.batch or (512 if place.type == "cuda" else 64)
         kernels = _checked_kernels(how.kernels, place, how.precision)
         policy = _policy_on(policy, place)
+        options: dict[str, Any] = {"device": place, "precision": how.precision, "top_k": how.top_k}
         if kernels == "fused":
-            fused = FusedRounds(self.model, policy, temperatures, device=place, precision=how.precision, largest=batch)
+            fused = FusedRounds(self.model, policy, temperatures, largest=batch, **options)
             return "torch", fused, batch
-        return "torch", TorchRounds(self.model, policy, temperatures, device=place, precision=how.precision), batch
+        return "torch", TorchRounds(self.model, policy, temperatures, **options), batch
 
 
 class ExportSource:
@@ -150,14 +165,14 @@ class ExportSource:
         if how.kernels is not None:
             raise ValueError("kernels= is a choice of torch's; graphs bring their own.")
         graphs = GraphRounds(self.folder, backend=self.backend, precision=how.precision, threads=how.threads)
-        return graphs.backend, ArrayRounds(graphs, policy, temperatures), how.batch or 64
+        return graphs.backend, ArrayRounds(graphs, policy, temperatures, how.top_k), how.batch or 64
 
 
 class ExportedSource(ModelSource):
     """A model that is exported on the spot, for a backend other than torch."""
 
-    def __init__(self, model: ProgResViT, backend: Backend) -> None:
-        super().__init__(model)
+    def __init__(self, model: ProgResViT, backend: Backend, folder: Path | None = None) -> None:
+        super().__init__(model, folder)
         self.backend = backend
 
     def make_rounds(self, policy: Policy, temperatures: Sequence[float], how: How) -> tuple[str, Rounds, int]:

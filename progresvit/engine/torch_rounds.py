@@ -40,7 +40,7 @@ class TorchRan:
     """Facts on their way to the host."""
 
     facts: Tensor
-    """(5, B) on the host, there once the event has happened."""
+    """(3 + 2k, B) on the host, there once the event has happened."""
     tokens: Tensor | None
     event: torch.cuda.Event | None = None
 
@@ -50,8 +50,9 @@ class TorchRan:
     def answers(self) -> Answers:
         if self.event is not None:
             self.event.synchronize()
-        leaves, index, probability, entropy, abstains = self.facts.numpy()
-        return Answers(leaves > 0, index.astype(np.int64), probability, entropy, abstains > 0)
+        (leaves, entropy, abstains), named = self.facts[:3].numpy(), self.facts[3:].numpy()
+        classes, probabilities = np.split(named.T, 2, axis=1)  # (2k, B) -> (B, k) twice
+        return Answers(leaves > 0, classes.astype(np.int64), probabilities, entropy, abstains > 0)
 
 
 class TorchRounds:
@@ -61,10 +62,17 @@ class TorchRounds:
     out_of_memory: tuple[type[Exception], ...] = (torch.OutOfMemoryError,)
 
     def __init__(
-        self, model: ProgResViT, policy: Policy, temperatures: Sequence[float], *, device: torch.device, precision: str
+        self,
+        model: ProgResViT,
+        policy: Policy,
+        temperatures: Sequence[float],
+        *,
+        device: torch.device,
+        precision: str,
+        top_k: int = 1,
     ) -> None:
         self.config, self.policy, self.temperatures = model.config, policy, tuple(temperatures)
-        self.device, self.precision = device, precision
+        self.device, self.precision, self.top_k = device, precision, top_k
         self.folded: list[FoldedRound] = list(fold(model).to(device))  # type: ignore[arg-type]
         if device.type == "cuda":
             self._upload = torch.cuda.Stream(device)
@@ -121,10 +129,10 @@ class TorchRounds:
             torch.cuda.empty_cache()
 
     def facts(self, s: int, logits: Tensor) -> Tensor:
-        """All that the host asks for, in one tensor: (B, K) -> (5, B)."""
+        """All that the host asks for, in one tensor: (B, K) -> (3 + 2k, B)."""
         decision = self.policy.decide(s, logits)
-        index, probability = _answer(logits.float() / self.temperatures[s])
-        return torch.stack([decision.leaves, index, probability, decision.entropy, decision.abstains])
+        classes, probabilities = _answers(logits.float() / self.temperatures[s], self.top_k)  # (k, B) twice
+        return torch.stack([decision.leaves, decision.entropy, decision.abstains, *classes, *probabilities])
 
     def _is_last(self, s: int) -> bool:
         return s == len(self.folded) - 1
@@ -247,8 +255,10 @@ def _capture(compute: Any, pool: Any, room: Room) -> _Captured:
     return _Captured(graph, facts, tokens, room)
 
 
-def _answer(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The likeliest class and its probability: (B, K) -> (B,) twice; -1 and NaN where logits are not finite."""
-    probability, index = logits.softmax(dim=-1).max(dim=-1)
+def _answers(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The likeliest classes and their probabilities: (B, K) -> (k, B) twice; -1 and NaN where logits are not finite."""
+    every = logits.softmax(dim=-1)
+    # max is the cheaper one, and takes the first of equals on a CPU, which topk does not
+    probabilities, classes = every.max(dim=-1, keepdim=True) if top_k == 1 else every.topk(top_k, dim=-1)
     finite = logits.isfinite().all(dim=-1)
-    return index.where(finite, -1), probability.where(finite, torch.nan)
+    return classes.mT.where(finite, -1), probabilities.mT.where(finite, torch.nan)

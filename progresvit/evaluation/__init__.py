@@ -17,6 +17,8 @@ if TYPE_CHECKING:
         calibrate_exit_share,
         calibrate_guarantee,
         calibrate_near_lossless,
+        measure_budgets,
+        with_abstention,
     )
     from progresvit.evaluation.trust import Reliability, fit_temperatures, reliabilities, reliability
 
@@ -36,11 +38,13 @@ __all__ = [
     "fit_temperatures",
     "frontier_table",
     "matched_table",
+    "measure_budgets",
     "read_records",
     "reliabilities",
     "reliability",
     "risk_coverage",
     "risk_coverage_curves",
+    "with_abstention",
     "write_records",
 ]
 
@@ -63,11 +67,13 @@ if not TYPE_CHECKING:  # a checker shall see the names above and no others
             "fit_temperatures": "trust",
             "frontier_table": "routing_tables",
             "matched_table": "routing_tables",
+            "measure_budgets": "settings",
             "read_records": "records",
             "reliabilities": "trust",
             "reliability": "trust",
             "risk_coverage": "abstention",
             "risk_coverage_curves": "abstention",
+            "with_abstention": "settings",
             "write_records": "records",
         },
     )

@@ -51,6 +51,25 @@ def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> RiskCoverage:
     return RiskCoverage(coverage=count / len(errors), risk=smooth.cumsum() / count)
 
 
+def abstain_entropy(uncertainty: ArrayLike, wrong: ArrayLike, max_error: float) -> float | None:
+    """The entropy from which on answers are withheld so that at most ``max_error`` of those given are wrong.
+
+    As many as possible are given; None if all may be. It is one of the entropies, so no rounding moves it.
+    """
+    if not 0 < max_error < 1:
+        raise ValueError(f"a share of wrong answers is between 0 and 1 (0.05 for 5 %), not {max_error:g}.")
+    unsure, errors = np.asarray(uncertainty, np.float64), np.asarray(wrong, np.float64)
+    order = np.argsort(unsure, kind="stable")
+    sorted_, risk = unsure[order], errors[order].cumsum() / np.arange(1, len(errors) + 1)
+    ends = np.flatnonzero(np.append(sorted_[1:] > sorted_[:-1], True))  # equally sure ones are given together
+    good = ends[risk[ends] <= max_error]
+    if not len(good):
+        raise ValueError(
+            f"even the surest of these answers are wrong more often than {max_error:g}; allow more errors, or train on."
+        )
+    return None if good[-1] == len(sorted_) - 1 else float(sorted_[good[-1] + 1])
+
+
 def routed_answers(records: Records, rounds: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
     """Entropy of each image's answer and whether it is wrong, for the rounds in which the images leave: (N,) twice."""
     rows = np.arange(len(records))

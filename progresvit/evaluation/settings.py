@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from progresvit import compute
+from progresvit.evaluation.abstention import abstain_entropy, routed_answers
 from progresvit.evaluation.records import Records
 from progresvit.routing import (
     HIGHEST,
@@ -18,7 +19,8 @@ from progresvit.routing import (
     threshold_for_budget,
     threshold_for_exit_share,
 )
-from progresvit.routing.frontier import frontier
+from progresvit.routing.budgets import Budgets, spread_points
+from progresvit.routing.frontier import exit_rounds, frontier
 from progresvit.routing.router import router_hash
 from progresvit.routing.setting import Loss, Setting
 
@@ -93,6 +95,34 @@ def calibrate_guarantee(
     return _setting(records, found.threshold, router, convention, rule="guarantee", **evidence)
 
 
+def with_abstention(records: Records, setting: Setting, max_error: float, *, router: Router | None = None) -> Setting:
+    """The same threshold, and the least sure answers withheld: of those given, at most ``max_error`` are wrong here.
+
+    An observation on these images, no guarantee.
+    """
+    unsure, wrong = routed_answers(records, exit_rounds(records.scores(router), setting.threshold))
+    limit = abstain_entropy(unsure, wrong, max_error)
+    given = unsure < (float("inf") if limit is None else limit)
+    seen = {"coverage": float(given.mean()), "answered_top1": float(1 - wrong[given].mean())}
+    return replace(setting, abstain=limit, expected={**setting.expected, **seen})
+
+
+def measure_budgets(records: Records) -> Budgets:
+    """What thresholds spend on these images, for any budget to be looked up later. Labels add the accuracy."""
+    _refuse_some_classes(records)
+    header, correct = records.header, records.correct if records.labelled else None
+    return Budgets(
+        rounds=records.rounds,
+        weights=header.weights,
+        preprocessing=header.preprocessing_hash,
+        precision=header.precision,
+        n=len(records),
+        points=spread_points(records.scores(), correct, records.gmacs()),
+        data=_data(records),
+        date=_now(),
+    )
+
+
 def _setting(
     records: Records,
     threshold: float | tuple[float, ...],
@@ -100,11 +130,7 @@ def _setting(
     convention: compute.Convention,
     **known: Any,
 ) -> Setting:
-    if records.header.classes is not None:
-        raise ValueError(
-            "these records choose among some of the classes and a running model among all; evaluate without "
-            "--restrict-classes to calibrate."
-        )
+    _refuse_some_classes(records)
     correct = records.correct if records.labelled else None
     points = frontier(records.scores(router), correct, records.gmacs(convention), [threshold])
     full = records.gmacs(convention)[-1]
@@ -126,7 +152,24 @@ def _setting(
         precision=header.precision,
         router=None if router is None else router_hash(router),
         expected=expected,
-        data=header.data if header.corruption is None else f"{header.data} ({header.corruption})",
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        data=_data(records),
+        date=_now(),
         **{"n": len(records), **known},
     )
+
+
+def _refuse_some_classes(records: Records) -> None:
+    if records.header.classes is not None:
+        raise ValueError(
+            "these records choose among some of the classes and a running model among all; evaluate without "
+            "--restrict-classes to calibrate."
+        )
+
+
+def _data(records: Records) -> str:
+    header = records.header
+    return header.data if header.corruption is None else f"{header.data} ({header.corruption})"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

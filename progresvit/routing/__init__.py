@@ -20,6 +20,7 @@ from progresvit.routing.frontier import (  # at once: the function has the name 
 
 if TYPE_CHECKING:
     from progresvit.routing.arrays import HIGHEST
+    from progresvit.routing.budgets import Budgets, load_budgets
     from progresvit.routing.calibration import threshold_for_budget, threshold_for_exit_share
     from progresvit.routing.entropy import full_entropy, top10_entropy
     from progresvit.routing.guarantee import (
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         certified_thresholds,
         needed_images,
     )
+    from progresvit.routing.named import find_setting, setting_names
     from progresvit.routing.policy import Abstention, Policy, Routed, route_records
     from progresvit.routing.router import Router, fit_router, load_router, save_router
     from progresvit.routing.setting import Setting, SettingWarning, load_setting
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 _HOME_OF = {
     "HIGHEST": "arrays",
+    "Budgets": "budgets",
+    "load_budgets": "budgets",
     "threshold_for_budget": "calibration",
     "threshold_for_exit_share": "calibration",
     "full_entropy": "entropy",
@@ -43,6 +47,8 @@ _HOME_OF = {
     "certified_threshold": "guarantee",
     "certified_thresholds": "guarantee",
     "needed_images": "guarantee",
+    "find_setting": "named",
+    "setting_names": "named",
     "Abstention": "policy",
     "Policy": "policy",
     "Routed": "policy",
@@ -65,6 +71,7 @@ __all__ = [
     "STATISTICS",
     "TENTHS",
     "Abstention",
+    "Budgets",
     "CertifiedThreshold",
     "OperatingPoint",
     "Policy",
@@ -74,9 +81,11 @@ __all__ = [
     "SettingWarning",
     "certified_threshold",
     "certified_thresholds",
+    "find_setting",
     "fit_router",
     "frontier",
     "full_entropy",
+    "load_budgets",
     "load_router",
     "load_setting",
     "logit_statistics",
@@ -85,6 +94,7 @@ __all__ = [
     "operating_point",
     "route_records",
     "save_router",
+    "setting_names",
     "threshold_for_budget",
     "threshold_for_exit_share",
     "top10_entropy",

@@ -24,17 +24,27 @@ HIGHEST = math.log(TOP)
 
 
 class Answers(NamedTuple):
-    """What a round says of each image, and what happens to it; all (B,)."""
+    """What a round says of each image, and what happens to it; all (B,) but the classes, of which k are named."""
 
     leaves: Marks
-    index: NDArray[np.int64]  # type: ignore[assignment]  # nobody asks where in the tuple a value is
-    """The likeliest class; -1 where logits are not finite."""
-    probability: Floats
-    """Its probability; NaN where logits are not finite."""
+    classes: NDArray[np.int64]
+    """(B, k), the likeliest first; -1 where logits are not finite."""
+    probabilities: Floats
+    """(B, k), theirs; NaN where logits are not finite."""
     entropy: Floats
     """Top-10 entropy."""
     abstains: Marks
     """Leaves without an answer; never true where ``leaves`` is not."""
+
+    @property
+    def index(self) -> NDArray[np.int64]:  # type: ignore[override]  # nobody asks where in the tuple a value is
+        """The likeliest class: (B,)."""
+        return self.classes[:, 0]
+
+    @property
+    def probability(self) -> Floats:
+        """Its probability: (B,)."""
+        return self.probabilities[:, 0]
 
 
 def top10_entropy(logits: NDArray[Any]) -> Floats:
@@ -49,8 +59,8 @@ def top10_entropy(logits: NDArray[Any]) -> Floats:
     return np.where(finite, bounded, np.float32(np.inf))
 
 
-def decide(policy: Policy, s: int, logits: NDArray[Any], temperature: float = 1.0) -> Answers:
-    """After round s: (B, K) -> answers. The temperature divides the logits of the reported probability alone."""
+def decide(policy: Policy, s: int, logits: NDArray[Any], temperature: float = 1.0, top_k: int = 1) -> Answers:
+    """After round s: (B, K) -> answers. The temperature divides the logits of the reported probabilities alone."""
     if policy.router is None and policy.abstention.router is None:
         entropy = top10_entropy(logits)
         unsure = entropy >= np.float32(policy.abstention.entropy)  # in float32, as torch compares with a number
@@ -61,8 +71,8 @@ def decide(policy: Policy, s: int, logits: NDArray[Any], temperature: float = 1.
         abstains = leaves & unsure
     else:
         leaves, abstains, entropy = _decide_in_torch(policy, s, logits)
-    index, probability = _answers(logits, temperature)
-    return Answers(leaves, index, probability, entropy, abstains)
+    classes, probabilities = _answers(logits, temperature, top_k)
+    return Answers(leaves, classes, probabilities, entropy, abstains)
 
 
 def highest_entropy(classes: int) -> float:
@@ -72,13 +82,15 @@ def highest_entropy(classes: int) -> float:
     return float(np.nextafter(nearest, np.float32(0)) if above else nearest)
 
 
-def _answers(logits: NDArray[Any], temperature: float) -> tuple[NDArray[np.int64], Floats]:
+def _answers(logits: NDArray[Any], temperature: float, top_k: int) -> tuple[NDArray[np.int64], Floats]:
+    """The likeliest classes and their probabilities: (B, K) -> (B, k) twice."""
     values, finite = _finite(logits)
     values = values / np.float32(temperature)
     powers = np.exp(values - values.max(axis=-1, keepdims=True))
     probabilities = powers / powers.sum(axis=-1, keepdims=True)  # (B, K)
-    index = np.where(finite, probabilities.argmax(axis=-1), -1)
-    return index, np.where(finite, probabilities.max(axis=-1), np.float32(np.nan))
+    classes = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top_k]  # of equals, the first comes first
+    found = np.take_along_axis(probabilities, classes, axis=-1)
+    return np.where(finite[:, None], classes, -1), np.where(finite[:, None], found, np.float32(np.nan))
 
 
 def _finite(logits: NDArray[Any]) -> tuple[Floats, Marks]:

@@ -44,6 +44,8 @@ class Setting:
     loss: Loss | None = None
     """... and what harm means: a right answer lost (labelled), or the last round disagrees (unlabelled)."""
     p_value: float | None = None
+    abstain: float | None = None
+    """Answers of this top-10 entropy or more are withheld; None if all are given."""
     expected: dict[str, Any] = field(default_factory=dict)
     """What the threshold gave on the calibration images."""
     data: str = ""
@@ -51,6 +53,8 @@ class Setting:
 
     def __post_init__(self) -> None:
         as_thresholds([self.threshold], self.rounds)
+        if self.abstain is not None and not self.abstain >= 0:
+            raise ValueError(f"abstaining begins at an entropy of 0 or more, not at {self.abstain}")
 
     def caveat(self, *, weights: str, preprocessing: str, precision: str) -> str | None:
         """What to be warned of when it is used with another model than it was calibrated for; None with its own."""

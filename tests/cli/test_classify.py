@@ -38,6 +38,52 @@ def test_json_has_a_line_for_each(model, picture):
     assert json.loads(lines[0])["picture"] == str(picture)
 
 
+def test_several_classes_are_named_in_the_table_in_json_and_in_parquet(model, picture, tmp_path):
+    common = ("classify", picture, "--model", model, "--threshold", "0", "--top-k", "3")
+    told = json.loads(works(*common, "--json"))
+    assert told["top"][0]["label"] == told["label"]
+    assert [one["probability"] for one in told["top"]] == sorted(
+        (one["probability"] for one in told["top"]), reverse=True
+    )
+    second = told["top"][1]
+    assert f"{second['label']} {second['probability']:.1%}" in works(*common)
+    works(*common, "--out", tmp_path / "a.parquet")
+    (row,) = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    assert [one["index"] for one in row["top"]] == [one["index"] for one in told["top"]]
+    assert "top" not in json.loads(works("classify", picture, "--model", model, "--threshold", "0", "--json"))
+    refused("between 1 and the model's 4 classes", *common[:-1], "9")
+
+
+def test_a_setting_is_asked_for_by_name_and_a_budget_by_number(model, digits, tmp_path):
+    records, val = tmp_path / "r.parquet", digits / "val"
+    works("evaluate", model, "--data", digits, "--out", records, "--workers", 0, "--device", "cpu")
+    refused("needs a threshold", "classify", val, "--model", model)
+    refused("progresvit calibrate RECORDS --budgets", "classify", val, "--model", model, "--budget-gmacs", "0.001")
+    works("calibrate", records, "--exit-share", 0.5, "--out", model / "settings" / "half.json")
+    works("calibrate", records, "--exit-share", 0.75, "--out", model / "settings" / "near-lossless.json")
+    works("calibrate", records, "--budgets", "--out", model / "budgets.json")
+    assert "12 after round 1" in works("classify", val, "--model", model, "--threshold", "half", "--device", "cpu")
+    assert "18 after round 1" in works("classify", val, "--model", model, "--device", "cpu")
+    budget = sum(progresvit.Engine(model).gmacs) / 2
+    assert "12 after round 1" in works("classify", val, "--model", model, "--budget-gmacs", budget, "--device", "cpu")
+    refused("it has half, near-lossless", "classify", val, "--model", model, "--threshold", "quick")
+    refused("give one of them", "classify", val, "--model", model, "--threshold", "1", "--budget-gmacs", budget)
+    refused("out of reach", "classify", val, "--model", model, "--budget-gmacs", "100")
+
+
+def test_without_a_model_it_is_the_one_that_ships_and_unsure_answers_are_declined():
+    output = works("classify", "--samples")
+    assert "church.jpg" in output
+    assert "7 pictures: " in output
+    assert "calibrated by the rule near-lossless on 3932 pictures" in output
+    assert "none (" in works("classify", "--samples", "--threshold", "careful")
+
+
+def test_nothing_to_look_at_is_refused(picture):
+    refused("--samples for the pictures", "classify")
+    refused("--samples for the pictures", "classify", picture, "--samples")
+
+
 def test_many_pictures_go_into_a_parquet_table(model, digits, tmp_path):
     out = tmp_path / "answers.parquet"
     output = works("classify", digits / "val", "--model", model, "--threshold", "0.9", "--out", out)
@@ -67,9 +113,40 @@ def test_what_cannot_be_read_is_listed_and_the_rest_is_classified(model, picture
     assert [row["error"] is None for row in pq.read_table(out).to_pylist()] == [False, False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path.mkdir(), "holds no pictures"),
+        (lambda path: path.write_text("hello"), "not a picture"),
+        (lambda path: path.write_bytes(b""), "not a picture"),
+        (lambda path: None, "no such file"),
+    ],
+)
+def test_a_bad_input_alone_is_told_with_its_reason(model, tmp_path, make, reason):
+    make(tmp_path / "thing")
+    result = run("classify", tmp_path / "thing", "--model", model, "--threshold", "0.5")
+    assert result.exit_code == 1
+    (line,) = result.output.strip().splitlines()
+    assert line.startswith(f"left out: {tmp_path / 'thing'}: ")
+    assert reason in line
+
+
+def test_bad_pictures_in_a_folder_leave_the_good_ones_their_answers(model, picture, tmp_path):
+    Image.open(picture).save(tmp_path / "good.png")
+    Image.effect_noise((64, 64), 90).save(tmp_path / "cut.jpg")
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:-900])
+    (tmp_path / "empty.png").write_bytes(b"")
+    result = run("classify", tmp_path, "--model", model, "--threshold", "0.5", "--json")
+    assert result.exit_code == 1
+    told = [json.loads(line) for line in result.stdout.strip().splitlines() if line.startswith("{")]
+    assert [one["error"] is None for one in told if one["picture"] == "good.png"] == [True]
+    assert {one["picture"] for one in told if one["error"]} == {"cut.jpg", "empty.png"}
+    assert "left out: cut.jpg: " in result.stderr
+
+
 def test_wrong_arguments_are_refused(model, picture, tmp_path):
     refused("needs a threshold", "classify", picture, "--model", model)
-    refused("numbers with commas", "classify", picture, "--model", model, "--threshold", "low")
+    refused("has no setting 'low'", "classify", picture, "--model", model, "--threshold", "low")
     refused("no setting at", "classify", picture, "--model", model, "--threshold", tmp_path / "none.json")
     refused("unknown backend", "classify", picture, "--model", model, "--threshold", "0.5", "--backend", "tflite")
     refused("written as .parquet", "classify", picture, "--model", model, "--threshold", "1", "--out", "x.csv")

@@ -75,6 +75,11 @@ def test_info_of_a_folder(small_model, tmp_path):
     assert report["parameters"] == sum(parameter.numel() for parameter in small_model.parameters())
 
 
+def test_info_of_the_model_that_ships():
+    result = run("info", "shipped", "--json")
+    assert json.loads(result.stdout)["config"]["num_classes"] == 20
+
+
 def test_info_of_an_authors_model_needs_no_network():
     report = json.loads(run("info", "NCPS/progresvit-deit-s-160-384-kd-imagenet1k", "--json").stdout)
     assert [row["resolution"] for row in report["rounds"]] == [160, 384]

@@ -8,6 +8,7 @@ import progresvit
 from progresvit.cli import app
 from progresvit.engine.graphs import GraphRounds, Manifest
 from progresvit.model import ProgResViT
+from tests.engine.test_engine import a_setting
 
 
 def run(*arguments):
@@ -61,6 +62,19 @@ def test_a_setting_of_another_model_is_told(folder, tmp_path, monkeypatch):
     assert Manifest.read(tmp_path / "out").setting == setting
 
 
+def test_an_export_takes_the_models_own_setting_along_unless_another_is_asked_for(folder, tmp_path):
+    model = progresvit.load(folder)
+    own = progresvit.save(model, tmp_path / "model")
+    (own / "settings").mkdir()
+    for name, threshold in (("near-lossless", 0.4), ("quick", 0.8)):
+        a_setting(model, threshold=threshold).save(own / "settings" / f"{name}.json")
+    for options, threshold in (((), 0.4), (("--threshold", "quick"), 0.8)):
+        done = run("export", own, "--out", tmp_path / "out", *options)
+        assert done.exit_code == 0, done.output
+        assert "note:" not in done.stderr
+        assert progresvit.Engine(tmp_path / "out").policy.thresholds == (threshold,)
+
+
 def test_a_wrong_argument_is_one_line_and_exit_code_two(folder, digits, tmp_path):
     (tmp_path / "busy").mkdir()
     (tmp_path / "busy" / "thesis.tex").touch()
@@ -71,7 +85,7 @@ def test_a_wrong_argument_is_one_line_and_exit_code_two(folder, digits, tmp_path
         ((folder, *out, "--int8", "--data", tmp_path / "nowhere"), "there is no data at"),
         ((folder, *out, "--int8", "--data", digits, "--format", "openvino"), "use --format onnx"),
         ((folder, *out, "--format", "tflite"), "choose onnx or openvino"),
-        ((folder, *out, "--threshold", "low"), "takes numbers"),
+        ((folder, *out, "--threshold", "low"), "has no setting 'low'"),
         ((folder, *out, "--threshold", tmp_path / "none.json"), "there is no setting at"),
         ((folder, *out, "--threshold", "0.1,0.2"), "so 1 for 2 rounds"),
         ((folder, "--out", tmp_path / "busy"), "give a new folder"),

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import progresvit
 from progresvit.cli import app
 from progresvit.evaluation import read_records, write_records
-from progresvit.routing import load_router, load_setting
+from progresvit.routing import load_budgets, load_router, load_setting
 from tests.evaluation.made import make_records
 
 
@@ -118,6 +118,22 @@ def test_calibrate_by_each_rule(records, tmp_path):
     assert (setting.epsilon, setting.delta, setting.loss) == (0.01, 0.1, "labelled")
     works("calibrate", records, "--max-drop", 0.02, "--unlabelled", "--out", tmp_path / "u.json")
     assert load_setting(tmp_path / "u.json").loss == "unlabelled"
+
+
+def test_calibrate_says_when_to_withhold_an_answer(records, tmp_path):
+    output = works("calibrate", records, "--near-lossless", "--max-error", 0.1, "--out", tmp_path / "careful.json")
+    assert "withheld: those of an entropy of" in output
+    assert load_setting(tmp_path / "careful.json").abstain > 0
+    refused("between 0 and 1", "calibrate", records, "--near-lossless", "--max-error", 5)
+
+
+def test_calibrate_writes_a_table_to_look_up_any_budget_in(records, tmp_path):
+    output = works("calibrate", records, "--budgets", "--out", tmp_path / "model" / "budgets.json")
+    assert "--budget-gmacs G" in output
+    assert load_budgets(tmp_path / "model" / "budgets.json").n == 3000
+    refused("needs --out MODEL/budgets.json", "calibrate", records, "--budgets")
+    refused("leave out --router", "calibrate", records, "--budgets", "--max-error", 0.1, "--out", tmp_path / "b.json")
+    refused("choose one of", "calibrate", records, "--budgets", "--near-lossless", "--out", tmp_path / "b.json")
 
 
 def test_calibrate_refuses_bad_input_and_writes_nothing(records, tmp_path):

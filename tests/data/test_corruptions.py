@@ -38,7 +38,7 @@ def spread(picture):
 
 @pytest.fixture(scope="module")
 def cat():
-    path = Path(__file__).parents[2] / "examples" / "pictures" / "cat.jpg"
+    path = Path(__file__).parents[2] / "progresvit" / "samples" / "cat.jpg"
     return ImageOps.fit(Image.open(path).convert("RGB"), (224, 224), Image.Resampling.BICUBIC)
 
 

@@ -193,3 +193,14 @@ def test_a_cold_engine_takes_batches_of_any_size_from_the_host(model, pictures):
 def test_plain_kernels_can_be_asked_for(model, pictures):
     plain, fused = (Engine(model, 1.0, kernels=one).classify(pictures[:50]) for one in ("plain", "fused"))
     assert [p.probability for p in plain] == pytest.approx([p.probability for p in fused], abs=1e-4)
+
+
+def test_several_classes_are_named_as_by_the_plain_model(model, pictures):
+    logits, entropy = entropies(model, pictures)
+    threshold = entropy[:, 0].double().quantile(0.5).item()
+    alone, several = (Engine(model, threshold, batch=64, top_k=k).classify(pictures) for k in (1, 5))
+    for row, (one, five) in enumerate(zip(alone, several)):
+        assert (one.index, one.exit_round, one.top) == (five.index, five.exit_round, ())
+        expected = logits[row, five.exit_round - 1].softmax(dim=-1).topk(5).values
+        assert [candidate.probability for candidate in five.top] == pytest.approx(expected.tolist(), abs=1e-3)
+        assert five.top[0].index == five.index

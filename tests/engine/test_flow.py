@@ -55,7 +55,7 @@ class PaperRounds:
             assert (tokens[:, 1] == s - 1).all()
         leaves = (pixels[:, 1] <= s) | (s == self.last)
         zeros = np.zeros(count, np.float32)
-        answers = Answers(leaves, pixels[:, 0], zeros, zeros, np.zeros(count, bool))
+        answers = Answers(leaves, pixels[:, :1], zeros[:, None], zeros, np.zeros(count, bool))
         return Ran(answers, np.stack([pixels[:, 0], np.full(count, s)], axis=1))
 
     def move(self, source, first, ran, rows, target):

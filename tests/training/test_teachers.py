@@ -10,7 +10,7 @@ from progresvit.config import preset
 from progresvit.data import evaluation_transform
 from progresvit.training.teachers import Teacher, load_teacher
 
-CAT = Path(__file__).parent.parent.parent / "examples" / "pictures" / "cat.jpg"
+CAT = Path(__file__).parent.parent.parent / "progresvit" / "samples" / "cat.jpg"
 WOOF = ("n02086240", "n02087394", "n02088364")  # three of Imagewoof's dogs
 
 

@@ -1,0 +1,187 @@
+"""The figures of the model that ships: records, settings and run folders in, plain data out.
+
+Every accuracy is told for all pictures and for the easy ten and the ten dogs apart, for an average over both hides that
+ten breeds of dogs are hard and ten different things are not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from progresvit import compute, evaluation
+from progresvit.evaluation import Records
+from progresvit.evaluation.abstention import routed_answers
+from progresvit.routing import Setting
+from progresvit.routing.frontier import exit_rounds
+from progresvit.training.folder import ABOUT_FILE, RECIPE_FILE
+from progresvit.training.journal import read_log
+
+DOGS = (
+    *("n02086240", "n02087394", "n02088364", "n02089973", "n02093754"),
+    *("n02096294", "n02099601", "n02105641", "n02111889", "n02115641"),
+)
+"""The classes of Imagewoof: Shih-Tzu to dingo."""
+EASY = (
+    *("n01440764", "n02102040", "n02979186", "n03000684", "n03028079"),
+    *("n03394916", "n03417042", "n03425413", "n03445777", "n03888257"),
+)
+"""The classes of Imagenette: tench to parachute. One of them, the English springer, is a dog too."""
+GROUPS = {"easy ten": EASY, "ten dogs": DOGS}
+DROPS = {"drop-0.5": 0.005, "drop-1": 0.01}
+"""Settings with a guarantee: the drop in accuracy, at 95 % confidence."""
+DELTA = 0.05
+HALVES = 20
+
+
+def calibrate_all(records: Records, max_error: float) -> dict[str, Setting]:
+    """The settings that ship, on all pictures of the records."""
+    near = evaluation.calibrate_near_lossless(records)
+    certified = {
+        name: evaluation.calibrate_guarantee(records, epsilon=drop, delta=DELTA) for name, drop in DROPS.items()
+    }
+    return {"near-lossless": near, **certified, "careful": evaluation.with_abstention(records, near, max_error)}
+
+
+def measure(records: Records, settings: Mapping[str, Setting], runs: Sequence[Path], *, picked: bool) -> dict[str, Any]:
+    """Everything that the card tells; ``picked`` if the checkpoint was chosen by its accuracy on these pictures."""
+    config = records.config
+    groups = _groups(records)
+    rounds = [
+        {
+            "resolution": round_.resolution,
+            "channels": round_.width,
+            "gmacs": records.gmacs()[s],
+            "top1": {name: float(records.correct[rows, s].mean()) for name, rows in groups.items()},
+        }
+        for s, round_ in enumerate(config.rounds)
+    ]
+    return {
+        "classes": list(config.labels or config.class_ids or ()),
+        "pictures": {name: len(rows) for name, rows in groups.items()},
+        "picked_on_them": picked,
+        "parameters": compute.parameters(config),
+        "weights": records.header.weights,
+        "precision": records.header.precision,
+        "rounds": rounds,
+        "settings": {name: _routed(records, setting, groups) for name, setting in settings.items()},
+        "halves": _halves(records),
+        "training": [describe_run(run) for run in runs],
+    }
+
+
+def _groups(records: Records) -> dict[str, NDArray[np.int64]]:
+    """Rows of the records by group: all, and those of each group that has pictures."""
+    ids = np.array(records.config.class_ids)[records.need_labels()]
+    strange = sorted(set(ids.tolist()) - set(DOGS) - set(EASY))
+    if strange:
+        raise ValueError(f"{', '.join(strange)} are not among the 20 classes; evaluate on Imagenette and Imagewoof.")
+    found = {name: np.flatnonzero(np.isin(ids, members)) for name, members in GROUPS.items()}
+    return {"all": np.arange(len(records)), **{name: rows for name, rows in found.items() if len(rows)}}
+
+
+def _routed(records: Records, setting: Setting, groups: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
+    left = exit_rounds(records.scores(), setting.threshold)
+    entropy, wrong = routed_answers(records, left)
+    given = entropy < (np.inf if setting.abstain is None else setting.abstain)
+    spent = np.array(records.gmacs())[left]
+    told: dict[str, Any] = {"threshold": setting.threshold}
+    if setting.epsilon is not None and setting.delta is not None:
+        told |= {"max_drop": setting.epsilon, "confidence": round(1 - setting.delta, 12), "harmed": setting.k}
+    told |= {
+        "top1": {name: float(1 - wrong[rows].mean()) for name, rows in groups.items()},
+        "gmacs": {name: float(spent[rows].mean()) for name, rows in groups.items()},
+        "saving": {name: float(1 - spent[rows].mean() / records.gmacs()[-1]) for name, rows in groups.items()},
+        "exit_shares": {
+            name: [float((left[rows] == s).mean()) for s in range(records.rounds)] for name, rows in groups.items()
+        },
+    }
+    if setting.abstain is not None:
+        told |= {
+            "abstain": setting.abstain,
+            "answered": {name: float(given[rows].mean()) for name, rows in groups.items()},
+            "top1_of_answered": {name: float(1 - wrong[rows][given[rows]].mean()) for name, rows in groups.items()},
+        }
+    return told
+
+
+def _halves(records: Records) -> dict[str, Any]:
+    """Thresholds of one random half, measured on the other: what to expect of pictures that were not calibrated on."""
+    drops: dict[str, list[float]] = {name: [] for name in ("near-lossless", *DROPS)}
+    savings: dict[str, list[float]] = {name: [] for name in drops}
+    for seed in range(HALVES):
+        design, report = records.split(0.5, seed)
+        settings = {"near-lossless": evaluation.calibrate_near_lossless(design)}
+        for name, drop in DROPS.items():
+            settings[name] = evaluation.calibrate_guarantee(design, epsilon=drop, delta=DELTA)
+        for name, setting in settings.items():
+            left = exit_rounds(report.scores(), setting.threshold)
+            _, wrong = routed_answers(report, left)
+            drops[name].append(float(report.correct[:, -1].mean() - (1 - wrong.mean())))
+            savings[name].append(float(1 - np.array(report.gmacs())[left].mean() / report.gmacs()[-1]))
+    spread = {
+        name: {
+            "drop": _spread(drops[name]),
+            "saving": _spread(savings[name]),
+            **({"broken": sum(drop > DROPS[name] for drop in drops[name])} if name in DROPS else {}),
+        }
+        for name in drops
+    }
+    return {"number": HALVES, "settings": spread}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"mean": float(np.mean(values)), "lowest": min(values), "highest": max(values)}
+
+
+def describe_run(run: Path) -> dict[str, Any]:
+    """One stage of the training, from the folder that ``progresvit train`` left."""
+    about = json.loads((run / ABOUT_FILE).read_text(encoding="utf-8"))
+    recipe = yaml.safe_load((run / RECIPE_FILE).read_text(encoding="utf-8"))
+    return {
+        "command": plain_command(about["command"]),
+        "pictures": about["pictures"],
+        "epochs": recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"],
+        "seed": recipe["seed"],
+        "teacher": (recipe.get("distillation") or {}).get("teacher"),
+        "device": about["device"],
+        "processes": about["processes"],
+        "torch": about["torch"],
+        "minutes": training_minutes(read_log(run), recipe["optimizer"]["batch"]),
+        "recipe": _without_folders(recipe),
+    }
+
+
+def plain_command(command: Sequence[str]) -> str:
+    """As a reader would type it: no folders of the machine on which it ran, no resuming."""
+
+    def plain(word: str) -> str:
+        key, sign, value = word.rpartition("=")
+        value = _without_folders(value)
+        return f"'{key}{sign}{value}'" if "*" in value else f"{key}{sign}{value}"
+
+    words = [plain(word) for word in command[1:] if word not in ("--resume", "--overwrite")]
+    return " ".join(["progresvit", *words])
+
+
+def _without_folders(value: Any) -> Any:
+    """The same with every absolute path shortened to its last part: others have no such folder."""
+    if isinstance(value, dict):
+        return {key: _without_folders(part) for key, part in value.items()}
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+
+
+def training_minutes(log: Sequence[Mapping[str, Any]], batch: int) -> float:
+    """Of the optimizer's steps, the first with its compiling; evaluations and checkpoints come on top."""
+    seconds, before = 0.0, 0
+    for line in log:
+        if line["event"] == "train":
+            seconds += (line["step"] - before) * batch / line["images_per_second"]
+            before = line["step"]
+    return round(seconds / 60, 1)

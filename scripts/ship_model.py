@@ -1,0 +1,88 @@
+"""Makes the model that ships: rounds a trained model to float16, measures it, calibrates it, writes its card.
+
+    python scripts/ship_model.py RUN/model --runs RUN --data 'photos/*.tar'
+
+Everything is measured with the rounded weights, since a threshold holds for the weights that it was calibrated with. A
+training in stages gives its run folders in order: --runs FIRST SECOND. The folder changes in one step, at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import model_card
+import ship_figures
+
+import progresvit
+from progresvit import checkpoint, evaluation
+from progresvit.api import shipped_folder
+from progresvit.atomic import replacing_folder
+from progresvit.evaluation import DataSource, HowToRun, Records
+from progresvit.folders import BUDGETS_FILE, SETTINGS
+from progresvit.model import ProgResViT
+from progresvit.processes import Processes
+
+DATA_NAME = "Imagenette and Imagewoof, validation"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """From the command line."""
+    given = _parse(arguments)
+    trained = progresvit.load(given.model)
+    if trained.config.labels is None or trained.config.class_ids is None:
+        raise SystemExit("error: the model's config.json has no labels or no class_ids; add them first.")
+    with replacing_folder(given.out) as staged:
+        checkpoint.save(trained, staged, dtype=torch.float16)
+        model = progresvit.load(staged)
+        records = _evaluate(model, given)
+        settings = ship_figures.calibrate_all(records, given.max_error)
+        (staged / SETTINGS).mkdir()
+        for name, setting in settings.items():
+            replace(setting, data=DATA_NAME).save(staged / SETTINGS / f"{name}.json")
+        replace(evaluation.measure_budgets(records), data=DATA_NAME).save(staged / BUDGETS_FILE)
+        figures = ship_figures.measure(records, settings, given.runs, picked=given.model.name == "best")
+        (staged / "figures.json").write_text(json.dumps(figures, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        (staged / "README.md").write_text(model_card.render(figures), encoding="utf-8")
+    print(f"{given.out} is ready: read its README.md, then progresvit classify --samples")
+
+
+def _evaluate(model: ProgResViT, given: argparse.Namespace) -> Records:
+    """The records of this very model: those that are there already, or new ones."""
+    if given.records is not None and given.records.exists():
+        records = evaluation.read_records(given.records)
+        if records.header.weights != checkpoint.weights_hash(model) or records.header.precision != "fp32":
+            raise SystemExit(f"error: {given.records} is of other weights or of another precision; delete it first.")
+        return records
+    source = DataSource(data=given.data, split=given.split)
+    processes = Processes(0, 1, torch.device(given.device))
+    with tempfile.TemporaryDirectory() as scratch:
+        out = given.records or Path(scratch) / "records.parquet"
+        how = HowToRun(precision="fp32", workers=given.workers)
+        return evaluation.evaluate(model, source, out, name="shipped", processes=processes, how=how)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="the trained model's folder")
+    parser.add_argument("--data", required=True, help="a folder or tars with <split>/<class>/<picture>")
+    parser.add_argument("--split", default="val")
+    parser.add_argument("--runs", type=Path, nargs="+", required=True, help="run folders of the training, in order")
+    parser.add_argument("--records", type=Path, help="keep the records here, or go on with those that are here")
+    parser.add_argument("--max-error", type=float, default=0.05, help="share of wrong answers that careful allows")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=shipped_folder())
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

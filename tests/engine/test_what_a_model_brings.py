@@ -1,0 +1,141 @@
+"""What an engine takes from the folder of its model, and how many classes it names."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import progresvit
+from progresvit import folders
+from progresvit.data.preprocess import normalise
+from progresvit.engine import Candidate, Engine
+from progresvit.evaluation import DataSource, evaluate, measure_budgets
+from progresvit.processes import Processes
+from progresvit.routing.arrays import decide
+from progresvit.routing.policy import Policy
+from tests.engine.test_engine import a_setting
+
+
+@pytest.fixture
+def pictures(small_config):
+    return torch.randint(0, 256, (40, 3, small_config.input_side, small_config.input_side), dtype=torch.uint8)
+
+
+@pytest.fixture
+def folder(small_model, tmp_path):
+    """A model with settings of its own."""
+    made = progresvit.save(small_model, tmp_path / "model")
+    (made / "settings").mkdir()
+    for name, threshold, abstain in (("near-lossless", 2.1, None), ("sloppy", 3.0, None), ("careful", 2.1, 2.0)):
+        a_setting(small_model, threshold=threshold, abstain=abstain).save(made / "settings" / f"{name}.json")
+    return made
+
+
+def test_a_models_own_settings_are_used_by_name_in_silence(folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Engine(folder).policy.thresholds == (2.1,)
+        assert Engine(folder, "sloppy").policy.thresholds == (3.0,)
+        assert Engine(folder, 0.5).policy.thresholds == (0.5,)
+    assert Engine(folder, "sloppy").setting.threshold == 3.0
+    assert Engine(folder, 0.5).setting is None
+
+
+def test_saving_a_model_again_keeps_its_settings_and_they_warn_if_it_has_changed(folder, small_model):
+    with torch.no_grad():
+        small_model.head.weight += 1
+    progresvit.save(small_model, folder)
+    with pytest.warns(progresvit.routing.SettingWarning, match="other weights"):
+        Engine(folder)
+
+
+def test_a_setting_may_bring_when_to_abstain_and_a_number_wins_over_it(folder, pictures):
+    careful = Engine(folder, "careful")
+    assert careful.policy.abstention.entropy == 2.0
+    assert Engine(folder, "careful", abstain=1.0).policy.abstention.entropy == 1.0
+    assert [one.abstained for one in careful.classify(pictures)] == [
+        one.entropy >= 2.0 for one in Engine(folder).classify(pictures)
+    ]
+
+
+def test_a_loaded_model_has_no_folder_to_look_in(folder):
+    with pytest.raises(ValueError, match="no setting 'sloppy'"):
+        Engine(progresvit.load(folder), "sloppy")
+
+
+def test_a_budget_is_kept_on_the_pictures_that_it_was_measured_on(digits, tmp_path, randomize):
+    from progresvit.config import ModelConfig, make_rounds
+    from progresvit.model import ProgResViT
+
+    config = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4)
+    model = randomize(ProgResViT(config.replace(class_ids=tuple("0123"))))
+    made = progresvit.save(model, tmp_path / "model")
+    source = DataSource(data=str(digits), split="val")
+    processes = Processes(0, 1, torch.device("cpu"))
+    measure_budgets(evaluate(model, source, tmp_path / "r.parquet", name="m", processes=processes)).save(
+        made / "budgets.json"
+    )
+    first, last = progresvit.compute.cumulative_gmacs(config)
+    budget = first + 0.4 * (last - first)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine = Engine(made, budget_gmacs=budget)
+    spent = np.mean([one.gmacs for one in engine.classify(sorted((digits / "val").rglob("*.png")))])
+    assert budget - (last - first) / 12 <= spent <= budget + 1e-9
+    with pytest.raises(ValueError, match="give one of them"):
+        Engine(made, 0.5, budget_gmacs=budget)
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+def test_several_classes_are_named_in_order_on_every_backend(small_model, pictures, backend):
+    if backend != "torch":
+        pytest.importorskip("onnxscript")
+    one, three = (Engine(small_model, 2.1, backend=backend, top_k=k).classify(pictures) for k in (1, 3))
+    logits = [output.logits for output in small_model(normalise(pictures, small_model.config))]
+    for number, (alone, several) in enumerate(zip(one, three)):
+        assert alone.top == ()
+        assert (alone.index, alone.exit_round) == (several.index, several.exit_round)
+        expected = logits[several.exit_round - 1][number].softmax(dim=-1).topk(3)
+        assert [candidate.index for candidate in several.top] == expected.indices.tolist()
+        assert [candidate.probability for candidate in several.top] == pytest.approx(expected.values.tolist(), abs=1e-4)
+        assert several.top[0] == Candidate(index=several.index, label=several.label, probability=several.probability)
+
+
+def test_no_class_is_named_where_logits_are_not_finite():
+    logits = np.array([[0.0, 2.0, 1.0], [np.nan, 0.0, 0.0]], np.float32)
+    answers = decide(Policy.make(2, 0.5), 1, logits, top_k=2)
+    assert answers.classes.tolist() == [[1, 2], [-1, -1]]
+    assert np.isnan(answers.probabilities[1]).all()
+    assert answers.index.tolist() == [1, -1]
+
+
+def test_more_classes_than_there_are_cannot_be_named(small_model):
+    for wrong in (0, 13):
+        with pytest.raises(ValueError, match="between 1 and the model's 12 classes"):
+            Engine(small_model, 0.5, top_k=wrong)
+
+
+@pytest.fixture
+def shipped(folder, monkeypatch):
+    """As if the package brought this model."""
+    monkeypatch.setattr(folders, "shipped_folder", lambda: folder)
+    monkeypatch.setattr("progresvit.api.shipped_folder", lambda: folder)
+    return folder
+
+
+def test_the_model_that_ships_is_there_by_name_and_by_default(shipped, small_model, pictures):
+    for model in (progresvit.load(), progresvit.load("shipped")):
+        assert torch.equal(model.head.weight, small_model.head.weight)
+    assert Engine().classify(pictures) == Engine("shipped").classify(pictures) == Engine(shipped).classify(pictures)
+
+
+def test_a_folder_called_shipped_wins_over_the_name_but_not_over_the_default(shipped, tmp_path, monkeypatch, randomize):
+    from progresvit.model import ProgResViT
+
+    other = randomize(ProgResViT(progresvit.load().config.replace(num_classes=3)))
+    progresvit.save(other, tmp_path / "here" / "shipped")
+    monkeypatch.chdir(tmp_path / "here")
+    assert progresvit.load("shipped").config.num_classes == 3
+    assert progresvit.load().config.num_classes == 12
+    assert Engine().config.num_classes == 12

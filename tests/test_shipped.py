@@ -1,0 +1,78 @@
+"""The model and the pictures that come with the package: whole, small, and what they say they are."""
+
+import json
+import re
+import warnings
+
+import pytest
+from PIL import Image
+from safetensors.torch import load_file
+
+import progresvit
+from progresvit import checkpoint
+from progresvit.api import shipped_folder
+from progresvit.data.preprocess import preprocessing_hash
+from progresvit.data.samples import samples_folder
+from progresvit.routing import load_budgets, load_setting
+from tests.test_ship_model import load_script
+
+FOLDER = shipped_folder()
+SETTINGS = ("near-lossless", "drop-0.5", "drop-1", "careful")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return progresvit.load()
+
+
+@pytest.fixture(scope="module")
+def figures():
+    return json.loads((FOLDER / "figures.json").read_text())
+
+
+def test_weights_are_float16_and_small():
+    assert {str(value.dtype) for value in load_file(FOLDER / "model.safetensors").values()} == {"torch.float16"}
+    assert (FOLDER / "model.safetensors").stat().st_size <= 16e6
+
+
+def test_it_knows_the_names_of_its_twenty_classes(model):
+    assert len(model.config.labels) == len(model.config.class_ids) == model.config.num_classes == 20
+    assert {"church", "beagle", "golf ball"} <= set(model.config.labels)
+
+
+def test_settings_and_budgets_are_for_these_weights(model, figures):
+    own = (checkpoint.weights_hash(model), preprocessing_hash(model.config), "fp32")
+    found = [load_setting(FOLDER / "settings" / f"{name}.json") for name in SETTINGS]
+    for one in (*found, load_budgets(FOLDER / "budgets.json")):
+        assert (one.weights, one.preprocessing, one.precision) == own
+    assert figures["weights"] == own[0]
+    for name, one in zip(SETTINGS, found):
+        assert figures["settings"][name]["threshold"] == one.threshold
+        assert figures["settings"][name]["top1"]["all"] == pytest.approx(one.expected["top1"])
+
+
+def test_an_engine_without_arguments_is_silent_and_near_lossless():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine = progresvit.Engine()
+    assert engine.setting == load_setting(FOLDER / "settings" / "near-lossless.json")
+
+
+def test_the_card_says_what_the_figures_say(figures):
+    assert (FOLDER / "README.md").read_text() == load_script("model_card").render(figures)
+
+
+def test_it_knows_the_church_among_the_samples():
+    (found,) = progresvit.Engine().classify([samples_folder() / "church.jpg"])
+    assert found.label == "church"
+
+
+def test_every_sample_is_a_small_picture_with_its_credit():
+    credits_ = (samples_folder() / "CREDITS.md").read_text()
+    told = set(re.findall(r"^\| `([^`]+)` \|", credits_, re.MULTILINE))
+    files = [path for path in samples_folder().iterdir() if path.name != "CREDITS.md"]
+    assert told == {path.name for path in files}
+    assert sum(path.stat().st_size for path in files) < 1.5e6
+    for path in files:
+        with Image.open(path) as picture:
+            assert max(picture.size) <= 512
