@@ -27,6 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 run: setup
 	$(BIN)/progresvit info progresvit_small_192_240
 	$(BIN)/python examples/adaptive_forward.py
+	$(BIN)/progresvit quickstart --out runs/quickstart --overwrite
 
 lint: setup
 	$(BIN)/ruff check .
