@@ -37,7 +37,8 @@ def quickstart(
     write_digits(out / "digits")
     counts = ", ".join(f"{count} in {split}" for split, count in SPLITS.items())
     typer.echo(f"wrote scikit-learn's handwritten digits to {out / 'digits'}: {counts}")
-    for why, command in story(out, overwrite=overwrite):
+    for why, words in story(out, overwrite=overwrite):
+        command = [str(word) for word in words]
         typer.echo(f"\n# {why}\n$ progresvit {shlex.join(command)}")
         code = context.find_root().command.main(command, prog_name="progresvit", standalone_mode=False)
         if code:
@@ -46,7 +47,8 @@ def quickstart(
     typer.echo()
     for line in summary(out):
         typer.echo(line)
-    typer.echo(f"everything is in {out}, the plot in {out / 'frontier.png'}; it took {time.monotonic() - started:.0f} s")
+    seconds = time.monotonic() - started
+    typer.echo(f"everything is in {out}, the plot in {out / 'frontier.png'}; it took {seconds:.0f} s")
 
 
 def require_extra() -> None:
@@ -68,43 +70,29 @@ def claim(out: Path) -> None:
     replace_file(out / ABOUT_FILE, json.dumps({"progresvit": __version__}) + "\n")
 
 
-def story(out: Path, *, overwrite: bool) -> Iterator[tuple[str, list[str]]]:
-    """What each command is for, and the command. Later ones name what earlier ones have made."""
-    data, run, on_cpu = str(out / "digits"), out / "run", ["--device", "cpu"]
-    model = str(run / "model")
+def story(out: Path, *, overwrite: bool) -> Iterator[tuple[str, list[str | Path]]]:
+    """What each command is for, and its words. Later ones name what earlier ones have made."""
+    data, run, cpu = out / "digits", out / "run", ("--device", "cpu")
+    calibrated, certified = (out / f"{name}.json" for name in (CALIBRATED, CERTIFIED))
     again = ["--overwrite" if overwrite else "--resume"] if (run / "recipe.yaml").is_file() else []
-    yield (
-        "train two rounds at once, a coarse narrow look and a fine wide one",
-        ["train", "digits", "--data", data, "--out", str(run), *on_cpu, *again],
-    )
-    records = {split: out / f"{split}.parquet" for split in ("val", "test")}
-    for split, why in (("val", "to calibrate on"), ("test", "held back, to report on")):
-        again = ["--overwrite"] if records[split].is_file() else []
-        yield (
-            f"what both rounds say of each digit of {split}, {why}",
-            ["evaluate", model, "--data", data, "--split", split, "--out", str(records[split]), "--workers", "0"]
-            + [*on_cpu, *again],
-        )
-    settings = {name: str(out / f"{name}.json") for name in (CALIBRATED, CERTIFIED)}
-    yield (
-        "how sure must round 1 be, so that on val nothing is lost by stopping there?",
-        ["calibrate", str(records["val"]), "--near-lossless", "--out", settings[CALIBRATED]],
-    )
-    yield (
-        "and so that on digits to come at most 2 points are lost, with 95 % confidence?",
-        ["calibrate", str(records["val"]), "--max-drop", "0.02", "--confidence", "0.95"]
-        + ["--out", settings[CERTIFIED]],
-    )
-    yield (
-        "accuracy against compute on the digits held back, with both thresholds marked",
-        ["frontier", str(records["test"]), *(word for path in settings.values() for word in ("--setting", path))]
-        + ["--out", str(out / "frontier.png"), "--out", str(out / "frontier.json")],
-    )
-    some = [str(min(folder.glob("*.png"))) for folder in sorted((out / "digits" / "test").iterdir())]
-    yield (
-        "ten digits held back: easy ones leave after round 1",
-        ["classify", *some, "--model", model, "--threshold", settings[CALIBRATED], *on_cpu],
-    )
+    why = "train two rounds at once, a coarse narrow look and a fine wide one"
+    yield why, ["train", "digits", "--data", data, "--out", run, *cpu, *again]
+    for split, use in (("val", "to calibrate on"), ("test", "held back, to report on")):
+        records = out / f"{split}.parquet"
+        again = ["--overwrite"] if records.is_file() else []
+        why = f"what both rounds say of each digit of {split}, {use}"
+        pictures = ("--data", data, "--split", split, "--workers", "0")
+        yield why, ["evaluate", run / "model", *pictures, "--out", records, *cpu, *again]
+    why = "how sure must round 1 be, so that on val nothing is lost by stopping there?"
+    yield why, ["calibrate", out / "val.parquet", "--near-lossless", "--out", calibrated]
+    why = "and so that on digits to come at most 2 points are lost, with 95 % confidence?"
+    yield why, ["calibrate", out / "val.parquet", "--max-drop", "0.02", "--confidence", "0.95", "--out", certified]
+    files = ("--out", out / "frontier.png", "--out", out / "frontier.json")
+    why = "accuracy against compute on the digits held back, with both thresholds marked"
+    yield why, ["frontier", out / "test.parquet", "--setting", calibrated, "--setting", certified, *files]
+    some = [min(folder.glob("*.png")) for folder in sorted((data / "test").iterdir())]
+    why = "ten digits held back: easy ones leave after round 1"
+    yield why, ["classify", *some, "--model", run / "model", "--threshold", calibrated, *cpu]
 
 
 def summary(out: Path) -> list[str]:

@@ -42,8 +42,7 @@ def frontier_table(
             ]
         for setting, limit in (settings or {}).items():
             rows += [
-                _row(name, records, point, setting)
-                for point in frontier(scores, hits, gmacs, [limit], correct5=hits5)
+                _row(name, records, point, setting) for point in frontier(scores, hits, gmacs, [limit], correct5=hits5)
             ]
     most = max(records.rounds for records in models.values())
     for row in rows:
