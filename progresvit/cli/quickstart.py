@@ -32,8 +32,11 @@ def quickstart(
     started = time.monotonic()
     require_extra()
     claim(out)
+    import torch
+
     from progresvit.data.digits import SPLITS, write_digits
 
+    torch.set_num_threads(1)  # the model is too small to share out, and threads that wait for each other are slow
     write_digits(out / "digits")
     counts = ", ".join(f"{count} in {split}" for split, count in SPLITS.items())
     typer.echo(f"wrote scikit-learn's handwritten digits to {out / 'digits'}: {counts}")
