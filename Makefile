@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 run: setup
 	$(BIN)/progresvit classify --samples --top-k 2
 	$(BIN)/progresvit classify --samples --threshold careful
-# here: a first training, progresvit quickstart
+	$(BIN)/progresvit quickstart --out runs/quickstart --overwrite
 
 lint: setup
 	$(BIN)/ruff check .

@@ -23,9 +23,16 @@ CURVE = 300
 
 
 def frontier_figure(
-    models: Mapping[str, Records], *, router: Router | None = None, convention: Convention = "paper"
+    models: Mapping[str, Records],
+    *,
+    router: Router | None = None,
+    settings: Mapping[str, float | tuple[float, ...]] | None = None,
+    convention: Convention = "paper",
 ) -> Figure:
-    """Accuracy against compute, a curve per model: its rounds as marks, its near-lossless point as a star."""
+    """Accuracy against compute, a curve per model: its rounds as marks, its near-lossless point as a star.
+
+    ``settings`` are thresholds with names, chosen on other images; each is a filled mark.
+    """
     figure, axes = new_figure(
         title="Accuracy and compute", x=f"average GMACs per image ({convention} convention)", y="top-1 accuracy (%)"
     )
@@ -40,6 +47,10 @@ def frontier_figure(
         axes.plot(gmacs, ends, marker, color=colour, markerfacecolor="white", label=f"{name}: each round alone")
         best = near_lossless(scores, correct, gmacs)
         axes.plot(best.gmacs, 100 * (best.top1 or 0), "*", color=colour, markersize=13, label=f"{name}: near-lossless")
+        for place, (setting, limit) in enumerate((settings or {}).items(), start=1):
+            point = frontier(scores, correct, gmacs, [limit])[0]
+            shape = MARKERS[place % len(MARKERS)]
+            axes.plot(point.gmacs, 100 * (point.top1 or 0), shape, color=colour, label=f"{name}: {setting}")
     axes.legend(fontsize=9)
     return figure
 

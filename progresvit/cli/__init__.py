@@ -19,6 +19,7 @@ from progresvit.cli.fit_router import fit_router
 from progresvit.cli.frontier import frontier
 from progresvit.cli.import_official import import_official
 from progresvit.cli.info import info
+from progresvit.cli.quickstart import quickstart
 from progresvit.cli.shift import shift
 from progresvit.cli.train import train
 from progresvit.cli.trust import trust
@@ -49,6 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.command("quickstart")(quickstart)
 app.command("info")(info)
 app.command("classify")(classify)
 app.command("import-official")(import_official)

@@ -16,6 +16,9 @@ def frontier(
     per_round: Annotated[
         list[str] | None, typer.Option(help="Instead: one for each round but the last, such as 0.2,0.4; repeat it.")
     ] = None,
+    setting: Annotated[
+        list[Path] | None, typer.Option(help="What calibrate wrote, on these records: a row and a mark; repeat it.")
+    ] = None,
     router: Annotated[Path | None, typer.Option(help=show.ROUTER_HELP)] = None,
     out: Annotated[list[Path] | None, typer.Option(help=show.OUT_HELP)] = None,
 ) -> None:
@@ -30,14 +33,16 @@ def frontier(
     check_outputs(out or [])
     models = dict(zip(show.short_names(records), map(read_records, records)))
     fitted = None
+    settings: dict[str, float | tuple[float, ...]] = {}
     for one in models.values():
         fitted = show.open_router(router, one.header, one.ids)
+        settings = show.open_settings(setting or [], one.header, fitted)
     wanted: list[float] | list[list[float]] = list(PAPER_THRESHOLDS if router is None else TENTHS)
     if thresholds is not None:
         wanted = show.parse_numbers(thresholds, "--thresholds")
     elif per_round:
         wanted = [show.parse_numbers(row, "--per-round") for row in per_round]
-    table = frontier_table(models, wanted, fitted)
-    outputs = show.make_outputs(out or [], table, lambda: frontier_figure(models, router=fitted))
+    table = frontier_table(models, wanted, fitted, settings)
+    outputs = show.make_outputs(out or [], table, lambda: frontier_figure(models, router=fitted, settings=settings))
     show.show_table(table)
     show.write_outputs(outputs)

@@ -152,6 +152,20 @@ def parse_threshold(text: str | None, header: Header, router: Router | None = No
     return threshold
 
 
+def open_settings(
+    paths: Sequence[Path], header: Header, router: Router | None = None
+) -> dict[str, float | tuple[float, ...]]:
+    """The thresholds of settings' files by short names, checked and told of as :func:`parse_threshold` does."""
+    found: dict[str, float | tuple[float, ...]] = {}
+    for name, path in zip(short_names(paths) if paths else [], paths):
+        if path.suffix != ".json":
+            raise ValueError(f"{path}: a setting is a .json file, as progresvit calibrate --out writes it.")
+        threshold = parse_threshold(str(path), header, router)
+        assert threshold is not None
+        found[name] = threshold
+    return found
+
+
 def short_names(paths: Sequence[Path]) -> list[str]:
     """The shortest endings of the paths that tell them apart."""
     for parts in range(1, max(len(path.parts) for path in paths) + 1):

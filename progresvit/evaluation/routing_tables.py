@@ -20,11 +20,13 @@ def frontier_table(
     models: Mapping[str, Records],
     thresholds: ArrayLike = PAPER_THRESHOLDS,
     router: Router | None = None,
+    settings: Mapping[str, float | tuple[float, ...]] | None = None,
 ) -> Table:
     """Accuracy, compute in both conventions and exit shares at each threshold; then the near-lossless point.
 
-    A threshold is a number for all rounds or a row of one for each round but the last. Without labels there is no
-    accuracy and no near-lossless point.
+    A threshold is a number for all rounds or a row of one for each round but the last. ``settings`` are thresholds with
+    names, chosen elsewhere; each gets a row with its name. Without labels there is no accuracy and no near-lossless
+    point.
     """
     rows: list[Row] = []
     for name, records in models.items():
@@ -37,6 +39,10 @@ def frontier_table(
             rows += [
                 _row(name, records, point, "near-lossless")
                 for point in frontier(scores, hits, gmacs, [best.threshold], correct5=hits5)
+            ]
+        for setting, limit in (settings or {}).items():
+            rows += [
+                _row(name, records, point, setting) for point in frontier(scores, hits, gmacs, [limit], correct5=hits5)
             ]
     most = max(records.rounds for records in models.values())
     for row in rows:

@@ -28,6 +28,13 @@ def test_frontiers_of_several_models_lie_over_each_other():
     assert "paper" in figure.axes[0].get_xlabel()
 
 
+def test_settings_are_marks_at_what_they_give():
+    records = make_records()
+    found = lines(frontier_figure({"m": records}, settings={"mine": 0.5, "all": 0.0}))
+    assert found["m: all"] == pytest.approx(np.array([[records.gmacs()[-1], 100 * records.correct[:, -1].mean()]]))
+    assert found["m: mine"][0, 0] < records.gmacs()[-1]
+
+
 def test_the_other_figures_show_their_numbers():
     records = make_records()
     curves = risk_coverage_curves(records, 0.5)

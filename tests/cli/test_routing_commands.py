@@ -107,6 +107,22 @@ def test_frontier_in_every_format_and_of_several_models(records, tmp_path):
     refused("no records at", "frontier", tmp_path / "none.parquet")
 
 
+def test_frontier_shows_what_settings_give_on_other_records(records, others, tmp_path):
+    works("calibrate", records, "--near-lossless", "--out", tmp_path / "mine.json")
+    works("calibrate", records, "--exit-share", 0.5, "--out", tmp_path / "half.json")
+    settings = ["--setting", tmp_path / "mine.json", "--setting", tmp_path / "half.json"]
+    works("frontier", others, *settings, "--out", tmp_path / "f.json", "--out", tmp_path / "f.png")
+    rows = json.loads((tmp_path / "f.json").read_text())["rows"]
+    assert [row["note"] for row in rows[-3:]] == ["near-lossless", "mine", "half"]
+    assert rows[-2]["threshold"] == load_setting(tmp_path / "mine.json").threshold
+    assert rows[-1]["exit_share_1"] == pytest.approx(0.5, abs=0.05)
+    other = read_records(others)
+    write_records(replace(other, header=replace(other.header, weights="x")), tmp_path / "foreign.parquet")
+    assert "calibrated with other weights" in works("frontier", tmp_path / "foreign.parquet", *settings)
+    refused("there is no setting at", "frontier", others, "--setting", tmp_path / "none.json")
+    refused("a setting is a .json file", "frontier", others, "--setting", "0.5")
+
+
 def test_calibrate_by_each_rule(records, tmp_path):
     assert json.loads(works("calibrate", records, "--near-lossless"))["rule"] == "near-lossless"
     low, high = read_records(records).gmacs()
