@@ -12,9 +12,11 @@ from progresvit.cli import show
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="A model folder or a hub id.")],
-    data: Annotated[str, typer.Option(help="A folder or tars with <split>/<class>/<picture>, or hfds/… or wds/….")],
+    data: Annotated[
+        str, typer.Option(help="A folder or tars with <split>/<class>/<picture> or <class>/<picture>; hfds/…; wds/….")
+    ],
     out: Annotated[Path, typer.Option(help="The records to write, such as records.parquet.")],
-    split: Annotated[str, typer.Option(help="The split; '.' if the class folders lie at the top.")] = "val",
+    split: Annotated[str, typer.Option(help="The split; '.' for all pictures of class folders at the top.")] = "val",
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Any pictures in any folders.")] = False,
     restrict_classes: Annotated[
         bool, typer.Option("--restrict-classes", help="Predict only classes that the data has.")
@@ -52,6 +54,13 @@ def evaluate(
         end_processes()
     if not processes.first:
         return
+    if records.header.drawn_from is not None:
+        part = "learns from" if split == "train" else "holds back"
+        typer.echo(
+            f"note: {data} has neither train/ nor val/; these are the {records.header.pictures} of its "
+            f"{records.header.drawn_from} pictures that training {part} (--split . takes all)",
+            err=True,
+        )
     for line in records.header.unreadable:
         typer.echo(f"left out: {line}", err=True)
     if records.broken:

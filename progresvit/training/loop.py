@@ -15,7 +15,7 @@ import torch
 from progresvit import checkpoint
 from progresvit.data.order import Draw, seed_all
 from progresvit.processes import Processes
-from progresvit.training.build import Fed, build_model, build_objective, feed, find_splits
+from progresvit.training.build import Fed, build_model, build_objective, describe_splits, feed, find_splits
 from progresvit.training.folder import check_folder, claim_folder
 from progresvit.training.journal import Journal
 from progresvit.training.recipe import Recipe
@@ -42,7 +42,7 @@ def train(
     model = build_model(recipe, pictures).to(processes.device)
     step = TrainingStep(model, build_objective(recipe, model, processes), recipe, processes)
     fed = feed(recipe, pictures, held_out, model, processes)
-    claim_folder(out, recipe, data, pictures, processes, resume=resume, overwrite=overwrite)
+    claim_folder(out, recipe, data, (pictures, held_out), processes, resume=resume, overwrite=overwrite)
     progress = go_on(out / "checkpoints", step) if resume else Progress()
     order = fed.train.order
     journal = Journal(
@@ -51,6 +51,7 @@ def train(
         first_step=progress.step,
         evaluated_step=progress.history[-1]["step"] if progress.history else 0,
     )
+    journal.say(describe_splits(pictures, held_out))
     try:
         with stop_signals() as stop:
             Run(recipe, out, processes, step, fed, progress, journal, stop).go()
