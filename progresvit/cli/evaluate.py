@@ -54,13 +54,7 @@ def evaluate(
         end_processes()
     if not processes.first:
         return
-    if records.header.drawn_from is not None:
-        part = "learns from" if split == "train" else "holds back"
-        typer.echo(
-            f"note: {data} has neither train/ nor val/; these are the {records.header.pictures} of its "
-            f"{records.header.drawn_from} pictures that training {part} (--split . takes all)",
-            err=True,
-        )
+    show.tell_drawn(data, split, pictures=records.header.pictures, drawn_from=records.header.drawn_from)
     for line in records.header.unreadable:
         typer.echo(f"left out: {line}", err=True)
     if records.broken:
