@@ -2,13 +2,14 @@
 # make run     the package at work: the model that ships on the pictures that come along, sure or not at all
 # make test    lint, types and tests
 # make lint    lint and types alone
+# make docs    docs/api.md from the docstrings
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup run test lint format clean
+.PHONY: setup run test lint format docs clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -41,6 +42,9 @@ test: lint
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: setup
+	$(BIN)/python docs/make_api.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

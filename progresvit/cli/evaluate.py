@@ -12,9 +12,11 @@ from progresvit.cli import show
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="A model folder, shipped, or a hub id.")],
-    data: Annotated[str, typer.Option(help="A folder or tars with <split>/<class>/<picture>, or hfds/… or wds/….")],
+    data: Annotated[
+        str, typer.Option(help="A folder or tars with <split>/<class>/<picture> or <class>/<picture>; hfds/…; wds/….")
+    ],
     out: Annotated[Path, typer.Option(help="The records to write, such as records.parquet.")],
-    split: Annotated[str, typer.Option(help="The split; '.' if the class folders lie at the top.")] = "val",
+    split: Annotated[str, typer.Option(help="The split; '.' for all pictures of class folders at the top.")] = "val",
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Any pictures in any folders.")] = False,
     restrict_classes: Annotated[
         bool, typer.Option("--restrict-classes", help="Predict only classes that the data has.")
@@ -52,6 +54,7 @@ def evaluate(
         end_processes()
     if not processes.first:
         return
+    show.tell_drawn(data, split, pictures=records.header.pictures, drawn_from=records.header.drawn_from)
     for line in records.header.unreadable:
         typer.echo(f"left out: {line}", err=True)
     if records.broken:

@@ -78,6 +78,7 @@ def _find_pictures(data: str, split: str, workers: int, config: ModelConfig) -> 
     from progresvit.evaluation.classes import relabel
 
     pictures = DataSource(data=data, split=split).find()
+    show.tell_drawn(data, split, pictures=len(pictures), drawn_from=pictures.drawn_from)
     labels = tuple(relabel(pictures, config))
     return Int8Check(pictures=pictures, labels=labels, data=f"{data} ({split})", workers=workers)
 

@@ -61,6 +61,8 @@ def shift(
     finally:
         end_processes()
     if processes.first:
+        first = next(iter(found.values())).header
+        show.tell_drawn(data, split, pictures=first.pictures, drawn_from=first.drawn_from)
         _report(sets, found, out, tau, fitted)
 
 

@@ -166,6 +166,18 @@ def open_settings(
     return found
 
 
+def tell_drawn(data: str, split: str, *, pictures: int, drawn_from: int | None) -> None:
+    """If a split is no folder but drawn from a set without splits, say so."""
+    if drawn_from is None:
+        return
+    part = "learns from" if split == "train" else "holds back"
+    typer.echo(
+        f"note: {data} has neither train/ nor val/; these are the {pictures} of its {drawn_from} pictures that "
+        f"training {part} (--split . takes all)",
+        err=True,
+    )
+
+
 def short_names(paths: Sequence[Path]) -> list[str]:
     """The shortest endings of the paths that tell them apart."""
     for parts in range(1, max(len(path.parts) for path in paths) + 1):

@@ -10,7 +10,7 @@ import typer
 
 def train(
     recipe: Annotated[str, typer.Argument(help="The name of a recipe that ships, or the path of a YAML file.")],
-    data: Annotated[str, typer.Option(help="A folder or tars with <split>/<class>/<picture>; 'DIR/*.tar' works.")],
+    data: Annotated[str, typer.Option(help="A folder or tars with <split>/<class>/<picture> or <class>/<picture>.")],
     out: Annotated[Path, typer.Option(help="The folder of the run: checkpoints, logs, and the model in the end.")],
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change a value of the recipe: --set optimizer.batch=256")

@@ -57,7 +57,8 @@ class Order:
     def __post_init__(self) -> None:
         if self.batch > self.count:
             raise ValueError(
-                f"a batch of {self.batch} is larger than the set of {self.count} pictures; lower batch or add pictures."
+                f"a batch of {self.batch} is larger than the set of {self.count} pictures; add pictures or lower it: "
+                f"--set optimizer.batch={self.count}."
             )
         if self.batch % (self.processes * self.accumulate):
             raise ValueError(

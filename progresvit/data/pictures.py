@@ -1,8 +1,9 @@
 """Pictures by number: a folder per class, or tars that hold one; without labels, in any folders.
 
 ``<split>/<class>/<picture>`` is the layout in both; a split may have several parts (``fog/3``), and ``.`` means that
-the class folders lie at the top. A source is a folder, a tar, a folder of tars, or a pattern such as ``photos/*.tar``;
-what does not have this layout is passed over.
+the class folders lie at the top. A set that has them there, and neither ``train/`` nor ``val/``, can still be asked for
+these two: they are drawn from it (``held_back.py``). A source is a folder, a tar, a folder of tars, or a pattern such
+as ``photos/*.tar``; what does not have this layout is passed over.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from progresvit.data.held_back import TRAIN, VAL, hold_back
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 
@@ -37,6 +40,8 @@ class Pictures:
     entries: tuple[Entry, ...]
     targets: tuple[int, ...]
     """The class of each picture; UNLABELLED where there is none."""
+    drawn_from: int | None = None
+    """If the split is no folder but was drawn from a set without splits, how many pictures that set has."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -51,29 +56,26 @@ class Pictures:
     def subset(self, indices: Iterable[int]) -> Pictures:
         """Some of the pictures, the classes unchanged."""
         chosen = list(indices)
-        return Pictures(self.class_ids, tuple(self.entries[i] for i in chosen), tuple(self.targets[i] for i in chosen))
+        entries, targets = tuple(self.entries[i] for i in chosen), tuple(self.targets[i] for i in chosen)
+        return replace(self, entries=entries, targets=targets)
 
 
 def find_pictures(source: str | os.PathLike[str], split: str, class_ids: Sequence[str] | None = None) -> Pictures:
     """The pictures of a split. Classes are the folder names, sorted, or those given (the training split's)."""
     roots = _roots(os.fspath(source))
-    found: dict[str, list[Entry]] = {}
-    for root in roots:
-        for class_id, entry in _tar_entries(root, split) if root.suffix == ".tar" else _folder_entries(root, split):
-            found.setdefault(class_id, [])
-            if entry is not None:
-                found[class_id].append(entry)
+    found = _find_classes(roots, split)
+    drawn_from = None
+    if not found and split in (TRAIN, VAL) and not _find_classes(roots, VAL if split == TRAIN else TRAIN):
+        whole = _find_classes(roots, ".")
+        _check_filled(whole, source, ".")
+        _check_top(whole, source)
+        found, drawn_from = _draw_split(whole, split), sum(len(entries) for entries in whole.values())
     if not found:
         raise ValueError(
             f"{source} has no pictures under {split}/<class>/; lay them out so, in a folder or in tars, "
             f"or name another split ('.' if the class folders lie at the top)."
         )
-    empty = sorted(class_id for class_id, entries in found.items() if not entries)
-    if empty:
-        raise ValueError(
-            f"{_some(empty)} of {source} ({split}) hold no pictures; "
-            f"add some ({', '.join(SUFFIXES[:4])}, …) or remove the folder."
-        )
+    _check_filled(found, source, split)
     if class_ids is not None:
         foreign = sorted(set(found) - set(class_ids))
         if foreign:
@@ -81,13 +83,51 @@ def find_pictures(source: str | os.PathLike[str], split: str, class_ids: Sequenc
                 f"{split} has classes that training lacks: {_some(foreign)}; add them to it or remove them."
             )
     classes = tuple(class_ids) if class_ids is not None else tuple(sorted(found))
-    entries, targets = [], []
-    for target, class_id in enumerate(classes):
-        once = {entry.name: entry for entry in reversed(found.get(class_id, []))}  # a tar may lie beside its contents
-        ordered = [once[name] for name in sorted(once)]
-        entries += ordered
-        targets += [target] * len(ordered)
-    return Pictures(classes, tuple(entries), tuple(targets))
+    entries = [entry for class_id in classes for entry in found.get(class_id, [])]
+    targets = [target for target, class_id in enumerate(classes) for _ in found.get(class_id, [])]
+    return Pictures(classes, tuple(entries), tuple(targets), drawn_from)
+
+
+def _find_classes(roots: Sequence[Path], split: str) -> dict[str, list[Entry]]:
+    """The pictures of each class in a split that is a folder, by name; none for a class whose folder is empty."""
+    found: dict[str, dict[str, Entry]] = {}
+    for root in roots:
+        for class_id, entry in _tar_entries(root, split) if root.suffix == ".tar" else _folder_entries(root, split):
+            known = found.setdefault(class_id, {})
+            if entry is not None:
+                known.setdefault(entry.name, entry)  # a tar may lie beside its contents
+    return {class_id: [known[name] for name in sorted(known)] for class_id, known in found.items()}
+
+
+def _draw_split(whole: dict[str, list[Entry]], split: str) -> dict[str, list[Entry]]:
+    """Training's or validation's share of every class of a set without splits."""
+    drawn = {}
+    for class_id, entries in whole.items():
+        held_back = hold_back([entry.name for entry in entries], class_id=class_id)
+        drawn[class_id] = [entry for entry in entries if (entry.name in held_back) == (split == VAL)]
+    return drawn
+
+
+def _check_filled(found: dict[str, list[Entry]], source: str | os.PathLike[str], split: str) -> None:
+    empty = sorted(class_id for class_id, entries in found.items() if not entries)
+    if empty:
+        raise ValueError(
+            f"{_some(empty)} of {source} ({split}) hold no pictures; "
+            f"add some ({', '.join(SUFFIXES[:4])}, …) or remove the folder."
+        )
+
+
+def _check_top(whole: dict[str, list[Entry]], source: str | os.PathLike[str]) -> None:
+    """Folders of folders at the top are splits of other names rather than classes."""
+    deep = sorted(
+        class_id for class_id, entries in whole.items() if all(entry.name.count("/") > 1 for entry in entries)
+    )
+    if deep:
+        raise ValueError(
+            f"{source} has neither train/ nor val/, and {_some(deep)} hold folders of pictures, as a split does and a "
+            "class does not; name the splits (--set data.train=…, --set data.val=… in training, --split … elsewhere), "
+            "or lay the pictures out as <class>/<picture>."
+        )
 
 
 def find_unlabelled(source: str | os.PathLike[str]) -> Pictures:

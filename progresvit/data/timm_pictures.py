@@ -11,7 +11,7 @@ import progresvit._torchvision  # noqa: F401  (ahead of timm)
 # isort: split
 import tarfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,8 @@ class ReaderPictures(Pictures):
     def subset(self, indices: Iterable[int]) -> ReaderPictures:
         chosen = list(indices)
         plain = super().subset(chosen)
-        numbers = tuple(self.numbers[index] for index in chosen)
-        return ReaderPictures(plain.class_ids, plain.entries, plain.targets, self.reader, numbers)
+        assert isinstance(plain, ReaderPictures)
+        return replace(plain, numbers=tuple(self.numbers[index] for index in chosen))
 
 
 def _from_reader(source: str, split: str) -> ReaderPictures:
@@ -73,7 +73,7 @@ def _from_reader(source: str, split: str) -> ReaderPictures:
     classes = tuple(str(names.get(index, index)) for index in range(max(targets) + 1))
     name = source.removeprefix("hfds/")
     entries = tuple(Entry(source, f"{name}/{split}/{number}") for number in range(len(targets)))
-    return ReaderPictures(classes, entries, targets, reader, tuple(range(len(targets))))
+    return ReaderPictures(classes, entries, targets, reader=reader, numbers=tuple(range(len(targets))))
 
 
 def _from_shards(folder: Path, split: str) -> Pictures:

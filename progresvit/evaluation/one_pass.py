@@ -162,6 +162,7 @@ def _header(
         data=source.data,
         split=None if source.unlabelled else source.split,
         pictures=len(pictures),
+        drawn_from=pictures.drawn_from,
         names=hashlib.sha256("\n".join(entry.name for entry in pictures.entries).encode()).hexdigest(),
         classes=restricted,
         corruption=f"{source.corruption.name}/{source.corruption.severity}" if source.corruption else None,

@@ -55,6 +55,8 @@ class Header:
     """Found; those that could not be read are not among the records."""
     names: str
     """Hash of their names, in order."""
+    drawn_from: int | None = None
+    """How many pictures the data has, if it has no splits and these are drawn from it."""
     classes: tuple[int, ...] | None = None
     """If predictions were restricted to the classes of the data, their numbers. Entropies still see all."""
     corruption: str | None = None

@@ -28,6 +28,7 @@ STATISTICS = (
     *(f"probability_{rank}" for rank in range(1, LEADING + 1)),
     *(f"logit_{rank}" for rank in range(1, LEADING + 1)),
 )
+"""What a learned router sees of a round, by name."""
 
 
 def logit_statistics(logits: Tensor) -> Tensor:

@@ -48,6 +48,17 @@ def find_splits(recipe: Recipe, data: str) -> tuple[Pictures, Pictures]:
     return pictures, find(data, recipe.data.val, pictures.class_ids)
 
 
+def describe_splits(pictures: Pictures, held_out: Pictures) -> str:
+    """What a run learns from and what it is measured with, in a line for the person."""
+    names, more = pictures.class_ids[:5], len(pictures.class_ids) - 5
+    named = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+    drawn = "" if held_out.drawn_from is None else ": a fifth of each class, drawn by name"
+    return (
+        f"learning from {len(pictures):,} pictures of {len(pictures.class_ids)} classes ({named}); "
+        f"{len(held_out):,} others are held back{drawn}"
+    )
+
+
 def build_model(recipe: Recipe, pictures: Pictures) -> ProgResViT:
     """The recipe's model, with the start it asks for: for the classes of the data, or in training the teacher's."""
     distillation = recipe.distillation
@@ -65,7 +76,9 @@ def build_model(recipe: Recipe, pictures: Pictures) -> ProgResViT:
     )
     model = ProgResViT(config, drop_path=recipe.model.drop_path)
     start = recipe.model.start
-    if start and Path(start).expanduser().is_dir():
+    if start == api.SHIPPED:
+        _start_from_folder(model, api.shipped_folder())
+    elif start and Path(start).expanduser().is_dir():
         _start_from_folder(model, Path(start).expanduser())
     elif start:
         start_from_timm(model, start)

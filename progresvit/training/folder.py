@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -50,14 +51,23 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
 
 
 def claim_folder(
-    out: Path, recipe: Recipe, data: str, pictures: Pictures, processes: Processes, *, resume: bool, overwrite: bool
+    out: Path,
+    recipe: Recipe,
+    data: str,
+    splits: tuple[Pictures, Pictures],
+    processes: Processes,
+    *,
+    resume: bool,
+    overwrite: bool,
 ) -> None:
     """Make the run's folder, now that the run can start; on resuming, see that the data is that of the run."""
-    about: dict[str, Any] = {"pictures": len(pictures), "class_ids": list(pictures.class_ids), "data": data}
+    pictures, held_out = splits
+    about: dict[str, Any] = {"pictures": len(pictures), "held_back": len(held_out), "names": _names_hash(splits)}
+    about |= {"class_ids": list(pictures.class_ids), "data": data}
     about |= surroundings(processes.device, processes.count)
     before = _read_about(out) if resume else {}
-    for key in ("pictures", "class_ids"):
-        if before and before.get(key) != about[key]:
+    for key in ("pictures", "class_ids", "names"):
+        if before.get(key, about[key]) != about[key]:
             raise ValueError(
                 f"the run in {out} was made with other data: {before.get('data')}, {before.get('pictures')} pictures "
                 f"of {len(before.get('class_ids', []))} classes; resume with the same, or name another folder."
@@ -71,6 +81,12 @@ def claim_folder(
         replace_file(out / ABOUT_FILE, json.dumps(told, indent=2))
         replace_file(out / RECIPE_FILE, recipe.to_yaml())
     processes.wait()
+
+
+def _names_hash(splits: tuple[Pictures, Pictures]) -> str:
+    """Of what the pictures of both splits are called: a set without splits is split by that."""
+    names = [[entry.name for entry in pictures.entries] for pictures in splits]
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
 def _read_about(out: Path) -> dict[str, Any]:

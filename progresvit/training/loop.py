@@ -15,7 +15,7 @@ import torch
 from progresvit import checkpoint
 from progresvit.data.order import Draw, seed_all
 from progresvit.processes import Processes
-from progresvit.training.build import Fed, build_model, build_objective, data_rows, feed, find_splits
+from progresvit.training.build import Fed, build_model, build_objective, data_rows, describe_splits, feed, find_splits
 from progresvit.training.folder import check_folder, claim_folder
 from progresvit.training.journal import Journal
 from progresvit.training.recipe import Recipe
@@ -43,7 +43,7 @@ def train(
     rows = data_rows(recipe, model, pictures)
     step = TrainingStep(model, build_objective(recipe, model, processes, rows), recipe, processes, rows)
     fed = feed(recipe, pictures, held_out, model, processes)
-    claim_folder(out, recipe, data, pictures, processes, resume=resume, overwrite=overwrite)
+    claim_folder(out, recipe, data, (pictures, held_out), processes, resume=resume, overwrite=overwrite)
     progress = go_on(out / "checkpoints", step) if resume else Progress()
     order = fed.train.order
     journal = Journal(
@@ -52,6 +52,7 @@ def train(
         first_step=progress.step,
         evaluated_step=progress.history[-1]["step"] if progress.history else 0,
     )
+    journal.say(describe_splits(pictures, held_out))
     try:
         with stop_signals() as stop:
             Run(recipe, out, processes, step, fed, progress, journal, stop).go()

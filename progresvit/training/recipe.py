@@ -36,7 +36,7 @@ class Model(_Section):
     """Side of the images that training and evaluation give; a teacher may want them larger than the rounds do."""
     drop_path: float = Field(0.0, ge=0, lt=1)
     start: str | None = None
-    """Weights to start from: a timm model's name, or a model folder."""
+    """Weights to start from: a timm model's name, a model folder, or shipped, the model inside the package."""
 
     @model_validator(mode="after")
     def _one_description(self) -> Model:
@@ -161,6 +161,9 @@ class Recipe(_Section):
     schedule: Schedule = Schedule()
     distillation: Distillation | None = None
     ema: float = Field(0.99996, ge=0, lt=1)
+    """Decay of the moving average of the weights, by the step."""
+    ema_warmup: bool = False
+    """The decay begins at 0 and grows to ``ema``, so that a short run does not keep its start."""
     seed: int = Field(42, ge=0)
     run: Run = Run()
 

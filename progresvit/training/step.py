@@ -96,7 +96,7 @@ class TrainingStep:
         if recipe.run.precision == "fp16" and processes.device.type != "cuda":
             raise ValueError("fp16 needs a CUDA device; set run.precision=bf16 or fp32.")
         model.set_grad_checkpointing(recipe.run.grad_checkpointing)
-        self.ema = ModelEmaV3(model, decay=recipe.ema)
+        self.ema = ModelEmaV3(model, decay=recipe.ema, use_warmup=recipe.ema_warmup)
         self.optimizer = make_optimizer(model, recipe.optimizer)
         self.schedule = make_schedule(self.optimizer, recipe.schedule)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.run.precision == "fp16")
@@ -137,6 +137,7 @@ class TrainingStep:
                 self.scaler.scale(losses.mean() / len(batches)).backward()
             step_losses += losses.detach() / len(batches)
         self._update(self.processes.mean(step_losses))
+        self.ema.update(self.model, step + 1 if self.recipe.ema_warmup else None)
 
     def answering(self) -> ProgResViT:
         """The average as it answers: with the rows of the data's classes alone."""
@@ -164,7 +165,6 @@ class TrainingStep:
         else:
             self.optimizer.found_inf = self.broken  # type: ignore[attr-defined]
             self.optimizer.step()
-        self.ema.update(self.model)
 
     def _synced(self, last: bool) -> Any:
         """Gradients are shared among processes once, with the last micro-batch."""

@@ -1,0 +1,150 @@
+"""A folder of one's own pictures, without splits: from the model that ships to a model for their classes."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import progresvit
+from progresvit import api
+from progresvit.cli import app
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.data.pictures import find_pictures
+from progresvit.evaluation import read_records
+from progresvit.model import ProgResViT
+from progresvit.training import build, loop
+from progresvit.training.recipe import load_recipe
+from progresvit.training.supervised import Supervised
+from tests.training.runs import ALONE, losses, recipe, run
+
+MICRO = {"resolutions": [16, 32], "heads": [1, 2], "depth": 2, "patch_size": 8}
+COLOURS = {"bella": (200, 40, 40), "luna": (40, 200, 40), "rex": (40, 40, 200)}
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch, randomize):
+    """A micro model in the place of the one that ships."""
+    config = ModelConfig(
+        rounds=make_rounds(MICRO["resolutions"], MICRO["heads"]),
+        heads=2,
+        depth=MICRO["depth"],
+        patch_size=MICRO["patch_size"],
+        num_classes=5,
+        class_ids=tuple("abcde"),
+    )
+    folder = progresvit.save(randomize(ProgResViT(config)), tmp_path / "as_shipped")
+    monkeypatch.setattr(api, "shipped_folder", lambda: folder)
+    return folder
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Three classes of ten pictures, in folders at the top."""
+    return make_pictures(tmp_path / "pictures", 10)
+
+
+def make_pictures(root, count):
+    for name, colour in COLOURS.items():
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (40, 48), tuple(channel + number for channel in colour)).save(
+                root / name / f"{number}.png"
+            )
+    return root
+
+
+def short(**sections):
+    wanted = {"optimizer": {"batch": 8, "lr_batch": 8}, "schedule": {"epochs": 2, "cooldown": 0}, **sections}
+    return recipe(**wanted)
+
+
+def command(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result
+
+
+def test_the_shipped_model_gives_its_backbone_and_the_head_is_fresh(shipped, pictures):
+    wanted = short(model={"start": api.SHIPPED})
+    model = build.build_model(wanted, find_pictures(pictures, "train"))
+    assert model.config.class_ids == model.config.labels == ("bella", "luna", "rex")
+    weights, before = model.state_dict(), load_file(shipped / "model.safetensors")
+    assert weights["head.weight"].shape[0] == 3
+    same = {key: torch.equal(weights[key], before[key]) for key in before if not key.startswith("head.")}
+    assert all(same.values()), same
+
+
+def test_a_wrong_start_is_refused_with_what_to_give(shipped, pictures):
+    with pytest.raises(ValueError, match="shiped"):
+        build.build_model(short(model={"start": "shiped"}), find_pictures(pictures, "train"))
+
+
+def test_a_run_says_what_it_learns_from_and_what_is_held_back(shipped, pictures, tmp_path, capsys):
+    run(short(), pictures, tmp_path / "out")
+    line = capsys.readouterr().err.splitlines()[0]
+    assert line == (
+        "learning from 24 pictures of 3 classes (bella, luna, rex); "
+        "6 others are held back: a fifth of each class, drawn by name"
+    )
+    about = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (about["pictures"], about["held_back"]) == (24, 6)
+
+
+def test_a_resumed_run_has_the_same_split_and_another_set_of_names_is_refused(pictures, tmp_path):
+    run(short(), pictures, tmp_path / "out")
+    whole = losses(tmp_path / "out")
+    run(short(), pictures, tmp_path / "out", resume=True)
+    assert losses(tmp_path / "out") == whole
+    (pictures / "rex" / "3.png").rename(pictures / "rex" / "new.png")
+    with pytest.raises(ValueError, match=r"other data: .*24 pictures of 3 classes"):
+        run(short(), pictures, tmp_path / "out", resume=True)
+
+
+def test_a_batch_larger_than_a_small_set_is_refused_with_the_largest_that_fits(tmp_path):
+    small = make_pictures(tmp_path / "few", 2)
+    with pytest.raises(ValueError, match=r"larger than the set of 3 pictures; .* --set optimizer\.batch=3\."):
+        run(short(), small, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_average_that_warms_up_does_not_keep_the_start_of_a_short_run(pictures, tmp_path):
+    found = find_pictures(pictures, "train")
+    apart = {}
+    for warmup in (False, True):
+        wanted = short(model={"drop_path": 0.0}, ema=0.999, ema_warmup=warmup)
+        torch.manual_seed(0)
+        model = build.build_model(wanted, found)
+        step = loop.TrainingStep(model, Supervised(), wanted, ALONE)
+        start = model.head.weight.detach().clone()
+        for number, batches in enumerate(build.feed(wanted, found, found, model, ALONE).train.steps(0, 6)):
+            step(number, batches)
+        moved = (model.head.weight - start).norm()
+        apart[warmup] = ((step.ema.module.head.weight - model.head.weight).norm() / moved).item()
+    assert apart[False] > 0.9  # after six steps the plain average is still where it began
+    assert apart[True] < 0.6
+
+
+def test_own_folder_to_adaptive_model_in_three_commands(shipped, pictures, tmp_path):
+    """The recipe itself, at the size of a micro model."""
+    assert load_recipe("own_pictures").model.start == api.SHIPPED
+    micro = {**MICRO, "preset": None}
+    settings = [f"model.{key}={json.dumps(value)}" for key, value in micro.items()]
+    settings += ["schedule.epochs=3", "data.resident_side=null"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    command("train", "own_pictures", "--data", pictures, "--out", tmp_path / "own", "--device", "cpu", *options)
+    model, records = tmp_path / "own" / "model", tmp_path / "own.parquet"
+
+    told = command("evaluate", model, "--data", pictures, "--out", records, "--workers", 0, "--device", "cpu")
+    assert "these are the 6 of its 30 pictures that training holds back (--split . takes all)" in told.stderr
+    table = read_records(records)
+    assert sorted(table.ids) == sorted(entry.name for entry in find_pictures(pictures, "val").entries)
+    assert (table.header.split, table.header.drawn_from) == ("val", 30)
+
+    threshold = tmp_path / "threshold.json"
+    command("calibrate", records, "--near-lossless", "--out", threshold)
+    picture = pictures / "rex" / "0.png"
+    answer = command("classify", picture, "--model", model, "--threshold", threshold, "--json", "--device", "cpu")
+    assert any(name in answer.stdout for name in COLOURS)
