@@ -130,14 +130,26 @@ def _training(figures: Figures) -> str:
     lines = ["## Training"]
     for number, run in enumerate(figures["training"], start=1):
         stage = f"Stage {number}: " if len(figures["training"]) > 1 else ""
-        teacher = f", distilled from {run['teacher']}" if run["teacher"] else ""
+        teacher = f", {_distilled(run['recipe']['distillation'])}" if run["teacher"] else ""
         machines = f"{run['processes']} × {run['device']}" if run["processes"] > 1 else f"one {run['device']}"
-        lines.append(
-            f"{stage}{run['epochs']} epochs, seed {run['seed']}{teacher};\n{machines}, torch {run['torch']}, "
-            f"{run['minutes']:g} minutes of optimizer steps.\n\n```\n{run['command']}\n```"
+        stopped = run.get("stopped_at")
+        short = f" The weights are those after step {stopped:,} of {run['steps']:,}." if stopped else ""
+        told = (
+            f"{stage}{run['epochs']} epochs, seed {run['seed']}{teacher}; {machines}, torch {run['torch']}, "
+            f"{run['minutes']:g} minutes of optimizer steps.{short}"
         )
+        lines.append(f"{fill(told, 120)}\n\n```\n{run['command']}\n```")
     lines.append("The whole recipe is in `figures.json`.")
     return "\n\n".join(lines)
+
+
+def _distilled(wanted: Mapping[str, Any]) -> str:
+    """How a run was distilled; runs from before there was a choice were hard."""
+    if wanted.get("kind", "hard") == "hard":
+        return f"hard distillation from {wanted['teacher']}"
+    among = "all classes that it knows" if wanted["classes"] == "teacher" else "the classes of the data"
+    places = ", for the image and for each place in it" if wanted["map_weight"] else ""
+    return f"soft distillation from {wanted['teacher']} over {among}{places}"
 
 
 def _limits() -> str:
@@ -160,8 +172,8 @@ The weights come under the licence of this project (Apache 2.0), as far as that 
 pictures bind what was learned from them is unsettled, so take them as made for research."""
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"
 
 
 def _range(spread: Mapping[str, float], digits: int) -> str:

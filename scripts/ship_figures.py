@@ -49,7 +49,9 @@ def calibrate_all(records: Records, max_error: float) -> dict[str, Setting]:
     return {"near-lossless": near, **certified, "careful": evaluation.with_abstention(records, near, max_error)}
 
 
-def measure(records: Records, settings: Mapping[str, Setting], runs: Sequence[Path], *, picked: bool) -> dict[str, Any]:
+def measure(
+    records: Records, settings: Mapping[str, Setting], training: Sequence[Mapping[str, Any]], *, picked: bool
+) -> dict[str, Any]:
     """Everything that the card tells; ``picked`` if the checkpoint was chosen by its accuracy on these pictures."""
     config = records.config
     groups = _groups(records)
@@ -72,7 +74,7 @@ def measure(records: Records, settings: Mapping[str, Setting], runs: Sequence[Pa
         "rounds": rounds,
         "settings": {name: _routed(records, setting, groups) for name, setting in settings.items()},
         "halves": _halves(records),
-        "training": [describe_run(run) for run in runs],
+        "training": list(training),
     }
 
 
@@ -106,7 +108,10 @@ def _routed(records: Records, setting: Setting, groups: Mapping[str, NDArray[np.
         told |= {
             "abstain": setting.abstain,
             "answered": {name: float(given[rows].mean()) for name, rows in groups.items()},
-            "top1_of_answered": {name: float(1 - wrong[rows][given[rows]].mean()) for name, rows in groups.items()},
+            "top1_of_answered": {
+                name: float(1 - wrong[rows][given[rows]].mean()) if given[rows].any() else None
+                for name, rows in groups.items()
+            },
         }
     return told
 
@@ -147,7 +152,8 @@ def describe_run(run: Path) -> dict[str, Any]:
     return {
         "command": plain_command(about["command"]),
         "pictures": about["pictures"],
-        "epochs": recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"],
+        "epochs": (epochs := recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"]),
+        "steps": epochs * (about["pictures"] // recipe["optimizer"]["batch"]),
         "seed": recipe["seed"],
         "teacher": (recipe.get("distillation") or {}).get("teacher"),
         "device": about["device"],

@@ -49,7 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
         for name, setting in settings.items():
             replace(setting, data=DATA_NAME).save(staged / SETTINGS / f"{name}.json")
         replace(evaluation.measure_budgets(records), data=DATA_NAME).save(staged / BUDGETS_FILE)
-        figures = ship_figures.measure(records, settings, given.runs, picked=given.model.name == "best")
+        training = [ship_figures.describe_run(run) for run in given.runs]
+        training[-1]["stopped_at"] = given.stopped_at
+        figures = ship_figures.measure(records, settings, training, picked=given.model.name == "best")
         (staged / "figures.json").write_text(json.dumps(figures, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         (staged / "README.md").write_text(model_card.render(figures), encoding="utf-8")
     print(f"{given.out} is ready: read its README.md, then progresvit classify --samples")
@@ -76,6 +78,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="a folder or tars with <split>/<class>/<picture>")
     parser.add_argument("--split", default="val")
     parser.add_argument("--runs", type=Path, nargs="+", required=True, help="run folders of the training, in order")
+    parser.add_argument("--stopped-at", type=int, help="the step of the weights, if the last run did not reach its end")
     parser.add_argument("--records", type=Path, help="keep the records here, or go on with those that are here")
     parser.add_argument("--max-error", type=float, default=0.05, help="share of wrong answers that careful allows")
     parser.add_argument("--device", default="cpu")

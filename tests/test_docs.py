@@ -34,8 +34,8 @@ def test_every_public_name_has_a_docstring(make_api):
 
 def test_the_reference_shows_signatures_fields_and_methods_as_they_are_written(make_api):
     page = make_api.make_page()
-    assert "def load(source: Source, *, revision: str | None = None) -> ProgResViT\n" in page
-    assert "class Engine(\n    model: ProgResViT | PathLike,\n" in page
+    assert "def load(source: Source | None = None, *, revision: str | None = None) -> ProgResViT\n" in page
+    assert "class Engine(\n    model: ProgResViT | PathLike | None = None,\n" in page
     assert "- `resolution: int`: Image side in pixels, a multiple of the patch size." in page
     assert "- `classify(images: Pictures) -> list[Prediction]`: A prediction for each picture, in order." in page
     assert not re.search(r"\((self|cls)\b", page)

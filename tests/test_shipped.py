@@ -1,18 +1,21 @@
 """The model and the pictures that come with the package: whole, small, and what they say they are."""
 
 import json
+import os
 import re
 import warnings
 
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file
 
 import progresvit
-from progresvit import checkpoint
+from progresvit import checkpoint, evaluation
 from progresvit.api import shipped_folder
 from progresvit.data.preprocess import preprocessing_hash
 from progresvit.data.samples import samples_folder
+from progresvit.processes import Processes
 from progresvit.routing import load_budgets, load_setting
 from tests.test_ship_model import load_script
 
@@ -49,6 +52,29 @@ def test_settings_and_budgets_are_for_these_weights(model, figures):
     for name, one in zip(SETTINGS, found):
         assert figures["settings"][name]["threshold"] == one.threshold
         assert figures["settings"][name]["top1"]["all"] == pytest.approx(one.expected["top1"])
+
+
+def test_it_is_as_good_as_promised(figures):
+    first, last = (one["top1"]["all"] for one in figures["rounds"])
+    near = figures["settings"]["near-lossless"]
+    assert figures["pictures"]["all"] == 3932
+    assert last >= 0.85
+    assert first >= 0.70
+    assert near["saving"]["all"] >= 0.20
+    assert near["top1"]["all"] >= last - 0.0005
+
+
+@pytest.mark.skipif(
+    "PROGRESVIT_PHOTOS" not in os.environ, reason="PROGRESVIT_PHOTOS names no photographs to measure on"
+)
+def test_the_figures_come_out_again(model, figures, tmp_path):
+    """PROGRESVIT_PHOTOS='photos/*.tar' python -m pytest tests/test_shipped.py: Imagenette's and Imagewoof's val."""
+    source = evaluation.DataSource(data=os.environ["PROGRESVIT_PHOTOS"])
+    alone = Processes(0, 1, torch.device("cpu"))
+    records = evaluation.evaluate(model, source, tmp_path / "val.parquet", name="shipped", processes=alone)
+    assert len(records) == figures["pictures"]["all"]
+    for s, one in enumerate(figures["rounds"]):
+        assert records.correct[:, s].mean() == pytest.approx(one["top1"]["all"], abs=0.0006)
 
 
 def test_an_engine_without_arguments_is_silent_and_near_lossless():

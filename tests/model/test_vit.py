@@ -253,6 +253,18 @@ def test_stochastic_depth_drops_the_whole_gated_update_in_training_only(small_co
         assert torch.allclose(block(x, gates), gates.out * x)
 
 
+def test_kept_classes_answer_as_they_did_in_the_wider_head(small_config, randomize, images):
+    names = tuple("abcdefghijkl")
+    model = randomize(ProgResViT(small_config.replace(class_ids=names, labels=tuple(n.upper() for n in names)))).eval()
+    kept = model.keep_classes([7, 0, 3])
+    assert (kept.config.class_ids, kept.config.labels) == (("h", "a", "d"), ("H", "A", "D"))
+    assert not kept.training
+    with torch.no_grad():
+        for wide, narrow in zip(model(images), kept(images)):
+            assert torch.allclose(narrow.logits, wide.logits[:, [7, 0, 3]], atol=1e-6)
+    assert model.config.num_classes == 12
+
+
 def test_reset_classifier_forgets_the_old_classes(small_config):
     names = tuple(str(index) for index in range(12))
     model = ProgResViT(small_config.replace(class_ids=names, labels=names))

@@ -22,7 +22,7 @@ def recipe(**sections):
         "run": {"log_every": 1},
     }
     for name, section in sections.items():
-        values[name] = {**values[name], **section} if isinstance(section, dict) else section
+        values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section
     return make_recipe(values, origin="test")
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from progresvit.model import ProgResViT, RoundOutput
-from progresvit.training.distillation import Distillation
+from progresvit.training.distillation import HardDistillation, SoftDistillation
 from progresvit.training.recipe import Optimizer, Schedule, load_recipe
 from progresvit.training.step import RoundLosses, learning_rate, make_mixup, make_optimizer, make_schedule
 from progresvit.training.supervised import Supervised
@@ -55,7 +55,7 @@ class Fixed(nn.Module):
 
 def test_hard_distillation_is_half_the_label_and_half_the_teachers(outputs, labels):
     teacher = Fixed(torch.randn(5, 7))
-    objective = Distillation(teacher)
+    objective = HardDistillation(teacher)
     targets = objective.targets(torch.zeros(5, 3, 8, 8), labels)
     assert targets[1].tolist() == teacher.logits.argmax(dim=1).tolist()
     one_hot = torch.eye(7)[teacher.logits.argmax(dim=1)]
@@ -63,6 +63,64 @@ def test_hard_distillation_is_half_the_label_and_half_the_teachers(outputs, labe
     assert objective.losses(outputs, *targets).tolist() == pytest.approx(expected, abs=1e-5)
     assert not teacher.logits.requires_grad
     assert not teacher.training
+
+
+def divergence(taught, logits, temperature):
+    """t² sum_k p_k (log p_k - log q_k), averaged over the rows, in plain Python."""
+    total = 0.0
+    for mine, other in zip(taught.tolist(), logits.tolist()):
+        p, q = ([math.exp(value / temperature) for value in row] for row in (mine, other))
+        total += sum(a / sum(p) * math.log(a / sum(p) / (b / sum(q))) for a, b in zip(p, q))
+    return temperature**2 * total / len(logits)
+
+
+def test_soft_distillation_is_the_labels_and_the_divergence_from_the_teacher(outputs, labels):
+    teacher = Fixed(torch.randn(5, 7))
+    objective = SoftDistillation(teacher, nn.Linear(4, 7), weight=0.7, temperature=2.0)
+    losses = objective.losses(outputs, *objective.targets(torch.zeros(5, 3, 8, 8), labels))
+    expected = [
+        0.3 * by_hand(output.logits, labels) + 0.7 * divergence(teacher.logits, output.logits, 2.0)
+        for output in outputs
+    ]
+    assert losses.tolist() == pytest.approx(expected, abs=1e-5)
+    assert not teacher.logits.requires_grad
+
+
+def test_a_student_that_says_what_its_teacher_says_has_nothing_to_learn_from_it(labels):
+    teacher = Fixed(torch.randn(5, 7))
+    objective = SoftDistillation(teacher, nn.Linear(4, 7), weight=1.0, temperature=3.0)
+    same = [RoundOutput(teacher.logits.detach().clone(), torch.empty(0))]
+    assert objective.losses(same, *objective.targets(torch.zeros(5, 3, 8, 8), labels)).item() == pytest.approx(
+        0, abs=1e-6
+    )
+
+
+def test_labels_count_among_the_datas_rows_of_a_wider_head_and_the_teacher_among_all(outputs):
+    rows, labels = [5, 0, 3], torch.rand(5, 3).softmax(dim=-1)
+    teacher = Fixed(torch.randn(5, 7))
+    objective = SoftDistillation(teacher, nn.Linear(4, 7), weight=0.25, rows=torch.tensor(rows))
+    losses = objective.losses(outputs, *objective.targets(torch.zeros(5, 3, 8, 8), labels))
+    expected = [
+        0.75 * by_hand(output.logits[:, rows], labels) + 0.25 * divergence(teacher.logits, output.logits, 1.0)
+        for output in outputs
+    ]
+    assert losses.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_map_teaches_each_patch_what_the_teacher_sees_at_its_place(labels):
+    """A grid of 4 × 4 patches and a map of 2 × 2: the mean of four patches answers for a place."""
+    head, places = nn.Linear(6, 7), torch.randn(5, 4, 7)
+    tokens = torch.randn(5, 17, 4)  # a round of 4 of the head's 6 channels
+    output = RoundOutput(torch.randn(5, 7), tokens)
+    objective = SoftDistillation(Fixed(places), head, weight=0.5, map_weight=2.0)
+    targets = objective.targets(torch.zeros(5, 3, 8, 8), labels)
+    image = places.mean(dim=1)  # what it says of the image
+    assert torch.allclose(targets[1], image.softmax(dim=-1), atol=1e-6)
+    grid = tokens[:, 1:].unflatten(1, (2, 2, 2, 2)).mean(dim=(2, 4)).flatten(1, 2)  # (5, 2, 2, 2, 2, 4) -> (5, 4, 4)
+    said = grid @ head.weight[:, :4].T + head.bias
+    expected = 0.5 * by_hand(output.logits, labels) + 0.5 * divergence(image, output.logits, 1.0)
+    expected += 2.0 * divergence(places.flatten(0, 1), said.flatten(0, 1), 1.0)
+    assert objective.losses([output], *targets).tolist() == pytest.approx([expected], abs=1e-4)
 
 
 def test_smoothed_labels_without_mixing():

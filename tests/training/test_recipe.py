@@ -11,7 +11,8 @@ def test_every_recipe_that_was_promised_ships():
     assert set(shipped_recipes()) == {
         "192_240", "160_240", "160_384", "128_192_240", "192_240_kd", "160_384_kd",
         "width_only", "width_resolution", "deit_small_224", "deit_small_240", "deit_small_384",
-        "photos_tiny", "photos_tiny_kd", "photos_tiny_soft", "photos_small", "photos_small_kd", "own_pictures", "digits",
+        "photos_tiny", "photos_tiny_kd", "photos_tiny_soft", "photos_small", "photos_small_kd",
+        "own_pictures", "digits",
     }  # fmt: skip
 
 
@@ -45,13 +46,20 @@ def test_the_papers_recipe_is_that_of_the_method(name):
     assert (recipe.augment.erasing, recipe.augment.flip, recipe.augment.crop_scale) == (0.25, 0.5, (0.08, 1.0))
 
 
+def test_what_is_for_soft_distillation_is_refused_with_hard():
+    load_recipe("photos_tiny_kd", ["distillation.kind=soft", "distillation.temperature=2"])
+    with pytest.raises(ValueError, match="temperature and map_weight are for soft distillation; add kind: soft"):
+        load_recipe("photos_tiny_kd", ["distillation.temperature=2", "distillation.map_weight=1"])
+
+
 @pytest.mark.parametrize("name", ["192_240_kd", "160_384_kd"])
 def test_distilled_recipes_are_those_of_the_method(name):
     recipe = load_recipe(name)
     config = recipe.model.config(**NAMES)
     assert config == preset(f"progresvit_small_{name.removesuffix('_kd')}", layer_scale=1e-6, input_resolution=384)
     assert recipe.model.start == "deit3_small_patch16_384.fb_in22k_ft_in1k"
-    assert recipe.distillation.model_dump() == {"teacher": "deit3_base_patch16_384.fb_in22k_ft_in1k", "weight": 0.5}
+    wanted = recipe.distillation
+    assert (wanted.teacher, wanted.kind, wanted.weight) == ("deit3_base_patch16_384.fb_in22k_ft_in1k", "hard", 0.5)
     assert recipe.run.precision == "bf16"
     assert config.input_side == 384
 

@@ -8,7 +8,7 @@ from PIL import Image
 import progresvit
 from progresvit.config import preset
 from progresvit.data import evaluation_transform
-from progresvit.training.teachers import Teacher, load_teacher
+from progresvit.training.teachers import Teacher, load_teacher, teacher_class_ids
 
 CAT = Path(__file__).parent.parent.parent / "progresvit" / "samples" / "cat.jpg"
 WOOF = ("n02086240", "n02087394", "n02088364")  # three of Imagewoof's dogs
@@ -48,6 +48,54 @@ def test_a_teacher_answers_in_the_students_classes():
     teacher = load_teacher("efficientnet-lite2", student)
     names = timm.data.ImageNetInfo().label_names()
     assert [names[index] for index in teacher.classes.tolist()] == list(WOOF)
+
+
+def test_a_wider_head_has_the_teachers_classes_in_its_order():
+    student = preset("progresvit_tiny_160_224", class_ids=teacher_class_ids("efficientnet-lite2"))
+    assert load_teacher("efficientnet-lite2", student).classes is None
+
+
+def test_efficientnet_lite2_sees_the_cat_where_it_is():
+    """The mean over its map is its answer, checked on loading; here on a real picture at another resolution."""
+    student = preset("progresvit_tiny_160_224", num_classes=1000)
+    image = evaluation_transform(student)(Image.open(CAT).convert("RGB")).unsqueeze(0)
+    with torch.no_grad():
+        whole = load_teacher("efficientnet-lite2", student, resolution=224).eval()(image)
+        places = load_teacher("efficientnet-lite2", student, resolution=224, as_map=True).eval()(image)
+    assert places.shape == (1, 49, 1000)
+    assert torch.allclose(places.mean(dim=1), whole, atol=1e-3)
+    where_it_is_surest = places[0].softmax(dim=-1).amax(dim=1).argmax()
+    assert places[0, where_it_is_surest].argmax() in (281, 282, 285)  # tabby, tiger cat, Egyptian cat
+
+
+def test_convolutional_timm_models_have_a_map(monkeypatch):
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, pretrained=False))
+    student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+    teacher = load_teacher("resnet10t", student, resolution=128, as_map=True).eval()
+    with torch.no_grad():
+        assert teacher(torch.randn(2, 3, 224, 224)).shape == (2, 16, 3)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "mobilenetv3_small_050"])
+def test_a_teacher_without_a_map_is_refused(name, monkeypatch):
+    """A ViT has no places that it averages, and MobileNetV3 has a layer between its mean and its classifier."""
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, pretrained=False))
+    student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+    with pytest.raises(ValueError, match=r"has no map.*map_weight=0"):
+        load_teacher(name, student, as_map=True)
+
+
+def test_a_teacher_of_one_size_is_not_given_another(monkeypatch, small_config, tmp_path):
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, pretrained=False))
+    student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+    with pytest.raises(ValueError, match="cannot look at 160 pixels"):
+        load_teacher("vit_tiny_patch16_224", student, resolution=160)
+    folder = progresvit.save(progresvit.ProgResViT(small_config), tmp_path / "model")
+    with pytest.raises(ValueError, match=r"leave distillation.resolution out"):
+        load_teacher(str(folder), small_config, resolution=64)
 
 
 def test_any_timm_model_can_teach(monkeypatch):
