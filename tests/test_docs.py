@@ -1,11 +1,15 @@
-"""The pages: the reference is that of the code, the map shows every file, and links lead somewhere."""
+"""The pages: the reference is that of the code, the map shows every file, links lead somewhere, figures are measured."""
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
+
+import progresvit
+from progresvit.data.samples import samples_folder
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -67,3 +71,36 @@ def test_the_map_shows_every_file_of_the_package():
     ]
     assert missing == []
     assert {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()} <= words
+
+
+def test_the_readme_says_of_the_shipped_model_what_was_measured():
+    figures = json.loads((ROOT / "progresvit" / "shipped" / "figures.json").read_text(encoding="utf-8"))
+    first, last = figures["rounds"]
+    told = {"round 1 alone": (first["top1"], first["gmacs"]), "all rounds": (last["top1"], last["gmacs"])}
+    for name in ("near-lossless", "drop-0.5", "drop-1"):
+        told[f"`{name}`"] = (figures["settings"][name]["top1"], figures["settings"][name]["gmacs"]["all"])
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, (top1, gmacs) in told.items():
+        saved = 1 - gmacs / last["gmacs"]
+        cells = [f"{100 * top1[group]:.1f} %" for group in ("all", "easy ten", "ten dogs")]
+        cells += [f"{gmacs:.3f}", f"{100 * saved:.1f} %" if saved else "–"]
+        assert f"| {name} | {' | '.join(cells)} |" in page
+    halves = figures["halves"]["settings"]["near-lossless"]
+    lost, saved = (100 * halves[key]["mean"] for key in ("drop", "saving"))
+    assert f"lost {lost:.2f} points and saved\n{saved:.1f} %" in page
+
+
+def test_the_readme_shows_what_the_first_command_prints():
+    """All but the last digits, which another machine may round another way."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = page[page.index("$ progresvit classify --samples") :].split("```")[0]
+    shown = {cells[1]: cells for line in block.splitlines() if len(cells := re.split(r"\s*│\s*", line)) == 9}
+    engine = progresvit.Engine(top_k=2)
+    paths = sorted(samples_folder().glob("*.jpg"))
+    assert set(shown) == {path.name for path in paths}
+    for path, found in zip(paths, engine.classify(paths)):
+        _, _, answer, probability, _, round_, entropy, gmacs, _ = shown[path.name]
+        assert (answer, int(round_)) == (found.label, found.exit_round)
+        assert float(probability) == pytest.approx(100 * found.probability, abs=0.2)
+        assert float(entropy) == pytest.approx(found.entropy, abs=2e-3)
+        assert float(gmacs) == pytest.approx(found.gmacs, abs=1e-3)
