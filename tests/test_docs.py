@@ -1,4 +1,4 @@
-"""The pages: the reference is that of the code, the map shows every file, links lead somewhere, figures are measured."""
+"""The pages: the reference is the code's, the map shows every file, links lead somewhere, figures are measured."""
 
 import importlib.util
 import json
