@@ -167,6 +167,15 @@ class Recipe(_Section):
     seed: int = Field(42, ge=0)
     run: Run = Run()
 
+    @model_validator(mode="after")
+    def _one_head(self) -> Recipe:
+        wide = self.distillation is not None and self.distillation.classes == "teacher"
+        if wide and self.model.num_classes is not None:
+            raise ValueError(
+                "with distillation.classes=teacher the head has the teacher's; leave model.num_classes out"
+            )
+        return self
+
     @property
     def epochs(self) -> int:
         """All of them, cooldown included."""

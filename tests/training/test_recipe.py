@@ -52,6 +52,11 @@ def test_what_is_for_soft_distillation_is_refused_with_hard():
         load_recipe("photos_tiny_kd", ["distillation.temperature=2", "distillation.map_weight=1"])
 
 
+def test_a_head_of_the_teachers_classes_has_no_number_of_its_own():
+    with pytest.raises(ValueError, match=r"leave model\.num_classes out"):
+        load_recipe("photos_tiny_soft", ["model.num_classes=20"])
+
+
 @pytest.mark.parametrize("name", ["192_240_kd", "160_384_kd"])
 def test_distilled_recipes_are_those_of_the_method(name):
     recipe = load_recipe(name)
