@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  $(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --editable '.[dev]'
 	@touch $@
 
-# The model knows one of the sample pictures, the church. First it answers for all; then it withholds unsure answers.
+# The model knows four of the ten sample pictures. First it answers for all; then it withholds unsure answers.
 run: setup
 	$(BIN)/progresvit classify --samples --top-k 2
 	$(BIN)/progresvit classify --samples --threshold careful

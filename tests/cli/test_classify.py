@@ -28,7 +28,7 @@ def test_a_table_of_answers_and_what_was_saved(model, digits, picture):
     output = works("classify", picture, digits / "val" / "0", "--model", model, "--threshold", "0.9")
     assert picture.name in output
     assert any(name in output for name in ("zero", "one", "two", "three"))
-    assert "7 pictures: " in output
+    assert "10 pictures: " in output
     assert "GMACs on average instead of" in output
 
 
@@ -74,7 +74,7 @@ def test_a_setting_is_asked_for_by_name_and_a_budget_by_number(model, digits, tm
 def test_without_a_model_it_is_the_one_that_ships_and_unsure_answers_are_declined():
     output = works("classify", "--samples")
     assert "church.jpg" in output
-    assert "7 pictures: " in output
+    assert "10 pictures: " in output
     assert "calibrated by the rule near-lossless on 3932 pictures" in output
     assert "none (" in works("classify", "--samples", "--threshold", "careful")
 
