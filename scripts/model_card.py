@@ -119,7 +119,7 @@ def _halves(figures: Figures) -> str:
     for name, one in told["settings"].items():
         broken = "–" if "broken" not in one else f"{one['broken']} of {told['number']}"
         rows.append([name, _range(one["drop"], 2), _range(one["saving"], 1), broken])
-    heads = ["setting", "top-1 lost, points", "GMACs saved, %", "more lost than promised"]
+    heads = ["setting", "top-1 lost, points", "GMACs saved, %", "more right answers lost than promised"]
     return (
         f"## On pictures that were not calibrated on\n\nCalibrated on a random half, measured on the other, "
         f"{told['number']} times: mean, and from lowest to highest.\n\n{_table(heads, rows)}"

@@ -119,10 +119,11 @@ def _make_engine(
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Engine(
-        model, show.parse_limit(threshold), budget_gmacs=budget_gmacs, router=router, abstain=abstain, top_k=top_k,
-        backend=backend, device=device, precision=precision, batch=batch, threads=threads, workers=workers,
-    )  # fmt: skip
+    with show.setting_notes():
+        return Engine(
+            model, show.parse_limit(threshold), budget_gmacs=budget_gmacs, router=router, abstain=abstain, top_k=top_k,
+            backend=backend, device=device, precision=precision, batch=batch, threads=threads, workers=workers,
+        )  # fmt: skip
 
 
 def _in_bulk(engine: Engine, found: list[Entry], out: Path, overwrite: bool) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +24,7 @@ def export(
     temperatures: Annotated[str | None, typer.Option(help="Temperatures to keep, one for each round: 1.1,0.9")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Quantise, and measure on --data what it costs.")] = False,
     data: Annotated[str | None, typer.Option(help="For --int8: pictures as evaluate takes them.")] = None,
-    split: Annotated[str, typer.Option(help="Their split; '.' if the class folders lie at the top.")] = "val",
+    split: Annotated[str, typer.Option(help="Their split; '.' for all pictures of class folders at the top.")] = "val",
     workers: Annotated[int, typer.Option(help="Processes that decode pictures; 0 for none.")] = 2,
 ) -> None:
     """Write a model as one graph per round with a dynamic batch. Whoever runs them needs no torch."""
@@ -41,10 +40,8 @@ def export(
     check = None if data is None else _find_pictures(data, split, workers, loaded.config)
 
     from progresvit.engine.export import export as run
-    from progresvit.routing import SettingWarning
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", SettingWarning)
+    with show.setting_notes():
         manifest = run(
             loaded,
             out,
@@ -54,9 +51,6 @@ def export(
             int8=check,
             progress=lambda what: typer.echo(what, err=True),
         )
-    for warning in caught:
-        if issubclass(warning.category, SettingWarning):
-            typer.echo(f"note: {warning.message}", err=True)
     if manifest.int8 is not None:
         show.show_table(_int8_table(manifest.int8))
     typer.echo(f"{out} is ready: {', '.join(name for files in manifest.files for name in files)}, export.json")

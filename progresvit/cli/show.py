@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,14 +167,29 @@ def open_settings(
     return found
 
 
+@contextmanager
+def setting_notes() -> Iterator[None]:
+    """Warnings about a setting become notes for the person."""
+    from progresvit.routing import SettingWarning
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SettingWarning)
+        yield
+    for warning in caught:
+        if issubclass(warning.category, SettingWarning):
+            typer.echo(f"note: {warning.message}", err=True)
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
 def tell_drawn(data: str, split: str, *, pictures: int, drawn_from: int | None) -> None:
     """If a split is no folder but drawn from a set without splits, say so."""
     if drawn_from is None:
         return
-    part = "learns from" if split == "train" else "holds back"
+    share = "those that training would learn from" if split == "train" else "a fifth of each class, drawn by name"
     typer.echo(
-        f"note: {data} has neither train/ nor val/; these are the {pictures} of its {drawn_from} pictures that "
-        f"training {part} (--split . takes all)",
+        f"note: {data} has neither train/ nor val/; these are {pictures} of its {drawn_from} pictures, {share}, as "
+        "training on them draws it (--split . takes all)",
         err=True,
     )
 

@@ -118,7 +118,12 @@ def _check_filled(found: dict[str, list[Entry]], source: str | os.PathLike[str],
 
 
 def _check_top(whole: dict[str, list[Entry]], source: str | os.PathLike[str]) -> None:
-    """Folders of folders at the top are splits of other names rather than classes."""
+    """Folders of folders at the top are splits of other names rather than classes, and splits need classes."""
+    if TRAIN in whole and set(whole) <= {TRAIN, VAL, "test"}:
+        raise ValueError(
+            f"{source} has {_some(sorted(whole))} with pictures and no classes in them; lay the pictures out as "
+            "<split>/<class>/<picture>, or as <class>/<picture>."
+        )
     deep = sorted(
         class_id for class_id, entries in whole.items() if all(entry.name.count("/") > 1 for entry in entries)
     )
@@ -166,19 +171,25 @@ def _roots(source: str) -> list[Path]:
 def _folder_entries(root: Path, split: str) -> Iterator[tuple[str, Entry | None]]:
     folder = root / split
     for class_folder in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if not class_folder.is_dir() or class_folder.name.startswith("."):
+        if not class_folder.is_dir() or _is_hidden((class_folder.name,)):
             continue
         yield class_folder.name, None
         for path in class_folder.rglob("*"):
-            if path.suffix.lower() in SUFFIXES and path.is_file():
-                yield class_folder.name, Entry(str(path), path.relative_to(root).as_posix())
+            inside = path.relative_to(root)
+            if path.suffix.lower() in SUFFIXES and path.is_file() and not _is_hidden(inside.parts):
+                yield class_folder.name, Entry(str(path), inside.as_posix())
 
 
 def _tar_entries(path: Path, split: str) -> Iterator[tuple[str, Entry | None]]:
     prefix = Path(split).parts  # none for "."
     for parts, entry in _tar_members(path):
-        if len(parts) >= len(prefix) + 2 and parts[: len(prefix)] == prefix:
+        if not _is_hidden(parts) and len(parts) >= len(prefix) + 2 and parts[: len(prefix)] == prefix:
             yield parts[len(prefix)], entry
+
+
+def _is_hidden(parts: Sequence[str]) -> bool:
+    """What systems leave behind: dot files and folders, and a Mac's shadow of every file in an archive."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in parts)
 
 
 def _tar_members(path: Path) -> Iterator[tuple[tuple[str, ...], Entry]]:

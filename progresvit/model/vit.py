@@ -120,6 +120,9 @@ class ProgResViT(nn.Module):
 
     def keep_classes(self, rows: Sequence[int]) -> ProgResViT:
         """A copy that tells these classes apart and no others, in this order."""
+        known = range(self.config.num_classes)
+        if not rows or len(set(rows)) < len(rows) or not all(row in known for row in rows):
+            raise ValueError(f"give different rows of the head, from 0 to {len(known) - 1}, not {list(rows)}.")
         names = {
             name: None if values is None else tuple(values[row] for row in rows)
             for name, values in (("class_ids", self.config.class_ids), ("labels", self.config.labels))

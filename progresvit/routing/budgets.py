@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from progresvit.atomic import replace_file
 from progresvit.folders import BUDGETS_FILE
+from progresvit.routing.arrays import HIGHEST
 from progresvit.routing.calibration import ROUNDING, threshold_for_budget
 from progresvit.routing.frontier import OperatingPoint, frontier
 from progresvit.routing.setting import Setting
@@ -79,8 +81,9 @@ class Budgets:
 def spread_points(scores: ArrayLike, correct: ArrayLike | None, gmacs: Sequence[float]) -> tuple[OperatingPoint, ...]:
     """Operating points at evenly spread budgets, dearest first; (N, S) and (N, S), GMACs cumulative."""
     wanted = np.linspace(gmacs[-1], gmacs[0], STEPS + 1)
-    thresholds = [threshold_for_budget(scores, gmacs, float(budget)) for budget in wanted]
-    return tuple(frontier(scores, correct, gmacs, sorted(set(thresholds))))
+    thresholds = [threshold_for_budget(scores, gmacs, float(budget)) for budget in wanted[:-1]]
+    always = max(math.nextafter(HIGHEST, math.inf), threshold_for_budget(scores, gmacs, gmacs[0]))  # every image leaves
+    return tuple(frontier(scores, correct, gmacs, sorted({*thresholds, always})))
 
 
 def load_budgets(path: str | Path) -> Budgets:
@@ -98,5 +101,8 @@ def load_budgets(path: str | Path) -> Budgets:
 def budget_setting(folder: Path | None, gmacs: float) -> Setting:
     """The threshold for a budget, from the table in a model's folder."""
     if folder is None:
-        raise ValueError(f"a budget needs the {BUDGETS_FILE} of a model's folder; give the folder, or a threshold.")
+        raise ValueError(
+            f"a budget needs the {BUDGETS_FILE} of a model's folder, which exports and models in memory have not; give "
+            "the folder, or a threshold."
+        )
     return load_budgets(folder / BUDGETS_FILE).setting(gmacs)

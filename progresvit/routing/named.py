@@ -36,9 +36,11 @@ def find_setting(wanted: str | os.PathLike[str], folder: Path | None) -> Setting
     names = setting_names(folder)
     if str(wanted) not in names:
         where = "the model" if folder is None else str(folder)
-        there = f"it has {', '.join(names)}" if names else f"it has no {SETTINGS} folder with any"
+        there, one = (
+            (f"it has {', '.join(names)}", "one of them, ") if names else (f"it has no {SETTINGS} folder with any", "")
+        )
         raise ValueError(
-            f"{where} has no setting {str(wanted)!r} ({there}); give one of them, a number, or a file that this wrote: "
+            f"{where} has no setting {str(wanted)!r} ({there}); give {one}a number, or a file that this wrote: "
             "progresvit calibrate RECORDS --out FILE.json"
         )
     assert folder is not None

@@ -21,6 +21,7 @@ from progresvit.data.resident import (
     resident_for_training,
 )
 from progresvit.data.timm_pictures import find_timm_pictures, is_timm_name
+from progresvit.folders import find_folder
 from progresvit.interop import start_from_timm
 from progresvit.model import ProgResViT
 from progresvit.processes import Processes
@@ -45,6 +46,11 @@ def find_splits(recipe: Recipe, data: str) -> tuple[Pictures, Pictures]:
     """The pictures to learn from and those held back."""
     find = find_timm_pictures if is_timm_name(data) else find_pictures
     pictures = find(data, recipe.data.train, None)
+    if len(pictures.class_ids) < 2:
+        raise ValueError(
+            f"{data} has one class only, {pictures.class_ids[0]}, and nothing to tell it from; give a folder for each "
+            "of two or more (or did you mean the folder above or below?)."
+        )
     return pictures, find(data, recipe.data.val, pictures.class_ids)
 
 
@@ -76,10 +82,8 @@ def build_model(recipe: Recipe, pictures: Pictures) -> ProgResViT:
     )
     model = ProgResViT(config, drop_path=recipe.model.drop_path)
     start = recipe.model.start
-    if start == api.SHIPPED:
-        _start_from_folder(model, api.shipped_folder())
-    elif start and Path(start).expanduser().is_dir():
-        _start_from_folder(model, Path(start).expanduser())
+    if start and (start == api.SHIPPED or Path(start).expanduser().is_dir()):
+        _start_from_folder(model, find_folder(start))
     elif start:
         start_from_timm(model, start)
     return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from progresvit.atomic import replace_file
 from progresvit.data.pictures import Pictures
 from progresvit.processes import Processes
 from progresvit.training.journal import surroundings
-from progresvit.training.recipe import Recipe
+from progresvit.training.recipe import Recipe, make_recipe
 
 RECIPE_FILE = "recipe.yaml"
 ABOUT_FILE = "run.json"
@@ -42,12 +43,23 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
         before = yaml.safe_load((out / RECIPE_FILE).read_text(encoding="utf-8"))
         if not isinstance(before, dict):
             raise ValueError(f"{out / RECIPE_FILE} is damaged; put the recipe of the run back, or use --overwrite.")
+        before = yaml.safe_load(_read_recipe(before, out).to_yaml())  # with keys newer than it
         differing = _differences(before, yaml.safe_load(recipe.to_yaml()))
         if differing:
             raise ValueError(
                 f"{out} holds a run of another recipe ({', '.join(differing)}); resume with the same one, "
                 "or name another folder."
             )
+
+
+def _read_recipe(known: dict[str, Any], out: Path) -> Recipe:
+    try:
+        return make_recipe(known, origin=RECIPE_FILE)
+    except ValueError as error:
+        raise ValueError(
+            f"{out} holds a run of another recipe, which this version cannot read ({error}); name another folder, or "
+            "remove the run with --overwrite."
+        ) from error
 
 
 def claim_folder(
@@ -85,7 +97,7 @@ def claim_folder(
 
 def _names_hash(splits: tuple[Pictures, Pictures]) -> str:
     """Of what the pictures of both splits are called: a set without splits is split by that."""
-    names = [[entry.name for entry in pictures.entries] for pictures in splits]
+    names = [sorted(unicodedata.normalize("NFC", entry.name) for entry in pictures.entries) for pictures in splits]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 

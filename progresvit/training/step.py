@@ -125,7 +125,8 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
         step_losses = torch.zeros_like(self.sums)
         for turn, (images, targets) in enumerate(batches):
-            seed_all(Draw.STEP, self.recipe.seed, step, self.processes.rank * len(batches) + turn)
+            draw = (Draw.STEP, self.recipe.seed, step, self.processes.rank * len(batches) + turn)
+            seed_all(*draw)
             images, labels = self.mixup(images, targets)
             last = turn == len(batches) - 1
             with self._synced(last):
@@ -133,6 +134,7 @@ class TrainingStep:
                     compared = self.objective.targets(images, labels)
                     if self.record:
                         self._record(images, *compared)
+                        seed_all(*draw)  # recording drew too, and the step must not depend on when that was
                     losses = self.losses(images, *compared)  # (S,)
                 self.scaler.scale(losses.mean() / len(batches)).backward()
             step_losses += losses.detach() / len(batches)
@@ -181,9 +183,11 @@ def compile_blocks(model: ProgResViT) -> None:
 
 
 def _check_recording(recipe: Recipe, processes: Processes) -> None:
-    if processes.device.type != "cuda" or processes.count > 1 or recipe.optimizer.accumulate > 1:
+    plain = recipe.optimizer.accumulate == 1 and not recipe.run.grad_checkpointing
+    if processes.device.type != "cuda" or processes.count > 1 or not plain:
         raise ValueError(
-            "run.cuda_graphs works on one GPU and without accumulating (optimizer.accumulate=1); set it to false."
+            "run.cuda_graphs works on one GPU, without accumulating (optimizer.accumulate=1) and without "
+            "run.grad_checkpointing; set it to false."
         )
 
 

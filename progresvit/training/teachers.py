@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from progresvit import api
 from progresvit.config import ModelConfig
-from progresvit.folders import read_config
+from progresvit.folders import SHIPPED, find_folder, read_config
 from progresvit.model import ProgResViT
 
 IMAGENET_CLASSES = 1000
@@ -83,8 +83,8 @@ class Mapped(nn.Module):
 
 def teacher_class_ids(name: str) -> tuple[str, ...]:
     """The classes that a teacher tells apart, in its order."""
-    if name != LITE and Path(name).is_dir():
-        class_ids = read_config(Path(name)).class_ids
+    if _is_ours(name):
+        class_ids = read_config(find_folder(name)).class_ids
         if class_ids is None:
             raise ValueError(f"the teacher {name} does not name its classes; set distillation.classes=data.")
         return class_ids
@@ -105,6 +105,11 @@ def load_teacher(name: str, student: ModelConfig, *, resolution: int | None = No
     return teacher
 
 
+def _is_ours(name: str) -> bool:
+    """Whether it names a model folder, the one that ships among them."""
+    return name != LITE and (name == SHIPPED or Path(name).expanduser().is_dir())
+
+
 def _load(name: str, student: ModelConfig, resolution: int | None) -> Teacher:
     if name == LITE:
         return Teacher(
@@ -115,7 +120,7 @@ def _load(name: str, student: ModelConfig, resolution: int | None) -> Teacher:
             std=LITE_STD,
             classes=_imagenet(student),
         )
-    if Path(name).is_dir():
+    if _is_ours(name):
         model = api.load(name)
         if resolution not in (None, model.config.resolution):
             raise ValueError(

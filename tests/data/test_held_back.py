@@ -99,3 +99,32 @@ def test_a_class_may_be_called_train_and_may_have_folders_of_its_own(tmp_path):
     pictures = find_pictures(tmp_path, "train")
     assert pictures.class_ids == ("car", "train")
     assert (len(pictures), pictures.drawn_from) == (12, 15)
+
+
+def test_splits_without_classes_are_not_taken_for_classes(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        for number in range(4):
+            (tmp_path / split / f"{number}.png").write_bytes(b"")
+    with pytest.raises(ValueError, match="has train, val with pictures and no classes in them"):
+        find_pictures(tmp_path, "train")
+
+
+def test_what_systems_leave_behind_is_no_class_and_no_picture(tmp_path):
+    for name in (
+        "cat/1.png",
+        "cat/2.png",
+        "cat/._1.png",
+        "dog/1.png",
+        "dog/2.png",
+        ".cache/1.png",
+        "__MACOSX/cat/1.png",
+    ):
+        path = tmp_path / "set" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    with tarfile.open(tmp_path / "set.tar", "w") as tar:
+        tar.add(tmp_path / "set", arcname=".")
+    for source in (tmp_path / "set", tmp_path / "set.tar"):
+        found = find_pictures(source, ".")
+        assert [entry.name for entry in found.entries] == ["cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"]

@@ -265,6 +265,12 @@ def test_kept_classes_answer_as_they_did_in_the_wider_head(small_config, randomi
     assert model.config.num_classes == 12
 
 
+@pytest.mark.parametrize("rows", [[], [0, 0], [-1], [12]])
+def test_rows_that_cannot_be_kept_are_refused(small_model, rows):
+    with pytest.raises(ValueError, match="different rows of the head, from 0 to 11"):
+        small_model.keep_classes(rows)
+
+
 def test_reset_classifier_forgets_the_old_classes(small_config):
     names = tuple(str(index) for index in range(12))
     model = ProgResViT(small_config.replace(class_ids=names, labels=names))

@@ -79,6 +79,13 @@ def test_fine_tuning_starts_from_a_model_folder(digits, tmp_path):
     assert all(torch.allclose(left[key], right[key], atol=1e-6) for key in left)
 
 
+def test_one_class_cannot_be_told_apart(digits, tmp_path):
+    for split in ("train", "val"):
+        shutil.copytree(digits / split / "0", tmp_path / "data" / split / "0")
+    with pytest.raises(ValueError, match="one class only, 0"):
+        run(recipe(), tmp_path / "data", tmp_path / "out")
+
+
 def test_a_head_with_too_few_classes_is_refused(digits, tmp_path):
     with pytest.raises(ValueError, match=r"4 classes and the head 3; set model\.num_classes=4"):
         run(recipe(model={"num_classes": 3}), digits, tmp_path / "out")

@@ -56,6 +56,17 @@ def test_resumed_run_equals_an_unbroken_one(digits, tmp_path, mode, log_every, m
     assert evaluations[0] == evaluations[1]
 
 
+def test_a_run_from_before_a_key_was_there_goes_on(digits, tmp_path):
+    wanted = recipe()
+    run(wanted, digits, tmp_path)
+    path = tmp_path / "recipe.yaml"
+    older = [line for line in path.read_text().splitlines() if not line.startswith("ema_warmup")]
+    path.write_text("\n".join(older))
+    run(wanted, digits, tmp_path, resume=True)
+    with pytest.raises(ValueError, match=r"another recipe \(ema_warmup\)"):
+        run(recipe(ema_warmup=True), digits, tmp_path, resume=True)
+
+
 def start(out, digits, *options):
     """A run in a process of its own, slow enough to be stopped."""
     values = recipe(

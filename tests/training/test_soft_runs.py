@@ -8,10 +8,12 @@ from safetensors.torch import load_file
 
 import progresvit
 from progresvit.config import ModelConfig, make_rounds
+from progresvit.processes import Processes
 from progresvit.training import build, loop
 from progresvit.training.recipe import Run
-from progresvit.training.step import TrainingStep, compile_blocks
+from progresvit.training.step import TrainingStep, _check_recording, compile_blocks
 from progresvit.training.supervised import Supervised
+from progresvit.training.teachers import load_teacher, teacher_class_ids
 from tests.training.runs import ALONE, losses, recipe, run
 
 CLASSES = ("5", "3", "0", "9", "1", "2")  # those of the digits, 0 to 3, are among them
@@ -98,6 +100,18 @@ def test_recording_needs_one_gpu():
         TrainingStep(model, Supervised(), recipe(run={"cuda_graphs": True}), ALONE)
 
 
+def test_recording_does_not_go_with_gradient_checkpointing():
+    gpu = Processes(rank=0, count=1, device=torch.device("cuda"))
+    with pytest.raises(ValueError, match=r"without run\.grad_checkpointing"):
+        _check_recording(recipe(run={"cuda_graphs": True, "grad_checkpointing": True}), gpu)
+
+
+def test_the_model_that_ships_can_teach():
+    assert len(teacher_class_ids("shipped")) == 20
+    student = progresvit.preset("progresvit_tiny_160_224", num_classes=20, class_ids=teacher_class_ids("shipped"))
+    assert load_teacher("shipped", student).classes is None
+
+
 def test_blocks_compiled_alone_answer_as_before(small_model, images):
     before = [output.logits for output in small_model(images)]
     compile_blocks(small_model)
@@ -110,7 +124,7 @@ def test_blocks_compiled_alone_answer_as_before(small_model, images):
     "ways", [{"compile": "blocks"}, {"cuda_graphs": True}, {"compile": "blocks", "cuda_graphs": True}]
 )
 def test_recorded_steps_learn_what_plain_ones_learn(digits, tmp_path, ways):
-    gpu = loop.Processes(rank=0, count=1, device=torch.device("cuda"))
+    gpu = Processes(rank=0, count=1, device=torch.device("cuda"))
     for name, options in (("plain", {}), ("quick", ways)):
         wanted = recipe(run={**Run(log_every=1).model_dump(), **options}, model={"drop_path": 0.0})
         loop.train(wanted, data=str(digits), out=tmp_path / name, processes=gpu)
