@@ -30,7 +30,8 @@ def evaluate(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace records that are there already.")] = False,
 ) -> None:
     """Run every round on every picture once. Under torchrun, on many GPUs. Run it again to go on after a stop."""
-    import progresvit
+    from progresvit import api
+    from progresvit.data.held_back import count_learned
     from progresvit.data.preprocess import Corruption
     from progresvit.evaluation import DataSource, HowToRun
     from progresvit.evaluation import evaluate as run
@@ -44,7 +45,7 @@ def evaluate(
         corruption=None if corruption is None else Corruption.parse(corruption),
     )
     how = HowToRun(precision=precision, batch=batch, workers=workers, keep_logits=logits, overwrite=overwrite)
-    loaded = progresvit.load(model)
+    loaded, folder = api.load_with_folder(model)
     processes = start_processes(device)
     try:
         with show.progress_bars(wanted=processes.first) as begin:
@@ -55,6 +56,13 @@ def evaluate(
     if not processes.first:
         return
     show.tell_drawn(data, split, pictures=records.header.pictures, drawn_from=records.header.drawn_from)
+    drawn = records.header.drawn_from is not None and split == "val"
+    if drawn and folder is not None and (learned := count_learned(folder, records.ids)):
+        typer.echo(
+            f"note: this model has learned from {learned} of these {len(records)} pictures, for the set was changed and "
+            "drawn anew; train again, or measure on others.",
+            err=True,
+        )
     for line in records.header.unreadable:
         typer.echo(f"left out: {line}", err=True)
     if records.broken:

@@ -13,6 +13,7 @@ from types import FrameType
 import torch
 
 from progresvit import checkpoint
+from progresvit.data.held_back import list_learned
 from progresvit.data.order import Draw, seed_all
 from progresvit.processes import Processes
 from progresvit.training.build import Fed, build_model, build_objective, data_rows, describe_splits, feed, find_splits
@@ -58,6 +59,9 @@ def train(
             Run(recipe, out, processes, step, fed, progress, journal, stop).go()
     finally:
         journal.close()
+    if processes.first and pictures.drawn_from is not None:
+        for folder in (out / "model", out / "best"):
+            list_learned(folder, (entry.name for entry in pictures.entries))
     return out / "model"
 
 

@@ -1,6 +1,7 @@
 """A folder of one's own pictures, without splits: from the model that ships to a model for their classes."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -138,7 +139,8 @@ def test_own_folder_to_adaptive_model_in_three_commands(shipped, pictures, tmp_p
     model, records = tmp_path / "own" / "model", tmp_path / "own.parquet"
 
     told = command("evaluate", model, "--data", pictures, "--out", records, "--workers", 0, "--device", "cpu")
-    assert "these are the 6 of its 30 pictures that training holds back (--split . takes all)" in told.stderr
+    assert "these are 6 of its 30 pictures, a fifth of each class" in told.stderr
+    assert "has learned from" not in told.stderr
     table = read_records(records)
     assert sorted(table.ids) == sorted(entry.name for entry in find_pictures(pictures, "val").entries)
     assert (table.header.split, table.header.drawn_from) == ("val", 30)
@@ -148,3 +150,16 @@ def test_own_folder_to_adaptive_model_in_three_commands(shipped, pictures, tmp_p
     picture = pictures / "rex" / "0.png"
     answer = command("classify", picture, "--model", model, "--threshold", threshold, "--json", "--device", "cpu")
     assert any(name in answer.stdout for name in COLOURS)
+
+
+def test_evaluating_says_if_the_model_has_learned_from_what_is_held_back_now(shipped, pictures, tmp_path):
+    model = run(short(), pictures, tmp_path / "out")
+    before = {entry.name for entry in find_pictures(pictures, "train").entries}
+    for number in range(10, 30):
+        shutil.copy(pictures / "rex" / "0.png", pictures / "rex" / f"{number}.png")
+    now = [entry.name for entry in find_pictures(pictures, "val").entries]
+    moved = len(before & set(now))
+    assert moved > 0  # or the test shows nothing
+    evaluate = ("evaluate", model, "--data", pictures, "--workers", 0, "--device", "cpu")
+    told = command(*evaluate, "--out", tmp_path / "new.parquet")
+    assert f"this model has learned from {moved} of these {len(now)} pictures" in told.stderr
