@@ -59,7 +59,7 @@ def evaluate(
     drawn = records.header.drawn_from is not None and split == "val"
     if drawn and folder is not None and (learned := count_learned(folder, records.ids)):
         typer.echo(
-            f"note: this model has learned from {learned} of these {len(records)} pictures, the set changed and was "
+            f"note: this model has learned from {learned} of these {len(records)} pictures: the set changed and was "
             "drawn anew; train again, or measure on others.",
             err=True,
         )
