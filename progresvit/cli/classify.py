@@ -164,7 +164,7 @@ def _at_once(engine: Engine, found: list[Entry], as_json: bool) -> int:
         if engine.top_k > 1:
             columns.insert(3, Column("others", "then"))
         rows = [{**row(entry.name, one, engine), "answer": _answer(one), "others": _others(one)} for entry, one in good]
-        show.show_table(Table(f"{len(rows)} pictures", columns, rows))
+        show.show_table(Table(_count(len(rows)), columns, rows))
         _tell(summarise(answers, len(engine.gmacs)), engine)
     for entry, answer in zip(found, answers):
         if answer.error is not None:
@@ -187,6 +187,10 @@ def _answer(prediction: Prediction) -> str:
     return f"none ({name}?)" if prediction.abstained else name
 
 
+def _count(pictures: int) -> str:
+    return "1 picture" if pictures == 1 else f"{pictures} pictures"
+
+
 def _tell(summary: Summary, engine: Engine) -> None:
     looked_at = sum(summary.exits)
     if not looked_at:
@@ -194,7 +198,7 @@ def _tell(summary: Summary, engine: Engine) -> None:
     rounds = ", ".join(f"{count} after round {s + 1}" for s, count in enumerate(summary.exits))
     saved = 1 - summary.gmacs / engine.gmacs[-1]
     typer.echo(
-        f"{looked_at} pictures: {rounds}; {summary.gmacs:.3f} GMACs on average instead of {engine.gmacs[-1]:.3f}, "
+        f"{_count(looked_at)}: {rounds}; {summary.gmacs:.3f} GMACs on average instead of {engine.gmacs[-1]:.3f}, "
         f"{saved:.1%} saved" + (f"; {summary.abstained} without an answer" if summary.abstained else "")
     )
     if engine.setting is not None:
