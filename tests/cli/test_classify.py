@@ -102,7 +102,7 @@ def test_what_cannot_be_read_is_listed_and_the_rest_is_classified(model, picture
     bad = [tmp_path / name for name in ("empty", "nothing.jpg", "note.txt", "cut.jpg", "none.jpg")]
     result = run("classify", *bad, picture, "https://a.org/b.jpg", "--model", model, "--threshold", "0.5")
     assert result.exit_code == 1
-    assert "1 pictures: " in result.output
+    assert "1 picture: " in result.output
     for path, reason in zip(bad, ("holds no pictures", "not a picture", "not a picture", "cut short", "no such file")):
         line = next(line for line in result.output.splitlines() if line.startswith(f"left out: {path}"))
         assert reason in line
