@@ -1,5 +1,5 @@
 # make setup   .venv with everything for development
-# make run     the package at work: the model that ships on the pictures that come along, sure or not at all
+# make run     the model that ships on the sample pictures, with and without unsure answers; then progresvit quickstart
 # make test    lint, types and tests
 # make lint    lint and types alone
 # make docs    docs/api.md from the docstrings

@@ -45,10 +45,18 @@ progresvit classify photo.jpg                        # this model, with the sett
 progresvit classify photo.jpg --threshold careful    # the same, and unsure answers are withheld
 ```
 
-{fill(f"It knows {len(figures['classes'])} things and nothing else: {', '.join(figures['classes'])}.", 120)}
+{fill(_known(figures), 120)}
 
 Figures below are from `figures.json` beside this card, which `scripts/ship_model.py` measured and rendered; hash of the
 weights `{figures["weights"][:16]}`."""
+
+
+def _known(figures: Figures) -> str:
+    names = ", ".join(f"{label} ({class_id})" for label, class_id in zip(figures["classes"], figures["class_ids"]))
+    return (
+        f"It knows {len(figures['classes'])} things and nothing else: {names}. "
+        "To measure it on pictures of your own, name the folder of each class as in brackets."
+    )
 
 
 def _data(figures: Figures) -> str:
@@ -56,7 +64,7 @@ def _data(figures: Figures) -> str:
     picked = (
         " Of the training's checkpoints the best one on them was taken, which flatters."
         if figures["picked_on_them"]
-        else ""
+        else " None of them was used to choose among checkpoints."
     )
     return f"""## Data
 
@@ -122,7 +130,9 @@ def _halves(figures: Figures) -> str:
     heads = ["setting", "top-1 lost, points", "GMACs saved, %", "more right answers lost than promised"]
     return (
         f"## On pictures that were not calibrated on\n\nCalibrated on a random half, measured on the other, "
-        f"{told['number']} times: mean, and from lowest to highest.\n\n{_table(heads, rows)}"
+        f"{told['number']} times: mean, and from lowest to highest.\n\n{_table(heads, rows)}\n\n"
+        "The promise counts right answers that are lost and not wrong ones that are put right, so it can break "
+        "while top-1 falls\nby less."
     )
 
 
@@ -133,7 +143,12 @@ def _training(figures: Figures) -> str:
         teacher = f", {_distilled(run['recipe']['distillation'])}" if run["teacher"] else ""
         machines = f"{run['processes']} × {run['device']}" if run["processes"] > 1 else f"one {run['device']}"
         stopped = run.get("stopped_at")
-        short = f" The weights are those after step {stopped:,} of {run['steps']:,}." if stopped else ""
+        short = (
+            f" The weights are those after step {stopped:,} of {run['steps']:,}, the last that were kept; "
+            "they were not chosen by their score."
+            if stopped
+            else ""
+        )
         told = (
             f"{stage}{run['epochs']} epochs, seed {run['seed']}{teacher}; {machines}, torch {run['torch']}, "
             f"{run['minutes']:g} minutes of optimizer steps.{short}"

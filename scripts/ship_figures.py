@@ -66,6 +66,7 @@ def measure(
     ]
     return {
         "classes": list(config.labels or config.class_ids or ()),
+        "class_ids": list(config.class_ids or ()),
         "pictures": {name: len(rows) for name, rows in groups.items()},
         "picked_on_them": picked,
         "parameters": compute.parameters(config),

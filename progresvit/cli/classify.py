@@ -64,7 +64,7 @@ def classify(
 
 def _given(pictures: list[str] | None, samples: bool) -> list[str]:
     if samples == bool(pictures):
-        raise ValueError("give pictures, folders or tars, or --samples for the pictures that come along.")
+        raise ValueError("give either pictures, folders or tars, or --samples for the pictures that come along.")
     if pictures:
         return pictures
     from progresvit.data.samples import samples_folder
@@ -203,4 +203,7 @@ def _tell(summary: Summary, engine: Engine) -> None:
     )
     if engine.setting is not None:
         limits = ", ".join(f"{limit:.4g}" for limit in engine.policy.thresholds)
-        typer.echo(f"τ = {limits}, calibrated by the rule {engine.setting.rule} on {engine.setting.n} pictures")
+        spent = engine.setting.expected.get("gmacs")
+        there = f", which spent {spent:.3f} GMACs on average" if spent is not None else ""
+        rule = engine.setting.rule
+        typer.echo(f"τ = {limits}, calibrated by the rule {rule} on {engine.setting.n} pictures{there}")

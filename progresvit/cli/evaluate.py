@@ -56,11 +56,11 @@ def evaluate(
     if not processes.first:
         return
     show.tell_drawn(data, split, pictures=records.header.pictures, drawn_from=records.header.drawn_from)
-    drawn = records.header.drawn_from is not None and split == "val"
-    if drawn and folder is not None and (learned := count_learned(folder, records.ids)):
+    if folder is not None and (learned := count_learned(folder, records.ids)):
+        grown = ": the set changed and was drawn anew" if split == "val" else ""
         typer.echo(
-            f"note: this model has learned from {learned} of these {len(records)} pictures: the set changed and was "
-            "drawn anew; train again, or measure on others.",
+            f"note: this model has learned from {learned} of these {len(records)} pictures, by their names{grown}; "
+            "train again, or measure on others.",
             err=True,
         )
     for line in records.header.unreadable:

@@ -17,7 +17,8 @@ def frontier(
         list[str] | None, typer.Option(help="Instead: one for each round but the last, such as 0.2,0.4; repeat it.")
     ] = None,
     setting: Annotated[
-        list[Path] | None, typer.Option(help="What calibrate wrote, on these records: a row and a mark; repeat it.")
+        list[Path] | None,
+        typer.Option(help="What calibrate wrote, measured on these records: a row and a mark; repeat it."),
     ] = None,
     router: Annotated[Path | None, typer.Option(help=show.ROUTER_HELP)] = None,
     out: Annotated[list[Path] | None, typer.Option(help=show.OUT_HELP)] = None,

@@ -30,7 +30,7 @@ def hold_back(names: Sequence[str], *, class_id: str) -> set[str]:
     if len(names) < 2:
         raise ValueError(
             f"the class {class_id} has one picture only; two are the least, one to learn from and one to hold back, "
-            "so add pictures or remove the folder."
+            "so add pictures or remove the folder (--split . measures on all pictures and holds none back)."
         )
     count = max(1, round(len(names) / ONE_IN))
     return set(sorted(names, key=_draw)[:count])

@@ -281,7 +281,10 @@ def _find_threshold(
     if threshold is None and router is None:
         threshold = source.threshold  # one for entropies
     if threshold is None:
-        raise ValueError("an engine needs a threshold: a number, or a setting that progresvit calibrate wrote.")
+        raise ValueError(
+            "an engine needs a threshold: a number such as 0.5, or a setting that progresvit calibrate wrote; as "
+            "settings/near-lossless.json in the model's folder it is used without asking."
+        )
     return threshold
 
 

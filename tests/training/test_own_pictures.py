@@ -163,3 +163,5 @@ def test_evaluating_says_if_the_model_has_learned_from_what_is_held_back_now(shi
     evaluate = ("evaluate", model, "--data", pictures, "--workers", 0, "--device", "cpu")
     told = command(*evaluate, "--out", tmp_path / "new.parquet")
     assert f"this model has learned from {moved} of these {len(now)} pictures" in told.stderr
+    told = command(*evaluate, "--split", ".", "--out", tmp_path / "all.parquet")
+    assert f"this model has learned from {len(before)} of these 50 pictures" in told.stderr
