@@ -91,15 +91,10 @@ def crop_and_resize(images: Tensor, boxes: Tensor, flip: Tensor, *, resolution: 
     return cropped.clamp_(0, 1)
 
 
-def jitter_colour(images: Tensor, strengths: tuple[float, float, float], generator: torch.Generator) -> Tensor:
-    """Brightness, contrast and saturation by factors within 1 ± strength, in a random order for each image."""
-    return change_colour(images, *sample_colour(len(images), strengths, generator))
-
-
 def sample_colour(
     count: int, strengths: tuple[float, float, float], generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Factors of brightness, contrast and saturation, and the order in which they are applied: both (count, 3)."""
+    """Factors within 1 ± strength for brightness, contrast and saturation, and their random order: both (count, 3)."""
     factors = torch.stack([_uniform(max(0.0, 1 - s), 1 + s, (count,), generator) for s in strengths], dim=1)
     return factors, torch.rand(count, 3, generator=generator, device=generator.device).argsort(dim=1)
 

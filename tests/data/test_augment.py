@@ -71,13 +71,17 @@ PIXELS = {
 }
 
 
+def jitter(images, strengths, generator):
+    return augment.change_colour(images, *augment.sample_colour(len(images), strengths, generator))
+
+
 def test_colour_is_jittered_as_torchvision_jitters_it(generator):
     torch.manual_seed(0)
     pixels = np.random.default_rng(1).integers(0, 256, (8, 8, 3), np.uint8)
     theirs_of, image = transforms.ColorJitter(0.4, 0.3, 0.5), to_tensor(pixels)
     theirs = torch.stack([theirs_of(image) for _ in range(COUNT)])
-    ours = augment.jitter_colour(image.expand(COUNT, -1, -1, -1), (0.4, 0.3, 0.5), generator)
-    weaker = augment.jitter_colour(image.expand(COUNT, -1, -1, -1), (0.3, 0.3, 0.5), generator)
+    ours = jitter(image.expand(COUNT, -1, -1, -1), (0.4, 0.3, 0.5), generator)
+    weaker = jitter(image.expand(COUNT, -1, -1, -1), (0.3, 0.3, 0.5), generator)
     for pixel in PIXELS.values():
         assert same(pixel(ours), pixel(theirs))
     assert not same(PIXELS["mean"](weaker), PIXELS["mean"](theirs))  # the test can tell
@@ -89,7 +93,7 @@ def test_colour_is_jittered_as_torchvision_jitters_it(generator):
 
 def test_no_jitter_changes_nothing(generator):
     images = torch.rand(2, 3, 8, 8)
-    assert torch.allclose(augment.jitter_colour(images, (0.0, 0.0, 0.0), generator), images, atol=1e-6)
+    assert torch.allclose(jitter(images, (0.0, 0.0, 0.0), generator), images, atol=1e-6)
 
 
 def test_rectangles_are_erased_as_timm_erases_them(generator):

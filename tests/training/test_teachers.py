@@ -87,6 +87,15 @@ def test_a_teacher_without_a_map_is_refused(name, monkeypatch):
         load_teacher(name, student, as_map=True)
 
 
+def test_a_teacher_that_takes_the_largest_of_its_places_has_no_map(monkeypatch):
+    """On a plain picture, where all places are alike, the largest would be their mean."""
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, global_pool="max"))
+    student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+    with pytest.raises(ValueError, match="has no map"):
+        load_teacher("resnet10t", student, as_map=True)
+
+
 def test_a_teacher_of_one_size_is_not_given_another(monkeypatch, small_config, tmp_path):
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, pretrained=False))
