@@ -1,0 +1,1 @@
+"""From a results folder to a page of tables and figures."""

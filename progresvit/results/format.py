@@ -1,0 +1,296 @@
+"""What a results folder holds: one JSON file per measurement, each complete in itself.
+
+A file says what was measured and with what: commands, seed, machine, time, data. Accuracy is kept picture by picture, as
+bits, so that two models are compared on the pictures on which they differ. Shares are shares, 0 to 1; seconds are of the
+wall clock; GMACs are told in both conventions.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+FORMAT = 1
+
+Share = float
+
+
+class Part(BaseModel):
+    """A piece of a results file: no field may be missing, none may be foreign."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ignored_types=(cached_property,))
+
+
+class Machine(Part):
+    """What it ran on."""
+
+    device: str
+    """The GPU's name, or the processor's."""
+    processes: int = Field(ge=1)
+    """Of one training, under torchrun."""
+    jobs: int = Field(ge=1)
+    """Measurements that shared the machine at a time; seconds are longer for it."""
+    python: str
+    torch: str
+
+
+class Data(Part):
+    """Which pictures. Runs of one comparison must agree in all of it."""
+
+    name: str
+    """As the study calls them."""
+    train: int | None
+    """Pictures learned from, if the study trained the model."""
+    val: int
+    """Pictures measured on."""
+    classes: int
+    names: str
+    """Hash of the measured pictures' names, in the order of the bits."""
+    learned: str | None
+    """Hash of the names of all the pictures of a training run, both splits."""
+
+
+class Rounds(Part):
+    """Each round's cost and, picture by picture, whether it is right."""
+
+    resolutions: tuple[int, ...]
+    heads: tuple[int, ...]
+    gmacs_paper: tuple[float, ...]
+    """Of an image that leaves after each round, the rounds before it included."""
+    gmacs_executed: tuple[float, ...]
+    right: tuple[int, ...]
+    """Pictures that each round has right."""
+    bits: tuple[str, ...]
+    """The same picture by picture: hexadecimal, the first picture in the highest bit."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Rounds:
+        count = len(self.resolutions)
+        for name in ("heads", "gmacs_paper", "gmacs_executed", "right", "bits"):
+            if len(getattr(self, name)) != count:
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {count} rounds")
+        for number, (right, bits) in enumerate(zip(self.right, self.bits), start=1):
+            if int(bits, 16).bit_count() != right:
+                raise ValueError(f"round {number} has {right} pictures right, and its bits say otherwise")
+        return self
+
+    def correct(self, pictures: int) -> NDArray[np.bool_]:
+        """(N, S)"""
+        return np.stack([unpack(bits, pictures) for bits in self.bits], axis=1)
+
+
+class Point(Part):
+    """Where a threshold leads."""
+
+    threshold: float | tuple[float, ...]
+    """One, or one for each round but the last. Infinity is written as 1e999."""
+    top1: Share
+    gmacs_paper: float
+    gmacs_executed: float
+    exit_shares: tuple[Share, ...]
+
+
+class Measurement(Part):
+    """What every file says."""
+
+    format: Literal[1]
+    name: str
+    """The file's, too."""
+    commands: tuple[str, ...]
+    """Typed one after another they make this file again."""
+    seed: int | None
+    """Of the training, or of what was drawn; None if nothing was."""
+    seconds: float
+    """Of the steps of a training, first step and its compiling included; of everything else otherwise."""
+    date: str
+    revision: str
+    """Git's name for the code."""
+    machine: Machine
+    data: Data
+    precision: str
+
+
+class RunResult(Measurement):
+    """A model that the study trained, and every round of it on every held-back picture."""
+
+    kind: Literal["run"]
+    run: str
+    """What the study calls it; runs that differ in the seed alone have one name."""
+    recipe: dict[str, Any]
+    epochs: int
+    parameters: int
+    rounds: Rounds
+    frontier: tuple[Point, ...]
+    """From the cheapest to the full path."""
+    near_lossless: Point
+    history: tuple[tuple[int, tuple[Share, ...]], ...]
+    """Epochs done, and top-1 of each round then."""
+
+
+class Spread(Part):
+    """Of a figure over repeated draws."""
+
+    mean: float
+    lowest: float
+    highest: float
+
+
+class HalvesResult(Part):
+    """A threshold calibrated on random halves of the pictures, measured on the other halves."""
+
+    number: int
+    drop: Spread
+    """Top-1 of the full path less that of the routed one."""
+    saving: Spread
+    broken: int | None
+    """For a guarantee: halves on which it did not hold."""
+
+
+class SettingResult(Part):
+    """A calibrated threshold, on the pictures that it was calibrated on and on others."""
+
+    name: str
+    point: Point
+    epsilon: float | None
+    """Of a guarantee: the drop, with probability 1 - delta."""
+    delta: float | None
+    abstain: float | None
+    """Entropy from which an answer is withheld."""
+    answered: Share
+    top1_of_answered: Share
+    halves: HalvesResult | None
+
+
+class GroupAt(Part):
+    """A group of classes at a setting."""
+
+    setting: str
+    top1: Share
+    gmacs_paper: float
+    exit_shares: tuple[Share, ...]
+    answered: Share
+    top1_of_answered: Share | None
+
+
+class GroupResult(Part):
+    """A group of classes by itself."""
+
+    name: str
+    pictures: int
+    top1: tuple[Share, ...]
+    """Of each round alone."""
+    at: tuple[GroupAt, ...]
+
+
+class MatchedResult(Part):
+    """A router against entropy, the same share of the pictures going on to the last round."""
+
+    router: str
+    fitted_on: str
+    """In words."""
+    fits: int
+    """Routers fitted, with seeds of their own; figures are means over them."""
+    shares: tuple[Share, ...]
+    """That go on."""
+    gmacs_paper: tuple[float, ...]
+    entropy_top1: tuple[Share, ...]
+    router_top1: tuple[Share, ...]
+    lowest: tuple[float, ...]
+    """95 % interval of the difference, router less entropy, over pictures and fits."""
+    highest: tuple[float, ...]
+
+
+class RiskCurve(Part):
+    """Risk against coverage when unsure answers are withheld."""
+
+    name: str
+    coverage: tuple[Share, ...]
+    risk: tuple[Share, ...]
+    area: float
+
+
+class EqualAccuracy(Part):
+    """Compute of a rule whose thresholds were chosen on other pictures for an allowed drop."""
+
+    rule: str
+    drop: float | None
+    top1: Share
+    gmacs_paper: float
+    saving: Share
+    given_up: Share | None
+    given_up_wrong: Share | None
+    """Of those given up, wrong in every round."""
+
+
+class RoutingResult(Measurement):
+    """When to stop: one model's thresholds, routers and withheld answers."""
+
+    kind: Literal["routing"]
+    model: str
+    weights: str
+    rounds: Rounds
+    frontier: tuple[Point, ...]
+    settings: tuple[SettingResult, ...]
+    groups: tuple[GroupResult, ...]
+    matched: tuple[MatchedResult, ...]
+    abstention: tuple[RiskCurve, ...]
+    equal_accuracy: tuple[EqualAccuracy, ...]
+
+
+class ShiftedAt(Part):
+    """A setting, calibrated on clean pictures, under shift."""
+
+    setting: str
+    top1: Share
+    gmacs_paper: float
+    exit_shares: tuple[Share, ...]
+
+
+class ShiftedSet(Part):
+    """One corruption at one severity; severity 0 and no corruption are the clean pictures."""
+
+    corruption: str | None
+    severity: int
+    pictures: int
+    top1: tuple[Share, ...]
+    """Of each round alone."""
+    at: tuple[ShiftedAt, ...]
+
+
+class SeverityFrontier(Part):
+    """All corruptions of a severity together."""
+
+    severity: int
+    pictures: int
+    frontier: tuple[Point, ...]
+
+
+class ShiftResult(Measurement):
+    """A model under corruption."""
+
+    kind: Literal["shift"]
+    model: str
+    weights: str
+    gmacs_paper: tuple[float, ...]
+    sets: tuple[ShiftedSet, ...]
+    severities: tuple[SeverityFrontier, ...]
+
+
+KINDS: dict[str, type[Measurement]] = {"run": RunResult, "routing": RoutingResult, "shift": ShiftResult}
+
+
+def pack(correct: NDArray[np.bool_]) -> str:
+    """(N,) -> hexadecimal."""
+    return np.packbits(correct).tobytes().hex()
+
+
+def unpack(bits: str, pictures: int) -> NDArray[np.bool_]:
+    """Hexadecimal -> (N,)"""
+    if len(bits) != 2 * math.ceil(pictures / 8):
+        raise ValueError(f"{len(bits) * 4} bits for {pictures} pictures")
+    return np.unpackbits(np.frombuffer(bytes.fromhex(bits), np.uint8), count=pictures).astype(bool)

@@ -1,0 +1,88 @@
+"""A results folder, read and checked: every field known, every comparison of one kind of data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from progresvit.results.format import FORMAT, KINDS, Measurement, RoutingResult, RunResult, ShiftResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """All measurements of a folder, by name."""
+
+    runs: dict[str, RunResult]
+    routing: dict[str, RoutingResult]
+    shift: dict[str, ShiftResult]
+
+    def of_run(self, run: str) -> list[RunResult]:
+        """The seeds of a run, in order; none where it was not carried out."""
+        found = [result for result in self.runs.values() if result.run == run]
+        return sorted(found, key=lambda result: result.seed or 0)
+
+
+def read_results(folder: Path) -> Results:
+    """Every measurement in the folder: its JSON files."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}; give the one that progresvit study wrote its results to.")
+    found = [read_measurement(path) for path in sorted(folder.glob("*.json"))]
+    if not found:
+        raise ValueError(f"{folder} holds no results (JSON files); make some with: progresvit study")
+    return Results(
+        runs={one.name: one for one in found if isinstance(one, RunResult)},
+        routing={one.name: one for one in found if isinstance(one, RoutingResult)},
+        shift={one.name: one for one in found if isinstance(one, ShiftResult)},
+    )
+
+
+def read_measurement(path: Path) -> Measurement:
+    """One file; an error names the file, the field and what to do."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}); measure again with progresvit study.") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds no measurement; move it out of the results folder.")
+    kind = values.get("kind")
+    if kind not in KINDS:
+        raise ValueError(f"{path}: kind is {kind!r} and should be one of {', '.join(KINDS)}; is it a results file?")
+    if values.get("format", FORMAT) != FORMAT:
+        raise ValueError(f"{path} is of format {values['format']} and this version reads {FORMAT}; measure again.")
+    try:
+        result = KINDS[kind].model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(_explain(dict(problem)) for problem in error.errors()[:5])
+        raise ValueError(f"{path}: {problems}. Measure again with progresvit study.") from error
+    if result.name != path.stem:
+        raise ValueError(f"{path} is called {result.name} inside; rename the file {result.name}.json.")
+    return result
+
+
+def _explain(problem: dict[str, Any]) -> str:
+    place = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"the field {place} is missing"
+    if problem["type"] == "extra_forbidden":
+        return f"the field {place} is foreign"
+    return f"{place}: {problem['msg']}" if place else str(problem["msg"])
+
+
+def check_comparable(results: Sequence[Measurement], what: str) -> None:
+    """Refuse to set side by side what was not made of the same pictures."""
+    if not results:
+        return
+    first = results[0]
+    for other in results[1:]:
+        for field in type(first.data).model_fields:
+            ours, theirs = getattr(first.data, field), getattr(other.data, field)
+            if ours != theirs:
+                raise ValueError(
+                    f"{what} compares {first.name} and {other.name}, which are of different data: {field} is "
+                    f"{ours} and {theirs}. Measure them on the same pictures, or take one of them out."
+                )

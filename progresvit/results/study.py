@@ -1,0 +1,142 @@
+"""A study: which models are trained, and which are set side by side. A YAML file, as a recipe is for one run."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from progresvit.training.recipe import Recipe, load_recipe
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Run(_Section):
+    """A model to train: a recipe with values changed."""
+
+    recipe: str | None = None
+    """None: the study's."""
+    set: tuple[str, ...] = ()
+    """As on the command line, after the study's own."""
+    seeds: tuple[int, ...] | None = None
+    """None: the recipe's."""
+
+
+class Comparison(_Section):
+    """Runs side by side: a table and a figure of their frontiers."""
+
+    title: str
+    rows: dict[str, str] = Field(min_length=1)
+    """What a row is called, and its run."""
+    against: str | None = None
+    """The run that the others' differences are told from; None: each is told from the row above it."""
+
+
+class Measured(_Section):
+    """A model that more is measured of."""
+
+    model: str
+    """A run of the study, or what progresvit evaluate takes: a folder, shipped, a hub id."""
+    learned_from: bool = True
+    """Fit routers on the training split, as the paper does, beside those that are fitted on held-back pictures."""
+
+
+class Shifted(_Section):
+    """Models under corruption."""
+
+    models: tuple[str, ...]
+    corruptions: tuple[str, ...] | None = None
+    """None: all 15."""
+    severities: tuple[int, ...] = (1, 2, 3, 4, 5)
+
+
+class Study(_Section):
+    """Everything that one page of results rests on."""
+
+    title: str
+    data: str
+    """What the pictures are, for people."""
+    recipe: str
+    set: tuple[str, ...] = ()
+    """Changes to the recipe of every run."""
+    runs: dict[str, Run] = {}
+    comparisons: dict[str, Comparison] = {}
+    groups: dict[str, tuple[str, ...]] = {}
+    """Classes that are also reported apart, by folder name."""
+    routing: dict[str, Measured] = {}
+    shift: dict[str, Shifted] = {}
+
+    @model_validator(mode="after")
+    def _known_runs(self) -> Study:
+        for name, comparison in self.comparisons.items():
+            asked = [*comparison.rows.values(), *([comparison.against] if comparison.against else [])]
+            for run in asked:
+                if run not in self.runs:
+                    near = difflib.get_close_matches(run, self.runs, n=1)
+                    hint = f"; did you mean {near[0]}?" if near else ""
+                    raise ValueError(f"comparisons.{name} asks for the run {run}, which is not among runs{hint}")
+        return self
+
+    def recipe_of(self, name: str) -> tuple[str, tuple[str, ...]]:
+        """The recipe of a run and all changes to it, without the seed."""
+        run = self.runs[name]
+        return run.recipe or self.recipe, (*self.set, *run.set)
+
+    def seeds_of(self, name: str) -> tuple[int, ...]:
+        """The seeds of a run."""
+        return self.runs[name].seeds or (self.load_recipe_of(name).seed,)
+
+    def load_recipe_of(self, name: str) -> Recipe:
+        """The recipe of a run, validated."""
+        return load_recipe(*self.recipe_of(name))
+
+
+def shipped_studies() -> dict[str, Path]:
+    """Names of the studies that ship, and where they are: inside a wheel, or at the top of a checkout."""
+    package = Path(__file__).parent.parent
+    installed, checkout = package / "studies", package.parent / "studies"
+    return {path.stem: path for path in sorted((installed if installed.is_dir() else checkout).glob("*.yaml"))}
+
+
+def load_study(source: str | Path) -> Study:
+    """A study by the name of one that ships, or by a path; every run's recipe is validated too."""
+    path = _find(str(source))
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is no study; it should hold sections such as runs: and comparisons:.")
+    try:
+        study = Study.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(_explain(dict(problem)) for problem in error.errors())
+        raise ValueError(f"{path}: {problems}.") from error
+    for name in study.runs:
+        try:
+            study.load_recipe_of(name)
+        except ValueError as error:
+            raise ValueError(f"{path}: runs.{name}: {error}") from error
+    return study
+
+
+def _find(source: str) -> Path:
+    path, shipped = Path(source).expanduser(), shipped_studies()
+    if path.is_file():
+        return path
+    if source in shipped:
+        return shipped[source]
+    nearest = difflib.get_close_matches(source, shipped, n=2)
+    hint = f"the nearest are {' and '.join(nearest)}" if nearest else f"choose one of {', '.join(shipped)}"
+    raise ValueError(f"there is no study {source!r}, neither a file nor one that ships; {hint}.")
+
+
+def _explain(problem: dict[str, Any]) -> str:
+    place = ".".join(str(part) for part in problem["loc"])
+    said = "is no key of a study" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
+    return f"{place}: {said}" if place else str(said)
