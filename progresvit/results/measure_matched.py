@@ -23,6 +23,7 @@ DRAWS = 1000
 STEPS = 100
 """Of the optimizer, at least: on a few thousand pictures the paper's six epochs would be but a few dozen."""
 BATCH = 512
+TRAINING, HELD_BACK = "training pictures", "other held-back pictures"
 
 Scores = NDArray[np.float32]
 
@@ -39,20 +40,17 @@ def measure_matched(
         return []
     found = []
     for target in TARGETS:
-        seeds = range(seed, seed + fits)
-        if learned is not None:
+        for source in (*([TRAINING] if learned is not None else []), HELD_BACK):
             try:
-                scores = [fit_on(learned, target=target, seed=one).scores(val.statistics)[:, 0] for one in seeds]
-                words = f"{len(learned):,} pictures that the model learned from"
-                found.append(compare(val, scores, router=target, fitted_on=words, rates=rates, seed=seed))
+                scores = [
+                    fit_on(learned, target=target, seed=one).scores(val.statistics)[:, 0]
+                    if learned is not None and source == TRAINING
+                    else cross_fitted_scores(val, target=target, seed=one)
+                    for one in range(seed, seed + fits)
+                ]
             except OutOfReachError:
-                pass
-        try:
-            scores = [cross_fitted_scores(val, target=target, seed=one) for one in seeds]
-            words = f"four fifths of the {len(val):,} held-back pictures, for the other fifth"
-            found.append(compare(val, scores, router=target, fitted_on=words, rates=rates, seed=seed))
-        except OutOfReachError:
-            pass
+                continue
+            found.append(compare(val, scores, router=target, fitted_on=source, rates=rates, seed=seed))
     return found
 
 
