@@ -20,6 +20,7 @@ FLOORS = (  # each may import from those above it
     {"interop"},
     {"api"},
     {"training", "evaluation", "engine"},
+    {"results"},
     {"analysis", "serving"},
     {"cli"},
 )

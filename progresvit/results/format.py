@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 FORMAT = 1
 
 Share = float
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Part(BaseModel):
@@ -87,8 +88,8 @@ class Rounds(Part):
 class Point(Part):
     """Where a threshold leads."""
 
-    threshold: float | tuple[float, ...]
-    """One, or one for each round but the last. Infinity is written as 1e999."""
+    threshold: Finite | tuple[Finite, ...]
+    """One, or one for each round but the last. JSON has no infinity: one above every entropy does the same."""
     top1: Share
     gmacs_paper: float
     gmacs_executed: float
