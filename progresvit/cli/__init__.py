@@ -21,6 +21,7 @@ from progresvit.cli.import_official import import_official
 from progresvit.cli.info import info
 from progresvit.cli.quickstart import quickstart
 from progresvit.cli.shift import shift
+from progresvit.cli.study import study
 from progresvit.cli.train import train
 from progresvit.cli.trust import trust
 
@@ -63,6 +64,7 @@ app.command("compare-routers")(compare_routers)
 app.command("abstention")(abstention)
 app.command("trust")(trust)
 app.command("shift")(shift)
+app.command("study")(study)
 app.command("export")(export)
 app.command("bench")(bench)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from progresvit.atomic import replace_file
 from progresvit.training.recipe import Recipe, load_recipe
 
 
@@ -103,8 +105,22 @@ def shipped_studies() -> dict[str, Path]:
     return {path.stem: path for path in sorted((installed if installed.is_dir() else checkout).glob("*.yaml"))}
 
 
-def load_study(source: str | Path) -> Study:
-    """A study by the name of one that ships, or by a path; every run's recipe is validated too."""
+STUDY_FILE = "study.yaml"
+"""In a results folder: which study it is of."""
+
+
+def write_study(study: Study, results: Path) -> None:
+    """Beside the results, for the report to know what is compared."""
+    results.mkdir(parents=True, exist_ok=True)
+    values = study.model_dump(mode="json", exclude_defaults=True)
+    replace_file(results / STUDY_FILE, yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120))
+
+
+def load_study(source: str | Path, changes: Sequence[str] = ()) -> Study:
+    """A study by the name of one that ships, or by a path; every run's recipe is validated too.
+
+    ``changes`` are made to every run's recipe, after all others.
+    """
     path = _find(str(source))
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -117,6 +133,8 @@ def load_study(source: str | Path) -> Study:
     except ValidationError as error:
         problems = "; ".join(_explain(dict(problem)) for problem in error.errors())
         raise ValueError(f"{path}: {problems}.") from error
+    changed = {name: run.model_copy(update={"set": (*run.set, *changes)}) for name, run in study.runs.items()}
+    study = study.model_copy(update={"runs": changed})
     for name in study.runs:
         try:
             study.load_recipe_of(name)
@@ -138,5 +156,7 @@ def _find(source: str) -> Path:
 
 def _explain(problem: dict[str, Any]) -> str:
     place = ".".join(str(part) for part in problem["loc"])
-    said = "is no key of a study" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
+    said = (
+        "is no key of a study" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
+    )
     return f"{place}: {said}" if place else str(said)

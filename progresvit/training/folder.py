@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import unicodedata
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
         if not isinstance(before, dict):
             raise ValueError(f"{out / RECIPE_FILE} is damaged; put the recipe of the run back, or use --overwrite.")
         before = yaml.safe_load(_read_recipe(before, out).to_yaml())  # with keys newer than it
-        differing = _differences(before, yaml.safe_load(recipe.to_yaml()))
+        differing = changed_keys(before, yaml.safe_load(recipe.to_yaml()))
         if differing:
             raise ValueError(
                 f"{out} holds a run of another recipe ({', '.join(differing)}); resume with the same one, "
@@ -113,12 +114,18 @@ def _read_about(out: Path) -> dict[str, Any]:
     return about
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Keys whose change makes it another run."""
+def changed_keys(
+    before: dict[str, Any], now: dict[str, Any], *, free: Collection[str] = FREE_TO_CHANGE, prefix: str = ""
+) -> list[str]:
+    """Keys whose change makes it another run; those that are ``free`` do not."""
     found = []
     for key in {**before, **now}:
         name, old, new = f"{prefix}{key}", before.get(key), now.get(key)
-        if name in FREE_TO_CHANGE or old == new:
+        if name in free or old == new:
             continue
-        found += _differences(old, new, f"{name}.") if isinstance(old, dict) and isinstance(new, dict) else [name]
+        found += (
+            changed_keys(old, new, free=free, prefix=f"{name}.")
+            if isinstance(old, dict) and isinstance(new, dict)
+            else [name]
+        )
     return found

@@ -130,7 +130,7 @@ def surroundings(device: torch.device, processes: int) -> dict[str, Any]:
     """What a result depends on beside the recipe."""
     return {
         "progresvit": __version__,
-        "git": _git_revision(),
+        "git": git_revision(),
         "command": sys.argv,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -141,7 +141,7 @@ def surroundings(device: torch.device, processes: int) -> dict[str, Any]:
     }
 
 
-def _git_revision() -> str | None:
+def git_revision() -> str | None:
     """Of the code that runs, with a mark if it was changed since; None where it does not run from a checkout."""
     here = Path(__file__).parent
 

@@ -1,0 +1,62 @@
+"""A training run's folder and its records in, its results file out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from progresvit import compute
+from progresvit.evaluation import read_records
+from progresvit.results.carry_out import Done
+from progresvit.results.format import Machine, RunResult
+from progresvit.results.measure import data_of, measure_frontier, measure_near_lossless, measure_rounds
+from progresvit.training.folder import ABOUT_FILE, RECIPE_FILE
+from progresvit.training.journal import read_log
+
+
+def measure_run(done: Done) -> RunResult:
+    """What a run of a study gave."""
+    task, folder = done.task, done.places.folder(done.task.name)
+    about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
+    recipe = yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
+    records, log = read_records(done.places.records(task.name)), read_log(folder)
+    return RunResult(
+        format=1,
+        kind="run",
+        name=task.name,
+        run=task.of,
+        commands=done.commands,
+        seed=task.seed,
+        seconds=training_seconds(log, recipe["optimizer"]["batch"]),
+        date=records.header.date,
+        revision=about["git"] or "unknown",
+        machine=Machine(
+            device=about["device"],
+            processes=about["processes"],
+            jobs=done.jobs,
+            python=about["python"],
+            torch=about["torch"],
+        ),
+        data=data_of(records, name=done.study.data, train=about["pictures"], learned=about["names"]),
+        precision=records.header.precision,
+        recipe=recipe,
+        epochs=recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"],
+        parameters=compute.parameters(records.config),
+        rounds=measure_rounds(records),
+        frontier=measure_frontier(records),
+        near_lossless=measure_near_lossless(records),
+        history=tuple((line["epoch"] + 1, tuple(line["top1"])) for line in log if line["event"] == "evaluation"),
+    )
+
+
+def training_seconds(log: Sequence[Mapping[str, Any]], batch: int) -> float:
+    """Of the optimizer's steps, the first with its compiling; evaluations and checkpoints come on top."""
+    seconds, before = 0.0, 0
+    for line in log:
+        if line["event"] == "train":
+            seconds += (line["step"] - before) * batch / line["images_per_second"]
+            before = line["step"]
+    return round(seconds, 1)

@@ -1,0 +1,105 @@
+"""What each kind of task is measured by, and whether results from before are of this very study."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from progresvit.evaluation import Records, read_records
+from progresvit.evaluation.shift import plan as plan_shift
+from progresvit.results.carry_out import Done, reader_commands
+from progresvit.results.format import Machine, Measurement, RoutingResult, RunResult, ShiftResult
+from progresvit.results.measure import data_of
+from progresvit.results.measure_routing import measure_routing
+from progresvit.results.measure_run import measure_run
+from progresvit.results.measure_shift import measure_shift, shift_settings
+from progresvit.results.plan import Task, corruptions_of, learned_records
+from progresvit.results.read import read_measurement
+from progresvit.results.study import Study
+from progresvit.training.folder import changed_keys
+from progresvit.training.journal import git_revision
+
+SEED = 0
+"""Of halves, folds and routers."""
+
+
+def measure(done: Done) -> Measurement:
+    """The results file of a task whose commands have run."""
+    if done.task.kind == "run":
+        return measure_run(done)
+    records = read_records(done.places.records(done.task.name))
+    return _routing(done, records) if done.task.kind == "routing" else _shift(done, records)
+
+
+def _routing(done: Done, records: Records) -> RoutingResult:
+    wanted = done.study.routing[done.task.of]
+    learned = read_records(done.places.records(learned_records(done.task.name))) if wanted.learned_from else None
+    found = measure_routing(records, learned, groups=done.study.groups, seed=SEED)
+    return RoutingResult(kind="routing", **_about(done, records, seed=SEED), **found)
+
+
+def _shift(done: Done, records: Records) -> ShiftResult:
+    sets = plan_shift(
+        "generated",
+        done.places.data,
+        corruptions=corruptions_of(done.study, done.task),
+        severities=done.study.shift[done.task.of].severities,
+    )
+    folder = done.places.shift(done.task.name) / "records"
+    found = {one.name: read_records(folder / f"{one.name}.parquet") for one in sets}
+    fields = measure_shift(records, found, sets, shift_settings(records))
+    return ShiftResult(kind="shift", **_about(done, records, seed=None), **fields)
+
+
+def _about(done: Done, records: Records, *, seed: int | None) -> dict[str, Any]:
+    """What every file but a training run's says in the same way: this machine and this code made it."""
+    header = records.header
+    return {
+        "format": 1,
+        "name": done.task.name,
+        "commands": done.commands,
+        "seed": seed,
+        "seconds": round(done.seconds, 1),
+        "date": header.date,
+        "revision": git_revision() or "unknown",
+        "machine": Machine(
+            device=header.device,
+            processes=1,
+            jobs=done.jobs,
+            python=platform.python_version(),
+            torch=torch.__version__,
+        ),
+        "data": data_of(records, name=done.study.data),
+        "precision": header.precision,
+        "model": done.task.model,
+        "weights": header.weights,
+    }
+
+
+def check_earlier(study: Study, tasks: Sequence[Task], results: Path) -> None:
+    """Refuse to go on beside results of another study: a recipe that has changed, another data set."""
+    for task in tasks:
+        path = results / f"{task.name}.json"
+        if not path.exists():
+            continue
+        before = read_measurement(path)
+        if before.data.name != study.data:
+            raise ValueError(
+                f"{path} is of {before.data.name} and the study of {study.data}; name another folder for the results."
+            )
+        differing: list[str] = []
+        if isinstance(before, RunResult):
+            now = study.load_recipe_of(task.of).model_copy(update={"seed": task.seed})
+            differing = changed_keys(before.recipe, yaml.safe_load(now.to_yaml()), free=("run", "data.workers"))
+        elif before.commands != reader_commands(study, task):
+            differing = ["commands"]
+        if differing:
+            raise ValueError(
+                f"{path} was made otherwise than the study says (other {', '.join(differing)}); remove it to make it "
+                "again, or name another folder for the results."
+            )
