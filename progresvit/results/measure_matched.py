@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,6 +28,9 @@ TRAINING, HELD_BACK = "training pictures", "other held-back pictures"
 
 Scores = NDArray[np.float32]
 
+_ONE_AT_A_TIME = threading.Lock()
+"""A study measures in several threads, and fits draw from torch's one generator."""
+
 
 def measure_matched(
     val: Records, learned: Records | None, *, fits: int = FITS, rates: Sequence[float] = TENTHS, seed: int = 0
@@ -38,20 +42,24 @@ def measure_matched(
     """
     if val.rounds != 2:
         return []
+    sources: dict[str, Records | None] = {HELD_BACK: None}
+    if learned is not None:
+        sources = {TRAINING: learned, **sources}
     found = []
     for target in TARGETS:
-        for source in (*([TRAINING] if learned is not None else []), HELD_BACK):
+        for words, fitting in sources.items():
             try:
-                scores = [
-                    fit_on(learned, target=target, seed=one).scores(val.statistics)[:, 0]
-                    if learned is not None and source == TRAINING
-                    else cross_fitted_scores(val, target=target, seed=one)
-                    for one in range(seed, seed + fits)
-                ]
+                scores = [_scores(val, fitting, target=target, seed=one) for one in range(seed, seed + fits)]
             except OutOfReachError:
                 continue
-            found.append(compare(val, scores, router=target, fitted_on=source, rates=rates, seed=seed))
+            found.append(compare(val, scores, router=target, fitted_on=words, rates=rates, seed=seed))
     return found
+
+
+def _scores(val: Records, fitting: Records | None, *, target: Target, seed: int) -> Scores:
+    if fitting is None:
+        return cross_fitted_scores(val, target=target, seed=seed)
+    return fit_on(fitting, target=target, seed=seed).scores(val.statistics)[:, 0]
 
 
 def fit_on(records: Records, *, target: Target, seed: int) -> Router:
@@ -59,7 +67,10 @@ def fit_on(records: Records, *, target: Target, seed: int) -> Router:
     epochs = max(6, -(-STEPS // max(1, len(records) // BATCH)))
     weights = records.header.weights
     statistics, correct, ids = records.statistics, records.correct, records.ids
-    return fit_router(statistics, correct, target=target, epochs=epochs, batch=BATCH, seed=seed, model=weights, ids=ids)
+    with _ONE_AT_A_TIME:
+        return fit_router(
+            statistics, correct, target=target, epochs=epochs, batch=BATCH, seed=seed, model=weights, ids=ids
+        )
 
 
 def cross_fitted_scores(records: Records, *, target: Target, seed: int, folds: int = FOLDS) -> Scores:
