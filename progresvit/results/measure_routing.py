@@ -10,6 +10,7 @@ import numpy as np
 from progresvit.evaluation.abstention import RiskCoverage, risk_coverage_curves
 from progresvit.evaluation.hopeless import equal_accuracy_table, rules
 from progresvit.evaluation.records import Records
+from progresvit.evaluation.table import Row
 from progresvit.results.format import EqualAccuracy, RiskCurve
 from progresvit.results.measure import measure_frontier, measure_rounds
 from progresvit.results.measure_matched import FITS, fit_on, measure_matched
@@ -17,6 +18,8 @@ from progresvit.results.measure_settings import HALVES, calibrate_within_reach, 
 from progresvit.routing.calibration import OutOfReachError
 
 CURVE_POINTS = 100
+SPLITS = 5
+"""Of the pictures, for compute at equal accuracy."""
 
 
 def measure_routing(
@@ -77,28 +80,45 @@ def _thin(name: str, curve: RiskCoverage) -> RiskCurve:
     )
 
 
-def measure_equal_accuracy(val: Records, learned: Records | None, *, seed: int = 0) -> list[EqualAccuracy]:
+def measure_equal_accuracy(
+    val: Records, learned: Records | None, *, seed: int = 0, splits: int = SPLITS
+) -> list[EqualAccuracy]:
     """Compute of each rule at the same allowed drop; thresholds from one part of ``val``, figures of another.
 
-    Routers are fitted on ``learned``, or without it on half of ``val``, which the table then does without. None where
-    they have nothing to learn from.
+    Means over random splits, for a near-lossless threshold hangs on a few pictures. Routers are fitted anew for each,
+    on ``learned`` or without it on half of ``val``, which the rest of that split does without. None where they have
+    nothing to learn from.
     """
-    fitting, tested = (learned, val) if learned is not None else val.split(0.5, seed)
     try:
-        hopeless, benefit = (fit_on(fitting, target=target, seed=seed) for target in ("hopeless", "benefit"))
+        tables = [_equal_accuracy_rows(val, learned, seed=one) for one in range(seed, seed + splits)]
     except OutOfReachError:
         return []
+    return [_mean_row(rows) for rows in zip(*tables)]
+
+
+def _equal_accuracy_rows(val: Records, learned: Records | None, *, seed: int) -> list[Row]:
+    fitting, tested = (learned, val) if learned is not None else val.split(0.5, seed)
+    hopeless, benefit = (fit_on(fitting, target=target, seed=seed) for target in ("hopeless", "benefit"))
     compared = rules(hopeless=hopeless, benefit=benefit)
     table = equal_accuracy_table(tested, compared, seed=seed + 1)  # with the same seed, one part would be empty
-    return [
-        EqualAccuracy(
-            rule=row["rule"],
-            drop=row["drop"],
-            top1=row["top1"],
-            gmacs_paper=row["gmacs_paper"],
-            saving=round(row["saving"], 12) + 0.0,  # of every round: 0, and not a little less
-            given_up=row["given_up_share"],
-            given_up_wrong=row["given_up_wrong"],
-        )
-        for row in table.rows
-    ]
+    return list(table.rows)
+
+
+def _mean_row(rows: Sequence[Row]) -> EqualAccuracy:
+    def mean(key: str) -> float | None:
+        known = [row[key] for row in rows if row[key] is not None]
+        return round(float(np.mean(known)), 12) + 0.0 if known else None  # 0 of every round, and not a little less
+
+    top1, gmacs, saving = mean("top1"), mean("gmacs_paper"), mean("saving")
+    assert top1 is not None
+    assert gmacs is not None
+    assert saving is not None
+    return EqualAccuracy(
+        rule=rows[0]["rule"],
+        drop=rows[0]["drop"],
+        top1=top1,
+        gmacs_paper=gmacs,
+        saving=saving,
+        given_up=mean("given_up_share"),
+        given_up_wrong=mean("given_up_wrong"),
+    )

@@ -151,9 +151,19 @@ def test_compute_at_equal_accuracy_goes_from_every_round_to_the_oracle(measured,
     assert len(rows) == 2 + 3 * 4
     assert {row.drop for row in rows[1:-1]} == {0.0003, 0.005, 0.01}
     assert all((row.given_up is not None) == ("given up" in row.rule) for row in rows)
-    alone = measure_equal_accuracy(val, None)
+    alone = measure_equal_accuracy(val, None, splits=1)
     assert [row.rule for row in alone] == [row.rule for row in rows]
     assert alone != list(rows)
+
+
+def test_compute_at_equal_accuracy_is_a_mean_over_splits(val, learned):
+    both = measure_equal_accuracy(val, learned, splits=2)
+    each = [measure_equal_accuracy(val, learned, seed=seed, splits=1) for seed in (0, 1)]
+    for mean, *parts in zip(both, *each):
+        assert mean.top1 == pytest.approx(np.mean([one.top1 for one in parts]))
+        assert mean.gmacs_paper == pytest.approx(np.mean([one.gmacs_paper for one in parts]))
+        assert (mean.rule, mean.drop) == (parts[0].rule, parts[0].drop)
+    assert measure_equal_accuracy(val, learned.take(learned.correct.all(axis=1)), splits=1) == []
 
 
 def test_three_rounds_are_measured_without_matched_rates():
