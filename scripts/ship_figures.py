@@ -15,11 +15,10 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from progresvit import compute, evaluation
+from progresvit import compute
 from progresvit.evaluation import Records
-from progresvit.evaluation.abstention import routed_answers
+from progresvit.results.measure_settings import CAREFUL, HALVES, answer, calibrations, measure_halves, summarize
 from progresvit.routing import Setting
-from progresvit.routing.frontier import exit_rounds
 from progresvit.training.folder import ABOUT_FILE, RECIPE_FILE
 from progresvit.training.journal import read_log
 
@@ -34,19 +33,11 @@ EASY = (
 )
 """The classes of Imagenette: tench to parachute. One of them, the English springer, is a dog too."""
 GROUPS = {"easy ten": EASY, "ten dogs": DOGS}
-DROPS = {"drop-0.5": 0.005, "drop-1": 0.01}
-"""Settings with a guarantee: the drop in accuracy, at 95 % confidence."""
-DELTA = 0.05
-HALVES = 20
 
 
 def calibrate_all(records: Records, max_error: float) -> dict[str, Setting]:
     """The settings that ship, on all pictures of the records."""
-    near = evaluation.calibrate_near_lossless(records)
-    certified = {
-        name: evaluation.calibrate_guarantee(records, epsilon=drop, delta=DELTA) for name, drop in DROPS.items()
-    }
-    return {"near-lossless": near, **certified, "careful": evaluation.with_abstention(records, near, max_error)}
+    return {name: calibrate(records) for name, calibrate in calibrations(max_error).items()}
 
 
 def measure(
@@ -90,62 +81,33 @@ def _groups(records: Records) -> dict[str, NDArray[np.int64]]:
 
 
 def _routed(records: Records, setting: Setting, groups: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-    left = exit_rounds(records.scores(), setting.threshold)
-    entropy, wrong = routed_answers(records, left)
-    given = entropy < (np.inf if setting.abstain is None else setting.abstain)
-    spent = np.array(records.gmacs())[left]
+    answers = answer(records, setting)
+    found = {name: summarize(answers, rows) for name, rows in groups.items()}
     told: dict[str, Any] = {"threshold": setting.threshold}
     if setting.epsilon is not None and setting.delta is not None:
         told |= {"max_drop": setting.epsilon, "confidence": round(1 - setting.delta, 12), "harmed": setting.k}
     told |= {
-        "top1": {name: float(1 - wrong[rows].mean()) for name, rows in groups.items()},
-        "gmacs": {name: float(spent[rows].mean()) for name, rows in groups.items()},
-        "saving": {name: float(1 - spent[rows].mean() / records.gmacs()[-1]) for name, rows in groups.items()},
-        "exit_shares": {
-            name: [float((left[rows] == s).mean()) for s in range(records.rounds)] for name, rows in groups.items()
-        },
+        "top1": {name: one.top1 for name, one in found.items()},
+        "gmacs": {name: one.gmacs_paper for name, one in found.items()},
+        "saving": {name: 1 - one.gmacs_paper / records.gmacs()[-1] for name, one in found.items()},
+        "exit_shares": {name: list(one.exit_shares) for name, one in found.items()},
     }
     if setting.abstain is not None:
         told |= {
             "abstain": setting.abstain,
-            "answered": {name: float(given[rows].mean()) for name, rows in groups.items()},
-            "top1_of_answered": {
-                name: float(1 - wrong[rows][given[rows]].mean()) if given[rows].any() else None
-                for name, rows in groups.items()
-            },
+            "answered": {name: one.answered for name, one in found.items()},
+            "top1_of_answered": {name: one.top1_of_answered for name, one in found.items()},
         }
     return told
 
 
 def _halves(records: Records) -> dict[str, Any]:
-    """Thresholds of one random half, measured on the other: what to expect of pictures that were not calibrated on."""
-    drops: dict[str, list[float]] = {name: [] for name in ("near-lossless", *DROPS)}
-    harms: dict[str, list[float]] = {name: [] for name in drops}
-    savings: dict[str, list[float]] = {name: [] for name in drops}
-    for seed in range(HALVES):
-        design, report = records.split(0.5, seed)
-        settings = {"near-lossless": evaluation.calibrate_near_lossless(design)}
-        for name, drop in DROPS.items():
-            settings[name] = evaluation.calibrate_guarantee(design, epsilon=drop, delta=DELTA)
-        for name, setting in settings.items():
-            left = exit_rounds(report.scores(), setting.threshold)
-            _, wrong = routed_answers(report, left)
-            drops[name].append(float(report.correct[:, -1].mean() - (1 - wrong.mean())))
-            harms[name].append(float((wrong & report.correct[:, -1]).mean()))  # what a guarantee bounds
-            savings[name].append(float(1 - np.array(report.gmacs())[left].mean() / report.gmacs()[-1]))
-    spread = {
-        name: {
-            "drop": _spread(drops[name]),
-            "saving": _spread(savings[name]),
-            **({"broken": sum(harm > DROPS[name] for harm in harms[name])} if name in DROPS else {}),
-        }
-        for name in drops
-    }
-    return {"number": HALVES, "settings": spread}
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"mean": float(np.mean(values)), "lowest": min(values), "highest": max(values)}
+    told = {}
+    for name, calibrate in calibrations().items():
+        if name == CAREFUL:  # it leaves where the near-lossless setting does
+            continue
+        told[name] = measure_halves(records, calibrate).model_dump(exclude={"number", "wrong"}, exclude_none=True)
+    return {"number": HALVES, "settings": told}
 
 
 def describe_run(run: Path) -> dict[str, Any]:

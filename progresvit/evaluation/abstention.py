@@ -15,6 +15,7 @@ from progresvit.evaluation import table
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.routing import Router
+from progresvit.routing.calibration import OutOfReachError
 from progresvit.routing.frontier import Floats, exit_rounds
 
 RISKS = (0.01, 0.02, 0.05, 0.1)
@@ -64,7 +65,7 @@ def abstain_entropy(uncertainty: ArrayLike, wrong: ArrayLike, max_error: float) 
     ends = np.flatnonzero(np.append(sorted_[1:] > sorted_[:-1], True))  # equally sure ones are given together
     good = ends[risk[ends] <= max_error]
     if not len(good):
-        raise ValueError(
+        raise OutOfReachError(
             f"even the surest of these answers are wrong more often than {max_error:g}; allow more errors, or train on."
         )
     return None if good[-1] == len(sorted_) - 1 else float(sorted_[good[-1] + 1])

@@ -92,7 +92,7 @@ def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequen
         going_on = round(rate * len(records))
         row: Row = {"continue": rate, "gmacs_paper": gmacs[0] + going_on / len(records) * (gmacs[1] - gmacs[0])}
         for name, values in scores.items():
-            row[name] = float(_refine(values[:, 0], correct, going_on).mean())
+            row[name] = float(refine(values[:, 0], correct, going_on).mean())
         row |= {f"{name}_gain": row[name] - row["entropy"] for name in routers}
         rows.append(row)
     columns = [
@@ -104,7 +104,7 @@ def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequen
     return Table("Routers at matched continuation rates", columns, rows)
 
 
-def _refine(scores: NDArray[np.float32], correct: NDArray[np.bool_], going_on: int) -> NDArray[np.bool_]:
+def refine(scores: NDArray[np.float32], correct: NDArray[np.bool_], going_on: int) -> NDArray[np.bool_]:
     """Whether each image is right if the ``going_on`` highest scores see round 2."""
     refined = np.zeros(len(scores), bool)
     refined[np.argsort(-scores, kind="stable")[:going_on]] = True

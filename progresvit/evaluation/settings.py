@@ -20,6 +20,7 @@ from progresvit.routing import (
     threshold_for_exit_share,
 )
 from progresvit.routing.budgets import Budgets, spread_points
+from progresvit.routing.calibration import OutOfReachError
 from progresvit.routing.frontier import exit_rounds, frontier
 from progresvit.routing.router import router_hash
 from progresvit.routing.setting import Loss, Setting
@@ -79,7 +80,7 @@ def calibrate_guarantee(
     )
     if found.too_few:
         beside = f" beside the {found.design_images} that order the thresholds" if found.design_images else ""
-        raise ValueError(
+        raise OutOfReachError(
             f"{found.images} images are too few to certify a drop of {epsilon:.6g} at {1 - delta:.6g}: at least "
             f"{needed_images(epsilon, delta):,} are needed{beside}, and as many suffice only without a single loss. "
             "Evaluate on more images, or ask for less."

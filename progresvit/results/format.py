@@ -148,6 +148,8 @@ class HalvesResult(Part):
     drop: Spread
     """Top-1 of the full path less that of the routed one."""
     saving: Spread
+    wrong: Spread | None = None
+    """Wrong ones among the answers that are given."""
     broken: int | None
     """For a guarantee: halves on which it did not hold."""
 
@@ -202,7 +204,8 @@ class MatchedResult(Part):
     entropy_top1: tuple[Share, ...]
     router_top1: tuple[Share, ...]
     lowest: tuple[float, ...]
-    """95 % interval of the difference, router less entropy, over pictures and fits."""
+    """95 % interval of the difference, router less entropy: percentiles of its mean over pictures and fits, both drawn
+    anew with replacement a thousand times. Which pictures go on stays as it was."""
     highest: tuple[float, ...]
 
 

@@ -12,6 +12,11 @@ from numpy.typing import ArrayLike
 
 from progresvit.routing.frontier import as_scores, every_threshold, exit_counts
 
+
+class OutOfReachError(ValueError):
+    """What is asked for cannot be had of these images; of others, or of more, perhaps."""
+
+
 ROUNDING = 0.0005
 """A budget may be given as tables show it, in three decimals."""
 
@@ -29,7 +34,7 @@ def threshold_for_budget(scores: ArrayLike, gmacs: Sequence[float], budget: floa
     within = np.flatnonzero(spent <= max(budget, gmacs[0]) + 1e-9)
     if not len(within):
         stuck = int(np.isinf(values[:, :-1]).all(axis=1).sum())
-        raise ValueError(
+        raise OutOfReachError(
             f"a budget of {budget:g} GMACs is out of reach: {stuck} of {len(values)} images have NaN or infinite "
             f"logits and never leave early, so the average is at least {spent.min():.3f}."
         )

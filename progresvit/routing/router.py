@@ -21,6 +21,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from progresvit.atomic import replace_file
+from progresvit.routing.calibration import OutOfReachError
 from progresvit.routing.statistics import STATISTICS, logit_statistics
 
 Target = Literal["benefit", "error", "hopeless"]
@@ -156,7 +157,7 @@ def fit_router(
     for s in range(wanted.shape[1]):
         positives = int(wanted[:, s].sum())
         if not 0 < positives < len(wanted):
-            raise ValueError(
+            raise OutOfReachError(
                 f"{positives} of {len(wanted)} images are examples of {target!r} after round {s + 1}; a router needs "
                 "both kinds. Evaluate on more images, or on images that the model was not trained on."
             )

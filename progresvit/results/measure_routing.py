@@ -1,0 +1,104 @@
+"""When to stop: everything that is measured of one model's thresholds, routers and withheld answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from progresvit.evaluation.abstention import RiskCoverage, risk_coverage_curves
+from progresvit.evaluation.hopeless import equal_accuracy_table, rules
+from progresvit.evaluation.records import Records
+from progresvit.results.format import EqualAccuracy, RiskCurve
+from progresvit.results.measure import measure_frontier, measure_rounds
+from progresvit.results.measure_matched import FITS, fit_on, measure_matched
+from progresvit.results.measure_settings import HALVES, calibrate_within_reach, measure_groups, measure_settings
+from progresvit.routing.calibration import OutOfReachError
+
+CURVE_POINTS = 100
+
+
+def measure_routing(
+    val: Records,
+    learned: Records | None = None,
+    *,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    seed: int = 0,
+    fits: int = FITS,
+    halves: int = HALVES,
+) -> dict[str, Any]:
+    """The fields of a RoutingResult that pictures decide, by their names.
+
+    ``val`` are records of held-back pictures, ``learned`` of those that the model learned from, if routers shall be
+    fitted on them too. Settings that the pictures do not allow are left out, as are routers with nothing to learn.
+    """
+    if val.rounds == 1:
+        raise ValueError("a model of one round always runs all of it: there is no routing to measure; leave it out.")
+    _check_same_model(val, learned)
+    settings = calibrate_within_reach(val)
+    return {
+        "rounds": measure_rounds(val),
+        "frontier": measure_frontier(val),
+        "settings": tuple(measure_settings(val, settings, halves=halves)),
+        "groups": tuple(measure_groups(val, groups or {}, settings)),
+        "matched": tuple(measure_matched(val, learned, fits=fits, seed=seed)),
+        "abstention": tuple(measure_abstention(val)),
+        "equal_accuracy": tuple(measure_equal_accuracy(val, learned, seed=seed)),
+    }
+
+
+def _check_same_model(val: Records, learned: Records | None) -> None:
+    if learned is None:
+        return
+    if learned.header.weights != val.header.weights:
+        raise ValueError("the two records are of different weights; evaluate one model on both splits.")
+    both = np.intersect1d(learned.ids, val.ids)
+    if len(both):
+        raise ValueError(
+            f"{len(both)} pictures are among both records, such as {both[0]}; evaluate the model on two splits."
+        )
+
+
+def measure_abstention(records: Records) -> list[RiskCurve]:
+    """Risk and coverage of round 1, of the last round and at the near-lossless threshold."""
+    curves = risk_coverage_curves(records)
+    return [_thin(name, curves[name]) for name in ("round 1", f"round {records.rounds}", "routed")]
+
+
+def _thin(name: str, curve: RiskCoverage) -> RiskCurve:
+    """A hundred of its points, both ends included; the area is that of all."""
+    rows = np.unique(np.linspace(0, len(curve.risk) - 1, CURVE_POINTS).round().astype(int))
+    return RiskCurve(
+        name=name,
+        coverage=tuple(curve.coverage[rows].tolist()),
+        risk=tuple(curve.risk[rows].tolist()),
+        area=curve.area,
+    )
+
+
+def measure_equal_accuracy(val: Records, learned: Records | None, *, seed: int = 0) -> list[EqualAccuracy]:
+    """Compute of each rule at the same allowed drop; thresholds from one part of ``val``, figures of another.
+
+    Routers are fitted on ``learned``, or without it on half of ``val``, which the table then does without. None where
+    they have nothing to learn from.
+    """
+    fitting, tested = (learned, val) if learned is not None else val.split(0.5, seed)
+    try:
+        hopeless, benefit = (fit_on(fitting, target=target, seed=seed) for target in ("hopeless", "benefit"))
+    except OutOfReachError:
+        return []
+    compared = rules(hopeless=hopeless, benefit=benefit)
+    table = equal_accuracy_table(tested, compared, seed=seed + 1)  # with the same seed, one part would be empty
+    return [
+        EqualAccuracy(
+            rule=row["rule"],
+            drop=row["drop"],
+            top1=row["top1"],
+            gmacs_paper=row["gmacs_paper"],
+            saving=round(row["saving"], 12) + 0.0,  # of every round: 0, and not a little less
+            given_up=row["given_up_share"],
+            given_up_wrong=row["given_up_wrong"],
+        )
+        for row in table.rows
+    ]

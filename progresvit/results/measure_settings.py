@@ -1,0 +1,189 @@
+"""The settings that a model ships with, on the pictures they were calibrated on and on others. Letters: N images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from progresvit.evaluation.abstention import routed_answers
+from progresvit.evaluation.records import Records
+from progresvit.evaluation.settings import calibrate_guarantee, calibrate_near_lossless, with_abstention
+from progresvit.results.format import GroupAt, GroupResult, HalvesResult, SettingResult, Spread
+from progresvit.results.measure import measure_point
+from progresvit.routing import Setting
+from progresvit.routing.calibration import OutOfReachError
+from progresvit.routing.frontier import exit_rounds
+
+NEAR_LOSSLESS = "near-lossless"
+DROPS = {"drop-0.5": 0.005, "drop-1": 0.01}
+"""Settings with a guarantee: the drop in accuracy, at 95 % confidence."""
+DELTA = 0.05
+CAREFUL = "careful"
+MAX_ERROR = 0.05
+"""Of the answers that a careful model gives, as many may be wrong."""
+HALVES = 20
+
+Calibrate = Callable[[Records], Setting]
+
+
+def calibrations(max_error: float = MAX_ERROR) -> dict[str, Calibrate]:
+    """How each setting is found, by its name."""
+
+    def certify(drop: float) -> Calibrate:
+        return lambda records: calibrate_guarantee(records, epsilon=drop, delta=DELTA)
+
+    def be_careful(records: Records) -> Setting:
+        return with_abstention(records, calibrate_near_lossless(records), max_error)
+
+    certified = {name: certify(drop) for name, drop in DROPS.items()}
+    return {NEAR_LOSSLESS: calibrate_near_lossless, **certified, CAREFUL: be_careful}
+
+
+def calibrate_within_reach(records: Records, max_error: float = MAX_ERROR) -> dict[str, Setting]:
+    """The settings that these pictures allow: few certify nothing, and hard ones leave nothing to be sure of."""
+    found = {}
+    for name, calibrate in calibrations(max_error).items():
+        try:
+            found[name] = calibrate(records)
+        except OutOfReachError:
+            continue
+    return found
+
+
+def measure_settings(records: Records, settings: Mapping[str, Setting], *, halves: int = HALVES) -> list[SettingResult]:
+    """Each setting, by the name under which ``calibrations`` has it."""
+    return [_measure_setting(records, name, setting, halves) for name, setting in settings.items()]
+
+
+def _measure_setting(records: Records, name: str, setting: Setting, halves: int) -> SettingResult:
+    everywhere = summarize(answer(records, setting), np.arange(len(records)))
+    assert everywhere.top1_of_answered is not None
+    try:
+        repeated = measure_halves(records, calibrations()[name], number=halves)
+    except OutOfReachError:  # half as many pictures certify less
+        repeated = None
+    return SettingResult(
+        name=name,
+        point=measure_point(records, setting.threshold),
+        epsilon=setting.epsilon,
+        delta=setting.delta,
+        abstain=setting.abstain,
+        answered=everywhere.answered,
+        top1_of_answered=everywhere.top1_of_answered,
+        halves=repeated,
+    )
+
+
+def measure_halves(records: Records, calibrate: Calibrate, *, number: int = HALVES) -> HalvesResult:
+    """A threshold of one random half, measured on the other: what to expect of pictures that were not calibrated on."""
+    drops, savings, errors, broken = [], [], [], []
+    for seed in range(number):
+        design, report = records.split(0.5, seed)
+        setting = calibrate(design)
+        found = answer(report, setting)
+        last = report.correct[:, -1]
+        drops.append(float(last.mean() - (1 - found.wrong.mean())))
+        savings.append(float(1 - found.gmacs.mean() / report.gmacs()[-1]))
+        errors.append(float(found.wrong[found.given].sum() / max(1, found.given.sum())))
+        if setting.epsilon is not None:
+            broken.append(float((found.wrong & last).mean()) > setting.epsilon)  # what a guarantee bounds
+    return HalvesResult(
+        number=number,
+        drop=_spread(drops),
+        saving=_spread(savings),
+        wrong=_spread(errors),
+        broken=sum(broken) if broken else None,
+    )
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(mean=float(np.mean(values)), lowest=min(values), highest=max(values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What happens to each picture at a setting; all (N,)."""
+
+    rounds: NDArray[np.int64]
+    """In which it leaves, from 0."""
+    wrong: NDArray[np.bool_]
+    given: NDArray[np.bool_]
+    """Whether the answer is given, and not withheld."""
+    gmacs: NDArray[np.float64]
+    number_of_rounds: int
+
+
+def answer(records: Records, setting: Setting) -> Answers:
+    """The records at a setting."""
+    rounds = exit_rounds(records.scores(), setting.threshold)
+    entropy, wrong = routed_answers(records, rounds)
+    return Answers(
+        rounds=rounds,
+        wrong=wrong,
+        given=entropy < (np.inf if setting.abstain is None else setting.abstain),
+        gmacs=np.array(records.gmacs())[rounds],
+        number_of_rounds=records.rounds,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Means over some pictures."""
+
+    top1: float
+    """Of all answers, those that are withheld too."""
+    gmacs_paper: float
+    exit_shares: tuple[float, ...]
+    answered: float
+    top1_of_answered: float | None
+    """None where nothing is answered."""
+
+
+def summarize(answers: Answers, rows: NDArray[np.int64]) -> Summary:
+    """Some of the pictures at a setting."""
+    wrong, given, rounds = answers.wrong[rows], answers.given[rows], answers.rounds[rows]
+    return Summary(
+        top1=float(1 - wrong.mean()),
+        gmacs_paper=float(answers.gmacs[rows].mean()),
+        exit_shares=tuple(float((rounds == s).mean()) for s in range(answers.number_of_rounds)),
+        answered=float(given.mean()),
+        top1_of_answered=float(1 - wrong[given].mean()) if given.any() else None,
+    )
+
+
+def measure_groups(
+    records: Records, groups: Mapping[str, Sequence[str]], settings: Mapping[str, Setting]
+) -> list[GroupResult]:
+    """Groups of classes, told by their ids, each by itself: an average over all hides that some are hard."""
+    answers = {name: answer(records, setting) for name, setting in settings.items()}
+    return [
+        GroupResult(
+            name=group,
+            pictures=len(rows),
+            top1=tuple(records.correct[rows].mean(axis=0).tolist()),
+            at=tuple(GroupAt(setting=name, **asdict(summarize(found, rows))) for name, found in answers.items()),
+        )
+        for group, rows in _rows_of(records, groups).items()
+    ]
+
+
+def _rows_of(records: Records, groups: Mapping[str, Sequence[str]]) -> dict[str, NDArray[np.int64]]:
+    known = records.config.class_ids
+    if groups and known is None:
+        raise ValueError("the model's config.json has no class_ids, so groups of classes cannot be told; name none.")
+    found = {}
+    for name, members in groups.items():
+        strange = sorted(set(members) - set(known or ()))
+        if strange:
+            raise ValueError(
+                f"the group {name!r} has classes that the model does not know: {', '.join(strange[:5])}; "
+                f"its class ids are {', '.join((known or ())[:3])} and so on."
+            )
+        numbers = [number for number, class_id in enumerate(known or ()) if class_id in set(members)]
+        found[name] = np.flatnonzero(np.isin(records.need_labels(), numbers))
+        if not len(found[name]):
+            raise ValueError(f"the group {name!r} has no pictures here; leave it out, or evaluate on its classes.")
+    return found

@@ -1,0 +1,131 @@
+"""Learned routers against entropy, on made-up records."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from progresvit.evaluation.routing_tables import matched_table
+from progresvit.results import measure_matched as module
+from progresvit.results.measure_matched import compare, cross_fitted_scores, folds_of, gain_interval, measure_matched
+from progresvit.routing import TENTHS, fit_router
+from progresvit.routing.statistics import STATISTICS
+from tests.evaluation.made import make_records
+
+
+@pytest.fixture(autouse=True)
+def short_fits(monkeypatch):
+    monkeypatch.setattr(module, "STEPS", 10)
+
+
+def compare_here(records, scores, **changes):
+    return compare(records, scores, **{"router": "made", "fitted_on": "air", "rates": TENTHS, "seed": 0, **changes})
+
+
+def test_who_knows_the_truth_gains():
+    records = make_records(1000)
+    truth = records.correct[:, 1].astype(np.float32) - records.correct[:, 0]
+    found = compare_here(records, [truth])
+    assert found.lowest[1] > 0
+    mended = (records.correct[:, 0] | records.correct[:, 1]).mean()
+    assert max(found.router_top1) == pytest.approx(mended)
+
+
+def test_entropy_gains_nothing_over_itself():
+    records = make_records(300)
+    found = compare_here(records, [records.top10_entropy[:, 0]] * 3)
+    assert found.router_top1 == found.entropy_top1
+    assert set(found.lowest) == set(found.highest) == {0.0}
+    assert found.fits == 3
+
+
+def test_figures_are_those_of_the_matched_table():
+    records = make_records(500)
+    router = fit_router(records.statistics, records.correct)
+    found = compare_here(records, [router.scores(records.statistics)[:, 0]])
+    rows = matched_table(records, {"made": router}).rows
+    assert found.shares == tuple(row["continue"] for row in rows)
+    assert found.entropy_top1 == pytest.approx([row["entropy"] for row in rows])
+    assert found.router_top1 == pytest.approx([row["made"] for row in rows])
+    assert found.gmacs_paper == pytest.approx([row["gmacs_paper"] for row in rows])
+
+
+def test_no_picture_is_scored_by_a_router_that_was_fitted_on_it(monkeypatch):
+    records = make_records(300)
+    asked = []
+
+    class Told:
+        def __init__(self, ids):
+            self.ids = set(ids.tolist())
+
+        def count_seen(self, ids):
+            return len(self.ids & set(ids.tolist()))
+
+        def scores(self, statistics):
+            rows = statistics[:, 0, 0].astype(int)
+            asked.extend(rows.tolist())
+            assert not self.ids & set(records.ids[rows].tolist())
+            assert self.ids | set(records.ids[rows].tolist()) == set(records.ids.tolist())
+            return statistics[:, :, 0]
+
+    numbered = np.zeros((300, 2, len(STATISTICS)), np.float32)
+    numbered += np.arange(300)[:, None, None]
+    monkeypatch.setattr(module, "fit_on", lambda part, **_: Told(part.ids))
+    scores = cross_fitted_scores(replace(records, statistics=numbered), target="benefit", seed=0)
+    assert sorted(asked) == list(range(300))
+    np.testing.assert_array_equal(scores, np.arange(300))
+
+
+def test_a_fold_is_drawn_by_the_name_alone():
+    names = [f"val/{number}" for number in range(1000)]
+    numbers = folds_of(names, seed=0)
+    np.testing.assert_array_equal(numbers[::-1][:10], folds_of(names[::-1][:10], seed=0))
+    assert not np.array_equal(numbers, folds_of(names, seed=1))
+    assert np.bincount(numbers).min() > 150
+    assert set(numbers.tolist()) == set(range(5))
+
+
+def test_intervals_hold_the_estimate_and_narrow_with_more_pictures():
+    rng = np.random.default_rng(0)
+    gains = rng.choice([-1, 0, 1], (4, 2000, 3), p=[0.05, 0.85, 0.1]).astype(np.float32)
+    low, high = gain_interval(gains, seed=0)
+    assert (low < gains.mean(axis=(0, 1))).all()
+    assert (gains.mean(axis=(0, 1)) < high).all()
+    few_low, few_high = gain_interval(gains[:, :200], seed=0)
+    assert (few_high - few_low > 2 * (high - low)).all()
+
+
+def test_intervals_are_as_wide_as_the_normal_ones_and_fits_that_differ_widen_them():
+    one = np.random.default_rng(1).choice([-1, 0, 1], (1, 3000, 1), p=[0.1, 0.8, 0.1]).astype(np.float32)
+    low, high = gain_interval(one, seed=0)
+    assert (high - low)[0] == pytest.approx(2 * 1.96 * one.std() / np.sqrt(3000), rel=0.1)
+    shifted = np.concatenate([one + step for step in (-0.1, 0.0, 0.1)])
+    low, high = gain_interval(shifted, seed=0)
+    assert (high - low)[0] > 0.15
+
+
+def test_routers_are_fitted_on_what_was_learned_and_across_folds():
+    records, learned = make_records(400), make_records(500, seed=1)
+    found = measure_matched(records, learned, fits=2, seed=3)
+    assert found == measure_matched(records, learned, fits=2, seed=3)
+    assert [(one.router, one.fitted_on.split()[0]) for one in found] == [
+        ("benefit", "training"), ("benefit", "other"), ("error", "training"), ("error", "other")
+    ]  # fmt: skip
+    for one in found:
+        gains = np.subtract(one.router_top1, one.entropy_top1)
+        assert (np.array(one.lowest) <= gains + 1e-9).all()
+        assert (gains <= np.array(one.highest) + 1e-9).all()
+        assert one.lowest[0] == one.highest[0] == one.lowest[-1] == one.highest[-1] == 0
+        assert one.fits == 2
+    assert len(measure_matched(records, None, fits=1)) == 2
+
+
+def test_a_model_that_has_all_it_learned_right_teaches_no_router():
+    records, learned = make_records(400), make_records(500, seed=1)
+    perfect = learned.take(learned.correct.all(axis=1))
+    found = measure_matched(records, perfect, fits=1)
+    assert [one.fitted_on.split()[0] for one in found] == ["other", "other"]
+
+
+def test_three_rounds_have_no_rate_to_match():
+    assert measure_matched(make_records(100, rounds=3), None) == []
