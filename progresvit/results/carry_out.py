@@ -38,7 +38,7 @@ class Stopped(Exception):  # noqa: N818  (it is no error)
         self.number = number
 
 
-class StepFailed(Exception):
+class StepFailed(Exception):  # noqa: N818  (the command had the error)
     """A command ended badly."""
 
 

@@ -123,7 +123,7 @@ def test_what_cannot_be_carried_out_is_refused_before_it_begins(tmp_path, change
 
 
 def test_an_unknown_study_names_those_that_ship():
-    with pytest.raises(ValueError, match="no study 'photo'.*photos"):
+    with pytest.raises(ValueError, match=r"no study 'photo'.*photos"):
         load_study("photo")
 
 
