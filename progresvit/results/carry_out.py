@@ -38,7 +38,7 @@ class Stopped(Exception):  # noqa: N818  (it is no error)
         self.number = number
 
 
-class StepFailed(Exception):
+class StepFailed(Exception):  # noqa: N818  (the command had the error)
     """A command ended badly."""
 
 
@@ -101,7 +101,9 @@ def carry_out(
 
     def attempt(task: Task) -> None:
         if task.needs in futures:
-            futures[task.needs].result()  # it was handed in earlier, so it does not wait for this one
+            _wait_for(task.needs, futures[task.needs])
+        elif task.needs and not (places.folder(task.needs) / "model").exists():
+            raise StepFailed(f"its model {task.needs} is not trained yet; leave --only out, or name it too")
         told = _run_steps(study, task, places, how, running, tell)
         result = measure(Done(study=study, task=task, places=places, commands=reader_commands(study, task), **told))
         replace_file(results / f"{task.name}.json", to_json(result))
@@ -121,6 +123,14 @@ def carry_out(
     if running.signal_number:
         raise Stopped(running.signal_number)
     return failed
+
+
+def _wait_for(name: str, training: Future[None]) -> None:
+    """It was handed in earlier, so it does not wait in turn."""
+    try:
+        training.result()
+    except (StepFailed, ValueError, OSError) as error:
+        raise StepFailed(f"its model {name} could not be made") from error
 
 
 def _run_steps(
@@ -168,7 +178,7 @@ def _run(step: Step, log: Path, how: How, running: _Running) -> None:
 
 def _words(step: Step, how: How) -> list[str]:
     launch = [sys.executable]
-    if how.gpus > 1 and step.shared:
+    if how.gpus > 1:
         launch += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(how.gpus)]
     words = [*launch, "-m", "progresvit", *step.arguments]
     if step.begun is not None and step.begun.exists():

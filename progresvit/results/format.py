@@ -1,8 +1,8 @@
 """What a results folder holds: one JSON file per measurement, each complete in itself.
 
-A file says what was measured and with what: commands, seed, machine, time, data. Accuracy is kept picture by picture, as
-bits, so that two models are compared on the pictures on which they differ. Shares are shares, 0 to 1; seconds are of the
-wall clock; GMACs are told in both conventions.
+A file says what was measured and with what: commands, seed, machine, time, data. Accuracy is kept picture by picture,
+as bits, so that two models are compared on the pictures on which they differ. Shares are shares, 0 to 1; seconds are of
+the wall clock; GMACs are told in both conventions.
 """
 
 from __future__ import annotations

@@ -49,8 +49,6 @@ class Step:
     """There when it is done."""
     begun: Path | None = None
     """There when it was begun and ``--resume`` is needed to go on."""
-    shared: bool = True
-    """Whether processes under torchrun share the work."""
 
 
 @dataclass(frozen=True, kw_only=True)

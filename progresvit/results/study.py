@@ -87,7 +87,8 @@ class Study(_Section):
     def recipe_of(self, name: str) -> tuple[str, tuple[str, ...]]:
         """The recipe of a run and all changes to it, without the seed."""
         run = self.runs[name]
-        return run.recipe or self.recipe, (*self.set, *run.set)
+        changes = {change.partition("=")[0]: change for change in (*self.set, *run.set)}  # the last of a key counts
+        return run.recipe or self.recipe, tuple(changes.values())
 
     def seeds_of(self, name: str) -> tuple[int, ...]:
         """The seeds of a run."""
