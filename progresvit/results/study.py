@@ -138,5 +138,7 @@ def _find(source: str) -> Path:
 
 def _explain(problem: dict[str, Any]) -> str:
     place = ".".join(str(part) for part in problem["loc"])
-    said = "is no key of a study" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
+    said = (
+        "is no key of a study" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
+    )
     return f"{place}: {said}" if place else str(said)
