@@ -1,6 +1,6 @@
 """The figures of a study: runs side by side, one model's routing, models under corruption.
 
-Legends lie under the axes and so over no data. The lines of a figure carry names of their own, by which tests find them.
+Legends lie under the axes and so over no data; a line's own name is longer, for whoever looks for it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 GMACS = "average GMACs per image (paper convention)"
 TOP1 = "top-1 accuracy (%)"
+BESIDE = 1.3
+"""Points of a share between bars that belong to the same share."""
 
 
 def comparison_figure(compared: LineUp) -> Figure:
@@ -59,7 +61,7 @@ def accuracy_figure(compared: LineUp) -> Figure:
                 continue
             height = level + 0.12 * (2 * number - 1) * (len(ends) > 1)
             each = [100 * share for share in run.top1_of_seeds(place)]
-            left.plot(each, [height] * len(each), label=f"{run.label}: {name}", **style)
+            left.plot(each, [height] * len(each), label=f"{run.label}: {name}", markeredgecolor="white", **style)
             other = compared.base_of(level)
             if other is None or (other.rounds == 1 and place != FULL):
                 continue
@@ -96,7 +98,7 @@ def routing_frontier_figure(result: RoutingResult) -> Figure:
 
 
 def gains_figure(matched: Sequence[tuple[str, MatchedResult]]) -> Figure:
-    """Routers against entropy at matched shares, with the band of the 95 % interval."""
+    """Routers against entropy at matched shares, with the 95 % intervals; side by side so that all can be seen."""
     figure, axes = new_figure(
         title="Learned routers against entropy",
         x="pictures that go on to the last round (%)",
@@ -105,12 +107,13 @@ def gains_figure(matched: Sequence[tuple[str, MatchedResult]]) -> Figure:
     entries: dict[str, dict[str, Any]] = {}
     for number, (name, one) in enumerate(matched):
         style = _mark(number) | look(number)
-        shares = 100 * np.array(one.shares)
-        axes.fill_between(
-            shares, 100 * np.array(one.lowest), 100 * np.array(one.highest), color=style["color"], alpha=0.15, lw=0
-        )
         gain = 100 * (np.array(one.router_top1) - np.array(one.entropy_top1))
-        axes.plot(shares, gain, label=name, **style)
+        arms = [gain - 100 * np.array(one.lowest), 100 * np.array(one.highest) - gain]
+        aside = BESIDE * (number - (len(matched) - 1) / 2)
+        bars = axes.errorbar(
+            100 * np.array(one.shares) + aside, gain, yerr=np.abs(arms), capsize=2, elinewidth=1, **style
+        )
+        bars.set_label(name)
         entries[name] = style
     axes.axhline(0, color="0.4", linewidth=1)
     _legend_below(figure, entries, columns=1)
@@ -181,7 +184,7 @@ def shifted_accuracy_figure(models: Mapping[str, ShiftResult]) -> Figure:
         entries[f"{label}: full path"] = style
         setting = next((at.setting for one in result.sets for at in one.at), None)
         if setting is not None and len(result.gmacs_paper) > 1:
-            style = _mark(number) | {"linestyle": "--"}
+            style = _mark(number) | {"linestyle": "--", "markersize": 11, "zorder": 1}
             found = {
                 level: [100 * at.top1 for one in sets[level] for at in one.at if at.setting == setting]
                 for level in levels
@@ -189,7 +192,7 @@ def shifted_accuracy_figure(models: Mapping[str, ShiftResult]) -> Figure:
             known = [level for level in levels if found[level]]
             axes.plot(known, [float(np.mean(found[level])) for level in known], label=f"{label}: {setting}", **style)
             entries[f"{label}: {setting}"] = style
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xticks(sorted({one.severity for result in models.values() for one in result.sets}))
     _legend_below(figure, entries)
     return figure
 

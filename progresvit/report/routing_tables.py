@@ -47,7 +47,7 @@ def _round_row(label: str, result: RoutingResult, place: int) -> Row:
 def _promise(one: SettingResult) -> str | None:
     if one.epsilon is None or one.delta is None:
         return None
-    return f"at most {100 * one.epsilon:g} points lost, at {100 * (1 - one.delta):g} % confidence"
+    return f"at most {100 * one.epsilon:g} % of answers lost, at {100 * (1 - one.delta):g} % confidence"
 
 
 def halves_table(result: RoutingResult) -> Table | None:

@@ -66,12 +66,13 @@ def severity_tables(models: Mapping[str, ShiftResult]) -> list[Table]:
                 | {"round1": mean_top1(sets, 0) if several else None, "full": mean_top1(sets, -1)}
                 | {setting: at and at["top1"] for setting, at in found.items()}
             )
-            cost.append(row | {setting: at and (at["gmacs"], at["exit1"]) for setting, at in found.items()})
+            if any(found.values()):
+                cost.append(row | {setting: at and (at["gmacs"], at["exit1"]) for setting, at in found.items()})
     heads = [Column("severity", "severity"), Column("model", "model", left=True)]
     tops = [Column("round1", "round 1 alone (%)", percent), Column("full", "full path (%)", percent)]
     tops += [Column(setting, f"{setting} (%)", percent) for setting in settings]
     made = [Table("Top-1 by severity, mean over corruptions", [*heads, *tops], accuracy)]
-    if any(row[setting] for row in cost for setting in settings):
+    if cost:
         costs = [Column(setting, setting, _cost) for setting in settings]
         title = "GMACs by severity, and the share that leaves after round 1, mean over corruptions"
         made.append(Table(title, [*heads, *costs], cost))

@@ -44,9 +44,9 @@ def accuracy_table(compared: LineUp) -> Table:
     return Table(f"{compared.title}: accuracy, and the compute of the full path", columns, rows)
 
 
-def leaving_table(compared: LineUp) -> Table:
-    """The near-lossless threshold of each run, and its seeds apart."""
-    rows = [_leaving_row(run) for run in compared.rows]
+def leaving_table(compared: LineUp) -> Table | None:
+    """The near-lossless threshold of each run, and its seeds apart; None if there is nothing to tell."""
+    rows = [_leaving_row(run) for run in compared.rows if run.rounds > 1 or len(run.seeds) > 1]
     columns = [
         Column("row", "", left=True),
         Column("top1", "top-1 (%)", percent),
@@ -57,7 +57,7 @@ def leaving_table(compared: LineUp) -> Table:
         Column("top1_of_seeds", "full path of each seed (%)", _list),
         Column("spread", "seeds apart (points)", percent),
     ]
-    return Table(f"{compared.title}: leaving early by the near-lossless threshold", columns, rows)
+    return Table(f"{compared.title}: leaving early by the near-lossless threshold", columns, rows) if rows else None
 
 
 def _leaving_row(run: ComparedRun) -> Row:
