@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 GMACS = "average GMACs per image (paper convention)"
 TOP1 = "top-1 accuracy (%)"
+STAR: dict[str, Any] = {"color": "0.4", "marker": "*", "linestyle": "", "markersize": 11}
 BESIDE = 1.3
 """Points of a share between bars that belong to the same share."""
 
@@ -39,7 +40,7 @@ def comparison_figure(compared: LineUp) -> Figure:
             right = 100 * np.array(one.rounds.right) / one.data.val
             axes.plot(one.rounds.gmacs_paper, right, label=f"{name}: each round alone", **_mark(number))
     if any(run.rounds > 1 for run in compared.rows):
-        entries["near-lossless"] = {"color": "0.4", "marker": "*", "linestyle": "", "markersize": 11}
+        entries["near-lossless"] = STAR
     _legend_below(figure, entries)
     return figure
 
@@ -61,7 +62,8 @@ def accuracy_figure(compared: LineUp) -> Figure:
                 continue
             height = level + 0.12 * (2 * number - 1) * (len(ends) > 1)
             each = [100 * share for share in run.top1_of_seeds(place)]
-            left.plot(each, [height] * len(each), label=f"{run.label}: {name}", markeredgecolor="white", **style)
+            dots = style | {"markeredgecolor": "white", "markersize": 9}
+            left.plot(each, [height] * len(each), label=f"{run.label}: {name}", **dots)
             other = compared.base_of(level)
             if other is None or (other.rounds == 1 and place != FULL):
                 continue
@@ -158,15 +160,26 @@ def groups_figure(result: RoutingResult) -> Figure:
 
 
 def severity_figure(result: ShiftResult, *, title: str = "Frontiers under corruption") -> Figure:
-    """A frontier for each severity, all corruptions together, and that of the clean pictures."""
+    """A frontier for each severity, all corruptions together, and that of the clean pictures.
+
+    Stars show where the first setting leads: mean over corruptions.
+    """
     figure, axes = new_figure(title=title, x=GMACS, y=TOP1)
     entries: dict[str, dict[str, Any]] = {}
+    entries_of_settings: dict[str, dict[str, Any]] = {}
     for number, one in enumerate(sorted(result.severities, key=lambda one: one.severity)):
         name = f"severity {one.severity}" if one.severity else "clean"
         style = look(number) | {"marker": MARKERS[number % len(MARKERS)], "markersize": 6, "markerfacecolor": "white"}
         ends = [0, len(one.frontier) - 1]
         _draw_frontier(axes, one.frontier, label=name, markevery=ends, linewidth=1.8, **style)
         entries[name] = style
+        found = [at for shifted in result.sets if shifted.severity == one.severity for at in shifted.at]
+        found = [at for at in found if at.setting == found[0].setting]
+        if found:
+            x, y = (float(np.mean(values)) for values in zip(*((at.gmacs_paper, 100 * at.top1) for at in found)))
+            axes.plot([x], [y], "*", color=style["color"], markersize=13, zorder=4, label=f"{name}: {found[0].setting}")
+            entries_of_settings[f"{found[0].setting}, calibrated on clean pictures"] = STAR
+    entries |= entries_of_settings
     _legend_below(figure, entries)
     return figure
 
@@ -217,6 +230,6 @@ def _legend_below(figure: Figure, entries: Mapping[str, Mapping[str, Any]], colu
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], label=label, **style) for label, style in entries.items()]
-    widest = max(map(len, entries))
-    fitting = max(1, min(len(entries), 4, 84 // (widest + 8)))
+    usual = sorted(map(len, entries))[-2] if len(entries) > 2 else max(map(len, entries))  # one long name does no harm
+    fitting = max(1, min(len(entries), 4, 84 // (usual + 8)))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns or fitting, fontsize=10, frameon=False)

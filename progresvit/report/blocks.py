@@ -77,6 +77,10 @@ def make_blocks(results: Results, study: Study, claims: str | None) -> dict[str,
         _add(made, _shift(name, shifted_models(results, study, name), len(study.shift[name].models)))
     _add(made, {"runs": Block("All runs", _runs(results))})
     _add(blocks, made)
+    names = [picture.name for block in blocks.values() for picture in block.pictures]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two figures of the page would be called {name}; rename a comparison in study.yaml.")
     return blocks
 
 

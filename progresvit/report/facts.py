@@ -3,9 +3,9 @@
 Top-1, shares and savings are in percent, differences in points, all without a unit; GMACs are the paper's.
 
 - ``data.val``, ``data.train``, ``data.classes``, if all measurements are of the same data.
-- A run R: ``R.top1`` (full path), ``R.round1``, ``R.round2``, …, ``R.gmacs``, ``R.gmacs1``, …, ``R.near-lossless.top1``,
-  ``R.near-lossless.gmacs``, ``R.near-lossless.exit1``, ``R.saving`` (near-lossless), ``R.seeds`` (how many),
-  ``R.each`` (full path of each seed), ``R.spread`` (seeds apart, points), ``R.epochs``, ``R.minutes``, ``R.parameters``.
+- A run R: ``R.top1`` (full path), ``R.round1``, ``R.round2``, …, ``R.gmacs``, ``R.gmacs1``, …,
+  ``R.near-lossless.top1``, ``.gmacs``, ``.exit1``, ``R.saving`` (near-lossless), ``R.seeds`` (how many), ``R.each``
+  (full path of each seed), ``R.spread`` (seeds apart, points), ``R.epochs``, ``R.minutes``, ``R.parameters``.
 - Two runs A and B of one comparison, either way round: ``A-B.diff`` (A less B, full path, with its interval),
   ``A-B.points`` (the same without), ``A-B.round1.diff``, ``A-B.round1.points``, ``A-B.saving`` (compute that A's
   near-lossless threshold saves of B's full path).
@@ -32,7 +32,7 @@ from itertools import permutations
 from progresvit.report import shift_tables
 from progresvit.report.routing_tables import gains
 from progresvit.report.wording import gmacs, key, percent, signed, with_interval
-from progresvit.results.compare import FULL, ComparedRun, line_up
+from progresvit.results.compare import FULL, ComparedRun, gather, line_up
 from progresvit.results.format import MatchedResult, Rounds, RoutingResult, ShiftResult
 from progresvit.results.read import Results
 from progresvit.results.study import Study
@@ -65,7 +65,7 @@ def _all(results: Results, study: Study) -> Found:
         if len(values) == 1:
             yield f"data.{field}", f"{values.pop():,}"
     for run in dict.fromkeys(result.run for result in results.runs.values()):
-        yield from _of_run(ComparedRun(run, run, tuple(results.of_run(run))))
+        yield from _of_run(gather(results, run, run))
     for name in study.comparisons:
         compared = line_up(results, study, name)
         rows = {row.run: row for row in (*compared.rows, *([compared.against] if compared.against else []))}

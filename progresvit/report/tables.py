@@ -57,7 +57,11 @@ def leaving_table(compared: LineUp) -> Table | None:
         Column("top1_of_seeds", "full path of each seed (%)", _list),
         Column("spread", "seeds apart (points)", percent),
     ]
-    return Table(f"{compared.title}: leaving early by the near-lossless threshold", columns, rows) if rows else None
+    return (
+        Table(f"{compared.title}: leaving early by the near-lossless threshold of these very pictures", columns, rows)
+        if rows
+        else None
+    )
 
 
 def _leaving_row(run: ComparedRun) -> Row:

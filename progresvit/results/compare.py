@@ -111,19 +111,24 @@ class LineUp:
         return self.rows[number - 1] if number else None
 
 
+def gather(results: Results, label: str, run: str) -> ComparedRun:
+    """The seeds of a run, which may be none; refused if they differ in more than the seed."""
+    found = ComparedRun(label, run, tuple(results.of_run(run)))
+    _check_seeds(found)
+    return found
+
+
 def line_up(results: Results, study: Study, name: str) -> LineUp:
     """The runs of a comparison; refused if they are not of the same pictures."""
     comparison = study.comparisons[name]
-    rows = [ComparedRun(label, run, tuple(results.of_run(run))) for label, run in comparison.rows.items()]
+    rows = [gather(results, label, run) for label, run in comparison.rows.items()]
     asked, against = comparison.against, None
     if asked is not None:
         labels = {row.run: row.label for row in rows}
-        against = ComparedRun(labels.get(asked, asked), asked, tuple(results.of_run(asked)))
+        against = gather(results, labels.get(asked, asked), asked)
     measured = tuple(row for row in rows if row.seeds)
     everyone = [*measured, *([against] if against is not None and against.seeds else [])]
     check_comparable([one for row in everyone for one in row.seeds], f"the comparison {name}")
-    for row in everyone:
-        _check_seeds(row)
     return LineUp(
         title=comparison.title,
         rows=measured,
@@ -135,8 +140,8 @@ def line_up(results: Results, study: Study, name: str) -> LineUp:
 
 def _check_seeds(row: ComparedRun) -> None:
     """Seeds of a run differ in nothing but the seed."""
-    first = row.first
     for number, other in enumerate(row.seeds[1:], start=1):
+        first = row.first
         twin = next((one for one in row.seeds[:number] if one.seed == other.seed), None)
         if twin is not None:
             raise ValueError(
