@@ -162,7 +162,7 @@ def groups_figure(result: RoutingResult) -> Figure:
 def severity_figure(result: ShiftResult, *, title: str = "Frontiers under corruption") -> Figure:
     """A frontier for each severity, all corruptions together, and that of the clean pictures.
 
-    Stars show where the first setting leads: mean over corruptions.
+    Stars show where the first setting, calibrated on clean pictures, leads: mean over corruptions.
     """
     figure, axes = new_figure(title=title, x=GMACS, y=TOP1)
     entries: dict[str, dict[str, Any]] = {}
@@ -178,7 +178,7 @@ def severity_figure(result: ShiftResult, *, title: str = "Frontiers under corrup
         if found:
             x, y = (float(np.mean(values)) for values in zip(*((at.gmacs_paper, 100 * at.top1) for at in found)))
             axes.plot([x], [y], "*", color=style["color"], markersize=13, zorder=4, label=f"{name}: {found[0].setting}")
-            entries_of_settings[f"{found[0].setting}, calibrated on clean pictures"] = STAR
+            entries_of_settings[found[0].setting] = STAR
     entries |= entries_of_settings
     _legend_below(figure, entries)
     return figure
@@ -230,6 +230,5 @@ def _legend_below(figure: Figure, entries: Mapping[str, Mapping[str, Any]], colu
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], label=label, **style) for label, style in entries.items()]
-    usual = sorted(map(len, entries))[-2] if len(entries) > 2 else max(map(len, entries))  # one long name does no harm
-    fitting = max(1, min(len(entries), 4, 84 // (usual + 8)))
+    fitting = max(1, min(len(entries), 4, 84 // (max(map(len, entries)) + 8)))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns or fitting, fontsize=10, frameon=False)

@@ -221,7 +221,7 @@ def _severity_picture(model: str, result: ShiftResult, asked: int) -> Picture:
     title = f"Frontiers under corruption: {model}" if asked > 1 else "Frontiers under corruption"
     return Picture(
         name=f"{result.name}-severities.png",
-        about=f"Top-1 against average GMACs of {model}, by severity",
+        about=f"Top-1 against average GMACs of {model} by severity; stars: a threshold calibrated on clean pictures",
         draw=lambda: draw.severity_figure(result, title=title),
         data=_hash(title, _drawn(result)),
     )
