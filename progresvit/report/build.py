@@ -101,7 +101,7 @@ def read_layout(folder: Path) -> Layout:
     try:
         return Layout.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
+        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))

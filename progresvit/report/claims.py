@@ -53,7 +53,7 @@ def read_claims(path: Path) -> list[Claim]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
+        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, list) or not values:
         raise ValueError(f"{path} should be a list of claims, each with {', '.join(Claim.model_fields)}.")
     return [_check(value, f"{path}, claim {number}") for number, value in enumerate(values, start=1)]

@@ -93,7 +93,8 @@ def test_a_folder_without_results_is_refused(tmp_path):
 def test_runs_of_different_data_are_not_compared(folder, field):
     changed = {"val": 39, "train": 7, "classes": 9}.get(field, "other")
     if field == "val":
-        write_result(folder, run_result("width", 2, 39))
+        fewer = run_result("width", 2, 39)
+        write_result(folder, fewer | {"data": fewer["data"] | {"train": 200}})
     else:
         change(folder / "width-2.json", lambda values: values["data"].update({field: changed}))
     with pytest.raises(
