@@ -69,7 +69,7 @@ def accuracy_figure(compared: LineUp) -> Figure:
                 continue
             found = run.less(other, place)
             arms = [[100 * (found.mean - found.lowest)], [100 * (found.highest - found.mean)]]
-            bar = right.errorbar([100 * found.mean], [height], xerr=arms, capsize=4, **style)
+            bar = right.errorbar([100 * found.mean], [height], xerr=arms, capsize=5, **style | {"markersize": 4})
             bar.set_label(f"{run.label}: {name}")
     left.set_yticks(range(len(rows)), [run.label for run in rows])
     left.set_ylim(len(rows) - 0.5, -0.5)

@@ -105,9 +105,12 @@ def _add(blocks: dict[str, Block], more: dict[str, Block]) -> None:
 
 def _about(results: Results, study: Study) -> list[str]:
     everything = [*results.runs.values(), *results.routing.values(), *results.shift.values()]
-    sets = dict.fromkeys((one.data.name, one.data.val, one.data.classes, one.data.train) for one in everything)
+    sets: dict[tuple[str, int, int], int | None] = {}
+    for one in everything:
+        which = one.data.name, one.data.val, one.data.classes
+        sets[which] = one.data.train or sets.get(which)  # what was only measured does not say
     lines = []
-    for name, val, classes, train in sets:
+    for (name, val, classes), train in sets.items():
         learned = f"; models learned from {train:,} others" if train is not None else ""
         lines.append(f"- {name}: measured on {val:,} held-back pictures of {classes} classes{learned}.")
     return [
