@@ -22,6 +22,7 @@ FLOORS = (  # each may import from those above it
     {"training", "evaluation", "engine"},
     {"results"},
     {"analysis", "serving"},
+    {"report"},
     {"cli"},
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,18 +18,28 @@ LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 
 def new_figure(*, title: str, x: str, y: str) -> tuple[Figure, Axes]:
     """An empty figure with named axes. It belongs to no window and to no global state."""
+    figure, (axes,) = new_panels(title=title, xs=[x], y=y)
+    return figure, axes
+
+
+def new_panels(*, title: str, xs: Sequence[str], y: str, height: float = 4.2) -> tuple[Figure, list[Axes]]:
+    """Panels beside each other that share what goes up; ``xs`` are the names of what goes to the right."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ValueError("figures need one more package: pip install 'progresvit[plots]'.") from error
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(title, fontsize=12)
-    axes.set_xlabel(x, fontsize=11)
-    axes.set_ylabel(y, fontsize=11)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    figure = Figure(figsize=(6.4, height), layout="constrained")
+    panels: list[Axes] = list(figure.subplots(1, len(xs), sharey=True, squeeze=False)[0])
+    if len(panels) > 1:
+        figure.suptitle(title, fontsize=12)
+    else:
+        panels[0].set_title(title, fontsize=12)
+    panels[0].set_ylabel(y, fontsize=11)
+    for axes, x in zip(panels, xs):
+        axes.set_xlabel(x, fontsize=11)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, panels
 
 
 def look(number: int) -> dict[str, Any]:
@@ -36,8 +47,8 @@ def look(number: int) -> dict[str, Any]:
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)]}
 
 
-def render(figure: Figure, suffix: str) -> bytes:
-    """The content of a .png, .svg or .pdf."""
+def render(figure: Figure, suffix: str, *, metadata: Mapping[str, str] | None = None) -> bytes:
+    """The content of a .png, .svg or .pdf. Of ``metadata`` a .png keeps any keys, the others those of their format."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=suffix.removeprefix("."), dpi=160)
+    figure.savefig(buffer, format=suffix.removeprefix("."), dpi=160, metadata=dict(metadata) if metadata else None)
     return buffer.getvalue()

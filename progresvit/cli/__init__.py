@@ -20,6 +20,7 @@ from progresvit.cli.frontier import frontier
 from progresvit.cli.import_official import import_official
 from progresvit.cli.info import info
 from progresvit.cli.quickstart import quickstart
+from progresvit.cli.report import report
 from progresvit.cli.shift import shift
 from progresvit.cli.study import study
 from progresvit.cli.train import train
@@ -67,6 +68,7 @@ app.command("shift")(shift)
 app.command("study")(study)
 app.command("export")(export)
 app.command("bench")(bench)
+app.command("report")(report)
 
 
 def _show_version(wanted: bool) -> None:

@@ -56,6 +56,8 @@ class Column:
     key: str
     head: str
     show: Callable[[Any], str] = text
+    left: bool = False
+    """Words, which Markdown sets to the left; numbers go to the right."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Table:
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Heads and cells for people; a column that is empty throughout is left out, an empty cell is a dash."""
-        used = [column for column in self.columns if any(row[column.key] not in (None, "") for row in self.rows)]
+        used = self._used()
         cells = [
             ["–" if row[column.key] in (None, "") else column.show(row[column.key]) for column in used]
             for row in self.rows
@@ -78,8 +80,12 @@ class Table:
     def to_markdown(self) -> str:
         """With its title on top."""
         heads, cells = self.cells()
-        lines = [heads, ["---:"] * len(heads), *cells]
+        rulers = ["---" if column.left else "---:" for column in self._used()]
+        lines = [[cell.replace("|", "\\|") for cell in line] for line in (heads, rulers, *cells)]
         return f"{self.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+    def _used(self) -> list[Column]:
+        return [column for column in self.columns if any(row[column.key] not in (None, "") for row in self.rows)]
 
     def to_csv(self) -> str:
         """Plain numbers; shares are shares."""

@@ -84,6 +84,12 @@ class Rounds(Part):
         """(N, S)"""
         return np.stack([unpack(bits, pictures) for bits in self.bits], axis=1)
 
+    def check(self, pictures: int) -> None:
+        """Refuse bits that are not of this many pictures."""
+        for number, (right, found) in enumerate(zip(self.right, self.correct(pictures).sum(axis=0)), start=1):
+            if right != found:
+                raise ValueError(f"round {number} has bits beyond the {pictures} pictures measured on")
+
 
 class Point(Part):
     """Where a threshold leads."""
@@ -131,6 +137,11 @@ class RunResult(Measurement):
     near_lossless: Point
     history: tuple[tuple[int, tuple[Share, ...]], ...]
     """Epochs done, and top-1 of each round then."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> RunResult:
+        self.rounds.check(self.data.val)
+        return self
 
 
 class Spread(Part):
@@ -244,6 +255,11 @@ class RoutingResult(Measurement):
     matched: tuple[MatchedResult, ...]
     abstention: tuple[RiskCurve, ...]
     equal_accuracy: tuple[EqualAccuracy, ...]
+
+    @model_validator(mode="after")
+    def _agree(self) -> RoutingResult:
+        self.rounds.check(self.data.val)
+        return self
 
 
 class ShiftedAt(Part):

@@ -70,7 +70,8 @@ def _explain(problem: dict[str, Any]) -> str:
         return f"the field {place} is missing"
     if problem["type"] == "extra_forbidden":
         return f"the field {place} is foreign"
-    return f"{place}: {problem['msg']}" if place else str(problem["msg"])
+    said = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{place}: {said}" if place else said
 
 
 def check_comparable(results: Sequence[Measurement], what: str) -> None:

@@ -1,0 +1,155 @@
+"""Figures of a study show the numbers of the results, on axes that say what they are."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from progresvit.analysis import results_figures as draw
+from progresvit.analysis.style import render
+from progresvit.results.compare import line_up
+from progresvit.results.read import read_results
+from progresvit.results.study import load_study
+from tests.report.made import write_results
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return write_results(tmp_path_factory.mktemp("made") / "results")
+
+
+@pytest.fixture(scope="module")
+def results(made):
+    return read_results(made)
+
+
+@pytest.fixture(scope="module")
+def compared(made, results):
+    study = load_study(made / "study.yaml")
+    return {name: line_up(results, study, name) for name in ("construction", "schedules")}
+
+
+@pytest.fixture(scope="module")
+def figures(results, compared):
+    routing = results.routing["routing"]
+    both = {run: results.shift[f"shift_both-{run}"] for run in ("full", "plain")}
+    return {
+        "comparison": draw.comparison_figure(compared["schedules"]),
+        "accuracy": draw.accuracy_figure(compared["construction"]),
+        "accuracy of one round too": draw.accuracy_figure(compared["schedules"]),
+        "thresholds": draw.routing_frontier_figure(routing),
+        "gains": draw.gains_figure([(one.router + one.fitted_on, one) for one in routing.matched]),
+        "risk": draw.risk_figure(routing.abstention),
+        "groups": draw.groups_figure(routing),
+        "severities": draw.severity_figure(results.shift["shift"]),
+        "shifted": draw.shifted_accuracy_figure(both),
+    }
+
+
+def lines(figure, panel=0):
+    return {line.get_label(): line.get_xydata() for line in figure.axes[panel].lines}
+
+
+def legend(figure):
+    return [text.get_text() for one in figure.legends for text in one.get_texts()]
+
+
+def on_frontier(points):
+    return np.array([[point.gmacs_paper, 100 * point.top1] for point in points])
+
+
+def test_every_axis_has_a_name_and_numbers_have_units(figures):
+    for name, figure in figures.items():
+        for axes in figure.axes:
+            assert any(unit in axes.get_xlabel() for unit in ("GMACs", "(%)", "points", "severity")), name
+        first = figure.axes[0]
+        named = [label.get_text() for label in first.get_yticklabels()]
+        assert "(%)" in first.get_ylabel() or "points" in first.get_ylabel() or not named[0].isdigit(), name
+
+
+def test_every_figure_has_a_legend_that_lies_over_no_data(figures):
+    for name, figure in figures.items():
+        assert legend(figure), name
+        figure.draw_without_rendering()
+        box = figure.legends[0].get_window_extent()
+        assert box.x0 >= 0, name
+        assert box.x1 <= figure.bbox.x1, name
+        for axes in figure.axes:
+            assert axes.get_legend() is None, name
+            assert not axes.get_window_extent().overlaps(box), name
+
+
+def test_frontiers_rounds_and_near_lossless_points_are_those_of_the_runs(figures, results):
+    found = lines(figures["comparison"])
+    for label, run, seeds in (("160→224", "full", (1, 2)), ("128→176→224", "three", (1,))):
+        for seed in seeds:
+            one = results.runs[f"{run}-{seed}"]
+            name = f"{label}, seed {seed}"
+            assert found[name] == pytest.approx(on_frontier(one.frontier))
+            assert found[f"{name}: near-lossless"] == pytest.approx(on_frontier([one.near_lossless]))
+            right = np.column_stack([one.rounds.gmacs_paper, np.array(one.rounds.right) / 0.4])
+            assert found[f"{name}: each round alone"] == pytest.approx(right)
+    assert "plain ViT, seed 1" not in found  # one round is a point
+    assert found["plain ViT, seed 1: each round alone"].shape == (1, 2)
+    assert legend(figures["comparison"]) == ["160→224", "128→176→224", "plain ViT", "near-lossless"]
+
+
+def test_seeds_are_dots_and_differences_have_their_intervals(figures, compared):
+    rows = compared["construction"].rows
+    dots = lines(figures["accuracy"])
+    assert dots["+ PSG: full path"][:, 0] == pytest.approx([100 * share for share in rows[1].top1_of_seeds(-1)])
+    assert dots["width only: round 1"][:, 0] == pytest.approx([100 * share for share in rows[0].top1_of_seeds(0)])
+    bars = {one.get_label(): one for one in figures["accuracy"].axes[1].containers}
+    assert set(bars) == {"+ PSG: round 1", "+ PSG: full path"}
+    difference = rows[1].less(rows[0], -1)
+    data, _, (bar,) = bars["+ PSG: full path"].lines
+    assert data.get_xdata() == pytest.approx([100 * difference.mean])
+    assert bar.get_segments()[0][:, 0] == pytest.approx([100 * difference.lowest, 100 * difference.highest])
+    assert figures["accuracy"].axes[1].get_xlabel() == "points over the row above"
+    assert figures["accuracy of one round too"].axes[1].get_xlabel() == "points over 160→224"
+
+
+def test_thresholds_lie_where_they_lead_and_equal_ones_share_a_mark(figures, results):
+    found = lines(figures["thresholds"])
+    settings = {one.name: one.point for one in results.routing["routing"].settings}
+    assert found["near-lossless, careful"] == pytest.approx(on_frontier([settings["near-lossless"]]))
+    assert found["drop-1"] == pytest.approx(on_frontier([settings["drop-1"]]))
+
+
+def test_gains_risks_and_groups_are_those_of_the_results(figures, results):
+    routing = results.routing["routing"]
+    bars = {one.get_label(): one for one in figures["gains"].axes[0].containers}
+    one = routing.matched[1]
+    data, _, (bar,) = bars[one.router + one.fitted_on].lines
+    assert data.get_ydata() == pytest.approx(100 * (np.array(one.router_top1) - np.array(one.entropy_top1)))
+    assert [segment[:, 1].tolist() for segment in bar.get_segments()] == [
+        pytest.approx([100 * low, 100 * high]) for low, high in zip(one.lowest, one.highest)
+    ]
+    curve = routing.abstention[0]
+    risks = lines(figures["risk"])["round 1"]
+    assert risks == pytest.approx(100 * np.column_stack([curve.coverage, curve.risk]))
+    assert "round 1 (mean 6.00 %)" in legend(figures["risk"])
+    group = routing.groups[0]
+    assert lines(figures["groups"])["easy ten"][:, 0] == pytest.approx([100 * at.exit_shares[0] for at in group.at])
+
+
+def test_severities_are_those_of_the_results(figures, results):
+    shift = results.shift["shift"]
+    found = lines(figures["severities"])
+    for one in shift.severities:
+        name = f"severity {one.severity}" if one.severity else "clean"
+        assert found[name] == pytest.approx(on_frontier(one.frontier))
+    at = [one.at[0] for one in shift.sets if one.severity == 2]
+    assert found["severity 2: near-lossless"] == pytest.approx(on_frontier(at).mean(axis=0, keepdims=True))
+    shifted = lines(figures["shifted"])
+    plain = results.shift["shift_both-plain"]
+    means = [100 * np.mean([one.top1[0] for one in plain.sets if one.severity == level]) for level in (0, 1, 3)]
+    assert shifted["plain: full path"] == pytest.approx(np.column_stack([[0, 1, 3], means]))
+    assert "full: near-lossless" in shifted
+    assert "plain: near-lossless" not in shifted
+
+
+def test_a_picture_says_what_it_was_drawn_from(figures):
+    content = render(figures["risk"], ".png", metadata={"progresvit-data": "abc"})
+    assert Image.open(io.BytesIO(content)).info["progresvit-data"] == "abc"

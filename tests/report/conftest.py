@@ -1,0 +1,15 @@
+import pytest
+
+from tests.report.made import write_results
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """A results folder that no test may change."""
+    return write_results(tmp_path_factory.mktemp("made") / "results")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """One that a test may change."""
+    return write_results(tmp_path / "results")
