@@ -15,9 +15,8 @@ from progresvit.report.claims import CLAIMS_FILE, claims_table
 from progresvit.report.facts import make_facts
 from progresvit.report.page import changed_places, fill_page, find_places, new_page
 from progresvit.results.read import read_results
-from progresvit.results.study import load_study
+from progresvit.results.study import STUDY_FILE, load_study
 
-STUDY_FILE = "study.yaml"
 LAYOUT_FILE = "report.yaml"
 DATA_KEY = "progresvit-data"
 """Of the text in a picture's file that says, as a hash, what it was drawn from."""

@@ -8,7 +8,8 @@ Top-1, shares and savings are in percent, differences in points, all without a u
   (full path of each seed), ``R.spread`` (seeds apart, points), ``R.epochs``, ``R.minutes``, ``R.parameters``.
 - Two runs A and B of one comparison, either way round: ``A-B.diff`` (A less B, full path, with its interval),
   ``A-B.points`` (the same without), ``A-B.round1.diff``, ``A-B.round1.points``, ``A-B.saving`` (compute that A's
-  near-lossless threshold saves of B's full path).
+  near-lossless threshold saves of B's full path), ``A-B.gmacs-at-top1`` and ``A-B.saving-at-top1`` (what A spends to
+  be as right as B's full path, if it ever is).
 - A routing measurement M: ``M.top1``, ``M.round1``, …, ``M.gmacs``, …; a setting S: ``M.S.threshold``, ``.top1``,
   ``.gmacs``, ``.saving``, ``.exit1``, ``.answered``, ``.answered-top1``, ``.halves.drop``, ``.halves.saving``,
   ``.halves.broken``, ``.halves.number``; a group G: ``M.G.pictures``, ``.top1``, ``.round1``, and at a setting
@@ -33,7 +34,7 @@ from progresvit.report import shift_tables
 from progresvit.report.routing_tables import gains
 from progresvit.report.wording import gmacs, key, percent, signed, with_interval
 from progresvit.results.compare import FULL, ComparedRun, gather, line_up
-from progresvit.results.format import MatchedResult, Rounds, RoutingResult, ShiftResult
+from progresvit.results.format import MatchedResult, Rounds, RoutingResult, RunResult, ShiftResult
 from progresvit.results.read import Results
 from progresvit.results.study import Study
 
@@ -112,6 +113,18 @@ def _of_pair(ours: ComparedRun, theirs: ComparedRun) -> Found:
         yield f"{name}.round1.points", signed(found.mean)
     full = theirs.first.rounds.gmacs_paper[FULL]
     yield f"{name}.saving", percent(ours.mean(lambda one: 1 - one.near_lossless.gmacs_paper / full))
+    reached = [_cheapest(one, theirs.top1(FULL)) for one in ours.seeds]
+    known = [spent for spent in reached if spent is not None]
+    if len(known) == len(reached):
+        yield f"{name}.gmacs-at-top1", gmacs(sum(known) / len(known))
+        yield f"{name}.saving-at-top1", percent(1 - sum(known) / len(known) / full)
+
+
+def _cheapest(run: RunResult, top1: float) -> float | None:
+    """GMACs from which on a frontier is nowhere below an accuracy; None if its end is."""
+    low = [place for place, point in enumerate(run.frontier) if point.top1 < top1]
+    place = low[-1] + 1 if low else 0
+    return run.frontier[place].gmacs_paper if place < len(run.frontier) else None
 
 
 def _of_routing(result: RoutingResult) -> Found:

@@ -95,7 +95,7 @@ def runs_table(found: Sequence[Measurement]) -> Table:
             "device": one.machine.device,
             "jobs": one.machine.jobs,
             "precision": one.precision,
-            "date": one.date,
+            "date": one.date[:10],
         }
         for one in found
     ]

@@ -61,7 +61,7 @@ class Task:
     of: str
     """The run, or the key in the study's ``routing`` or ``shift``."""
     model: str
-    """The run's name with its seed, or what the study calls the model."""
+    """As the study calls it: a run, or what progresvit evaluate takes."""
     seed: int | None = None
     needs: str | None = None
     """The task that trains its model."""
@@ -70,7 +70,7 @@ class Task:
 def plan(study: Study, only: Sequence[str] = ()) -> list[Task]:
     """All tasks of a study in order, or those of some runs, comparisons, routing or shift entries."""
     runs = [
-        Task(name=f"{run}-{seed}", kind="run", of=run, model=f"{run}-{seed}", seed=seed)
+        Task(name=f"{run}-{seed}", kind="run", of=run, model=run, seed=seed)
         for run in study.runs
         for seed in study.seeds_of(run)
     ]
@@ -86,7 +86,7 @@ def plan(study: Study, only: Sequence[str] = ()) -> list[Task]:
 
 
 def _measured(name: str, kind: Kind, model: str, trained: dict[str, str], of: str | None = None) -> Task:
-    return Task(name=name, kind=kind, of=of or name, model=trained.get(model, model), needs=trained.get(model))
+    return Task(name=name, kind=kind, of=of or name, model=model, needs=trained.get(model))
 
 
 def _chosen(study: Study, tasks: Sequence[Task], only: Sequence[str]) -> list[Task]:
@@ -135,7 +135,8 @@ def corruptions_of(study: Study, task: Task) -> tuple[str, ...]:
 
 
 def _model(task: Task, places: Places) -> str:
-    return str(places.folder(task.model) / "model") if task.kind == "run" or task.needs else task.model
+    trained = task.name if task.kind == "run" else task.needs
+    return task.model if trained is None else str(places.folder(trained) / "model")
 
 
 def _train(study: Study, task: Task, places: Places) -> Step:
