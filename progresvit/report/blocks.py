@@ -157,6 +157,12 @@ def _comparison(name: str, compared: LineUp) -> Block:
     return Block(compared.title, parts)
 
 
+def _matched(result: RoutingResult) -> list[str | Picture]:
+    """The first router's table, which is the paper's, and the others folded."""
+    made = [routing_tables.matched_table(one) for one in result.matched]
+    return [*_written(made[:1]), *(_fold(one.title, one) for one in made[1:])]
+
+
 def _routing(name: str, result: RoutingResult | None) -> dict[str, Block]:
     headings = {
         "settings": "Thresholds",
@@ -181,7 +187,7 @@ def _routing(name: str, result: RoutingResult | None) -> dict[str, Block]:
             ),
             *_written([routing_tables.halves_table(result)]),
         ],
-        "routers": _written([routing_tables.matched_table(one) for one in result.matched]),
+        "routers": _matched(result),
         "abstention": _written([routing_tables.withheld_table(result), routing_tables.risk_table(result)]),
         "equal-accuracy": _written([routing_tables.equal_accuracy_table(result)]),
         "groups": _written([routing_tables.groups_table(result)]),

@@ -164,7 +164,7 @@ def _of_routing(result: RoutingResult) -> Found:
         yield f"{start}.gmacs", gmacs(rule.gmacs_paper)
         yield f"{start}.saving", percent(rule.saving)
         if rule.given_up is not None:
-            yield f"{start}.given-up", percent(rule.given_up)
+            yield f"{start}.given-up", percent(rule.given_up, 2)
 
 
 def _of_routers(result: RoutingResult) -> Found:

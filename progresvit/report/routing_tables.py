@@ -159,7 +159,7 @@ def equal_accuracy_table(result: RoutingResult) -> Table | None:
         Column("top1", "top-1 (%)", lambda share: percent(share, 2)),
         Column("gmacs", "GMACs", gmacs),
         Column("saving", "saved (%)", percent),
-        Column("given_up", "given up (%)", percent),
+        Column("given_up", "given up (%)", lambda share: percent(share, 2)),
         Column("wrong", "of them wrong in every round (%)", percent),
     ]
     return Table("Compute at equal accuracy, thresholds chosen on other pictures", columns, rows) if rows else None
