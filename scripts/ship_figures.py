@@ -20,7 +20,7 @@ from progresvit.evaluation import Records
 from progresvit.results.measure_settings import CAREFUL, HALVES, answer, calibrations, measure_halves, summarize
 from progresvit.routing import Setting
 from progresvit.training.folder import ABOUT_FILE, RECIPE_FILE
-from progresvit.training.journal import read_log
+from progresvit.training.journal import read_log, training_seconds
 
 DOGS = (
     *("n02086240", "n02087394", "n02088364", "n02089973", "n02093754"),
@@ -124,7 +124,7 @@ def describe_run(run: Path) -> dict[str, Any]:
         "device": about["device"],
         "processes": about["processes"],
         "torch": about["torch"],
-        "minutes": training_minutes(read_log(run), recipe["optimizer"]["batch"]),
+        "minutes": round(training_seconds(read_log(run), recipe["optimizer"]["batch"]) / 60, 1),
         "recipe": _without_folders(recipe),
     }
 
@@ -146,13 +146,3 @@ def _without_folders(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_folders(part) for key, part in value.items()}
     return Path(value).name if isinstance(value, str) and value.startswith("/") else value
-
-
-def training_minutes(log: Sequence[Mapping[str, Any]], batch: int) -> float:
-    """Of the optimizer's steps, the first with its compiling; evaluations and checkpoints come on top."""
-    seconds, before = 0.0, 0
-    for line in log:
-        if line["event"] == "train":
-            seconds += (line["step"] - before) * batch / line["images_per_second"]
-            before = line["step"]
-    return round(seconds / 60, 1)

@@ -13,7 +13,7 @@ import progresvit
 PACKAGE = Path(progresvit.__file__).parent
 
 FLOORS = (  # each may import from those above it
-    {"_lazy", "_torchvision", "atomic", "config"},
+    {"_lazy", "_torchvision", "atomic", "config", "named_files"},
     {"compute", "folders", "processes", "unfinished"},
     {"model", "data"},
     {"checkpoint", "routing", "baselines"},

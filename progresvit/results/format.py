@@ -230,7 +230,7 @@ class RiskCurve(Part):
 
 
 class EqualAccuracy(Part):
-    """Compute of a rule whose thresholds were chosen on other pictures for an allowed drop; means over random splits."""
+    """Compute of a rule, its thresholds chosen on other pictures for an allowed drop; means over random splits."""
 
     rule: str
     drop: float | None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import yaml
 
@@ -14,7 +12,7 @@ from progresvit.results.carry_out import Done
 from progresvit.results.format import Machine, RunResult
 from progresvit.results.measure import data_of, measure_frontier, measure_near_lossless, measure_rounds
 from progresvit.training.folder import ABOUT_FILE, RECIPE_FILE
-from progresvit.training.journal import read_log
+from progresvit.training.journal import read_log, training_seconds
 
 
 def measure_run(done: Done) -> RunResult:
@@ -30,7 +28,7 @@ def measure_run(done: Done) -> RunResult:
         run=task.of,
         commands=done.commands,
         seed=task.seed,
-        seconds=training_seconds(log, recipe["optimizer"]["batch"]),
+        seconds=round(training_seconds(log, recipe["optimizer"]["batch"]), 1),
         date=records.header.date,
         revision=about["git"] or "unknown",
         machine=Machine(
@@ -50,13 +48,3 @@ def measure_run(done: Done) -> RunResult:
         near_lossless=measure_near_lossless(records),
         history=tuple((line["epoch"] + 1, tuple(line["top1"])) for line in log if line["event"] == "evaluation"),
     )
-
-
-def training_seconds(log: Sequence[Mapping[str, Any]], batch: int) -> float:
-    """Of the optimizer's steps, the first with its compiling; evaluations and checkpoints come on top."""
-    seconds, before = 0.0, 0
-    for line in log:
-        if line["event"] == "train":
-            seconds += (line["step"] - before) * batch / line["images_per_second"]
-            before = line["step"]
-    return round(seconds, 1)

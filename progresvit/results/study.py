@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from progresvit.atomic import replace_file
+from progresvit.named_files import find_file, read_mapping, shipped_files
 from progresvit.training.recipe import Recipe, load_recipe
 
 
@@ -100,10 +101,8 @@ class Study(_Section):
 
 
 def shipped_studies() -> dict[str, Path]:
-    """Names of the studies that ship, and where they are: inside a wheel, or at the top of a checkout."""
-    package = Path(__file__).parent.parent
-    installed, checkout = package / "studies", package.parent / "studies"
-    return {path.stem: path for path in sorted((installed if installed.is_dir() else checkout).glob("*.yaml"))}
+    """Names of the studies that ship, and where they are."""
+    return shipped_files("studies")
 
 
 STUDY_FILE = "study.yaml"
@@ -122,13 +121,8 @@ def load_study(source: str | Path, changes: Sequence[str] = ()) -> Study:
 
     ``changes`` are made to every run's recipe, after all others.
     """
-    path = _find(str(source))
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} is no study; it should hold sections such as runs: and comparisons:.")
+    path = find_file(str(source), shipped_studies(), "study")
+    values = read_mapping(path, "study", "runs: and comparisons:")
     try:
         study = Study.model_validate(values)
     except ValidationError as error:
@@ -142,17 +136,6 @@ def load_study(source: str | Path, changes: Sequence[str] = ()) -> Study:
         except ValueError as error:
             raise ValueError(f"{path}: runs.{name}: {error}") from error
     return study
-
-
-def _find(source: str) -> Path:
-    path, shipped = Path(source).expanduser(), shipped_studies()
-    if path.is_file():
-        return path
-    if source in shipped:
-        return shipped[source]
-    nearest = difflib.get_close_matches(source, shipped, n=2)
-    hint = f"the nearest are {' and '.join(nearest)}" if nearest else f"choose one of {', '.join(shipped)}"
-    raise ValueError(f"there is no study {source!r}, neither a file nor one that ships; {hint}.")
 
 
 def _explain(problem: dict[str, Any]) -> str:

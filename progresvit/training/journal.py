@@ -6,7 +6,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,16 @@ class Journal:
 def read_log(folder: Path) -> list[dict[str, Any]]:
     """All lines of a run's log."""
     return [json.loads(line) for line in (folder / LOG_FILE).read_text(encoding="utf-8").splitlines()]
+
+
+def training_seconds(log: Sequence[Mapping[str, Any]], batch: int) -> float:
+    """Of the optimizer's steps, the first with its compiling; evaluations and checkpoints come on top."""
+    seconds, before = 0.0, 0
+    for line in log:
+        if line["event"] == "train":
+            seconds += (line["step"] - before) * batch / line["images_per_second"]
+            before = line["step"]
+    return seconds
 
 
 def forget_after(log: Path, step: int, evaluated_step: int) -> None:

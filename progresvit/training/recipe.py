@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from progresvit.config import ModelConfig, make_rounds, preset
 from progresvit.data.augmentation import Augmentation
+from progresvit.named_files import find_file, read_mapping, shipped_files
 
 
 class _Section(BaseModel):
@@ -187,13 +188,8 @@ class Recipe(_Section):
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe by the name of one that ships, or by a path; ``overrides`` are ``a.b=value``, the value in YAML."""
-    path = _find(source)
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} is no recipe; it should hold sections such as model: and schedule:.")
+    path = find_file(source, shipped_recipes(), "recipe")
+    values = read_mapping(path, "recipe", "model: and schedule:")
     for override in overrides:
         _override(values, override)
     return make_recipe(values, origin=str(path))
@@ -209,21 +205,8 @@ def make_recipe(values: Mapping[str, Any], *, origin: str) -> Recipe:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Names of the recipes that ship, and where they are: inside a wheel, or at the top of a checkout."""
-    package = Path(__file__).parent.parent
-    installed, checkout = package / "recipes", package.parent / "recipes"
-    return {path.stem: path for path in sorted((installed if installed.is_dir() else checkout).glob("*.yaml"))}
-
-
-def _find(source: str) -> Path:
-    path, shipped = Path(source).expanduser(), shipped_recipes()
-    if path.is_file():
-        return path
-    if source in shipped:
-        return shipped[source]
-    nearest = difflib.get_close_matches(source, shipped, n=2)
-    hint = f"the nearest are {' and '.join(nearest)}" if nearest else f"choose one of {', '.join(shipped)}"
-    raise ValueError(f"there is no recipe {source!r}; {hint}, or give the path of a YAML file.")
+    """Names of the recipes that ship, and where they are."""
+    return shipped_files("recipes")
 
 
 def _override(values: dict[str, Any], text: str) -> None:
