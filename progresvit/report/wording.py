@@ -36,8 +36,8 @@ def from_to(ends: tuple[float, float], digits: int = 1) -> str:
 
 
 def gmacs(value: float) -> str:
-    """Three decimals, as the paper gives them."""
-    return f"{value:.3f}"
+    """Three decimals, as the paper gives them; of a micro model, three digits that count."""
+    return f"{value:.3f}" if value >= 0.01 or not value else f"{value:.3g}"
 
 
 def shares(values: Sequence[float]) -> str:

@@ -110,7 +110,7 @@ def test_facts_of_routing_and_shift(facts, made):
     assert facts["routing.gain.correctness.50"] == "+0.10 (−0.30 to +0.50)"
     assert facts["routing.gain.benefit-half-of-the-held-back-pictures.best"] == "+0.30 (−0.10 to +0.70)"
     assert facts["routing.risk.routed"] == "4.00"
-    assert facts["routing.equal.entropy-hopeless-given-up.0.5.given-up"] == "3.0"
+    assert facts["routing.equal.entropy-hopeless-given-up.0.5.given-up"] == "3.00"
     sets = [one for one in results.shift["shift"].sets if one.severity == 3]
     assert facts["shift.severity3.top1"] == f"{100 * sum(one.top1[1] for one in sets) / 3:.1f}"
     assert facts["shift_both-full.clean.top1"] == f"{100 * measured('full', 40, 1)[1][:, 1].mean():.1f}"
