@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from progresvit import compute
 from progresvit.evaluation import Records
+from progresvit.results.measure_run import without_folders
 from progresvit.results.measure_settings import CAREFUL, HALVES, answer, calibrations, measure_halves, summarize
 from progresvit.routing import Setting
 from progresvit.training.folder import ABOUT_FILE, RECIPE_FILE
@@ -125,7 +126,7 @@ def describe_run(run: Path) -> dict[str, Any]:
         "processes": about["processes"],
         "torch": about["torch"],
         "minutes": round(training_seconds(read_log(run), recipe["optimizer"]["batch"]) / 60, 1),
-        "recipe": _without_folders(recipe),
+        "recipe": without_folders(recipe),
     }
 
 
@@ -134,15 +135,8 @@ def plain_command(command: Sequence[str]) -> str:
 
     def plain(word: str) -> str:
         key, sign, value = word.rpartition("=")
-        value = _without_folders(value)
+        value = without_folders(value)
         return f"'{key}{sign}{value}'" if "*" in value else f"{key}{sign}{value}"
 
     words = [plain(word) for word in command[1:] if word not in ("--resume", "--overwrite")]
     return " ".join(["progresvit", *words])
-
-
-def _without_folders(value: Any) -> Any:
-    """The same with every absolute path shortened to its last part: others have no such folder."""
-    if isinstance(value, dict):
-        return {key: _without_folders(part) for key, part in value.items()}
-    return Path(value).name if isinstance(value, str) and value.startswith("/") else value

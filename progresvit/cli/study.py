@@ -39,7 +39,7 @@ def study(
         return
     places, out = Places(data=data, runs=runs), results or runs / "results"
     how = How(jobs=jobs, gpus=gpus, device=device, workers=workers)
-    check_earlier(wanted, tasks, out)
+    check_earlier(wanted, out, places)
     write_study(wanted, out)
     try:
         failed = carry_out(wanted, tasks, places, out, measure=measure, how=how, tell=typer.echo)

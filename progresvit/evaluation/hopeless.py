@@ -21,7 +21,8 @@ from progresvit.routing.frontier import Floats
 from progresvit.routing.policy import leave_or_give_up
 
 CANDIDATES = 200
-"""Thresholds that are tried, at quantiles of the scores; of the chances of being hopeless, a quarter as many."""
+"""Thresholds that are tried, at quantiles of the scores; of the chances of being hopeless, a quarter as many, the closer
+together the higher: from the most hopeless thousandth on."""
 
 DROPS = (NEAR_LOSSLESS_DROP, 0.005, 0.01)
 """Shares of the images by which top-1 may fall: the near-lossless bound, half a point, a point."""
@@ -102,7 +103,7 @@ def _cheapest(records: Records, rule: Rule, gmacs: Floats, drops: Sequence[float
     correct, rows = records.correct, np.arange(len(records))
     quantiles = np.linspace(0, 1, CANDIDATES + 1)
     thresholds = np.unique([0.0, *_quantiles(scores[:, :-1], quantiles)])
-    limits = [np.inf] if chances is None else [np.inf, *_quantiles(chances, quantiles[::4])]
+    limits = [np.inf] if chances is None else [np.inf, *_quantiles(chances, 1 - np.geomspace(1e-3, 1, CANDIDATES // 4))]
     tried = []
     for chance in limits:
         for threshold in thresholds:

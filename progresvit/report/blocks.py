@@ -86,13 +86,18 @@ def make_blocks(results: Results, study: Study, claims: str | None) -> dict[str,
 
 def shifted_models(results: Results, study: Study, name: str) -> dict[str, ShiftResult]:
     """The models of a shift measurement that were measured, by name."""
-    found = {}
-    for model in study.shift[name].models:
-        for result in results.shift.values():
-            ours = result.name in (name, f"{name}-{model}") or result.name.startswith(f"{name}-")
-            if ours and result.model == model:
-                found[model] = result
+    files = {model: study.file_of(name, model) for model in study.shift[name].models}
+    found = {model: results.shift[file] for model, file in files.items() if file in results.shift}
     check_comparable(list(found.values()), f"the shift measurement {name}")
+    sets = {model: {(one.corruption, one.severity) for one in result.sets} for model, result in found.items()}
+    for model, ours in sets.items():
+        others = next(iter(sets.values()))
+        if ours != others:
+            raise ValueError(
+                f"the shift measurement {name} compares {next(iter(sets))} and {model}, which are of different "
+                f"corruptions: {len(others)} sets and {len(ours)}, {len(ours & others)} of them the same. Measure both "
+                "alike."
+            )
     return found
 
 
@@ -134,7 +139,7 @@ def _comparison(name: str, compared: LineUp) -> Block:
     parts += [" ".join(notes)] if notes else []
     data = [
         compared.title,
-        compared.against and compared.against.label,
+        compared.against and [compared.against.label, [_drawn(one) for one in compared.against.seeds]],
         [[row.label, [_drawn(one) for one in row.seeds]] for row in compared.rows],
     ]
     parts.append(

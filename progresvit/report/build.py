@@ -15,7 +15,7 @@ from progresvit.report.claims import CLAIMS_FILE, claims_table
 from progresvit.report.facts import make_facts
 from progresvit.report.page import changed_places, fill_page, find_places, new_page
 from progresvit.results.read import read_results
-from progresvit.results.study import STUDY_FILE, load_study
+from progresvit.results.study import STUDY_FILE, read_study
 
 LAYOUT_FILE = "report.yaml"
 DATA_KEY = "progresvit-data"
@@ -72,7 +72,7 @@ def build_report(folder: Path) -> Report:
     results = read_results(folder)
     if not (folder / STUDY_FILE).is_file():
         raise ValueError(f"{folder} has no {STUDY_FILE}, which says what is compared; copy the study's file there.")
-    study = load_study(folder / STUDY_FILE)
+    study = read_study(folder / STUDY_FILE)
     layout = read_layout(folder)
     page, figures = (Path(os.path.normpath(folder / path)) for path in (layout.page, layout.figures))
     facts = make_facts(results, study)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from progresvit.evaluation.table import Column, Row, Table, decimals, threshold
 from progresvit.report.wording import from_to, gmacs, percent, shares, signed, with_interval
 from progresvit.results.compare import Difference
-from progresvit.results.format import MatchedResult, RoutingResult, SettingResult
+from progresvit.results.format import MatchedResult, RoutingResult, SettingResult, Spread
 
 
 def settings_table(result: RoutingResult) -> Table:
@@ -114,7 +114,13 @@ def matched_table(one: MatchedResult) -> Table:
 def withheld_table(result: RoutingResult) -> Table | None:
     """Settings that withhold answers; None if there are none."""
     rows: list[Row] = [
-        {"setting": one.name, "abstain": one.abstain, "answered": one.answered, "top1": one.top1_of_answered}
+        {
+            "setting": one.name,
+            "abstain": one.abstain,
+            "answered": one.answered,
+            "top1": one.top1_of_answered,
+            "halves": one.halves and one.halves.wrong,
+        }
         for one in result.settings
         if one.abstain is not None
     ]
@@ -125,8 +131,13 @@ def withheld_table(result: RoutingResult) -> Table | None:
         Column("abstain", "withheld from an entropy of", decimals),
         Column("answered", "answered (%)", percent),
         Column("top1", "top-1 of the answers (%)", percent),
+        Column("halves", "wrong among them, calibrated on other halves (%)", _spread),
     ]
     return Table("Withheld answers", columns, rows)
+
+
+def _spread(found: Spread) -> str:
+    return f"{percent(found.mean)} ({from_to((found.lowest, found.highest))})"
 
 
 def risk_table(result: RoutingResult) -> Table | None:
@@ -162,7 +173,11 @@ def equal_accuracy_table(result: RoutingResult) -> Table | None:
         Column("given_up", "given up (%)", lambda share: percent(share, 2)),
         Column("wrong", "of them wrong in every round (%)", percent),
     ]
-    return Table("Compute at equal accuracy, thresholds chosen on other pictures", columns, rows) if rows else None
+    if not rows:
+        return None
+    splits = result.equal_accuracy[0].splits
+    title = f"Compute at equal accuracy, thresholds chosen on other pictures; means over {splits} random halves"
+    return Table(title, columns, rows)
 
 
 def groups_table(result: RoutingResult) -> Table | None:

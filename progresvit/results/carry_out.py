@@ -1,7 +1,9 @@
 """Carrying out a study: each command in a process of its own, several at a time, resumable at any moment.
 
-A task is done when its results file is there. What a stopped task has finished, a model or records, is not done again,
-and a training goes on from its last checkpoint.
+A task is done when its results file is there. What a stopped task has finished, a model or records, is not done
+again, and a training goes on from its last checkpoint. Beside its log a task remembers the commands that it began: what
+another command made is never taken for this one's. A lock that the commands inherit keeps a second study from a task
+whose first one died and left a command at work. For Linux and macOS.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class Done:
     """As a reader would type them."""
     jobs: int
     """The most that it shared the machine with, itself included."""
+    gpus: int
+    """Processes of one command."""
     seconds: float
     """Of all its commands, in all attempts."""
 
@@ -102,11 +106,15 @@ def carry_out(
     def attempt(task: Task) -> None:
         if task.needs in futures:
             _wait_for(task.needs, futures[task.needs])
-        elif task.needs and not (places.folder(task.needs) / "model").exists():
+        elif task.needs and not (model := places.folder(task.needs) / "model").exists():
+            if (results / f"{task.needs}.json").exists():
+                raise StepFailed(f"{task.needs} was measured elsewhere and its model is not here; copy it to {model}")
             raise StepFailed(f"its model {task.needs} is not trained yet; leave --only out, or name it too")
-        told = _run_steps(study, task, places, how, running, tell)
-        result = measure(Done(study=study, task=task, places=places, commands=reader_commands(study, task), **told))
-        replace_file(results / f"{task.name}.json", to_json(result))
+        with _locked(places.log(task.name).with_suffix(".lock")) as lock:
+            told = _run_steps(study, task, places, how, _Shared(running, lock), tell)
+            commands = reader_commands(study, task)
+            result = measure(Done(study=study, task=task, places=places, commands=commands, gpus=how.gpus, **told))
+            replace_file(results / f"{task.name}.json", to_json(result))
         tell(f"{task.name}: {results / task.name}.json is written")
 
     with _stop_signals(running), ThreadPoolExecutor(how.jobs) as pool:
@@ -133,26 +141,60 @@ def _wait_for(name: str, training: Future[None]) -> None:
         raise StepFailed(f"its model {name} could not be made") from error
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """What a task's commands have in common: who stops them, and the lock that they hold."""
+
+    running: _Running
+    lock: int
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """Holds a task. Commands inherit the lock, so one that outlives its study goes on holding it."""
+    import fcntl
+
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StepFailed(f"another process is at work on it ({path}); wait for it, or stop it") from error
+        yield file.fileno()
+
+
 def _run_steps(
-    study: Study, task: Task, places: Places, how: How, running: _Running, tell: Callable[[str], None]
+    study: Study, task: Task, places: Places, how: How, shared: _Shared, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Those that are not done yet; returns what they took, in this attempt and those before it."""
     path = places.log(task.name).with_suffix(".json")
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"jobs": 1, "seconds": 0.0}
-    told, began = dict(before), time.monotonic()
-    try:
-        for step in steps(study, task, places):
-            if not step.makes.exists():
-                tell(f"{task.name}: {step.arguments[0]}")
-                told["jobs"] = max(how.jobs, before["jobs"])
-                _run(step, places.log(task.name), how, running)
-    finally:
-        told["seconds"] = before["seconds"] + time.monotonic() - began
-        replace_file(path, json.dumps(told))
-    return told
+    memory = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    memory = {"jobs": 1, "seconds": 0.0, "commands": {}} | memory
+    for step in steps(study, task, places):
+        command = shlex.join(step.arguments)
+        if step.makes.exists():
+            _check_made_by(command, memory["commands"].get(str(step.makes)), step.makes)
+            continue
+        tell(f"{task.name}: {step.arguments[0]}")
+        memory["jobs"] = max(how.jobs, memory["jobs"])
+        memory["commands"][str(step.makes)] = command
+        replace_file(path, json.dumps(memory, indent=1))  # ahead of it, for whoever finds what it made
+        began = time.monotonic()
+        try:
+            _run(step, places.log(task.name), how, shared)
+        finally:
+            memory["seconds"] += time.monotonic() - began
+            replace_file(path, json.dumps(memory, indent=1))
+    return {"jobs": memory["jobs"], "seconds": memory["seconds"]}
 
 
-def _run(step: Step, log: Path, how: How, running: _Running) -> None:
+def _check_made_by(command: str, made_by: str | None, made: Path) -> None:
+    if made_by != command:
+        said = "was not made by this study" if made_by is None else f"was made by another command, progresvit {made_by}"
+        raise StepFailed(f"{made} {said}; remove it to make it again, or name another folder for the runs")
+
+
+def _run(step: Step, log: Path, how: How, shared: _Shared) -> None:
+    running = shared.running
     words = _words(step, how)
     with log.open("ab") as file:
         file.write(f"$ {shlex.join(words)}\n".encode())
@@ -166,14 +208,22 @@ def _run(step: Step, log: Path, how: How, running: _Running) -> None:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C reaches it once, through us: a second signal would end it without saving
+                pass_fds=(shared.lock,),
             )
             running.children.add(child)
         code = child.wait()
         with running.lock:
             running.children.discard(child)
     if code != 0:
-        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        raise StepFailed(f"progresvit {step.arguments[0]} ended with {code}: {lines[-1][:300]} ({log} has it all)")
+        raise StepFailed(f"progresvit {step.arguments[0]} ended with {code}: {_last_word(log)} ({log} has it all)")
+
+
+def _last_word(log: Path) -> str:
+    """Its last error, or its last line: torchrun adds lines of its own."""
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    since = max(number for number, line in enumerate(lines) if line.startswith("$ "))
+    errors = [line for line in lines[since:] if line.startswith("error: ")]
+    return (errors or lines)[-1][:300]
 
 
 def _words(step: Step, how: How) -> list[str]:
@@ -202,15 +252,17 @@ def to_json(result: Measurement) -> str:
 
 @contextmanager
 def _stop_signals(running: _Running) -> Iterator[None]:
-    """SIGTERM and Ctrl-C are handed to the children, which save; nothing new begins."""
+    """SIGTERM, Ctrl-C and a closed terminal are handed to the children, which save; nothing new begins."""
 
     def hand_on(number: int, frame: FrameType | None) -> None:
+        if running.signal_number:
+            return  # asked already, and perhaps in the middle of the lines below
+        running.signal_number = number
         with running.lock:  # held by other threads alone, and for a moment: none is begun unseen
-            running.signal_number = number
             for child in running.children:
                 child.send_signal(signal.SIGTERM)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
         yield
     finally:

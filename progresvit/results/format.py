@@ -8,7 +8,8 @@ the wall clock; GMACs are told in both conventions.
 from __future__ import annotations
 
 import math
-from functools import cached_property
+import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -17,14 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 FORMAT = 1
 
-Share = float
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Gmacs = Annotated[float, Field(gt=0)]
 
 
 class Part(BaseModel):
     """A piece of a results file: no field may be missing, none may be foreign."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, ignored_types=(cached_property,))
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Machine(Part):
@@ -59,11 +60,11 @@ class Data(Part):
 class Rounds(Part):
     """Each round's cost and, picture by picture, whether it is right."""
 
-    resolutions: tuple[int, ...]
+    resolutions: tuple[int, ...] = Field(min_length=1)
     heads: tuple[int, ...]
-    gmacs_paper: tuple[float, ...]
+    gmacs_paper: tuple[Gmacs, ...]
     """Of an image that leaves after each round, the rounds before it included."""
-    gmacs_executed: tuple[float, ...]
+    gmacs_executed: tuple[Gmacs, ...]
     right: tuple[int, ...]
     """Pictures that each round has right."""
     bits: tuple[str, ...]
@@ -76,6 +77,8 @@ class Rounds(Part):
             if len(getattr(self, name)) != count:
                 raise ValueError(f"{name} has {len(getattr(self, name))} entries for {count} rounds")
         for number, (right, bits) in enumerate(zip(self.right, self.bits), start=1):
+            if not re.fullmatch("([0-9a-f]{2})+", bits):
+                raise ValueError(f"the bits of round {number} are not pairs of hexadecimal digits")
             if int(bits, 16).bit_count() != right:
                 raise ValueError(f"round {number} has {right} pictures right, and its bits say otherwise")
         return self
@@ -94,11 +97,11 @@ class Rounds(Part):
 class Point(Part):
     """Where a threshold leads."""
 
-    threshold: Finite | tuple[Finite, ...]
+    threshold: float | tuple[float, ...]
     """One, or one for each round but the last. JSON has no infinity: one above every entropy does the same."""
     top1: Share
-    gmacs_paper: float
-    gmacs_executed: float
+    gmacs_paper: Gmacs
+    gmacs_executed: Gmacs
     exit_shares: tuple[Share, ...]
 
 
@@ -109,10 +112,11 @@ class Measurement(Part):
     name: str
     """The file's, too."""
     commands: tuple[str, ...]
-    """Typed one after another they make this file again."""
+    """What it was measured from; DATA and RUNS are folders of whoever types them. ``progresvit study STUDY --only
+    NAME`` runs them and writes this file."""
     seed: int | None
     """Of the training, or of what was drawn; None if nothing was."""
-    seconds: float
+    seconds: float = Field(ge=0)
     """Of the steps of a training, first step and its compiling included; of everything else otherwise."""
     date: str
     revision: str
@@ -132,7 +136,7 @@ class RunResult(Measurement):
     epochs: int
     parameters: int
     rounds: Rounds
-    frontier: tuple[Point, ...]
+    frontier: tuple[Point, ...] = Field(min_length=1)
     """From the cheapest to the full path."""
     near_lossless: Point
     history: tuple[tuple[int, tuple[Share, ...]], ...]
@@ -140,7 +144,11 @@ class RunResult(Measurement):
 
     @model_validator(mode="after")
     def _agree(self) -> RunResult:
+        if self.name != f"{self.run}-{self.seed}":
+            raise ValueError(f"{self.name} should be called {self.run}-{self.seed}, by its run and its seed")
         self.rounds.check(self.data.val)
+        _check_rounds(len(self.rounds.bits), exit_shares=_exits(*self.frontier, self.near_lossless))
+        _check_end(self.frontier, self.rounds, self.data.val)
         return self
 
 
@@ -159,7 +167,7 @@ class HalvesResult(Part):
     drop: Spread
     """Top-1 of the full path less that of the routed one."""
     saving: Spread
-    wrong: Spread | None = None
+    wrong: Spread | None
     """Wrong ones among the answers that are given."""
     broken: int | None
     """For a guarantee: halves on which it did not hold."""
@@ -185,7 +193,7 @@ class GroupAt(Part):
 
     setting: str
     top1: Share
-    gmacs_paper: float
+    gmacs_paper: Gmacs
     exit_shares: tuple[Share, ...]
     answered: Share
     top1_of_answered: Share | None
@@ -211,13 +219,20 @@ class MatchedResult(Part):
     """Routers fitted, with seeds of their own; figures are means over them."""
     shares: tuple[Share, ...]
     """That go on."""
-    gmacs_paper: tuple[float, ...]
+    gmacs_paper: tuple[Gmacs, ...]
     entropy_top1: tuple[Share, ...]
     router_top1: tuple[Share, ...]
     lowest: tuple[float, ...]
     """95 % interval of the difference, router less entropy: percentiles of its mean over pictures and fits, both drawn
     anew with replacement a thousand times. Which pictures go on stays as it was."""
     highest: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _agree(self) -> MatchedResult:
+        for name in ("gmacs_paper", "entropy_top1", "router_top1", "lowest", "highest"):
+            if len(getattr(self, name)) != len(self.shares):
+                raise ValueError(f"{name} has {len(getattr(self, name))} figures for {len(self.shares)} shares")
+        return self
 
 
 class RiskCurve(Part):
@@ -228,15 +243,23 @@ class RiskCurve(Part):
     risk: tuple[Share, ...]
     area: float
 
+    @model_validator(mode="after")
+    def _agree(self) -> RiskCurve:
+        if len(self.risk) != len(self.coverage):
+            raise ValueError(f"{len(self.risk)} risks for {len(self.coverage)} coverages")
+        return self
+
 
 class EqualAccuracy(Part):
     """Compute of a rule, its thresholds chosen on other pictures for an allowed drop; means over random splits."""
 
     rule: str
+    splits: int
+    """Random ones, of which these are the means."""
     drop: float | None
     top1: Share
-    gmacs_paper: float
-    saving: Share
+    gmacs_paper: Gmacs
+    saving: float
     given_up: Share | None
     given_up_wrong: Share | None
     """Of those given up, wrong in every round."""
@@ -249,7 +272,7 @@ class RoutingResult(Measurement):
     model: str
     weights: str
     rounds: Rounds
-    frontier: tuple[Point, ...]
+    frontier: tuple[Point, ...] = Field(min_length=1)
     settings: tuple[SettingResult, ...]
     groups: tuple[GroupResult, ...]
     matched: tuple[MatchedResult, ...]
@@ -259,6 +282,10 @@ class RoutingResult(Measurement):
     @model_validator(mode="after")
     def _agree(self) -> RoutingResult:
         self.rounds.check(self.data.val)
+        at = [at for group in self.groups for at in group.at]
+        exits = _exits(*self.frontier, *(one.point for one in self.settings), *at)
+        _check_rounds(len(self.rounds.bits), exit_shares=exits, groups=[one.top1 for one in self.groups])
+        _check_end(self.frontier, self.rounds, self.data.val)
         return self
 
 
@@ -267,7 +294,7 @@ class ShiftedAt(Part):
 
     setting: str
     top1: Share
-    gmacs_paper: float
+    gmacs_paper: Gmacs
     exit_shares: tuple[Share, ...]
 
 
@@ -287,7 +314,7 @@ class SeverityFrontier(Part):
 
     severity: int
     pictures: int
-    frontier: tuple[Point, ...]
+    frontier: tuple[Point, ...] = Field(min_length=1)
 
 
 class ShiftResult(Measurement):
@@ -296,9 +323,34 @@ class ShiftResult(Measurement):
     kind: Literal["shift"]
     model: str
     weights: str
-    gmacs_paper: tuple[float, ...]
+    gmacs_paper: tuple[Gmacs, ...]
     sets: tuple[ShiftedSet, ...]
     severities: tuple[SeverityFrontier, ...]
+
+    @model_validator(mode="after")
+    def _agree(self) -> ShiftResult:
+        points = [point for one in self.severities for point in one.frontier]
+        exits = _exits(*points, *(at for one in self.sets for at in one.at))
+        _check_rounds(len(self.gmacs_paper), exit_shares=exits, sets=[one.top1 for one in self.sets])
+        return self
+
+
+def _exits(*points: Point | GroupAt | ShiftedAt) -> list[tuple[Share, ...]]:
+    return [point.exit_shares for point in points]
+
+
+def _check_end(frontier: Sequence[Point], rounds: Rounds, pictures: int) -> None:
+    """Refuse a frontier that does not end at the full path."""
+    if abs(frontier[-1].top1 - rounds.right[-1] / pictures) > 1e-9:
+        raise ValueError("the frontier does not end with the accuracy of the last round")
+
+
+def _check_rounds(rounds: int, **found: Sequence[Sequence[float]]) -> None:
+    """Refuse what has not one figure for each round."""
+    for name, rows in found.items():
+        for row in rows:
+            if len(row) != rounds or not rounds:
+                raise ValueError(f"{name} has {len(row)} figures for {rounds} rounds")
 
 
 KINDS: dict[str, type[Measurement]] = {"run": RunResult, "routing": RoutingResult, "shift": ShiftResult}

@@ -18,7 +18,7 @@ from progresvit.results.measure_settings import HALVES, calibrate_within_reach, 
 from progresvit.routing.calibration import OutOfReachError
 
 CURVE_POINTS = 100
-SPLITS = 5
+SPLITS = 20
 """Of the pictures, for compute at equal accuracy."""
 
 
@@ -115,10 +115,18 @@ def _mean_row(rows: Sequence[Row]) -> EqualAccuracy:
     assert saving is not None
     return EqualAccuracy(
         rule=rows[0]["rule"],
+        splits=len(rows),
         drop=rows[0]["drop"],
         top1=top1,
         gmacs_paper=gmacs,
         saving=saving,
         given_up=mean("given_up_share"),
-        given_up_wrong=mean("given_up_wrong"),
+        given_up_wrong=_wrong_among_given_up(rows),
     )
+
+
+def _wrong_among_given_up(rows: Sequence[Row]) -> float | None:
+    """Of all pictures that are given up, not of the splits, most of which give up few."""
+    known = [(row["given_up_share"], row["given_up_wrong"]) for row in rows if row["given_up_wrong"] is not None]
+    shares, wrong = np.array(known).reshape(-1, 2).T
+    return float(np.average(wrong, weights=shares)) if len(known) else None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from progresvit import compute
-from progresvit.evaluation import read_records
+from progresvit.evaluation import Records
 from progresvit.results.carry_out import Done
 from progresvit.results.format import Machine, RunResult
 from progresvit.results.measure import data_of, measure_frontier, measure_near_lossless, measure_rounds
@@ -15,12 +17,12 @@ from progresvit.training.folder import ABOUT_FILE, RECIPE_FILE
 from progresvit.training.journal import read_log, training_seconds
 
 
-def measure_run(done: Done) -> RunResult:
+def measure_run(done: Done, records: Records) -> RunResult:
     """What a run of a study gave."""
     task, folder = done.task, done.places.folder(done.task.name)
     about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
     recipe = yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
-    records, log = read_records(done.places.records(task.name)), read_log(folder)
+    log = read_log(folder)
     return RunResult(
         format=1,
         kind="run",
@@ -40,7 +42,7 @@ def measure_run(done: Done) -> RunResult:
         ),
         data=data_of(records, name=done.study.data, train=about["pictures"], learned=about["names"]),
         precision=records.header.precision,
-        recipe=recipe,
+        recipe=without_folders(recipe),
         epochs=recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"],
         parameters=compute.parameters(records.config),
         rounds=measure_rounds(records),
@@ -48,3 +50,10 @@ def measure_run(done: Done) -> RunResult:
         near_lossless=measure_near_lossless(records),
         history=tuple((line["epoch"] + 1, tuple(line["top1"])) for line in log if line["event"] == "evaluation"),
     )
+
+
+def without_folders(value: Any) -> Any:
+    """The same with every absolute path shortened to its last part: others have no such folder."""
+    if isinstance(value, dict):
+        return {key: without_folders(part) for key, part in value.items()}
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
+from progresvit import api, checkpoint
 from progresvit.evaluation import Records, read_records
 from progresvit.evaluation.shift import plan as plan_shift
 from progresvit.results.carry_out import Done, reader_commands
 from progresvit.results.format import Machine, Measurement, RoutingResult, RunResult, ShiftResult
 from progresvit.results.measure import data_of
 from progresvit.results.measure_routing import measure_routing
-from progresvit.results.measure_run import measure_run
+from progresvit.results.measure_run import measure_run, without_folders
 from progresvit.results.measure_shift import measure_shift, shift_settings
-from progresvit.results.plan import Task, corruptions_of, learned_records
+from progresvit.results.plan import Places, Task, learned_records, model_of, plan
 from progresvit.results.read import read_measurement
 from progresvit.results.study import Study
 from progresvit.training.folder import changed_keys
@@ -30,10 +30,21 @@ SEED = 0
 
 def measure(done: Done) -> Measurement:
     """The results file of a task whose commands have run."""
-    if done.task.kind == "run":
-        return measure_run(done)
     records = read_records(done.places.records(done.task.name))
+    _check_weights(records, done.task, done.places)
+    if done.task.kind == "run":
+        return measure_run(done, records)
     return _routing(done, records) if done.task.kind == "routing" else _shift(done, records)
+
+
+def _check_weights(records: Records, task: Task, places: Places) -> None:
+    """Records outlive a model that is trained anew; they are then of another."""
+    if records.header.weights != _weights(model_of(task, places)):
+        raise ValueError(f"{places.records(task.name)} is of other weights than its model; remove it to make it again.")
+
+
+def _weights(model: str) -> str:
+    return checkpoint.weights_hash(api.load(model))
 
 
 def _routing(done: Done, records: Records) -> RoutingResult:
@@ -47,7 +58,7 @@ def _shift(done: Done, records: Records) -> ShiftResult:
     sets = plan_shift(
         "generated",
         done.places.data,
-        corruptions=corruptions_of(done.study, done.task),
+        corruptions=done.study.shift[done.task.of].corruptions,
         severities=done.study.shift[done.task.of].severities,
     )
     folder = done.places.shift(done.task.name) / "records"
@@ -69,21 +80,24 @@ def _about(done: Done, records: Records, *, seed: int | None) -> dict[str, Any]:
         "revision": git_revision() or "unknown",
         "machine": Machine(
             device=header.device,
-            processes=1,
+            processes=done.gpus,
             jobs=done.jobs,
             python=platform.python_version(),
             torch=torch.__version__,
         ),
         "data": data_of(records, name=done.study.data),
         "precision": header.precision,
-        "model": done.task.model,
+        "model": without_folders(done.task.model),
         "weights": header.weights,
     }
 
 
-def check_earlier(study: Study, tasks: Sequence[Task], results: Path) -> None:
-    """Refuse to go on beside results of another study: a recipe that has changed, another data set."""
-    for task in tasks:
+def check_earlier(study: Study, results: Path, places: Places) -> None:
+    """Refuse to go on beside results of another study: a recipe that has changed, another data set, another model.
+
+    All of the study's are looked at, whichever are to be made, for ``study.yaml`` speaks of all.
+    """
+    for task in plan(study):
         path = results / f"{task.name}.json"
         if not path.exists():
             continue
@@ -96,10 +110,22 @@ def check_earlier(study: Study, tasks: Sequence[Task], results: Path) -> None:
         if isinstance(before, RunResult):
             now = study.load_recipe_of(task.of).model_copy(update={"seed": task.seed})
             differing = changed_keys(before.recipe, yaml.safe_load(now.to_yaml()), free=("run", "data.workers"))
-        elif before.commands != reader_commands(study, task):
-            differing = ["commands"]
+        else:
+            differing = _differing(before, study, task, places)
         if differing:
             raise ValueError(
                 f"{path} was made otherwise than the study says (other {', '.join(differing)}); remove it to make it "
                 "again, or name another folder for the results."
             )
+
+
+def _differing(before: Measurement, study: Study, task: Task, places: Places) -> list[str]:
+    """What a routing or shift result was made with that is not so any more."""
+    assert isinstance(before, RoutingResult | ShiftResult)
+    found = ["commands"] if before.commands != reader_commands(study, task) else []
+    if isinstance(before, RoutingResult) and [group.name for group in before.groups] != list(study.groups):
+        found.append("groups")
+    model = model_of(task, places)
+    if task.needs and Path(model).exists() and before.weights != _weights(model):
+        found.append("weights")
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,11 +78,11 @@ def plan(study: Study, only: Sequence[str] = ()) -> list[Task]:
     trained = {task.of: task.name for task in reversed(runs)}  # of several seeds the first
     others = [_measured(key, "routing", measured.model, trained) for key, measured in study.routing.items()]
     for key, shifted in study.shift.items():
-        several = len(shifted.models) > 1
-        others += [
-            _measured(f"{key}-{model}" if several else key, "shift", model, trained, of=key) for model in shifted.models
-        ]
+        others += [_measured(study.file_of(key, model), "shift", model, trained, of=key) for model in shifted.models]
     tasks = [*runs, *others]
+    for name, count in Counter(task.name for task in tasks).items():
+        if count > 1:
+            raise ValueError(f"{count} tasks of the study would write {name}.json; rename a run or an entry.")
     return tasks if not only else _chosen(study, tasks, only)
 
 
@@ -106,20 +107,20 @@ def _chosen(study: Study, tasks: Sequence[Task], only: Sequence[str]) -> list[Ta
 def steps(study: Study, task: Task, places: Places) -> list[Step]:
     """The commands of a task, one after another."""
     if task.kind == "run":
-        return [_train(study, task, places), _evaluate(task.name, _model(task, places), places)]
+        return [_train(study, task, places), _evaluate(task.name, model_of(task, places), places)]
     if task.kind == "routing":
-        found = [_evaluate(task.name, _model(task, places), places)]
+        found = [_evaluate(task.name, model_of(task, places), places)]
         if study.routing[task.of].learned_from:
-            found.append(_evaluate(learned_records(task.name), _model(task, places), places, split="train"))
+            found.append(_evaluate(learned_records(task.name), model_of(task, places), places, split="train"))
         return found
     shifted, out = study.shift[task.of], places.shift(task.name)
-    arguments = ["shift", _model(task, places), "--suite", "generated", "--data", places.data, "--out", str(out)]
-    if shifted.corruptions is not None:
+    arguments = ["shift", model_of(task, places), "--suite", "generated", "--data", places.data, "--out", str(out)]
+    if shifted.corruptions != CORRUPTIONS:
         arguments += ["--corruptions", ",".join(shifted.corruptions)]
     if shifted.severities != SEVERITIES:
         arguments += ["--severities", ",".join(map(str, shifted.severities))]
     return [
-        _evaluate(task.name, _model(task, places), places),
+        _evaluate(task.name, model_of(task, places), places),
         Step(arguments=tuple(arguments), makes=out / "shift.json"),
     ]
 
@@ -129,12 +130,8 @@ def learned_records(name: str) -> str:
     return f"{name}-train"
 
 
-def corruptions_of(study: Study, task: Task) -> tuple[str, ...]:
-    """Those that a shift task asks for."""
-    return study.shift[task.of].corruptions or CORRUPTIONS
-
-
-def _model(task: Task, places: Places) -> str:
+def model_of(task: Task, places: Places) -> str:
+    """What the commands of a task call its model: a folder of the study's, or what the study says."""
     trained = task.name if task.kind == "run" else task.needs
     return task.model if trained is None else str(places.folder(trained) / "model")
 

@@ -50,7 +50,7 @@ def read_measurement(path: Path) -> Measurement:
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds no measurement; move it out of the results folder.")
     kind = values.get("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"{path}: kind is {kind!r} and should be one of {', '.join(KINDS)}; is it a results file?")
     if values.get("format", FORMAT) != FORMAT:
         raise ValueError(f"{path} is of format {values['format']} and this version reads {FORMAT}; measure again.")
@@ -74,16 +74,32 @@ def _explain(problem: dict[str, Any]) -> str:
     return f"{place}: {said}" if place else said
 
 
+_DATA = {
+    "name": "the data sets",
+    "train": "the numbers of pictures learned from",
+    "val": "the numbers of pictures measured on",
+    "classes": "the numbers of classes",
+    "names": "the names of the pictures measured on",
+    "learned": "the names of the pictures of the training runs",
+}
+
+
 def check_comparable(results: Sequence[Measurement], what: str) -> None:
     """Refuse to set side by side what was not made of the same pictures."""
     if not results:
         return
     first = results[0]
     for other in results[1:]:
-        for field in type(first.data).model_fields:
+        for field, said in _DATA.items():
             ours, theirs = getattr(first.data, field), getattr(other.data, field)
             if ours != theirs:
+                told = "are not the same" if field in ("names", "learned") else f"are {ours} and {theirs}"
                 raise ValueError(
-                    f"{what} compares {first.name} and {other.name}, which are of different data: {field} is "
-                    f"{ours} and {theirs}. Measure them on the same pictures, or take one of them out."
+                    f"{what} compares {first.name} and {other.name}, which are of different data: {said} ({field}) "
+                    f"{told}. Measure them on the same pictures, or take one of them out."
                 )
+        if first.precision != other.precision:
+            raise ValueError(
+                f"{what} compares {first.name}, measured in {first.precision}, and {other.name}, in {other.precision}; "
+                "measure them alike."
+            )

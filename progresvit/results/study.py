@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from progresvit.atomic import replace_file
+from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
 from progresvit.named_files import find_file, read_mapping, shipped_files
 from progresvit.training.recipe import Recipe, load_recipe
 
@@ -26,8 +28,14 @@ class Run(_Section):
     """None: the study's."""
     set: tuple[str, ...] = ()
     """As on the command line, after the study's own."""
-    seeds: tuple[int, ...] | None = None
+    seeds: tuple[int, ...] | None = Field(None, min_length=1)
     """None: the recipe's."""
+
+    @model_validator(mode="after")
+    def _different_seeds(self) -> Run:
+        if self.seeds and len(set(self.seeds)) != len(self.seeds):
+            raise ValueError(f"each seed is given once, not {', '.join(map(str, self.seeds))}")
+        return self
 
 
 class Comparison(_Section):
@@ -52,10 +60,21 @@ class Measured(_Section):
 class Shifted(_Section):
     """Models under corruption."""
 
-    models: tuple[str, ...]
-    corruptions: tuple[str, ...] | None = None
-    """None: all 15."""
-    severities: tuple[int, ...] = (1, 2, 3, 4, 5)
+    models: tuple[str, ...] = Field(min_length=1)
+    corruptions: tuple[str, ...] = Field(CORRUPTIONS, min_length=1)
+    severities: tuple[int, ...] = Field(SEVERITIES, min_length=1)
+
+    @model_validator(mode="after")
+    def _known(self) -> Shifted:
+        for what, asked, known in (
+            ("corruption", self.corruptions, CORRUPTIONS),
+            ("severity", self.severities, SEVERITIES),
+        ):
+            strange = [str(one) for one in asked if one not in known]
+            if strange or len(set(asked)) != len(asked):
+                said = f"there is no {what} {strange[0]}" if strange else f"each {what} is given once"
+                raise ValueError(f"{said}; choose from {', '.join(map(str, known))}")
+        return self
 
 
 class Study(_Section):
@@ -75,6 +94,13 @@ class Study(_Section):
     shift: dict[str, Shifted] = {}
 
     @model_validator(mode="after")
+    def _file_names(self) -> Study:
+        for name in (*self.runs, *self.comparisons, *self.routing, *self.shift):
+            if not re.fullmatch(r"[\w.-]+", name):
+                raise ValueError(f"{name!r} names files; use letters, digits, dots, hyphens and underscores")
+        return self
+
+    @model_validator(mode="after")
     def _known_runs(self) -> Study:
         for name, comparison in self.comparisons.items():
             asked = [*comparison.rows.values(), *([comparison.against] if comparison.against else [])]
@@ -85,10 +111,21 @@ class Study(_Section):
                     raise ValueError(f"comparisons.{name} asks for the run {run}, which is not among runs{hint}")
         return self
 
+    def file_of(self, key: str, model: str) -> str:
+        """What the results file of a model under corruption is called; with one model, as the entry itself."""
+        if len(self.shift[key].models) == 1:
+            return key
+        plain = re.sub(r"[^\w.-]+", "-", model).strip("-")  # a folder or a hub id has slashes
+        return f"{key}-{plain}"
+
     def recipe_of(self, name: str) -> tuple[str, tuple[str, ...]]:
         """The recipe of a run and all changes to it, without the seed."""
         run = self.runs[name]
-        changes = {change.partition("=")[0]: change for change in (*self.set, *run.set)}  # the last of a key counts
+        changes: dict[str, str] = {}
+        for change in (*self.set, *run.set):
+            key = change.partition("=")[0]
+            changes.pop(key, None)  # the last of a key counts, and in its own place
+            changes[key] = change
         return run.recipe or self.recipe, tuple(changes.values())
 
     def seeds_of(self, name: str) -> tuple[int, ...]:
@@ -121,21 +158,26 @@ def load_study(source: str | Path, changes: Sequence[str] = ()) -> Study:
 
     ``changes`` are made to every run's recipe, after all others.
     """
-    path = find_file(str(source), shipped_studies(), "study")
-    values = read_mapping(path, "study", "runs: and comparisons:")
-    try:
-        study = Study.model_validate(values)
-    except ValidationError as error:
-        problems = "; ".join(_explain(dict(problem)) for problem in error.errors())
-        raise ValueError(f"{path}: {problems}.") from error
+    study = read_study(source)
     changed = {name: run.model_copy(update={"set": (*run.set, *changes)}) for name, run in study.runs.items()}
     study = study.model_copy(update={"runs": changed})
     for name in study.runs:
         try:
             study.load_recipe_of(name)
         except ValueError as error:
-            raise ValueError(f"{path}: runs.{name}: {error}") from error
+            raise ValueError(f"{source}: runs.{name}: {error}") from error
     return study
+
+
+def read_study(source: str | Path) -> Study:
+    """The same without its recipes, which who only reads results need not have."""
+    path = find_file(str(source), shipped_studies(), "study")
+    values = read_mapping(path, "study", "runs: and comparisons:")
+    try:
+        return Study.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(_explain(dict(problem)) for problem in error.errors())
+        raise ValueError(f"{path}: {problems}.") from error
 
 
 def _explain(problem: dict[str, Any]) -> str:

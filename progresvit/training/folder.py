@@ -91,8 +91,8 @@ def claim_folder(
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         out.mkdir(parents=True, exist_ok=True)
         told = {**before, "resumed": [*before.get("resumed", []), about]} if before else about
+        replace_file(out / RECIPE_FILE, recipe.to_yaml())  # first: with it the folder is known to hold a run
         replace_file(out / ABOUT_FILE, json.dumps(told, indent=2))
-        replace_file(out / RECIPE_FILE, recipe.to_yaml())
     processes.wait()
 
 

@@ -123,6 +123,7 @@ def setting(name, scores, right, tau, *, promise=None, abstain=None):
         "number": 20,
         "drop": spread(0.0008, 0.004),
         "saving": spread(0.34, 0.06),
+        "wrong": spread(0.05, 0.02),
         "broken": 1 if promise else None,
     }
     return {
@@ -178,7 +179,7 @@ def routing_result(pictures):
             at.append({"setting": one["name"], **kept, **withheld})
         shares = right[part].mean(axis=0)
         groups.append({"name": name, "pictures": len(right[part]), "top1": shares.tolist(), "at": at})
-    equal = {"rule": "entropy", "drop": 0.005, "top1": 0.88, "gmacs_paper": 0.8, "saving": 0.48}
+    equal = {"rule": "entropy", "splits": 20, "drop": 0.005, "top1": 0.88, "gmacs_paper": 0.8, "saving": 0.48}
     return MEASUREMENT | {
         "kind": "routing",
         "name": "routing",

@@ -156,7 +156,6 @@ def test_models_under_corruption_of_different_data_are_not_compared(folder):
     refused("the shift measurement shift_both compares", folder)
 
 
-@pytest.mark.skipif(not (ROOT / "results").exists(), reason="no study was carried out yet")
 def test_the_page_of_this_repository_is_that_of_its_results():
     output = works(ROOT / "results", "--check")
     assert str(ROOT / "docs" / "results.md") in output

@@ -57,7 +57,7 @@ def test_every_seed_is_a_task_and_models_are_trained_before_they_are_measured(ma
 
 
 def test_the_last_change_of_a_key_counts(made):
-    assert made.recipe_of("two") == ("digits", ("schedule.epochs=2", "model.psg=false"))
+    assert made.recipe_of("two") == ("digits", ("model.psg=false", "schedule.epochs=2"))
     assert made.load_recipe_of("two").schedule.epochs == 2
     assert made.load_recipe_of("one").schedule.epochs == 3
 
