@@ -21,8 +21,8 @@ from progresvit.routing.frontier import Floats
 from progresvit.routing.policy import leave_or_give_up
 
 CANDIDATES = 200
-"""Thresholds that are tried, at quantiles of the scores; of the chances of being hopeless, a quarter as many, the closer
-together the higher: from the most hopeless thousandth on."""
+"""Thresholds that are tried, at quantiles of the scores; of the chances of being hopeless, a quarter as many, the
+closer together the higher: from the most hopeless thousandth on."""
 
 DROPS = (NEAR_LOSSLESS_DROP, 0.005, 0.01)
 """Shares of the images by which top-1 may fall: the near-lossless bound, half a point, a point."""

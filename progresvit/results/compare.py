@@ -140,13 +140,8 @@ def line_up(results: Results, study: Study, name: str) -> LineUp:
 
 def _check_seeds(row: ComparedRun) -> None:
     """Seeds of a run differ in nothing but the seed."""
-    for number, other in enumerate(row.seeds[1:], start=1):
+    for other in row.seeds[1:]:
         first = row.first
-        twin = next((one for one in row.seeds[:number] if one.seed == other.seed), None)
-        if twin is not None:
-            raise ValueError(
-                f"{twin.name} and {other.name} are both seed {other.seed} of {row.run}; remove one of them."
-            )
         ours, theirs = _what_counts(first), _what_counts(other)
         for what in sorted(ours.keys() | theirs.keys()):
             if ours.get(what) != theirs.get(what):

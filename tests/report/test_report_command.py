@@ -135,7 +135,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(folder, tmp_path):
     refused("report.yaml is no YAML", folder)
     (folder / "report.yaml").unlink()
     change(folder / "width-1.json", lambda values: values["data"].update(names="others"))
-    refused("compares width-1 and width-2, which are of different data: names is others and", folder)
+    refused("compares width-1 and width-2, which are of different data: the names of the pictures", folder)
     write_result(folder, run_result("width", 1, 40))
     change(folder / "full-1.json", lambda values: values.pop("seed"))
     refused("full-1.json: the field seed is missing", folder)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -124,7 +125,73 @@ def test_a_measurement_whose_model_was_never_trained_says_so(attempt):
     assert "two-1 is not trained yet" in failed["routing"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_model_that_was_measured_elsewhere_is_asked_for(attempt):
+    attempt(only=["two"])
+    (attempt.places.folder("two-1") / "model").unlink()
+    failed = attempt()
+    assert "two-1 was measured elsewhere and its model is not here; copy it to" in failed["routing"]
+
+
+def test_what_another_command_made_is_not_taken_for_this_ones(attempt, monkeypatch):
+    attempt(only=["one"])
+    (attempt.results / "one-1.json").unlink()
+    other = STUDY.model_copy(update={"set": ("optimizer.lr=1.0",)})
+    monkeypatch.setattr(sys.modules[__name__], "STUDY", other)
+    failed = attempt(only=["one"])
+    assert "one-1/model was made by another command, progresvit train digits" in failed["one-1"]
+    assert "remove it" in failed["one-1"]
+    assert written(attempt) == []
+
+
+def test_what_nobody_remembers_making_is_not_taken_either(attempt):
+    records = attempt.places.records("one-1")
+    records.parent.mkdir(parents=True)
+    records.touch()
+    failed = attempt(only=["one"])
+    assert "records/one-1.parquet was not made by this study" in failed["one-1"]
+
+
+def test_a_command_that_outlives_its_study_keeps_others_from_its_task(attempt, tmp_path):
+    """As after SIGKILL: the child is detached, and holds the lock that it inherited."""
+    lock = attempt.places.log("one-1").with_suffix(".lock")
+    lock.parent.mkdir(parents=True)
+    with module._locked(lock) as descriptor:
+        orphan = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(descriptor,))
+    try:
+        assert "another process is at work on it" in attempt(only=["one"])["one-1"]
+    finally:
+        orphan.communicate(b"\n")
+    assert attempt(only=["one"]) == {}
+
+
+def test_a_signal_on_top_of_a_signal_is_no_second_one(attempt):
+    """The handler may be interrupted by itself, in the middle of telling the children."""
+    running, told = module._Running(), []
+
+    class Child:
+        def send_signal(self, number):
+            told.append(number)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    running.children.add(Child())
+    with module._stop_signals(running):
+        os.kill(os.getpid(), signal.SIGINT)
+        deadline = time.monotonic() + 5
+        while not told and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert told == [signal.SIGTERM]
+    assert running.signal_number == signal.SIGINT
+
+
+def test_the_error_of_a_command_is_found_among_what_torchrun_adds(tmp_path):
+    log = tmp_path / "a.log"
+    log.write_text("$ old\nerror: before\n$ new\nerror: no pictures\n=====\n")
+    assert module._last_word(log) == "error: no pictures"
+    log.write_text("$ new\nSegmentation fault\n\n")
+    assert module._last_word(log) == "Segmentation fault"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_lets_the_children_save_and_begins_nothing_new(attempt, number):
     ready = attempt.places.runs / "one-1" / "ready-model"
 

@@ -1,11 +1,14 @@
 """A study: what is asked for, which commands it means, and that unknown names are refused with the nearest."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
 from progresvit.results.carry_out import reader_commands
+from progresvit.results.measures import check_earlier
 from progresvit.results.plan import Places, plan, steps
-from progresvit.results.study import STUDY_FILE, Study, load_study, shipped_studies, write_study
+from progresvit.results.study import STUDY_FILE, Study, load_study, read_study, shipped_studies, write_study
 
 MADE = {
     "title": "made",
@@ -115,11 +118,49 @@ def test_a_written_study_reads_as_the_same(made, tmp_path):
         ({"runs": {"one": {"recipe": "digit"}}, "comparisons": {}}, "runs.one: .*digits"),
         ({"runs": {"one": {"seed": 3}}, "comparisons": {}}, "runs.one.seed: is no key of a study"),
         ({"colour": "red"}, "colour: is no key of a study"),
+        ({"runs": {"one": {"seeds": [1, 1]}}, "comparisons": {}}, "each seed is given once"),
+        ({"runs": {"one": {"seeds": []}}, "comparisons": {}}, "runs.one.seeds"),
+        ({"shift": {"shift": {"models": ["one"], "corruptions": ["foggy"]}}}, "no corruption foggy; choose from gau"),
+        ({"shift": {"shift": {"models": ["one"], "severities": [9]}}}, "no severity 9; choose from 1, 2"),
+        ({"routing": {"a/b": {"model": "one"}}}, "'a/b' names files"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused_before_it_begins(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         load_study(write(tmp_path / "made.yaml", **changes))
+
+
+def test_two_tasks_of_one_name_are_refused(tmp_path):
+    same = {"routing": {"same": {"model": "one"}}, "shift": {"same": {"models": ["one"]}}}
+    with pytest.raises(ValueError, match=r"2 tasks of the study would write same\.json"):
+        plan(load_study(write(tmp_path / "made.yaml", **same)))
+
+
+def test_models_with_slashes_make_plain_file_names(tmp_path):
+    shift = {"shift": {"models": ["one", "/models/mine", "someone/model"]}}
+    names = [task.name for task in plan(load_study(write(tmp_path / "made.yaml", shift=shift)), ["shift"])]
+    assert names == ["shift-one", "shift-models-mine", "shift-someone-model"]
+
+
+def test_a_whole_section_from_the_command_line_comes_after_its_parts(tmp_path):
+    changes = ["distillation={teacher: shipped, weight: 0.5}"]
+    runs = {"one": {"set": ["distillation.weight=0.3"]}}
+    path = write(tmp_path / "made.yaml", set=changes, runs=runs, comparisons={}, routing={}, shift={})
+    assert load_study(path, ["distillation=null"]).load_recipe_of("one").distillation is None
+
+
+def test_who_only_reads_results_needs_no_recipes(tmp_path):
+    runs = {"one": {"recipe": "mine_alone.yaml"}}
+    path = write(tmp_path / "made.yaml", runs=runs, comparisons={}, routing={}, shift={})
+    assert read_study(path).runs["one"].recipe == "mine_alone.yaml"
+    with pytest.raises(ValueError, match=r"mine_alone\.yaml"):
+        load_study(path)
+
+
+def test_the_results_of_this_repository_are_those_of_the_study_that_ships():
+    root = Path(__file__).parent.parent.parent
+    assert load_study(root / "results" / STUDY_FILE) == load_study("photos")
+    check_earlier(load_study("photos"), root / "results", Places(data="D", runs=Path("nowhere")))
 
 
 def test_an_unknown_study_names_those_that_ship():

@@ -75,6 +75,35 @@ def test_another_recipe_beside_those_results_is_refused(done, digits, study):
     assert "Traceback" not in result.output
 
 
+def test_another_recipe_for_the_runs_alone_is_refused(done, digits, study, tmp_path):
+    """With other results, so that only the model that is there could be taken for the one that is asked for."""
+    words = ("--data", digits, "--runs", done, "--results", tmp_path, "--set", "optimizer.lr=1.0", "--only", "full")
+    result = run("study", study, *words)
+    assert result.exit_code == 1
+    assert "full-42/model was made by another command" in result.output
+    assert not (tmp_path / "full-42.json").exists()
+
+
+def test_results_that_are_not_asked_for_are_looked_at_too(done, digits, study):
+    """study.yaml, which is written anew, speaks of all of them."""
+    result = run("study", study, "--data", digits, "--runs", done, "--set", "optimizer.lr=1.0", "--only", "shift")
+    assert result.exit_code == 2
+    assert "full-42.json was made otherwise" in result.output
+
+
+def test_a_model_that_was_trained_anew_leaves_older_results_behind(done, digits, study, monkeypatch, tmp_path):
+    from progresvit.results import measures
+
+    monkeypatch.setattr(measures, "_weights", lambda model: "other")
+    result = run("study", study, "--data", digits, "--runs", done)
+    assert result.exit_code == 2
+    assert "shift.json was made otherwise than the study says (other weights)" in result.output
+    words = ("--data", digits, "--runs", done, "--results", tmp_path, "--only", "full")
+    result = run("study", study, *words)  # its records are there from before
+    assert result.exit_code == 1
+    assert "full-42.parquet is of other weights than its model; remove it" in result.output
+
+
 def test_other_data_beside_those_results_is_refused(done, digits, study, tmp_path):
     other = tmp_path / "other.yaml"
     other.write_text(yaml.safe_dump({**STUDY, "data": "letters"}))
