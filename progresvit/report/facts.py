@@ -2,10 +2,12 @@
 
 Top-1, shares and savings are in percent, differences in points, all without a unit; GMACs are the paper's.
 
-- ``data.val``, ``data.train``, ``data.classes``, if all measurements are of the same data.
+- ``data.val``, ``data.train``, ``data.classes``, if all measurements are of the same data; ``saving.lowest`` and
+  ``saving.highest``, near-lossless, of all runs.
 - A run R: ``R.top1`` (full path), ``R.round1``, ``R.round2``, …, ``R.gmacs``, ``R.gmacs1``, …,
   ``R.near-lossless.top1``, ``.gmacs``, ``.exit1``, ``R.saving`` (near-lossless), ``R.seeds`` (how many), ``R.each``
-  (full path of each seed), ``R.spread`` (seeds apart, points), ``R.epochs``, ``R.minutes``, ``R.parameters``.
+  (full path of each seed), ``R.spread`` (seeds apart, points), the same of a round ``R.round1.each``, ``.spread``,
+  ``R.epochs``, ``R.minutes``, ``R.parameters``.
 - Two runs A and B of one comparison, either way round: ``A-B.diff`` (A less B, full path, with its interval),
   ``A-B.points`` (the same without), ``A-B.round1.diff``, ``A-B.round1.points``, ``A-B.saving`` (compute that A's
   near-lossless threshold saves of B's full path), ``A-B.gmacs-at-top1`` and ``A-B.saving-at-top1`` (what A spends to
@@ -15,7 +17,7 @@ Top-1, shares and savings are in percent, differences in points, all without a u
   ``.halves.broken``, ``.halves.number``; a group G: ``M.G.pictures``, ``.top1``, ``.round1``, and at a setting
   ``M.G.S.top1``, ``.gmacs``, ``.saving``, ``.exit1``; a router: ``M.gain.ROUTER.50`` (half of the pictures go on) and
   ``M.gain.ROUTER.best``; ``M.risk.CURVE`` (mean risk); ``M.equal.RULE.0.5.saving``, ``.top1``, ``.gmacs``,
-  ``.given-up`` (0.5 points may be lost).
+  ``.given-up``, ``.given-up-wrong`` (0.5 points may be lost).
 - A shift measurement, by the name of its file F: ``F.clean.top1``, ``F.severity3.top1``, ``.round1``, and at a setting
   ``F.severity3.S.top1``, ``.gmacs``, ``.saving``, ``.exit1``.
 
@@ -67,6 +69,11 @@ def _all(results: Results, study: Study) -> Found:
             yield f"data.{field}", f"{values.pop():,}"
     for run in dict.fromkeys(result.run for result in results.runs.values()):
         yield from _of_run(gather(results, run, run))
+    routed = [one for one in results.runs.values() if len(one.rounds.bits) > 1]
+    savings = [1 - one.near_lossless.gmacs_paper / one.rounds.gmacs_paper[FULL] for one in routed]
+    if savings:
+        yield "saving.lowest", percent(min(savings))
+        yield "saving.highest", percent(max(savings))
     for name in study.comparisons:
         compared = line_up(results, study, name)
         rows = {row.run: row for row in (*compared.rows, *([compared.against] if compared.against else []))}
@@ -97,6 +104,10 @@ def _of_run(run: ComparedRun) -> Found:
     yield f"{name}.seeds", str(len(run.seeds))
     yield f"{name}.each", ", ".join(percent(one) for one in full)
     yield f"{name}.spread", percent(max(full) - min(full))
+    for place in range(run.rounds):
+        tops = run.top1_of_seeds(place)
+        yield f"{name}.round{place + 1}.each", ", ".join(percent(one) for one in tops)
+        yield f"{name}.round{place + 1}.spread", percent(max(tops) - min(tops))
     yield f"{name}.epochs", str(run.first.epochs)
     yield f"{name}.minutes", f"{run.mean(lambda one: one.seconds / 60):.1f}"
     yield f"{name}.parameters", f"{run.first.parameters:,}"
@@ -165,6 +176,8 @@ def _of_routing(result: RoutingResult) -> Found:
         yield f"{start}.saving", percent(rule.saving)
         if rule.given_up is not None:
             yield f"{start}.given-up", percent(rule.given_up, 2)
+        if rule.given_up_wrong is not None:
+            yield f"{start}.given-up-wrong", percent(rule.given_up_wrong)
 
 
 def _of_routers(result: RoutingResult) -> Found:

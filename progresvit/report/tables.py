@@ -55,7 +55,7 @@ def leaving_table(compared: LineUp) -> Table | None:
         Column("exit1", "leave after round 1 (%)", percent),
         Column("round1_of_seeds", "round 1 of each seed (%)", _list),
         Column("top1_of_seeds", "full path of each seed (%)", _list),
-        Column("spread", "seeds apart (points)", percent),
+        Column("spread", "seeds apart, full path (points)", percent),
     ]
     return (
         Table(f"{compared.title}: leaving early by the near-lossless threshold of these very pictures", columns, rows)

@@ -96,7 +96,7 @@ class LineUp:
     title: str
     rows: tuple[ComparedRun, ...]
     missing: tuple[str, ...]
-    """Labels of rows that were not measured."""
+    """Labels of rows that were not measured, and seeds of those that were."""
     against: ComparedRun | None
     """What all are compared with; None: each with the row above it."""
     unmeasured_base: str | None
@@ -132,10 +132,17 @@ def line_up(results: Results, study: Study, name: str) -> LineUp:
     return LineUp(
         title=comparison.title,
         rows=measured,
-        missing=tuple(row.label for row in rows if not row.seeds),
+        missing=tuple(said for row in rows for said in _missing(row, study)),
         against=against if against is not None and against.seeds else None,
         unmeasured_base=against.label if against is not None and not against.seeds else None,
     )
+
+
+def _missing(row: ComparedRun, study: Study) -> list[str]:
+    if not row.seeds:
+        return [row.label]
+    measured = {one.seed for one in row.seeds}
+    return [f"seed {seed} of {row.label}" for seed in study.runs[row.run].seeds or () if seed not in measured]
 
 
 def _check_seeds(row: ComparedRun) -> None:
