@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,3 +78,11 @@ def end_processes() -> None:
     """Leave the siblings."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def processor_name() -> str:
+    """What the CPU is called, as far as the system tells."""
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
-import platform
 import resource
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +15,7 @@ import torch
 from progresvit import __version__
 from progresvit.engine.bench_case import Case, Row, make_row
 from progresvit.engine.bench_subjects import Subject, open_subject
+from progresvit.processes import processor_name
 
 STRETCHES = 5
 """So many stretches share the seconds, where passes are quick."""
@@ -122,10 +120,7 @@ def hardware(device: str) -> str:
     """The name of the GPU, or of the CPU and how many threads torch has on it."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    name = next(named, platform.processor() or platform.machine())
-    return f"{name}, {torch.get_num_threads()} threads"
+    return f"{processor_name()}, {torch.get_num_threads()} threads"
 
 
 def free() -> None:

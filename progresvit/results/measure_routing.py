@@ -128,5 +128,5 @@ def _mean_row(rows: Sequence[Row]) -> EqualAccuracy:
 def _wrong_among_given_up(rows: Sequence[Row]) -> float | None:
     """Of all pictures that are given up, not of the splits, most of which give up few."""
     known = [(row["given_up_share"], row["given_up_wrong"]) for row in rows if row["given_up_wrong"] is not None]
-    shares, wrong = np.array(known).reshape(-1, 2).T
-    return float(np.average(wrong, weights=shares)) if len(known) else None
+    given_up = sum(share for share, _ in known)
+    return float(sum(share * wrong for share, wrong in known) / given_up) if given_up else None

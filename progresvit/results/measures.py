@@ -12,6 +12,7 @@ import yaml
 from progresvit import api, checkpoint
 from progresvit.evaluation import Records, read_records
 from progresvit.evaluation.shift import plan as plan_shift
+from progresvit.processes import processor_name
 from progresvit.results.carry_out import Done, reader_commands
 from progresvit.results.format import Machine, Measurement, RoutingResult, RunResult, ShiftResult
 from progresvit.results.measure import data_of
@@ -23,7 +24,10 @@ from progresvit.results.read import read_measurement
 from progresvit.results.study import Study
 from progresvit.training.folder import changed_keys
 from progresvit.training.journal import git_revision
+from progresvit.training.recipe import make_recipe
 
+HOW_ALONE = ("run", "data.workers")
+"""Keys of a recipe that do not change what is learned."""
 SEED = 0
 """Of halves, folds and routers."""
 
@@ -79,7 +83,7 @@ def _about(done: Done, records: Records, *, seed: int | None) -> dict[str, Any]:
         "date": header.date,
         "revision": git_revision() or "unknown",
         "machine": Machine(
-            device=header.device,
+            device=processor_name() if header.device == "cpu" else header.device,
             processes=done.gpus,
             jobs=done.jobs,
             python=platform.python_version(),
@@ -109,7 +113,10 @@ def check_earlier(study: Study, results: Path, places: Places) -> None:
         differing: list[str] = []
         if isinstance(before, RunResult):
             now = study.load_recipe_of(task.of).model_copy(update={"seed": task.seed})
-            differing = changed_keys(before.recipe, yaml.safe_load(now.to_yaml()), free=("run", "data.workers"))
+            then = make_recipe(before.recipe, origin=f"{path}: recipe")  # with keys newer than it
+            differing = changed_keys(
+                *(without_folders(yaml.safe_load(one.to_yaml())) for one in (then, now)), free=HOW_ALONE
+            )
         else:
             differing = _differing(before, study, task, places)
         if differing:

@@ -18,6 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from progresvit import __version__
 from progresvit.atomic import replace_file
+from progresvit.processes import processor_name
 
 LOG_FILE = "log.jsonl"
 
@@ -146,7 +147,7 @@ def surroundings(device: torch.device, processes: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "timm": timm.__version__,
         "cuda": torch.version.cuda,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
         "processes": processes,
     }
 
