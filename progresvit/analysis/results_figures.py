@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 GMACS = "average GMACs per image (paper convention)"
 TOP1 = "top-1 accuracy (%)"
 STAR: dict[str, Any] = {"color": "0.4", "marker": "*", "linestyle": "", "markersize": 11}
+SINGLES = ("P", "X", "D")
+"""Marks of models that are points beside frontiers."""
 BESIDE = 1.3
 """Points of a share between bars that belong to the same share."""
 
@@ -159,10 +161,16 @@ def groups_figure(result: RoutingResult) -> Figure:
     return figure
 
 
-def severity_figure(result: ShiftResult, *, title: str = "Frontiers under corruption") -> Figure:
+def severity_figure(
+    result: ShiftResult,
+    *,
+    title: str = "Frontiers under corruption",
+    beside: Mapping[str, ShiftResult] | None = None,
+) -> Figure:
     """A frontier for each severity, all corruptions together, and that of the clean pictures.
 
-    Stars show where the first setting, calibrated on clean pictures, leads: mean over corruptions.
+    Stars show where the first setting, calibrated on clean pictures, leads: mean over corruptions. ``beside`` are
+    models of one round, which have a point and no frontier: a filled mark in the severity's colour.
     """
     figure, axes = new_figure(title=title, x=GMACS, y=TOP1)
     entries: dict[str, dict[str, Any]] = {}
@@ -179,6 +187,17 @@ def severity_figure(result: ShiftResult, *, title: str = "Frontiers under corrup
             x, y = (float(np.mean(values)) for values in zip(*((at.gmacs_paper, 100 * at.top1) for at in found)))
             axes.plot([x], [y], "*", color=style["color"], markersize=13, zorder=4, label=f"{name}: {found[0].setting}")
             entries_of_settings[found[0].setting] = STAR
+        for place, (model, other) in enumerate((beside or {}).items()):
+            top1 = [100 * shifted.top1[-1] for shifted in other.sets if shifted.severity == one.severity]
+            style = {
+                "marker": SINGLES[place % len(SINGLES)],
+                "linestyle": "",
+                "markersize": 9,
+                "markeredgecolor": "black",
+            }
+            spot = [other.gmacs_paper[-1]], [float(np.mean(top1))]
+            axes.plot(*spot, color=COLOURS[number % len(COLOURS)], label=f"{name}: {model}", zorder=3, **style)
+            entries_of_settings[model] = style | {"color": "0.4"}
     entries |= entries_of_settings
     _legend_below(figure, entries)
     return figure

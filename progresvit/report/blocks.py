@@ -226,18 +226,19 @@ def _shift(name: str, models: dict[str, ShiftResult], asked: int) -> dict[str, B
                 data=_hash("shifted accuracy", {model: _drawn(one) for model, one in models.items()}),
             )
         )
-    parts += [_severity_picture(model, one, asked) for model, one in models.items() if len(one.gmacs_paper) > 1]
+    plain = {model: one for model, one in models.items() if len(one.gmacs_paper) == 1}
+    parts += [_severity_picture(model, one, asked, plain) for model, one in models.items() if model not in plain]
     folded = [_fold(table.title, table) for table in shift_tables.corruption_tables(models)]
     return {severities: Block(headings[severities], parts), corruptions: Block(headings[corruptions], folded)}
 
 
-def _severity_picture(model: str, result: ShiftResult, asked: int) -> Picture:
+def _severity_picture(model: str, result: ShiftResult, asked: int, plain: dict[str, ShiftResult]) -> Picture:
     title = f"Frontiers under corruption: {model}" if asked > 1 else "Frontiers under corruption"
     return Picture(
         name=f"{result.name}-severities.png",
         about=f"Top-1 against average GMACs of {model} by severity; stars: a threshold calibrated on clean pictures",
-        draw=lambda: draw.severity_figure(result, title=title),
-        data=_hash(title, _drawn(result)),
+        draw=lambda: draw.severity_figure(result, title=title, beside=plain),
+        data=_hash(title, [_drawn(result), {name: _drawn(one) for name, one in plain.items()}]),
     )
 
 

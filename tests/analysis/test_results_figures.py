@@ -43,6 +43,7 @@ def figures(results, compared):
         "risk": draw.risk_figure(routing.abstention),
         "groups": draw.groups_figure(routing),
         "severities": draw.severity_figure(results.shift["shift"]),
+        "severities beside a plain model": draw.severity_figure(both["full"], beside={"plain": both["plain"]}),
         "shifted": draw.shifted_accuracy_figure(both),
     }
 
@@ -153,3 +154,13 @@ def test_severities_are_those_of_the_results(figures, results):
 def test_a_picture_says_what_it_was_drawn_from(figures):
     content = render(figures["risk"], ".png", metadata={"progresvit-data": "abc"})
     assert Image.open(io.BytesIO(content)).info["progresvit-data"] == "abc"
+
+
+def test_a_plain_model_stands_beside_each_severity(results, figures):
+    plain = results.shift["shift_both-plain"]
+    drawn = lines(figures["severities beside a plain model"])
+    for severity in {one.severity for one in plain.sets}:
+        top1 = np.mean([one.top1[-1] for one in plain.sets if one.severity == severity])
+        name = f"severity {severity}" if severity else "clean"
+        np.testing.assert_allclose(drawn[f"{name}: plain"], [[plain.gmacs_paper[-1], 100 * top1]])
+    assert "plain" in legend(figures["severities beside a plain model"])
