@@ -32,6 +32,9 @@ Measure = Callable[["Done"], Measurement]
 """From what the commands left to a results file."""
 
 
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
 class Stopped(Exception):  # noqa: N818  (it is no error)
     """A signal came; children have saved."""
 
@@ -262,7 +265,8 @@ def _stop_signals(running: _Running) -> Iterator[None]:
             for child in running.children:
                 child.send_signal(signal.SIGTERM)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    heard = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]  # nohup wants no hang-up heard
+    before = {number: signal.signal(number, hand_on) for number in heard}
     try:
         yield
     finally:

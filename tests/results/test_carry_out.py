@@ -191,9 +191,29 @@ def test_the_error_of_a_command_is_found_among_what_torchrun_adds(tmp_path):
     assert module._last_word(log) == "Segmentation fault"
 
 
+@pytest.fixture
+def _heard():
+    """Whoever runs the tests under nohup ignores SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_heard")
+def test_under_nohup_a_closed_terminal_stops_nothing():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    running = module._Running()
+    with module._stop_signals(running):
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    assert running.signal_number == 0
+
+
+@pytest.mark.usefixtures("_heard")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_lets_the_children_save_and_begins_nothing_new(attempt, number):
     ready = attempt.places.runs / "one-1" / "ready-model"
+    before = signal.getsignal(number)
 
     def send():
         while not ready.exists():
@@ -206,7 +226,7 @@ def test_a_signal_lets_the_children_save_and_begins_nothing_new(attempt, number)
     assert stopped.value.number == number
     assert sorted(path.name for path in ready.parent.glob("saved*")) == ["saved-model-0"]  # asked once
     assert written(attempt) == []
-    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+    assert signal.getsignal(number) == before
 
 
 def test_a_stopped_study_goes_on_and_counts_all_its_seconds(attempt):
