@@ -30,6 +30,7 @@ def measure_routing(
     seed: int = 0,
     fits: int = FITS,
     halves: int = HALVES,
+    splits: int = SPLITS,
 ) -> dict[str, Any]:
     """The fields of a RoutingResult that pictures decide, by their names.
 
@@ -47,7 +48,7 @@ def measure_routing(
         "groups": tuple(measure_groups(val, groups or {}, settings)),
         "matched": tuple(measure_matched(val, learned, fits=fits, seed=seed)),
         "abstention": tuple(measure_abstention(val)),
-        "equal_accuracy": tuple(measure_equal_accuracy(val, learned, seed=seed)),
+        "equal_accuracy": tuple(measure_equal_accuracy(val, learned, seed=seed, splits=splits)),
     }
 
 

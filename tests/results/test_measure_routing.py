@@ -46,7 +46,7 @@ def learned():
 
 @pytest.fixture(scope="module")
 def measured(val, learned):
-    return measure_routing(val, learned, groups={"low": IDS[:4], "high": IDS[4:]}, fits=1, halves=3)
+    return measure_routing(val, learned, groups={"low": IDS[:4], "high": IDS[4:]}, fits=1, halves=3, splits=2)
 
 
 def test_what_is_measured_is_a_result_and_survives_json(measured):
@@ -167,7 +167,7 @@ def test_compute_at_equal_accuracy_is_a_mean_over_splits(val, learned):
 
 
 def test_three_rounds_are_measured_without_matched_rates():
-    found = measure_routing(make_records(3000, rounds=3), fits=1, halves=1)
+    found = measure_routing(make_records(3000, rounds=3), fits=1, halves=1, splits=1)
     assert found["matched"] == ()
     thresholds = {one.name: one.point.threshold for one in found["settings"]}
     assert isinstance(thresholds["near-lossless"], float)
