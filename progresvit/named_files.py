@@ -30,10 +30,15 @@ def find_file(source: str, shipped: dict[str, Path], what: str) -> Path:
 
 def read_mapping(path: Path, what: str, sections: str) -> dict[str, Any]:
     """What the file holds, still to be validated; ``sections`` are two that it should have, for the error."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no {what}; it should hold sections such as {sections}.")
     return values
+
+
+def read_yaml(path: Path) -> Any:
+    """Whatever the file holds."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error

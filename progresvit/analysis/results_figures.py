@@ -12,7 +12,9 @@ import numpy as np
 
 from progresvit.analysis.style import COLOURS, MARKERS, look, new_figure, new_panels
 from progresvit.results.compare import FULL, LineUp
-from progresvit.results.format import MatchedResult, Point, RiskCurve, RoutingResult, ShiftResult
+from progresvit.results.format import Point
+from progresvit.results.format_routing import MatchedResult, RiskCurve, RoutingResult
+from progresvit.results.format_shift import ShiftResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,9 @@ from progresvit.analysis import results_figures as draw
 from progresvit.evaluation.table import Table
 from progresvit.report import routing_tables, shift_tables, tables
 from progresvit.results.compare import LineUp, line_up
-from progresvit.results.format import Measurement, RoutingResult, ShiftResult
+from progresvit.results.format import Measurement
+from progresvit.results.format_routing import RoutingResult
+from progresvit.results.format_shift import ShiftResult
 from progresvit.results.read import Results, check_comparable
 from progresvit.results.study import Study
 
@@ -65,7 +67,7 @@ class Block:
 
 def make_blocks(results: Results, study: Study, claims: str | None) -> dict[str, Block]:
     """All blocks in the order of a page; ``claims`` is their table, if there is one."""
-    blocks: dict[str, Block] = {"about": Block("What was measured", _about(results, study))}
+    blocks: dict[str, Block] = {"about": Block("What was measured", _about(results))}
     if claims is not None:
         blocks["claims"] = Block("The paper's claims", [claims])
     made: dict[str, Block] = {}
@@ -108,7 +110,7 @@ def _add(blocks: dict[str, Block], more: dict[str, Block]) -> None:
         blocks[name] = block
 
 
-def _about(results: Results, study: Study) -> list[str]:
+def _about(results: Results) -> list[str]:
     everything = [*results.runs.values(), *results.routing.values(), *results.shift.values()]
     sets: dict[tuple[str, int, int], int | None] = {}
     for one in everything:
@@ -119,7 +121,6 @@ def _about(results: Results, study: Study) -> list[str]:
         learned = f"; models learned from {train:,} others" if train is not None else ""
         lines.append(f"- {name}: measured on {val:,} held-back pictures of {classes} classes{learned}.")
     return [
-        f"{study.data}.",
         "\n".join(lines),
         "Top-1 is in percent, GMACs are those of the paper's convention, and a run of several seeds is told by their "
         "mean. Differences are taken picture by picture, with a 95 % interval. It covers the draw of the pictures and "

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from progresvit.analysis.style import render
+from progresvit.named_files import read_yaml
 from progresvit.report.blocks import Block, Picture, make_blocks
 from progresvit.report.claims import CLAIMS_FILE, claims_table
 from progresvit.report.facts import make_facts
@@ -98,9 +98,7 @@ def read_layout(folder: Path) -> Layout:
     if not path.is_file():
         return Layout()
     try:
-        return Layout.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        return Layout.model_validate(read_yaml(path) or {})
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))

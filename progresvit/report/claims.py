@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from progresvit.evaluation.table import Column, Table
+from progresvit.named_files import read_yaml
 from progresvit.report.facts import find_fact
 
 CLAIMS_FILE = "claims.yaml"
@@ -50,10 +50,7 @@ def claims_table(path: Path, facts: Mapping[str, str]) -> str:
 
 def read_claims(path: Path) -> list[Claim]:
     """All claims, checked."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    values = read_yaml(path)
     if not isinstance(values, list) or not values:
         raise ValueError(f"{path} should be a list of claims, each with {', '.join(Claim.model_fields)}.")
     return [_check(value, f"{path}, claim {number}") for number, value in enumerate(values, start=1)]

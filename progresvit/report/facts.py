@@ -16,7 +16,8 @@ Top-1, shares and savings are in percent, differences in points, all without a u
   ``.gmacs``, ``.saving``, ``.exit1``, ``.answered``, ``.answered-top1``, ``.halves.drop``, ``.halves.saving``,
   ``.halves.broken``, ``.halves.number``; a group G: ``M.G.pictures``, ``.top1``, ``.round1``, and at a setting
   ``M.G.S.top1``, ``.gmacs``, ``.saving``, ``.exit1``; a router: ``M.gain.ROUTER.50`` (half of the pictures go on) and
-  ``M.gain.ROUTER.best``; ``M.risk.CURVE`` (mean risk); ``M.equal.RULE.0.5.saving``, ``.top1``, ``.gmacs``,
+  ``M.gain.ROUTER.best``; ``M.gains`` (intervals of all routers that are not zero wide) and ``M.clear-gains`` (those
+  that leave out zero); ``M.risk.CURVE`` (mean risk); ``M.equal.RULE.0.5.saving``, ``.top1``, ``.gmacs``,
   ``.given-up``, ``.given-up-wrong`` (0.5 points may be lost).
 - A shift measurement, by the name of its file F: ``F.clean.top1``, ``F.severity3.top1``, ``.round1``, and at a setting
   ``F.severity3.S.top1``, ``.gmacs``, ``.saving``, ``.exit1``.
@@ -36,7 +37,9 @@ from progresvit.report import shift_tables
 from progresvit.report.routing_tables import gains
 from progresvit.report.wording import gmacs, key, percent, signed, with_interval
 from progresvit.results.compare import FULL, ComparedRun, gather, line_up
-from progresvit.results.format import MatchedResult, Rounds, RoutingResult, RunResult, ShiftResult
+from progresvit.results.format import Rounds, RunResult
+from progresvit.results.format_routing import MatchedResult, RoutingResult
+from progresvit.results.format_shift import ShiftResult
 from progresvit.results.read import Results
 from progresvit.results.study import Study
 
@@ -186,6 +189,9 @@ def _of_routers(result: RoutingResult) -> Found:
     def called(one: MatchedResult) -> str:
         return key(one.router if fitted[one.router] == 1 else f"{one.router} {one.fitted_on}")
 
+    open_ = [gain for one in result.matched for gain in gains(one) if gain.lowest < gain.highest]
+    yield f"{result.name}.gains", str(len(open_))
+    yield f"{result.name}.clear-gains", str(sum(gain.lowest > 0 or gain.highest < 0 for gain in open_))
     for one in result.matched:
         found = gains(one)
         for share, gain in zip(one.shares, found):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from progresvit.evaluation.table import Column, Row, Table, decimals, threshold
 from progresvit.report.wording import from_to, gmacs, percent, shares, signed, with_interval
 from progresvit.results.compare import Difference
-from progresvit.results.format import MatchedResult, RoutingResult, SettingResult, Spread
+from progresvit.results.format_routing import MatchedResult, RoutingResult, SettingResult, Spread
 
 
 def settings_table(result: RoutingResult) -> Table:

@@ -8,7 +8,7 @@ import numpy as np
 
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.report.wording import gmacs, percent
-from progresvit.results.format import ShiftedSet, ShiftResult
+from progresvit.results.format_shift import ShiftedSet, ShiftResult
 
 
 def severity_name(severity: int) -> str:

@@ -168,4 +168,5 @@ def _what_counts(result: RunResult) -> dict[str, object]:
         "epochs": result.epochs,
         "precision": result.precision,
         **recipe,
+        "recipe.run.precision": result.recipe.get("run", {}).get("precision"),
     }

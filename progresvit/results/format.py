@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,213 +147,35 @@ class RunResult(Measurement):
         if self.name != f"{self.run}-{self.seed}":
             raise ValueError(f"{self.name} should be called {self.run}-{self.seed}, by its run and its seed")
         self.rounds.check(self.data.val)
-        _check_rounds(len(self.rounds.bits), exit_shares=_exits(*self.frontier, self.near_lossless))
-        _check_end(self.frontier, self.rounds, self.data.val)
+        check_rounds(len(self.rounds.bits), exit_shares=exits_of(*self.frontier, self.near_lossless))
+        check_end(self.frontier, self.rounds, self.data.val)
         return self
 
 
-class Spread(Part):
-    """Of a figure over repeated draws."""
+class HasExits(Protocol):
+    """Anything that tells how many leave after each round."""
 
-    mean: float
-    lowest: float
-    highest: float
-
-
-class HalvesResult(Part):
-    """A threshold calibrated on random halves of the pictures, measured on the other halves."""
-
-    number: int
-    drop: Spread
-    """Top-1 of the full path less that of the routed one."""
-    saving: Spread
-    wrong: Spread | None
-    """Wrong ones among the answers that are given."""
-    broken: int | None
-    """For a guarantee: halves on which it did not hold."""
+    @property
+    def exit_shares(self) -> tuple[float, ...]: ...
 
 
-class SettingResult(Part):
-    """A calibrated threshold, on the pictures that it was calibrated on and on others."""
-
-    name: str
-    point: Point
-    epsilon: float | None
-    """Of a guarantee: the drop, with probability 1 - delta."""
-    delta: float | None
-    abstain: float | None
-    """Entropy from which an answer is withheld."""
-    answered: Share
-    top1_of_answered: Share
-    halves: HalvesResult | None
-
-
-class GroupAt(Part):
-    """A group of classes at a setting."""
-
-    setting: str
-    top1: Share
-    gmacs_paper: Gmacs
-    exit_shares: tuple[Share, ...]
-    answered: Share
-    top1_of_answered: Share | None
-
-
-class GroupResult(Part):
-    """A group of classes by itself."""
-
-    name: str
-    pictures: int
-    top1: tuple[Share, ...]
-    """Of each round alone."""
-    at: tuple[GroupAt, ...]
-
-
-class MatchedResult(Part):
-    """A router against entropy, the same share of the pictures going on to the last round."""
-
-    router: str
-    fitted_on: str
-    """In words."""
-    fits: int
-    """Routers fitted, with seeds of their own; figures are means over them."""
-    shares: tuple[Share, ...]
-    """That go on."""
-    gmacs_paper: tuple[Gmacs, ...]
-    entropy_top1: tuple[Share, ...]
-    router_top1: tuple[Share, ...]
-    lowest: tuple[float, ...]
-    """95 % interval of the difference, router less entropy: percentiles of its mean over pictures and fits, both drawn
-    anew with replacement a thousand times. Which pictures go on stays as it was."""
-    highest: tuple[float, ...]
-
-    @model_validator(mode="after")
-    def _agree(self) -> MatchedResult:
-        for name in ("gmacs_paper", "entropy_top1", "router_top1", "lowest", "highest"):
-            if len(getattr(self, name)) != len(self.shares):
-                raise ValueError(f"{name} has {len(getattr(self, name))} figures for {len(self.shares)} shares")
-        return self
-
-
-class RiskCurve(Part):
-    """Risk against coverage when unsure answers are withheld."""
-
-    name: str
-    coverage: tuple[Share, ...]
-    risk: tuple[Share, ...]
-    area: float
-
-    @model_validator(mode="after")
-    def _agree(self) -> RiskCurve:
-        if len(self.risk) != len(self.coverage):
-            raise ValueError(f"{len(self.risk)} risks for {len(self.coverage)} coverages")
-        return self
-
-
-class EqualAccuracy(Part):
-    """Compute of a rule, its thresholds chosen on other pictures for an allowed drop; means over random splits."""
-
-    rule: str
-    splits: int
-    """Random ones, of which these are the means."""
-    drop: float | None
-    top1: Share
-    gmacs_paper: Gmacs
-    saving: float
-    given_up: Share | None
-    given_up_wrong: Share | None
-    """Of those given up, wrong in every round."""
-
-
-class RoutingResult(Measurement):
-    """When to stop: one model's thresholds, routers and withheld answers."""
-
-    kind: Literal["routing"]
-    model: str
-    weights: str
-    rounds: Rounds
-    frontier: tuple[Point, ...] = Field(min_length=1)
-    settings: tuple[SettingResult, ...]
-    groups: tuple[GroupResult, ...]
-    matched: tuple[MatchedResult, ...]
-    abstention: tuple[RiskCurve, ...]
-    equal_accuracy: tuple[EqualAccuracy, ...]
-
-    @model_validator(mode="after")
-    def _agree(self) -> RoutingResult:
-        self.rounds.check(self.data.val)
-        at = [at for group in self.groups for at in group.at]
-        exits = _exits(*self.frontier, *(one.point for one in self.settings), *at)
-        _check_rounds(len(self.rounds.bits), exit_shares=exits, groups=[one.top1 for one in self.groups])
-        _check_end(self.frontier, self.rounds, self.data.val)
-        return self
-
-
-class ShiftedAt(Part):
-    """A setting, calibrated on clean pictures, under shift."""
-
-    setting: str
-    top1: Share
-    gmacs_paper: Gmacs
-    exit_shares: tuple[Share, ...]
-
-
-class ShiftedSet(Part):
-    """One corruption at one severity; severity 0 and no corruption are the clean pictures."""
-
-    corruption: str | None
-    severity: int
-    pictures: int
-    top1: tuple[Share, ...]
-    """Of each round alone."""
-    at: tuple[ShiftedAt, ...]
-
-
-class SeverityFrontier(Part):
-    """All corruptions of a severity together."""
-
-    severity: int
-    pictures: int
-    frontier: tuple[Point, ...] = Field(min_length=1)
-
-
-class ShiftResult(Measurement):
-    """A model under corruption."""
-
-    kind: Literal["shift"]
-    model: str
-    weights: str
-    gmacs_paper: tuple[Gmacs, ...]
-    sets: tuple[ShiftedSet, ...]
-    severities: tuple[SeverityFrontier, ...]
-
-    @model_validator(mode="after")
-    def _agree(self) -> ShiftResult:
-        points = [point for one in self.severities for point in one.frontier]
-        exits = _exits(*points, *(at for one in self.sets for at in one.at))
-        _check_rounds(len(self.gmacs_paper), exit_shares=exits, sets=[one.top1 for one in self.sets])
-        return self
-
-
-def _exits(*points: Point | GroupAt | ShiftedAt) -> list[tuple[Share, ...]]:
+def exits_of(*points: HasExits) -> list[tuple[float, ...]]:
+    """Of each, the shares that leave after each round."""
     return [point.exit_shares for point in points]
 
 
-def _check_end(frontier: Sequence[Point], rounds: Rounds, pictures: int) -> None:
+def check_end(frontier: Sequence[Point], rounds: Rounds, pictures: int) -> None:
     """Refuse a frontier that does not end at the full path."""
     if abs(frontier[-1].top1 - rounds.right[-1] / pictures) > 1e-9:
         raise ValueError("the frontier does not end with the accuracy of the last round")
 
 
-def _check_rounds(rounds: int, **found: Sequence[Sequence[float]]) -> None:
+def check_rounds(rounds: int, **found: Sequence[Sequence[float]]) -> None:
     """Refuse what has not one figure for each round."""
     for name, rows in found.items():
         for row in rows:
             if len(row) != rounds or not rounds:
                 raise ValueError(f"{name} has {len(row)} figures for {rounds} rounds")
-
-
-KINDS: dict[str, type[Measurement]] = {"run": RunResult, "routing": RoutingResult, "shift": ShiftResult}
 
 
 def pack(correct: NDArray[np.bool_]) -> str:

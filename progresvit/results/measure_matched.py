@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.routing_tables import refine
-from progresvit.results.format import MatchedResult
+from progresvit.results.format_routing import MatchedResult
 from progresvit.routing import TENTHS, Router, fit_router
 from progresvit.routing.calibration import OutOfReachError
 from progresvit.routing.router import Target

@@ -11,7 +11,7 @@ from progresvit.evaluation.abstention import RiskCoverage, risk_coverage_curves
 from progresvit.evaluation.hopeless import equal_accuracy_table, rules
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Row
-from progresvit.results.format import EqualAccuracy, RiskCurve
+from progresvit.results.format_routing import EqualAccuracy, RiskCurve
 from progresvit.results.measure import measure_frontier, measure_rounds
 from progresvit.results.measure_matched import FITS, fit_on, measure_matched
 from progresvit.results.measure_settings import HALVES, calibrate_within_reach, measure_groups, measure_settings

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from progresvit.evaluation.abstention import routed_answers
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.settings import calibrate_guarantee, calibrate_near_lossless, with_abstention
-from progresvit.results.format import GroupAt, GroupResult, HalvesResult, SettingResult, Spread
+from progresvit.results.format_routing import GroupAt, GroupResult, HalvesResult, SettingResult, Spread
 from progresvit.results.measure import measure_point
 from progresvit.routing import Setting
 from progresvit.routing.calibration import OutOfReachError

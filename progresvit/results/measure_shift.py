@@ -7,7 +7,7 @@ from typing import Any
 
 from progresvit.evaluation import shift
 from progresvit.evaluation.records import Records
-from progresvit.results.format import SeverityFrontier, ShiftedAt, ShiftedSet
+from progresvit.results.format_shift import SeverityFrontier, ShiftedAt, ShiftedSet
 from progresvit.results.measure import Threshold, measure_frontier, measure_point
 from progresvit.results.measure_settings import NEAR_LOSSLESS, calibrate_within_reach
 

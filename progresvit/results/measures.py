@@ -14,7 +14,9 @@ from progresvit.evaluation import Records, read_records
 from progresvit.evaluation.shift import plan as plan_shift
 from progresvit.processes import processor_name
 from progresvit.results.carry_out import Done, reader_commands
-from progresvit.results.format import Machine, Measurement, RoutingResult, RunResult, ShiftResult
+from progresvit.results.format import Machine, Measurement, RunResult
+from progresvit.results.format_routing import RoutingResult
+from progresvit.results.format_shift import ShiftResult
 from progresvit.results.measure import data_of
 from progresvit.results.measure_routing import measure_routing
 from progresvit.results.measure_run import measure_run, without_folders
@@ -24,9 +26,9 @@ from progresvit.results.read import read_measurement
 from progresvit.results.study import Study
 from progresvit.training.folder import changed_keys
 from progresvit.training.journal import git_revision
-from progresvit.training.recipe import make_recipe
+from progresvit.training.recipe import Run, make_recipe
 
-HOW_ALONE = ("run", "data.workers")
+HOW_ALONE = {"data.workers", *(f"run.{key}" for key in Run.model_fields if key != "precision")}
 """Keys of a recipe that do not change what is learned."""
 SEED = 0
 """Of halves, folds and routers."""

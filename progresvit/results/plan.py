@@ -146,5 +146,5 @@ def _train(study: Study, task: Task, places: Places) -> Step:
 
 def _evaluate(name: str, model: str, places: Places, split: str = "val") -> Step:
     out = places.records(name)
-    arguments = ("evaluate", model, "--data", places.data, "--split", split, "--out", str(out))
-    return Step(arguments=arguments if split != "val" else (*arguments[:4], "--out", str(out)), makes=out)
+    which = () if split == "val" else ("--split", split)
+    return Step(arguments=("evaluate", model, "--data", places.data, *which, "--out", str(out)), makes=out)

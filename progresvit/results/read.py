@@ -10,7 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from progresvit.results.format import FORMAT, KINDS, Measurement, RoutingResult, RunResult, ShiftResult
+from progresvit.results.format import FORMAT, Measurement, RunResult
+from progresvit.results.format_routing import RoutingResult
+from progresvit.results.format_shift import ShiftResult
+
+KINDS: dict[str, type[Measurement]] = {"run": RunResult, "routing": RoutingResult, "shift": ShiftResult}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from progresvit.atomic import replace_file
 from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
 from progresvit.named_files import find_file, read_mapping, shipped_files
-from progresvit.training.recipe import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from progresvit.training.recipe import Recipe
 
 
 class _Section(BaseModel):
@@ -134,6 +136,8 @@ class Study(_Section):
 
     def load_recipe_of(self, name: str) -> Recipe:
         """The recipe of a run, validated."""
+        from progresvit.training.recipe import load_recipe  # and torch with it, which a report does without
+
         return load_recipe(*self.recipe_of(name))
 
 

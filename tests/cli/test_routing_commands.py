@@ -7,31 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import progresvit
-from progresvit.cli import app
 from progresvit.evaluation import read_records, write_records
 from progresvit.routing import load_budgets, load_router, load_setting
+from tests.commands import refused, run, works
 from tests.evaluation.made import make_records
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def works(*arguments):
-    result = run(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def refused(match, *arguments):
-    result = run(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.output.strip().splitlines()[-1].startswith("error: "), result.output
-    assert match in result.output
-    assert "Traceback" not in result.output
 
 
 @pytest.fixture

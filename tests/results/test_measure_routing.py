@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from progresvit import evaluation
-from progresvit.results.format import RoutingResult
+from progresvit.results.format_routing import RoutingResult
 from progresvit.results.measure_routing import measure_abstention, measure_equal_accuracy, measure_routing
 from progresvit.results.measure_settings import (
     answer,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from progresvit.evaluation.shift import plan
-from progresvit.results.format import ShiftResult
+from progresvit.results.format_shift import ShiftResult
 from progresvit.results.measure import measure_frontier, measure_point
 from progresvit.results.measure_shift import measure_shift, shift_settings
 from tests.evaluation.made import make_logits, make_records

@@ -1,0 +1,23 @@
+"""Commands as a user types them: that one works, and that one is refused in a line."""
+
+from typer.testing import CliRunner
+
+from progresvit.cli import app
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def works(*arguments):
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refused(match, *arguments):
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.output.strip().splitlines()[-1].startswith("error: "), result.output
+    assert match in result.output
+    assert "Traceback" not in result.output
