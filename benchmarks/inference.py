@@ -23,12 +23,12 @@ import progresvit
 from progresvit.analysis.bench_figures import throughput_figure
 from progresvit.analysis.bench_report import bench_table, bench_title, ratio_lines, ratios
 from progresvit.analysis.style import render
-from progresvit.atomic import replace_file
 from progresvit.cli.show import show_table
 from progresvit.config import preset
 from progresvit.engine.bench import run_cases
 from progresvit.engine.bench_case import Case, Row, deit_name
 from progresvit.engine.bench_measure import hardware
+from progresvit.io.files import replace_file
 
 MODEL = "progresvit_small_192_240"
 CONTINUING = 0.664

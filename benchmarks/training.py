@@ -21,9 +21,9 @@ from rich.table import Table
 
 import progresvit
 from progresvit.data.loader import Batch
+from progresvit.distributed import Processes, start_processes
 from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS
-from progresvit.processes import Processes, start_processes
 from progresvit.training.recipe import Recipe, make_recipe
 from progresvit.training.step import TrainingStep
 from progresvit.training.supervised import Supervised, soft_cross_entropy

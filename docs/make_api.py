@@ -28,7 +28,7 @@ SECTIONS: dict[str, tuple[str, ...] | None] = {
         *("load_recipe", "make_recipe", "shipped_recipes"),
     ),
     "progresvit.training.loop": ("Interrupted", "train"),
-    "progresvit.processes": ("Processes", "end_processes", "start_processes"),
+    "progresvit.distributed": ("Processes", "end_processes", "start_processes"),
     "progresvit.analysis.routing_figures": ("frontier_figure", "reliability_figure", "risk_coverage_figure"),
     "progresvit.interop": None,
 }

@@ -7,8 +7,8 @@ from typing import Any
 
 from progresvit import checkpoint
 from progresvit.config import preset
-from progresvit.folders import SHIPPED, Source, find_folder, shipped_folder
 from progresvit.interop.official import OFFICIAL_MODELS, load_official
+from progresvit.io.model_folder import SHIPPED, Source, find_folder, shipped_folder
 from progresvit.model import ProgResViT
 
 __all__ = ["SHIPPED", "create_model", "load", "load_with_folder", "shipped_folder"]

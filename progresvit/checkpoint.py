@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from progresvit.atomic import replacing_folder
 from progresvit.config import ModelConfig
-from progresvit.folders import CONFIG_FILE, WEIGHTS_FILE, find_pickles, read_config, refuse_pickle
+from progresvit.io.files import replacing_folder
+from progresvit.io.model_folder import CONFIG_FILE, WEIGHTS_FILE, find_pickles, read_config, refuse_pickle
 from progresvit.model import ProgResViT
 
 ARCHITECTURE = "progresvit"

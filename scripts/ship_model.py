@@ -25,11 +25,11 @@ import ship_figures
 import progresvit
 from progresvit import checkpoint, evaluation
 from progresvit.api import shipped_folder
-from progresvit.atomic import replacing_folder
+from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, HowToRun, Records
-from progresvit.folders import BUDGETS_FILE, SETTINGS
+from progresvit.io.files import replacing_folder
+from progresvit.io.model_folder import BUDGETS_FILE, SETTINGS
 from progresvit.model import ProgResViT
-from progresvit.processes import Processes
 
 DATA_NAME = "Imagenette and Imagewoof, validation"
 

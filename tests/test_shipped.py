@@ -15,7 +15,7 @@ from progresvit import checkpoint, evaluation
 from progresvit.api import shipped_folder
 from progresvit.data.preprocess import preprocessing_hash
 from progresvit.data.samples import samples_folder
-from progresvit.processes import Processes
+from progresvit.distributed import Processes
 from progresvit.routing import load_budgets, load_setting
 from tests.test_ship_model import load_script
 

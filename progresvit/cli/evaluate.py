@@ -33,9 +33,9 @@ def evaluate(
     from progresvit import api
     from progresvit.data.held_back import count_learned
     from progresvit.data.preprocess import Corruption
+    from progresvit.distributed import end_processes, start_processes
     from progresvit.evaluation import DataSource, HowToRun
     from progresvit.evaluation import evaluate as run
-    from progresvit.processes import end_processes, start_processes
 
     source = DataSource(
         data=data,

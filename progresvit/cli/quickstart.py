@@ -67,7 +67,7 @@ def claim(out: Path) -> None:
         raise ValueError(f"{out} is a file; give the name of a folder with --out.")
     if not (out / ABOUT_FILE).is_file() and out.is_dir() and any(out.iterdir()):
         raise ValueError(f"{out} holds other files and no quickstart; name a new folder with --out.")
-    from progresvit.atomic import replace_file
+    from progresvit.io.files import replace_file
 
     out.mkdir(parents=True, exist_ok=True)
     replace_file(out / ABOUT_FILE, json.dumps({"progresvit": __version__}) + "\n")

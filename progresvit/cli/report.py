@@ -16,7 +16,7 @@ def report(
     ] = False,
 ) -> None:
     """Rebuild the page of a study: what stands between its markers, and the figures."""
-    from progresvit.atomic import replace_file
+    from progresvit.io.files import replace_file
     from progresvit.report.build import build_report
 
     made = build_report(results)

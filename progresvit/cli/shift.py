@@ -36,9 +36,9 @@ def shift(
     """Records, accuracy and a frontier for each set; mCE for ImageNet-C. Run it again to go on after a stop."""
     import progresvit
     from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
+    from progresvit.distributed import end_processes, start_processes
     from progresvit.evaluation.one_pass import HowToRun, intended_header
     from progresvit.evaluation.shift import evaluate_sets, plan
-    from progresvit.processes import end_processes, start_processes
 
     sets = plan(
         suite,  # type: ignore[arg-type]  # plan says which there are

@@ -67,7 +67,7 @@ def make_outputs(paths: Sequence[Path], table: Table, figure: Callable[[], Figur
 
 def write_outputs(outputs: Sequence[Output]) -> None:
     """All of them, each in one step."""
-    from progresvit.atomic import replace_file
+    from progresvit.io.files import replace_file
 
     for path, content in outputs:
         path.parent.mkdir(parents=True, exist_ok=True)

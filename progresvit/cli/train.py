@@ -20,7 +20,7 @@ def train(
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
 ) -> None:
     """Train a model. Under torchrun, on many GPUs; Ctrl-C and SIGTERM save before they stop, --resume goes on."""
-    from progresvit.processes import end_processes, start_processes
+    from progresvit.distributed import end_processes, start_processes
     from progresvit.training.loop import Interrupted
     from progresvit.training.loop import train as run
     from progresvit.training.recipe import load_recipe

@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from progresvit.atomic import replace_file
+from progresvit.io.files import replace_file
 
 TRAIN, VAL = "train", "val"
 """The splits that a set without splits can be asked for."""

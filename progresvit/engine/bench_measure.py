@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from progresvit import __version__
+from progresvit.distributed import processor_name
 from progresvit.engine.bench_case import Case, Row, make_row
 from progresvit.engine.bench_subjects import Subject, open_subject
-from progresvit.processes import processor_name
 
 STRETCHES = 5
 """So many stretches share the seconds, where passes are quick."""

@@ -16,12 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from progresvit import unfinished
-from progresvit.atomic import replace_file
 from progresvit.data.pictures import Entry, Pictures
 from progresvit.engine.engine import Engine
 from progresvit.engine.pictures import Unread
 from progresvit.engine.prediction import Prediction
+from progresvit.io import resumable
+from progresvit.io.files import replace_file
 
 SUFFIX = "parquet"
 PART = 2048
@@ -172,7 +172,7 @@ class _Parts:
 
     def claim(self, about: dict[str, Any], *, overwrite: bool) -> None:
         """Make the folder, or see that the one there is of this very run."""
-        unfinished.claim(self.folder, about, suffix=SUFFIX, overwrite=overwrite)
+        resumable.claim(self.folder, about, suffix=SUFFIX, overwrite=overwrite)
 
     def whole(self) -> int:
         """How many parts are there and whole, from the first on without a gap."""
@@ -190,7 +190,7 @@ class _Parts:
 
     def remove(self) -> None:
         """The folder has served."""
-        unfinished.clear(self.folder, suffix=SUFFIX)
+        resumable.clear(self.folder, suffix=SUFFIX)
 
     def _is_whole(self, number: int) -> bool:
         try:
@@ -200,4 +200,4 @@ class _Parts:
         return bool(rows == min(PART, self.pictures - number * PART))
 
     def _path(self, number: int) -> Path:
-        return unfinished.part(self.folder, number, suffix=SUFFIX)
+        return resumable.part(self.folder, number, suffix=SUFFIX)

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from progresvit import checkpoint
-from progresvit.atomic import replacing_folder
 from progresvit.data.preprocess import normalise, preprocessing_hash
 from progresvit.engine.fold import FoldedRound, fold
 from progresvit.engine.graphs import hash_file
 from progresvit.engine.int8 import Int8Check, measure_int8, quantise
 from progresvit.engine.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, Threshold, graph_files
+from progresvit.io.files import replacing_folder
 from progresvit.model import ProgResViT
 from progresvit.model.vit import resizing_matrix
 from progresvit.routing.frontier import as_thresholds

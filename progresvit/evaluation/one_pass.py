@@ -21,13 +21,13 @@ from progresvit.data.loader import Unreadable, numbered_batches
 from progresvit.data.pictures import UNLABELLED, Pictures, find_pictures, find_unlabelled
 from progresvit.data.preprocess import Corruption, NamedTransform, describe_preprocessing, normalise, preprocessing_hash
 from progresvit.data.timm_pictures import find_timm_pictures, is_timm_name
+from progresvit.distributed import Processes
 from progresvit.evaluation.classes import class_numbers, relabel
 from progresvit.evaluation.observe import Observed, observe
 from progresvit.evaluation.parts import Columns, Parts
 from progresvit.evaluation.records import Header, Records, read_records, write_records
 from progresvit.model import ProgResViT
 from progresvit.model.precision import autocast
-from progresvit.processes import Processes
 
 Progress = Callable[[int, int], None]
 """Told after each batch how many pictures are done, and of how many."""

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from progresvit import unfinished
-from progresvit.atomic import replace_file
 from progresvit.data.pictures import Pictures
 from progresvit.evaluation.records import Header
+from progresvit.io import resumable
+from progresvit.io.files import replace_file
 
 SUFFIX = "npz"
 CHUNK = 512
@@ -45,7 +45,7 @@ class Parts:
     def claim(self, header: Header, *, keep_logits: bool, overwrite: bool) -> None:
         """Make the folder, or see that the one there is of this very run; another run's is replaced only if asked."""
         about = {**header.identity(), "chunk": CHUNK, "keep_logits": keep_logits}
-        unfinished.claim(self.folder, about, suffix=SUFFIX, overwrite=overwrite)
+        resumable.claim(self.folder, about, suffix=SUFFIX, overwrite=overwrite)
 
     def done(self) -> list[int]:
         """Chunks that are there and whole. A damaged one is as good as missing."""
@@ -72,10 +72,10 @@ class Parts:
 
     def remove(self) -> None:
         """The folder has served."""
-        unfinished.clear(self.folder, suffix=SUFFIX)
+        resumable.clear(self.folder, suffix=SUFFIX)
 
     def _path(self, number: int) -> Path:
-        return unfinished.part(self.folder, number, suffix=SUFFIX)
+        return resumable.part(self.folder, number, suffix=SUFFIX)
 
     def _is_whole(self, number: int) -> bool:
         try:

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from progresvit import compute
-from progresvit.atomic import replace_file
 from progresvit.config import ModelConfig
 from progresvit.data.pictures import UNLABELLED
+from progresvit.io.files import replace_file
 from progresvit.routing import Router, near_lossless
 from progresvit.routing.statistics import STATISTICS
 

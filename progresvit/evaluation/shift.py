@@ -14,13 +14,13 @@ import numpy as np
 
 from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
 from progresvit.data.preprocess import Corruption
+from progresvit.distributed import Processes
 from progresvit.evaluation import table
 from progresvit.evaluation.classes import IMAGENET_CLASSES
 from progresvit.evaluation.one_pass import DataSource, HowToRun, Progress, evaluate, intended_header
 from progresvit.evaluation.records import Records, read_records
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.model import ProgResViT
-from progresvit.processes import Processes
 from progresvit.routing import Router, operating_point
 
 Suite = Literal["generated", "imagenet-c", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch"]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from progresvit.checkpoint import check_fit
 from progresvit.config import HEAD_WIDTH, ModelConfig, make_rounds, preset
-from progresvit.folders import download
+from progresvit.io.model_folder import download
 from progresvit.model import ProgResViT
 
 OFFICIAL_MODELS: Mapping[str, ModelConfig] = {

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from progresvit.checkpoint import ARCHITECTURE, timm_pretrained_cfg
 from progresvit.config import PRESETS, ModelConfig
-from progresvit.folders import CONFIG_FILE, find_folder, read_config
+from progresvit.io.model_folder import CONFIG_FILE, find_folder, read_config
 from progresvit.model import ProgResViT, slicing
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from progresvit.analysis.style import render
-from progresvit.named_files import read_yaml
+from progresvit.io.yaml_files import read_yaml
 from progresvit.report.blocks import Block, Picture, make_blocks
 from progresvit.report.claims import CLAIMS_FILE, claims_table
 from progresvit.report.facts import make_facts

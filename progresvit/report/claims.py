@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from progresvit.evaluation.table import Column, Table
-from progresvit.named_files import read_yaml
+from progresvit.io.yaml_files import read_yaml
 from progresvit.report.facts import find_fact
 
 CLAIMS_FILE = "claims.yaml"

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from progresvit.atomic import replace_file
+from progresvit.io.files import replace_file
 from progresvit.results.format import Measurement
 from progresvit.results.plan import FOR_READERS, Places, Step, Task, steps
 from progresvit.results.study import Study

@@ -10,9 +10,9 @@ import torch
 import yaml
 
 from progresvit import api, checkpoint
+from progresvit.distributed import processor_name
 from progresvit.evaluation import Records, read_records
 from progresvit.evaluation.shift import plan as plan_shift
-from progresvit.processes import processor_name
 from progresvit.results.carry_out import Done, reader_commands
 from progresvit.results.format import Machine, Measurement, RunResult
 from progresvit.results.format_routing import RoutingResult

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from progresvit.atomic import replace_file
 from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
-from progresvit.named_files import find_file, read_mapping, shipped_files
+from progresvit.io.files import replace_file
+from progresvit.io.yaml_files import find_file, read_mapping, shipped_files
 
 if TYPE_CHECKING:
     from progresvit.training.recipe import Recipe

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from progresvit.atomic import replace_file
-from progresvit.folders import BUDGETS_FILE
+from progresvit.io.files import replace_file
+from progresvit.io.model_folder import BUDGETS_FILE
 from progresvit.routing.arrays import HIGHEST
 from progresvit.routing.calibration import ROUNDING, threshold_for_budget
 from progresvit.routing.frontier import OperatingPoint, frontier

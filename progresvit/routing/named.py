@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from progresvit.folders import SETTINGS
+from progresvit.io.model_folder import SETTINGS
 from progresvit.routing.setting import Setting, load_setting
 
 DEFAULT = "near-lossless"

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from progresvit.atomic import replace_file
+from progresvit.io.files import replace_file
 from progresvit.routing.calibration import OutOfReachError
 from progresvit.routing.statistics import STATISTICS, logit_statistics
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from progresvit.atomic import replace_file
+from progresvit.io.files import replace_file
 from progresvit.routing.frontier import as_thresholds
 
 Rule = Literal["near-lossless", "budget", "exit-share", "guarantee"]

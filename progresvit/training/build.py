@@ -21,10 +21,10 @@ from progresvit.data.resident import (
     resident_for_training,
 )
 from progresvit.data.timm_pictures import find_timm_pictures, is_timm_name
-from progresvit.folders import find_folder
+from progresvit.distributed import Processes
 from progresvit.interop import start_from_timm
+from progresvit.io.model_folder import find_folder
 from progresvit.model import ProgResViT
-from progresvit.processes import Processes
 from progresvit.training.distillation import HardDistillation, SoftDistillation
 from progresvit.training.recipe import Recipe
 from progresvit.training.step import Objective

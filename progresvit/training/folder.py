@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from progresvit.atomic import replace_file
 from progresvit.data.pictures import Pictures
-from progresvit.processes import Processes
+from progresvit.distributed import Processes
+from progresvit.io.files import replace_file
 from progresvit.training.journal import surroundings
 from progresvit.training.recipe import Recipe, make_recipe
 

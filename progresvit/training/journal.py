@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
 from progresvit import __version__
-from progresvit.atomic import replace_file
-from progresvit.processes import processor_name
+from progresvit.distributed import processor_name
+from progresvit.io.files import replace_file
 
 LOG_FILE = "log.jsonl"
 

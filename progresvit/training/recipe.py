@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from progresvit.config import ModelConfig, make_rounds, preset
 from progresvit.data.augmentation import Augmentation
-from progresvit.named_files import find_file, read_mapping, shipped_files
+from progresvit.io.yaml_files import find_file, read_mapping, shipped_files
 
 
 class _Section(BaseModel):

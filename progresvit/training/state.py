@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from progresvit.atomic import replacing_folder
 from progresvit.checkpoint import read_safetensors, write_safetensors
+from progresvit.io.files import replacing_folder
 
 _NAME = "step-{:09d}"
 

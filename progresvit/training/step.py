@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from progresvit.data.loader import Batch
 from progresvit.data.order import Draw, seed_all
+from progresvit.distributed import Processes
 from progresvit.model import ProgResViT, RoundOutput
 from progresvit.model.precision import PRECISIONS
-from progresvit.processes import Processes
 from progresvit.training.recipe import Optimizer, Recipe, Schedule
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from progresvit import api
 from progresvit.config import ModelConfig
-from progresvit.folders import SHIPPED, find_folder, read_config
+from progresvit.io.model_folder import SHIPPED, find_folder, read_config
 from progresvit.model import ProgResViT
 
 IMAGENET_CLASSES = 1000

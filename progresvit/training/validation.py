@@ -11,8 +11,8 @@ import torch
 
 from progresvit import compute
 from progresvit.data.loader import Batch
+from progresvit.distributed import Processes
 from progresvit.model import ProgResViT
-from progresvit.processes import Processes
 from progresvit.routing import top10_entropy
 from progresvit.routing.frontier import near_lossless
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import progresvit
-from progresvit import folders
 from progresvit.data.preprocess import normalise
+from progresvit.distributed import Processes
 from progresvit.engine import Candidate, Engine
 from progresvit.evaluation import DataSource, evaluate, measure_budgets
-from progresvit.processes import Processes
+from progresvit.io import model_folder
 from progresvit.routing.arrays import decide
 from progresvit.routing.policy import Policy
 from tests.engine.test_engine import a_setting
@@ -119,7 +119,7 @@ def test_more_classes_than_there_are_cannot_be_named(small_model):
 @pytest.fixture
 def shipped(folder, monkeypatch):
     """As if the package brought this model."""
-    monkeypatch.setattr(folders, "shipped_folder", lambda: folder)
+    monkeypatch.setattr(model_folder, "shipped_folder", lambda: folder)
     monkeypatch.setattr("progresvit.api.shipped_folder", lambda: folder)
     return folder
 

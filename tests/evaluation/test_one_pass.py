@@ -14,10 +14,10 @@ from PIL import Image
 from progresvit import checkpoint
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.preprocess import Corruption, NamedTransform, normalise
+from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, HowToRun, evaluate
 from progresvit.evaluation.records import read_records
 from progresvit.model import ProgResViT
-from progresvit.processes import Processes
 
 ONE = Processes(0, 1, torch.device("cpu"))
 PLAIN = HowToRun(workers=0, batch=5)

@@ -9,6 +9,7 @@ from timm.data import ImageNetInfo
 
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.corruptions import CORRUPTIONS
+from progresvit.distributed import Processes
 from progresvit.evaluation import HowToRun, frontier_table
 from progresvit.evaluation.shift import (
     ALEXNET_ERRORS,
@@ -22,7 +23,6 @@ from progresvit.evaluation.shift import (
     shift_table,
 )
 from progresvit.model import ProgResViT
-from progresvit.processes import Processes
 from tests.evaluation.made import make_records
 
 ONE = Processes(0, 1, torch.device("cpu"))

@@ -2,7 +2,7 @@
 
 import torch
 
-from progresvit.processes import Processes
+from progresvit.distributed import Processes
 from progresvit.training import loop
 from progresvit.training.journal import read_log
 from progresvit.training.recipe import make_recipe

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import progresvit
-from progresvit.processes import Processes
+from progresvit.distributed import Processes
 from progresvit.training import build, loop
 from progresvit.training.journal import read_log
 from progresvit.training.supervised import Supervised

@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import progresvit
-from progresvit import folders
 from progresvit.cli import app
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.pictures import find_pictures
 from progresvit.evaluation import read_records
+from progresvit.io import model_folder
 from progresvit.model import ProgResViT
 from progresvit.training import build, loop
 from progresvit.training.recipe import load_recipe
@@ -37,7 +37,7 @@ def shipped(tmp_path, monkeypatch, randomize):
         class_ids=tuple("abcde"),
     )
     folder = progresvit.save(randomize(ProgResViT(config)), tmp_path / "as_shipped")
-    monkeypatch.setattr(folders, "shipped_folder", lambda: folder)
+    monkeypatch.setattr(model_folder, "shipped_folder", lambda: folder)
     return folder
 
 
@@ -69,7 +69,7 @@ def command(*arguments):
 
 
 def test_the_shipped_model_gives_its_backbone_and_the_head_is_fresh(shipped, pictures):
-    wanted = short(model={"start": folders.SHIPPED})
+    wanted = short(model={"start": model_folder.SHIPPED})
     model = build.build_model(wanted, find_pictures(pictures, "train"))
     assert model.config.class_ids == model.config.labels == ("bella", "luna", "rex")
     weights, before = model.state_dict(), load_file(shipped / "model.safetensors")
@@ -130,7 +130,7 @@ def test_an_average_that_warms_up_does_not_keep_the_start_of_a_short_run(picture
 
 def test_own_folder_to_adaptive_model_in_three_commands(shipped, pictures, tmp_path):
     """The recipe itself, at the size of a micro model."""
-    assert load_recipe("own_pictures").model.start == folders.SHIPPED
+    assert load_recipe("own_pictures").model.start == model_folder.SHIPPED
     micro = {**MICRO, "preset": None}
     settings = [f"model.{key}={json.dumps(value)}" for key, value in micro.items()]
     settings += ["schedule.epochs=3", "data.resident_side=null"]

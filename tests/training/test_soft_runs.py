@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 import progresvit
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.processes import Processes
+from progresvit.distributed import Processes
 from progresvit.training import build, loop
 from progresvit.training.recipe import Run
 from progresvit.training.step import TrainingStep, _check_recording, compile_blocks

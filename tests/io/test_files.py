@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from progresvit import atomic
-from progresvit.atomic import replacing_folder
+from progresvit.io import files
+from progresvit.io.files import replacing_folder
 
 WRITER = """
 import sys
 from pathlib import Path
-from progresvit.atomic import replacing_folder
+from progresvit.io.files import replacing_folder
 for version in range(1, 10**6):
     with replacing_folder(Path(sys.argv[1])) as staged:
         for name in ("config", "weights"):
@@ -65,7 +65,7 @@ def test_a_link_keeps_pointing_at_the_folder(tmp_path):
 
 
 def test_without_the_system_call_the_folder_is_replaced_in_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(atomic.sys, "platform", "other")
+    monkeypatch.setattr(files.sys, "platform", "other")
     for text in ("first", "second"):
         write(tmp_path / "folder", text)
     assert (tmp_path / "folder" / "file").read_text() == "second"
@@ -73,16 +73,16 @@ def test_without_the_system_call_the_folder_is_replaced_in_steps(tmp_path, monke
 
 
 def test_a_failed_step_is_undone(tmp_path, monkeypatch):
-    monkeypatch.setattr(atomic.sys, "platform", "other")
+    monkeypatch.setattr(files.sys, "platform", "other")
     write(tmp_path / "folder", "old")
-    rename = atomic.Path.rename
+    rename = files.Path.rename
 
     def fail_for_the_new_one(path, target):
         if target == tmp_path / "folder" and path.name != ".folder.previous":
             raise OSError(28, "No space left on device")
         return rename(path, target)
 
-    monkeypatch.setattr(atomic.Path, "rename", fail_for_the_new_one)
+    monkeypatch.setattr(files.Path, "rename", fail_for_the_new_one)
     with pytest.raises(OSError, match="No space"):
         write(tmp_path / "folder", "new")
     assert (tmp_path / "folder" / "file").read_text() == "old"
@@ -90,9 +90,9 @@ def test_a_failed_step_is_undone(tmp_path, monkeypatch):
 
 def test_everything_is_on_the_disk_before_the_folders_change_places(tmp_path, monkeypatch):
     write(tmp_path / "folder", "old")
-    events, put = [], atomic._put
-    monkeypatch.setattr(atomic, "_sync", lambda path: events.append(path.name))
-    monkeypatch.setattr(atomic, "_put", lambda *paths: (events.append("put"), put(*paths)))
+    events, put = [], files._put
+    monkeypatch.setattr(files, "_sync", lambda path: events.append(path.name))
+    monkeypatch.setattr(files, "_put", lambda *paths: (events.append("put"), put(*paths)))
     write(tmp_path / "folder", "new")
     assert events[0] == "file"
     assert events[1].startswith(".folder.")  # the list of its entries

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from progresvit.atomic import replace_file
+from progresvit.io.files import replace_file
 
 ABOUT = "run.json"
 

@@ -30,7 +30,7 @@ Source = str | os.PathLike[str]
 
 def shipped_folder() -> Path:
     """The folder of the model that ships inside the package."""
-    return Path(__file__).parent / "shipped"
+    return Path(__file__).parent.parent / "shipped"
 
 
 def find_folder(

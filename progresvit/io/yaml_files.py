@@ -11,7 +11,7 @@ import yaml
 
 def shipped_files(folder: str) -> dict[str, Path]:
     """Names of the files that ship in a folder, and where they are: inside a wheel, or at the top of a checkout."""
-    package = Path(__file__).parent
+    package = Path(__file__).parent.parent
     installed, checkout = package / folder, package.parent / folder
     return {path.stem: path for path in sorted((installed if installed.is_dir() else checkout).glob("*.yaml"))}
 

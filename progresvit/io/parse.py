@@ -1,0 +1,84 @@
+"""Values from a file, validated by pydantic: errors name the key, and for an unknown one the nearest known.
+
+JSON has no infinity, and a threshold may be infinite: it is written as the string "inf", which pydantic and ``float``
+read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """Base of everything that is parsed from a file: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: ``did you mean 'depth'?`` or ``choose one of a, b.``"""
+    names = list(known)
+    nearest = difflib.get_close_matches(str(name), names, n=2, cutoff=0.5)
+    if nearest:
+        return f"did you mean {' or '.join(map(repr, nearest))}?"
+    return f"choose one of {', '.join(names)}." if names else "none are known."
+
+
+def parse(model: type[Model], values: object, *, origin: str) -> Model:
+    """Validate ``values``; every problem is reported in one ``ValueError`` that begins with ``origin``."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(explain(problem, model) for problem in error.errors())
+        raise ValueError(f"{origin}: {problems}") from error
+
+
+def explain(problem: Mapping[str, Any], model: type[BaseModel]) -> str:
+    """One problem of a ``ValidationError``, as ``key: what is wrong``."""
+    location: Sequence[Any] = problem["loc"]
+    key = ".".join(str(part) for part in location)
+    if problem["type"] == "extra_forbidden":
+        return f"{key}: unknown key, {did_you_mean(location[-1], _known_keys(model, location[:-1]))}"
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return f"{key}: {message}" if key else message
+
+
+def dump_json(values: Any, *, indent: int | None = 2) -> str:
+    """JSON text in which an infinity is the string "inf"; NaN is refused."""
+    return json.dumps(_without_infinity(values), indent=indent, allow_nan=False)
+
+
+def _without_infinity(value: Any) -> Any:
+    if isinstance(value, float) and math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if isinstance(value, Mapping):
+        return {key: _without_infinity(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinity(part) for part in value]
+    return value
+
+
+def _known_keys(model: type[BaseModel], path: Sequence[Any]) -> list[str]:
+    """Keys of the section that ``path`` leads to; unions and containers are searched for their sections."""
+    sections: list[type[BaseModel]] = [model]
+    for part in path:
+        found: list[type[BaseModel]] = []
+        for section in sections:
+            if isinstance(part, str) and part in section.model_fields:
+                found += _sections(section.model_fields[part].annotation)
+        sections = found or sections  # an index into a list, a key of a mapping or the tag of a union
+    return sorted({name for section in sections for name in section.model_fields})
+
+
+def _sections(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for part in get_args(annotation) for section in _sections(part)]
