@@ -1,4 +1,4 @@
-"""The figures of routing: frontier, risk against coverage, reliability."""
+"""Routing figures: frontier, risk against coverage, reliability."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from progresvit.analysis.style import COLOURS, MARKERS, look, new_figure
+from progresvit.analysis.style import COLOURS, MARKERS, curve_style, new_figure
 from progresvit.compute import Convention
 from progresvit.evaluation.abstention import RiskCoverage
 from progresvit.evaluation.records import Records
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CURVE = 300
-"""Thresholds that a curve is drawn through."""
+"""Number of thresholds per curve."""
 
 
 def frontier_figure(
@@ -29,9 +29,9 @@ def frontier_figure(
     settings: Mapping[str, float | tuple[float, ...]] | None = None,
     convention: Convention = "paper",
 ) -> Figure:
-    """Accuracy against compute, a curve per model: its rounds as marks, its near-lossless point as a star.
+    """Accuracy against compute, one curve per model; rounds are open marks, the near-lossless point is a star.
 
-    ``settings`` are thresholds with names, chosen on other images; each is a filled mark.
+    ``settings`` are named thresholds calibrated on other images; each is a filled mark.
     """
     figure, axes = new_figure(
         title="Accuracy and compute", x=f"average GMACs per image ({convention} convention)", y="top-1 accuracy (%)"
@@ -41,10 +41,10 @@ def frontier_figure(
         every = every_threshold(scores)
         chosen = every[np.unique(np.linspace(0, len(every) - 1, CURVE).round().astype(int))]
         points = frontier(scores, correct, gmacs, chosen)
-        axes.plot([p.gmacs for p in points], [100 * (p.top1 or 0) for p in points], label=name, **look(number))
+        axes.plot([p.gmacs for p in points], [100 * (p.top1 or 0) for p in points], label=name, **curve_style(number))
         ends = 100 * correct.mean(axis=0)
         colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        axes.plot(gmacs, ends, marker, color=colour, markerfacecolor="white", label=f"{name}: each round alone")
+        axes.plot(gmacs, ends, marker, color=colour, markerfacecolor="white", label=f"{name}: single rounds")
         best = near_lossless(scores, correct, gmacs)
         axes.plot(best.gmacs, 100 * (best.top1 or 0), "*", color=colour, markersize=13, label=f"{name}: near-lossless")
         for place, (setting, limit) in enumerate((settings or {}).items(), start=1):
@@ -56,27 +56,29 @@ def frontier_figure(
 
 
 def risk_coverage_figure(curves: Mapping[str, RiskCoverage]) -> Figure:
-    """Risk against coverage; the area under each curve stands in the legend."""
-    figure, axes = new_figure(
-        title="Risk when unsure answers are withheld", x="coverage: images answered (%)", y="risk: answers wrong (%)"
-    )
+    """Risk against coverage; the legend gives the area under each curve."""
+    figure, axes = new_figure(title="Risk and coverage", x="coverage: answered images (%)", y="risk: wrong answers (%)")
     for number, (name, curve) in enumerate(curves.items()):
         label = f"{name} (area {100 * curve.area:.2f} %)"
-        axes.plot(100 * curve.coverage, 100 * curve.risk, label=label, **look(number))
+        axes.plot(100 * curve.coverage, 100 * curve.risk, label=label, **curve_style(number))
     axes.legend(fontsize=9)
     return figure
 
 
 def reliability_figure(found: Mapping[str, Reliability]) -> Figure:
-    """Accuracy against stated probability; on the diagonal, both agree."""
-    figure, axes = new_figure(title="Can probabilities be believed?", x="stated probability (%)", y="accuracy (%)")
-    axes.plot([0, 100], [0, 100], color="0.6", linewidth=1, label="stated = true")
+    """Accuracy against predicted probability; a calibrated model lies on the diagonal."""
+    figure, axes = new_figure(title="Reliability", x="predicted probability (%)", y="accuracy (%)")
+    axes.plot([0, 100], [0, 100], color="0.6", linewidth=1, label="calibrated")
     for number, (name, bins) in enumerate(found.items()):
         filled = bins.images > 0
         label = f"{name} (calibration error {100 * bins.error:.2f} %)"
         marker = MARKERS[number % len(MARKERS)]
         axes.plot(
-            100 * bins.probability[filled], 100 * bins.accuracy[filled], marker=marker, label=label, **look(number)
+            100 * bins.probability[filled],
+            100 * bins.accuracy[filled],
+            marker=marker,
+            label=label,
+            **curve_style(number),
         )
     axes.legend(fontsize=9)
     return figure

@@ -1,4 +1,4 @@
-"""How every figure looks: one size, one palette that colour-blind readers can tell apart, labelled axes."""
+"""Common style of all figures: size, colour-blind safe palette, labelled axes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 
 
 def new_figure(*, title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    """An empty figure with named axes. It belongs to no window and to no global state."""
+    """An empty figure with labelled axes, independent of pyplot's global state."""
     figure, (axes,) = new_panels(title=title, xs=[x], y=y)
     return figure, axes
 
 
 def new_panels(*, title: str, xs: Sequence[str], y: str, height: float = 4.2) -> tuple[Figure, list[Axes]]:
-    """Panels beside each other that share what goes up; ``xs`` are the names of what goes to the right."""
+    """Panels side by side that share the y axis; ``xs`` are their x labels."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueError("figures need one more package: pip install 'progresvit[plots]'.") from error
+        raise ValueError("figures need matplotlib: pip install 'progresvit[plots]'.") from error
     figure = Figure(figsize=(6.4, height), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, len(xs), sharey=True, squeeze=False)[0])
     if len(panels) > 1:
@@ -42,13 +42,13 @@ def new_panels(*, title: str, xs: Sequence[str], y: str, height: float = 4.2) ->
     return figure, panels
 
 
-def look(number: int) -> dict[str, Any]:
-    """Colour and line of the number-th curve; told apart in grey as well."""
+def curve_style(number: int) -> dict[str, Any]:
+    """Colour and line style of a curve; distinguishable in greyscale too."""
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)]}
 
 
 def render(figure: Figure, suffix: str, *, metadata: Mapping[str, str] | None = None) -> bytes:
-    """The content of a .png, .svg or .pdf. Of ``metadata`` a .png keeps any keys, the others those of their format."""
+    """The figure as .png, .svg or .pdf. A .png stores all ``metadata``; other formats store only the keys they know."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=suffix.removeprefix("."), dpi=160, metadata=dict(metadata) if metadata else None)
     return buffer.getvalue()

@@ -28,7 +28,7 @@ from progresvit.cli.trust import trust
 
 
 class _Group(TyperGroup):
-    """What the user can mend, a wrong value or a missing file, is one line and exit code 2 and no traceback."""
+    """Errors that a user can fix (ValueError, OSError) print one line and exit with code 2, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -38,7 +38,7 @@ class _Group(TyperGroup):
         except ModuleNotFoundError as error:
             if error.name not in ("torch", "torchvision", "timm"):
                 raise
-            typer.echo(f"error: this needs {error.name}, which is not installed: pip install {error.name}", err=True)
+            typer.echo(f"error: {error.name} is not installed; run: pip install {error.name}", err=True)
             raise typer.Exit(code=2) from error
         except (ValueError, OSError) as error:
             typer.echo(f"error: {error}", err=True)
@@ -46,7 +46,7 @@ class _Group(TyperGroup):
 
 
 app = typer.Typer(
-    help="Progressive vision transformers: look at an image in rounds, stop when sure.",
+    help="Progressive vision transformers: process an image in rounds, stop when confident.",
     cls=_Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -78,7 +78,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def main(
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Options of the whole command."""

@@ -1,4 +1,4 @@
-"""``progresvit abstention``: what withholding unsure answers and giving up hopeless images brings."""
+"""``progresvit abstention``: effect of rejecting uncertain answers and of not refining unrecoverable images."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from typing import Annotated
 
 import typer
 
-from progresvit.cli import show
+from progresvit.cli import options, output
 
 
 def abstention(
     records: Annotated[Path, typer.Argument(help="Records of the model.")],
-    threshold: Annotated[str | None, typer.Option(help=show.THRESHOLD_HELP)] = None,
-    router: Annotated[Path | None, typer.Option(help=show.ROUTER_HELP)] = None,
-    hopeless: Annotated[Path | None, typer.Option(help="A router fitted with --target hopeless.")] = None,
-    benefit: Annotated[Path | None, typer.Option(help="A router fitted with --target benefit.")] = None,
-    out: Annotated[list[Path] | None, typer.Option(help=show.OUT_HELP)] = None,
+    threshold: Annotated[str | None, typer.Option(help=options.THRESHOLD_HELP)] = None,
+    router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
+    unrecoverable: Annotated[
+        Path | None,
+        typer.Option("--unrecoverable", "--hopeless", help="Router fitted with --target unrecoverable."),
+    ] = None,
+    benefit: Annotated[Path | None, typer.Option(help="Router fitted with --target benefit.")] = None,
+    out: Annotated[list[Path] | None, typer.Option(help=options.OUT_HELP)] = None,
     compute_out: Annotated[
-        list[Path] | None, typer.Option(help="The same for the table of compute at equal accuracy: .csv, .json, .md.")
+        list[Path] | None, typer.Option(help="Output file of the equal-accuracy table; repeatable: .csv, .json, .md.")
     ] = None,
 ) -> None:
-    """Risk against coverage; with --hopeless, the GMACs saved at equal accuracy by not refining hopeless images."""
+    """Risk against coverage; with --unrecoverable, the GMACs saved at equal accuracy by not refining such images."""
     from progresvit.analysis.routing_figures import risk_coverage_figure
     from progresvit.evaluation import equal_accuracy_table, read_records, risk_coverage_curves
     from progresvit.evaluation.abstention import risk_coverage_table
@@ -30,18 +33,20 @@ def abstention(
 
     check_outputs(out or [])
     check_outputs(compute_out or [], plots=False)
-    if hopeless is None and (benefit is not None or compute_out):
-        raise ValueError("compute at equal accuracy needs --hopeless, a router fitted with --target hopeless.")
+    if unrecoverable is None and (benefit is not None or compute_out):
+        raise ValueError(
+            "compute at equal accuracy needs --unrecoverable, a router fitted with --target unrecoverable."
+        )
     table = read_records(records)
-    fitted, giving_up, mending = (
-        show.open_router(path, table.header, table.ids) for path in (router, hopeless, benefit)
+    fitted, unrecoverable_router, benefit_router = (
+        options.open_router(path, table.header, table.ids) for path in (router, unrecoverable, benefit)
     )
-    curves = risk_coverage_curves(table, show.parse_threshold(threshold, table.header, fitted), fitted)
+    curves = risk_coverage_curves(table, options.parse_threshold(threshold, table.header, fitted), fitted)
     tables = [risk_coverage_table(curves)]
-    outputs = show.make_outputs(out or [], tables[0], lambda: risk_coverage_figure(curves))
-    if giving_up is not None:
-        tables.append(equal_accuracy_table(table, rules(hopeless=giving_up, benefit=mending)))
-        outputs += show.make_outputs(compute_out or [], tables[1])
-    for one in tables:
-        show.show_table(one)
-    show.write_outputs(outputs)
+    outputs = output.make_outputs(out or [], tables[0], lambda: risk_coverage_figure(curves))
+    if unrecoverable_router is not None:
+        tables.append(equal_accuracy_table(table, rules(hopeless=unrecoverable_router, benefit=benefit_router)))
+        outputs += output.make_outputs(compute_out or [], tables[1])
+    for shown in tables:
+        output.show_table(shown)
+    output.write_outputs(outputs)

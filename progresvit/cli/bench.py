@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from progresvit.cli import show
+from progresvit.cli import options, output
 
 if TYPE_CHECKING:
     from progresvit.config import ModelConfig
@@ -41,7 +41,7 @@ def bench(
     memory: Annotated[bool, typer.Option("--memory", help=f"Also peak memory at batch {MEMORY_BATCH}.")] = False,
     seconds: Annotated[float, typer.Option(help="Timing of a row takes about so long.")] = 2.0,
     quick: Annotated[bool, typer.Option("--quick", help="No curve and no single rounds, and short timing.")] = False,
-    out: Annotated[list[Path] | None, typer.Option(help=show.OUT_HELP)] = None,
+    out: Annotated[list[Path] | None, typer.Option(help=options.OUT_HELP)] = None,
 ) -> None:
     """Images a second with images leaving early, the same round by round in eager mode, and timm's DeiT.
 
@@ -64,7 +64,7 @@ def bench(
     config = find_config(model)
     device = device or _best_device()
     on_gpu = device.startswith("cuda")
-    limits = None if thresholds is None else show.parse_numbers(thresholds, "--thresholds")
+    limits = None if thresholds is None else options.parse_numbers(thresholds, "--thresholds")
     main = Case(
         subject="engine",
         model=model,
@@ -79,9 +79,9 @@ def bench(
         seconds=min(seconds, 1.0) if quick else seconds,
     )
     wanted = Wanted(
-        batches=show.parse_integers(batches, "--batches") if batches else [],
+        batches=options.parse_integers(batches, "--batches") if batches else [],
         thresholds=limits[1:] if limits else [],
-        shares=[] if (quick and shares is None) or limits else show.parse_numbers(shares or CURVE, "--shares"),
+        shares=[] if (quick and shares is None) or limits else options.parse_numbers(shares or CURVE, "--shares"),
         rounds=not quick,
         against=against,
         latency=latency,
@@ -100,14 +100,14 @@ def bench(
     outputs = [
         one
         for path in out or []
-        for one in show.make_outputs(
+        for one in output.make_outputs(
             [path], everything if path.suffix == ".json" else table, lambda: throughput_figure(rows, title=model)
         )
     ]
-    show.show_table(table)
+    output.show_table(table)
     for line in ratio_lines(rows):
         typer.echo(line)
-    show.write_outputs(outputs)
+    output.write_outputs(outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ def _measure(groups: list[list[Case]], pictures: str | None) -> list[Row]:
 
     rows: list[Row] = []
     total = sum(map(len, groups))
-    with show.progress_bars(wanted=True) as begin:
+    with output.progress_bars(wanted=True) as begin:
         assert begin is not None
         tell = begin("measuring")
         tell(0, total)

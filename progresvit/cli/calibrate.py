@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from progresvit.cli import show
+from progresvit.cli import options
 from progresvit.compute import Convention
 
 if TYPE_CHECKING:
@@ -21,26 +21,28 @@ def calibrate(
         bool, typer.Option("--near-lossless", help="Top-1 within 0.03 points of the full path.")
     ] = False,
     budget_gmacs: Annotated[float | None, typer.Option(help="Average GMACs per image.")] = None,
-    exit_share: Annotated[float | None, typer.Option(help="Share of images that leave early, such as 0.4.")] = None,
+    exit_share: Annotated[float | None, typer.Option(help="Share of images that exit early, such as 0.4.")] = None,
     budgets: Annotated[
-        bool, typer.Option("--budgets", help="No threshold: a table to look up any budget in, MODEL/budgets.json.")
+        bool, typer.Option("--budgets", help="Write a table of thresholds for any budget, MODEL/budgets.json.")
     ] = False,
-    max_drop: Annotated[float | None, typer.Option(help="Guaranteed drop in accuracy: 0.005 for 0.5 %.")] = None,
-    confidence: Annotated[float, typer.Option(help="Of the guarantee.")] = 0.95,
+    max_drop: Annotated[
+        float | None, typer.Option(help="Certified bound on the drop in accuracy: 0.005 for 0.5 %.")
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Confidence of the certificate.")] = 0.95,
     unlabelled: Annotated[
-        bool, typer.Option("--unlabelled", help="Guarantee by disagreement of the rounds, which needs no labels.")
+        bool, typer.Option("--unlabelled", help="Certify by disagreement between rounds; needs no labels.")
     ] = False,
     max_error: Annotated[
-        float | None, typer.Option(help="Also withhold unsure answers; of those given, so few are wrong: 0.05")
+        float | None, typer.Option(help="Maximum error rate among answered images; uncertain answers are withheld.")
     ] = None,
-    router: Annotated[Path | None, typer.Option(help="A threshold for this router's probabilities.")] = None,
-    convention: Annotated[Convention, typer.Option(help="How GMACs are counted.")] = "paper",
-    seed: Annotated[int, typer.Option(help="Of the split that orders thresholds of three and more rounds.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The setting to write, such as threshold.json.")] = None,
+    router: Annotated[Path | None, typer.Option(help="Calibrate a threshold for this router's probabilities.")] = None,
+    convention: Annotated[Convention, typer.Option(help="Convention for counting GMACs.")] = "paper",
+    seed: Annotated[int, typer.Option(help="Seed of the split that orders thresholds; three or more rounds only.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Setting file to write, such as threshold.json.")] = None,
 ) -> None:
-    """Pick the threshold: --near-lossless, --budget-gmacs, --exit-share, or --max-drop with a guarantee.
+    """Choose a threshold: --near-lossless, --budget-gmacs, --exit-share, or --max-drop with a certificate.
 
-    Written to MODEL/settings/NAME.json, it comes with the model: Engine(MODEL, threshold="NAME").
+    A setting saved as MODEL/settings/NAME.json is found by name: Engine(MODEL, threshold="NAME").
     """
     wanted = {
         "--near-lossless": near_lossless,
@@ -49,22 +51,22 @@ def calibrate(
         "--max-drop": max_drop is not None,
         "--budgets": budgets,
     }
-    asked = [name for name, given in wanted.items() if given]
-    if len(asked) != 1:
-        raise ValueError(f"choose one of {', '.join(wanted)}, not {' and '.join(asked) or 'none'}.")
+    chosen = [name for name, given in wanted.items() if given]
+    if len(chosen) != 1:
+        raise ValueError(f"choose one of {', '.join(wanted)}, not {' and '.join(chosen) or 'none'}.")
     if not 0 < confidence < 1:
         raise ValueError(f"--confidence is between 0 and 1 (0.95 for 95 %), not {confidence:g}.")
     if unlabelled and max_drop is None:
-        raise ValueError("--unlabelled belongs to the guarantee; give --max-drop too.")
+        raise ValueError("--unlabelled applies to the certificate; give --max-drop too.")
     if out is not None and out.suffix != ".json":
         raise ValueError(f"{out}: a setting is a .json file.")
     from progresvit import evaluation
 
     table = evaluation.read_records(records)
     if budgets:
-        _write_budgets(table, out, alone=router is None and max_error is None and convention == "paper")
+        _write_budgets(table, out, plain=router is None and max_error is None and convention == "paper")
         return
-    fitted = show.open_router(router, table.header, table.ids)
+    fitted = options.open_router(router, table.header, table.ids)
     if budget_gmacs is not None:
         setting = evaluation.calibrate_budget(table, budget_gmacs, router=fitted, convention=convention)
     elif exit_share is not None:
@@ -88,25 +90,25 @@ def calibrate(
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     setting.save(out)
-    _tell(setting)
+    _report(setting)
     with_router = "" if router is None else f', router="{router}"'
     typer.echo(f'{out} is ready: progresvit.Engine(model, threshold="{out}"{with_router})')
 
 
-def _write_budgets(table: Records, out: Path | None, *, alone: bool) -> None:
+def _write_budgets(table: Records, out: Path | None, *, plain: bool) -> None:
     from progresvit import evaluation
 
-    if out is None or not alone:
+    if out is None or not plain:
         raise ValueError(
-            "--budgets needs --out MODEL/budgets.json, and is about entropies and the paper's GMACs alone; leave out "
-            "--router, --max-error and --convention."
+            "--budgets needs --out MODEL/budgets.json. It uses entropies and the paper's GMACs; leave out --router, "
+            "--max-error and --convention."
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     evaluation.measure_budgets(table).save(out)
-    typer.echo(f"{out} is ready: progresvit classify PICTURES --model {out.parent} --budget-gmacs G")
+    typer.echo(f"{out} is ready: progresvit classify IMAGES --model {out.parent} --budget-gmacs G")
 
 
-def _tell(setting: Setting) -> None:
+def _report(setting: Setting) -> None:
     expected = setting.expected
     accuracy = f", top-1 {expected['top1']:.3%} against {expected['full_top1']:.3%}" if "top1" in expected else ""
     typer.echo(
@@ -116,12 +118,12 @@ def _tell(setting: Setting) -> None:
     if setting.epsilon is not None and setting.delta is not None:
         what = "drop in accuracy" if setting.loss == "labelled" else "share of answers that differ from the full path's"
         typer.echo(
-            f"certified: with a probability of {1 - setting.delta:.6g} over the draw of the {setting.n} images, "
+            f"certified: with probability {1 - setting.delta:.6g} over the draw of the {setting.n} images, "
             f"the {what} is at most {setting.epsilon:.6g} ({setting.k} of them were harmed)"
         )
     if "coverage" in expected:
-        begin = "none" if setting.abstain is None else f"those of an entropy of {setting.abstain:.4g} or more"
+        limit = "none" if setting.abstain is None else f"entropy of {setting.abstain:.4g} or more"
         typer.echo(
-            f"withheld: {begin}; {expected['coverage']:.1%} of the images get an answer, "
-            f"and {expected['answered_top1']:.3%} of these answers are right"
+            f"withheld: {limit}; {expected['coverage']:.1%} of the images are answered, "
+            f"{expected['answered_top1']:.3%} of the answers are correct"
         )

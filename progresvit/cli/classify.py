@@ -1,4 +1,4 @@
-"""``progresvit classify``: pictures in, answers out."""
+"""``progresvit classify``: images in, predictions out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from progresvit.cli import show
+from progresvit.cli import options, output
 
 if TYPE_CHECKING:
     from progresvit.data.pictures import Entry
@@ -20,32 +20,33 @@ if TYPE_CHECKING:
 
 
 def classify(
-    pictures: Annotated[list[str] | None, typer.Argument(help="Pictures, folders of pictures, tars.")] = None,
-    samples: Annotated[bool, typer.Option("--samples", help="The pictures that come along.")] = False,
+    images: Annotated[list[str] | None, typer.Argument(help="Image files, folders, tars.")] = None,
+    samples: Annotated[bool, typer.Option("--samples", help="Classify the bundled sample images.")] = False,
     model: Annotated[
-        str | None, typer.Option(help="A model folder, a hub id, or an export's folder; by default the one that ships.")
+        str | None, typer.Option(help="Model folder, hub id, or export folder; the bundled model by default.")
     ] = None,
-    threshold: Annotated[str | None, typer.Option(help=show.LIMIT_HELP)] = None,
+    threshold: Annotated[str | None, typer.Option(help=options.LIMIT_HELP)] = None,
     budget_gmacs: Annotated[
-        float | None, typer.Option(help="Instead: average GMACs to spend, by the model's budgets.json.")
+        float | None,
+        typer.Option(help="Average GMACs to spend, looked up in the model's budgets.json."),
     ] = None,
-    router: Annotated[Path | None, typer.Option(help=show.ROUTER_HELP)] = None,
-    abstain: Annotated[float | None, typer.Option(help="Withhold answers of this entropy or more.")] = None,
-    top_k: Annotated[int, typer.Option(help="Name so many classes, the likeliest first.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="A parquet file for the answers; a stopped run goes on.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each picture, a line each.")] = False,
-    backend: Annotated[str | None, typer.Option(help=show.BACKEND_HELP)] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
+    abstain: Annotated[float | None, typer.Option(help="Withhold answers with at least this entropy.")] = None,
+    top_k: Annotated[int, typer.Option(help="Number of classes to report, most likely first.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Parquet file for the answers; an interrupted run resumes.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per image and line.")] = False,
+    backend: Annotated[str | None, typer.Option(help=options.BACKEND_HELP)] = None,
+    device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8.")] = "fp32",
-    batch: Annotated[int | None, typer.Option(help="Pictures at a time.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of the backend, on a CPU.")] = None,
-    workers: Annotated[int, typer.Option(help="Threads that decode pictures.")] = 2,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace answers that are there already.")] = False,
+    batch: Annotated[int | None, typer.Option(help=options.BATCH_HELP)] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the backend.")] = None,
+    workers: Annotated[int, typer.Option(help="Threads that decode images.")] = 2,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")] = False,
 ) -> None:
-    """Classify pictures, easy ones early and hard ones late. What cannot be read is told, and the exit code is 1."""
+    """Classify images; confident predictions exit early. Unreadable files are reported and skipped (exit code 1)."""
     if out is not None and (out.suffix != ".parquet" or as_json):
-        raise ValueError(f"{out}: answers are written as .parquet, and not together with --json.")
-    found, bad = _find(_given(pictures, samples))
+        raise ValueError(f"{out}: answers are written as .parquet; --out and --json exclude each other.")
+    found, bad = _find(_given(images, samples))
     engine = _make_engine(
         model, threshold, budget_gmacs=budget_gmacs, router=router, abstain=abstain, top_k=top_k,
         backend=cast("Backend | None", backend), device=device, precision=precision, batch=batch, threads=threads,
@@ -53,46 +54,48 @@ def classify(
     )  # fmt: skip
     errors = len(bad)
     if out is not None:
-        errors += _in_bulk(engine, found, out, overwrite)
+        errors += _to_file(engine, found, out, overwrite)
     else:
-        errors += _at_once(engine, found, as_json)
+        errors += _to_terminal(engine, found, as_json)
     for name, reason in bad:
-        typer.echo(f"left out: {name}: {reason}", err=True)
+        typer.echo(f"skipped: {name}: {reason}", err=True)
     if errors:
         raise typer.Exit(code=1)
 
 
-def _given(pictures: list[str] | None, samples: bool) -> list[str]:
-    if samples == bool(pictures):
-        raise ValueError("give either pictures, folders or tars, or --samples for the pictures that come along.")
-    if pictures:
-        return pictures
+def _given(images: list[str] | None, samples: bool) -> list[str]:
+    if samples == bool(images):
+        raise ValueError("give image files, folders or tars, or --samples for the bundled sample images.")
+    if images:
+        return images
     from progresvit.data.samples import samples_folder
 
     return [str(samples_folder())]
 
 
 def _find(given: list[str]) -> tuple[list[Entry], list[tuple[str, str]]]:
-    """The pictures that are meant, and what is meant by nothing."""
+    """The images that the arguments name, and the arguments that name none, each with the reason."""
     from progresvit.data.pictures import Entry, find_unlabelled
     from progresvit.engine.pictures import NO_FILE, ON_THE_WEB
 
     found: list[Entry] = []
     bad: list[tuple[str, str]] = []
-    for one in given:
-        path = Path(one).expanduser()
-        if one.startswith(("http://", "https://")):
-            bad.append((one, ON_THE_WEB))
+    for argument in given:
+        path = Path(argument).expanduser()
+        if argument.startswith(("http://", "https://")):
+            bad.append((argument, ON_THE_WEB))
         elif path.is_dir() or path.suffix == ".tar":
             try:
                 inside = find_unlabelled(path).entries
-                found += inside if len(given) == 1 else [replace(entry, name=f"{one}/{entry.name}") for entry in inside]
+                found += (
+                    inside if len(given) == 1 else [replace(entry, name=f"{argument}/{entry.name}") for entry in inside]
+                )
             except ValueError as error:
-                bad.append((one, str(error).removeprefix(f"{path} ").removesuffix(".")))
+                bad.append((argument, str(error).removeprefix(f"{path} ").removesuffix(".")))
         elif not path.exists():
-            bad.append((one, NO_FILE))
+            bad.append((argument, NO_FILE))
         else:
-            found.append(Entry(str(path), one))
+            found.append(Entry(str(path), argument))
     return found, bad
 
 
@@ -119,27 +122,28 @@ def _make_engine(
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    with show.setting_notes():
+    with output.setting_notes():
         return Engine(
-            model, show.parse_limit(threshold), budget_gmacs=budget_gmacs, router=router, abstain=abstain, top_k=top_k,
-            backend=backend, device=device, precision=precision, batch=batch, threads=threads, workers=workers,
+            model, options.parse_limit(threshold), budget_gmacs=budget_gmacs, router=router, abstain=abstain,
+            top_k=top_k, backend=backend, device=device, precision=precision, batch=batch, threads=threads,
+            workers=workers,
         )  # fmt: skip
 
 
-def _in_bulk(engine: Engine, found: list[Entry], out: Path, overwrite: bool) -> int:
+def _to_file(engine: Engine, found: list[Entry], out: Path, overwrite: bool) -> int:
     from progresvit.data.pictures import UNLABELLED, Pictures
     from progresvit.engine.bulk import classify_files
 
     pictures = Pictures((), tuple(found), (UNLABELLED,) * len(found))
-    with show.progress_bars(wanted=True) as begin:
+    with output.progress_bars(wanted=True) as begin:
         progress = begin("classifying") if begin else None
         summary = classify_files(engine, pictures, out, overwrite=overwrite, progress=progress)
-    _tell(summary, engine)
-    typer.echo(f"wrote {out}" + (f"; {summary.errors} could not be read (column error)" if summary.errors else ""))
+    _report(summary, engine)
+    typer.echo(f"wrote {out}" + (f"; {summary.errors} unreadable (see column error)" if summary.errors else ""))
     return summary.errors
 
 
-def _at_once(engine: Engine, found: list[Entry], as_json: bool) -> int:
+def _to_terminal(engine: Engine, found: list[Entry], as_json: bool) -> int:
     from progresvit.data.pictures import UNLABELLED, Pictures
     from progresvit.engine.bulk import predictions, row, summarise
     from progresvit.engine.engine import DEADLINE
@@ -150,11 +154,11 @@ def _at_once(engine: Engine, found: list[Entry], as_json: bool) -> int:
     for entry, answer in zip(found, predictions(engine, pictures, deadline=DEADLINE)):
         answers.append(answer)
         if as_json:
-            typer.echo(json.dumps(_known(row(entry.name, answer, engine)), allow_nan=False))
+            typer.echo(json.dumps(_json_row(row(entry.name, answer, engine)), allow_nan=False))
     good = [(entry, answer) for entry, answer in zip(found, answers) if answer.error is None]
     if good and not as_json:
         columns = [
-            Column("picture", "picture"),
+            Column("image", "image"),
             Column("answer", "answer"),
             Column("probability", "probability %", rough_percent),
             Column("exit_round", "round"),
@@ -162,24 +166,27 @@ def _at_once(engine: Engine, found: list[Entry], as_json: bool) -> int:
             Column("gmacs", "GMACs", decimals),
         ]
         if engine.top_k > 1:
-            columns.insert(3, Column("others", "then"))
-        rows = [{**row(entry.name, one, engine), "answer": _answer(one), "others": _others(one)} for entry, one in good]
-        show.show_table(Table(_count(len(rows)), columns, rows))
-        _tell(summarise(answers, len(engine.gmacs)), engine)
+            columns.insert(3, Column("others", "next"))
+        rows = [
+            {**row(entry.name, answer, engine), "answer": _answer(answer), "others": _others(answer)}
+            for entry, answer in good
+        ]
+        output.show_table(Table(_count(len(rows)), columns, rows))
+        _report(summarise(answers, len(engine.gmacs)), engine)
     for entry, answer in zip(found, answers):
         if answer.error is not None:
-            typer.echo(f"left out: {entry.name}: {answer.error}", err=True)
+            typer.echo(f"skipped: {entry.name}: {answer.error}", err=True)
     return len(answers) - len(good)
 
 
-def _known(row: dict[str, Any]) -> dict[str, Any]:
-    """What JSON can say: no NaN, and the likeliest classes only where several were asked for."""
+def _json_row(row: dict[str, Any]) -> dict[str, Any]:
+    """The row without NaN, which JSON cannot hold, and without an empty ``top``."""
     missing = {key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
     return {key: value for key, value in row.items() if key not in missing and (key != "top" or value)}
 
 
 def _others(prediction: Prediction) -> str:
-    return ", ".join(f"{one.label or f'class {one.index}'} {one.probability:.1%}" for one in prediction.top[1:])
+    return ", ".join(f"{c.label or f'class {c.index}'} {c.probability:.1%}" for c in prediction.top[1:])
 
 
 def _answer(prediction: Prediction) -> str:
@@ -187,23 +194,23 @@ def _answer(prediction: Prediction) -> str:
     return f"none ({name}?)" if prediction.abstained else name
 
 
-def _count(pictures: int) -> str:
-    return "1 picture" if pictures == 1 else f"{pictures} pictures"
+def _count(images: int) -> str:
+    return "1 image" if images == 1 else f"{images} images"
 
 
-def _tell(summary: Summary, engine: Engine) -> None:
-    looked_at = sum(summary.exits)
-    if not looked_at:
+def _report(summary: Summary, engine: Engine) -> None:
+    classified = sum(summary.exits)
+    if not classified:
         return
     rounds = ", ".join(f"{count} after round {s + 1}" for s, count in enumerate(summary.exits))
     saved = 1 - summary.gmacs / engine.gmacs[-1]
     typer.echo(
-        f"{_count(looked_at)}: {rounds}; {summary.gmacs:.3f} GMACs on average instead of {engine.gmacs[-1]:.3f}, "
-        f"{saved:.1%} saved" + (f"; {summary.abstained} without an answer" if summary.abstained else "")
+        f"{_count(classified)}: {rounds}; {summary.gmacs:.3f} GMACs on average instead of {engine.gmacs[-1]:.3f}, "
+        f"{saved:.1%} saved" + (f"; {summary.abstained} abstained" if summary.abstained else "")
     )
     if engine.setting is not None:
         limits = ", ".join(f"{limit:.4g}" for limit in engine.policy.thresholds)
         spent = engine.setting.expected.get("gmacs")
-        there = f", which spent {spent:.3f} GMACs on average" if spent is not None else ""
+        average = f" ({spent:.3f} GMACs on average there)" if spent is not None else ""
         rule = engine.setting.rule
-        typer.echo(f"τ = {limits}, calibrated by the rule {rule} on {engine.setting.n} pictures{there}")
+        typer.echo(f"τ = {limits}, calibrated by the rule {rule} on {engine.setting.n} images{average}")

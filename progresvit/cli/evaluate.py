@@ -7,29 +7,31 @@ from typing import Annotated
 
 import typer
 
-from progresvit.cli import show
+from progresvit.cli import options, output
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A model folder, shipped, or a hub id.")],
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)],
     data: Annotated[
-        str, typer.Option(help="A folder or tars with <split>/<class>/<picture> or <class>/<picture>; hfds/…; wds/….")
+        str, typer.Option(help="Folder or tars with <split>/<class>/<image> or <class>/<image>; hfds/NAME; wds/FOLDER.")
     ],
-    out: Annotated[Path, typer.Option(help="The records to write, such as records.parquet.")],
-    split: Annotated[str, typer.Option(help="The split; '.' for all pictures of class folders at the top.")] = "val",
-    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Any pictures in any folders.")] = False,
-    restrict_classes: Annotated[
-        bool, typer.Option("--restrict-classes", help="Predict only classes that the data has.")
+    out: Annotated[Path, typer.Option(help="Records file to write, such as records.parquet.")],
+    split: Annotated[str, typer.Option(help="Split; '.' uses all images of top-level class folders.")] = "val",
+    unlabelled: Annotated[
+        bool, typer.Option("--unlabelled", help="Images without labels, in any folder structure.")
     ] = False,
-    corruption: Annotated[str | None, typer.Option(help="Damage every picture: fog/3 is fog at severity 3.")] = None,
-    logits: Annotated[bool, typer.Option("--logits", help="Keep all logits, as temperature scaling needs.")] = False,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
-    batch: Annotated[int, typer.Option(help="Pictures at a time.")] = 128,
-    workers: Annotated[int, typer.Option(help="Processes that decode pictures; 0 for none.")] = 2,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace records that are there already.")] = False,
+    restrict_classes: Annotated[
+        bool, typer.Option("--restrict-classes", help="Predict only among the classes of the data.")
+    ] = False,
+    corruption: Annotated[str | None, typer.Option(help="Corrupt every image: fog/3 is fog at severity 3.")] = None,
+    logits: Annotated[bool, typer.Option("--logits", help="Store all logits; needed for temperature scaling.")] = False,
+    precision: Annotated[str, typer.Option(help=options.PRECISION_HELP)] = "fp32",
+    batch: Annotated[int, typer.Option(help=options.BATCH_HELP)] = 128,
+    workers: Annotated[int, typer.Option(help=options.DECODE_HELP)] = 2,
+    device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing records.")] = False,
 ) -> None:
-    """Run every round on every picture once. Under torchrun, on many GPUs. Run it again to go on after a stop."""
+    """Run every round on every image once. Uses several GPUs under torchrun. Run it again to resume."""
     from progresvit import api
     from progresvit.data.held_back import count_learned
     from progresvit.data.preprocess import Corruption
@@ -48,26 +50,26 @@ def evaluate(
     loaded, folder = api.load_with_folder(model)
     processes = start_processes(device)
     try:
-        with show.progress_bars(wanted=processes.first) as begin:
+        with output.progress_bars(wanted=processes.first) as begin:
             progress = begin("evaluating") if begin else None
             records = run(loaded, source, out, name=model, processes=processes, how=how, progress=progress)
     finally:
         end_processes()
     if not processes.first:
         return
-    show.tell_drawn(data, split, pictures=records.header.pictures, drawn_from=records.header.drawn_from)
+    output.report_drawn_split(data, split, images=records.header.pictures, drawn_from=records.header.drawn_from)
     if folder is not None and (learned := count_learned(folder, records.ids)):
-        grown = ": the set changed and was drawn anew" if split == "val" else ""
+        reason = ": the dataset changed, and with it the split" if split == "val" else ""
         typer.echo(
-            f"note: this model has learned from {learned} of these {len(records)} pictures, by their names{grown}; "
-            "train again, or measure on others.",
+            f"note: {learned} of these {len(records)} images are training images of this model, by name{reason}; "
+            "train again, or evaluate on other images.",
             err=True,
         )
     for line in records.header.unreadable:
-        typer.echo(f"left out: {line}", err=True)
+        typer.echo(f"skipped: {line}", err=True)
     if records.broken:
         typer.echo(
-            f"note: {records.broken} images have NaN or infinite logits in some round; none leaves in such a round.",
+            f"note: {records.broken} images have NaN or infinite logits in some round; they do not exit in that round.",
             err=True,
         )
     if records.labelled:

@@ -1,4 +1,4 @@
-"""``progresvit export``: a model in, one graph per round out, for onnxruntime or OpenVINO."""
+"""``progresvit export``: one graph per round for onnxruntime or OpenVINO."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from progresvit.cli import show
+from progresvit.cli import options, output
 
 if TYPE_CHECKING:
     from progresvit.config import ModelConfig
@@ -17,62 +17,64 @@ if TYPE_CHECKING:
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="A model folder, shipped, or a hub id.")],
-    out: Annotated[Path, typer.Option(help="The folder to write: a graph for each round, and export.json.")],
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)],
+    out: Annotated[Path, typer.Option(help="Folder to write: one graph per round, and export.json.")],
     format: Annotated[str, typer.Option(help="onnx or openvino.")] = "onnx",
-    threshold: Annotated[str | None, typer.Option(help=show.LIMIT_HELP)] = None,
-    temperatures: Annotated[str | None, typer.Option(help="Temperatures to keep, one for each round: 1.1,0.9")] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Quantise, and measure on --data what it costs.")] = False,
-    data: Annotated[str | None, typer.Option(help="For --int8: pictures as evaluate takes them.")] = None,
-    split: Annotated[str, typer.Option(help="Their split; '.' for all pictures of class folders at the top.")] = "val",
-    workers: Annotated[int, typer.Option(help="Processes that decode pictures; 0 for none.")] = 2,
+    threshold: Annotated[str | None, typer.Option(help=options.LIMIT_HELP)] = None,
+    temperatures: Annotated[str | None, typer.Option(help="Temperature of each round, such as 1.1,0.9.")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Quantise to int8 and measure the cost on --data.")] = False,
+    data: Annotated[str | None, typer.Option(help="Images for --int8, as for evaluate.")] = None,
+    split: Annotated[
+        str, typer.Option(help="Split of --data; '.' uses all images of top-level class folders.")
+    ] = "val",
+    workers: Annotated[int, typer.Option(help=options.DECODE_HELP)] = 2,
 ) -> None:
-    """Write a model as one graph per round with a dynamic batch. Whoever runs them needs no torch."""
+    """Export a model as one graph per round with a dynamic batch. Running the export needs no torch."""
     from progresvit.api import load_with_folder
 
     if int8 and data is None:
-        raise ValueError("int8 costs accuracy, and how much must be measured; give pictures with --data FOLDER.")
+        raise ValueError("--int8 measures its cost in accuracy; give images with --data FOLDER.")
     if data is not None and not int8:
-        raise ValueError("--data is what --int8 is measured on; give both.")
-    heat = None if temperatures is None else show.parse_numbers(temperatures, "--temperatures")
+        raise ValueError("--data is only used with --int8; give both.")
+    parsed_temperatures = None if temperatures is None else options.parse_numbers(temperatures, "--temperatures")
     loaded, folder = load_with_folder(model)
     limit = _find_threshold(threshold, folder)
-    check = None if data is None else _find_pictures(data, split, workers, loaded.config)
+    check = None if data is None else _find_images(data, split, workers, loaded.config)
 
     from progresvit.engine.export import export as run
 
-    with show.setting_notes():
+    with output.setting_notes():
         manifest = run(
             loaded,
             out,
-            format=format,  # type: ignore[arg-type]  # export says which there are
+            format=format,  # type: ignore[arg-type]  # export reports unknown formats
             threshold=limit,
-            temperatures=heat,
+            temperatures=parsed_temperatures,
             int8=check,
-            progress=lambda what: typer.echo(what, err=True),
+            progress=lambda message: typer.echo(message, err=True),
         )
     if manifest.int8 is not None:
-        show.show_table(_int8_table(manifest.int8))
+        output.show_table(_int8_table(manifest.int8))
     typer.echo(f"{out} is ready: {', '.join(name for files in manifest.files for name in files)}, export.json")
 
 
 def _find_threshold(text: str | None, folder: Path | None) -> float | tuple[float, ...] | Setting | None:
-    """What was asked for, or what the model brings along: an export is then used as the model would be."""
+    """The requested threshold, or the default setting of the model folder."""
     from progresvit.routing.named import default_setting, find_setting
 
-    limit = show.parse_limit(text)
+    limit = options.parse_limit(text)
     if limit is None:
         return default_setting(folder)
     return find_setting(limit, folder) if isinstance(limit, str) else limit
 
 
-def _find_pictures(data: str, split: str, workers: int, config: ModelConfig) -> Int8Check:
+def _find_images(data: str, split: str, workers: int, config: ModelConfig) -> Int8Check:
     from progresvit.engine.int8 import Int8Check
     from progresvit.evaluation import DataSource
     from progresvit.evaluation.classes import relabel
 
     pictures = DataSource(data=data, split=split).find()
-    show.tell_drawn(data, split, pictures=len(pictures), drawn_from=pictures.drawn_from)
+    output.report_drawn_split(data, split, images=len(pictures), drawn_from=pictures.drawn_from)
     labels = tuple(relabel(pictures, config))
     return Int8Check(pictures=pictures, labels=labels, data=f"{data} ({split})", workers=workers)
 

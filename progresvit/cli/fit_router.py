@@ -9,19 +9,20 @@ import typer
 
 
 def fit_router(
-    records: Annotated[Path, typer.Argument(help="Records of images that are not reported on later.")],
-    out: Annotated[Path, typer.Option(help="The router to write, such as MODEL/router.safetensors.")],
+    records: Annotated[Path, typer.Argument(help="Records of images that are not used for reporting.")],
+    out: Annotated[Path, typer.Option(help="Router file to write, such as MODEL/router.safetensors.")],
     target: Annotated[
-        str, typer.Option(help="benefit: the last round mends an error; error: this round errs; hopeless: all err.")
+        str,
+        typer.Option(help="benefit: the last round corrects this one; error: this one errs; unrecoverable: all err."),
     ] = "benefit",
-    epochs: Annotated[int, typer.Option(help="Passes over the records.")] = 6,
-    seed: Annotated[int, typer.Option(help="Of the start and the order.")] = 0,
+    epochs: Annotated[int, typer.Option(help="Epochs over the records.")] = 6,
+    seed: Annotated[int, typer.Option(help="Seed of initialisation and order.")] = 0,
 ) -> None:
-    """Train the small network that says, from a round's logits, whether to go on."""
+    """Fit the small network that decides from a round's logits whether to continue."""
     if out.suffix != ".safetensors":
         raise ValueError(f"{out}: a router is a .safetensors file.")
     if epochs < 1:
-        raise ValueError(f"a router needs one epoch at least, not {epochs}.")
+        raise ValueError(f"--epochs must be at least 1, not {epochs}.")
     from progresvit.evaluation import read_records
     from progresvit.routing import fit_router as fit
     from progresvit.routing import save_router
@@ -30,7 +31,7 @@ def fit_router(
     router = fit(
         table.statistics,
         table.correct,
-        target=target,  # type: ignore[arg-type]  # fit says which there are
+        target=target,  # type: ignore[arg-type]  # fit reports unknown targets
         epochs=epochs,
         seed=seed,
         model=table.header.weights,

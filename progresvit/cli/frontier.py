@@ -7,21 +7,21 @@ from typing import Annotated
 
 import typer
 
-from progresvit.cli import show
+from progresvit.cli import options, output
 
 
 def frontier(
-    records: Annotated[list[Path], typer.Argument(help="Records of one model or several.")],
-    thresholds: Annotated[str | None, typer.Option(help="Numbers with commas; by default the paper's.")] = None,
+    records: Annotated[list[Path], typer.Argument(help="Records of one or more models.")],
+    thresholds: Annotated[str | None, typer.Option(help="Comma-separated thresholds; the paper's by default.")] = None,
     per_round: Annotated[
-        list[str] | None, typer.Option(help="Instead: one for each round but the last, such as 0.2,0.4; repeat it.")
+        list[str] | None, typer.Option(help="One threshold per round except the last, such as 0.2,0.4; repeatable.")
     ] = None,
     setting: Annotated[
         list[Path] | None,
-        typer.Option(help="What calibrate wrote, measured on these records: a row and a mark; repeat it."),
+        typer.Option(help="Setting file to evaluate on these records; repeatable."),
     ] = None,
-    router: Annotated[Path | None, typer.Option(help=show.ROUTER_HELP)] = None,
-    out: Annotated[list[Path] | None, typer.Option(help=show.OUT_HELP)] = None,
+    router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
+    out: Annotated[list[Path] | None, typer.Option(help=options.OUT_HELP)] = None,
 ) -> None:
     """Top-1, top-5, average GMACs in both conventions and exit shares, and the near-lossless point."""
     from progresvit.analysis.routing_figures import frontier_figure
@@ -30,20 +30,20 @@ def frontier(
     from progresvit.routing import PAPER_THRESHOLDS, TENTHS
 
     if thresholds is not None and per_round:
-        raise ValueError("--thresholds gives one for all rounds and --per-round one for each; use one of them.")
+        raise ValueError("--thresholds and --per-round exclude each other; use one of them.")
     check_outputs(out or [])
-    models = dict(zip(show.short_names(records), map(read_records, records)))
+    models = dict(zip(options.short_names(records), map(read_records, records)))
     fitted = None
     settings: dict[str, float | tuple[float, ...]] = {}
-    for one in models.values():
-        fitted = show.open_router(router, one.header, one.ids)
-        settings = show.open_settings(setting or [], one.header, fitted)
+    for model_records in models.values():
+        fitted = options.open_router(router, model_records.header, model_records.ids)
+        settings = options.open_settings(setting or [], model_records.header, fitted)
     wanted: list[float] | list[list[float]] = list(PAPER_THRESHOLDS if router is None else TENTHS)
     if thresholds is not None:
-        wanted = show.parse_numbers(thresholds, "--thresholds")
+        wanted = options.parse_numbers(thresholds, "--thresholds")
     elif per_round:
-        wanted = [show.parse_numbers(row, "--per-round") for row in per_round]
+        wanted = [options.parse_numbers(row, "--per-round") for row in per_round]
     table = frontier_table(models, wanted, fitted, settings)
-    outputs = show.make_outputs(out or [], table, lambda: frontier_figure(models, router=fitted, settings=settings))
-    show.show_table(table)
-    show.write_outputs(outputs)
+    outputs = output.make_outputs(out or [], table, lambda: frontier_figure(models, router=fitted, settings=settings))
+    output.show_table(table)
+    output.write_outputs(outputs)

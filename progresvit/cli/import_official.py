@@ -1,4 +1,4 @@
-"""``progresvit import-official``: one of the authors' checkpoints becomes a model folder."""
+"""``progresvit import-official``: convert a checkpoint of the authors to a model folder."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import typer
 
 
 def import_official(
-    file: Annotated[Path, typer.Argument(help="A checkpoint of the authors, such as progresvit_192_240.pth.tar.")],
-    out: Annotated[Path, typer.Option("--out", help="The model folder to write.")],
+    file: Annotated[Path, typer.Argument(help="Checkpoint of the authors, such as progresvit_192_240.pth.tar.")],
+    out: Annotated[Path, typer.Option("--out", help="Model folder to write.")],
     resolutions: Annotated[
         str | None,
         typer.Option(
-            help="Resolution of each round, such as 192,240; otherwise read off the file name or the position grid."
+            help="Resolution of each round, such as 192,240; inferred from file name or position grid by default."
         ),
     ] = None,
 ) -> None:
-    """Turn one of the authors' PyTorch checkpoints into a model folder. Only weights are read, never code."""
+    """Convert a PyTorch checkpoint of the authors to a model folder. Only weights are read, never code."""
     wanted = _parse(resolutions) if resolutions is not None else None
     from progresvit import checkpoint, interop
 

@@ -1,4 +1,4 @@
-"""``progresvit info``: what a model is and what each part of it costs. Presets and folders need no torch for it."""
+"""``progresvit info``: rounds, parameters and MACs of a model. Needs no torch for presets and folders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ CONVENTIONS = get_args(compute.Convention)
 
 def info(
     model: Annotated[
-        str, typer.Argument(help="A preset, a model folder, shipped, or a hub id.", metavar="PRESET|MODEL")
+        str,
+        typer.Argument(help="Preset, model folder, 'shipped' (the bundled model), or hub id.", metavar="PRESET|MODEL"),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -35,7 +36,7 @@ def info(
 
 
 def describe(name: str, config: ModelConfig) -> dict[str, Any]:
-    """Everything that the tables show, as plain data; MACs are exact integers, GMACs are not rounded."""
+    """The content of the tables as plain data; MACs are exact integers, GMACs are not rounded."""
     return {
         "model": name,
         "parameters": compute.parameters(config),
@@ -63,7 +64,7 @@ def _compute(config: ModelConfig, convention: compute.Convention) -> dict[str, A
 
 
 def find_config(source: str) -> ModelConfig:
-    """Of a preset, a model folder or a hub id."""
+    """The config of a preset, a model folder or a hub id."""
     if source in PRESETS:
         return PRESETS[source]
     from progresvit.io.model_folder import CONFIG_FILE, SHIPPED, find_folder, read_config
@@ -74,7 +75,7 @@ def find_config(source: str) -> ModelConfig:
         if source in OFFICIAL_MODELS:
             return OFFICIAL_MODELS[source]
     if source != SHIPPED and not Path(source).exists() and Path(source).name == source:
-        return preset(source)  # an unknown name: says which presets come nearest
+        return preset(source)  # an unknown name: the error lists the nearest presets
     return read_config(find_folder(source, files=(CONFIG_FILE,)))
 
 
@@ -83,7 +84,7 @@ def _print(report: dict[str, Any]) -> None:
     from rich.markup import escape
 
     console = Console()
-    console.width = max(console.width, 24 + 10 * len(report["rounds"]))  # numbers are never cut
+    console.width = max(console.width, 24 + 10 * len(report["rounds"]))  # do not cut numbers
     console.print(f"[bold]{escape(report['model'])}[/bold]  {report['parameters']:,} parameters")
     console.print(_rounds_table(report))
     for convention in CONVENTIONS:
@@ -111,12 +112,12 @@ def _compute_table(report: dict[str, Any], convention: str) -> Table:
         table.add_row(component.replace("_", " "), *(_gmacs(macs[component]) for macs in rounds))
     table.add_section()
     table.add_row("this round", *(f"{macs['total'] / 1e9:.3f}" for macs in rounds))
-    table.add_row("so far", *(f"[bold]{gmacs:.3f}[/bold]" for gmacs in cumulative))
+    table.add_row("cumulative", *(f"[bold]{gmacs:.3f}[/bold]" for gmacs in cumulative))
     return table
 
 
 def _gmacs(macs: int) -> str:
-    """Three decimals, or as many as show the first digit of a small component."""
+    """Three decimals, or one significant digit for a small component."""
     if macs == 0:
         return "-"
     return f"{macs / 1e9:.3f}" if macs >= 5e5 else f"{macs / 1e9:.1g}"

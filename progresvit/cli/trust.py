@@ -1,4 +1,4 @@
-"""``progresvit trust``: whether the probabilities can be believed."""
+"""``progresvit trust``: calibration of the probabilities."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import Annotated
 
 import typer
 
-from progresvit.cli import show
+from progresvit.cli import options, output
 
 
 def trust(
     records: Annotated[Path, typer.Argument(help="Records of the model.")],
-    threshold: Annotated[str | None, typer.Option(help=show.THRESHOLD_HELP)] = None,
-    router: Annotated[Path | None, typer.Option(help=show.ROUTER_HELP)] = None,
+    threshold: Annotated[str | None, typer.Option(help=options.THRESHOLD_HELP)] = None,
+    router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
     temperature: Annotated[
         bool,
-        typer.Option("--temperature", help="Fit a temperature per round on half of the images, report the rest."),
+        typer.Option(
+            "--temperature", help="Fit one temperature per round on half of the images, report the other half."
+        ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the halves.")] = 0,
-    out: Annotated[list[Path] | None, typer.Option(help=show.OUT_HELP)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the split into halves.")] = 0,
+    out: Annotated[list[Path] | None, typer.Option(help=options.OUT_HELP)] = None,
 ) -> None:
     """Expected calibration error of each round and routed."""
     from progresvit.analysis.routing_figures import reliability_figure
@@ -29,12 +31,12 @@ def trust(
 
     check_outputs(out or [])
     table = read_records(records)
-    fitted = show.open_router(router, table.header, table.ids)
-    tau = show.parse_threshold(threshold, table.header, fitted)
+    fitted = options.open_router(router, table.header, table.ids)
+    tau = options.parse_threshold(threshold, table.header, fitted)
     if temperature:
         found = measure_scaled_trust(table, threshold=tau, router=fitted, seed=seed)
     else:
         found = measure_trust(table, threshold=tau, router=fitted)
-    outputs = show.make_outputs(out or [], found.table, lambda: reliability_figure(found.bins))
-    show.show_table(found.table)
-    show.write_outputs(outputs)
+    outputs = output.make_outputs(out or [], found.table, lambda: reliability_figure(found.bins))
+    output.show_table(found.table)
+    output.write_outputs(outputs)

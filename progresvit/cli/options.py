@@ -1,0 +1,124 @@
+"""Options that several commands share: help texts, parsing, and opening what they name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from progresvit.evaluation.records import Header
+    from progresvit.routing import Router
+
+MODEL_HELP = "Model folder, 'shipped' (the bundled model), or hub id."
+DEVICE_HELP = "cpu or cuda; cuda by default if available."
+PRECISION_HELP = "fp32, bf16 or fp16."
+BATCH_HELP = "Images per batch."
+DECODE_HELP = "Processes that decode images; 0 decodes in the main process."
+ROUTER_HELP = "Compare thresholds with this router's probabilities instead of entropies."
+THRESHOLD_HELP = "Threshold of the routed answers, or a setting file; near-lossless by default."
+LIMIT_HELP = (
+    "Threshold, one per round except the last (0.2,0.4), a setting file, or the name of a setting in the model folder."
+)
+BACKEND_HELP = "torch, onnxruntime or openvino."
+OUT_HELP = "Output file; repeatable. Table: .csv, .json, .md. Plot: .png, .svg, .pdf."
+TABLE_HELP = "Output file of the table; repeatable: .csv, .json, .md."
+
+
+def parse_numbers(text: str, option: str) -> list[float]:
+    """Parse comma-separated numbers."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{option} takes comma-separated numbers, such as 0,0.1,0.5, not {text!r}.") from None
+
+
+def parse_integers(text: str, option: str) -> list[int]:
+    """Parse comma-separated whole numbers."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{option} takes comma-separated whole numbers, such as 1,3,5, not {text!r}.") from None
+
+
+def parse_limit(text: str | None) -> str | float | tuple[float, ...] | None:
+    """Parse a number or comma-separated numbers; other text names a setting and is returned unchanged."""
+    if text is None:
+        return None
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        return text
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def parse_threshold(text: str | None, header: Header, router: Router | None = None) -> float | tuple[float, ...] | None:
+    """Parse a threshold (a number, comma-separated numbers, or a setting file) for the model of ``header``.
+
+    A setting for another number of rounds or another router is an error; one for other weights prints a note.
+    """
+    if text is None:
+        return None
+    rounds = len(header.config["rounds"])
+    if Path(text).suffix == ".json":
+        from progresvit.routing import load_setting
+        from progresvit.routing.router import router_hash
+
+        setting = load_setting(text)
+        setting.check_use(rounds, None if router is None else router_hash(router))
+        caveat = setting.caveat(
+            weights=header.weights, preprocessing=header.preprocessing_hash, precision=header.precision
+        )
+        if caveat:
+            typer.echo(f"note: {caveat}", err=True)
+        return setting.threshold
+    numbers = parse_numbers(text, "--threshold")
+    from progresvit.routing.frontier import as_thresholds
+
+    threshold = numbers[0] if len(numbers) == 1 else tuple(numbers)
+    as_thresholds([threshold], rounds)
+    return threshold
+
+
+def open_settings(
+    paths: Sequence[Path], header: Header, router: Router | None = None
+) -> dict[str, float | tuple[float, ...]]:
+    """Thresholds of setting files by short name, checked like :func:`parse_threshold`."""
+    found: dict[str, float | tuple[float, ...]] = {}
+    for name, path in zip(short_names(paths) if paths else [], paths):
+        if path.suffix != ".json":
+            raise ValueError(f"{path}: a setting is a .json file written by progresvit calibrate --out.")
+        threshold = parse_threshold(str(path), header, router)
+        assert threshold is not None
+        found[name] = threshold
+    return found
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest path endings that are unique."""
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.with_suffix("").parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise ValueError(f"{paths[0]} is given twice, or differs from another file only in its suffix.")
+
+
+def open_router(path: Path | None, header: Header, ids: ArrayLike | None = None) -> Router | None:
+    """Load a router; print a note if it was fitted on another model or on images in ``ids``."""
+    if path is None:
+        return None
+    from progresvit.routing import load_router
+
+    router = load_router(path)
+    if router.origin.model not in (None, header.weights):
+        typer.echo(f"note: {path} was fitted on the records of another model; expect worse results.", err=True)
+    seen = 0 if ids is None else router.count_seen(ids)
+    if seen:
+        typer.echo(
+            f"note: {path} was fitted on {seen} of these images, so its results here are too optimistic.", err=True
+        )
+    return router

@@ -1,0 +1,112 @@
+"""What commands print and write: tables, plots, progress bars, notes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from progresvit.evaluation.table import Table
+
+
+def show_table(table: Table) -> None:
+    """Print a table; the console is widened rather than cutting numbers."""
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    heads, cells = table.cells()
+    rich_table = RichTable(title=table.title, title_justify="left")
+    for number, head in enumerate(heads):
+        is_text = not cells[0][number][:1].isdigit() and cells[0][number][:1] not in "+-–"
+        rich_table.add_column(head, justify="left" if is_text else "right")
+    for row in cells:
+        rich_table.add_row(*row)
+    console = Console()
+    console.width = max(
+        console.width, 4 + sum(3 + max(len(row[n]) for row in [heads, *cells]) for n in range(len(heads)))
+    )
+    console.print(rich_table, markup=False)
+
+
+Output = tuple[Path, str | bytes]
+"""A file and its content."""
+
+
+def make_outputs(paths: Sequence[Path], table: Table, figure: Callable[[], Figure] | None = None) -> list[Output]:
+    """Render each file in the format of its suffix. Nothing is written yet, so an error leaves no files."""
+    from progresvit.evaluation.table import FORMATS
+
+    outputs: list[Output] = []
+    for path in paths:
+        if path.suffix in FORMATS:
+            outputs.append((path, FORMATS[path.suffix](table)))
+        else:
+            from progresvit.analysis.style import render
+
+            assert figure is not None
+            outputs.append((path, render(figure(), path.suffix)))
+    return outputs
+
+
+def write_outputs(outputs: Sequence[Output]) -> None:
+    """Write each file atomically."""
+    from progresvit.io.files import replace_file
+
+    for path, content in outputs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content)
+        typer.echo(f"wrote {path}")
+
+
+@contextmanager
+def progress_bars(*, wanted: bool) -> Iterator[Callable[[str], Callable[[int, int], None]] | None]:
+    """Yield a function that starts a named bar and returns its ``update(done, total)``; None if not ``wanted``."""
+    if not wanted:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, transient=True) as bars:
+
+        def begin(label: str) -> Callable[[int, int], None]:
+            for task in bars.task_ids:
+                bars.remove_task(task)
+            new = bars.add_task(label, total=None)
+            return lambda done, total: bars.update(new, completed=done, total=total)
+
+        yield begin
+
+
+@contextmanager
+def setting_notes() -> Iterator[None]:
+    """Print warnings about a setting as notes on stderr."""
+    from progresvit.routing import SettingWarning
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SettingWarning)
+        yield
+    for warning in caught:
+        if issubclass(warning.category, SettingWarning):
+            typer.echo(f"note: {warning.message}", err=True)
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+def report_drawn_split(data: str, split: str, *, images: int, drawn_from: int | None) -> None:
+    """Print a note if the split was drawn from a dataset without split folders."""
+    if drawn_from is None:
+        return
+    share = "the training share" if split == "train" else "a fifth of each class, selected by file name"
+    typer.echo(
+        f"note: {data} has neither train/ nor val/; using {images} of its {drawn_from} images, {share}, the same "
+        "split as in training (--split . uses all images)",
+        err=True,
+    )
