@@ -1,4 +1,4 @@
-"""The card of the model that ships, rendered from its figures: no number on it is typed by hand."""
+"""The card of the bundled model, rendered from its figures; no number on it is typed by hand."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 Figures = Mapping[str, Any]
 
 WHAT = {
-    "near-lossless": "the default: top-1 within 0.03 points of all rounds, on these pictures",
+    "near-lossless": "the default: top-1 within 0.03 points of all rounds, on these images",
     "drop-0.5": "certified: at most 0.5 % of answers lost, at 95 % confidence",
     "drop-1": "certified: at most 1 % of answers lost, at 95 % confidence",
-    "careful": "as near-lossless, and unsure answers are withheld",
+    "careful": "as near-lossless, and uncertain answers are withheld",
 }
 
 
@@ -35,42 +35,42 @@ def render(figures: Figures) -> str:
 
 def _head(figures: Figures) -> str:
     sides = ", then ".join(f"{one['resolution']} px, {one['channels']} channels" for one in figures["rounds"])
-    return f"""# The model that ships
+    return f"""# The bundled model
 
-A progressive vision transformer that looks at a picture in {len(figures["rounds"])} rounds and stops when it is sure:
-{sides}. {figures["parameters"]:,} parameters, stored in float16 and run in float32.
+A progressive vision transformer with {len(figures["rounds"])} rounds ({sides}).
+{figures["parameters"]:,} parameters, stored in float16 and run in float32.
 
 ```
 progresvit classify photo.jpg                        # this model, with the setting near-lossless
-progresvit classify photo.jpg --threshold careful    # the same, and unsure answers are withheld
+progresvit classify photo.jpg --threshold careful    # the same, and uncertain answers are withheld
 ```
 
 {fill(_known(figures), 120)}
 
-Figures below are from `figures.json` beside this card, which `scripts/ship_model.py` measured and rendered; hash of the
-weights `{figures["weights"][:16]}`."""
+`scripts/ship_model.py` measured the figures below (`figures.json`) and rendered this card. SHA-256 of the weights:
+`{figures["weights"][:16]}…`."""
 
 
 def _known(figures: Figures) -> str:
     names = ", ".join(f"{label} ({class_id})" for label, class_id in zip(figures["classes"], figures["class_ids"]))
     return (
-        f"It knows {len(figures['classes'])} things and nothing else: {names}. "
-        "To measure it on pictures of your own, name the folder of each class as in brackets."
+        f"It knows {len(figures['classes'])} classes: {names}. "
+        "To evaluate it on your own images, name the class folders as in brackets."
     )
 
 
 def _data(figures: Figures) -> str:
     first = figures["training"][0] if figures["training"] else {"pictures": 0}
     picked = (
-        " Of the training's checkpoints the best one on them was taken, which flatters."
+        " The checkpoint was selected by its accuracy on these images, so the figures are too optimistic."
         if figures["picked_on_them"]
-        else " None of them was used to choose among checkpoints."
+        else " They were not used to select the checkpoint."
     )
     return f"""## Data
 
-{first["pictures"]:,} training photographs of 20 ImageNet classes, squashed to 224×224 pixels: those of Imagenette, ten
-different things ("easy ten"), and of Imagewoof ("ten dogs"). Measured on {figures["pictures"]["all"]:,} validation
-photographs{_counts(figures)}, which were not trained on.{picked}"""
+{first["pictures"]:,} training images of 20 ImageNet classes, squashed to 224×224 pixels: Imagenette, ten different objects
+("easy ten"), and Imagewoof ("ten dogs"). Evaluated on {figures["pictures"]["all"]:,} validation
+images{_counts(figures)} that were not used for training.{picked}"""
 
 
 def _counts(figures: Figures) -> str:
@@ -83,7 +83,7 @@ def _accuracy(figures: Figures, groups: list[str]) -> str:
         [f"round {number}", f"{one['gmacs']:.3f}", *(_percent(one["top1"][name]) for name in groups)]
         for number, one in enumerate(figures["rounds"], start=1)
     ]
-    return "## Accuracy of each round\n\nTop-1 in percent, and GMACs spent up to there.\n\n" + _table(
+    return "## Accuracy of each round\n\nTop-1 in percent, and cumulative GMACs.\n\n" + _table(
         ["", "GMACs", *groups], rows
     )
 
@@ -97,27 +97,27 @@ def _routed(figures: Figures, groups: list[str]) -> str:
         rows[-1] += [f"{one['gmacs']['all']:.3f}"]
         rows[-1] += [f"{_percent(one['saving'][group])} / {_percent(one['exit_shares'][group][0])}" for group in groups]
     heads = ["setting", "τ", *(f"top-1, {name}" for name in groups), "GMACs"]
-    heads += [f"saved / leave after round 1, {name}" for name in groups]
+    heads += [f"saved / exit after round 1, {name}" for name in groups]
     words = "\n".join(f"- `{name}`: {WHAT[name]}." for name in figures["settings"])
     return (
-        "## Stopping early\n\nA picture leaves after the first round whose top-10 entropy is below τ. In percent, but "
-        "for τ and the average GMACs;\nmeasured on the pictures that τ was calibrated on.\n\n"
-        f"{_table(heads, rows)}\n\n{words}\n\n`--budget-gmacs G` spends G on average, by `budgets.json`."
+        "## Early exit\n\nAn image exits after the first round whose top-10 entropy is below τ. Figures are in percent, "
+        "except τ and the average\nGMACs. They are measured on the calibration images.\n\n"
+        f"{_table(heads, rows)}\n\n{words}\n\n`--budget-gmacs G` selects a threshold that spends G on average, from `budgets.json`."
     )
 
 
 def _careful(figures: Figures, groups: list[str]) -> str:
     one = figures["settings"].get("careful", {})
     if "abstain" not in one:
-        return "## Withholding answers\n\nThe setting `careful` withholds nothing: all answers are sure enough."
+        return "## Abstention\n\nThe setting `careful` withholds no answer."
     rows = [
-        ["pictures with an answer", *(_percent(one["answered"][group]) for group in groups)],
-        ["right, of these", *(_percent(one["top1_of_answered"][group]) for group in groups)],
+        ["answered images", *(_percent(one["answered"][group]) for group in groups)],
+        ["top-1 among answered images", *(_percent(one["top1_of_answered"][group]) for group in groups)],
     ]
     return (
-        f"## Withholding answers\n\n`careful` withholds answers of an entropy of {one['abstain']:.4f} or more. In "
-        f"percent:\n\n{_table(['', *groups], rows)}\n\nThat was picked on pictures of the 20 things. Nothing is "
-        "promised for others: a model that never saw a cat can be sure of\na dog."
+        f"## Abstention\n\n`careful` withholds answers with an entropy of {one['abstain']:.4f} or more. In "
+        f"percent:\n\n{_table(['', *groups], rows)}\n\nThe limit was calibrated on images of the 20 classes. It does not "
+        "hold for out-of-distribution images."
     )
 
 
@@ -127,12 +127,12 @@ def _halves(figures: Figures) -> str:
     for name, one in told["settings"].items():
         broken = "–" if "broken" not in one else f"{one['broken']} of {told['number']}"
         rows.append([name, _range(one["drop"], 2), _range(one["saving"], 1), broken])
-    heads = ["setting", "top-1 lost, points", "GMACs saved, %", "more right answers lost than promised"]
+    heads = ["setting", "top-1 lost, points", "GMACs saved, %", "splits in which the bound was exceeded"]
     return (
-        f"## On pictures that were not calibrated on\n\nCalibrated on a random half, measured on the other, "
-        f"{told['number']} times: mean, and from lowest to highest.\n\n{_table(heads, rows)}\n\n"
-        "The promise counts right answers that are lost and not wrong ones that are put right, so it can break "
-        "while top-1 falls\nby less."
+        f"## On other images than the calibration images\n\nCalibrated on a random half, measured on the other half, "
+        f"{told['number']} times: mean (lowest to highest).\n\n{_table(heads, rows)}\n\n"
+        "The bound counts correct answers that are lost and ignores errors that are corrected, so it can be exceeded "
+        "while top-1\ndrops by less."
     )
 
 
@@ -144,8 +144,8 @@ def _training(figures: Figures) -> str:
         machines = f"{run['processes']} × {run['device']}" if run["processes"] > 1 else f"one {run['device']}"
         stopped = run.get("stopped_at")
         short = (
-            f" The weights are those after step {stopped:,} of {run['steps']:,}, the last that were kept; "
-            "they were not chosen by their score."
+            f" The weights are those after step {stopped:,} of {run['steps']:,}, the last checkpoint; "
+            "they were not selected by their score."
             if stopped
             else ""
         )
@@ -159,32 +159,33 @@ def _training(figures: Figures) -> str:
 
 
 def _distilled(wanted: Mapping[str, Any]) -> str:
-    """How a run was distilled; runs from before there was a choice were hard."""
+    """The kind of distillation; old runs without the key are hard."""
     if wanted.get("kind", "hard") == "hard":
         return f"hard distillation from {wanted['teacher']}"
-    among = "all classes that it knows" if wanted["classes"] == "teacher" else "the classes of the data"
-    places = ", for the image and for each place in it" if wanted["map_weight"] else ""
+    among = "all its classes" if wanted["classes"] == "teacher" else "the classes of the data"
+    places = ", for the image and for each position" if wanted["map_weight"] else ""
     return f"soft distillation from {wanted['teacher']} over {among}{places}"
 
 
 def _limits() -> str:
-    return """## What it is not good for
+    return """## Limits
 
-- Anything but its 20 classes: every picture gets one of them, also a cat, a cup or a person; no answer says "none".
-- Decisions about people, medicine, safety or law. It is small, made to try the library with.
-- Photographs unlike ImageNet's: drawings, night, small things far away. It was trained on squashed squares, and your
-  pictures are cropped instead.
-- Comparison with models of 1,000 classes: 20 are easier.
-- The figures flatter it. The teacher, EfficientNet-Lite2, learned from ImageNet, where Imagenette and Imagewoof take
-  their validation photographs from: most of those that measure this model have been seen by its teacher."""
+- It knows only its 20 classes and assigns one of them to every image. It is confidently wrong on some
+  out-of-distribution images: of the sample images it calls the rocket and the temple a church and the flower a golf ball.
+- It is a small model for trying the library. Do not use it for decisions about people, medicine, safety or law.
+- Expect lower accuracy on images unlike ImageNet's: drawings, night scenes, small distant objects. It was trained on
+  squashed squares, while your images are cropped.
+- Its accuracy is not comparable with models of 1,000 classes: 20 are easier.
+- The figures are optimistic. The teacher, EfficientNet-Lite2, was trained on ImageNet, the source of the validation
+  images of Imagenette and Imagewoof, so it has seen most of them."""
 
 
 def _terms() -> str:
     return """## Terms
 
-The photographs are ImageNet's, whose terms allow non-commercial research and education; none is part of this package.
-The weights come under the licence of this project (Apache 2.0), as far as that is ours to give: whether the terms of
-pictures bind what was learned from them is unsettled, so take them as made for research."""
+The images are ImageNet's, whose terms allow non-commercial research and education; none is part of this package. The
+weights are under the licence of this project (Apache 2.0), as far as it is ours to give. Whether the terms of images
+extend to models trained on them is unsettled, so treat the weights as made for research."""
 
 
 def _percent(share: float | None) -> str:
