@@ -66,11 +66,12 @@ def _data(figures: Figures) -> str:
         if figures["picked_on_them"]
         else " They were not used to select the checkpoint."
     )
-    return f"""## Data
-
-{first["pictures"]:,} training images of 20 ImageNet classes, squashed to 224×224 pixels: Imagenette, ten different objects
-("easy ten"), and Imagewoof ("ten dogs"). Evaluated on {figures["pictures"]["all"]:,} validation
-images{_counts(figures)} that were not used for training.{picked}"""
+    text = (
+        f"{first['pictures']:,} training images of 20 ImageNet classes, squashed to 224×224 pixels: Imagenette, ten "
+        f'different objects ("easy ten"), and Imagewoof ("ten dogs"). Evaluated on {figures["pictures"]["all"]:,} '
+        f"validation images{_counts(figures)} that were not used for training.{picked}"
+    )
+    return f"## Data\n\n{fill(text, 120)}"
 
 
 def _counts(figures: Figures) -> str:
@@ -100,9 +101,10 @@ def _routed(figures: Figures, groups: list[str]) -> str:
     heads += [f"saved / exit after round 1, {name}" for name in groups]
     words = "\n".join(f"- `{name}`: {WHAT[name]}." for name in figures["settings"])
     return (
-        "## Early exit\n\nAn image exits after the first round whose top-10 entropy is below τ. Figures are in percent, "
-        "except τ and the average\nGMACs. They are measured on the calibration images.\n\n"
-        f"{_table(heads, rows)}\n\n{words}\n\n`--budget-gmacs G` selects a threshold that spends G on average, from `budgets.json`."
+        "## Early exit\n\nAn image exits after the first round whose top-10 entropy is below τ. "
+        "Figures are in percent, except τ and the average\nGMACs. They are measured on the calibration images.\n\n"
+        f"{_table(heads, rows)}\n\n{words}\n\n`--budget-gmacs G` selects a threshold from "
+        "`budgets.json` that spends G on average."
     )
 
 
@@ -116,8 +118,8 @@ def _careful(figures: Figures, groups: list[str]) -> str:
     ]
     return (
         f"## Abstention\n\n`careful` withholds answers with an entropy of {one['abstain']:.4f} or more. In "
-        f"percent:\n\n{_table(['', *groups], rows)}\n\nThe limit was calibrated on images of the 20 classes. It does not "
-        "hold for out-of-distribution images."
+        f"percent:\n\n{_table(['', *groups], rows)}\n\nThe limit was calibrated on images of the 20 classes. It "
+        "does not hold for out-of-distribution images."
     )
 
 
@@ -171,7 +173,8 @@ def _limits() -> str:
     return """## Limits
 
 - It knows only its 20 classes and assigns one of them to every image. It is confidently wrong on some
-  out-of-distribution images: of the sample images it calls the rocket and the temple a church and the flower a golf ball.
+  out-of-distribution images: of the sample images, it calls the rocket and the temple a church, and the flower a golf
+  ball.
 - It is a small model for trying the library. Do not use it for decisions about people, medicine, safety or law.
 - Expect lower accuracy on images unlike ImageNet's: drawings, night scenes, small distant objects. It was trained on
   squashed squares, while your images are cropped.
