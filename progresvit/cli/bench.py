@@ -1,201 +1,152 @@
-"""``progresvit bench``: how fast a model answers, beside what it is to be compared with."""
+"""``progresvit bench``: speed and memory of a model in the engine, beside the model run round by round."""
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+import os
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
 from progresvit.cli import options, output
 
-if TYPE_CHECKING:
-    from progresvit.config import ModelConfig
-    from progresvit.engine.bench_case import Case, Row
-
-CURVE = "0,0.25,0.5,0.75,1"
-MEMORY_BATCH = 128
-"""The paper's."""
+CONTINUING = 0.664
+"""The paper's operating point."""
 
 
 def bench(
     model: Annotated[
-        str, typer.Argument(help="A preset, a model folder, shipped, or a hub id.", metavar="PRESET|MODEL")
+        str, typer.Argument(help="Preset, model folder, 'shipped' (bundled model), or hub id.", metavar="PRESET|MODEL")
     ],
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16 (on a GPU by default), fp32, fp16 or fp8.")] = None,
-    backend: Annotated[str | None, typer.Option(help="The engine's: torch, onnxruntime or openvino.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads on a CPU.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Images at a time; 512 on a GPU, else 8.")] = None,
-    batches: Annotated[str | None, typer.Option(help="Other batch sizes as well: 1,8,64,512")] = None,
-    continuing: Annotated[float | None, typer.Option(help="Share of images going on; by default 0.664.")] = None,
-    thresholds: Annotated[str | None, typer.Option(help="Instead: τ with commas, the first for all rows.")] = None,
-    shares: Annotated[str | None, typer.Option(help=f"Shares for the curve; by default {CURVE}.")] = None,
-    data: Annotated[str | None, typer.Option(help="Pictures as evaluate takes them; else random ones.")] = None,
-    split: Annotated[str, typer.Option(help="Their split; '.' if the class folders lie at the top.")] = "val",
-    images: Annotated[int | None, typer.Option(help="How many pictures are used.")] = None,
-    against: Annotated[bool, typer.Option("--against", help="Beside timm's DeiT as well.")] = False,
-    latency: Annotated[bool, typer.Option("--latency", help="Also p50, p95, p99 of single images.")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help=f"Also peak memory at batch {MEMORY_BATCH}.")] = False,
-    seconds: Annotated[float, typer.Option(help="Timing of a row takes about so long.")] = 2.0,
-    quick: Annotated[bool, typer.Option("--quick", help="No curve and no single rounds, and short timing.")] = False,
-    out: Annotated[list[Path] | None, typer.Option(help=options.OUT_HELP)] = None,
+    device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
+    batch: Annotated[int | None, typer.Option(help="Images per batch; 512 on a GPU, else 8.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16 (default on a GPU), fp32, fp16 or fp8.")] = None,
+    backend: Annotated[str | None, typer.Option(help=f"Backend of the engine: {options.BACKEND_HELP}")] = None,
+    threshold: Annotated[str | None, typer.Option(help=options.LIMIT_HELP)] = None,
+    continuing: Annotated[
+        float | None,
+        typer.Option(
+            help=f"Share of images that continue, instead of a threshold; {CONTINUING} by default.", min=0, max=1
+        ),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Folder or tar of images; random images by default.")] = None,
+    seconds: Annotated[float, typer.Option(help="Approximate duration of each timing.", min=0)] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Images a second with images leaving early, the same round by round in eager mode, and timm's DeiT.
+    """Measure throughput, latency and peak memory of the engine, and of the same model run round by round.
 
-    Pictures are on the device already; every row is the median after a warm-up, yardsticks in processes of their own.
+    The images are on the device already. Each row is measured in its own process, after a warm-up.
     """
-    from progresvit.analysis.bench_figures import throughput_figure
-    from progresvit.analysis.bench_report import bench_table, bench_title, full_table, ratio_lines
     from progresvit.cli.info import find_config
-    from progresvit.config import PRESETS
-    from progresvit.engine.bench_case import Case
-    from progresvit.evaluation.table import PLOTS, check_outputs
+    from progresvit.io.parse import dump_json
 
-    check_outputs(out or [])
-    if any(path.suffix in PLOTS for path in out or []):
-        from progresvit.analysis.style import new_figure
-
-        new_figure(title="", x="", y="")  # says what is missing before anything is measured
-    if thresholds is not None and (continuing is not None or shares is not None):
-        raise ValueError("--thresholds says who goes on, and so do --continuing and --shares; use one of them.")
-    config = find_config(model)
-    device = device or _best_device()
+    find_config(model)  # an unknown model is an error before a process starts
+    if threshold is not None and continuing is not None:
+        raise ValueError("--threshold decides which images continue, and so does --continuing; use one of them.")
+    device = device or ("cpu" if backend in ("onnxruntime", "openvino") else _best_device())
+    if not device.startswith(("cpu", "cuda")):
+        raise ValueError(f"unknown device {device!r}; choose cpu or cuda.")
     on_gpu = device.startswith("cuda")
-    limits = None if thresholds is None else options.parse_numbers(thresholds, "--thresholds")
-    main = Case(
-        subject="engine",
-        model=model,
-        device=device,
-        precision=precision or ("bf16" if on_gpu else "fp32"),
-        backend=backend,
-        threads=threads,
-        batch=batch if batch is not None else (512 if on_gpu else 8),
-        continuing=None if limits else (0.664 if continuing is None else continuing),
-        threshold=(limits[0],) if limits else None,
-        images=images,
-        seconds=min(seconds, 1.0) if quick else seconds,
-    )
-    wanted = Wanted(
-        batches=options.parse_integers(batches, "--batches") if batches else [],
-        thresholds=limits[1:] if limits else [],
-        shares=[] if (quick and shares is None) or limits else options.parse_numbers(shares or CURVE, "--shares"),
-        rounds=not quick,
-        against=against,
-        latency=latency,
-        memory=memory,
-    )
-    groups = plan(main, config, wanted)  # refuses what cannot be before anything is decoded or measured
-    with tempfile.TemporaryDirectory() as folder:
-        if data is not None:
-            held = _hold_pictures(data, split, images, config, Path(folder) / "pictures.npz")
-            groups = [[_on(case, held) for case in group] for group in groups]
-        rows = _measure(groups, None if data is None else f"{data} ({split})")
-    if all(row["error"] is not None for row in rows):
-        raise ValueError(f"nothing could be measured: {str(rows[0]['error']).rstrip('.')}.")
-    title = bench_title(model, rows, random=model in PRESETS)
-    table, everything = bench_table(title, rows), full_table(title, rows)
-    outputs = [
-        one
-        for path in out or []
-        for one in output.make_outputs(
-            [path], everything if path.suffix == ".json" else table, lambda: throughput_figure(rows, title=model)
-        )
-    ]
-    output.show_table(table)
-    for line in ratio_lines(rows):
-        typer.echo(line)
-    output.write_outputs(outputs)
+    precision = precision or ("bf16" if on_gpu else "fp32")
+    shared = {
+        "model": model,
+        "device": device,
+        "batch": batch or (512 if on_gpu else 8),
+        "thresholds": _thresholds(threshold, model),
+        "continuing": CONTINUING if continuing is None else continuing,
+        "data": data,
+    }
+    timing = {"device": device, "threads": threads, "seconds": seconds}
+    of_engine = {"eager": False, "precision": precision, "backend": backend, "threads": threads}
+    of_model = {"eager": True, "precision": "bf16" if precision == "fp8" else precision}
+    rows = [_in_fresh_process({**shared, **own}, timing) for own in (of_engine, of_model)]
+    if as_json:
+        typer.echo(dump_json({"model": model, "rows": rows}))
+    else:
+        _show(model, rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What is measured besides the engine itself and the model in eager mode."""
-
-    batches: list[int]
-    thresholds: list[float]
-    shares: list[float]
-    rounds: bool
-    against: bool
-    latency: bool
-    memory: bool
-
-
-def plan(main: Case, config: ModelConfig, wanted: Wanted) -> list[list[Case]]:
-    """The cases, in groups that may share a process."""
-    gpu = main.on_gpu
-    plain: dict[str, Any] = {"backend": None, "precision": "bf16" if main.precision == "fp8" else main.precision}
-    eager = replace(main, subject="eager", **plain)
-    yardsticks = [eager]
-    if wanted.against:
-        yardsticks += [_deit(eager, config, side) for side in sorted({224, 240, 384, config.resolution})]
-    ours = [main]
-    if wanted.rounds:
-        alone: dict[str, Any] = {"subject": "round", "continuing": None, "threshold": None}
-        ours += [replace(main, round=s + 1, **alone) for s in range(len(config.rounds))]
-    ours += [replace(main, threshold=None, continuing=share) for share in wanted.shares]
-    ours += [replace(main, threshold=(limit,), continuing=None) for limit in wanted.thresholds]
-    ours += [replace(main, batch=size) for size in wanted.batches if size != main.batch]
-    found = [list(dict.fromkeys(ours)), *([one] for one in yardsticks)]
-    if wanted.latency:
-        for group, first in zip(found, [main, *yardsticks]):
-            group.append(replace(first, measure="latency", batch=1))
-    if wanted.memory:
-        for group, first in zip(list(found), [main, *yardsticks]):
-            case = replace(first, batch=MEMORY_BATCH, images=4 * MEMORY_BATCH, memory=True, seconds=0.1)
-            group.append(case) if gpu else found.append([case])
-    return found
-
-
-def _deit(eager: Case, config: ModelConfig, side: int) -> Case:
-    from progresvit.engine.bench_case import deit_name
-
-    unrouted: dict[str, Any] = {"continuing": None, "threshold": None}
-    return replace(eager, subject="deit", model=deit_name(config.heads), resolution=side, **unrouted)
-
-
-def _measure(groups: list[list[Case]], pictures: str | None) -> list[Row]:
-    """Every row, with a bar; what failed is told at once."""
-    from progresvit.engine.bench import run_cases
-
-    rows: list[Row] = []
-    total = sum(map(len, groups))
-    with output.progress_bars(wanted=True) as begin:
-        assert begin is not None
-        tell = begin("measuring")
-        tell(0, total)
-        for group in groups:
-            for row in run_cases(group):
-                rows.append(row)
-                tell(len(rows), total)
-                if row["case"]["pictures"] is not None:
-                    row["case"]["pictures"] = pictures  # the file is ours and goes away
-                if row["error"] is not None:
-                    typer.echo(f"failed: {row['name']}, batch {row['batch']}: {row['error']}", err=True)
-    return rows
-
-
-def _on(case: Case, pictures: Path) -> Case:
-    return case if case.subject == "deit" else replace(case, pictures=str(pictures), images=None)
-
-
-def _hold_pictures(data: str, split: str, images: int | None, config: ModelConfig, path: Path) -> Path:
-    """Decode and crop once, for all processes: some of the pictures, the same each time, with the model's classes."""
-    import numpy as np
+def measure(subject: dict[str, Any], timing: dict[str, Any]) -> dict[str, Any]:
+    """One row, measured in this process: options of ``Routed`` and of ``Measurement``."""
     import torch
 
-    from progresvit.data.resident import resident_for_evaluation
-    from progresvit.evaluation import DataSource
-    from progresvit.evaluation.classes import class_numbers
+    from progresvit import compute
+    from progresvit.engine.speed import Measurement, Routed, hardware
 
-    found = DataSource(data=data, split=split).find()
-    numbers = np.array(class_numbers(found.class_ids, config))
-    chosen = np.random.default_rng(0).permutation(len(found))[: images or 1024]
-    held = resident_for_evaluation(found.subset(chosen.tolist()), config=config, device=torch.device("cpu"))
-    np.savez(path, pixels=held.images.numpy(), labels=numbers[held.targets.numpy()])
-    return path
+    measurement = Measurement(lambda: Routed(**subject), **timing)
+    routed = measurement.subject
+    throughput, shares, peak = measurement.throughput(), routed.exit_shares(), measurement.peak_gib()
+    eager = subject["eager"]
+    return {
+        "name": "model, round by round" if eager else f"engine, {routed.runner.backend}",
+        "hardware": hardware(subject["device"]),
+        "torch": torch.__version__,
+        "precision": subject["precision"],
+        "batch": subject["batch"] if eager else routed.runner.batch,  # less if memory ran out
+        **throughput,
+        **{key: value for key, value in measurement.latency().items() if key.endswith("_ms")},
+        "peak_gib": peak,
+        "thresholds": routed.thresholds,
+        "exit_shares": shares,
+        "gmacs": compute.average_gmacs(routed.config, shares),
+    }
+
+
+def _in_fresh_process(subject: dict[str, Any], timing: dict[str, Any]) -> dict[str, Any]:
+    """Memory on a CPU is that of a process, and neither row uses kernels or memory of the other."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.dup2, (2, 1)) as pool:  # libraries may print
+        try:
+            return pool.submit(measure, subject, timing).result()
+        except (BrokenProcessPool, MemoryError) as error:
+            raise ValueError("the process ended, probably out of memory; use a smaller --batch.") from error
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":
+                raise
+            raise ValueError("the GPU ran out of memory; use a smaller --batch.") from error
+
+
+def _thresholds(text: str | None, model: str) -> float | Sequence[float] | None:
+    limit = options.parse_limit(text)
+    if not isinstance(limit, str):
+        return limit
+    from progresvit.config import PRESETS
+    from progresvit.io.model_folder import find_folder
+    from progresvit.routing.named import find_setting
+
+    return find_setting(limit, None if model in PRESETS else find_folder(model)).threshold
+
+
+def _show(model: str, rows: Sequence[dict[str, Any]]) -> None:
+    from progresvit.evaluation.table import Column, Table, decimals, rough_percent, threshold
+
+    def count(value: float) -> str:
+        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+    columns = [
+        Column("name", "what"),
+        Column("precision", "precision"),
+        Column("batch", "batch"),
+        Column("images_per_s", "images/s", count),
+        Column("spread", "spread, %", rough_percent),
+        Column("p50_ms", "p50, ms", count),
+        Column("p95_ms", "p95, ms", count),
+        Column("peak_gib", "peak GiB", decimals),
+        Column("thresholds", "τ", threshold),
+        Column("continuing", "continuing, %", rough_percent),
+        Column("gmacs", "GMACs", decimals),
+    ]
+    engine, eager = rows
+    title = f"{model} on {engine['hardware']}, torch {engine['torch']}; latency at batch 1"
+    output.show_table(Table(title, columns, [{**row, "continuing": 1 - row["exit_shares"][0]} for row in rows]))
+    typer.echo(
+        f"The engine is {engine['images_per_s'] / eager['images_per_s']:.2f} times as fast as the model run round by "
+        f"round at batch {engine['batch']}, and {eager['p50_ms'] / engine['p50_ms']:.2f} times at batch 1 (p50)."
+    )
 
 
 def _best_device() -> str:

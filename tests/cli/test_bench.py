@@ -1,119 +1,71 @@
-"""``progresvit bench`` as a user types it. But for one test, cases are measured here and not in fresh processes."""
+"""``progresvit bench`` as a user types it. Except in the first test, rows are measured in this process."""
 
-import csv
+import importlib
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from progresvit.cli import app
-from progresvit.cli.bench import MEMORY_BATCH, Wanted, plan
-from progresvit.config import preset
-from progresvit.engine import bench
-from progresvit.engine.bench_case import Case, make_row
-from progresvit.engine.bench_measure import measure
+from tests.commands import refused, run, works
+
+bench = importlib.import_module("progresvit.cli.bench")  # the package has a function of this name
+QUICK = ("--seconds", 0, "--batch", 4)
 
 
 @pytest.fixture
 def here(monkeypatch):
-    """Measure in this process."""
-    monkeypatch.setattr(bench, "run_cases", lambda cases: map(measure, cases))
+    monkeypatch.setattr(bench, "_in_fresh_process", bench.measure)
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
+def rows_of(output):
+    report = json.loads(output)
+    return {row["name"]: row for row in report["rows"]}
 
 
-def works(*arguments):
-    result = run(*arguments, "--seconds", 0.01, "--batch", 4)
-    assert result.exit_code == 0, result.output
-    return result.output
+def test_memory_is_measured_in_a_fresh_process(model):
+    subject = {"model": str(model), "eager": True, "device": "cpu", "precision": "fp32", "batch": 4, "continuing": 1}
+    timing = {"device": "cpu", "threads": 1, "seconds": 0}
+    row = bench._in_fresh_process(subject, timing)
+    assert row["exit_shares"] == [0, 1]
+    assert 0 < row["peak_gib"] < 1
 
 
-def refused(match, *arguments):
-    result = run(*arguments)
-    assert result.exit_code == 2, result.output
-    last = result.output.strip().splitlines()[-1]
-    assert last.startswith("error: "), result.output
-    assert match in last
-    assert "Traceback" not in result.output
+def test_the_engine_is_measured_beside_the_model(model, here):
+    rows = rows_of(works("bench", model, *QUICK, "--json"))
+    assert list(rows) == ["engine, torch", "model, round by round"]
+    for row in rows.values():
+        assert row["exit_shares"][1] == pytest.approx(0.664, abs=1 / 32)
+        assert row["images_per_s"] > 0
+        assert row["p50_ms"] <= row["p95_ms"]
 
 
-def rows_of(path):
-    return json.loads(path.read_text())["rows"]
+def test_a_table_and_a_ratio_are_printed(model, here):
+    output = works("bench", model, *QUICK, "--continuing", 0.5)
+    assert "engine, torch" in output
+    assert "50.0" in output
+    assert "times as fast as the model run round by round at batch 4" in output
 
 
-def test_a_quick_run_in_fresh_processes(model, tmp_path):
-    output = works(model, "--quick", "--out", tmp_path / "b.json")
-    assert "engine, routed" in output
-    assert "times as fast as round by round, eager" in output
-    engine, eager = rows_of(tmp_path / "b.json")
-    assert (engine["subject"], eager["subject"]) == ("engine", "eager")
-    assert engine["share_continuing"] == eager["share_continuing"] == pytest.approx(0.664, abs=1 / 32)
-    assert engine["hardware"] == eager["hardware"]
-    assert engine["torch"]
+def test_images_and_thresholds_can_be_given(model, digits, here):
+    for threshold, share in (("inf", 0), ("0", 1)):
+        rows = rows_of(works("bench", model, *QUICK, "--data", digits / "val", "--threshold", threshold, "--json"))
+        assert [row["exit_shares"][1] for row in rows.values()] == [share, share]
+    assert rows["engine, torch"]["thresholds"] == [0.0]
 
 
-def test_rows_rounds_curve_and_every_format(model, tmp_path, here):
-    outs = [tmp_path / f"b.{suffix}" for suffix in ("json", "csv", "md", "png")]
-    arguments = [part for path in outs for part in ("--out", path)]
-    works(model, "--batches", "1,2", "--latency", *arguments)
-    rows = rows_of(outs[0])
-    assert [row["name"] for row in rows[:3]] == ["engine, routed", "engine, round 1 alone", "engine, round 2 alone"]
-    curve = [row["share_continuing"] for row in rows[3:8]]
-    assert curve == pytest.approx([0, 0.25, 0.5, 0.75, 1], abs=1 / 32)
-    assert [row["batch"] for row in rows[8:10]] == [1, 2]
-    assert [row["subject"] for row in rows if row["measure"] == "latency"] == ["engine", "eager"]
-    assert len(list(csv.DictReader(outs[1].open()))) == len(rows)
-    assert "| engine, routed |" in outs[2].read_text()
-    assert outs[3].read_bytes()[1:4] == b"PNG"
+def test_the_name_of_a_setting_is_a_threshold(model, here):
+    refused("has no setting 'careful'", "bench", model, "--threshold", "careful")
+    refused("the model has no setting 'careful'", "bench", "progresvit_tiny_160_224", "--threshold", "careful")
 
 
-def test_real_pictures_give_an_accuracy(model, digits, tmp_path, here):
-    output = works(model, "--quick", "--data", digits, "--thresholds", "0,inf", "--out", tmp_path / "b.json")
-    assert "top-1" in output
-    everyone, nobody, eager = rows_of(tmp_path / "b.json")
-    assert [row["share_continuing"] for row in (everyone, nobody, eager)] == [1, 0, 1]
-    assert everyone["images"] % 24 == 0
-    assert everyone["top1"] == eager["top1"]
-    assert everyone["case"]["pictures"] == f"{digits} (val)"
-
-
-def test_memory_rows_have_processes_of_their_own_on_a_cpu():
-    main = Case(subject="engine", model="progresvit_small_192_240", continuing=0.5)
-    wanted = Wanted(batches=[], thresholds=[], shares=[], rounds=False, against=True, latency=True, memory=True)
-    config = preset("progresvit_small_192_240")
-    groups = plan(main, config, wanted)
-    assert [case.name for case in groups[2]] == ["timm DeiT-S 224, eager"] * 2
-    assert [(len(group), group[0].batch, group[0].memory) for group in groups[5:]] == [(1, MEMORY_BATCH, True)] * 5
-    on_gpu = plan(Case(**{**main.to_dict(), "device": "cuda", "precision": "fp8"}), config, wanted)
-    assert [len(group) for group in on_gpu] == [3] * 5
-    assert {case.precision for group in on_gpu[1:] for case in group} == {"bf16"}
-
-
-def test_what_fails_is_told_and_the_rest_goes_on(model, monkeypatch):
-    def half(cases):
-        return (make_row(case, error="no luck") if case.subject == "eager" else measure(case) for case in cases)
-
-    monkeypatch.setattr(bench, "run_cases", half)
-    output = works(model, "--quick")
-    assert "failed: round by round, eager, batch 4: no luck" in output
-    assert "engine, routed" in output
-    monkeypatch.setattr(bench, "run_cases", lambda cases: (make_row(case, error="no luck") for case in cases))
-    refused("nothing could be measured: no luck", model)
-
-
-def test_wrong_arguments_are_refused_before_anything_is_measured(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "run_cases", lambda cases: pytest.fail("measured"))
+def test_wrong_arguments_are_refused_with_a_remedy(model, tmp_path, here):
     cpu = ("--device", "cpu")
-    refused("the nearest are progresvit_tiny_160_224", "progresvit_tiny_160")
-    refused("one image at least, not 0", model, *cpu, "--batch", 0)
-    refused("one image at least, not 0", model, *cpu, "--batches", "4,0")
-    refused("from 0 to 1, not 1.5", model, *cpu, "--continuing", 1.5)
-    refused("from 0 to 1, not -0.1", model, *cpu, "--shares", "0.5,-0.1")
-    refused("use one of them", model, "--continuing", 0.5, "--thresholds", 0.5)
-    refused("fp8 needs a GPU; use fp32 or bf16", model, *cpu, "--precision", "fp8")
-    refused("unknown backend 'magic'; choose", model, *cpu, "--backend", "magic")
-    refused("there is no data at", model, *cpu, "--data", tmp_path / "nothing")
-    refused("use .csv, .json", model, "--out", "x.doc")
-    refused("no DeiT of 2 heads", model, *cpu, "--against")
+    refused("progresvit_tiny_160_224", "bench", "progresvit_tiny_160")
+    refused("choose cpu or cuda", "bench", model, "--device", "tpu")
+    refused("use one of them", "bench", model, "--continuing", 0.5, "--threshold", 0.5)
+    refused("fp8 needs a GPU", "bench", model, *cpu, "--precision", "fp8")
+    refused("unknown backend 'magic'; choose", "bench", model, *cpu, "--backend", "magic")
+    refused("there is no data at", "bench", model, *cpu, "--data", tmp_path / "nothing")
+    for option, value in (("--batch", 0), ("--threads", 0), ("--continuing", 1.5), ("--seconds", -1)):
+        result = run("bench", model, option, value)
+        assert result.exit_code == 2
+        assert option in result.output

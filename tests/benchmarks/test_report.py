@@ -1,15 +1,17 @@
 import json
+from pathlib import Path
 
 import pytest
+from measure import Case, make_row
+from report import bench_table, bench_title, ratio_lines, ratios, throughput_figure
 
-from progresvit.analysis.bench_figures import throughput_figure
-from progresvit.analysis.bench_report import bench_table, bench_title, full_table, ratio_lines, ratios
 from progresvit.analysis.style import render
-from progresvit.engine.bench_case import Case, make_row
+
+TRACKED = Path(__file__).parents[2] / "docs" / "figures" / "inference_h200.json"
 
 
-def row(subject, rate, share=None, *, top1=None, gmacs=1.0, error=None, p50=None, **fields):
-    fields = {"model": "m", "batch": 8, "continuing": None if subject in ("deit", "round") else share, **fields}
+def row(subject, rate, share=None, *, gmacs=1.0, error=None, p50=None, **fields):
+    fields = {"model": "m", "batch": 8, "continuing": share, **fields}
     if subject == "deit":
         fields = {**fields, "model": "deit_small_patch16_224", "resolution": 224}
     return make_row(
@@ -18,7 +20,6 @@ def row(subject, rate, share=None, *, top1=None, gmacs=1.0, error=None, p50=None
         milliseconds=None if error else 8000 / rate,
         share_continuing=share,
         gmacs=gmacs,
-        top1=top1,
         p50_ms=p50,
         error=error,
         hardware="a device",
@@ -43,7 +44,7 @@ def test_latencies_are_compared_with_latencies_and_other_batches_and_failures_wi
         row("eager", 10.0, 0.5, p50=6.0, **single),
         row("engine", 10.0, 0.5, batch=64),
         row("eager", None, 0.5, batch=64, error="out of memory"),
-        row("eager", 9.0, 0.5, batch=64, memory=True),
+        row("eager", 9.0, 0.5, batch=64, measure="memory"),
     ]
     assert [one["ratio"] for one in ratios(rows)] == [1.5]
 
@@ -56,42 +57,28 @@ def test_each_backend_and_precision_has_its_own_ratio():
     ]
 
 
-def test_the_table_leaves_out_empty_columns_and_json_holds_everything():
+def test_the_table_leaves_out_empty_columns():
     rows = [*ENGINE, DEIT, row("eager", None, 0.5, error="no luck")]
-    title = bench_title("m", rows, random=True)
+    title = bench_title("m", rows)
     assert title.startswith("m (random weights) on a device, torch 2")
     heads, cells = bench_table(title, rows).cells()
     assert "p50, ms" not in heads
     assert "failed" in heads
-    assert cells[0][:5] == ["engine, routed", "fp32", "8", "66.8", "120"]
-    assert bench_table(title, rows).to_csv().count("\n") == 1 + len(rows)
-    held = json.loads(full_table(title, rows).to_json())["rows"][0]
-    assert held["case"]["continuing"] == 0.664
-    assert held["hardware"] == "a device"
+    assert cells[0][:6] == ["engine, routed", "throughput", "fp32", "8", "66.8", "120"]
 
 
-def test_speed_is_drawn_against_compute_where_accuracy_is_not_known():
-    figure = throughput_figure([*ENGINE, DEIT, EAGER, row("engine", 3.0, 0.5, batch=1)])
+def test_speed_is_drawn_against_compute_for_one_batch():
+    figure = throughput_figure([EAGER, *ENGINE, DEIT, row("engine", 3.0, 0.5, batch=1)], title="m")
     (axes,) = figure.axes
-    curve, deit, eager = axes.lines
+    curve, eager, deit = axes.lines
     assert curve.get_xdata() == pytest.approx([1, 1.5, 1.664, 2])
     assert curve.get_ydata() == pytest.approx([100, 75, 66.8, 50])
     assert (deit.get_xydata().tolist(), eager.get_xydata().tolist()) == ([[4.6, 20]], [[1.5, 25]])
-    assert "GMACs" in axes.get_xlabel()
     assert b"PNG" in render(figure, ".png")[:8]
 
 
-def test_speed_is_drawn_against_accuracy_where_it_is_known():
-    known = [row("engine", 100 - 50 * share, share, top1=0.7 + share / 10) for share in (0.0, 1.0)]
-    (axes,) = throughput_figure([*known, DEIT, row("eager", 25.0, 0.5, top1=0.75)]).axes
-    curve, deit, eager = axes.lines
-    assert curve.get_xdata() == pytest.approx([70, 80])
-    assert deit.get_ydata() == [20, 20]
-    assert "not measured" in deit.get_label()
-    assert eager.get_xdata() == pytest.approx([75])
-    assert "top-1" in axes.get_xlabel()
-
-
-def test_without_the_engine_there_is_nothing_to_draw():
-    with pytest.raises(ValueError, match="no throughput of the engine"):
-        throughput_figure([DEIT])
+def test_the_tracked_rows_give_the_published_ratios_and_their_figure():
+    held = json.loads(TRACKED.read_text())
+    rows = [one for one in held["rows"] if not one["case"]["memory"]]
+    assert ratios(rows) == held["ratios"]
+    assert len(throughput_figure(rows, title="m").axes[0].lines) == 7

@@ -1,37 +1,42 @@
-"""The rows of the inference benchmark as people read them: a table, and ratios to the yardsticks."""
+"""The rows of the inference benchmark as a table, as ratios to what the engine is compared with, and as a figure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from progresvit.engine.bench_case import Row
+from measure import Row
+
+from progresvit.analysis.style import MARKERS, curve_style, new_figure
 from progresvit.evaluation.table import Column, Table, decimals, rough_percent
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 YARDSTICKS = ("eager", "compiled", "deit")
+UNSTEADY = 0.2
+"""A spread above this makes a ratio unreliable."""
 
 
 def _count(value: float) -> str:
-    """Three digits that count."""
+    """Three significant digits, or a whole number."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _threshold(value: Sequence[float | str]) -> str:
-    return " / ".join(f"{float(one):.4g}" for one in value)
+    return " / ".join(f"{float(limit):.4g}" for limit in value)
 
-
-UNSTEADY = 0.2
-"""Repeats that differ by a larger share than this say little."""
 
 COLUMNS = (
     Column("name", "what"),
+    Column("measure", "measure"),
     Column("precision", "precision"),
     Column("batch", "batch"),
     Column("images_per_s", "images/s", _count),
-    Column("milliseconds", "ms a batch", _count),
+    Column("milliseconds", "ms per batch", _count),
     Column("spread", "spread, %", rough_percent),
     Column("threshold", "τ", _threshold),
-    Column("share_continuing", "going on, %", rough_percent),
-    Column("top1", "top-1, %", rough_percent),
+    Column("share_continuing", "continuing, %", rough_percent),
     Column("gmacs", "GMACs", decimals),
     Column("tflops", "TFLOP/s", _count),
     Column("p50_ms", "p50, ms", _count),
@@ -43,30 +48,27 @@ COLUMNS = (
 )
 
 
-def bench_title(model: str, rows: Sequence[Row], *, random: bool) -> str:
-    """Whose numbers these are."""
+def bench_title(model: str, rows: Sequence[Row]) -> str:
+    """Model, hardware and version of torch."""
     first = next((row for row in rows if row["error"] is None), None)
     where = "" if first is None else f" on {first['hardware']}, torch {first['torch']}"
-    return f"{model}{' (random weights)' if random else ''}{where}; GMACs an image as executed"
+    return f"{model} (random weights){where}; GMACs per image as executed"
 
 
 def bench_table(title: str, rows: Sequence[Row]) -> Table:
-    """What people read of the rows."""
-    return Table(title, COLUMNS, [{column.key: row[column.key] for column in COLUMNS} for row in rows])
-
-
-def full_table(title: str, rows: Sequence[Row]) -> Table:
-    """The same for JSON: everything that is known."""
+    """The columns that people read."""
     return Table(title, COLUMNS, rows)
 
 
 def ratios(rows: Sequence[Row]) -> list[Row]:
-    """Each kind of engine beside each yardstick of the same batch and measure; where a yardstick is routed, at the
-    nearest share of images going on, else at the first that was measured."""
+    """Each kind of engine against each yardstick of the same batch and measure.
+
+    If the yardstick is routed, the engine's row with the nearest share of continuing images counts, else the first.
+    """
     found: list[Row] = []
-    good = [row for row in rows if row["error"] is None and not row["case"]["memory"]]
+    good = [row for row in rows if row["error"] is None and row["measure"] != "memory"]
     for yardstick in good:
-        if yardstick["subject"] not in YARDSTICKS or yardstick["case"]["round"] is not None:
+        if yardstick["subject"] not in YARDSTICKS:
             continue
         chosen: dict[tuple[str, str], Row] = {}
         for row in good:
@@ -79,7 +81,7 @@ def ratios(rows: Sequence[Row]) -> list[Row]:
 
 
 def ratio_lines(rows: Sequence[Row]) -> list[str]:
-    """The ratios in words."""
+    """The ratios as sentences."""
     return [
         f"{row['engine']} is {row['ratio']:.2f} times as fast as {row['yardstick']} (batch {row['batch']}, "
         f"{'p50 latency' if row['measure'] == 'latency' else row['measure']})"
@@ -102,3 +104,30 @@ def _ratio(row: Row, yardstick: Row) -> Row:
     names = {what: f"{one['name']} {one['precision']}" for what, one in (("engine", row), ("yardstick", yardstick))}
     unsteady = any((one["spread"] or 0) > UNSTEADY for one in (row, yardstick))
     return {**names, "batch": row["batch"], "measure": row["measure"], "ratio": ratio, "unsteady": unsteady}
+
+
+def throughput_figure(rows: Sequence[Row], *, title: str) -> Figure:
+    """Speed against compute: each kind of engine is a curve over the share of continuing images; yardsticks are points.
+
+    Only rows with the batch of the engine's first row are drawn.
+    """
+    good = [row for row in rows if row["error"] is None and row["measure"] == "throughput"]
+    batch = next(row["batch"] for row in good if row["subject"] == "engine")
+    x, y = "average GMACs per image (executed convention)", "images per second"
+    figure, axes = new_figure(title=f"{title}, batch {batch}", x=x, y=y)
+    series: dict[str, list[Row]] = {}
+    for row in sorted(good, key=lambda row: row["subject"] in YARDSTICKS):
+        if row["batch"] == batch and row["subject"] in ("engine", *YARDSTICKS):
+            series.setdefault(f"{row['name']}, {row['precision']}", []).append(row)
+    for number, (name, points) in enumerate(series.items()):
+        points = sorted(points, key=lambda row: row["gmacs"])
+        style = {**curve_style(number), "marker": MARKERS[number % len(MARKERS)], "markersize": 5}
+        if points[0]["subject"] in YARDSTICKS:
+            style.update(markerfacecolor="white", markersize=9, markeredgewidth=2, linestyle="none")
+        axes.plot([row["gmacs"] for row in points], [row["images_per_s"] for row in points], label=name, **style)
+    axes.margins(0.08)
+    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    axes.legend(fontsize=9)
+    return figure

@@ -1,47 +1,40 @@
-"""The scripts of benchmarks/, as far as they can go wrong without being slow."""
+"""``benchmarks/inference.py`` with made-up rows: what is measured, kept and shown."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
+import inference
 import pytest
 import torch
+from measure import make_row
 
 from progresvit import __version__
-from progresvit.engine.bench_case import make_row
-
-SCRIPTS = Path(__file__).parent.parent / "benchmarks"
 
 
-@pytest.fixture
-def script(monkeypatch):
-    spec = importlib.util.spec_from_file_location("inference", SCRIPTS / "inference.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "hardware", lambda device: f"a made-up {device}")
-    return module
+@pytest.fixture(autouse=True)
+def _made_up_device(monkeypatch):
+    monkeypatch.setattr(inference, "hardware", lambda device: f"a made-up {device}")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
 @pytest.fixture
-def run(script, monkeypatch):
+def run(monkeypatch):
     """Runs the script with made-up rows; gives the names of what was measured."""
 
     def run(*arguments, fails=()):
         measured = []
 
-        def made(cases, *, timeout):
-            for case in cases:
-                measured.append((case.name, case.batch))
-                results = {"images_per_s": 100.0 + case.batch, "milliseconds": 1.0, "gmacs": 1.0, "tflops": 0.2}
-                latency = {"p50_ms": 1.0, "p95_ms": 1.0, "p99_ms": 1.0} if case.measure == "latency" else {}
-                where = {"hardware": script.hardware(case.device), "torch": torch.__version__, "version": __version__}
-                results = {"error": "no luck"} if case.name in fails else {**results, **latency}
-                yield make_row(case, **results, **where)
+        def made(case, *, timeout):
+            measured.append((case.name, case.batch))
+            results = {"images_per_s": 100.0 + case.batch, "milliseconds": 1.0, "gmacs": 1.0, "tflops": 0.2}
+            latency = {"p50_ms": 1.0, "p95_ms": 1.0, "p99_ms": 1.0} if case.measure == "latency" else {}
+            where = {"hardware": inference.hardware(case.device), "torch": torch.__version__, "version": __version__}
+            results = {"error": "no luck"} if case.name in fails else {**results, **latency}
+            return make_row(case, **results, **where)
 
-        monkeypatch.setattr(script, "run_cases", made)
+        monkeypatch.setattr(inference, "run_case", made)
         monkeypatch.setattr(sys, "argv", ["inference.py", *map(str, arguments)])
-        script.main()
+        inference.main()
         return measured
 
     return run
@@ -71,10 +64,10 @@ def test_parts_can_be_measured_alone_and_other_rows_stay(run, tmp_path):
     assert sorted(row["batch"] for row in rows) == [256, 512, 512]
 
 
-def test_rows_of_another_machine_or_model_are_kept_and_not_looked_at(run, script, tmp_path, monkeypatch, capsys):
+def test_rows_of_another_machine_or_model_are_kept_and_not_looked_at(run, tmp_path, monkeypatch, capsys):
     arguments = ("--device", "cuda", "--out", tmp_path / "run", "--only", "fp8,eager")
     first = run(*arguments)
-    monkeypatch.setattr(script, "hardware", lambda device: "another one")
+    monkeypatch.setattr(inference, "hardware", lambda device: "another one")
     capsys.readouterr()
     assert run(*arguments) == first
     assert run(*arguments, "--model", "progresvit_small_160_240")
@@ -87,9 +80,9 @@ def test_rows_of_another_machine_or_model_are_kept_and_not_looked_at(run, script
         run("--device", "cuda", "--out", tmp_path / "odd", "--only", "fp8")
 
 
-def test_the_whole_claim_is_among_the_parts(script, monkeypatch):
+def test_the_whole_claim_is_among_the_parts(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["inference.py"])
-    cases = [case for part in script.cuda_parts(script.parse()).values() for case in part]
+    cases = [case for part in inference.cuda_parts(inference.parse()).values() for case in part]
     main = {(case.name, case.precision) for case in cases if case.batch == 512}
     assert main == {
         ("timm DeiT-S 224, compiled", "bf16"),
@@ -103,7 +96,7 @@ def test_the_whole_claim_is_among_the_parts(script, monkeypatch):
         ("torch.compile, routed", "bf16"),
     }
     assert {case.batch for case in cases if case.name == "engine, routed"} == {2**power for power in range(11)}
-    assert len([case for case in cases if case.memory and case.batch == 128]) == 3
+    assert len([case for case in cases if case.measure == "memory" and case.batch == 128]) == 3
     assert len([case for case in cases if case.measure == "latency"]) == 3
 
 
@@ -112,9 +105,9 @@ def test_an_unknown_part_is_refused(run):
         run("--only", "magic")
 
 
-def test_a_run_with_fewer_threads_than_cores_is_resumed_too(run, script, tmp_path, monkeypatch):
+def test_a_run_with_fewer_threads_than_cores_is_resumed_too(run, tmp_path, monkeypatch):
     threads = torch.get_num_threads()
-    monkeypatch.setattr(script, "hardware", lambda device: f"a made-up {device}, {torch.get_num_threads()} threads")
+    monkeypatch.setattr(inference, "hardware", lambda device: f"a made-up {device}, {torch.get_num_threads()} threads")
     try:
         torch.set_num_threads(threads + 1)
         arguments = ("--device", "cpu", "--threads", "1", "--out", tmp_path / "run", "--only", "eager")
@@ -125,3 +118,9 @@ def test_a_run_with_fewer_threads_than_cores_is_resumed_too(run, script, tmp_pat
         assert run(*arguments) == []
     finally:
         torch.set_num_threads(threads)
+
+
+def test_without_a_gpu_the_error_names_the_remedy(run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="--device cpu"):
+        run("--device", "cuda")
