@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from progresvit.engine import Engine, Prediction
     from progresvit.model import ProgResViT, RoundOutput
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _ROOMS = ("checkpoint", "compute", "config", "data", "engine", "evaluation", "interop", "model", "routing")
 _HOME_OF = {

@@ -35,20 +35,23 @@ def room_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imported_rooms(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported_modules(path):
+    """Names of the modules that a file imports, from top to bottom, whatever the function."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    for node in sorted(nodes, key=lambda node: node.lineno):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} has a relative import"
-            base = node.module
-            names = [f"{base}.{alias.name}" for alias in node.names] if base == "progresvit" else [base]
+            yield from (alias.name for alias in node.names)
         else:
-            continue
-        for name in names:
-            package, _, rest = name.partition(".")
-            if package == "progresvit" and rest:
-                yield rest.partition(".")[0]
+            assert node.level == 0, f"{path} has a relative import"
+            of_package = node.module == "progresvit"
+            yield from (f"progresvit.{alias.name}" for alias in node.names) if of_package else [node.module]
+
+
+def imported_rooms(path):
+    for name in imported_modules(path):
+        package, _, rest = name.partition(".")
+        if package == "progresvit" and rest:
+            yield rest.partition(".")[0]
 
 
 def source_files():
@@ -86,9 +89,18 @@ def test_what_a_host_of_exported_graphs_needs_imports_no_torch():
     assert not {"torch", "timm", "torchvision"} & set(loaded)
 
 
-@pytest.mark.parametrize("module", ["preprocess", "augmentation", "timm_pictures", "loader"])
-def test_a_module_that_needs_timm_can_be_the_first_that_is_imported(module):
-    subprocess.run([sys.executable, "-c", f"import progresvit.data.{module}"], check=True)
+def test_every_module_that_imports_timm_can_be_the_first_that_is_imported():
+    """Beside a CPU build of torch, torchvision (and so timm) imports only after ``progresvit._torchvision``."""
+    wrong = []
+    for path in source_files():
+        imported = list(imported_modules(path))
+        heavy = [number for number, name in enumerate(imported) if name.split(".")[0] in ("timm", "torchvision")]
+        before = imported[: heavy[0]] if heavy else []
+        for package in [parent for parent in path.parents if parent.is_relative_to(PACKAGE)]:
+            before += imported_modules(package / "__init__.py")
+        if heavy and path.stem != "_torchvision" and "progresvit._torchvision" not in before:
+            wrong.append(path.relative_to(PACKAGE).as_posix())
+    assert wrong == []
 
 
 @pytest.mark.parametrize("room", [progresvit.data, progresvit.routing])
@@ -100,7 +112,7 @@ def test_every_name_of_a_lazy_room_is_there(room):
         room.entropi  # noqa: B018
 
 
-@pytest.mark.parametrize("door", ["progresvit.create_model", "progresvit.load", "progresvit.interop"])
+@pytest.mark.parametrize("door", ["progresvit.load", "progresvit.interop"])
 def test_every_door_to_a_model_registers_the_presets_with_timm(door):
     code = f"import progresvit; {door}; import timm; assert timm.is_model('progresvit_small_192_240')"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import progresvit._torchvision  # noqa: F401  (ahead of timm)
+
+# isort: split
 from collections.abc import Sequence
 
 from timm.data import ImageNetInfo
