@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from progresvit.analysis.style import COLOURS, MARKERS, look, new_figure, new_panels
-from progresvit.results.compare import FULL, LineUp
-from progresvit.results.format import Point
-from progresvit.results.format_routing import MatchedResult, RiskCurve, RoutingResult
-from progresvit.results.format_shift import ShiftResult
+from repro.compare import LineUp
+from repro.formats import FULL, MatchedResult, Point, RiskCurve, RoutingResult, ShiftResult
+from repro.routing_tables import matched_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,7 +102,7 @@ def routing_frontier_figure(result: RoutingResult) -> Figure:
     return figure
 
 
-def gains_figure(matched: Sequence[tuple[str, MatchedResult]]) -> Figure:
+def gains_figure(matched: Sequence[MatchedResult]) -> Figure:
     """Routers against entropy at matched shares, with the 95 % intervals; side by side so that all can be seen."""
     figure, axes = new_figure(
         title="Learned routers against entropy",
@@ -111,7 +110,8 @@ def gains_figure(matched: Sequence[tuple[str, MatchedResult]]) -> Figure:
         y="top-1 over entropy's (points)",
     )
     entries: dict[str, dict[str, Any]] = {}
-    for number, (name, one) in enumerate(matched):
+    for number, one in enumerate(matched):
+        name = matched_title(one)
         style = _mark(number) | look(number)
         gain = 100 * (np.array(one.router_top1) - np.array(one.entropy_top1))
         arms = [gain - 100 * np.array(one.lowest), 100 * np.array(one.highest) - gain]
