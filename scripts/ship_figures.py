@@ -7,6 +7,7 @@ ten breeds of dogs are hard and ten different things are not.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from progresvit import compute
 from progresvit.evaluation import Records
-from progresvit.results.measure_run import without_folders
-from progresvit.results.measure_settings import CAREFUL, HALVES, answer, calibrations, measure_halves, summarize
 from progresvit.routing import Setting
 from progresvit.training.folder import ABOUT_FILE, RECIPE_FILE
 from progresvit.training.journal import read_log, training_seconds
+from repro.measure.entries import without_folders
+from repro.measure.settings import CAREFUL, HALVES, answer, calibrations, measure_halves, summarize
 
 DOGS = (
     *("n02086240", "n02087394", "n02088364", "n02089973", "n02093754"),

@@ -20,9 +20,7 @@ from progresvit.cli.frontier import frontier
 from progresvit.cli.import_official import import_official
 from progresvit.cli.info import info
 from progresvit.cli.quickstart import quickstart
-from progresvit.cli.report import report
 from progresvit.cli.shift import shift
-from progresvit.cli.study import study
 from progresvit.cli.train import train
 from progresvit.cli.trust import trust
 
@@ -65,10 +63,8 @@ app.command("compare-routers")(compare_routers)
 app.command("abstention")(abstention)
 app.command("trust")(trust)
 app.command("shift")(shift)
-app.command("study")(study)
 app.command("export")(export)
 app.command("bench")(bench)
-app.command("report")(report)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""YAML files by name: recipes and studies, those that ship or one's own."""
+"""YAML files by name: those that ship, such as recipes, or the user's own."""
 
 from __future__ import annotations
 

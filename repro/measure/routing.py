@@ -1,4 +1,4 @@
-"""When to stop: everything that is measured of one model's thresholds, routers and withheld answers."""
+"""The fields of a routing result: one model's thresholds, routers and withheld answers."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from progresvit.evaluation import Records
 from progresvit.evaluation.abstention import RiskCoverage, risk_coverage_curves
 from progresvit.evaluation.hopeless import equal_accuracy_table, rules
-from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Row
-from progresvit.results.format_routing import EqualAccuracy, RiskCurve
-from progresvit.results.measure import measure_frontier, measure_rounds
-from progresvit.results.measure_matched import FITS, fit_on, measure_matched
-from progresvit.results.measure_settings import HALVES, calibrate_within_reach, measure_groups, measure_settings
 from progresvit.routing.calibration import OutOfReachError
+from repro.formats import EqualAccuracy, RiskCurve
+from repro.measure.records import measure_frontier, measure_rounds
+from repro.measure.routers import FITS, fit_on, measure_matched
+from repro.measure.settings import HALVES, calibrate_within_reach, measure_groups, measure_settings
 
 CURVE_POINTS = 100
 SPLITS = 20
-"""Of the pictures, for compute at equal accuracy."""
+"""Random splits of the images, for compute at equal accuracy."""
 
 
 def measure_routing(
@@ -32,13 +32,21 @@ def measure_routing(
     halves: int = HALVES,
     splits: int = SPLITS,
 ) -> dict[str, Any]:
-    """The fields of a RoutingResult that pictures decide, by their names.
+    """The fields of a RoutingResult that depend on the records.
 
-    ``val`` are records of held-back pictures, ``learned`` of those that the model learned from, if routers shall be
-    fitted on them too. Settings that the pictures do not allow are left out, as are routers with nothing to learn.
+    Args:
+        val: Records of held-out images.
+        learned: Records of the training images, to fit routers on them too.
+        groups: Class ids by group, reported separately.
+        seed: Of halves, folds and routers.
+        fits: Routers fitted for each target.
+        halves: Random halves that each setting is calibrated on.
+        splits: Random splits for compute at equal accuracy.
+
+    Settings that the images do not allow are left out, as are routers without examples.
     """
     if val.rounds == 1:
-        raise ValueError("a model of one round always runs all of it: there is no routing to measure; leave it out.")
+        raise ValueError("a model of one round has no routing to measure; leave it out of the study.")
     _check_same_model(val, learned)
     settings = calibrate_within_reach(val)
     return {
@@ -60,7 +68,7 @@ def _check_same_model(val: Records, learned: Records | None) -> None:
     both = np.intersect1d(learned.ids, val.ids)
     if len(both):
         raise ValueError(
-            f"{len(both)} pictures are among both records, such as {both[0]}; evaluate the model on two splits."
+            f"{len(both)} images are in both records, such as {both[0]}; evaluate the model on two splits."
         )
 
 
@@ -71,7 +79,7 @@ def measure_abstention(records: Records) -> list[RiskCurve]:
 
 
 def _thin(name: str, curve: RiskCoverage) -> RiskCurve:
-    """A hundred of its points, both ends included; the area is that of all."""
+    """A hundred of its points, both ends included; the area is of all points."""
     rows = np.unique(np.linspace(0, len(curve.risk) - 1, CURVE_POINTS).round().astype(int))
     return RiskCurve(
         name=name,
@@ -86,9 +94,9 @@ def measure_equal_accuracy(
 ) -> list[EqualAccuracy]:
     """Compute of each rule at the same allowed drop; thresholds from one part of ``val``, figures of another.
 
-    Means over random splits, for a near-lossless threshold hangs on a few pictures. Routers are fitted anew for each,
-    on ``learned`` or without it on half of ``val``, which the rest of that split does without. None where they have
-    nothing to learn from.
+    Means over random splits, because a near-lossless threshold depends on a few images. Each split fits its own
+    routers, on ``learned`` or, without it, on half of ``val``, which is then not used otherwise. Empty where routers
+    have no examples.
     """
     try:
         tables = [_equal_accuracy_rows(val, learned, seed=one) for one in range(seed, seed + splits)]
@@ -108,7 +116,7 @@ def _equal_accuracy_rows(val: Records, learned: Records | None, *, seed: int) ->
 def _mean_row(rows: Sequence[Row]) -> EqualAccuracy:
     def mean(key: str) -> float | None:
         known = [row[key] for row in rows if row[key] is not None]
-        return round(float(np.mean(known)), 12) + 0.0 if known else None  # 0 of every round, and not a little less
+        return round(float(np.mean(known)), 12) + 0.0 if known else None  # 0, and not a little less, for every round
 
     top1, gmacs, saving = mean("top1"), mean("gmacs_paper"), mean("saving")
     assert top1 is not None
@@ -127,7 +135,7 @@ def _mean_row(rows: Sequence[Row]) -> EqualAccuracy:
 
 
 def _wrong_among_given_up(rows: Sequence[Row]) -> float | None:
-    """Of all pictures that are given up, not of the splits, most of which give up few."""
+    """Over all given-up images, not a mean over splits, most of which give up few."""
     known = [(row["given_up_share"], row["given_up_wrong"]) for row in rows if row["given_up_wrong"] is not None]
     given_up = sum(share for share, _ in known)
     return float(sum(share * wrong for share, wrong in known) / given_up) if given_up else None

@@ -1,4 +1,4 @@
-"""The settings that a model ships with, on the pictures they were calibrated on and on others. Letters: N images."""
+"""The settings of a model, on the images they were calibrated on and on others. Letters: N images."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from progresvit.evaluation import Records
 from progresvit.evaluation.abstention import routed_answers
-from progresvit.evaluation.records import Records
 from progresvit.evaluation.settings import calibrate_guarantee, calibrate_near_lossless, with_abstention
-from progresvit.results.format_routing import GroupAt, GroupResult, HalvesResult, SettingResult, Spread
-from progresvit.results.measure import measure_point
 from progresvit.routing import Setting
 from progresvit.routing.calibration import OutOfReachError
 from progresvit.routing.frontier import exit_rounds
+from repro.formats import GroupAt, GroupResult, HalvesResult, SettingResult, Spread
+from repro.measure.records import measure_point
 
 NEAR_LOSSLESS = "near-lossless"
 DROPS = {"drop-0.5": 0.005, "drop-1": 0.01}
-"""Settings with a guarantee: the drop in accuracy, at 95 % confidence."""
+"""Settings with a guarantee: the maximum drop in accuracy, at 95 % confidence."""
 DELTA = 0.05
 CAREFUL = "careful"
 MAX_ERROR = 0.05
-"""Of the answers that a careful model gives, as many may be wrong."""
+"""Maximum error rate among answered images."""
 HALVES = 20
 
 Calibrate = Callable[[Records], Setting]
@@ -43,7 +43,7 @@ def calibrations(max_error: float = MAX_ERROR) -> dict[str, Calibrate]:
 
 
 def calibrate_within_reach(records: Records, max_error: float = MAX_ERROR) -> dict[str, Setting]:
-    """The settings that these pictures allow: few certify nothing, and hard ones leave nothing to be sure of."""
+    """The settings that these images allow; too few certify nothing, and on hard ones every answer is withheld."""
     found = {}
     for name, calibrate in calibrations(max_error).items():
         try:
@@ -54,7 +54,7 @@ def calibrate_within_reach(records: Records, max_error: float = MAX_ERROR) -> di
 
 
 def measure_settings(records: Records, settings: Mapping[str, Setting], *, halves: int = HALVES) -> list[SettingResult]:
-    """Each setting, by the name under which ``calibrations`` has it."""
+    """Each setting, by its name in ``calibrations``."""
     return [_measure_setting(records, name, setting, halves) for name, setting in settings.items()]
 
 
@@ -63,7 +63,7 @@ def _measure_setting(records: Records, name: str, setting: Setting, halves: int)
     assert everywhere.top1_of_answered is not None
     try:
         repeated = measure_halves(records, calibrations()[name], number=halves)
-    except OutOfReachError:  # half as many pictures certify less
+    except OutOfReachError:  # half as many images certify less
         repeated = None
     return SettingResult(
         name=name,
@@ -78,7 +78,7 @@ def _measure_setting(records: Records, name: str, setting: Setting, halves: int)
 
 
 def measure_halves(records: Records, calibrate: Calibrate, *, number: int = HALVES) -> HalvesResult:
-    """A threshold of one random half, measured on the other: what to expect of pictures that were not calibrated on."""
+    """A threshold of one random half, measured on the other: what to expect of images it was not calibrated on."""
     drops, savings, errors, broken = [], [], [], []
     for seed in range(number):
         design, report = records.split(0.5, seed)
@@ -105,13 +105,13 @@ def _spread(values: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What happens to each picture at a setting; all (N,)."""
+    """The outcome for each image at a setting; all (N,)."""
 
     rounds: NDArray[np.int64]
-    """In which it leaves, from 0."""
+    """In which it exits, from 0."""
     wrong: NDArray[np.bool_]
     given: NDArray[np.bool_]
-    """Whether the answer is given, and not withheld."""
+    """Whether the answer is given, not withheld."""
     gmacs: NDArray[np.float64]
     number_of_rounds: int
 
@@ -131,10 +131,10 @@ def answer(records: Records, setting: Setting) -> Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Means over some pictures."""
+    """Means over some images."""
 
     top1: float
-    """Of all answers, those that are withheld too."""
+    """Of all answers, including those withheld."""
     gmacs_paper: float
     exit_shares: tuple[float, ...]
     answered: float
@@ -143,7 +143,7 @@ class Summary:
 
 
 def summarize(answers: Answers, rows: NDArray[np.int64]) -> Summary:
-    """Some of the pictures at a setting."""
+    """Some of the images at a setting."""
     wrong, given, rounds = answers.wrong[rows], answers.given[rows], answers.rounds[rows]
     return Summary(
         top1=float(1 - wrong.mean()),
@@ -157,7 +157,7 @@ def summarize(answers: Answers, rows: NDArray[np.int64]) -> Summary:
 def measure_groups(
     records: Records, groups: Mapping[str, Sequence[str]], settings: Mapping[str, Setting]
 ) -> list[GroupResult]:
-    """Groups of classes, told by their ids, each by itself: an average over all hides that some are hard."""
+    """Groups of classes, given by their ids, each alone: a mean over all classes hides the hard ones."""
     answers = {name: answer(records, setting) for name, setting in settings.items()}
     return [
         GroupResult(
@@ -171,19 +171,17 @@ def measure_groups(
 
 
 def _rows_of(records: Records, groups: Mapping[str, Sequence[str]]) -> dict[str, NDArray[np.int64]]:
-    known = records.config.class_ids
-    if groups and known is None:
-        raise ValueError("the model's config.json has no class_ids, so groups of classes cannot be told; name none.")
+    known = records.config.class_ids or ()
     found = {}
     for name, members in groups.items():
-        strange = sorted(set(members) - set(known or ()))
-        if strange:
+        unknown = sorted(set(members) - set(known))
+        if unknown:
             raise ValueError(
-                f"the group {name!r} has classes that the model does not know: {', '.join(strange[:5])}; "
-                f"its class ids are {', '.join((known or ())[:3])} and so on."
+                f"the group {name!r} has classes that the model does not know: {', '.join(unknown[:5])}; the class_ids "
+                f"of its config.json are {', '.join(known[:3]) + ' and so on' if known else 'missing'}."
             )
-        numbers = [number for number, class_id in enumerate(known or ()) if class_id in set(members)]
+        numbers = [number for number, class_id in enumerate(known) if class_id in set(members)]
         found[name] = np.flatnonzero(np.isin(records.need_labels(), numbers))
         if not len(found[name]):
-            raise ValueError(f"the group {name!r} has no pictures here; leave it out, or evaluate on its classes.")
+            raise ValueError(f"the group {name!r} has no images here; leave it out, or evaluate on its classes.")
     return found

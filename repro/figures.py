@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from progresvit.analysis.style import COLOURS, MARKERS, look, new_figure, new_panels
-from progresvit.results.compare import FULL, LineUp
-from progresvit.results.format import Point
-from progresvit.results.format_routing import MatchedResult, RiskCurve, RoutingResult
-from progresvit.results.format_shift import ShiftResult
+from progresvit.analysis.style import COLOURS, MARKERS, curve_style, new_figure, new_panels
+from repro.compare import LineUp
+from repro.formats import FULL, MatchedResult, Point, RiskCurve, RoutingResult, ShiftResult
+from repro.routing_tables import matched_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +33,7 @@ def comparison_figure(compared: LineUp) -> Figure:
     figure, axes = new_figure(title=f"{compared.title}: accuracy and compute", x=GMACS, y=TOP1)
     entries: dict[str, dict[str, Any]] = {}
     for number, run in enumerate(compared.rows):
-        curve, several = look(number), run.rounds > 1
+        curve, several = curve_style(number), run.rounds > 1
         entries[run.label] = _mark(number) | (curve if several else {})
         for one in run.seeds:
             name = f"{run.label}, seed {one.seed}"
@@ -86,10 +85,10 @@ def accuracy_figure(compared: LineUp) -> Figure:
 def routing_frontier_figure(result: RoutingResult) -> Figure:
     """One model's frontier, its rounds, and its calibrated thresholds as marks."""
     figure, axes = new_figure(title="Thresholds of one model", x=GMACS, y=TOP1)
-    _draw_frontier(axes, result.frontier, label="frontier", linewidth=1.8, **look(0))
+    _draw_frontier(axes, result.frontier, label="frontier", linewidth=1.8, **curve_style(0))
     right = 100 * np.array(result.rounds.right) / result.data.val
     axes.plot(result.rounds.gmacs_paper, right, label="each round alone", **_mark(0))
-    entries: dict[str, dict[str, Any]] = {"every threshold": look(0), "each round alone": _mark(0)}
+    entries: dict[str, dict[str, Any]] = {"every threshold": curve_style(0), "each round alone": _mark(0)}
     places: dict[tuple[float, float], list[str]] = {}
     for one in result.settings:
         places.setdefault((one.point.gmacs_paper, 100 * one.point.top1), []).append(one.name)
@@ -103,7 +102,7 @@ def routing_frontier_figure(result: RoutingResult) -> Figure:
     return figure
 
 
-def gains_figure(matched: Sequence[tuple[str, MatchedResult]]) -> Figure:
+def gains_figure(matched: Sequence[MatchedResult]) -> Figure:
     """Routers against entropy at matched shares, with the 95 % intervals; side by side so that all can be seen."""
     figure, axes = new_figure(
         title="Learned routers against entropy",
@@ -111,8 +110,9 @@ def gains_figure(matched: Sequence[tuple[str, MatchedResult]]) -> Figure:
         y="top-1 over entropy's (points)",
     )
     entries: dict[str, dict[str, Any]] = {}
-    for number, (name, one) in enumerate(matched):
-        style = _mark(number) | look(number)
+    for number, one in enumerate(matched):
+        name = matched_title(one)
+        style = _mark(number) | curve_style(number)
         gain = 100 * (np.array(one.router_top1) - np.array(one.entropy_top1))
         arms = [gain - 100 * np.array(one.lowest), 100 * np.array(one.highest) - gain]
         aside = BESIDE * (number - (len(matched) - 1) / 2)
@@ -133,8 +133,8 @@ def risk_figure(curves: Sequence[RiskCurve]) -> Figure:
     )
     entries: dict[str, dict[str, Any]] = {}
     for number, curve in enumerate(curves):
-        axes.plot(100 * np.array(curve.coverage), 100 * np.array(curve.risk), label=curve.name, **look(number))
-        entries[f"{curve.name} (mean {100 * curve.area:.2f} %)"] = look(number)
+        axes.plot(100 * np.array(curve.coverage), 100 * np.array(curve.risk), label=curve.name, **curve_style(number))
+        entries[f"{curve.name} (mean {100 * curve.area:.2f} %)"] = curve_style(number)
     axes.set_ylim(bottom=0)
     _legend_below(figure, entries)
     return figure
@@ -179,7 +179,11 @@ def severity_figure(
     entries_of_settings: dict[str, dict[str, Any]] = {}
     for number, one in enumerate(sorted(result.severities, key=lambda one: one.severity)):
         name = f"severity {one.severity}" if one.severity else "clean"
-        style = look(number) | {"marker": MARKERS[number % len(MARKERS)], "markersize": 6, "markerfacecolor": "white"}
+        style = curve_style(number) | {
+            "marker": MARKERS[number % len(MARKERS)],
+            "markersize": 6,
+            "markerfacecolor": "white",
+        }
         ends = [0, len(one.frontier) - 1]
         _draw_frontier(axes, one.frontier, label=name, markevery=ends, linewidth=1.8, **style)
         entries[name] = style

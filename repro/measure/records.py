@@ -1,4 +1,4 @@
-"""From records to what every results file holds: each round's hits, points of thresholds, and which pictures it was.
+"""What every results file takes from records: each round's hits, points of thresholds, and which images these are.
 
 Letters: N images, S rounds.
 """
@@ -11,36 +11,31 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from progresvit.evaluation.records import Records
-from progresvit.results.format import Data, Point, Rounds, pack
+from progresvit.evaluation import Records
 from progresvit.routing import HIGHEST, OperatingPoint, near_lossless
 from progresvit.routing.frontier import every_threshold, exit_counts, frontier
+from repro.formats import Data, Point, Rounds, pack
 
 POINTS = 60
-"""Of a frontier, about: two may fall together."""
+"""Of a frontier, about: two may coincide."""
 
-Threshold = float | tuple[float, ...]
+Thresholds = float | tuple[float, ...]
 
 
 def data_of(records: Records, *, name: str, train: int | None = None, learned: str | None = None) -> Data:
-    """Which pictures these are. ``train`` and ``learned`` are of the training run, if there was one."""
+    """Which images these are. ``train`` and ``learned`` are of the training run, if there was one."""
     return Data(
         name=name,
         train=train,
         val=len(records),
         classes=records.config.num_classes,
-        names=hash_names(records.ids.tolist()),
+        names=hashlib.sha256("\n".join(sorted(records.ids.tolist())).encode()).hexdigest(),
         learned=learned,
     )
 
 
-def hash_names(names: Sequence[str]) -> str:
-    """The same for the same names, whatever their order."""
-    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
-
-
 def measure_rounds(records: Records) -> Rounds:
-    """Cost of each round and whether it is right, the pictures in the order of their names."""
+    """Cost of each round and whether it is right, images in the order of their names."""
     correct = records.correct[np.argsort(records.ids, kind="stable")]  # (N, S)
     rounds = records.config.rounds
     return Rounds(
@@ -54,25 +49,23 @@ def measure_rounds(records: Records) -> Rounds:
 
 
 def measure_point(records: Records, threshold: float | Sequence[float]) -> Point:
-    """Where a threshold of the entropy leads, or one for each round but the last.
+    """The outcome of an entropy threshold, or of one for each round but the last.
 
-    JSON has no infinity: a threshold above every entropy is written as the lowest such, which does the same.
+    A threshold above every entropy is written as the lowest such, which does the same as infinity.
     """
     return _point(records, frontier(records.scores(), records.correct, records.gmacs(), [_finite(threshold)])[0])
 
 
 def measure_near_lossless(records: Records) -> Point:
-    """The cheapest point whose top-1 is the full path's, but for 0.03 points."""
+    """The cheapest point within 0.03 points of the full path's top-1."""
     return _point(records, near_lossless(records.scores(), records.correct, records.gmacs()))
 
 
 def measure_frontier(records: Records, points: int = POINTS) -> tuple[Point, ...]:
-    """From the cheapest to the full path, thresholds at evenly spread costs, both ends included.
+    """From the cheapest point to the full path, both included, at evenly spread costs.
 
-    One threshold is shared by all rounds. The cheapest is round 1 alone, but for images whose logits are not finite.
+    All rounds share one threshold. The cheapest point is round 1 alone, but for images whose logits are not finite.
     """
-    if points < 2:
-        raise ValueError(f"a frontier has both its ends, so 2 points at least, not {points}.")
     scores, correct, gmacs = records.scores(), records.correct, records.gmacs()
     thresholds = every_threshold(scores)  # rising, so costs fall
     spent = exit_counts(scores, thresholds)[::-1] @ np.asarray(gmacs)  # cheapest first
@@ -92,6 +85,6 @@ def _point(records: Records, found: OperatingPoint) -> Point:
     )
 
 
-def _finite(threshold: float | Sequence[float]) -> Threshold:
+def _finite(threshold: float | Sequence[float]) -> Thresholds:
     highest = math.nextafter(HIGHEST, math.inf)  # above every entropy
     return min(threshold, highest) if isinstance(threshold, float | int) else tuple(min(t, highest) for t in threshold)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.evaluation.records import Records
+from progresvit.evaluation import Records
 from progresvit.evaluation.routing_tables import refine
-from progresvit.results.format_routing import MatchedResult
 from progresvit.routing import TENTHS, Router, fit_router
 from progresvit.routing.calibration import OutOfReachError
 from progresvit.routing.router import Target
+from repro.formats import MatchedResult
 
 TARGETS: tuple[Target, ...] = ("benefit", "error")
 """What routers learn: the paper's, and the plainest."""
@@ -22,27 +21,25 @@ FITS = 5
 FOLDS = 5
 DRAWS = 1000
 STEPS = 100
-"""Of the optimizer, at least: on a few thousand pictures the paper's six epochs would be but a few dozen."""
+"""Minimum number of optimizer steps: on a few thousand images the paper's six epochs are a few dozen."""
 BATCH = 512
-TRAINING, HELD_BACK = "training pictures", "other held-back pictures"
+TRAINING, HELD_OUT = "training pictures", "other held-back pictures"
+"""In the words of results files of format 1."""
 
 Scores = NDArray[np.float32]
-
-_ONE_AT_A_TIME = threading.Lock()
-"""A study measures in several threads, and fits draw from torch's one generator."""
 
 
 def measure_matched(
     val: Records, learned: Records | None, *, fits: int = FITS, rates: Sequence[float] = TENTHS, seed: int = 0
 ) -> list[MatchedResult]:
-    """Routers of each target: fitted on the pictures that the model learned from, and cross-fitted on others.
+    """Routers of each target: fitted on the model's training images, and cross-fitted on others.
 
-    The first is the paper's way, left out without ``learned``. Left out too is what has nothing to learn from: a model
-    that has every training picture right shows no example of an error. Only two rounds have a rate to match.
+    The first is the paper's way and needs ``learned``. Routers without examples are left out: a model that has every
+    training image right shows no error. Only models of two rounds have a rate to match.
     """
     if val.rounds != 2:
         return []
-    sources: dict[str, Records | None] = {HELD_BACK: None}
+    sources: dict[str, Records | None] = {HELD_OUT: None}
     if learned is not None:
         sources = {TRAINING: learned, **sources}
     found = []
@@ -63,20 +60,17 @@ def _scores(val: Records, fitting: Records | None, *, target: Target, seed: int)
 
 
 def fit_on(records: Records, *, target: Target, seed: int) -> Router:
-    """A router of these pictures: the paper's six epochs, and more where they would be but a few steps."""
+    """A router of these images: the paper's six epochs, or more where these are few steps."""
     epochs = max(6, -(-STEPS // max(1, len(records) // BATCH)))
     weights = records.header.weights
     statistics, correct, ids = records.statistics, records.correct, records.ids
-    with _ONE_AT_A_TIME:
-        return fit_router(
-            statistics, correct, target=target, epochs=epochs, batch=BATCH, seed=seed, model=weights, ids=ids
-        )
+    return fit_router(statistics, correct, target=target, epochs=epochs, batch=BATCH, seed=seed, model=weights, ids=ids)
 
 
 def cross_fitted_scores(records: Records, *, target: Target, seed: int, folds: int = FOLDS) -> Scores:
-    """Round 1's score of every picture by a router that was fitted on the other folds: (N,).
+    """Round 1's score of every image by a router that was fitted on the other folds: (N,).
 
-    All scores are probabilities of the same thing, so those of different routers are compared as they are.
+    All scores are probabilities of the same event, so scores of different routers are comparable.
     """
     numbers = folds_of(records.ids.tolist(), seed=seed, folds=folds)
     scores = np.zeros(len(records), np.float32)
@@ -89,7 +83,7 @@ def cross_fitted_scores(records: Records, *, target: Target, seed: int, folds: i
 
 
 def folds_of(names: Sequence[str], *, seed: int, folds: int = FOLDS) -> NDArray[np.int64]:
-    """The fold of each name, drawn by the name alone: the same whatever other pictures there are. (N,)"""
+    """The fold of each name, (N,). It depends on the name alone."""
     digests = [hashlib.sha256(f"fold {seed}\n{name}".encode()).digest()[:8] for name in names]
     return np.array([int.from_bytes(digest, "big") % folds for digest in digests], np.int64)
 
@@ -97,12 +91,12 @@ def folds_of(names: Sequence[str], *, seed: int, folds: int = FOLDS) -> NDArray[
 def compare(
     val: Records, scores: Sequence[Scores], *, router: str, fitted_on: str, rates: Sequence[float], seed: int
 ) -> MatchedResult:
-    """Top-1 when exactly the same number of pictures goes on, by entropy and by each fit's scores, (N,) each."""
+    """Top-1 when exactly the same number of images continues, by entropy and by each fit's scores, (N,) each."""
     correct, gmacs = val.correct, val.gmacs()
-    going_on = [round(rate * len(val)) for rate in rates]
+    continuing = [round(rate * len(val)) for rate in rates]
 
     def outcomes(values: Scores) -> NDArray[np.bool_]:
-        return np.stack([refine(values, correct, count) for count in going_on], axis=1)  # (N, R)
+        return np.stack([refine(values, correct, count) for count in continuing], axis=1)  # (N, R)
 
     entropy = outcomes(val.top10_entropy[:, 0])
     routed = np.stack([outcomes(one) for one in scores])  # (F, N, R)
@@ -112,7 +106,7 @@ def compare(
         fitted_on=fitted_on,
         fits=len(scores),
         shares=tuple(rates),
-        gmacs_paper=tuple(gmacs[0] + count / len(val) * (gmacs[1] - gmacs[0]) for count in going_on),
+        gmacs_paper=tuple(gmacs[0] + count / len(val) * (gmacs[1] - gmacs[0]) for count in continuing),
         entropy_top1=tuple(entropy.mean(axis=0).tolist()),
         router_top1=tuple(routed.mean(axis=(0, 1)).tolist()),
         lowest=tuple(lowest.tolist()),
@@ -123,18 +117,18 @@ def compare(
 def gain_interval(
     gains: NDArray[np.float32], *, seed: int, draws: int = DRAWS
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """95 % interval of the mean gain over fits and pictures: (F, N, R) -> (R,) twice.
+    """95 % interval of the mean gain over fits and images: (F, N, R) -> (R,) twice.
 
-    A gain is 1 where the router alone is right, -1 where entropy alone is. Each of the draws takes N pictures and F
-    fits anew, with replacement and independently of each other, and averages over both; the interval lies between the
-    2.5th and the 97.5th percentile of these averages. Which pictures go on is not decided anew within a draw.
+    A gain is 1 where the router alone is right, -1 where entropy alone is. Each draw resamples N images and F fits,
+    independently and with replacement, and averages over both; the interval lies between the 2.5th and the 97.5th
+    percentile of these averages. The images that continue are not chosen again within a draw.
     """
-    fits, pictures, rates = gains.shape
+    fits, images, rates = gains.shape
     rng = np.random.default_rng(seed)
     means = np.zeros((draws, rates))
     for number in range(draws):
-        weights = np.bincount(rng.integers(0, pictures, pictures), minlength=pictures).astype(np.float32)
+        weights = np.bincount(rng.integers(0, images, images), minlength=images).astype(np.float32)
         fit_weights = np.bincount(rng.integers(0, fits, fits), minlength=fits).astype(np.float32)
-        means[number] = fit_weights @ (weights @ gains) / (fits * pictures)  # (N,) @ (F, N, R) -> (F, R) -> (R,)
+        means[number] = fit_weights @ (weights @ gains) / (fits * images)  # (N,) @ (F, N, R) -> (F, R) -> (R,)
     lowest, highest = np.percentile(means, [2.5, 97.5], axis=0)
     return lowest, highest

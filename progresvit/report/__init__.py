@@ -1,1 +1,0 @@
-"""From a results folder to a page of tables and figures."""

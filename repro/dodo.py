@@ -1,0 +1,215 @@
+"""The tasks of a study for doit: train, evaluate and measure what a run list names.
+
+    doit -f repro/dodo.py -n 3 study=photos data='photos/*.tar' runs=runs/photos [TASK ...]
+
+README.md explains the variables. A command is a process of its own. Ctrl-C, SIGTERM and a closed terminal stop doit,
+which stops its commands; a training saves a checkpoint first. The same command resumes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from doit import get_initial_workdir
+from doit.exceptions import InvalidDodoFile, TaskFailed
+from doit.tools import config_changed
+from pydantic import Field
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from progresvit.io.files import replace_file
+from progresvit.io.parse import Section, parse
+from repro.study import STUDY_FILE, Command, Entry, Places, commands_of, entries_of, load_study
+
+Task = dict[str, Any]
+
+
+class Variables(Section):
+    """NAME=VALUE on the command line."""
+
+    study: str
+    """A name in repro/runs, or the path of a YAML file."""
+    data: str
+    """What progresvit train takes: a folder or tars with <split>/<class>/<image>."""
+    runs: Path
+    """Folder for models, records and logs."""
+    results: Path | None = None
+    """Folder for results files; by default RUNS/results."""
+    set: str = ""
+    """Changes to every run's recipe, separated by spaces: "schedule.epochs=30 ema=0.9"."""
+    gpus: int = Field(0, ge=0)
+    """Spread the entries of the study over this many GPUs; 0: leave the choice to each command."""
+    processes: int = Field(1, ge=1)
+    """Processes of one command, under torchrun: one training on several GPUs."""
+    workers: int | None = None
+    """Processes that decode images, of one evaluation."""
+    device: str | None = None
+    """cpu or cuda; by default cuda where there is one."""
+
+
+HERE = Path(get_initial_workdir() or Path.cwd())  # doit changes to the folder of this file
+try:
+    words = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
+    GIVEN = parse(Variables, dict(word.split("=", 1) for word in words), origin="variables of repro/dodo.py")
+    STUDY = load_study(HERE / GIVEN.study if GIVEN.study.endswith(".yaml") else GIVEN.study, shlex.split(GIVEN.set))
+    ENTRIES = entries_of(STUDY)
+    PLACES = Places(data=GIVEN.data, runs=HERE / GIVEN.runs)
+    RESULTS = HERE / (GIVEN.results or GIVEN.runs / "results")
+    if any(RESULTS.glob("*.json")):
+        from repro.measure.entries import check_earlier
+
+        check_earlier(STUDY, RESULTS, PLACES)
+except (ValueError, OSError) as error:
+    raise InvalidDodoFile(str(error)) from error
+
+MEASURED = {entry.name for entry in ENTRIES if (RESULTS / f"{entry.name}.json").exists()}
+TO_MEASURE = [entry for entry in ENTRIES if entry.name not in MEASURED]
+DOIT_CONFIG = {
+    "dep_file": str(PLACES.runs / ".doit.db"),
+    "par_type": "thread",
+    "continue": True,  # a failed task does not stop the others
+    "verbosity": 0,
+}
+PLACES.runs.mkdir(parents=True, exist_ok=True)
+
+running: set[subprocess.Popen[bytes]] = set()
+"""Commands at work."""
+
+
+def task_train() -> Iterator[Task]:
+    """A model for each run and seed."""
+    needed = {entry.trained for entry in TO_MEASURE}
+    for entry in ENTRIES:
+        if entry.kind == "run":
+            yield _task(entry, entry.name, commands_of(STUDY, entry, PLACES)[0], done=entry.name not in needed)
+
+
+def task_evaluate() -> Iterator[Task]:
+    """Records of each model, clean and corrupted."""
+    for entry in ENTRIES:
+        for command in commands_of(STUDY, entry, PLACES):
+            if command.words[0] != "train":
+                name = command.makes.stem if command.words[0] == "evaluate" else f"{entry.name}-shifted"
+                yield _task(entry, name, command, done=entry.name in MEASURED)
+
+
+def task_measure() -> Iterator[Task]:
+    """A results file for each entry."""
+    yield {"name": STUDY_FILE, "actions": [write_study], "uptodate": [config_changed(STUDY.to_yaml())]}
+    for entry in ENTRIES:
+        measure = [str(Path(__file__).parent / "measure"), entry.name, "--runs", PLACES.runs, "--results", RESULTS]
+        yield {
+            "name": entry.name,
+            "doc": f"{entry.name}.json",
+            "actions": [] if entry.name in MEASURED else [(run, [entry, [sys.executable, *map(str, measure)]])],
+            "file_dep": [command.makes for command in commands_of(STUDY, entry, PLACES) if entry.name not in MEASURED],
+            "task_dep": [f"measure:{STUDY_FILE}"],
+            "targets": [RESULTS / f"{entry.name}.json"],
+            "uptodate": [True],
+        }
+
+
+def task_group() -> Iterator[Task]:
+    """By name: a run with all seeds, an entry, all runs of a comparison, all models of a shift entry."""
+    groups: dict[str, dict[str, None]] = {}
+    for entry in ENTRIES:
+        for name in (entry.name, entry.key):
+            groups.setdefault(name, {})[f"measure:{entry.name}"] = None
+    for name, comparison in STUDY.comparisons.items():
+        compared = {*comparison.rows.values(), comparison.against}
+        wanted = {f"measure:{entry.name}": None for entry in ENTRIES if entry.kind == "run" and entry.key in compared}
+        groups.setdefault(name, {}).update(wanted)
+    for name, tasks in groups.items():
+        yield {"basename": name, "actions": None, "task_dep": list(tasks), "doc": " ".join(tasks)}
+
+
+def _task(entry: Entry, name: str, command: Command, *, done: bool) -> Task:
+    """A progresvit command; nothing to do if the entry's results are there already."""
+    if done:
+        return {"name": name, "actions": None, "uptodate": [True], "doc": "results are there already"}
+    model = PLACES.model(entry)
+    trained = [Path(model) / "model.safetensors"] if entry.trained and command.words[0] != "train" else []
+    return {
+        "name": name,
+        "doc": shlex.join(("progresvit", *command.words)),
+        "actions": [(progresvit, [entry, command])],
+        "file_dep": trained,
+        "targets": [command.makes],
+        "uptodate": [config_changed(shlex.join(command.words))],
+    }
+
+
+def write_study() -> None:
+    """The study beside its results: the page and the measurements read it there."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    replace_file(RESULTS / STUDY_FILE, STUDY.to_yaml())
+
+
+def progresvit(entry: Entry, command: Command) -> TaskFailed | None:
+    """Run a command. A begun training goes on; records of an earlier model are replaced."""
+    words = [sys.executable]
+    if GIVEN.processes > 1:
+        words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(GIVEN.processes)]
+    words += ["-m", "progresvit", *command.words]
+    if command.words[0] == "train" and (PLACES.run(entry.name) / "recipe.yaml").exists():
+        words.append("--resume")
+    if command.words[0] == "evaluate":
+        words.append("--overwrite")
+    if GIVEN.device is not None:
+        words += ["--device", GIVEN.device]
+    if GIVEN.workers is not None and command.words[0] != "train":
+        words += ["--workers", str(GIVEN.workers)]
+    return run(entry, words)
+
+
+def run(entry: Entry, words: list[str]) -> TaskFailed | None:
+    """Run a process with output to the entry's log, and note how long it took."""
+    log, began = PLACES.log(entry.name), time.monotonic()
+    log.parent.mkdir(exist_ok=True)
+    environment = dict(os.environ)
+    if GIVEN.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = str(ENTRIES.index(entry) % GIVEN.gpus)
+    with log.open("ab") as file:
+        file.write(f"$ {shlex.join(words)}\n".encode())
+        file.flush()
+        child = subprocess.Popen(
+            words, cwd=HERE, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0
+        )
+        running.add(child)  # in a group of its own: Ctrl-C reaches it once, through stop_running
+        jobs = len(running)
+        try:
+            code = child.wait()
+        finally:
+            jobs = max(jobs, len(running))
+            timing = {"seconds": time.monotonic() - began, "jobs": jobs, "processes": GIVEN.processes}
+            with PLACES.timings(entry.name).open("a", encoding="utf-8") as timings:
+                timings.write(json.dumps(timing) + "\n")
+    running.discard(child)
+    if code == 0:
+        return None
+    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(("$ ", "error: "))]
+    return TaskFailed(f"{shlex.join(words[1:])}\nended with {code}: {errors[-1]}\nAll of its output: {log}")
+
+
+@atexit.register
+def stop_running() -> None:
+    """Ask the commands to stop, and wait until they have."""
+    for child in list(running):
+        child.terminate()
+    for child in list(running):
+        child.wait()
+
+
+for number in (signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))

@@ -1,0 +1,363 @@
+"""What a results file holds, and how it is read: one JSON file per measurement, complete in itself.
+
+Accuracy is kept image by image, as bits, so that two models are compared on the images on which they differ. Shares are
+0 to 1, seconds are of the wall clock, GMACs are given in both conventions. Files of format 1 call images "pictures".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, model_validator
+
+from progresvit.io.parse import Section, parse
+
+FORMAT = 1
+FULL = -1
+"""The last round's index: the full path."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Shares = tuple[Share, ...]
+"""One for each round, unless a field says otherwise."""
+
+
+class Part(Section):
+    """A piece of a results file. Numbers are finite: not every JSON reader knows infinity."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Machine(Part):
+    """The hardware and software of a measurement."""
+
+    device: str
+    """The GPU's name, or the processor's."""
+    processes: int
+    """Of one command, under torchrun."""
+    jobs: int
+    """Commands that shared the machine at a time. Seconds are longer for it."""
+    python: str
+    torch: str
+
+
+class Data(Part):
+    """The images. Runs of one comparison must agree in all of it."""
+
+    name: str
+    train: int | None
+    """Training images, if the study trained the model."""
+    val: int
+    """Images measured on."""
+    classes: int
+    names: str
+    """Hash of the measured images' names, in the order of the bits."""
+    learned: str | None
+    """Hash of the names of all images of a training run, both splits."""
+
+
+class Rounds(Part):
+    """Each round's cost and, image by image, whether it is right."""
+
+    resolutions: tuple[int, ...]
+    heads: tuple[int, ...]
+    gmacs_paper: tuple[float, ...]
+    """Of an image that exits after each round, earlier rounds included."""
+    gmacs_executed: tuple[float, ...]
+    right: tuple[int, ...]
+    """Images that each round has right."""
+    bits: tuple[str, ...]
+    """The same image by image: hexadecimal, the first image in the highest bit."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Rounds:
+        if tuple(int(bits, 16).bit_count() for bits in self.bits) != self.right:
+            raise ValueError("right and bits disagree")
+        return self
+
+    def correct(self, images: int) -> NDArray[np.bool_]:
+        """(N, S)"""
+        return np.stack([unpack(bits, images) for bits in self.bits], axis=1)
+
+
+class Point(Part):
+    """The outcome of a threshold."""
+
+    threshold: float | tuple[float, ...]
+    """One, or one for each round but the last; instead of infinity, one above every entropy."""
+    top1: Share
+    gmacs_paper: float
+    gmacs_executed: float
+    exit_shares: Shares
+
+
+class Measurement(Part):
+    """What every file says."""
+
+    format: Literal[1]
+    name: str
+    """The file's name without .json."""
+    commands: tuple[str, ...]
+    """What it was measured from. DATA and RUNS stand for the reader's folders."""
+    seed: int | None
+    """Of the training, or of random draws; None if nothing was drawn."""
+    seconds: float
+    """Of the steps of a training, including the first and its compilation; otherwise of all commands."""
+    date: str
+    revision: str
+    """Git revision of the code."""
+    machine: Machine
+    data: Data
+    precision: str
+
+
+class RunResult(Measurement):
+    """A model that the study trained, every round of it on every held-out image."""
+
+    kind: Literal["run"]
+    run: str
+    """Its name in the study; runs that differ in the seed alone share it."""
+    recipe: dict[str, Any]
+    epochs: int
+    parameters: int
+    rounds: Rounds
+    frontier: tuple[Point, ...]
+    """From the cheapest to the full path."""
+    near_lossless: Point
+    history: tuple[tuple[int, Shares], ...]
+    """Epochs done, and top-1 of each round then."""
+
+
+class Spread(Part):
+    """A value over repeated draws."""
+
+    mean: float
+    lowest: float
+    highest: float
+
+
+class HalvesResult(Part):
+    """A threshold calibrated on random halves of the images, measured on the other halves."""
+
+    number: int
+    drop: Spread
+    """Top-1 of the full path minus that of the routed one."""
+    saving: Spread
+    wrong: Spread
+    """Error rate among answered images."""
+    broken: int | None
+    """Halves on which the guarantee did not hold; None for a setting without guarantee."""
+
+
+class SettingResult(Part):
+    """A calibrated threshold, on the images it was calibrated on and on others."""
+
+    name: str
+    point: Point
+    epsilon: float | None
+    """Guaranteed maximum drop, with probability 1 - delta."""
+    delta: float | None
+    abstain: float | None
+    """Entropy from which an answer is withheld."""
+    answered: Share
+    top1_of_answered: Share
+    halves: HalvesResult | None
+
+
+class GroupAt(Part):
+    """A group of classes at a setting."""
+
+    setting: str
+    top1: Share
+    gmacs_paper: float
+    exit_shares: Shares
+    answered: Share
+    top1_of_answered: Share | None
+
+
+class GroupResult(Part):
+    """A group of classes alone."""
+
+    name: str
+    pictures: int
+    top1: Shares
+    at: tuple[GroupAt, ...]
+
+
+class MatchedResult(Part):
+    """A router against entropy when the same share of images continues to the last round."""
+
+    router: str
+    fitted_on: str
+    fits: int
+    """Routers fitted with different seeds; values are means over them."""
+    shares: Shares
+    """Of images that continue; the other tuples have one value for each."""
+    gmacs_paper: tuple[float, ...]
+    entropy_top1: Shares
+    router_top1: Shares
+    lowest: tuple[float, ...]
+    """95 % interval of router minus entropy: percentiles of its mean over a thousand resamples of images and fits. The
+    images that continue are not chosen again in a resample."""
+    highest: tuple[float, ...]
+
+
+class RiskCurve(Part):
+    """Risk against coverage when uncertain answers are withheld."""
+
+    name: str
+    coverage: Shares
+    risk: Shares
+    area: float
+
+
+class EqualAccuracy(Part):
+    """Compute of a rule whose thresholds were chosen on other images for an allowed drop; means over random splits."""
+
+    rule: str
+    splits: int
+    drop: float | None
+    top1: Share
+    gmacs_paper: float
+    saving: float
+    given_up: Share | None
+    given_up_wrong: Share | None
+    """Share of the given-up images that are wrong in every round."""
+
+
+class RoutingResult(Measurement):
+    """One model's thresholds, routers and withheld answers."""
+
+    kind: Literal["routing"]
+    model: str
+    weights: str
+    rounds: Rounds
+    frontier: tuple[Point, ...]
+    settings: tuple[SettingResult, ...]
+    groups: tuple[GroupResult, ...]
+    matched: tuple[MatchedResult, ...]
+    abstention: tuple[RiskCurve, ...]
+    equal_accuracy: tuple[EqualAccuracy, ...]
+
+
+class ShiftedAt(Part):
+    """A setting, calibrated on clean images, under shift."""
+
+    setting: str
+    top1: Share
+    gmacs_paper: float
+    exit_shares: Shares
+
+
+class ShiftedSet(Part):
+    """One corruption at one severity; the clean images have no corruption and severity 0."""
+
+    corruption: str | None
+    severity: int
+    pictures: int
+    top1: Shares
+    at: tuple[ShiftedAt, ...]
+
+
+class SeverityFrontier(Part):
+    """All corruptions of a severity together."""
+
+    severity: int
+    pictures: int
+    frontier: tuple[Point, ...]
+
+
+class ShiftResult(Measurement):
+    """A model under corruption."""
+
+    kind: Literal["shift"]
+    model: str
+    weights: str
+    gmacs_paper: tuple[float, ...]
+    sets: tuple[ShiftedSet, ...]
+    severities: tuple[SeverityFrontier, ...]
+
+
+KINDS: dict[str, type[Measurement]] = {"run": RunResult, "routing": RoutingResult, "shift": ShiftResult}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """All measurements of a folder, by name."""
+
+    runs: dict[str, RunResult]
+    routing: dict[str, RoutingResult]
+    shift: dict[str, ShiftResult]
+
+    @property
+    def all(self) -> list[Measurement]:
+        return [*self.runs.values(), *self.routing.values(), *self.shift.values()]
+
+
+def read_results(folder: Path) -> Results:
+    """Every JSON file of a folder."""
+    found = [read_measurement(path) for path in sorted(folder.glob("*.json"))]
+    if not found:
+        raise ValueError(f"{folder} holds no results (JSON files); give the results folder of a study.")
+    return Results(
+        runs={one.name: one for one in found if isinstance(one, RunResult)},
+        routing={one.name: one for one in found if isinstance(one, RoutingResult)},
+        shift={one.name: one for one in found if isinstance(one, ShiftResult)},
+    )
+
+
+def read_measurement(path: Path) -> Measurement:
+    """One results file. Errors name the file, the field and what to do."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); delete it and measure again.") from error
+    kind = values.get("kind") if isinstance(values, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(
+            f"{path} is no results file: its kind is {kind!r}, not {', '.join(KINDS)}; move it out of the folder."
+        )
+    if (layout := values.get("format")) != FORMAT:
+        raise ValueError(
+            f"{path} has format {layout!r} and this version reads format {FORMAT}; delete it and measure again, or use "
+            f"the version that wrote it (revision {values.get('revision', 'unknown')})."
+        )
+    result = parse(KINDS[kind], values, origin=str(path))
+    if result.name != path.stem:
+        raise ValueError(f"{path} calls itself {result.name}; rename the file to {result.name}.json.")
+    return result
+
+
+def to_json(result: Measurement) -> str:
+    """The text of a results file."""
+    return json.dumps(result.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def pack(correct: NDArray[np.bool_]) -> str:
+    """(N,) -> hexadecimal."""
+    return np.packbits(correct).tobytes().hex()
+
+
+def unpack(bits: str, images: int) -> NDArray[np.bool_]:
+    """Hexadecimal -> (N,)"""
+    if len(bits) != 2 * -(-images // 8):
+        raise ValueError(f"{len(bits) * 4} bits for {images} images; measure again.")
+    return np.unpackbits(np.frombuffer(bytes.fromhex(bits), np.uint8), count=images).astype(bool)
+
+
+def check_comparable(results: Sequence[Measurement], what: str) -> None:
+    """Refuse to compare measurements of different images or precisions."""
+    for other in results[1:]:
+        first = results[0]
+        for field in (*(f"data.{name}" for name in Data.model_fields), "precision"):
+            ours, theirs = (getattr(one.data, field[5:]) if "." in field else one.precision for one in (first, other))
+            if ours != theirs:
+                raise ValueError(
+                    f"{what} compares {first.name} and {other.name}, which differ in {field}: {ours} and {theirs}. "
+                    "Measure both on the same images in the same way, or take one of them out."
+                )

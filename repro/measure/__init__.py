@@ -1,0 +1,1 @@
+"""Measurements: records and run folders in, results files out."""

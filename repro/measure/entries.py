@@ -1,0 +1,149 @@
+"""The results file of an entry of a study, and whether results from before are of this very study."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from progresvit import api, checkpoint, compute
+from progresvit.distributed import processor_name
+from progresvit.evaluation import Records, read_records
+from progresvit.evaluation.shift import plan as plan_shift
+from progresvit.training.folder import ABOUT_FILE, RECIPE_FILE, changed_keys
+from progresvit.training.journal import git_revision, read_log, training_seconds
+from progresvit.training.recipe import Run, make_recipe
+from repro.formats import (
+    FORMAT,
+    Machine,
+    Measurement,
+    RoutingResult,
+    RunResult,
+    ShiftResult,
+    read_measurement,
+)
+from repro.measure.records import data_of, measure_frontier, measure_near_lossless, measure_rounds
+from repro.measure.routing import measure_routing
+from repro.measure.shift import measure_shift
+from repro.study import Entry, Places, Study, entries_of, reader_commands
+
+SEED = 0
+"""Of halves, folds and routers."""
+NOT_LEARNED = {"data.workers", *(f"run.{key}" for key in Run.model_fields if key != "precision")}
+"""Keys of a recipe that do not change the trained model."""
+
+
+def measure_entry(study: Study, entry: Entry, places: Places) -> Measurement:
+    """The results file of an entry whose commands have run."""
+    records = read_records(places.records(entry.name))
+    if records.header.weights != _weights(places.model(entry)):  # the model was trained again since
+        raise ValueError(
+            f"{places.records(entry.name)} is of other weights than its model; delete it to evaluate again."
+        )
+    common = _common(study, entry, places, records)
+    if entry.kind == "run":
+        return RunResult(**common | _training(study, entry, places, records, jobs=common["machine"].jobs))
+    common |= {"model": without_folders(entry.model), "weights": records.header.weights}
+    if entry.kind == "routing":
+        learned = places.records(f"{entry.name}-train") if study.routing[entry.key].learned_from else None
+        learned_records = read_records(learned) if learned else None
+        found = measure_routing(records, learned_records, groups=study.groups, seed=SEED)
+        return RoutingResult(kind="routing", **common | {"seed": SEED}, **found)
+    shift = study.shift[entry.key]
+    sets = plan_shift("generated", places.data, corruptions=shift.corruptions, severities=shift.severities)
+    folder = places.shift(entry.name) / "records"
+    shifted = {one.name: read_records(folder / f"{one.name}.parquet") for one in sets}
+    return ShiftResult(kind="shift", **common, **measure_shift(records, shifted, sets))
+
+
+def _weights(model: str) -> str:
+    return checkpoint.weights_hash(api.load(model))
+
+
+def _common(study: Study, entry: Entry, places: Places, records: Records) -> dict[str, Any]:
+    """What every kind of results file says: this machine and this code made it."""
+    header = records.header
+    timings = [json.loads(line) for line in places.timings(entry.name).read_text(encoding="utf-8").splitlines()]
+    return {
+        "format": FORMAT,
+        "name": entry.name,
+        "commands": reader_commands(study, entry),
+        "seed": None,
+        "seconds": round(sum(one["seconds"] for one in timings), 1),
+        "date": header.date,
+        "revision": git_revision() or "unknown",
+        "machine": Machine(
+            device=processor_name() if header.device == "cpu" else header.device,
+            processes=max(one["processes"] for one in timings),
+            jobs=max(one["jobs"] for one in timings),
+            python=platform.python_version(),
+            torch=torch.__version__,
+        ),
+        "data": data_of(records, name=study.data),
+        "precision": header.precision,
+    }
+
+
+def _training(study: Study, entry: Entry, places: Places, records: Records, *, jobs: int) -> dict[str, Any]:
+    """What a training run says of itself; it may have been carried out by another machine or version."""
+    folder = places.run(entry.name)
+    about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
+    recipe = yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
+    log = read_log(folder)
+    machine = {key: about[key] for key in ("device", "processes", "python", "torch")}
+    return {
+        "kind": "run",
+        "run": entry.key,
+        "seed": entry.seed,
+        "seconds": round(training_seconds(log, recipe["optimizer"]["batch"]), 1),
+        "revision": about["git"] or "unknown",
+        "machine": Machine(jobs=jobs, **machine),
+        "data": data_of(records, name=study.data, train=about["pictures"], learned=about["names"]),
+        "recipe": without_folders(recipe),
+        "epochs": recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"],
+        "parameters": compute.parameters(records.config),
+        "rounds": measure_rounds(records),
+        "frontier": measure_frontier(records),
+        "near_lossless": measure_near_lossless(records),
+        "history": tuple((line["epoch"] + 1, tuple(line["top1"])) for line in log if line["event"] == "evaluation"),
+    }
+
+
+def without_folders(value: Any) -> Any:
+    """The same with every absolute path shortened to its last part: others have no such folder."""
+    if isinstance(value, dict):
+        return {key: without_folders(part) for key, part in value.items()}
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+
+
+def check_earlier(study: Study, results: Path, places: Places) -> None:
+    """Refuse a results folder with results of another study: another recipe, dataset or model."""
+    for entry in entries_of(study):
+        path = results / f"{entry.name}.json"
+        if path.exists() and (differing := _differing(read_measurement(path), study, entry, places)):
+            raise ValueError(
+                f"{path} was made differently from what the study says (other {', '.join(differing)}); delete it to "
+                "measure again, or name another results folder."
+            )
+
+
+def _differing(before: Measurement, study: Study, entry: Entry, places: Places) -> list[str]:
+    found = ["data"] if before.data.name != study.data else []
+    if isinstance(before, RunResult):
+        now = study.load_recipe_of(entry.key).model_copy(update={"seed": entry.seed})
+        then = make_recipe(before.recipe, origin=f"{entry.name}.json: recipe")  # with keys newer than it
+        recipes = [without_folders(yaml.safe_load(one.to_yaml())) for one in (then, now)]
+        return found + changed_keys(*recipes, free=NOT_LEARNED)
+    assert isinstance(before, RoutingResult | ShiftResult)
+    if before.commands != reader_commands(study, entry):
+        found.append("commands")
+    if isinstance(before, RoutingResult) and [group.name for group in before.groups] != list(study.groups):
+        found.append("groups")
+    model = places.model(entry)
+    if entry.trained and Path(model).exists() and before.weights != _weights(model):
+        found.append("weights")
+    return found

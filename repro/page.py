@@ -1,0 +1,313 @@
+"""Builds a page of results: ``python repro/page.py [RESULTS] [--check]``.
+
+Without RESULTS, docs/results.md from repro/results by the template results.md.j2. With RESULTS, a page of all tables and
+plots in that folder, by the template study.md.j2 or by a results.md.j2 of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from progresvit.analysis.style import render
+from progresvit.io.files import replace_file
+from repro import figures, routing_tables, tables
+from repro.compare import gather, line_up
+from repro.formats import FULL, Measurement, Results, ShiftResult, check_comparable, read_results
+from repro.study import STUDY_FILE, Study, read_study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HERE = Path(__file__).parent
+TEMPLATE, GENERIC = "results.md.j2", "study.md.j2"
+NOT_MEASURED = "Not measured."
+DATA_KEY = "progresvit-data"
+"""Text in a PNG file: hash of the results that it shows."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A PNG file, drawn when it is written."""
+
+    draw: Callable[[], Figure]
+    data: str
+    """Hash of the results that it shows."""
+
+
+class Page:
+    """What a template can ask for: blocks of Markdown by name, and single results. Plots are noted in ``plots``."""
+
+    def __init__(self, results: Results, study: Study, figures: str) -> None:
+        """``figures`` is the path of the plots' folder from the page."""
+        self.results, self.study, self.figures = results, study, figures
+        self.plots: dict[str, Plot] = {}
+
+    def plot(self, name: str, alt: str, draw: Callable[[], Figure], *data: Any) -> str:
+        """An image tag; ``data`` is everything that the plot shows."""
+        content = json.dumps([name, *data], sort_keys=True, default=_shown)
+        self.plots[f"{name}.png"] = Plot(draw, hashlib.sha256(content.encode()).hexdigest())
+        return f'<img src="{self.figures}/{name}.png" width="640" alt="{alt}">'
+
+    def about(self) -> str:
+        """The images, and how numbers are given."""
+        sets: dict[tuple[str, int, int], int | None] = {}
+        for one in self.results.all:
+            which = one.data.name, one.data.val, one.data.classes
+            sets[which] = one.data.train or sets.get(which)  # what was not trained here does not say
+        lines = []
+        for (name, val, classes), train in sets.items():
+            trained = f"; models learned from {train:,} others" if train is not None else ""
+            lines.append(f"- {name}: measured on {val:,} held-back pictures of {classes} classes{trained}.")
+        return "\n".join(lines)
+
+    def comparison(self, name: str) -> str:
+        """Accuracy, differences and early exit of runs side by side."""
+        compared = line_up(self.results, self.study, name)
+        if not compared.rows:
+            return NOT_MEASURED
+        notes = [f"Not measured: {', '.join(compared.missing)}."] if compared.missing else []
+        if compared.unmeasured_base is not None:
+            notes.append(f"Not measured, and so compared with nothing: {compared.unmeasured_base}.")
+        accuracy = f"{compared.title}: top-1 of each run, and the differences with their 95 % intervals"
+        cost = f"{compared.title}: top-1 against average GMACs of each run"
+        return _blocks(
+            tables.accuracy_table(compared),
+            " ".join(notes),
+            self.plot(f"{name}-accuracy", accuracy, partial(figures.accuracy_figure, compared), compared),
+            tables.exit_table(compared),
+            self.plot(f"{name}-frontier", cost, partial(figures.comparison_figure, compared), compared),
+        )
+
+    def settings(self, name: str) -> str:
+        """The thresholds of a routing measurement."""
+        if (result := self.results.routing.get(name)) is None:
+            return NOT_MEASURED
+        alt = "Top-1 against average GMACs with thresholds"
+        return _blocks(
+            routing_tables.settings_table(result),
+            self.plot(f"{name}-settings", alt, partial(figures.routing_frontier_figure, result), result),
+            routing_tables.halves_table(result),
+        )
+
+    def routers(self, name: str) -> str:
+        """Learned routers against entropy: the first table is the paper's, the others are folded."""
+        result = self.results.routing.get(name)
+        if result is None or not result.matched:
+            return NOT_MEASURED
+        first, *others = map(routing_tables.matched_table, result.matched)
+        draw = partial(figures.gains_figure, result.matched)
+        plot = self.plot(f"{name}-routers", "What routers gain over entropy", draw, result)
+        return _blocks(plot, first, *map(tables.folded, others))
+
+    def abstention(self, name: str) -> str:
+        """Withheld answers."""
+        result = self.results.routing.get(name)
+        if result is None or not result.abstention:
+            return NOT_MEASURED
+        draw = partial(figures.risk_figure, result.abstention)
+        plot = self.plot(f"{name}-abstention", "Risk against coverage", draw, result)
+        return _blocks(routing_tables.withheld_table(result), routing_tables.risk_table(result), plot)
+
+    def equal_accuracy(self, name: str) -> str:
+        """Compute of several rules at equal accuracy."""
+        result = self.results.routing.get(name)
+        made = result and routing_tables.equal_accuracy_means(result)
+        return _blocks(made or NOT_MEASURED)
+
+    def groups(self, name: str) -> str:
+        """Groups of classes separately."""
+        result = self.results.routing.get(name)
+        if result is None or not result.groups:
+            return NOT_MEASURED
+        alt = "Share of each group that leaves early"
+        plot = self.plot(f"{name}-groups", alt, partial(figures.groups_figure, result), result)
+        return _blocks(routing_tables.groups_table(result), plot)
+
+    def severities(self, name: str) -> str:
+        """Models under corruption, by severity."""
+        models, asked = self._shifted(name), len(self.study.shift[name].models)
+        if not models:
+            return NOT_MEASURED
+        parts: list[str | None] = [*tables.severity_tables(models)]
+        if len(models) < asked:
+            parts.append(f"Measured of these models: {', '.join(models)}; {asked - len(models)} not measured.")
+        if len(models) > 1:
+            draw = partial(figures.shifted_accuracy_figure, models)
+            parts.append(self.plot(f"{name}-accuracy", "Top-1 of several models by severity", draw, models))
+        plain = {model: one for model, one in models.items() if len(one.gmacs_paper) == 1}
+        for model, one in models.items():
+            if model not in plain:
+                parts.append(self._severity_plot(model, one, asked > 1, plain))
+        return _blocks(*parts)
+
+    def _severity_plot(self, model: str, one: ShiftResult, several: bool, plain: dict[str, ShiftResult]) -> str:
+        title = f"Frontiers under corruption: {model}" if several else "Frontiers under corruption"
+        alt = f"Top-1 against average GMACs of {model} by severity; stars: a threshold calibrated on clean pictures"
+        draw = partial(figures.severity_figure, one, title=title, beside=plain)
+        return self.plot(f"{one.name}-severities", alt, draw, title, one, plain)
+
+    def corruptions(self, name: str) -> str:
+        """Models under each corruption."""
+        models = self._shifted(name)
+        return _blocks(*map(tables.folded, tables.corruption_tables(models))) if models else NOT_MEASURED
+
+    def _shifted(self, name: str) -> dict[str, ShiftResult]:
+        """The models of a shift entry that were measured, by name."""
+        names = {model: self.study.shift_name(name, model) for model in self.study.shift[name].models}
+        found = {model: self.results.shift[file] for model, file in names.items() if file in self.results.shift}
+        check_comparable(list(found.values()), f"the shift entry {name}")
+        sets = {model: {(one.corruption, one.severity) for one in result.sets} for model, result in found.items()}
+        if len(set(map(frozenset, sets.values()))) > 1:
+            raise ValueError(f"the shift entry {name} compares models under different corruptions: {', '.join(sets)}.")
+        return found
+
+    def measurements(self) -> str:
+        """Every results file with its hardware and commands."""
+        parts = [tables.runs_table(self.results.all)]
+        for one in self.results.all:
+            software = f"progresvit at {one.revision}, torch {one.machine.torch}, Python {one.machine.python}"
+            summary = f"<details><summary>Commands of <code>{one.name}</code></summary>"
+            parts.append(f"{summary}\n\n```\n" + "\n".join(one.commands) + f"\n```\n\n{software}.\n\n</details>")
+        return _blocks(*parts)
+
+    def difference(self, ours: str, theirs: str, place: int = FULL) -> str:
+        """Top-1 of one run minus that of another, with its interval; of a round, or of the full path."""
+        runs = [gather(self.results, run) for run in (ours, theirs)]
+        check_comparable([one for run in runs for one in run.seeds], f"{ours} minus {theirs}")
+        return tables.interval(runs[0].less(runs[1], place))
+
+    def values(self) -> dict[str, Any]:
+        """Everything that a template can use, by name."""
+        blocks = (self.about, self.comparison, self.settings, self.routers, self.abstention, self.equal_accuracy)
+        blocks += (self.groups, self.severities, self.corruptions, self.measurements, self.difference)
+        routed = [one for one in self.results.runs.values() if len(one.rounds.bits) > 1]
+        return {
+            "study": self.study,
+            "run": {name: gather(self.results, name) for name in {one.run for one in self.results.runs.values()}},
+            "routing": self.results.routing,
+            "shift": self.results.shift,
+            "savings": [1 - one.near_lossless.gmacs_paper / one.rounds.gmacs_paper[FULL] for one in routed],
+            "settings_of": routing_tables.settings_of,
+            "rules_of": routing_tables.rules_of,
+            "gains_of": routing_tables.gains_of,
+            "open_gains": routing_tables.open_gains,
+            "mean_top1": tables.mean_top1,
+            "mean_at": tables.mean_at,
+            **{block.__name__: block for block in blocks},
+        }
+
+
+def _blocks(*parts: str | None) -> str:
+    return "\n\n".join(part.strip("\n") for part in parts if part)
+
+
+def _shown(value: Any) -> Any:
+    """What a plot may show of a measurement: all but how and when it was made."""
+    if isinstance(value, Measurement):
+        return value.model_dump(mode="json", exclude=set(Measurement.model_fields) - {"name", "seed", "data"})
+    return {field.name: getattr(value, field.name) for field in fields(value)}  # a comparison and its runs
+
+
+@dataclass(frozen=True)
+class Built:
+    """A page as it should be, and what is on the disk."""
+
+    path: Path
+    text: str
+    plots: dict[str, Plot]
+
+    @property
+    def folder(self) -> Path:
+        """Of the plots."""
+        return self.path.parent / "figures" / self.path.stem
+
+    def outdated(self) -> list[str]:
+        """The files that differ from the results or are missing."""
+        same = self.path.is_file() and self.path.read_bytes().decode() == self.text
+        wrong = [name for name, plot in self.plots.items() if drawn_from(self.folder / name) != plot.data]
+        return [*([] if same else [str(self.path)]), *(str(self.folder / name) for name in wrong)]
+
+    def write(self) -> None:
+        """The page and all plots."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, plot in self.plots.items():
+            replace_file(self.folder / name, render(plot.draw(), ".png", metadata={DATA_KEY: plot.data}))
+        replace_file(self.path, self.text)
+
+
+def build(folder: Path, template: Path, out: Path) -> Built:
+    """The page of a results folder."""
+    results = read_results(folder)
+    if not (folder / STUDY_FILE).is_file():
+        raise ValueError(f"{folder} has no {STUDY_FILE}, which says what is compared; copy the study's file there.")
+    page = Page(results, read_study(folder / STUDY_FILE), f"figures/{out.stem}")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template.parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    words = {"percent": tables.percent, "gmacs": tables.gmacs, "each": tables.each, "interval": tables.interval}
+    environment.filters |= words
+    values = page.values()
+    if (template.parent / "claims.yaml.j2").is_file():
+        values["claims"] = yaml.safe_load(environment.get_template("claims.yaml.j2").render(values))
+    return Built(out, environment.get_template(template.name).render(values), page.plots)
+
+
+def drawn_from(path: Path) -> str | None:
+    """Hash of the results that a plot shows; None if there is no such plot."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            return image.info.get(DATA_KEY)
+    except (FileNotFoundError, UnidentifiedImageError):
+        return None
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """From the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="?", type=Path, help="a results folder; by default repro/results")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if anything is outdated")
+    given = parser.parse_args(arguments)
+    folder = given.results or HERE / "results"
+    template, out = HERE / TEMPLATE, HERE.parent / "docs" / "results.md"
+    if folder.resolve() != (HERE / "results").resolve():
+        own = folder / TEMPLATE
+        template, out = own if own.is_file() else HERE / GENERIC, folder / "results.md"
+    try:
+        built = build(folder, template, out)
+    except (jinja2.TemplateError, ValueError, OSError) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [f"{one.filename}, line {one.lineno}: " for one in frames if one.filename.endswith(".j2")]
+        print(f"error: {''.join(places[-1:])}{error}", file=sys.stderr)
+        sys.exit(2)
+    if not given.check:
+        built.write()
+        print(f"wrote {built.path} and {len(built.plots)} plots")
+    elif outdated := built.outdated():
+        print(*(f"outdated: {path}" for path in outdated), f"rebuild with: python repro/page.py {folder}", sep="\n")
+        sys.exit(1)
+    else:
+        print(f"{built.path} and {len(built.plots)} plots are those of {folder}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The tables of one model's routing, as Markdown, and single values of it by name for a page's text."""
+
+from __future__ import annotations
+
+from progresvit.evaluation.table import decimals, threshold
+from repro.compare import Difference
+from repro.formats import FULL, EqualAccuracy, GroupResult, MatchedResult, RoutingResult, SettingResult
+from repro.tables import Row, each, gmacs, interval, percent, signed, table
+
+
+def settings_of(result: RoutingResult) -> dict[str, SettingResult]:
+    """By name."""
+    return {one.name: one for one in result.settings}
+
+
+def rules_of(result: RoutingResult) -> dict[tuple[str, float | None], EqualAccuracy]:
+    """Compute at equal accuracy, by rule and allowed drop."""
+    return {(one.rule, one.drop): one for one in result.equal_accuracy}
+
+
+def gains_of(one: MatchedResult) -> dict[float, Difference]:
+    """Top-1 of a router minus that of entropy, by the share of images that continue."""
+    return {
+        share: Difference(mean=router - entropy, lowest=low, highest=high)
+        for share, router, entropy, low, high in zip(
+            one.shares, one.router_top1, one.entropy_top1, one.lowest, one.highest
+        )
+    }
+
+
+def open_gains(result: RoutingResult) -> list[Difference]:
+    """The gains of all routers whose interval is not zero wide."""
+    return [gain for one in result.matched for gain in gains_of(one).values() if gain.lowest < gain.highest]
+
+
+def settings_table(result: RoutingResult) -> str:
+    """Each calibrated threshold on the images it was calibrated on, between every round and round 1 alone."""
+    spent = result.rounds.gmacs_paper
+
+    def row(name: str, top1: float, cost: float, *others: str | None) -> Row:
+        tau, exits, guarantee = others or (None, None, None)
+        return [name, tau, percent(top1), gmacs(cost), percent(1 - cost / spent[FULL]), exits, guarantee]
+
+    def alone(name: str, place: int) -> Row:
+        return row(name, result.rounds.right[place] / result.data.val, spent[place])
+
+    rows = [alone("every round", FULL)]
+    for one in result.settings:
+        point, guarantee = one.point, None
+        if one.epsilon is not None and one.delta is not None:
+            guarantee = f"at most {100 * one.epsilon:g} % of answers lost, at {100 * (1 - one.delta):g} % confidence"
+        exits = each(point.exit_shares, " / ")
+        rows.append(row(one.name, point.top1, point.gmacs_paper, threshold(point.threshold), exits, guarantee))
+    rows.append(alone("round 1 alone", 0))
+    heads = ["<setting", "τ", "top-1 (%)", "GMACs", "saved (%)", "leave after each round (%)", "<guarantee"]
+    return table("Thresholds, on the pictures that they were calibrated on", heads, rows)
+
+
+def halves_table(result: RoutingResult) -> str | None:
+    """The same thresholds from random halves of the images, measured on the other halves; None if there are none."""
+    found = {one.name: one.halves for one in result.settings if one.halves}
+    rows = [
+        [
+            name,
+            percent(halves.drop.mean, 2),
+            f"{percent(halves.drop.lowest, 2)} to {percent(halves.drop.highest, 2)}",
+            percent(halves.saving.mean),
+            f"{percent(halves.saving.lowest)} to {percent(halves.saving.highest)}",
+            None if halves.broken is None else f"{halves.broken} of {halves.number}",
+        ]
+        for name, halves in found.items()
+    ]
+    heads = ["<setting", "lost (points)", "from – to", "saved (%)", "from – to", "guarantee broken on"]
+    count = " or ".join(map(str, sorted({halves.number for halves in found.values()})))
+    title = f"Calibrated on one half of the pictures, measured on the other; {count} random halves"
+    return table(title, heads, rows) if rows else None
+
+
+def matched_title(one: MatchedResult) -> str:
+    """A router and its training images."""
+    return f"{one.router}, fitted on {one.fitted_on}"
+
+
+def matched_table(one: MatchedResult) -> str:
+    """A router against entropy when the same share of images continues."""
+    rows = [
+        [percent(share, 0), gmacs(cost), percent(entropy, 2), percent(router, 2), interval(gain, 2)]
+        for (share, gain), cost, entropy, router in zip(
+            gains_of(one).items(), one.gmacs_paper, one.entropy_top1, one.router_top1
+        )
+    ]
+    heads = ["go on (%)", "GMACs", "entropy, top-1 (%)", "router, top-1 (%)", "gain (points)"]
+    fits = f"; mean of {one.fits} fits" if one.fits > 1 else ""
+    return table(f"Entropy and the router: {matched_title(one)}{fits}", heads, rows)
+
+
+def withheld_table(result: RoutingResult) -> str | None:
+    """Settings that withhold answers; None if there are none."""
+    rows = []
+    for one in result.settings:
+        if one.abstain is not None:
+            wrong = one.halves and one.halves.wrong
+            spread = wrong and f"{percent(wrong.mean)} ({percent(wrong.lowest)} to {percent(wrong.highest)})"
+            rows.append([one.name, decimals(one.abstain), percent(one.answered), percent(one.top1_of_answered), spread])
+    heads = ["<setting", "withheld from an entropy of", "answered (%)", "top-1 of the answers (%)"]
+    heads += ["wrong among them, calibrated on other halves (%)"]
+    return table("Withheld answers", heads, rows) if rows else None
+
+
+def risk_table(result: RoutingResult) -> str | None:
+    """Area under each curve of risk and coverage."""
+    rows = [[one.name, percent(one.area, 2)] for one in result.abstention]
+    heads = ["<answers of", "mean risk over all coverages (%)"]
+    return table("Risk when unsure answers are withheld", heads, rows) if rows else None
+
+
+def equal_accuracy_means(result: RoutingResult) -> str | None:
+    """Compute of the rules when each may lose the same: means over the splits of ``equal_accuracy_table``."""
+    rows = [
+        [
+            one.rule,
+            None if one.drop is None else f"{100 * one.drop:g}",
+            percent(one.top1, 2),
+            gmacs(one.gmacs_paper),
+            percent(one.saving),
+            None if one.given_up is None else percent(one.given_up, 2),
+            None if one.given_up_wrong is None else percent(one.given_up_wrong),
+        ]
+        for one in result.equal_accuracy
+    ]
+    if not rows:
+        return None
+    heads = ["<rule", "may lose (points)", "top-1 (%)", "GMACs", "saved (%)", "given up (%)"]
+    heads += ["of them wrong in every round (%)"]
+    splits = result.equal_accuracy[0].splits
+    title = f"Compute at equal accuracy, thresholds chosen on other pictures; means over {splits} random halves"
+    return table(title, heads, rows)
+
+
+def groups_table(result: RoutingResult) -> str | None:
+    """The groups of classes separately: every round, each setting, round 1 alone."""
+    rows = [row for group in result.groups for row in _group_rows(result, group)]
+    heads = ["<classes", "pictures", "<setting", "top-1 (%)", "points", "GMACs", "saved (%)", "leave after round 1 (%)"]
+    heads += ["answered (%)", "top-1 of the answers (%)"]
+    return table("Groups of classes by themselves", heads, rows) if rows else None
+
+
+def _group_rows(result: RoutingResult, group: GroupResult) -> list[Row]:
+    spent = result.rounds.gmacs_paper
+
+    def row(setting: str, top1: float, cost: float, *others: str | None) -> Row:
+        change = None if setting == "every round" else signed(top1 - group.top1[FULL])
+        start = [group.name, f"{group.pictures:,}", setting, percent(top1), change, gmacs(cost)]
+        return [*start, percent(1 - cost / spent[FULL]), *(others or (None, None, None))]
+
+    rows = [row("every round", group.top1[FULL], spent[FULL])]
+    for at in group.at:
+        given = percent(at.answered) if at.answered < 1 else None
+        top1_of_given = percent(at.top1_of_answered) if given and at.top1_of_answered is not None else None
+        rows.append(row(at.setting, at.top1, at.gmacs_paper, percent(at.exit_shares[0]), given, top1_of_given))
+    return [*rows, row("round 1 alone", group.top1[0], spent[0])]

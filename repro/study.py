@@ -1,0 +1,258 @@
+"""A study: which models are trained and compared (a YAML file), and the commands that this takes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import join
+from typing import TYPE_CHECKING, Literal
+
+import yaml
+from pydantic import Field, model_validator
+
+from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
+from progresvit.io.parse import Section, did_you_mean, parse
+from progresvit.io.yaml_files import find_file, read_mapping
+
+if TYPE_CHECKING:
+    from progresvit.training.recipe import Recipe
+
+STUDY_FILE = "study.yaml"
+"""In a results folder: the study that the results are of."""
+
+
+class Run(Section):
+    """A model to train: a recipe with values changed."""
+
+    recipe: str | None = None
+    """None: the study's."""
+    set: tuple[str, ...] = ()
+    """Changes as on the command line, after the study's own."""
+    seeds: tuple[int, ...] | None = Field(None, min_length=1)
+    """None: the recipe's."""
+
+
+class Comparison(Section):
+    """Runs side by side: tables and plots."""
+
+    title: str
+    rows: dict[str, str] = Field(min_length=1)
+    """Label of a row, and its run."""
+    against: str | None = None
+    """The run that is the base of all differences; None: the row above."""
+
+
+class Routing(Section):
+    """A model whose routing is measured."""
+
+    model: str
+    """A run of the study, or what progresvit evaluate takes: a folder, shipped, a hub id."""
+    learned_from: bool = True
+    """Also fit routers on the training split, as the paper does."""
+
+
+class Shift(Section):
+    """Models under corruption."""
+
+    models: tuple[str, ...] = Field(min_length=1)
+    corruptions: tuple[str, ...] = Field(CORRUPTIONS, min_length=1)
+    severities: tuple[int, ...] = Field(SEVERITIES, min_length=1)
+
+    @model_validator(mode="after")
+    def _known(self) -> Shift:
+        for asked, known in ((self.corruptions, CORRUPTIONS), (self.severities, SEVERITIES)):
+            for one in asked:
+                if one not in known:
+                    raise ValueError(f"{one!r} is unknown, {did_you_mean(one, map(str, known))}")
+        return self
+
+
+class Study(Section):
+    """Everything that one page of results is based on."""
+
+    title: str
+    data: str
+    """Name of the dataset, for readers."""
+    recipe: str
+    set: tuple[str, ...] = ()
+    """Changes to the recipe of every run."""
+    runs: dict[str, Run] = Field(default_factory=dict)
+    comparisons: dict[str, Comparison] = Field(default_factory=dict)
+    groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Classes that are also reported separately, by class id."""
+    routing: dict[str, Routing] = Field(default_factory=dict)
+    shift: dict[str, Shift] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _names(self) -> Study:
+        for name in (*self.runs, *self.comparisons, *self.routing, *self.shift):
+            if not re.fullmatch(r"[\w.-]+", name):
+                raise ValueError(f"{name!r} names files; use letters, digits, dots, hyphens and underscores")
+        for name, comparison in self.comparisons.items():
+            for run in (*comparison.rows.values(), *filter(None, [comparison.against])):
+                if run not in self.runs:
+                    raise ValueError(f"comparisons.{name}: unknown run {run!r}, {did_you_mean(run, self.runs)}")
+        return self
+
+    def recipe_of(self, name: str) -> tuple[str, tuple[str, ...]]:
+        """The recipe of a run and all changes to it, without the seed. Of two changes to a key the last counts."""
+        changes: dict[str, str] = Field(default_factory=dict)
+        for change in (*self.set, *self.runs[name].set):
+            key = change.partition("=")[0]
+            changes.pop(key, None)  # and it counts at its own place
+            changes[key] = change
+        return self.runs[name].recipe or self.recipe, tuple(changes.values())
+
+    def load_recipe_of(self, name: str) -> Recipe:
+        """The recipe of a run, validated."""
+        from progresvit.training.recipe import load_recipe  # imports torch, which a page does not need
+
+        return load_recipe(*self.recipe_of(name))
+
+    def shift_name(self, key: str, model: str) -> str:
+        """Name of the results file of a model under corruption; with one model, the entry's own name."""
+        plain = re.sub(r"[^\w.-]+", "-", model).strip("-")  # a folder or a hub id has slashes
+        return key if len(self.shift[key].models) == 1 else f"{key}-{plain}"
+
+    def to_yaml(self) -> str:
+        """The text of a study file."""
+        values = self.model_dump(mode="json", exclude_defaults=True)
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
+
+
+def read_study(source: str | Path) -> Study:
+    """A study by its name in ``repro/runs`` or by a path. Its recipes are not read."""
+    known = {path.stem: path for path in sorted((Path(__file__).parent / "runs").glob("*.yaml"))}
+    path = find_file(str(source), known, "study")
+    return parse(Study, read_mapping(path, "study", "runs: and comparisons:"), origin=str(path))
+
+
+def load_study(source: str | Path, changes: Sequence[str] = ()) -> Study:
+    """The same with its recipes validated; ``changes`` are made to every run's recipe, after all others."""
+    study = read_study(source)
+    changed = {name: run.model_copy(update={"set": (*run.set, *changes)}) for name, run in study.runs.items()}
+    study = study.model_copy(update={"runs": changed})
+    for name in study.runs:
+        try:
+            study.load_recipe_of(name)
+        except ValueError as error:
+            raise ValueError(f"{source}: runs.{name}: {error}") from error
+    return study
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What one results file is made of."""
+
+    name: str
+    """The file's name without .json."""
+    kind: Literal["run", "routing", "shift"]
+    key: str
+    """The run, or the key in the study's ``routing`` or ``shift``."""
+    model: str
+    """As the study calls it: a run, or what progresvit evaluate takes."""
+    seed: int | None = None
+    trained: str | None = None
+    """The run with its seed that trains the model; None for a model from elsewhere."""
+
+
+def entries_of(study: Study) -> list[Entry]:
+    """All entries of a study in order. Of several seeds, the first one's model is measured further."""
+    runs = [
+        Entry(name=name, kind="run", key=run, model=run, seed=seed, trained=name)
+        for run in study.runs
+        for seed in study.runs[run].seeds or (study.load_recipe_of(run).seed,)
+        for name in [f"{run}-{seed}"]
+    ]
+    trained = {entry.key: entry.name for entry in reversed(runs)}
+    others = [
+        Entry(name=key, kind="routing", key=key, model=routing.model, trained=trained.get(routing.model))
+        for key, routing in study.routing.items()
+    ]
+    others += [
+        Entry(name=study.shift_name(key, model), kind="shift", key=key, model=model, trained=trained.get(model))
+        for key, shift in study.shift.items()
+        for model in shift.models
+    ]
+    for name, count in Counter(entry.name for entry in (*runs, *others)).items():
+        if count > 1:
+            raise ValueError(f"{count} entries of the study would write {name}.json; rename a run or an entry.")
+    return [*runs, *others]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where images come from and where models and records go."""
+
+    data: str
+    runs: Path
+
+    def run(self, name: str) -> Path:
+        """The folder of a training."""
+        return self.runs / name
+
+    def records(self, name: str) -> Path:
+        return self.runs / "records" / f"{name}.parquet"
+
+    def shift(self, name: str) -> Path:
+        return self.runs / "shift" / name
+
+    def log(self, name: str) -> Path:
+        """Output of an entry's commands."""
+        return self.runs / "logs" / f"{name}.log"
+
+    def timings(self, name: str) -> Path:
+        """A JSON line for each command of an entry: its seconds, processes and the jobs it shared the machine with."""
+        return self.runs / "logs" / f"{name}.jsonl"
+
+    def model(self, entry: Entry) -> str:
+        """What the commands of an entry call its model."""
+        return entry.model if entry.trained is None else str(self.run(entry.trained) / "model")
+
+
+FOR_READERS = Places(data="DATA", runs=Path("RUNS"))
+"""Placeholders in commands that are written down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One ``progresvit`` command of an entry."""
+
+    words: tuple[str, ...]
+    makes: Path
+    """The file that is there when it is done."""
+
+
+def commands_of(study: Study, entry: Entry, places: Places) -> list[Command]:
+    """The commands of an entry, in order."""
+    evaluation = _evaluate(entry, places, entry.name)
+    if entry.kind == "run":
+        recipe, changes = study.recipe_of(entry.key)
+        out = places.run(entry.name)
+        sets = [word for change in (*changes, f"seed={entry.seed}") for word in ("--set", change)]
+        training = ("train", recipe, "--data", places.data, "--out", str(out), *sets)
+        return [Command(words=training, makes=out / "model" / "model.safetensors"), evaluation]
+    if entry.kind == "routing":
+        learned = [_evaluate(entry, places, f"{entry.name}-train", "--split", "train")]
+        return [evaluation, *(learned if study.routing[entry.key].learned_from else [])]
+    shift, out = study.shift[entry.key], places.shift(entry.name)
+    words = ["shift", places.model(entry), "--suite", "generated", "--data", places.data, "--out", str(out)]
+    if shift.corruptions != CORRUPTIONS:
+        words += ["--corruptions", ",".join(shift.corruptions)]
+    if shift.severities != SEVERITIES:
+        words += ["--severities", ",".join(map(str, shift.severities))]
+    return [evaluation, Command(words=tuple(words), makes=out / "shift.json")]
+
+
+def _evaluate(entry: Entry, places: Places, records: str, *which: str) -> Command:
+    out = places.records(records)
+    words = ("evaluate", places.model(entry), "--data", places.data, *which, "--out", str(out))
+    return Command(words=words, makes=out)
+
+
+def reader_commands(study: Study, entry: Entry) -> tuple[str, ...]:
+    """The commands as results files and pages show them."""
+    return tuple(join(("progresvit", *command.words)) for command in commands_of(study, entry, FOR_READERS))

@@ -1,0 +1,204 @@
+"""The tables of a page, as Markdown: how numbers are written, runs side by side, models under corruption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from progresvit.evaluation.table import Column, Table
+from repro.compare import ComparedRun, Difference, LineUp
+from repro.formats import FULL, Measurement, Rounds, RunResult, ShiftedAt, ShiftedSet, ShiftResult
+
+MINUS = "\N{MINUS SIGN}"
+Row = Sequence[str | None]
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share as percent, without the sign."""
+    return f"{round(100 * share, digits) + 0.0:.{digits}f}".replace("-", MINUS)
+
+
+def signed(share: float, digits: int = 1) -> str:
+    """A difference of shares in points, with its sign; zero has none."""
+    value = round(100 * share, digits)
+    return f"{value:+.{digits}f}".replace("-", MINUS) if value else f"{0:.{digits}f}"
+
+
+def interval(difference: Difference, digits: int = 1) -> str:
+    """A difference in points, with the ends of the 95 % interval."""
+    ends = difference.mean, difference.lowest, difference.highest
+    return "{} ({} to {})".format(*(signed(value, digits) for value in ends))
+
+
+def gmacs(value: float) -> str:
+    """Three decimals, as the paper gives them; below 0.01, three significant digits."""
+    return f"{value:.3f}" if value >= 0.01 or not value else f"{value:.3g}"
+
+
+def each(values: Iterable[float], between: str = ", ") -> str:
+    """Several shares in percent."""
+    return between.join(percent(value) for value in values)
+
+
+def table(title: str, heads: Sequence[str], rows: Iterable[Row]) -> str:
+    """A Markdown table. Columns whose head starts with "<" hold words and are left-aligned.
+
+    None is an empty cell; a column of empty cells is left out.
+    """
+    columns = [Column(str(n), head.removeprefix("<"), left=head.startswith("<")) for n, head in enumerate(heads)]
+    return Table(title, columns, [{str(n): cell for n, cell in enumerate(row)} for row in rows]).to_markdown()
+
+
+def folded(markdown: str) -> str:
+    """A table that opens when its title is clicked."""
+    title, _, body = markdown.partition("\n\n")
+    return f"<details><summary>{title}</summary>\n\n{body}\n</details>"
+
+
+def accuracy_table(compared: LineUp) -> str:
+    """Top-1 of round 1 and of the full path, and the difference of each row to its base."""
+    rows = []
+    for number, run in enumerate(compared.rows):
+        base, several = compared.base_of(number), run.rounds > 1
+        rows.append(
+            [
+                run.label,
+                _schedule(run.first.rounds),
+                gmacs(run.gmacs()),
+                percent(run.top1(0)) if several else None,
+                interval(run.less(base, 0)) if base and several and base.rounds > 1 else None,
+                percent(run.top1()),
+                interval(run.less(base)) if base else None,
+                str(len(run.seeds)),
+                str(run.first.epochs),
+            ]
+        )
+    over = f"points over {compared.against.label if compared.against else 'the row above'}"
+    heads = ["<", "<rounds", "GMACs", "round 1, top-1 (%)", over, "full path, top-1 (%)", over, "seeds", "epochs"]
+    return table(f"{compared.title}: accuracy, and the compute of the full path", heads, rows)
+
+
+def _schedule(rounds: Rounds) -> str:
+    resolutions, heads = ("→".join(map(str, values)) for values in (rounds.resolutions, rounds.heads))
+    return f"{resolutions}, {heads} heads"
+
+
+def exit_table(compared: LineUp) -> str | None:
+    """The near-lossless threshold of each run, and its seeds separately; None if there is nothing to show."""
+    rows = [_exit_row(run) for run in compared.rows if run.rounds > 1 or len(run.seeds) > 1]
+    heads = ["<", "top-1 (%)", "GMACs", "saved (%)", "leave after round 1 (%)", "round 1 of each seed (%)"]
+    heads += ["full path of each seed (%)", "seeds apart, full path (points)"]
+    title = f"{compared.title}: leaving early by the near-lossless threshold of these very pictures"
+    return table(title, heads, rows) if rows else None
+
+
+def _exit_row(run: ComparedRun) -> Row:
+    several, repeated = run.rounds > 1, len(run.seeds) > 1
+    return [
+        run.label,
+        percent(run.mean(lambda one: one.near_lossless.top1)) if several else None,
+        gmacs(run.mean(lambda one: one.near_lossless.gmacs_paper)) if several else None,
+        percent(run.saving) if several else None,
+        percent(run.mean(lambda one: one.near_lossless.exit_shares[0])) if several else None,
+        each(run.top1_of_seeds(0)) if several and repeated else None,
+        each(run.top1_of_seeds()) if repeated else None,
+        percent(run.spread()) if repeated else None,
+    ]
+
+
+def runs_table(found: Sequence[Measurement]) -> str:
+    """Everything that was measured, and on what."""
+    rows = [
+        [
+            f"`{one.name}.json`",
+            None if one.seed is None else str(one.seed),
+            f"{one.parameters:,}" if isinstance(one, RunResult) else None,
+            str(one.epochs) if isinstance(one, RunResult) else None,
+            f"{one.seconds / 60:.1f}",
+            one.machine.device,
+            str(one.machine.jobs),
+            one.precision,
+            one.date[:10],
+        ]
+        for one in found
+    ]
+    heads = ["<file", "seed", "parameters", "epochs", "minutes", "<on", "jobs at a time", "<measured in", "date"]
+    return table("Everything that was measured", heads, rows)
+
+
+def sets_of(result: ShiftResult, severity: int) -> list[ShiftedSet]:
+    """All corruptions of a severity; severity 0 is the clean images."""
+    return [one for one in result.sets if one.severity == severity]
+
+
+def mean_top1(result: ShiftResult, severity: int, place: int = FULL) -> float:
+    """Of a round at a severity, mean over corruptions."""
+    return float(np.mean([one.top1[place] for one in sets_of(result, severity)]))
+
+
+def mean_at(result: ShiftResult, severity: int, setting: str) -> ShiftedAt | None:
+    """A setting at a severity, mean over corruptions; None if not all have it."""
+    sets = sets_of(result, severity)
+    found = [at for one in sets for at in one.at if at.setting == setting]
+    if len(found) < len(sets) or not found:
+        return None
+    return ShiftedAt(
+        setting=setting,
+        top1=float(np.mean([at.top1 for at in found])),
+        gmacs_paper=float(np.mean([at.gmacs_paper for at in found])),
+        exit_shares=tuple(np.mean([at.exit_shares for at in found], axis=0).tolist()),
+    )
+
+
+def severity_tables(models: Mapping[str, ShiftResult]) -> list[str]:
+    """Accuracy and cost by severity, means over corruptions; at each severity one row per model."""
+    settings = _settings(models)
+    accuracy, cost = [], []
+    for severity in _severities(models):
+        for label, result in models.items():
+            name, model = str(severity or "clean"), label if len(models) > 1 else None
+            found = [mean_at(result, severity, setting) for setting in settings]
+            first = percent(mean_top1(result, severity, 0)) if len(result.gmacs_paper) > 1 else None
+            tops = [at and percent(at.top1) for at in found]
+            accuracy.append([name, model, first, percent(mean_top1(result, severity)), *tops])
+            if any(found):
+                costs = [at and f"{gmacs(at.gmacs_paper)} ({percent(at.exit_shares[0])} %)" for at in found]
+                cost.append([name, model, *costs])
+    heads = ["severity", "<model"]
+    tops = ["round 1 alone (%)", "full path (%)", *(f"{setting} (%)" for setting in settings)]
+    made = [table("Top-1 by severity, mean over corruptions", [*heads, *tops], accuracy)]
+    title = "GMACs by severity, and the share that leaves after round 1, mean over corruptions"
+    return [*made, table(title, [*heads, *settings], cost)] if cost else made
+
+
+def corruption_tables(models: Mapping[str, ShiftResult]) -> list[str]:
+    """A row for each corruption: top-1 of the full path, and of the first setting, at each severity."""
+    made = [_corruption_table("Top-1 of the full path by corruption (%)", models, None)]
+    for setting in _settings(models)[:1]:
+        title = f"Top-1 by corruption at {setting}, calibrated on clean pictures (%)"
+        made.append(_corruption_table(title, models, setting))
+    return made
+
+
+def _corruption_table(title: str, models: Mapping[str, ShiftResult], setting: str | None) -> str:
+    columns = [(label, severity) for label in models for severity in _severities(models) if severity]
+    cells = {
+        (one.corruption, label, one.severity): percent(top1)
+        for label, result in models.items()
+        for one in result.sets
+        for top1 in ([one.top1[FULL]] if setting is None else [at.top1 for at in one.at if at.setting == setting])
+    }
+    kinds = dict.fromkeys(one.corruption for result in models.values() for one in result.sets if one.corruption)
+    rows = [[kind.replace("_", " "), *(cells.get((kind, *column)) for column in columns)] for kind in kinds]
+    several = len(models) > 1
+    heads = [f"{label}, severity {severity}" if several else f"severity {severity}" for label, severity in columns]
+    return table(title, ["<corruption", *heads], rows)
+
+
+def _severities(models: Mapping[str, ShiftResult]) -> list[int]:
+    return sorted({one.severity for result in models.values() for one in result.sets})
+
+
+def _settings(models: Mapping[str, ShiftResult]) -> list[str]:
+    return list(dict.fromkeys(at.setting for result in models.values() for one in result.sets for at in one.at))
