@@ -20,8 +20,8 @@ from progresvit.evaluation import Records
 from progresvit.results.measure_run import without_folders
 from progresvit.results.measure_settings import CAREFUL, HALVES, answer, calibrations, measure_halves, summarize
 from progresvit.routing import Setting
-from progresvit.training.folder import ABOUT_FILE, RECIPE_FILE
-from progresvit.training.journal import read_log, training_seconds
+from progresvit.training.logger import read_log, training_seconds
+from progresvit.training.run_folder import ABOUT_FILE, RECIPE_FILE
 
 DOGS = (
     *("n02086240", "n02087394", "n02088364", "n02089973", "n02093754"),

@@ -13,8 +13,8 @@ from progresvit.evaluation import Records
 from progresvit.results.carry_out import Done
 from progresvit.results.format import Machine, RunResult
 from progresvit.results.measure import data_of, measure_frontier, measure_near_lossless, measure_rounds
-from progresvit.training.folder import ABOUT_FILE, RECIPE_FILE
-from progresvit.training.journal import read_log, training_seconds
+from progresvit.training.logger import read_log, training_seconds
+from progresvit.training.run_folder import ABOUT_FILE, RECIPE_FILE
 
 
 def measure_run(done: Done, records: Records) -> RunResult:

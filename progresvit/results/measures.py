@@ -24,11 +24,11 @@ from progresvit.results.measure_shift import measure_shift, shift_settings
 from progresvit.results.plan import Places, Task, learned_records, model_of, plan
 from progresvit.results.read import read_measurement
 from progresvit.results.study import Study
-from progresvit.training.folder import changed_keys
-from progresvit.training.journal import git_revision
-from progresvit.training.recipe import Run, make_recipe
+from progresvit.training.logger import git_revision
+from progresvit.training.recipe import RunOptions, make_recipe
+from progresvit.training.run_folder import changed_keys
 
-HOW_ALONE = {"data.workers", *(f"run.{key}" for key in Run.model_fields if key != "precision")}
+HOW_ALONE = {"data.workers", *(f"run.{key}" for key in RunOptions.model_fields if key != "precision")}
 """Keys of a recipe that do not change what is learned."""
 SEED = 0
 """Of halves, folds and routers."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
 from progresvit.results.study import Study
-from progresvit.training.folder import RECIPE_FILE
+from progresvit.training.run_folder import RECIPE_FILE
 
 Kind = Literal["run", "routing", "shift"]
 

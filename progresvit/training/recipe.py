@@ -30,7 +30,7 @@ class Model(Section):
 
     kind: str = PROGRESVIT
     """The kind of model, as in ``model/registry.py``."""
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = Field(default_factory=dict)
     """More fields of the model's config; all of them for a kind other than progresvit."""
     preset: str | None = None
     resolutions: tuple[int, ...] | None = None
@@ -145,7 +145,7 @@ class Optimizer(Section):
     """Largest norm of the gradient of all parameters together; None: no clipping."""
     freeze: tuple[str, ...] = ()
     """Parameters that are not trained, by name: ``blocks.0.*``; those of the task begin with ``task.``."""
-    freeze_epochs: dict[str, PositiveInt] = {}
+    freeze_epochs: dict[str, PositiveInt] = Field(default_factory=dict)
     """Parameters that are not trained in the first epochs: ``{task.head.last.*: 1}``."""
 
     @model_validator(mode="after")
@@ -229,7 +229,7 @@ class Recipe(Section):
 
     task: str = "supervised"
     """The method: supervised, distillation, or your own as ``my_module:MyTask``."""
-    task_options: dict[str, Any] = {}
+    task_options: dict[str, Any] = Field(default_factory=dict)
     """Options of a task of your own; its class validates them."""
     model: Model
     data: Data = Data()

@@ -114,7 +114,7 @@ def _read_about(out: Path) -> dict[str, Any]:
     try:
         about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it to continue without the check of the data.") from error
+        raise ValueError(f"{path} is damaged ({error}); delete it to skip the check of the data.") from error
     return about
 
 

@@ -3,8 +3,7 @@
 Hard, as in the paper: per round, (1 - w) CE(z, y) + w CE(z, argmax of the teacher), w = 1/2.
 
 Soft: the teacher's probabilities at a temperature t, (1 - w) CE(z, y) + w t² KL(teacher || student). With a map, patch
-tokens also learn the teacher's answer at their place. They go through the same head as the class token, so the model has
-no additional parameters.
+tokens also learn the teacher's answer at their place, through the same head as the class token.
 
 Letters: B images, K classes of the head, Y classes of the data, S rounds, d channels, g side of the patch grid, T side
 of the teacher's map, P its places (T * T).

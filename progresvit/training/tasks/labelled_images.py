@@ -76,9 +76,7 @@ def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: P
             )
 
         return TaskData(loader, from_loader, [loader.unreadable, unreadable])
-    stored = resident_for_training(
-        splits.train, side=recipe.data.resident_side or config.input_side, device=device
-    )
+    stored = resident_for_training(splits.train, side=recipe.data.resident_side or config.input_side, device=device)
     resident = ResidentBatches(
         stored,
         config=config,

@@ -83,7 +83,7 @@ def _check_sections(recipe: Recipe, cls: type[Task]) -> None:
     for key in TASK_SECTIONS:
         if key in (cls.options_key, *cls.sections):
             continue
-        if getattr(recipe, key) != type(recipe).model_fields[key].default:
+        if getattr(recipe, key) != type(recipe).model_fields[key].get_default(call_default_factory=True):
             owners = [name for name in TASKS if key in ((other := task_class(name)).options_key, *other.sections)]
             remedy = f"set task: {' or '.join(owners)}, or " if owners else ""
             raise ValueError(f"{key}: the task {recipe.task} does not read this section; {remedy}remove it.")
