@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 from timm.data import ImageNetInfo
 from torch import nn
@@ -32,7 +33,7 @@ def build_model(recipe: Recipe, class_ids: tuple[str, ...]) -> RoundModel:
     if start and (start == api.SHIPPED or Path(start).expanduser().is_dir()):
         _start_from_folder(model, find_folder(start))
     elif start:
-        start_from_timm(model, start)
+        start_from_timm(cast(Any, model), start)
     return model
 
 

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -117,7 +117,7 @@ def prune(folder: Path, *, keep: int) -> None:
 
 def save_model(model: RoundModel, task: Task, folder: Path) -> None:
     """Write a model folder; the state of a task that has modules (a head, a decoder) is stored in the same folder."""
-    checkpoint.save(model, folder)
+    checkpoint.save(cast(Any, model), folder)
     if state := task.state_dict():
         staged = folder / f".{TASK_FILE}"
         write_safetensors(state, staged)

@@ -85,7 +85,7 @@ class Crops(Supervised):
 
 
 class OneRound(Supervised):
-    """Each batch runs one round, drawn at random, as in HydraViT (here: of the first only)."""
+    """Runs the first round alone; HydraViT draws one."""
 
     uses_all_parameters = False
 

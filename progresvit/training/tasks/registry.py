@@ -31,11 +31,11 @@ def check_name(name: str) -> None:
 
 def task_class(name: str) -> type[Task]:
     """The class of a task; a module of your own is also found in the working directory."""
-    from progresvit.training.tasks.task import Task
+    from progresvit.training.tasks.task import Task  # needs torch
 
     check_name(name)
     module_name, _, attribute = TASKS.get(name, name).partition(":")
-    if os.getcwd() not in sys.path:  # the installed command does not look there
+    if name not in TASKS and os.getcwd() not in sys.path:  # the installed command does not look there
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
@@ -44,11 +44,14 @@ def task_class(name: str) -> type[Task]:
             f"task: {name} cannot be imported ({error}); run the command in the folder of {module_name}.py, or add "
             "that folder to PYTHONPATH."
         ) from error
-    if not _is_task(found := getattr(module, attribute, None), Task):
-        known = [key for key, value in vars(module).items() if _is_task(value, Task)]
+    known = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Task) and value is not Task
+    }
+    if attribute not in known:
         raise ValueError(f"task: {module_name} has no Task class {attribute!r}; {did_you_mean(attribute, known)}")
-    task: type[Task] = found
-    return task
+    return known[attribute]
 
 
 def task_name(task: type[Task]) -> str:
@@ -87,7 +90,3 @@ def _check_sections(recipe: Recipe, cls: type[Task]) -> None:
             owners = [name for name in TASKS if key in ((other := task_class(name)).options_key, *other.sections)]
             remedy = f"set task: {' or '.join(owners)}, or " if owners else ""
             raise ValueError(f"{key}: the task {recipe.task} does not read this section; {remedy}remove it.")
-
-
-def _is_task(value: object, base: type[Task]) -> bool:
-    return isinstance(value, type) and issubclass(value, base) and value is not base
