@@ -26,7 +26,8 @@ from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS
 from progresvit.training.recipe import Recipe, make_recipe
 from progresvit.training.step import TrainingStep
-from progresvit.training.supervised import Supervised, soft_cross_entropy
+from progresvit.training.tasks.classification import make_mixup, soft_cross_entropy
+from progresvit.training.tasks.supervised import Supervised
 
 
 def make(preset: str, batch: int, *, precision: str, compile_: bool) -> Recipe:
@@ -87,12 +88,20 @@ def fresh() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
+def make_step(config: progresvit.ModelConfig, recipe: Recipe, processes: Processes) -> TrainingStep:
+    """The supervised step of a fresh model."""
+    task = Supervised()
+    task.mixup = make_mixup(recipe, config.num_classes)
+    model = ProgResViT(config, drop_path=0.1).to(processes.device)
+    return TrainingStep(model, task, recipe, processes, steps_per_epoch=1000)
+
+
 def ours(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
     """Synthetic pictures."""
     fresh()
     recipe = make(options.preset, batch, precision=options.precision, compile_=options.compile)
     config = progresvit.preset(options.preset)
-    step = TrainingStep(ProgResViT(config, drop_path=0.1).to(processes.device), Supervised(), recipe, processes)
+    step = make_step(config, recipe, processes)
     batches = synthetic(batch, config.resolution, config.num_classes, processes.device)
     return timed(step, batches, steps=options.steps, batch=batch)
 
@@ -110,7 +119,7 @@ def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch
     start = time.perf_counter()
     stored = resident_for_training(pictures, side=config.resolution, device=processes.device)
     decoding = time.perf_counter() - start
-    step = TrainingStep(ProgResViT(config, drop_path=0.1).to(processes.device), Supervised(), recipe, processes)
+    step = make_step(config, recipe, processes)
     order = Order(count=len(stored), batch=batch, seed=0)
     batches = ResidentBatches(
         stored, config=config, augmentation=recipe.augment, order=order, resolution=config.input_side

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from progresvit import compute
 from progresvit.evaluation import Records
 from progresvit.routing import Setting
-from progresvit.training.folder import ABOUT_FILE, RECIPE_FILE
-from progresvit.training.journal import read_log, training_seconds
+from progresvit.training.logger import read_log, training_seconds
+from progresvit.training.run_folder import ABOUT_FILE, RECIPE_FILE
 from repro.measure.entries import without_folders
 from repro.measure.settings import CAREFUL, HALVES, answer, calibrations, measure_halves, summarize
 

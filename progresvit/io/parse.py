@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
@@ -47,6 +48,9 @@ def explain(problem: Mapping[str, Any], model: type[BaseModel]) -> str:
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
         return f"{key}: unknown key, {did_you_mean(location[-1], _known_keys(model, location[:-1]))}"
+    if problem["type"] == "literal_error":
+        known = re.findall("'([^']*)'", problem["ctx"]["expected"])
+        return f"{key}: unknown value {problem['input']!r}, {did_you_mean(problem['input'], known)}"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     return f"{key}: {message}" if key else message
 

@@ -15,6 +15,7 @@ from timm.layers import calculate_drop_path_rates, resample_abs_pos_embed, trunc
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from progresvit import compute
 from progresvit.config import ModelConfig
 from progresvit.model import slicing
 from progresvit.model.blocks import NORM_EPS, Block
@@ -135,6 +136,10 @@ class ProgResViT(nn.Module):
         kept = ProgResViT(self.config.replace(num_classes=len(rows), **names)).to(self.cls_token)
         kept.load_state_dict(weights)
         return kept.train(self.training)
+
+    def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
+        """GMACs of one image after each round, cumulative."""
+        return compute.cumulative_gmacs(self.config, convention)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block's activations in the backward pass instead of storing them."""

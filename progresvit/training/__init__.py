@@ -1,3 +1,3 @@
-"""One loop, and one objective per method."""
+"""Training: one loop, and one task per method."""
 
 import progresvit._torchvision  # noqa: F401  (ahead of timm)

@@ -1,7 +1,8 @@
-"""The only loop: a recipe, data and a folder in, a model folder out. It can be killed at any moment and goes on."""
+"""The only training loop: a recipe, data and a folder in, a model folder out. A run can be killed and resumed."""
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
@@ -9,24 +10,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import torch
+from torch import nn
 
-from progresvit import checkpoint
 from progresvit.data.held_back import list_learned
 from progresvit.data.order import Draw, seed_all
 from progresvit.distributed import Processes
-from progresvit.training.build import Fed, build_model, build_objective, data_rows, describe_splits, feed, find_splits
-from progresvit.training.folder import check_folder, claim_folder
-from progresvit.training.journal import Journal
+from progresvit.training.build import build_model
+from progresvit.training.logger import RunLogger
+from progresvit.training.optim import Schedules
 from progresvit.training.recipe import Recipe
-from progresvit.training.state import Progress, checkpoints, load_state, prune, save_state
-from progresvit.training.step import TrainingStep
-from progresvit.training.validation import validate
+from progresvit.training.run_folder import check_folder, claim_folder
+from progresvit.training.state import TrainState, checkpoints, load_state, prune, save_model, save_state
+from progresvit.training.step import TrainingStep, check_run_options
+from progresvit.training.tasks.registry import make_task
+from progresvit.training.tasks.task import Task, TaskData
 
 
-class Interrupted(Exception):  # noqa: N818  (nothing went wrong)
-    """The user or the system asked to stop; the run is saved."""
+class Interrupted(Exception):  # noqa: N818  (not an error)
+    """The user or the system stopped the run; it is saved."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
@@ -34,58 +38,89 @@ class Interrupted(Exception):  # noqa: N818  (nothing went wrong)
 
 
 def train(
-    recipe: Recipe, *, data: str, out: Path, processes: Processes, resume: bool = False, overwrite: bool = False
+    recipe: Recipe,
+    *,
+    data: str,
+    out: Path,
+    processes: Processes,
+    resume: bool = False,
+    overwrite: bool = False,
+    task: Task | type[Task] | None = None,
 ) -> Path:
-    """Run a recipe to its end, or on to its end; returns the model folder."""
-    check_folder(out, recipe, resume=resume, overwrite=overwrite)
+    """Run a recipe to its end; returns the model folder.
+
+    Args:
+        recipe: What to train and how.
+        data: The images: a folder, tars, or a data set that timm reads.
+        out: The folder of the run.
+        processes: This process and its siblings.
+        resume: Continue the run in the folder from its newest checkpoint.
+        overwrite: Remove the run in the folder first.
+        task: A task, or its class, instead of the one that the recipe names.
+    """
     seed_all(Draw.START, recipe.seed)
-    pictures, held_out = find_splits(recipe, data)
-    model = build_model(recipe, pictures).to(processes.device)
-    rows = data_rows(recipe, model, pictures)
-    step = TrainingStep(model, build_objective(recipe, model, processes, rows), recipe, processes, rows)
-    fed = feed(recipe, pictures, held_out, model, processes)
-    claim_folder(out, recipe, data, (pictures, held_out), processes, resume=resume, overwrite=overwrite)
-    progress = go_on(out / "checkpoints", step) if resume else Progress()
-    order = fed.train.order
-    journal = Journal(
+    recipe, method = make_task(recipe, task)
+    check_run_options(recipe, processes)
+    check_folder(out, recipe, resume=resume, overwrite=overwrite)
+    splits = method.find_splits(recipe, data)
+    model = build_model(recipe, method.class_ids(splits))
+    cast(nn.Module, model).to(processes.device)
+    method.setup(model, splits, recipe, processes)
+    loaded = method.load_data(model, splits, recipe, processes)
+    order = loaded.train.order
+    step = TrainingStep(model, method, recipe, processes, steps_per_epoch=order.steps_per_epoch)
+    claim_folder(out, recipe, data, splits, processes, resume=resume, overwrite=overwrite)
+    state = resume_state(out / "checkpoints", step) if resume else TrainState()
+    logger = RunLogger(
         out if processes.first else None,
         total_steps=recipe.epochs * order.steps_per_epoch,
-        first_step=progress.step,
-        evaluated_step=progress.history[-1]["step"] if progress.history else 0,
+        first_step=state.step,
+        evaluated_step=state.history[-1]["step"] if state.history else 0,
     )
-    journal.say(describe_splits(pictures, held_out))
+    logger.say(method.describe(splits))
     try:
         with stop_signals() as stop:
-            Run(recipe, out, processes, step, fed, progress, journal, stop).go()
+            Loop(recipe, out, processes, step, loaded, state, logger, stop).run()
     finally:
-        journal.close()
-    if processes.first and pictures.drawn_from is not None:
-        for folder in (out / "model", out / "best"):
-            list_learned(folder, (entry.name for entry in pictures.entries))
+        logger.close()
+    if processes.first and splits.train.drawn_from is not None:
+        for folder in (folder for folder in (out / "model", out / "best") if folder.is_dir()):
+            list_learned(folder, (entry.name for entry in splits.train.entries))
     return out / "model"
 
 
-def go_on(folder: Path, step: TrainingStep) -> Progress:
-    """Put back the newest checkpoint that is whole; from the start if there is none at all."""
+def resume_state(folder: Path, step: TrainingStep) -> TrainState:
+    """Restore the newest complete checkpoint; a run without checkpoints starts again."""
     found = checkpoints(folder)
     for path in reversed(found):
         try:
-            progress, scaler = load_state(path, model=step.model, ema=step.ema.module, optimizer=step.optimizer)
+            state, scaler = load_state(path, trained=step.trained, average=step.ema.module, optimizer=step.optimizer)
         except (ValueError, KeyError, OSError, RuntimeError) as error:
-            print(f"{path} is damaged and passed over: {error}", file=sys.stderr)
+            print(f"{path} is damaged and skipped: {error}", file=sys.stderr)
             continue
         step.scaler.load_state_dict(scaler)
-        if progress.loss_sums:
-            step.sums.copy_(torch.tensor(progress.loss_sums))
-        step.steps_done += progress.step - progress.logged_step
-        return progress
+        if state.loss_sums:
+            step.sums = torch.tensor(state.loss_sums, device=step.sums.device)
+        step.steps_done += state.step - state.logged_step
+        return state
     if found:
-        raise ValueError(f"none of the {len(found)} checkpoints in {folder} can be read; start anew with --overwrite.")
-    return Progress()
+        raise ValueError(f"none of the {len(found)} checkpoints in {folder} can be read; start again with --overwrite.")
+    return TrainState()
 
 
-class Run:
-    """A run from where it stands to its end."""
+class Loop:
+    """A run from its present step to its end.
+
+    Args:
+        recipe: The recipe of the run.
+        out: The folder of the run.
+        processes: This process and its siblings.
+        step: Model, task and optimizer.
+        data: Training and validation batches.
+        state: The position of the run.
+        logger: Progress bar, log and TensorBoard.
+        stop: Signals received so far, filled by :func:`stop_signals`.
+    """
 
     def __init__(
         self,
@@ -93,153 +128,148 @@ class Run:
         out: Path,
         processes: Processes,
         step: TrainingStep,
-        fed: Fed,
-        progress: Progress,
-        journal: Journal,
+        data: TaskData,
+        state: TrainState,
+        logger: RunLogger,
         stop: list[int],
     ) -> None:
-        self.recipe, self.out, self.processes, self.step, self.fed = recipe, out, processes, step, fed
-        self.progress, self.journal, self.stop = progress, journal, stop
-        self.order = fed.train.order
-        self.clock, self.seen, self.timed_from = time.monotonic(), progress.logged_step, progress.step
+        self.recipe, self.out, self.processes, self.step, self.data = recipe, out, processes, step, data
+        self.state, self.logger, self.stop = state, logger, stop
+        self.order = data.train.order
+        self.schedules = Schedules(step.optimizer, recipe, self.order.steps_per_epoch)
+        self.clock, self.logged, self.timed_from = time.monotonic(), state.logged_step, state.step
         self.saved = time.monotonic()
 
-    def go(self) -> None:
-        """All steps that are left, then the model."""
+    def run(self) -> None:
+        """All remaining steps, then the model."""
         per_epoch, total = self.order.steps_per_epoch, self.recipe.epochs * self.order.steps_per_epoch
-        self.step.schedule.step(self.progress.step // per_epoch)
-        if self.progress.step and self.progress.step % per_epoch == 0:
-            self._evaluate_if_due(self.progress.step // per_epoch - 1)  # it may have died between saving and evaluating
-        for batches in self.fed.train.steps(self.progress.step, total):
-            self.step(self.progress.step, batches)
-            self.progress.step += 1
-            done, epoch = self.progress.step, (self.progress.step - 1) // per_epoch
+        if self.state.step and self.state.step % per_epoch == 0:
+            self._evaluate_if_due(self.state.step // per_epoch - 1)  # it may have stopped after saving
+        for batches in self.data.train.steps(self.state.step, total):
+            self.schedules.set(self.state.step)
+            self.step(self.state.step, batches)
+            self.state.step += 1
+            done, epoch = self.state.step, (self.state.step - 1) // per_epoch
             if done % self.recipe.run.log_every == 0 or done % per_epoch == 0:
                 self._log(epoch)
             if done % per_epoch == 0:
                 self._end_epoch(epoch)
-            elif done % self.recipe.run.log_every == 0 and self._save_is_late():
+            elif done % self.recipe.run.log_every == 0 and self._save_is_due():
                 self._save()
             if self.processes.any(bool(self.stop)):
                 self._interrupted()
         self._finish()
 
     def _log(self, epoch: int) -> None:
-        """Fetch the losses, the only point at which the host waits for the device; stop if one was not finite."""
+        """Fetch the losses, the only point where the host waits for the device; stop if one was not finite."""
         self._stop_if_broken()
-        lr = self.step.optimizer.param_groups[0]["lr"]
-        steps = self.progress.step - self.seen
         now = time.monotonic()
-        losses = (self.step.sums / steps).tolist()
-        self.journal.steps(
+        self.logger.steps(
             epoch=epoch,
-            step=self.progress.step,
-            losses=losses,
-            lr=lr,
-            speed=self._speed(now),
+            step=self.state.step,
+            losses=(self.step.sums / (self.state.step - self.logged)).tolist(),
+            lr=self.step.optimizer.param_groups[0]["lr"],
+            speed=(self.state.step - self.timed_from) * self.order.batch / (now - self.clock),  # images per second
         )
-        self.progress.seconds += now - self.clock
+        self.state.seconds += now - self.clock
         self.step.sums.zero_()
         self.step.steps_done.zero_()
-        self.clock, self.seen, self.timed_from = now, self.progress.step, self.progress.step
+        self.clock, self.logged, self.timed_from = now, self.state.step, self.state.step
 
-    def _speed(self, now: float) -> float:
-        """Images a second since the last word, or since the run went on."""
-        return (self.progress.step - self.timed_from) * self.order.batch / (now - self.clock)
-
-    def _save_is_late(self) -> bool:
-        """The first process has the clock."""
-        late = self.processes.first and time.monotonic() - self.saved > self.recipe.run.save_minutes * 60
-        return self.processes.any(late)
+    def _save_is_due(self) -> bool:
+        """By the clock of the first process."""
+        due = self.processes.first and time.monotonic() - self.saved > self.recipe.run.save_minutes * 60
+        return self.processes.any(due)
 
     def _stop_if_broken(self) -> None:
-        """A loss that was not finite ends the run; nothing of it was applied, and nothing after it is saved."""
+        """A loss that was not finite ends the run; it changed no weights, and nothing after it is saved."""
         if not self.step.broken.item():
             return
-        number = self.seen + int(self.step.steps_done.item()) + 1
+        number = self.logged + int(self.step.steps_done.item()) + 1
         lr = self.step.optimizer.param_groups[0]["lr"]
         raise ValueError(
-            f"the loss or its gradient was not finite at step {number} (learning rate {lr:.2e}); the weights were left "
-            f"as they were before it. Go on from the last checkpoint with a lower rate: --resume --set "
+            f"the loss or its gradient was not finite at step {number} (learning rate {lr:.2e}); this step changed no "
+            f"weights. Continue from the last checkpoint with a lower rate: --resume --set "
             f"optimizer.lr={self.recipe.optimizer.lr / 2:g}, or with run.precision=fp32."
         )
 
     def _end_epoch(self, epoch: int) -> None:
         last = epoch == self.recipe.epochs - 1
-        self.step.schedule.step(epoch + 1)
         if (epoch + 1) % self.recipe.run.save_every == 0 or last:
-            self._save()  # ahead of evaluating, which takes its time
+            self._save()  # before the evaluation, which takes time
         self._evaluate_if_due(epoch)
         self.clock = time.monotonic()
 
     def _evaluate_if_due(self, epoch: int) -> None:
-        last, history = epoch == self.recipe.epochs - 1, self.progress.history
-        done = bool(history) and history[-1]["step"] == self.progress.step
+        last, history = epoch == self.recipe.epochs - 1, self.state.history
+        done = bool(history) and history[-1]["step"] == self.state.step
         if not done and ((epoch + 1) % self.recipe.run.evaluate_every == 0 or last):
             self._evaluate(epoch)
 
     def _evaluate(self, epoch: int) -> None:
-        answering = self.step.answering()
-        result = validate(answering, self.fed.val(), processes=self.processes, dtype=self.step.dtype)
-        self.journal.evaluation(epoch=epoch, step=self.progress.step, result=result)
-        self.progress.history.append({"epoch": epoch, "step": self.progress.step, **result})
-        if result["top1"][-1] > self.progress.best_top1:
-            self.progress.best_top1, self.progress.best_step = result["top1"][-1], self.progress.step
+        model, task = self.step.average()
+        metrics = task.validate(model, self.data, processes=self.processes, dtype=self.step.dtype)
+        summary = task.summarize(metrics.values)
+        self.logger.evaluation(epoch=epoch, step=self.state.step, values=metrics.values, summary=summary)
+        self.state.history.append({"epoch": epoch, "step": self.state.step, **metrics.values})
+        if metrics.primary > (-math.inf if self.state.best is None else self.state.best):
+            self.state.best, self.state.best_step = metrics.primary, self.state.step
             if self.processes.first:
-                checkpoint.save(answering, self.out / "best")
+                save_model(model, task, self.out / "best")
         self._list_unreadable()
 
     def _save(self) -> None:
         self._stop_if_broken()
         self.saved = time.monotonic()
-        self.progress.logged_step, self.progress.loss_sums = self.seen, self.step.sums.tolist()
+        self.state.logged_step, self.state.loss_sums = self.logged, self.step.sums.tolist()
         if self.processes.first:
             folder = self.out / "checkpoints"
             save_state(
                 folder,
-                model=self.step.model,
-                ema=self.step.ema.module,
+                trained=self.step.trained,
+                average=self.step.ema.module,
                 optimizer=self.step.optimizer,
                 scaler=self.step.scaler.state_dict(),
-                progress=self.progress,
+                state=self.state,
             )
             prune(folder, keep=self.recipe.run.keep)
         self.processes.wait()
 
     def _list_unreadable(self) -> None:
-        mine = [line for unreadable in self.fed.unreadable for line in unreadable.lines()]
+        mine = [line for unreadable in self.data.unreadable for line in unreadable.lines()]
         lines = sorted({line for share in self.processes.gather(mine) for line in share})
         if lines and self.processes.first:
-            (self.out / "unreadable.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-            self.journal.say(f"{len(lines)} unreadable pictures were skipped; {self.out / 'unreadable.txt'} lists them")
+            path = self.out / "unreadable.txt"
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            self.logger.say(f"{len(lines)} unreadable images were skipped; {path} lists them")
 
     def _interrupted(self) -> None:
         self._save()
         raise Interrupted(
-            f"stopped after step {self.progress.step}; everything is saved in {self.out}. "
-            f"Go on with the same command and --resume.",
+            f"stopped after step {self.state.step}; everything is saved in {self.out}. "
+            f"Continue with the same command and --resume.",
             self.stop[0] if self.stop else signal.SIGTERM,
         )
 
     def _finish(self) -> None:
         if self.processes.first:
-            checkpoint.save(self.step.answering(), self.out / "model")
-            self.journal.end_bar()
-            result = self.progress.history[-1] if self.progress.history else {}
-            rounds = ", ".join(f"{top1:.2%}" for top1 in result.get("top1", []))
-            self.journal.say(f"the model is in {self.out / 'model'} (top-1 of the rounds: {rounds})")
-            self.journal.say(f"look at it with: progresvit info {self.out / 'model'}")
+            model, task = self.step.average()
+            save_model(model, task, self.out / "model")
+            self.logger.end_bar()
+            summary = f" ({task.summarize(self.state.history[-1])})" if self.state.history else ""
+            self.logger.say(f"the model is in {self.out / 'model'}{summary}")
+            self.logger.say(f"look at it with: progresvit info {self.out / 'model'}")
         self.processes.wait()
 
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Collects SIGTERM and Ctrl-C instead of dying of them, so that a step ends and is saved."""
+    """Collects SIGTERM and Ctrl-C, so that the current step ends and is saved; a second signal stops at once."""
     caught: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
         if caught:
-            raise KeyboardInterrupt  # asked twice: now
+            raise KeyboardInterrupt
         caught.append(number)
 
     before = {number: signal.signal(number, remember) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -1,31 +1,41 @@
-"""What a training run is: a YAML file, validated, with overrides from the command line."""
+"""Training recipes: YAML files, validated, with overrides from the command line."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from progresvit.config import ModelConfig, make_rounds, preset
+from progresvit.config import make_rounds, preset
 from progresvit.data.augmentation import Augmentation
+from progresvit.io.parse import Section, parse
 from progresvit.io.yaml_files import find_file, read_mapping, shipped_files
+from progresvit.model.registry import config_class
+from progresvit.training.tasks.registry import check_name
+
+PROGRESVIT = "progresvit"
+"""The kind of model that this package is about."""
+
+_PROGRESVIT_KEYS = (
+    *("preset", "resolutions", "heads", "psg", "layer_scale", "depth", "patch_size"),
+    *("position_resolution", "input_resolution"),
+)
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Model(Section):
+    """The network: a preset or rounds of your own, with fields of the config changed."""
 
-
-class Model(_Section):
-    """The network: a preset or rounds of one's own, with fields of the config changed."""
-
+    kind: str = PROGRESVIT
+    """The kind of model, as in ``model/registry.py``."""
+    fields: dict[str, Any] = Field(default_factory=dict)
+    """More fields of the model's config; all of them for a kind other than progresvit."""
     preset: str | None = None
     resolutions: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
-    """Heads of each round, with resolutions; the last one is the model's."""
+    """Heads of each round, given together with resolutions; the last number is the model's."""
     num_classes: int | None = Field(None, ge=1)
     """None: as many as the data has."""
     psg: bool | None = None
@@ -34,42 +44,77 @@ class Model(_Section):
     patch_size: int | None = None
     position_resolution: int | None = None
     input_resolution: int | None = None
-    """Side of the images that training and evaluation give; a teacher may want them larger than the rounds do."""
+    """Side of the images in training and evaluation. A teacher may need a higher resolution than the rounds."""
     drop_path: float = Field(0.0, ge=0, lt=1)
     start: str | None = None
-    """Weights to start from: a timm model's name, a model folder, or shipped, the model inside the package."""
+    """Initial weights: the name of a timm model, a model folder, or ``shipped`` for the bundled model."""
+
+    @field_validator("kind")
+    @classmethod
+    def _known_kind(cls, kind: str) -> str:
+        config_class(kind)
+        return kind
 
     @model_validator(mode="after")
     def _one_description(self) -> Model:
-        if (self.preset is None) == (not self.resolutions) or (not self.resolutions) != (not self.heads):
+        if self.kind != PROGRESVIT:
+            foreign = [key for key in _PROGRESVIT_KEYS if getattr(self, key) is not None]
+            if foreign:
+                raise ValueError(
+                    f"{', '.join(foreign)} describe a model of the kind {PROGRESVIT}; "
+                    f"put the config of the kind {self.kind} under fields"
+                )
+        elif (self.preset is None) == (not self.resolutions) or (not self.resolutions) != (not self.heads):
             raise ValueError("give either preset, or resolutions and heads")
         return self
 
-    def config(self, *, num_classes: int, class_ids: Sequence[str] | None, labels: Sequence[str] | None) -> ModelConfig:
+    def config(self, *, num_classes: int, class_ids: Sequence[str] | None, labels: Sequence[str] | None) -> Any:
         """The config of this model for a set of classes."""
-        names = ("psg", "layer_scale", "depth", "patch_size", "position_resolution", "input_resolution")
-        fields = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        fields |= {"num_classes": num_classes, "class_ids": class_ids, "labels": labels}
+        classes = {"num_classes": num_classes, "class_ids": class_ids, "labels": labels}
+        fields = {**self.fields, **classes}
+        if self.kind != PROGRESVIT:
+            return _make_config(config_class(self.kind), fields)
+        changed = {key: getattr(self, key) for key in _PROGRESVIT_KEYS[3:] if getattr(self, key) is not None}
         if self.preset is not None:
-            return preset(self.preset, **fields)
+            return preset(self.preset, **{**changed, **fields})
         assert self.resolutions is not None
         assert self.heads is not None
-        return ModelConfig(rounds=make_rounds(self.resolutions, self.heads), heads=self.heads[-1], **fields)
+        rounds = make_rounds(self.resolutions, self.heads)
+        return _make_config(config_class(self.kind), {"rounds": rounds, "heads": self.heads[-1], **changed, **fields})
 
 
-class Data(_Section):
-    """How pictures reach the device."""
+def _make_config(config: Any, fields: Mapping[str, Any]) -> Any:
+    try:
+        return config(**fields)
+    except TypeError as error:  # a missing or an unknown field
+        raise ValueError(f"model.fields: {error}.") from error
+
+
+def _changed(section: Section, keys: Sequence[str]) -> list[str]:
+    return [key for key in keys if getattr(section, key) != type(section).model_fields[key].default]
+
+
+def _refuse_foreign(section: Any, owners: Mapping[str, Sequence[str]]) -> None:
+    """Refuse keys of a choice other than ``section.name``."""
+    for owner, keys in owners.items():
+        changed = _changed(section, keys)
+        if changed and owner != section.name:
+            raise ValueError(f"{' and '.join(changed)} belong to {owner}; set name: {owner} or remove them")
+
+
+class Data(Section):
+    """How images reach the device."""
 
     mode: Literal["loader", "resident"] = "loader"
     workers: int = Field(8, ge=0)
     train: str = "train"
     val: str = "val"
     resident_side: int | None = Field(None, ge=1)
-    """Side of the pictures that the resident mode stores; None: the model's input resolution."""
+    """Side of the images that the resident mode stores; None: the model's input resolution."""
 
 
-class Mixing(_Section):
-    """Mixup, cutmix and label smoothing, by timm."""
+class Mixing(Section):
+    """Mixup, cutmix and label smoothing (timm), for classification tasks."""
 
     mixup: float = Field(0.0, ge=0)
     cutmix: float = Field(0.0, ge=0)
@@ -78,108 +123,152 @@ class Mixing(_Section):
     smoothing: float = Field(0.0, ge=0, lt=1)
 
 
-class Optimizer(_Section):
-    """AdamW. The learning rate is for ``lr_batch`` pictures and grows with the batch."""
+class Optimizer(Section):
+    """The optimizer, gradient clipping and frozen parameters."""
 
+    name: Literal["adamw", "sgd"] = "adamw"
     lr: float = Field(5e-4, gt=0)
+    """For ``lr_batch`` images; the learning rate grows with the batch."""
     lr_batch: int = Field(512, ge=1)
     weight_decay: float = Field(0.05, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW."""
     eps: float = Field(1e-8, gt=0)
+    """AdamW."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """SGD."""
     batch: int = Field(1024, ge=1)
-    """Pictures of one step, over all processes."""
+    """Images per step, over all processes."""
     accumulate: int = Field(1, ge=1)
-
-
-class Schedule(_Section):
-    """Warm-up, cosine by the epoch, cooldown at the minimum."""
-
-    epochs: int = Field(300, ge=1)
-    cooldown: int = Field(10, ge=0)
-    warmup: int = Field(5, ge=0)
-    warmup_lr: float = Field(1e-6, ge=0)
-    min_lr: float = Field(1e-5, ge=0)
-
-
-class Distillation(_Section):
-    """A frozen teacher."""
-
-    teacher: str
-    """A pretrained timm model's name, a model folder, or efficientnet-lite2."""
-    kind: Literal["hard", "soft"] = "hard"
-    """Its label alone, as in the paper, or its whole answer."""
-    weight: float = Field(0.5, ge=0, le=1)
-    """Share of the teacher in the loss; the labels have the rest."""
-    resolution: int | None = Field(None, ge=1)
-    """At which the teacher looks; None: its own."""
-    temperature: float = Field(1.0, gt=0)
-    """Soft: divides both sides' logits."""
-    classes: Literal["data", "teacher"] = "data"
-    """Soft: those of the data, or all that the teacher knows; of that wider head the model keeps the data's rows."""
-    map_weight: float = Field(0.0, ge=0)
-    """Soft: weight of what the teacher says of each place, which the patch tokens learn."""
+    """Micro-batches per step in each process."""
+    clip: float | None = Field(None, gt=0)
+    """Largest norm of the gradient of all parameters together; None: no clipping."""
+    freeze: tuple[str, ...] = ()
+    """Parameters that are not trained, by name: ``blocks.0.*``; those of the task begin with ``task.``."""
+    freeze_epochs: dict[str, PositiveInt] = Field(default_factory=dict)
+    """Parameters that are not trained in the first epochs: ``{task.head.last.*: 1}``."""
 
     @model_validator(mode="after")
-    def _soft_alone(self) -> Distillation:
-        plain = Distillation.model_fields
-        changed = [
-            name for name in ("temperature", "classes", "map_weight") if getattr(self, name) != plain[name].default
-        ]
-        if self.kind == "hard" and changed:
-            raise ValueError(f"{' and '.join(changed)} are for soft distillation; add kind: soft or leave them out")
+    def _own_keys(self) -> Optimizer:
+        _refuse_foreign(self, {"adamw": ("betas", "eps"), "sgd": ("momentum",)})
         return self
 
 
-class Run(_Section):
-    """How the run is carried out; none of this changes what is learned, apart from precision."""
+class Schedule(Section):
+    """Learning rate and weight decay over time: warm-up, decay, then a cooldown at the minimum."""
+
+    name: Literal["cosine", "poly"] = "cosine"
+    by: Literal["epoch", "step"] = "epoch"
+    """Whether the values change after every epoch or after every step."""
+    epochs: int = Field(300, ge=1)
+    cooldown: int = Field(10, ge=0)
+    warmup: int = Field(5, ge=0)
+    """Epochs."""
+    warmup_lr: float = Field(1e-6, ge=0)
+    min_lr: float = Field(1e-5, ge=0)
+    power: float = Field(0.9, gt=0)
+    """Exponent of the poly schedule."""
+    weight_decay_end: float | None = Field(None, ge=0)
+    """The weight decay follows a cosine from ``optimizer.weight_decay`` to this; None: it is constant."""
+
+    @model_validator(mode="after")
+    def _own_keys(self) -> Schedule:
+        _refuse_foreign(self, {"poly": ("power",)})
+        return self
+
+
+class DistillationOptions(Section):
+    """Options of the task ``distillation``: a frozen teacher."""
+
+    teacher: str
+    """The name of a pretrained timm model, a model folder, or efficientnet-lite2."""
+    kind: Literal["hard", "soft"] = "hard"
+    """Learn the teacher's label, as in the paper, or its probabilities."""
+    weight: float = Field(0.5, ge=0, le=1)
+    """Weight of the teacher in the loss; the labels have the rest."""
+    resolution: int | None = Field(None, ge=1)
+    """Resolution of the teacher's images; None: its own."""
+    temperature: float = Field(1.0, gt=0)
+    """Soft: divides the logits of both sides."""
+    classes: Literal["data", "teacher"] = "data"
+    """Soft: classes of the head in training. With ``teacher``, the saved model keeps the rows of the data's classes."""
+    map_weight: float = Field(0.0, ge=0)
+    """Soft: weight of the teacher's map, which the patch tokens learn."""
+
+    @model_validator(mode="after")
+    def _soft_alone(self) -> DistillationOptions:
+        changed = _changed(self, ("temperature", "classes", "map_weight"))
+        if self.kind == "hard" and changed:
+            raise ValueError(f"{' and '.join(changed)} are for soft distillation; add kind: soft or remove them")
+        return self
+
+
+class RunOptions(Section):
+    """How the run is executed. Only the precision changes what is learned."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool | Literal["blocks"] = False
-    """The model as a whole, or one block for all of them, which is ready in seconds; and the teacher."""
+    """Compile the whole model, or one block for all blocks, which takes seconds; the teacher is compiled too."""
     cuda_graphs: bool = False
-    """Replay the rounds' work as one recorded piece: small models are bound by the host otherwise."""
+    """Record the rounds and replay them as one CUDA graph; small models are limited by the host otherwise."""
     grad_checkpointing: bool = False
     log_every: int = Field(50, ge=1)
-    """Steps."""
+    """Log every N steps."""
     evaluate_every: int = Field(1, ge=1)
-    """Epochs."""
+    """Evaluate every N epochs."""
     save_every: int = Field(1, ge=1)
-    """Epochs."""
+    """Write a checkpoint every N epochs."""
     save_minutes: float = Field(15, gt=0)
-    """And at least this often, in the middle of an epoch too."""
+    """Write a checkpoint at least this often, also within an epoch."""
     keep: int = Field(2, ge=1)
-    """Checkpoints."""
+    """Number of checkpoints to keep."""
 
 
-class Recipe(_Section):
-    """A named run."""
+class Recipe(Section):
+    """A training run."""
 
+    task: str = "supervised"
+    """The method: supervised, distillation, or your own as ``my_module:MyTask``."""
+    task_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of a task of your own; its class validates them."""
     model: Model
     data: Data = Data()
     augment: Augmentation = Augmentation()
     mixing: Mixing = Mixing()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
-    distillation: Distillation | None = None
+    distillation: DistillationOptions | None = None
     ema: float = Field(0.99996, ge=0, lt=1)
-    """Decay of the moving average of the weights, by the step."""
+    """Decay per step of the moving average of the weights."""
     ema_warmup: bool = False
-    """The decay begins at 0 and grows to ``ema``, so that a short run does not keep its start."""
+    """Increase the decay from 0 to ``ema``, so that the average of a short run does not keep the initial weights."""
     seed: int = Field(42, ge=0)
-    run: Run = Run()
+    run: RunOptions = RunOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_task(cls, values: Any) -> Any:
+        """Recipes written before ``task`` existed name their method by the section ``distillation``."""
+        if isinstance(values, Mapping) and values.get("task") is None:
+            return {**values, "task": "supervised" if values.get("distillation") is None else "distillation"}
+        return values
+
+    @field_validator("task")
+    @classmethod
+    def _known_task(cls, name: str) -> str:
+        check_name(name)
+        return name
 
     @model_validator(mode="after")
     def _one_head(self) -> Recipe:
         wide = self.distillation is not None and self.distillation.classes == "teacher"
         if wide and self.model.num_classes is not None:
-            raise ValueError(
-                "with distillation.classes=teacher the head has the teacher's; leave model.num_classes out"
-            )
+            raise ValueError("with distillation.classes=teacher the head has the teacher's; remove model.num_classes")
         return self
 
     @property
     def epochs(self) -> int:
-        """All of them, cooldown included."""
+        """All epochs, cooldown included."""
         return self.schedule.epochs + self.schedule.cooldown
 
     def to_yaml(self) -> str:
@@ -187,7 +276,7 @@ class Recipe(_Section):
 
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe by the name of one that ships, or by a path; ``overrides`` are ``a.b=value``, the value in YAML."""
+    """A bundled recipe by name, or a file by path; ``overrides`` are ``a.b=value``, the value in YAML."""
     path = find_file(source, shipped_recipes(), "recipe")
     values = read_mapping(path, "recipe", "model: and schedule:")
     for override in overrides:
@@ -196,16 +285,12 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def make_recipe(values: Mapping[str, Any], *, origin: str) -> Recipe:
-    """Validate; every error names its key, and an unknown key what comes nearest."""
-    try:
-        return Recipe.model_validate(values)
-    except ValidationError as error:
-        problems = "; ".join(_explain(problem) for problem in error.errors())
-        raise ValueError(f"{origin}: {problems}.") from error
+    """Validate; every error names its key, and for an unknown key the nearest known one."""
+    return parse(Recipe, values, origin=origin)
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Names of the recipes that ship, and where they are."""
+    """Names and paths of the bundled recipes."""
     return shipped_files("recipes")
 
 
@@ -219,10 +304,10 @@ def _override(values: dict[str, Any], text: str) -> None:
         if not isinstance(section.get(part), dict):
             section[part] = {}
         section = section[part]
-    section[parts[-1]] = _parse(value)
+    section[parts[-1]] = _parse_value(value)
 
 
-def _parse(value: str) -> Any:
+def _parse_value(value: str) -> Any:
     try:
         parsed = yaml.safe_load(value)
     except yaml.YAMLError as error:
@@ -231,21 +316,3 @@ def _parse(value: str) -> Any:
         return float(parsed) if isinstance(parsed, str) else parsed
     except ValueError:
         return parsed
-
-
-def _explain(problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] != "extra_forbidden":
-        return f"{key}: {problem['msg'].removeprefix('Value error, ')}"
-    known = _known_keys(problem["loc"][:-1])
-    nearest = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(known)}"
-    return f"{key}: there is no such key, {hint}"
-
-
-def _known_keys(path: Sequence[Any]) -> list[str]:
-    section: Any = Recipe
-    for part in path:
-        annotation = section.model_fields[part].annotation
-        section = Distillation if part == "distillation" else annotation
-    return list(section.model_fields)

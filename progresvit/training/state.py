@@ -1,88 +1,131 @@
-"""What a run must remember to go on: weights, their average, the optimizer, the step. Folders that change in one step.
+"""Checkpoints: everything a run needs to resume, in folders that are written in one step.
 
-Random draws are not among it: every one follows from the seed and the step (progresvit.data.order).
+Random numbers are not part of it: every draw follows from the seed and the step (progresvit.data.order).
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from progresvit import checkpoint
 from progresvit.checkpoint import read_safetensors, write_safetensors
 from progresvit.io.files import replacing_folder
+from progresvit.model.interface import RoundModel
+from progresvit.training.step import RoundLosses
+from progresvit.training.tasks.task import Task
+
+TASK_FILE = "task.safetensors"
+"""The state of a task that has modules: in a checkpoint, and in the folder of a saved model."""
 
 _NAME = "step-{:09d}"
 
 
 @dataclass
-class Progress:
-    """Where a run stands, in plain numbers."""
+class TrainState:
+    """The position of a run, in plain numbers."""
 
     step: int = 0
-    best_top1: float = -1.0
+    best: float | None = None
+    """Highest primary metric so far, and its step."""
     best_step: int = -1
     seconds: float = 0.0
     logged_step: int = 0
-    """The last step that the log speaks of, and the sums of the losses since."""
+    """The last step that was logged."""
     loss_sums: list[float] = field(default_factory=list)
+    """Sums of the losses since."""
     history: list[dict[str, Any]] = field(default_factory=list)
-    """One entry an evaluation."""
+    """One entry per evaluation."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainState:
+        """Also reads checkpoints of versions that called ``best`` ``best_top1``, -1 at first."""
+        known = dict(values)
+        if "best_top1" in known:
+            best = known.pop("best_top1")
+            known["best"] = best if best >= 0 else None
+        return cls(**known)
 
 
 def save_state(
     folder: Path,
     *,
-    model: nn.Module,
-    ema: nn.Module,
+    trained: RoundLosses,
+    average: RoundLosses,
     optimizer: torch.optim.Optimizer,
     scaler: dict[str, Any],
-    progress: Progress,
+    state: TrainState,
 ) -> Path:
-    """Write a checkpoint; it has its name only once it is whole."""
-    target = folder / _NAME.format(progress.step)
+    """Write a checkpoint; it has its name only once it is complete.
+
+    Args:
+        folder: The folder of all checkpoints.
+        trained: Model and task.
+        average: Their moving average.
+        optimizer: Its moments and step counts are saved; rates and decays follow from the recipe.
+        scaler: The state of the loss scaler.
+        state: The position of the run.
+    """
+    target = folder / _NAME.format(state.step)
     with replacing_folder(target) as staged:
-        write_safetensors(model.state_dict(), staged / "model.safetensors")
-        write_safetensors(ema.state_dict(), staged / "ema.safetensors")
+        write_safetensors(trained.model.state_dict(), staged / "model.safetensors")
+        write_safetensors(average.model.state_dict(), staged / "ema.safetensors")
+        if task := trained.task.state_dict():
+            write_safetensors(task, staged / TASK_FILE)
+            write_safetensors(average.task.state_dict(), staged / "task_ema.safetensors")
         write_safetensors(_optimizer_tensors(optimizer), staged / "optimizer.safetensors")
-        (staged / "progress.json").write_text(json.dumps({"progress": vars(progress), "scaler": scaler}, indent=2))
+        (staged / "progress.json").write_text(json.dumps({"progress": vars(state), "scaler": scaler}, indent=2))
     return target
 
 
 def load_state(
-    checkpoint: Path, *, model: nn.Module, ema: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[Progress, dict[str, Any]]:
-    """Put everything back as it was; returns where the run stands and the loss scaler's state."""
-    model.load_state_dict(read_safetensors(checkpoint / "model.safetensors"))
-    ema.load_state_dict(read_safetensors(checkpoint / "ema.safetensors"))
-    stored = json.loads((checkpoint / "progress.json").read_text())
+    folder: Path, *, trained: RoundLosses, average: RoundLosses, optimizer: torch.optim.Optimizer
+) -> tuple[TrainState, dict[str, Any]]:
+    """Restore a checkpoint; returns the position of the run and the state of the loss scaler."""
+    trained.model.load_state_dict(read_safetensors(folder / "model.safetensors"))
+    average.model.load_state_dict(read_safetensors(folder / "ema.safetensors"))
+    if trained.task.state_dict():
+        trained.task.load_state_dict(read_safetensors(folder / TASK_FILE))
+        average.task.load_state_dict(read_safetensors(folder / "task_ema.safetensors"))
+    stored = json.loads((folder / "progress.json").read_text())
     state: dict[int, dict[str, Any]] = {}
-    for key, value in read_safetensors(checkpoint / "optimizer.safetensors").items():
+    for key, value in read_safetensors(folder / "optimizer.safetensors").items():
         index, name = key.split("/")
         state.setdefault(int(index), {})[name] = value
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    return Progress(**stored["progress"]), stored["scaler"]
+    return TrainState.from_dict(stored["progress"]), stored["scaler"]
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """All whole checkpoints, oldest first."""
+    """All complete checkpoints, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir()) if folder.is_dir() else []
 
 
 def prune(folder: Path, *, keep: int) -> None:
-    """Remove all but the newest."""
+    """Remove all checkpoints but the newest."""
     for path in checkpoints(folder)[:-keep]:
         shutil.rmtree(path)
 
 
+def save_model(model: RoundModel, task: Task, folder: Path) -> None:
+    """Write a model folder; the state of a task that has modules (a head, a decoder) is stored in the same folder."""
+    checkpoint.save(cast(Any, model), folder)
+    if state := task.state_dict():
+        staged = folder / f".{TASK_FILE}"
+        write_safetensors(state, staged)
+        staged.replace(folder / TASK_FILE)
+
+
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Moments and step counts, named by parameter; learning rates and decays follow from the recipe."""
+    """Moments and step counts, named by the number of the parameter."""
     return {
         f"{index}/{name}": value
         for index, values in optimizer.state_dict()["state"].items()

@@ -1,215 +1,185 @@
-"""One optimizer step: losses of all rounds, gradients, update, moving average. The host never waits for the device."""
+"""One optimizer step: losses of the rounds, gradients, update, moving average. The host never waits for the device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, cast
 
 import torch
-from timm.data import Mixup
-from timm.data.mixup import mixup_target
-from timm.optim import create_optimizer_v2
-from timm.scheduler import CosineLRScheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from progresvit.data.loader import Batch
 from progresvit.data.order import Draw, seed_all
 from progresvit.distributed import Processes
-from progresvit.model import ProgResViT, RoundOutput
+from progresvit.model.interface import RoundModel
 from progresvit.model.precision import PRECISIONS
-from progresvit.training.recipe import Optimizer, Recipe, Schedule
-
-
-class Objective(Protocol):
-    """What a method adds to the loop: targets for a batch, and a loss for each round."""
-
-    def targets(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]: ...
-
-    def losses(self, outputs: Sequence[RoundOutput], *targets: Tensor) -> Tensor: ...
+from progresvit.training.optim import freeze, make_optimizer
+from progresvit.training.recipe import Recipe
+from progresvit.training.tasks.task import Task
 
 
 class RoundLosses(nn.Module):
-    """All rounds and their losses as one module: what is compiled, and what DDP wraps."""
+    """Model and task as one module: what is compiled, wrapped by DDP, optimized, averaged and saved."""
 
-    def __init__(self, model: ProgResViT, objective: Objective) -> None:
+    def __init__(self, model: RoundModel, task: Task) -> None:
         super().__init__()
-        self.model, self.objective = model, objective
+        self.model, self.task = cast(nn.Module, model), task
 
-    def forward(self, images: Tensor, *targets: Tensor) -> Tensor:
+    def forward(self, batch: Any) -> Tensor:
         """(S,)"""
-        return self.objective.losses(self.model(images), *targets)
-
-
-def learning_rate(optimizer: Optimizer) -> float:
-    """Grows with the batch: lr · batch / lr_batch."""
-    return optimizer.lr * optimizer.batch / optimizer.lr_batch
-
-
-def make_optimizer(model: nn.Module, wanted: Optimizer) -> torch.optim.Optimizer:
-    """AdamW, no decay on vectors, biases, position embedding and class token."""
-    optimizer: torch.optim.Optimizer = create_optimizer_v2(
-        model,
-        opt="adamw",
-        lr=learning_rate(wanted),
-        weight_decay=wanted.weight_decay,
-        betas=wanted.betas,
-        eps=wanted.eps,
-        fused=True,
-    )
-    return optimizer
-
-
-def make_schedule(optimizer: torch.optim.Optimizer, wanted: Schedule) -> CosineLRScheduler:
-    """Warm-up, cosine and cooldown; ``step(epoch)`` sets the rate of that epoch."""
-    return CosineLRScheduler(
-        optimizer,
-        t_initial=wanted.epochs,
-        lr_min=wanted.min_lr,
-        warmup_t=wanted.warmup,
-        warmup_lr_init=wanted.warmup_lr,
-        cycle_limit=1,
-    )
+        return self.task.losses(self.task.outputs(cast(RoundModel, self.model), batch), batch)
 
 
 class TrainingStep:
-    """Model, average and optimizer of a run, and how one step changes them.
+    """The trained modules of a run, their average and optimizer, and how one step changes them.
 
-    A loss or gradient that is not finite raises a flag on the device, and from then on the optimizer leaves the weights
-    alone: the host need not wait for every loss to be sure that none of them did harm.
+    A loss or gradient that is not finite sets a flag on the device. From then on the optimizer leaves the weights
+    alone, so the host need not wait for every loss to prevent damage.
+
+    Args:
+        model: The model, on the device.
+        task: The task, set up for this model.
+        recipe: The recipe of the run.
+        processes: This process and its siblings.
+        steps_per_epoch: Steps of one epoch, by which parameters are unfrozen and tasks know their progress.
     """
 
     def __init__(
-        self,
-        model: ProgResViT,
-        objective: Objective,
-        recipe: Recipe,
-        processes: Processes,
-        rows: Sequence[int] | None = None,
+        self, model: RoundModel, task: Task, recipe: Recipe, processes: Processes, *, steps_per_epoch: int
     ) -> None:
-        self.model, self.objective, self.recipe, self.processes = model, objective, recipe, processes
-        self.rows = rows
-        """Rows of the head that the data's classes have, where it has more."""
+        check_run_options(recipe, processes)
+        self.model, self.task, self.recipe, self.processes = model, task.to(processes.device), recipe, processes
+        self.steps_per_epoch = steps_per_epoch
         self.dtype = PRECISIONS[recipe.run.precision]
-        if recipe.run.precision == "fp16" and processes.device.type != "cuda":
-            raise ValueError("fp16 needs a CUDA device; set run.precision=bf16 or fp32.")
-        model.set_grad_checkpointing(recipe.run.grad_checkpointing)
-        self.ema = ModelEmaV3(model, decay=recipe.ema, use_warmup=recipe.ema_warmup)
-        self.optimizer = make_optimizer(model, recipe.optimizer)
-        self.schedule = make_schedule(self.optimizer, recipe.schedule)
+        if recipe.run.grad_checkpointing:
+            _capability(model, "set_grad_checkpointing", "run.grad_checkpointing", "false")(True)
+        self.trained = RoundLosses(model, task)
+        self.frozen = freeze(self.trained, recipe.optimizer)
+        self.ema = ModelEmaV3(self.trained, decay=recipe.ema, use_warmup=recipe.ema_warmup)
+        self.optimizer = make_optimizer(self.trained, recipe)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.run.precision == "fp16")
-        self.mixup = make_mixup(recipe, model.config.num_classes if rows is None else len(rows), processes.count)
-        losses: nn.Module = RoundLosses(model, objective)
+        losses: nn.Module = self.trained
         if recipe.run.compile == "blocks":
             compile_blocks(model)
         elif recipe.run.compile:
             losses = torch.compile(losses, fullgraph=True, dynamic=False)  # type: ignore[assignment]
         if processes.count > 1:
-            losses = DistributedDataParallel(losses, device_ids=_device_ids(processes), gradient_as_bucket_view=True)
+            losses = DistributedDataParallel(
+                losses,
+                device_ids=_device_ids(processes),
+                gradient_as_bucket_view=True,
+                find_unused_parameters=not task.uses_all_parameters,
+            )
         self.losses = losses
         self.record = recipe.run.cuda_graphs
-        """Whether the rounds are still to be recorded; that needs a batch."""
-        if self.record:
-            _check_recording(recipe, processes)
-        rounds = len(model.config.rounds)
-        self.sums = torch.zeros(rounds, device=processes.device)
+        """Whether the CUDA graph is still to be recorded, which needs a batch."""
+        self.sums = torch.zeros((), device=processes.device)
+        """Sum of the losses since they were last logged; the first step gives it the shape (S,)."""
         self.broken = torch.zeros((), device=processes.device)
-        """Up once a loss or a gradient was not finite."""
+        """1 once a loss or a gradient was not finite."""
         self.steps_done = torch.zeros((), device=processes.device)
-        """Steps before that."""
+        """Steps before that, since the last log."""
 
-    def __call__(self, step: int, batches: Sequence[Batch]) -> None:
-        """Take the step; ``batches`` are this process's micro-batches."""
+    def __call__(self, step: int, batches: Sequence[Any]) -> None:
+        """Take step number ``step``; ``batches`` are this process's micro-batches."""
         self.optimizer.zero_grad(set_to_none=True)
-        step_losses = torch.zeros_like(self.sums)
-        for turn, (images, targets) in enumerate(batches):
+        step_losses = torch.zeros((), device=self.processes.device)
+        for turn, batch in enumerate(batches):
             draw = (Draw.STEP, self.recipe.seed, step, self.processes.rank * len(batches) + turn)
             seed_all(*draw)
-            images, labels = self.mixup(images, targets)
             last = turn == len(batches) - 1
             with self._synced(last):
-                with torch.autocast(images.device.type, self.dtype, enabled=self.dtype is not None):
-                    compared = self.objective.targets(images, labels)
+                with torch.autocast(self.processes.device.type, self.dtype, enabled=self.dtype is not None):
+                    with torch.no_grad():
+                        prepared = self.task.prepare(batch)
                     if self.record:
-                        self._record(images, *compared)
-                        seed_all(*draw)  # recording drew too, and the step must not depend on when that was
-                    losses = self.losses(images, *compared)  # (S,)
+                        self._record(prepared)
+                        seed_all(*draw)  # recording draws too, and the step must not depend on when that was
+                    losses = self.losses(prepared)  # (S,)
                 self.scaler.scale(losses.mean() / len(batches)).backward()
-            step_losses += losses.detach() / len(batches)
-        self._update(self.processes.mean(step_losses))
-        self.ema.update(self.model, step + 1 if self.recipe.ema_warmup else None)
+            step_losses = step_losses + losses.detach() / len(batches)
+        self._update(step, self.processes.mean(step_losses))
+        with torch.no_grad():
+            self.task.after_step(self.model, step, self.recipe.epochs * self.steps_per_epoch)
+        self.ema.update(self.trained, step + 1 if self.recipe.ema_warmup else None)
 
-    def answering(self) -> ProgResViT:
-        """The average as it answers: with the rows of the data's classes alone."""
-        average: ProgResViT = self.ema.module
-        return average if self.rows is None else average.keep_classes(self.rows)
+    def average(self) -> tuple[RoundModel, Task]:
+        """The moving average of the model, as it is exported, and of the task."""
+        task: Task = self.ema.module.task
+        return task.export(self.ema.module.model), task
 
-    def _record(self, *batch: Tensor) -> None:
-        """Record forward and backward of the rounds on a batch; from then on they are replayed."""
-        with torch.autocast(batch[0].device.type, self.dtype, enabled=self.dtype is not None, cache_enabled=False):
-            self.losses = torch.cuda.make_graphed_callables(self.losses, batch)  # type: ignore[assignment]
+    def _record(self, batch: Any) -> None:
+        """Record forward and backward pass of the rounds on a batch; from then on they are replayed."""
+        device = self.processes.device.type
+        with torch.autocast(device, self.dtype, enabled=self.dtype is not None, cache_enabled=False):
+            self.losses = torch.cuda.make_graphed_callables(self.losses, (batch,))  # type: ignore[assignment]
         self.record = False
 
-    def _update(self, step_losses: Tensor) -> None:
+    def _update(self, step: int, step_losses: Tensor) -> None:
+        for parameter, epochs in self.frozen:
+            if step < epochs * self.steps_per_epoch:
+                parameter.grad = None
         finite = step_losses.isfinite().all()
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        if not self.scaler.is_enabled():  # with a scaler, gradients overflow now and then, and it handles that
+        gradients = [parameter.grad for parameter in self.trained.parameters() if parameter.grad is not None]
+        if not self.scaler.is_enabled():  # a loss scaler lets gradients overflow occasionally and handles that itself
             finite &= torch.stack(torch._foreach_norm(gradients)).isfinite().all()
         self.broken = torch.maximum(self.broken, (~finite).float())
         self.steps_done += 1 - self.broken
-        self.sums += torch.where(self.broken > 0, 0, step_losses)
+        self.sums = self.sums + torch.where(self.broken > 0, 0, step_losses)
         if self.scaler.is_enabled():
-            torch._foreach_mul_(gradients, torch.where(self.broken > 0, torch.nan, 1.0))  # so it skips the step
+            torch._foreach_mul_(gradients, torch.where(self.broken > 0, torch.nan, 1.0))  # so that it skips the step
+            if self.recipe.optimizer.clip is not None:
+                self.scaler.unscale_(self.optimizer)
+                self._clip()
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
+            if self.recipe.optimizer.clip is not None:
+                self._clip()
             self.optimizer.found_inf = self.broken  # type: ignore[attr-defined]
             self.optimizer.step()
 
+    def _clip(self) -> None:
+        assert self.recipe.optimizer.clip is not None
+        nn.utils.clip_grad_norm_(self.trained.parameters(), self.recipe.optimizer.clip)
+
     def _synced(self, last: bool) -> Any:
-        """Gradients are shared among processes once, with the last micro-batch."""
+        """Processes exchange gradients once, with the last micro-batch."""
         ddp = isinstance(self.losses, DistributedDataParallel)
         return self.losses.no_sync() if ddp and not last else nullcontext()  # type: ignore[operator]
 
 
-def compile_blocks(model: ProgResViT) -> None:
-    """Compile the block once for each width, for all of them: ready in seconds where the whole takes minutes."""
-    versions = 2 * len(model.config.rounds) * model.config.depth  # stochastic depth makes each block one of its own
+def compile_blocks(model: RoundModel) -> None:
+    """Compile one block for each width, for all blocks: this takes seconds where the whole model takes minutes."""
+    blocks = _capability(model, "blocks", "run.compile=blocks", "true")
+    versions = 2 * len(model.config.rounds) * len(blocks)  # stochastic depth makes the blocks different
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, versions)
-    for block in model.blocks:
+    for block in blocks:
         block.compile(fullgraph=True, dynamic=False)
 
 
-def _check_recording(recipe: Recipe, processes: Processes) -> None:
+def check_run_options(recipe: Recipe, processes: Processes) -> None:
+    """Refuse options that do not work on this device or together."""
+    if recipe.run.precision == "fp16" and processes.device.type != "cuda":
+        raise ValueError("fp16 needs a CUDA device; set run.precision=bf16 or fp32.")
     plain = recipe.optimizer.accumulate == 1 and not recipe.run.grad_checkpointing
-    if processes.device.type != "cuda" or processes.count > 1 or not plain:
+    if recipe.run.cuda_graphs and (processes.device.type != "cuda" or processes.count > 1 or not plain):
         raise ValueError(
             "run.cuda_graphs works on one GPU, without accumulating (optimizer.accumulate=1) and without "
             "run.grad_checkpointing; set it to false."
         )
 
 
-def make_mixup(recipe: Recipe, classes: int, processes: int = 1) -> Any:
-    """timm's mixup and cutmix with smoothing, or smoothing alone."""
-    wanted = recipe.mixing
-    if not wanted.mixup and not wanted.cutmix:
-        return lambda images, targets: (images, mixup_target(targets, classes, smoothing=wanted.smoothing))
-    micro = recipe.optimizer.batch // (recipe.optimizer.accumulate * processes)
-    if micro % 2:
+def _capability(model: RoundModel, name: str, key: str, otherwise: str) -> Any:
+    """Something that only some kinds of models have."""
+    if not hasattr(model, name):
         raise ValueError(
-            f"mixup needs an even batch in each process and turn, not {micro}; change optimizer.batch or "
-            "optimizer.accumulate, or set mixing.mixup=0 and mixing.cutmix=0."
+            f"{key} needs a model with {name!r}, which {type(model).__name__} lacks; "
+            f"set {key.partition('=')[0]}={otherwise}."
         )
-    return Mixup(
-        mixup_alpha=wanted.mixup,
-        cutmix_alpha=wanted.cutmix,
-        prob=wanted.probability,
-        switch_prob=wanted.switch,
-        label_smoothing=wanted.smoothing,
-        num_classes=classes,
-    )
+    return getattr(model, name)
 
 
 def _device_ids(processes: Processes) -> list[int] | None:

@@ -1,7 +1,7 @@
-"""Frozen teachers: any pretrained timm model, a model folder of ours, or EfficientNet-Lite2 from PyPI.
+"""Teachers: any pretrained timm model, a model folder of this package, or EfficientNet-Lite2 from PyPI.
 
-A teacher sees the student's batch, at its own size and normalisation, and answers in the student's classes: for the
-image, or as a map, for each place in it.
+A teacher receives the student's batch, resized and normalised for it, and predicts the student's classes: for the
+image, or as a map, for each place of the image.
 
 Letters: B images, C channels, r the student's highest resolution, t the teacher's, K the student's classes, T side of
 the teacher's map, P its places (T * T), f channels of its features.
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from progresvit import api
 from progresvit.config import ModelConfig
 from progresvit.io.model_folder import SHIPPED, find_folder, read_config
-from progresvit.model import ProgResViT
+from progresvit.model.interface import RoundModel
 
 IMAGENET_CLASSES = 1000
 LITE = "efficientnet-lite2"
@@ -31,7 +31,16 @@ LITE_MEAN, LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3  # (x - 127) / 128 for 
 
 
 class Teacher(nn.Module):
-    """A network, and the way from the student's images to its own and back from its classes to the student's."""
+    """A network, with the conversion of the student's images to its own and of its classes to the student's.
+
+    Args:
+        network: Returns logits, (B, classes) or (B, P, classes).
+        student: The student's config: its normalisation and classes.
+        size: Side of the network's images.
+        mean: Mean that the network's images are normalised with.
+        std: Standard deviation that the network's images are normalised with.
+        classes: The network's classes in the student's order; None if they are the same.
+    """
 
     scale: Tensor
     shift: Tensor
@@ -62,18 +71,20 @@ class Teacher(nn.Module):
         if x.shape[-1] != self.size:
             size = (self.size, self.size)
             x = F.interpolate(x.float(), size=size, mode="bicubic", antialias=True, align_corners=False)
-        x = x.contiguous(memory_format=torch.channels_last)  # which convolutions on a GPU like best
+        x = x.contiguous(memory_format=torch.channels_last)  # the faster layout for convolutions on a GPU
         logits: Tensor = self.network(x)
         return logits if self.classes is None else logits[..., self.classes]
 
 
 class Mapped(nn.Module):
-    """A convolutional network whose answer is the mean of what it says of each place, asked for each place."""
+    """A convolutional network with average pooling, evaluated at each place instead of their mean.
+
+    ``features`` names the network's method that returns the features before pooling.
+    """
 
     def __init__(self, network: nn.Module, features: str, classifier: nn.Linear) -> None:
         super().__init__()
         self.network, self.features, self.classifier = network, features, classifier
-        """``features`` names the network's method for what comes before the pooling."""
 
     def forward(self, images: Tensor) -> Tensor:
         places = getattr(self.network, self.features)(images).flatten(2).mT  # (B, f, T, T) -> (B, P, f)
@@ -82,7 +93,7 @@ class Mapped(nn.Module):
 
 
 def teacher_class_ids(name: str) -> tuple[str, ...]:
-    """The classes that a teacher tells apart, in its order."""
+    """The classes of a teacher, in its order."""
     if _is_ours(name):
         class_ids = read_config(find_folder(name)).class_ids
         if class_ids is None:
@@ -92,21 +103,25 @@ def teacher_class_ids(name: str) -> tuple[str, ...]:
 
 
 def load_teacher(name: str, student: ModelConfig, *, resolution: int | None = None, as_map: bool = False) -> Teacher:
-    """The teacher of that name, answering in the student's classes.
+    """The teacher of that name, for the student's classes.
 
-    It looks at its own resolution unless told another; ``as_map`` asks it for each place of the image.
+    Args:
+        name: A pretrained timm model, a model folder, or efficientnet-lite2.
+        student: The student's config.
+        resolution: Resolution of the teacher's images; None: its own.
+        as_map: Predict each place of the image instead of the image.
     """
     teacher = _load(name, student, resolution)
     if as_map:
         whole, teacher.network = teacher.network, _mapped(name, teacher.network)
         _check_map(name, teacher, whole)
     elif resolution is not None:
-        _look(name, teacher.network, resolution)
+        _try(name, teacher.network, resolution)
     return teacher
 
 
 def _is_ours(name: str) -> bool:
-    """Whether it names a model folder, the one that ships among them."""
+    """Whether it names a model folder or the bundled model."""
     return name != LITE and (name == SHIPPED or Path(name).expanduser().is_dir())
 
 
@@ -124,8 +139,7 @@ def _load(name: str, student: ModelConfig, resolution: int | None) -> Teacher:
         model = api.load(name)
         if resolution not in (None, model.config.resolution):
             raise ValueError(
-                f"the teacher {name} looks at {model.config.resolution} pixels and no other; leave "
-                "distillation.resolution out."
+                f"the teacher {name} works at {model.config.resolution} pixels only; remove distillation.resolution."
             )
         return Teacher(
             _LastRound(model),
@@ -141,8 +155,8 @@ def _load(name: str, student: ModelConfig, resolution: int | None) -> Teacher:
     data = resolve_data_config({}, model=network)
     if network.num_classes != IMAGENET_CLASSES and network.num_classes != student.num_classes:
         raise ValueError(
-            f"the teacher {name} tells {network.num_classes} classes apart and the student {student.num_classes}; "
-            f"take one of ImageNet-1K, or one with the student's classes."
+            f"the teacher {name} has {network.num_classes} classes and the student {student.num_classes}; "
+            f"use a teacher of ImageNet-1K, or one with the student's classes."
         )
     classes = _imagenet(student) if network.num_classes == IMAGENET_CLASSES else None
     size = resolution or data["input_size"][-1]
@@ -150,7 +164,7 @@ def _load(name: str, student: ModelConfig, resolution: int | None) -> Teacher:
 
 
 def _mapped(name: str, network: nn.Module) -> Mapped:
-    """The same network, asked for each place."""
+    """The same network, evaluated at each place."""
     if name == LITE:
         return Mapped(network, "extract_features", cast(nn.Linear, network._fc))
     classifier = getattr(network, "get_classifier", lambda: None)()  # timm's
@@ -160,10 +174,10 @@ def _mapped(name: str, network: nn.Module) -> Mapped:
 
 
 def _check_map(name: str, teacher: Teacher, whole: nn.Module) -> None:
-    """The mean over the map must be what the network says of the image; anything else would teach something else."""
-    answer = _look(name, whole, teacher.size)
+    """The mean over the map must be the network's prediction for the image."""
+    answer = _try(name, whole, teacher.size)
     try:
-        places = _look(name, teacher.network, teacher.size)
+        places = _try(name, teacher.network, teacher.size)
     except RuntimeError as error:
         raise ValueError(_no_map(name)) from error
     if places.ndim != 3 or not torch.allclose(places.mean(dim=1), answer, rtol=1e-3, atol=1e-3):
@@ -171,25 +185,27 @@ def _check_map(name: str, teacher: Teacher, whole: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _look(name: str, network: nn.Module, size: int) -> Tensor:
-    """What it says of a picture of noise, where no two places are alike; networks of a fixed size refuse others."""
+def _try(name: str, network: nn.Module, size: int) -> Tensor:
+    """The prediction for an image of noise, in which all places differ; networks of a fixed size refuse others."""
     noise = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
     try:
         answer: Tensor = network.eval()(noise)
-    except AssertionError as error:  # timm's ViTs say so
-        raise ValueError(f"the teacher {name} cannot look at {size} pixels ({error}); leave resolution out.") from error
+    except AssertionError as error:  # raised by timm's ViTs
+        raise ValueError(
+            f"the teacher {name} does not work at {size} pixels ({error}); remove distillation.resolution."
+        ) from error
     return answer
 
 
 def _no_map(name: str) -> str:
     return (
-        f"the teacher {name} has no map: its answer is not the mean of its answers for the places of the image. "
-        "Take a convolutional network with average pooling, or set distillation.map_weight=0."
+        f"the teacher {name} has no map: its prediction is not the mean of predictions for the places of the image. "
+        "Use a convolutional network with average pooling, or set distillation.map_weight=0."
     )
 
 
 class _LastRound(nn.Module):
-    def __init__(self, model: ProgResViT) -> None:
+    def __init__(self, model: RoundModel) -> None:
         super().__init__()
         self.model = model
 
@@ -212,7 +228,7 @@ def _efficientnet_lite2(size: int) -> nn.Module:
 
 
 def _imagenet(student: ModelConfig) -> list[int] | None:
-    """Where ImageNet-1K has the student's classes."""
+    """Positions of the student's classes in ImageNet-1K."""
     order = ImageNetInfo().label_names()
     if student.num_classes == IMAGENET_CLASSES and student.class_ids in (None, tuple(order)):
         return None
@@ -232,7 +248,7 @@ def _places(place: Callable[[str], int | None], student: ModelConfig) -> list[in
     foreign = [name for name, index in found if index is None]
     if foreign or not found:
         raise ValueError(
-            f"the teacher does not know the classes {', '.join(foreign[:5]) or 'of this model'}; distil on classes "
-            "that it knows (ImageNet's are folders named like n01440764) or take another teacher."
+            f"the teacher does not know the classes {', '.join(foreign[:5]) or 'of this model'}; use classes that it "
+            "knows (ImageNet's are folders named like n01440764), or another teacher."
         )
     return [index for _, index in found if index is not None]

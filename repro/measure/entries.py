@@ -14,9 +14,9 @@ from progresvit import api, checkpoint, compute
 from progresvit.distributed import processor_name
 from progresvit.evaluation import Records, read_records
 from progresvit.evaluation.shift import plan as plan_shift
-from progresvit.training.folder import ABOUT_FILE, RECIPE_FILE, changed_keys
-from progresvit.training.journal import git_revision, read_log, training_seconds
+from progresvit.training.logger import git_revision, read_log, training_seconds
 from progresvit.training.recipe import Run, make_recipe
+from progresvit.training.run_folder import ABOUT_FILE, RECIPE_FILE, changed_keys
 from repro.formats import (
     FORMAT,
     Machine,

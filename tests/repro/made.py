@@ -5,9 +5,9 @@ import shutil
 
 import numpy as np
 import yaml
-
 from progresvit.results.format import pack
 from progresvit.results.read import KINDS
+
 from progresvit.routing import frontier, near_lossless
 
 CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog")

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import yaml
-
 from progresvit.results.read import read_results
+
 from tests.commands import refused, run, works
 
 MICRO = ["model.resolutions=[16, 32]", "model.patch_size=8", "schedule.epochs=1", "schedule.cooldown=0"]

@@ -10,7 +10,6 @@ import threading
 import time
 
 import pytest
-
 from progresvit.results import carry_out as module
 from progresvit.results.carry_out import How, Stopped, carry_out
 from progresvit.results.format import Data, Machine, Measurement

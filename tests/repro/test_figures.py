@@ -5,12 +5,12 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-
-from progresvit.analysis import results_figures as draw
-from progresvit.analysis.style import render
 from progresvit.results.compare import line_up
 from progresvit.results.read import read_results
 from progresvit.results.study import load_study
+
+from progresvit.analysis import results_figures as draw
+from progresvit.analysis.style import render
 from tests.report.made import write_results
 
 

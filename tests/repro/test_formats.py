@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 import pytest
-
 from progresvit.results.compare import line_up, paired_difference
 from progresvit.results.format import pack, unpack
 from progresvit.results.read import read_measurement, read_results
 from progresvit.results.study import load_study
+
 from tests.report.made import change, measured, run_result, write_result, write_results
 
 

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-
 from progresvit.results.format import Point
 from progresvit.results.measure import (
     data_of,
@@ -14,6 +13,7 @@ from progresvit.results.measure import (
     measure_point,
     measure_rounds,
 )
+
 from tests.evaluation.made import make_logits, make_records
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from progresvit.evaluation.routing_tables import matched_table
 from progresvit.results import measure_matched as module
 from progresvit.results.measure_matched import compare, cross_fitted_scores, folds_of, gain_interval, measure_matched
+
+from progresvit.evaluation.routing_tables import matched_table
 from progresvit.routing import TENTHS, fit_router
 from progresvit.routing.statistics import STATISTICS
 from tests.evaluation.made import make_records

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from progresvit import evaluation
 from progresvit.results.format_routing import RoutingResult
 from progresvit.results.measure_routing import measure_abstention, measure_equal_accuracy, measure_routing
 from progresvit.results.measure_settings import (
@@ -17,6 +15,8 @@ from progresvit.results.measure_settings import (
     measure_halves,
     measure_settings,
 )
+
+from progresvit import evaluation
 from progresvit.routing import operating_point
 from tests.evaluation.made import CLASSES, make_records
 

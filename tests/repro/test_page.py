@@ -4,7 +4,6 @@ import re
 
 import pytest
 import yaml
-
 from progresvit.report.blocks import make_blocks
 from progresvit.report.claims import claims_table
 from progresvit.report.facts import make_facts
@@ -12,6 +11,7 @@ from progresvit.report.page import changed_places, fill_page, find_places, new_p
 from progresvit.results.compare import line_up
 from progresvit.results.read import read_results
 from progresvit.results.study import load_study
+
 from tests.report.made import STUDY, change, measured
 
 PAGE = """# Mine

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from progresvit.report.build import drawn_from
+
 from tests.commands import refused, run, works
 from tests.report.made import change, run_result, write_result
 

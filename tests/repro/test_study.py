@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from progresvit.results.carry_out import reader_commands
 from progresvit.results.measures import check_earlier
 from progresvit.results.plan import Places, plan, steps

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-
-from progresvit.evaluation.table import Column, Table
 from progresvit.report import routing_tables, shift_tables, tables
 from progresvit.report.wording import key, percent, signed, with_interval
 from progresvit.results.compare import Difference, line_up
 from progresvit.results.read import read_results
 from progresvit.results.study import load_study
+
+from progresvit.evaluation.table import Column, Table
 from tests.report.made import RUNS, measured
 
 

@@ -1,11 +1,16 @@
 """Small runs on a CPU, for the tests of training."""
 
+from types import SimpleNamespace
+
 import torch
 
 from progresvit.distributed import Processes
 from progresvit.training import loop
-from progresvit.training.journal import read_log
+from progresvit.training.build import build_model
+from progresvit.training.logger import read_log
 from progresvit.training.recipe import make_recipe
+from progresvit.training.step import TrainingStep
+from progresvit.training.tasks.registry import make_task
 
 ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
 
@@ -32,3 +37,38 @@ def run(wanted, data, out, **options):
 
 def losses(out):
     return [(line["step"], line["losses"], line["lr"]) for line in read_log(out) if line["event"] == "train"]
+
+
+def ready(wanted, data, task=None):
+    """Everything that a run has before its first step, without a folder."""
+    torch.manual_seed(0)
+    wanted, task = make_task(wanted, task)
+    splits = task.find_splits(wanted, str(data))
+    model = build_model(wanted, task.class_ids(splits))
+    task.setup(model, splits, wanted, ALONE)
+    loaded = task.load_data(model, splits, wanted, ALONE)
+    step = TrainingStep(model, task, wanted, ALONE, steps_per_epoch=loaded.train.order.steps_per_epoch)
+    return SimpleNamespace(recipe=wanted, task=task, model=model, data=loaded, step=step)
+
+
+def take_steps(run, count, first=0):
+    """Steps without schedules, so at the full rate."""
+    for number, batches in enumerate(run.data.train.steps(first, first + count), start=first):
+        run.step(number, batches)
+
+
+class KilledError(Exception):
+    """Instead of a process that dies."""
+
+
+def kill_in_step(number, monkeypatch):
+    """The next run dies in this step, counted from 0; returns a function that ends that."""
+    call = TrainingStep.__call__
+
+    def dies(self, step, batches):
+        if step == number:
+            raise KilledError
+        call(self, step, batches)
+
+    monkeypatch.setattr(TrainingStep, "__call__", dies)
+    return lambda: monkeypatch.setattr(TrainingStep, "__call__", call)

@@ -1,4 +1,4 @@
-"""Whole runs: they learn, in every way of running, and leave what is needed to understand them."""
+"""Whole runs: they learn, with every way of execution, and write what is needed to understand them."""
 
 import json
 import math
@@ -10,15 +10,14 @@ from safetensors.torch import load_file
 
 import progresvit
 from progresvit.distributed import Processes
-from progresvit.training import build, loop
-from progresvit.training.journal import read_log
-from progresvit.training.supervised import Supervised
-from tests.training.runs import ALONE, losses, recipe, run
+from progresvit.training import loop
+from progresvit.training.logger import read_log
+from tests.training.runs import losses, ready, recipe, run
 
 
-def test_a_few_dozen_pictures_are_learned_by_heart_within_300_steps(digits, tmp_path):
+def test_a_few_dozen_images_are_learned_by_heart_within_300_steps(digits, tmp_path):
     shutil.copytree(digits / "train", tmp_path / "data" / "train")
-    shutil.copytree(digits / "train", tmp_path / "data" / "val")  # by heart: what is asked is what was learned
+    shutil.copytree(digits / "train", tmp_path / "data" / "val")  # by heart: validation images are training images
     wanted = recipe(
         augment={"crop_scale": [1.0, 1.0], "crop_ratio": [1.0, 1.0], "colour": None, "erasing": 0.0, "flip": 0.0},
         mixing={"mixup": 0.0, "cutmix": 0.0, "smoothing": 0.0},
@@ -33,8 +32,8 @@ def test_a_few_dozen_pictures_are_learned_by_heart_within_300_steps(digits, tmp_
     assert progresvit.load(model).config.class_ids == ("0", "1", "2", "3")
 
 
-def test_draws_for_pictures_and_for_the_step_are_unrelated(digits, tmp_path, monkeypatch):
-    """Stochastic depth must not follow from how a picture was cropped."""
+def test_draws_for_images_and_for_the_step_are_unrelated(digits, tmp_path, monkeypatch):
+    """Stochastic depth must not follow from how an image was cropped."""
     seeds = {"torch": [], "generator": []}
     manual_seed = torch.manual_seed
     monkeypatch.setattr(torch, "manual_seed", lambda seed: (seeds["torch"].append(seed), manual_seed(seed))[1])
@@ -51,7 +50,7 @@ def test_draws_for_pictures_and_for_the_step_are_unrelated(digits, tmp_path, mon
     assert not set(seeds["torch"]) & set(seeds["generator"])
 
 
-def test_a_run_leaves_what_is_needed_to_understand_it(digits, tmp_path, capsys):
+def test_a_run_writes_what_is_needed_to_understand_it(digits, tmp_path, capsys):
     out = tmp_path / "out"
     run(recipe(), digits, out)
     about = json.loads((out / "run.json").read_text())
@@ -79,10 +78,10 @@ def test_fine_tuning_starts_from_a_model_folder(digits, tmp_path):
     assert all(torch.allclose(left[key], right[key], atol=1e-6) for key in left)
 
 
-def test_one_class_cannot_be_told_apart(digits, tmp_path):
+def test_one_class_is_refused(digits, tmp_path):
     for split in ("train", "val"):
         shutil.copytree(digits / split / "0", tmp_path / "data" / split / "0")
-    with pytest.raises(ValueError, match="one class only, 0"):
+    with pytest.raises(ValueError, match="only one class, 0"):
         run(recipe(), tmp_path / "data", tmp_path / "out")
 
 
@@ -102,7 +101,7 @@ def test_fp16_needs_a_gpu(digits, tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"precision": "bf16"}, {"grad_checkpointing": True}])
-def test_other_ways_of_running_learn_the_same_thing(digits, tmp_path, options):
+def test_other_ways_of_execution_learn_the_same_thing(digits, tmp_path, options):
     run(recipe(), digits, tmp_path / "plain")
     run(recipe(run=options), digits, tmp_path / "other")
     for (_, plain, _), (_, other, _) in zip(losses(tmp_path / "plain"), losses(tmp_path / "other")):
@@ -118,30 +117,24 @@ def test_a_compiled_run_learns_the_same_thing(digits, tmp_path):
         assert compiled == pytest.approx(plain, abs=1e-3)
 
 
-def test_a_loss_scaler_skips_what_overflows_and_stops_at_a_loss_that_is_not_finite(digits, tmp_path):
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_loss_scaler_skips_what_overflows_and_stops_at_a_loss_that_is_not_finite(digits, clip):
     """The path of fp16, with bfloat16 in its place, so that a CPU can take it."""
-    wanted = recipe(run={"precision": "bf16"})
-    pictures, _ = build.find_splits(wanted, str(digits))
-    model = build.build_model(wanted, pictures)
-    step = loop.TrainingStep(model, Supervised(), wanted, ALONE)
+    started = ready(recipe(run={"precision": "bf16"}, optimizer={"clip": clip}), digits)
+    step, weight = started.step, started.model.blocks[0].mlp.fc1.weight
     step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)  # overflows at first
-    batches = build.feed(wanted, pictures, pictures, model, ALONE).train
-
-    def weights():
-        return model.blocks[0].mlp.fc1.weight.detach().clone()
-
-    before = weights()
-    first, second, third = batches.steps(0, 3)
+    before = weight.detach().clone()
+    first, second, third = started.data.train.steps(0, 3)
     step(0, first)
-    assert torch.equal(weights(), before)
+    assert torch.equal(weight, before)
     assert not step.broken
     step.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     step(1, second)
-    after = weights()
+    after = weight.detach().clone()
     assert not torch.equal(after, before)
     step.broken += 1
     step(2, third)
-    assert torch.equal(weights(), after)
+    assert torch.equal(weight, after)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Runs that are stopped, killed or spoiled: they lose nothing and go on as if nothing had happened."""
+"""Runs that are stopped, killed or spoiled: they lose nothing and resume as if nothing had happened."""
 
 import json
 import os
@@ -14,32 +14,20 @@ from safetensors.torch import load_file
 
 import progresvit
 from progresvit.training import loop, state
-from progresvit.training.journal import forget_after, read_log
+from progresvit.training.logger import read_log, remove_after
 from progresvit.training.state import checkpoints
-from progresvit.training.supervised import Supervised
-from tests.training.runs import losses, recipe, run
+from progresvit.training.tasks.supervised import Supervised
+from tests.training.runs import KilledError, kill_in_step, losses, recipe, run
 
 
 @pytest.mark.parametrize(("mode", "log_every"), [("resident", 1), ("loader", 5)])
 def test_resumed_run_equals_an_unbroken_one(digits, tmp_path, mode, log_every, monkeypatch):
     wanted = recipe(data={"mode": mode}, run={"log_every": log_every, "keep": 9})
     run(wanted, digits, tmp_path / "whole")
-
-    class KilledError(Exception):
-        pass
-
-    count = iter(range(100))
-    step = loop.TrainingStep.__call__
-
-    def dies_in_step_eight(self, *arguments):
-        if next(count) == 7:
-            raise KilledError
-        step(self, *arguments)
-
-    monkeypatch.setattr(loop.TrainingStep, "__call__", dies_in_step_eight)
+    revive = kill_in_step(7, monkeypatch)
     with pytest.raises(KilledError):
         run(wanted, digits, tmp_path / "broken")
-    monkeypatch.setattr(loop.TrainingStep, "__call__", step)
+    revive()
     assert checkpoints(tmp_path / "broken" / "checkpoints")[-1].name == "step-000000006"
     run(wanted, digits, tmp_path / "broken", resume=True)
 
@@ -56,7 +44,7 @@ def test_resumed_run_equals_an_unbroken_one(digits, tmp_path, mode, log_every, m
     assert evaluations[0] == evaluations[1]
 
 
-def test_a_run_from_before_a_key_was_there_goes_on(digits, tmp_path):
+def test_a_run_from_before_a_key_existed_resumes(digits, tmp_path):
     wanted = recipe()
     run(wanted, digits, tmp_path)
     path = tmp_path / "recipe.yaml"
@@ -95,7 +83,7 @@ def start(out, digits, *options):
 
 
 @pytest.mark.parametrize(("number", "mode"), [(signal.SIGTERM, "resident"), (signal.SIGINT, "loader")])
-def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(digits, tmp_path, number, mode):
+def test_a_signal_finishes_the_step_saves_and_prints_how_to_resume(digits, tmp_path, number, mode):
     out = tmp_path / "out"
     process = start(out, digits, "--set", f"data.mode={mode}", "--set", "data.workers=1")
     log = out / "log.jsonl"
@@ -120,8 +108,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(digits, tmp_p
     seen = []
     original = Supervised.losses
 
-    def breaks_in_step_five(self, outputs, *targets):
-        value = original(self, outputs, *targets)
+    def breaks_in_step_five(self, outputs, batch):
+        value = original(self, outputs, batch)
         seen.append(1)
         return value * (float("nan") if len(seen) == 5 else 1.0)
 
@@ -129,8 +117,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(digits, tmp_p
     kept = {}
     update = loop.TrainingStep._update
 
-    def remember(self, step_losses):
-        update(self, step_losses)
+    def remember(self, *arguments):
+        update(self, *arguments)
         kept[len(seen)] = {key: value.clone() for key, value in self.model.state_dict().items()}
 
     monkeypatch.setattr(loop.TrainingStep, "_update", remember)
@@ -146,7 +134,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(digits, tmp_p
     run(recipe(run={"log_every": 3}, optimizer={"lr": 1e-3}), digits, tmp_path / "out", resume=True)
 
 
-def test_a_run_stopped_in_the_middle_of_an_epoch_goes_on_as_if_nothing_had_been(digits, tmp_path, monkeypatch):
+def test_a_run_stopped_in_the_middle_of_an_epoch_resumes_as_if_nothing_had_been(digits, tmp_path, monkeypatch):
     wanted = recipe(run={"log_every": 5, "keep": 9})
     run(wanted, digits, tmp_path / "whole")
     step = loop.TrainingStep.__call__
@@ -175,7 +163,7 @@ def test_a_run_that_dies_while_evaluating_has_saved_before_and_evaluates_again(d
     def dies(*arguments, **options):
         raise MemoryError
 
-    monkeypatch.setattr(loop, "validate", dies)
+    monkeypatch.setattr(Supervised, "validate", dies)
     with pytest.raises(MemoryError):
         run(recipe(), digits, tmp_path / "broken")
     monkeypatch.undo()
@@ -196,10 +184,10 @@ def test_long_epochs_are_saved_by_the_clock(digits, tmp_path):
 def test_a_gradient_that_is_not_finite_is_not_applied_either(digits, tmp_path, monkeypatch):
     update, count = loop.TrainingStep._update, iter(range(100))
 
-    def spoiled(self, step_losses):
+    def spoiled(self, *arguments):
         if next(count) == 5:
             next(iter(self.model.parameters())).grad.fill_(float("nan"))
-        update(self, step_losses)
+        update(self, *arguments)
 
     monkeypatch.setattr(loop.TrainingStep, "_update", spoiled)
     with pytest.raises(ValueError, match="not finite at step 6"):
@@ -238,7 +226,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(digits, tmp_path, monkeypa
     assert losses(tmp_path / "out")[-1][0] == 12
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(digits, tmp_path, capsys):
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(digits, tmp_path, capsys):
     out = tmp_path / "out"
     run(recipe(), digits, out)
     whole = losses(out)
@@ -246,11 +234,11 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(digits, tmp_path
     weights = newest / "ema.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     run(recipe(), digits, out, resume=True)
-    assert f"{newest} is damaged and passed over" in capsys.readouterr().err
+    assert f"{newest} is damaged and skipped" in capsys.readouterr().err
     assert losses(out) == whole
     for path in checkpoints(out / "checkpoints"):
         (path / "progress.json").unlink()
-    with pytest.raises(ValueError, match="start anew with --overwrite"):
+    with pytest.raises(ValueError, match="start again with --overwrite"):
         run(recipe(), digits, out, resume=True)
 
 
@@ -296,16 +284,16 @@ def test_resuming_a_finished_run_changes_nothing(digits, tmp_path):
     assert losses(tmp_path / "out") == before
 
 
-def test_lines_after_the_checkpoint_and_lines_cut_short_are_forgotten(tmp_path):
+def test_lines_after_the_checkpoint_and_lines_cut_short_are_removed(tmp_path):
     log = tmp_path / "log.jsonl"
     lines = [json.dumps({"event": event, "step": step}) for step in (1, 2, 3) for event in ("train", "evaluation")]
     log.write_text("\n".join(lines) + '\n{"st')
-    forget_after(log, 2, evaluated_step=1)
+    remove_after(log, 2, evaluated_step=1)
     assert log.read_text().splitlines() == lines[:3]
 
 
-def test_a_damaged_account_of_the_run_is_not_passed_over(digits, tmp_path):
+def test_a_damaged_description_of_the_run_is_refused(digits, tmp_path):
     run(recipe(), digits, tmp_path / "out")
     (tmp_path / "out" / "run.json").write_text("{")
-    with pytest.raises(ValueError, match="delete it to go on without the check"):
+    with pytest.raises(ValueError, match="delete it to skip the check"):
         run(recipe(), digits, tmp_path / "out", resume=True)

@@ -1,4 +1,4 @@
-"""Runs with a teacher of more classes than the data has: a wider head in training, the data's rows of it kept."""
+"""Runs with a teacher of more classes than the data has: of the wider head in training, the data's rows are kept."""
 
 import json
 
@@ -9,12 +9,11 @@ from safetensors.torch import load_file
 import progresvit
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.distributed import Processes
-from progresvit.training import build, loop
-from progresvit.training.recipe import Run
-from progresvit.training.step import TrainingStep, _check_recording, compile_blocks
-from progresvit.training.supervised import Supervised
+from progresvit.training import loop
+from progresvit.training.recipe import RunOptions
+from progresvit.training.step import check_run_options, compile_blocks
 from progresvit.training.teachers import load_teacher, teacher_class_ids
-from tests.training.runs import ALONE, losses, recipe, run
+from tests.training.runs import ALONE, KilledError, kill_in_step, losses, ready, recipe, run
 
 CLASSES = ("5", "3", "0", "9", "1", "2")  # those of the digits, 0 to 3, are among them
 
@@ -45,36 +44,32 @@ def test_the_model_keeps_the_rows_of_the_data(digits, teacher, tmp_path):
     assert torch.equal(model.blocks[0].mlp.fc1.weight, wide["blocks.0.mlp.fc1.weight"])
 
 
-def test_what_is_told_while_training_is_of_the_model_that_is_kept(digits, teacher, tmp_path):
+def test_what_is_logged_is_measured_with_the_model_that_is_saved(digits, teacher, tmp_path):
     folder = run(soft(teacher), digits, tmp_path / "out")
-    told = json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])
-    pictures, held_out = build.find_splits(soft(teacher), str(digits))
-    fed = build.feed(soft(teacher), pictures, held_out, progresvit.load(folder), ALONE)
-    again = loop.validate(progresvit.load(folder), fed.val(), processes=ALONE, dtype=None)
-    assert told["top1"] == pytest.approx(again["top1"])
-    assert again["images"] == len(held_out)
+    logged = json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])
+    started = ready(soft(teacher), digits)
+    again = started.task.validate(progresvit.load(folder), started.data, processes=ALONE, dtype=None)
+    assert logged["top1"] == pytest.approx(again.values["top1"])
+    assert again.primary == again.values["top1"][-1]
+    assert again.values["images"] == 24
 
 
 def test_a_resumed_run_equals_an_unbroken_one(digits, teacher, tmp_path, monkeypatch):
     wanted = soft(teacher)
     run(wanted, digits, tmp_path / "whole")
-
-    class KilledError(Exception):
-        pass
-
-    count, step = iter(range(100)), TrainingStep.__call__
-
-    def dies_in_step_eight(self, *arguments):
-        if next(count) == 7:
-            raise KilledError
-        step(self, *arguments)
-
-    monkeypatch.setattr(TrainingStep, "__call__", dies_in_step_eight)
+    revive = kill_in_step(7, monkeypatch)
     with pytest.raises(KilledError):
         run(wanted, digits, tmp_path / "broken")
-    monkeypatch.setattr(TrainingStep, "__call__", step)
+    revive()
     run(wanted, digits, tmp_path / "broken", resume=True)
     assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
+
+
+def test_the_teacher_is_neither_trained_nor_averaged_nor_saved(digits, teacher):
+    started = ready(soft(teacher), digits)
+    assert started.task.state_dict() == {}
+    assert started.step.ema.module.task.teacher is started.task.teacher
+    assert not any(parameter.requires_grad for parameter in started.task.teacher.module.parameters())
 
 
 def test_classes_that_the_teacher_does_not_know_are_refused(digits, tmp_path):
@@ -95,18 +90,17 @@ def test_a_teacher_that_does_not_name_its_classes_cannot_give_them(digits, tmp_p
 
 
 def test_recording_needs_one_gpu():
-    model = progresvit.ProgResViT(soft("x").model.config(num_classes=6, class_ids=None, labels=None))
     with pytest.raises(ValueError, match="works on one GPU"):
-        TrainingStep(model, Supervised(), recipe(run={"cuda_graphs": True}), ALONE)
+        check_run_options(recipe(run={"cuda_graphs": True}), ALONE)
 
 
 def test_recording_does_not_go_with_gradient_checkpointing():
     gpu = Processes(rank=0, count=1, device=torch.device("cuda"))
     with pytest.raises(ValueError, match=r"without run\.grad_checkpointing"):
-        _check_recording(recipe(run={"cuda_graphs": True, "grad_checkpointing": True}), gpu)
+        check_run_options(recipe(run={"cuda_graphs": True, "grad_checkpointing": True}), gpu)
 
 
-def test_the_model_that_ships_can_teach():
+def test_the_bundled_model_can_teach():
     assert len(teacher_class_ids("shipped")) == 20
     student = progresvit.preset("progresvit_tiny_160_224", num_classes=20, class_ids=teacher_class_ids("shipped"))
     assert load_teacher("shipped", student).classes is None
@@ -126,7 +120,7 @@ def test_blocks_compiled_alone_answer_as_before(small_model, images):
 def test_recorded_steps_learn_what_plain_ones_learn(digits, tmp_path, ways):
     gpu = Processes(rank=0, count=1, device=torch.device("cuda"))
     for name, options in (("plain", {}), ("quick", ways)):
-        wanted = recipe(run={**Run(log_every=1).model_dump(), **options}, model={"drop_path": 0.0})
+        wanted = recipe(run={**RunOptions(log_every=1).model_dump(), **options}, model={"drop_path": 0.0})
         loop.train(wanted, data=str(digits), out=tmp_path / name, processes=gpu)
     plain, quick = ([loss for _, step, _ in losses(tmp_path / name) for loss in step] for name in ("plain", "quick"))
     assert quick == pytest.approx(plain, rel=1e-3)

@@ -17,13 +17,13 @@ WOOF = ("n02086240", "n02087394", "n02088364")  # three of Imagewoof's dogs
 def test_a_teacher_sees_its_own_size_and_normalisation():
     seen = []
 
-    class Looks(torch.nn.Module):
+    class Records(torch.nn.Module):
         def forward(self, images):
             seen.append(images)
             return torch.zeros(len(images), 5)
 
     student = preset("progresvit_tiny_160_224", num_classes=2)
-    teacher = Teacher(Looks(), student=student, size=96, mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3), classes=[4, 1])
+    teacher = Teacher(Records(), student=student, size=96, mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3), classes=[4, 1])
     pixels = torch.rand(2, 3, 1, 1).expand(-1, -1, 224, 224)
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (student.mean, student.std))
     logits = teacher((pixels - mean) / std)
@@ -34,7 +34,7 @@ def test_a_teacher_sees_its_own_size_and_normalisation():
 
 
 def test_efficientnet_lite2_knows_a_cat_when_it_sees_one():
-    """The real weights on a real picture: a tabby among ImageNet's thousand classes."""
+    """The real weights on a real image: a tabby among ImageNet's thousand classes."""
     student = preset("progresvit_small_192_240")
     teacher = load_teacher("efficientnet-lite2", student).eval()
     image = evaluation_transform(student)(Image.open(CAT).convert("RGB"))
@@ -56,7 +56,7 @@ def test_a_wider_head_has_the_teachers_classes_in_its_order():
 
 
 def test_efficientnet_lite2_sees_the_cat_where_it_is():
-    """The mean over its map is its answer, checked on loading; here on a real picture at another resolution."""
+    """The mean over its map is its prediction, checked on loading; here on a real image at another resolution."""
     student = preset("progresvit_tiny_160_224", num_classes=1000)
     image = evaluation_transform(student)(Image.open(CAT).convert("RGB")).unsqueeze(0)
     with torch.no_grad():
@@ -88,7 +88,7 @@ def test_a_teacher_without_a_map_is_refused(name, monkeypatch):
 
 
 def test_a_teacher_that_takes_the_largest_of_its_places_has_no_map(monkeypatch):
-    """On a plain picture, where all places are alike, the largest would be their mean."""
+    """On a plain image, where all places are alike, the largest would be their mean."""
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, global_pool="max"))
     student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
@@ -100,10 +100,10 @@ def test_a_teacher_of_one_size_is_not_given_another(monkeypatch, small_config, t
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, pretrained=False))
     student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
-    with pytest.raises(ValueError, match="cannot look at 160 pixels"):
+    with pytest.raises(ValueError, match="does not work at 160 pixels"):
         load_teacher("vit_tiny_patch16_224", student, resolution=160)
     folder = progresvit.save(progresvit.ProgResViT(small_config), tmp_path / "model")
-    with pytest.raises(ValueError, match=r"leave distillation.resolution out"):
+    with pytest.raises(ValueError, match=r"remove distillation\.resolution"):
         load_teacher(str(folder), small_config, resolution=64)
 
 
@@ -121,7 +121,7 @@ def test_a_teacher_of_other_classes_is_refused(monkeypatch):
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, num_classes=21843))
     student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
-    with pytest.raises(ValueError, match="21843 classes apart and the student 3"):
+    with pytest.raises(ValueError, match="21843 classes and the student 3"):
         load_teacher("resnet10t", student)
 
 

@@ -1,4 +1,4 @@
-"""A folder of one's own pictures, without splits: from the model that ships to a model for their classes."""
+"""A folder of your own images, without splits: from the bundled model to a model for their classes."""
 
 import json
 import shutil
@@ -16,10 +16,9 @@ from progresvit.data.pictures import find_pictures
 from progresvit.evaluation import read_records
 from progresvit.io import model_folder
 from progresvit.model import ProgResViT
-from progresvit.training import build, loop
+from progresvit.training.build import build_model
 from progresvit.training.recipe import load_recipe
-from progresvit.training.supervised import Supervised
-from tests.training.runs import ALONE, losses, recipe, run
+from tests.training.runs import losses, ready, recipe, run, take_steps
 
 MICRO = {"resolutions": [16, 32], "heads": [1, 2], "depth": 2, "patch_size": 8}
 COLOURS = {"bella": (200, 40, 40), "luna": (40, 200, 40), "rex": (40, 40, 200)}
@@ -27,7 +26,7 @@ COLOURS = {"bella": (200, 40, 40), "luna": (40, 200, 40), "rex": (40, 40, 200)}
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch, randomize):
-    """A micro model in the place of the one that ships."""
+    """A micro model instead of the bundled one."""
     config = ModelConfig(
         rounds=make_rounds(MICRO["resolutions"], MICRO["heads"]),
         heads=2,
@@ -43,7 +42,7 @@ def shipped(tmp_path, monkeypatch, randomize):
 
 @pytest.fixture
 def pictures(tmp_path):
-    """Three classes of ten pictures, in folders at the top."""
+    """Three classes of ten images, in folders at the top."""
     return make_pictures(tmp_path / "pictures", 10)
 
 
@@ -70,7 +69,7 @@ def command(*arguments):
 
 def test_the_shipped_model_gives_its_backbone_and_the_head_is_fresh(shipped, pictures):
     wanted = short(model={"start": model_folder.SHIPPED})
-    model = build.build_model(wanted, find_pictures(pictures, "train"))
+    model = build_model(wanted, find_pictures(pictures, "train").class_ids)
     assert model.config.class_ids == model.config.labels == ("bella", "luna", "rex")
     weights, before = model.state_dict(), load_file(shipped / "model.safetensors")
     assert weights["head.weight"].shape[0] == 3
@@ -80,15 +79,15 @@ def test_the_shipped_model_gives_its_backbone_and_the_head_is_fresh(shipped, pic
 
 def test_a_wrong_start_is_refused_with_what_to_give(shipped, pictures):
     with pytest.raises(ValueError, match="shiped"):
-        build.build_model(short(model={"start": "shiped"}), find_pictures(pictures, "train"))
+        build_model(short(model={"start": "shiped"}), ("a", "b"))
 
 
-def test_a_run_says_what_it_learns_from_and_what_is_held_back(shipped, pictures, tmp_path, capsys):
+def test_a_run_prints_its_training_and_validation_images(shipped, pictures, tmp_path, capsys):
     run(short(), pictures, tmp_path / "out")
     line = capsys.readouterr().err.splitlines()[0]
     assert line == (
-        "learning from 24 pictures of 3 classes (bella, luna, rex); "
-        "6 others are held back: a fifth of each class, drawn by name"
+        "training on 24 images of 3 classes (bella, luna, rex); "
+        "6 validation images, a fifth of each class, selected by name"
     )
     about = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (about["pictures"], about["held_back"]) == (24, 6)
@@ -100,7 +99,7 @@ def test_a_resumed_run_has_the_same_split_and_another_set_of_names_is_refused(pi
     run(short(), pictures, tmp_path / "out", resume=True)
     assert losses(tmp_path / "out") == whole
     (pictures / "rex" / "3.png").rename(pictures / "rex" / "new.png")
-    with pytest.raises(ValueError, match=r"other data: .*24 pictures of 3 classes"):
+    with pytest.raises(ValueError, match=r"other data: .*24 images of 3 classes"):
         run(short(), pictures, tmp_path / "out", resume=True)
 
 
@@ -112,18 +111,14 @@ def test_a_batch_larger_than_a_small_set_is_refused_with_the_largest_that_fits(t
 
 
 def test_an_average_that_warms_up_does_not_keep_the_start_of_a_short_run(pictures, tmp_path):
-    found = find_pictures(pictures, "train")
     apart = {}
     for warmup in (False, True):
-        wanted = short(model={"drop_path": 0.0}, ema=0.999, ema_warmup=warmup)
-        torch.manual_seed(0)
-        model = build.build_model(wanted, found)
-        step = loop.TrainingStep(model, Supervised(), wanted, ALONE)
-        start = model.head.weight.detach().clone()
-        for number, batches in enumerate(build.feed(wanted, found, found, model, ALONE).train.steps(0, 6)):
-            step(number, batches)
-        moved = (model.head.weight - start).norm()
-        apart[warmup] = ((step.ema.module.head.weight - model.head.weight).norm() / moved).item()
+        started = ready(short(model={"drop_path": 0.0}, ema=0.999, ema_warmup=warmup), pictures)
+        weight = started.model.head.weight
+        start = weight.detach().clone()
+        take_steps(started, 6)
+        average = started.step.ema.module.model.head.weight
+        apart[warmup] = ((average - weight).norm() / (weight - start).norm()).item()
     assert apart[False] > 0.9  # after six steps the plain average is still where it began
     assert apart[True] < 0.6
 

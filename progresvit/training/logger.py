@@ -1,4 +1,4 @@
-"""What a run tells: a live bar for the person, JSON lines and TensorBoard for later, its surroundings once."""
+"""What a run reports: a progress bar, JSON lines, TensorBoard, and the environment that it ran in."""
 
 from __future__ import annotations
 
@@ -23,15 +23,22 @@ from progresvit.io.files import replace_file
 LOG_FILE = "log.jsonl"
 
 
-class Journal:
-    """Written by the first process alone; the others hold a silent one (``folder`` None)."""
+class RunLogger:
+    """Only the first process logs.
+
+    Args:
+        folder: The folder of the run; None in the other processes, where nothing is logged.
+        total_steps: Steps of the whole run.
+        first_step: Steps done before; later lines of an earlier log are removed.
+        evaluated_step: The step of the last evaluation in the checkpoint.
+    """
 
     def __init__(self, folder: Path | None, *, total_steps: int, first_step: int, evaluated_step: int) -> None:
         self.folder = folder
         self.console = Console(stderr=True, quiet=folder is None)
         if folder is None:
             return
-        forget_after(folder / LOG_FILE, first_step, evaluated_step)
+        remove_after(folder / LOG_FILE, first_step, evaluated_step)
         self._file = (folder / LOG_FILE).open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
         self._bar = Progress(
@@ -59,27 +66,19 @@ class Journal:
             "train", step, {"epoch": epoch, "loss": loss, "losses": losses, "lr": lr, "images_per_second": speed}
         )
 
-    def evaluation(self, *, epoch: int, step: int, result: Mapping[str, Any]) -> None:
-        """Accuracy of every round and of the near-lossless point."""
+    def evaluation(self, *, epoch: int, step: int, values: Mapping[str, Any], summary: str) -> None:
+        """The metrics of an evaluation, and the line to print about them."""
         if self.folder is None:
             return
-        point = result["near_lossless"]
-        rounds = " ".join(f"{top1:.2%}" for top1 in result["top1"])
-        self.console.print(
-            f"epoch {epoch + 1}: top-1 of the rounds {rounds}; near-lossless {point['top1']:.2%} at "
-            f"{point['gmacs']:.3f} of {result['full_gmacs']:.3f} GMACs ({result['convention']}), "
-            f"threshold {point['threshold']:.4f}",
-            soft_wrap=True,
-            highlight=False,
-        )
-        self._write("evaluation", step, {"epoch": epoch, **result})
+        self.say(f"epoch {epoch + 1}: {summary}")
+        self._write("evaluation", step, {"epoch": epoch, **values})
 
     def say(self, text: str) -> None:
-        """A line for the person."""
+        """Print a line."""
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def end_bar(self) -> None:
-        """Nothing is left to be done; what is said from here on stands below the bar."""
+        """Stop the progress bar; later lines are printed below it."""
         if self.folder is not None:
             self._bar.stop()
 
@@ -110,7 +109,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 
 def training_seconds(log: Sequence[Mapping[str, Any]], batch: int) -> float:
-    """Of the optimizer's steps, the first with its compiling; evaluations and checkpoints come on top."""
+    """Seconds of the optimizer steps, compilation included, without evaluations and checkpoints."""
     seconds, before = 0.0, 0
     for line in log:
         if line["event"] == "train":
@@ -119,26 +118,26 @@ def training_seconds(log: Sequence[Mapping[str, Any]], batch: int) -> float:
     return seconds
 
 
-def forget_after(log: Path, step: int, evaluated_step: int) -> None:
-    """Drop what a run wrote after the checkpoint that it goes on from; a line cut short by a crash goes too.
+def remove_after(log: Path, step: int, evaluated_step: int) -> None:
+    """Remove the lines after the checkpoint that a run resumes from, and lines that a crash cut short.
 
-    The evaluation of a checkpoint comes after it, so it may be one of those things.
+    A checkpoint is evaluated after it is written, so its evaluation may be among the removed lines.
     """
     if not log.exists():
         return
     kept = []
     for line in log.read_text(encoding="utf-8").splitlines():
         try:
-            told = json.loads(line)
-            if told["step"] <= (evaluated_step if told["event"] == "evaluation" else step):
+            entry = json.loads(line)
+            if entry["step"] <= (evaluated_step if entry["event"] == "evaluation" else step):
                 kept.append(line)
         except (ValueError, KeyError):
             continue
     replace_file(log, "".join(line + "\n" for line in kept))
 
 
-def surroundings(device: torch.device, processes: int) -> dict[str, Any]:
-    """What a result depends on beside the recipe."""
+def environment(device: torch.device, processes: int) -> dict[str, Any]:
+    """What a result depends on besides the recipe."""
     return {
         "progresvit": __version__,
         "git": git_revision(),
@@ -153,7 +152,7 @@ def surroundings(device: torch.device, processes: int) -> dict[str, Any]:
 
 
 def git_revision() -> str | None:
-    """Of the code that runs, with a mark if it was changed since; None where it does not run from a checkout."""
+    """The commit of this code, marked if files were changed since; None outside of a git checkout."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str | None:

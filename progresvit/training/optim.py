@@ -1,0 +1,118 @@
+"""Optimizer, schedules and frozen parameters, as a recipe names them."""
+
+from __future__ import annotations
+
+import math
+from fnmatch import fnmatchcase
+
+import torch
+from timm.optim import create_optimizer_v2, param_groups_weight_decay
+from timm.scheduler import CosineLRScheduler, PolyLRScheduler
+from torch import nn
+
+from progresvit.io.parse import did_you_mean
+from progresvit.training.recipe import Optimizer, Recipe
+
+
+def learning_rate(optimizer: Optimizer) -> float:
+    """Grows with the batch: lr · batch / lr_batch."""
+    return optimizer.lr * optimizer.batch / optimizer.lr_batch
+
+
+def make_optimizer(trained: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW or SGD over all parameters of ``trained`` that require a gradient.
+
+    Vectors, biases and the parameters that ``no_weight_decay`` of a submodule names (position embedding, class token)
+    are not decayed. The optimizers are fused: they skip a step if ``found_inf`` is set on the device.
+    """
+    wanted, end = recipe.optimizer, recipe.schedule.weight_decay_end
+    groups = param_groups_weight_decay(
+        trained, weight_decay=wanted.weight_decay or end or 0.0, no_weight_decay_list=_not_decayed(trained)
+    )
+    if not groups:
+        raise ValueError("optimizer.freeze: no parameter is left to train; freeze fewer.")
+    for group in groups:
+        group["decays"] = group["weight_decay"] > 0
+        group["weight_decay"] = wanted.weight_decay if group["decays"] else 0.0
+    if wanted.name == "adamw":
+        name, options = "adamw", {"betas": wanted.betas, "eps": wanted.eps}
+    else:
+        name, options = "momentum", {"momentum": wanted.momentum}  # timm's "sgd" has Nesterov's momentum
+    optimizer: torch.optim.Optimizer = create_optimizer_v2(
+        groups, opt=name, lr=learning_rate(wanted), fused=True, **options
+    )
+    if wanted.name == "sgd" and wanted.momentum:
+        for parameter in (parameter for group in groups for parameter in group["params"]):
+            # torch would start from uninitialised memory if the first step is skipped
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+def _not_decayed(trained: nn.Module) -> set[str]:
+    return {
+        f"{prefix}.{name}"
+        for prefix, module in trained.named_children()
+        if hasattr(module, "no_weight_decay")
+        for name in module.no_weight_decay()  # type: ignore[operator]
+    }
+
+
+class Schedules:
+    """Learning rate and weight decay of every step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, recipe: Recipe, steps_per_epoch: int) -> None:
+        wanted = recipe.schedule
+        self.optimizer, self.start, self.end = optimizer, recipe.optimizer.weight_decay, wanted.weight_decay_end
+        self.steps_per_epoch, self.by_step = steps_per_epoch, wanted.by == "step"
+        unit = steps_per_epoch if self.by_step else 1
+        self.length = wanted.epochs * unit
+        options = {
+            "t_initial": self.length,
+            "lr_min": wanted.min_lr,
+            "warmup_t": wanted.warmup * unit,
+            "warmup_lr_init": wanted.warmup_lr,
+            "cycle_limit": 1,
+        }
+        self.rates = (
+            CosineLRScheduler(optimizer, **options)
+            if wanted.name == "cosine"
+            else PolyLRScheduler(optimizer, power=wanted.power, **options)
+        )
+
+    def set(self, step: int) -> None:
+        """Prepare the optimizer for a step, counted from 0."""
+        time = step if self.by_step else step // self.steps_per_epoch
+        self.rates.step(time)
+        if self.end is None:
+            return
+        done = min(time / self.length, 1.0)
+        decay = self.end + 0.5 * (self.start - self.end) * (1 + math.cos(math.pi * done))
+        for group in self.optimizer.param_groups:
+            if group["decays"]:
+                group["weight_decay"] = decay
+
+
+def freeze(trained: nn.Module, wanted: Optimizer) -> list[tuple[nn.Parameter, int]]:
+    """Freeze the parameters that are never trained; returns those that train later, with their first epoch."""
+    for pattern in wanted.freeze:
+        for parameter in find_parameters(trained, pattern, key="optimizer.freeze"):
+            parameter.requires_grad_(False)
+    return [
+        (parameter, epochs)
+        for pattern, epochs in wanted.freeze_epochs.items()
+        for parameter in find_parameters(trained, pattern, key="optimizer.freeze_epochs")
+    ]
+
+
+def find_parameters(trained: nn.Module, pattern: str, *, key: str) -> list[nn.Parameter]:
+    """Parameters whose name matches; the model's are named as in its files, the task's begin with ``task.``."""
+    names = {name.removeprefix("model."): parameter for name, parameter in trained.named_parameters()}
+    found = [parameter for name, parameter in names.items() if fnmatchcase(name, pattern)]
+    if not found:
+        parts = [name.split(".") for name in names]
+        groups = {".".join(part[:length]) + ".*" for part in parts for length in range(1, len(part))}
+        hint = did_you_mean(pattern, sorted(groups | set(names)))
+        if not hint.startswith("did you mean"):
+            hint = did_you_mean(pattern, sorted({part[0] + (".*" if len(part) > 1 else "") for part in parts}))
+        raise ValueError(f"{key}: no parameter matches {pattern!r}; {hint}")
+    return found

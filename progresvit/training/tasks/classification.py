@@ -1,0 +1,127 @@
+"""What classification tasks share: labelled images, mixup, top-1 of every round.
+
+Letters: B images, K classes, S rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from timm.data import Mixup
+from timm.data.mixup import mixup_target
+from torch import Tensor, nn
+
+from progresvit import compute
+from progresvit.data.loader import Batch
+from progresvit.distributed import Processes
+from progresvit.model import RoundOutput
+from progresvit.model.interface import RoundModel
+from progresvit.routing import top10_entropy
+from progresvit.routing.frontier import near_lossless
+from progresvit.training.tasks.labelled_images import describe_splits, find_splits, load_batches
+from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData
+
+if TYPE_CHECKING:
+    from progresvit.training.recipe import Recipe
+
+CONVENTION: compute.Convention = "paper"
+
+
+class Classification(Task):
+    """A task with labelled images. A subclass adds ``losses``; targets are (B, K) there, mixed and smoothed."""
+
+    sections = ("mixing",)
+
+    def find_splits(self, recipe: Recipe, source: str) -> Splits:
+        """Folders or tars with one folder per class, or a data set that timm reads."""
+        return find_splits(recipe, source)
+
+    def describe(self, splits: Splits) -> str:
+        return describe_splits(splits)
+
+    def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
+        """Mixup over the classes that are labelled."""
+        self.mixup = make_mixup(recipe, self.labelled_classes(model, splits), processes.count)
+
+    def labelled_classes(self, model: RoundModel, splits: Splits) -> int:
+        """How many classes the labels are spread over."""
+        classes: int = model.config.num_classes
+        return classes
+
+    def load_data(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> TaskData:
+        return load_batches(recipe, splits, model, processes)
+
+    def prepare(self, batch: Batch) -> Any:
+        """Mixed images, and labels (B,) -> (B, K)."""
+        return Batch(*self.mixup(batch.images, batch.targets))
+
+    @torch.no_grad()
+    def validate(
+        self, model: RoundModel, data: TaskData, *, processes: Processes, dtype: torch.dtype | None
+    ) -> Metrics:
+        """Top-1 of every round and of the near-lossless routed point; the last round's selects the best model."""
+        cast(nn.Module, model).eval()
+        entropy, correct = [], []
+        for images, targets in data.val():
+            with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
+                outputs = model(images)
+            entropy.append(torch.stack([top10_entropy(output.logits) for output in outputs], dim=1))  # (B, S)
+            correct.append(is_correct(outputs, targets))  # (B, S)
+        mine = (torch.cat(entropy).cpu().numpy(), torch.cat(correct).cpu().numpy()) if entropy else None
+        shares = [share for share in processes.gather(mine) if share is not None]
+        scores, hits = (np.concatenate([share[part] for share in shares]) for part in (0, 1))
+        gmacs, top1 = model.gmacs(CONVENTION), hits.mean(axis=0).tolist()
+        return Metrics(
+            primary=top1[-1],
+            values={
+                "images": len(hits),
+                "top1": top1,
+                "near_lossless": asdict(near_lossless(scores, hits, gmacs)),
+                "full_gmacs": gmacs[-1],
+                "convention": CONVENTION,
+            },
+        )
+
+    def summarize(self, values: Mapping[str, Any]) -> str:
+        point = values["near_lossless"]
+        rounds = " ".join(f"{top1:.2%}" for top1 in values["top1"])
+        return (
+            f"top-1 of the rounds {rounds}; near-lossless {point['top1']:.2%} at {point['gmacs']:.3f} of "
+            f"{values['full_gmacs']:.3f} GMACs ({values['convention']}), threshold {point['threshold']:.4f}"
+        )
+
+
+def is_correct(outputs: Sequence[RoundOutput], targets: Tensor) -> Tensor:
+    """Whether each round's prediction is the label: (B, S)."""
+    return torch.stack([output.logits.argmax(dim=-1) == targets for output in outputs], dim=1)
+
+
+def soft_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the batch of -sum_k y_k log p_k, in float32."""
+    return F.cross_entropy(logits.float(), labels)
+
+
+def make_mixup(recipe: Recipe, classes: int, processes: int = 1) -> Any:
+    """timm's mixup and cutmix with label smoothing, or label smoothing alone."""
+    mixing = recipe.mixing
+    if not mixing.mixup and not mixing.cutmix:
+        return lambda images, targets: (images, mixup_target(targets, classes, smoothing=mixing.smoothing))
+    micro_batch = recipe.optimizer.batch // (recipe.optimizer.accumulate * processes)
+    if micro_batch % 2:
+        raise ValueError(
+            f"mixup needs an even micro-batch in each process, not {micro_batch}; change optimizer.batch or "
+            "optimizer.accumulate, or set mixing.mixup=0 and mixing.cutmix=0."
+        )
+    return Mixup(
+        mixup_alpha=mixing.mixup,
+        cutmix_alpha=mixing.cutmix,
+        prob=mixing.probability,
+        switch_prob=mixing.switch,
+        label_smoothing=mixing.smoothing,
+        num_classes=classes,
+    )

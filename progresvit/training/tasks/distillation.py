@@ -1,0 +1,167 @@
+"""Distillation: every round learns the labels and the answer of a frozen teacher on the same images.
+
+Hard, as in the paper: per round, (1 - w) CE(z, y) + w CE(z, argmax of the teacher), w = 1/2.
+
+Soft: the teacher's probabilities at a temperature t, (1 - w) CE(z, y) + w t² KL(teacher || student). With a map, patch
+tokens also learn the teacher's answer at their place, through the same head as the class token.
+
+Letters: B images, K classes of the head, Y classes of the data, S rounds, d channels, g side of the patch grid, T side
+of the teacher's map, P its places (T * T).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from progresvit.data.loader import Batch
+from progresvit.distributed import Processes
+from progresvit.model import RoundOutput, slicing
+from progresvit.model.interface import RoundModel
+from progresvit.training.recipe import DistillationOptions
+from progresvit.training.tasks.classification import Classification, soft_cross_entropy
+from progresvit.training.tasks.task import Frozen, Splits
+from progresvit.training.teachers import load_teacher, teacher_class_ids
+
+if TYPE_CHECKING:
+    from progresvit.training.recipe import Recipe
+
+
+class TeacherBatch(NamedTuple):
+    """A batch with the teacher's answer."""
+
+    images: Tensor
+    targets: Tensor
+    """(B, Y)"""
+    answer: Tensor
+    """Hard: the teacher's label (B,). Soft: its probabilities (B, K)."""
+    places: tuple[Tensor, ...]
+    """With a map, the teacher's probabilities at each place: (B, P, K)."""
+
+
+class MapOutput(NamedTuple):
+    """A round's predictions for the image and for the places of the teacher's map."""
+
+    logits: Tensor
+    """(B, K)"""
+    map_logits: Tensor
+    """(B, P, K)"""
+
+
+class Distillation(Classification):
+    """Labels and a teacher, hard or soft (:class:`DistillationOptions`)."""
+
+    Options = DistillationOptions
+    options_key = "distillation"
+    rows: Tensor | None
+
+    def __init__(self, options: DistillationOptions) -> None:
+        super().__init__(options)
+        self.soft = options.kind == "soft"
+        self.weight, self.temperature, self.map_weight = options.weight, options.temperature, options.map_weight
+        self.register_buffer("rows", None)
+        """Rows of the head that the data's classes have, where the head has the teacher's classes."""
+
+    def class_ids(self, splits: Splits) -> tuple[str, ...]:
+        """The data's classes, or all that the teacher knows."""
+        wide = self.options.classes == "teacher"
+        return teacher_class_ids(self.options.teacher) if wide else splits.train.class_ids
+
+    def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
+        """Load the teacher."""
+        if self.options.classes == "teacher":
+            _require(model, "keep_classes", "distillation.classes=teacher", "distillation.classes=data")
+            self.register_buffer("rows", torch.tensor(_data_rows(model, splits)), persistent=False)
+        if self.map_weight:
+            _require(model, "head", "distillation.map_weight", "distillation.map_weight=0")
+        super().setup(model, splits, recipe, processes)
+        teacher = load_teacher(
+            self.options.teacher, model.config, resolution=self.options.resolution, as_map=self.map_weight > 0
+        ).to(processes.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if recipe.run.compile:
+            teacher.compile(dynamic=False)
+        self.teacher = Frozen(teacher)
+
+    def labelled_classes(self, model: RoundModel, splits: Splits) -> int:
+        return super().labelled_classes(model, splits) if self.rows is None else len(self.rows)
+
+    def prepare(self, batch: Batch) -> TeacherBatch:
+        """Mixed images, their labels, and the teacher's answer for these images."""
+        images, targets = super().prepare(batch)
+        answer = self.teacher(images)  # (B, K), or with a map (B, P, K)
+        if not self.soft:
+            return TeacherBatch(images, targets, answer.argmax(dim=-1), ())
+        if not self.map_weight:
+            return TeacherBatch(images, targets, self._soften(answer), ())
+        return TeacherBatch(images, targets, self._soften(answer.float().mean(dim=1)), (self._soften(answer),))
+
+    def outputs(self, model: RoundModel, batch: TeacherBatch) -> Sequence[RoundOutput | MapOutput]:
+        """All rounds; with a map, also what the patch tokens predict."""
+        rounds = model(batch.images)
+        if not batch.places:
+            return rounds
+        head, places = cast(nn.Linear, cast(Any, model).head), batch.places[0].shape[1]
+        return [MapOutput(output.logits, map_logits(output.tokens, head, places)) for output in rounds]
+
+    def losses(self, outputs: Sequence[RoundOutput | MapOutput], batch: TeacherBatch) -> Tensor:
+        """(S,)"""
+        loss = self._soft_loss if self.soft else self._hard_loss
+        return torch.stack([loss(output, batch) for output in outputs])
+
+    def export(self, model: RoundModel) -> RoundModel:
+        """The model with the data's classes alone."""
+        if self.rows is None:
+            return model
+        kept: RoundModel = cast(Any, model).keep_classes(self.rows.tolist())
+        return kept
+
+    def _hard_loss(self, output: RoundOutput | MapOutput, batch: TeacherBatch) -> Tensor:
+        labels = (1 - self.weight) * soft_cross_entropy(output.logits, batch.targets)
+        return labels + self.weight * F.cross_entropy(output.logits.float(), batch.answer)
+
+    def _soft_loss(self, output: RoundOutput | MapOutput, batch: TeacherBatch) -> Tensor:
+        labelled = output.logits if self.rows is None else output.logits[:, self.rows]  # (B, K) -> (B, Y)
+        loss = (1 - self.weight) * soft_cross_entropy(labelled, batch.targets)
+        loss = loss + self.weight * self._divergence(output.logits, batch.answer)
+        if isinstance(output, MapOutput):
+            loss = loss + self.map_weight * self._divergence(output.map_logits, batch.places[0])
+        return loss
+
+    def _soften(self, logits: Tensor) -> Tensor:
+        return (logits.float() / self.temperature).softmax(dim=-1)
+
+    def _divergence(self, logits: Tensor, answer: Tensor) -> Tensor:
+        """t² KL(teacher || student), a mean over images and places; t² keeps the gradient's size at any temperature."""
+        log_probabilities = (logits.float() / self.temperature).log_softmax(dim=-1)
+        divergence = F.kl_div(log_probabilities.flatten(0, -2), answer.flatten(0, -2), reduction="batchmean")
+        return self.temperature**2 * divergence
+
+
+def map_logits(tokens: Tensor, head: nn.Linear, places: int) -> Tensor:
+    """Predictions of the patch tokens on the grid of the teacher's map: (B, 1 + g * g, d) -> (B, P, K)."""
+    patches, side = tokens[:, 1:], math.isqrt(places)
+    grid = math.isqrt(patches.shape[1])
+    pooled = F.adaptive_avg_pool2d(patches.mT.unflatten(2, (grid, grid)), side)  # -> (B, d, T, T)
+    return slicing.linear(pooled.flatten(2).mT, head)  # (B, d, T, T) -> (B, P, d) -> (B, P, K)
+
+
+def _data_rows(model: RoundModel, splits: Splits) -> list[int]:
+    """Rows of the head, which has the teacher's classes, that belong to the data's classes."""
+    row = {name: number for number, name in enumerate(model.config.class_ids or ())}
+    foreign = [name for name in splits.train.class_ids if name not in row]
+    if foreign:
+        raise ValueError(
+            f"the teacher does not know the classes {', '.join(foreign[:5])}; use classes that it knows "
+            "(ImageNet's are folders named like n01440764), or set distillation.classes=data."
+        )
+    return [row[name] for name in splits.train.class_ids]
+
+
+def _require(model: RoundModel, attribute: str, key: str, remedy: str) -> None:
+    if not hasattr(model, attribute):
+        raise ValueError(f"{key} needs a model with {attribute!r}, which {type(model).__name__} lacks; set {remedy}.")

@@ -1,0 +1,93 @@
+"""Labelled images for training: their splits, and batches of them in the mode that the recipe asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from progresvit.data.loader import Batch, LoaderBatches, Unreadable, evaluation_batches
+from progresvit.data.order import Order
+from progresvit.data.pictures import find_pictures
+from progresvit.data.resident import (
+    ResidentBatches,
+    resident_evaluation_batches,
+    resident_for_evaluation,
+    resident_for_training,
+)
+from progresvit.data.timm_pictures import find_timm_pictures, is_timm_name
+from progresvit.distributed import Processes
+from progresvit.model.interface import RoundModel
+from progresvit.training.tasks.task import Splits, TaskData
+
+if TYPE_CHECKING:
+    from progresvit.training.recipe import Recipe
+
+
+def find_splits(recipe: Recipe, source: str) -> Splits:
+    """Training and validation images of at least two classes."""
+    find = find_timm_pictures if is_timm_name(source) else find_pictures
+    train = find(source, recipe.data.train, None)
+    if len(train.class_ids) < 2:
+        raise ValueError(
+            f"{source} has only one class, {train.class_ids[0]}; give a folder for each of two or more classes (or did "
+            "you mean the folder above or below?)."
+        )
+    return Splits(train, find(source, recipe.data.val, train.class_ids))
+
+
+def describe_splits(splits: Splits) -> str:
+    """How many images of which classes, in one line."""
+    names, more = splits.train.class_ids[:5], len(splits.train.class_ids) - 5
+    listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+    drawn = "" if splits.val.drawn_from is None else ", a fifth of each class, selected by name"
+    return (
+        f"training on {len(splits.train):,} images of {len(splits.train.class_ids)} classes ({listed}); "
+        f"{len(splits.val):,} validation images{drawn}"
+    )
+
+
+def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: Processes) -> TaskData:
+    """Training batches, and this process's share of the validation batches."""
+    config, device, batch = model.config, processes.device, recipe.optimizer.batch
+    val = splits.val.subset(range(processes.rank, len(splits.val), processes.count))
+    val_batch = max(1, batch // processes.count)
+    ordering = {
+        "batch": batch,
+        "accumulate": recipe.optimizer.accumulate,
+        "processes": processes.count,
+        "rank": processes.rank,
+        "seed": recipe.seed,
+    }
+    if recipe.data.mode == "loader":
+        workers, unreadable = recipe.data.workers, Unreadable(val)
+        loader = LoaderBatches(
+            splits.train,
+            config=config,
+            augmentation=recipe.augment,
+            order=Order(count=len(splits.train), **ordering),
+            resolution=config.input_side,
+            workers=workers,
+            device=device,
+        )
+
+        def from_loader() -> Iterator[Batch]:
+            return evaluation_batches(
+                val, config=config, batch=val_batch, workers=workers, device=device, unreadable=unreadable
+            )
+
+        return TaskData(loader, from_loader, [loader.unreadable, unreadable])
+    stored = resident_for_training(splits.train, side=recipe.data.resident_side or config.input_side, device=device)
+    resident = ResidentBatches(
+        stored,
+        config=config,
+        augmentation=recipe.augment,
+        order=Order(count=len(stored), **ordering),
+        resolution=config.input_side,
+        compiled=bool(recipe.run.compile),
+    )
+    stored_val = resident_for_evaluation(val, config=config, device=device)
+
+    def from_memory() -> Iterator[Batch]:
+        return resident_evaluation_batches(stored_val, config=config, batch=val_batch)
+
+    return TaskData(resident, from_memory, [stored.unreadable, stored_val.unreadable])

@@ -1,0 +1,92 @@
+"""From a recipe to its task: built-in tasks by name, others by import path."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from progresvit.io.parse import did_you_mean, parse
+
+if TYPE_CHECKING:
+    from progresvit.training.recipe import Recipe
+    from progresvit.training.tasks.task import Task
+
+TASKS = {
+    "supervised": "progresvit.training.tasks.supervised:Supervised",
+    "distillation": "progresvit.training.tasks.distillation:Distillation",
+}
+
+TASK_SECTIONS = ("mixing", "distillation", "task_options")
+"""Sections of a recipe that only some tasks read."""
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is neither a built-in task nor an import path."""
+    module, colon, attribute = name.partition(":")
+    if name not in TASKS and not (colon and module and attribute):
+        raise ValueError(f"unknown task {name!r}, {did_you_mean(name, TASKS)} A task of your own is my_module:MyTask.")
+
+
+def task_class(name: str) -> type[Task]:
+    """The class of a task; a module of your own is also found in the working directory."""
+    from progresvit.training.tasks.task import Task  # needs torch
+
+    check_name(name)
+    module_name, _, attribute = TASKS.get(name, name).partition(":")
+    if name not in TASKS and os.getcwd() not in sys.path:  # the installed command does not look there
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f"task: {name} cannot be imported ({error}); run the command in the folder of {module_name}.py, or add "
+            "that folder to PYTHONPATH."
+        ) from error
+    known = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Task) and value is not Task
+    }
+    if attribute not in known:
+        raise ValueError(f"task: {module_name} has no Task class {attribute!r}; {did_you_mean(attribute, known)}")
+    return known[attribute]
+
+
+def task_name(task: type[Task]) -> str:
+    """The inverse of :func:`task_class`."""
+    path = f"{task.__module__}:{task.__qualname__}"
+    return next((name for name, known in TASKS.items() if known == path), path)
+
+
+def make_task(recipe: Recipe, given: Task | type[Task] | None = None) -> tuple[Recipe, Task]:
+    """The task of a recipe with its options, and the recipe.
+
+    ``given`` replaces the task that the recipe names. The returned recipe then names ``given``, with the options of an
+    instance, so that the run's folder describes the run.
+    """
+    cls = task_class(recipe.task) if given is None else given if isinstance(given, type) else type(given)
+    if given is not None:
+        recipe = recipe.model_copy(update={"task": task_name(cls)})
+    if given is None or isinstance(given, type):
+        options = getattr(recipe, cls.options_key)
+        if options is None:
+            raise ValueError(f"the task {recipe.task} needs options; add the section {cls.options_key}: to the recipe.")
+        task = cls(parse(cls.Options, options, origin=cls.options_key))
+    else:
+        task = given
+        options = task.options.model_dump(mode="json") if cls.options_key == "task_options" else task.options
+        recipe = recipe.model_copy(update={cls.options_key: options})
+    _check_sections(recipe, cls)
+    return recipe, task
+
+
+def _check_sections(recipe: Recipe, cls: type[Task]) -> None:
+    for key in TASK_SECTIONS:
+        if key in (cls.options_key, *cls.sections):
+            continue
+        if getattr(recipe, key) != type(recipe).model_fields[key].get_default(call_default_factory=True):
+            owners = [name for name in TASKS if key in ((other := task_class(name)).options_key, *other.sections)]
+            remedy = f"set task: {' or '.join(owners)}, or " if owners else ""
+            raise ValueError(f"{key}: the task {recipe.task} does not read this section; {remedy}remove it.")

@@ -1,0 +1,161 @@
+"""``Task``: what a training method adds to the loop.
+
+The loop, the step and the checkpoint know this class and no method. A new method is a new task, never a new loop.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from progresvit.data.loader import Unreadable
+from progresvit.data.order import Order
+from progresvit.data.pictures import Pictures
+from progresvit.distributed import Processes
+from progresvit.io.parse import Section
+from progresvit.model.interface import RoundModel
+
+if TYPE_CHECKING:
+    from progresvit.training.recipe import Recipe
+
+
+class Splits(NamedTuple):
+    """The images of a run, before a model exists."""
+
+    train: Pictures
+    val: Pictures
+
+
+class TrainBatches(Protocol):
+    """Training batches that can start at any step."""
+
+    order: Order
+
+    def steps(self, first: int, last: int) -> Iterator[Sequence[Any]]:
+        """This process's micro-batches of each step."""
+        ...
+
+
+@dataclass
+class TaskData:
+    """The batches of a run. A task may return a subclass with more, such as images for a k-NN classifier."""
+
+    train: TrainBatches
+    val: Callable[[], Iterator[Any]]
+    """Returns this process's share of the validation batches."""
+    unreadable: list[Unreadable]
+    """Files that could not be read so far."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The result of a validation."""
+
+    primary: float
+    """Selects the best model; higher is better."""
+    values: Mapping[str, Any]
+    """Everything that is logged and kept in the history: numbers, lists of one number per round, flat mappings."""
+
+
+class Frozen:
+    """A module that is neither trained nor averaged nor saved, such as a pretrained teacher.
+
+    It is no submodule of the task that holds it, and copies of the task share it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module.eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def __call__(self, *arguments: Any) -> Any:
+        return self.module(*arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Frozen:
+        return self
+
+
+class Task(nn.Module, ABC):
+    """Modules, batches, losses and metrics of a training method.
+
+    The order of calls: ``find_splits``, ``class_ids``, ``setup``, ``load_data``; for every micro-batch ``prepare``,
+    ``outputs`` and ``losses``; ``after_step`` once per step; at an evaluation ``export`` and ``validate``, on a copy of
+    the task that holds the moving average.
+
+    Parameters and buffers of the task are treated like the model's: parameters that require a gradient are optimized,
+    the state is averaged, saved in every checkpoint and restored on resuming. State must therefore be tensors, and
+    random numbers must follow from the step (the loop seeds every random source before each micro-batch). Modules that
+    must not be saved are wrapped in :class:`Frozen`. A model reference must not be stored: methods receive the model.
+
+    A batch is any nesting of named tuples, tuples, lists and dicts whose leaves are tensors, so that it passes through
+    ``torch.compile``, DDP and CUDA graphs. ``outputs`` reads ``batch.images`` unless it is overridden.
+    """
+
+    Options: ClassVar[type[Section]] = Section
+    """Validates the task's options."""
+    options_key: ClassVar[str] = "task_options"
+    """The section of the recipe that holds the options."""
+    sections: ClassVar[tuple[str, ...]] = ()
+    """Other sections that only some tasks read (``registry.TASK_SECTIONS``) and this one does."""
+    uses_all_parameters: ClassVar[bool] = True
+    """False if a step may leave trained parameters without a gradient; DDP must know."""
+
+    def __init__(self, options: Section | None = None) -> None:
+        super().__init__()
+        self.options: Any = self.Options() if options is None else options
+
+    @abstractmethod
+    def find_splits(self, recipe: Recipe, source: str) -> Splits:
+        """The images to train on and to validate on; ``source`` is the command's ``--data``."""
+
+    def class_ids(self, splits: Splits) -> tuple[str, ...]:
+        """Classes of the model's head, in order; none for a model without a head."""
+        return splits.train.class_ids
+
+    def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
+        """Create the modules and whatever depends on the model or the data."""
+
+    @abstractmethod
+    def load_data(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> TaskData:
+        """Training and validation batches on the device."""
+
+    def describe(self, splits: Splits) -> str:
+        """One line about the data, printed when the run starts."""
+        return f"training on {len(splits.train):,} images; {len(splits.val):,} validation images"
+
+    def prepare(self, batch: Any) -> Any:
+        """What ``losses`` needs of a batch, made without gradients and outside of the compiled part."""
+        return batch
+
+    def outputs(self, model: RoundModel, batch: Any) -> Any:
+        """Run the model; by default all rounds on ``batch.images``."""
+        return model(batch.images)
+
+    @abstractmethod
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        """One loss per round that was run: (S,). The loop minimises their mean."""
+
+    def after_step(self, model: RoundModel, step: int, total_steps: int) -> None:
+        """Called without gradients after step number ``step``, counted from 0, has changed the weights."""
+
+    def export(self, model: RoundModel) -> RoundModel:
+        """The model that is validated and saved."""
+        return model
+
+    @abstractmethod
+    def validate(
+        self, model: RoundModel, data: TaskData, *, processes: Processes, dtype: torch.dtype | None
+    ) -> Metrics:
+        """Measure the exported model; every process brings its share of the images and all return the same."""
+
+    def summarize(self, values: Mapping[str, Any]) -> str:
+        """One line about ``Metrics.values``, for the terminal."""
+        return ", ".join(f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, float))
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters of the task that are not decayed, besides vectors and biases."""
+        return set()

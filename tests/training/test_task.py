@@ -1,0 +1,278 @@
+"""The seam: what a task adds is trained, averaged, checked, saved and resumed like the model."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import nn
+from typer.testing import CliRunner
+
+import progresvit
+from progresvit.cli import app
+from progresvit.model import RoundOutput
+from progresvit.training.logger import read_log
+from progresvit.training.recipe import load_recipe
+from progresvit.training.state import TrainState, checkpoints
+from progresvit.training.step import TrainingStep, compile_blocks
+from progresvit.training.tasks.distillation import Distillation
+from progresvit.training.tasks.registry import make_task, task_name
+from progresvit.training.tasks.supervised import Supervised
+from progresvit.training.tasks.task import Task
+from tests.training import toy_tasks
+from tests.training.runs import ALONE, KilledError, kill_in_step, losses, ready, recipe, run, take_steps
+from tests.training.toy_tasks import Colour, ColourOptions, Crops, OneRound, Scored
+
+COLOUR = "tests.training.toy_tasks:Colour"
+
+
+def tensors(folder, *names):
+    files = {name: load_file(folder / f"{name}.safetensors") for name in names}
+    return {f"{name}/{key}": value for name, file in files.items() for key, value in file.items()}
+
+
+def same(left, right):
+    assert left.keys() == right.keys()
+    return all(torch.equal(left[key], right[key]) for key in left)
+
+
+def test_an_extra_head_trains_and_is_averaged_and_saved_with_the_model(digits, tmp_path):
+    folder = run(recipe(task=COLOUR), digits, tmp_path)
+    newest = checkpoints(tmp_path / "checkpoints")[-1]
+    first, last, average = (
+        load_file(path)
+        for path in (
+            checkpoints(tmp_path / "checkpoints")[0] / "task.safetensors",
+            newest / "task.safetensors",
+            newest / "task_ema.safetensors",
+        )
+    )
+    heads = {f"{part}.{number}" for part in ("heads", "follower") for number in (0, 1)}
+    assert set(last) == {*(f"{head}.{kind}" for head in heads for kind in ("weight", "bias")), "center", "steps"}
+    assert last["steps"] == 12
+    for key in ("heads.1.weight", "follower.1.weight", "center"):
+        assert not torch.equal(first[key], last[key])
+        assert not torch.equal(average[key], last[key])
+    assert same(load_file(folder / "task.safetensors"), average)  # beside the model that it was trained with
+    assert (tmp_path / "best" / "task.safetensors").is_file()
+    assert progresvit.load(folder).config.num_classes == 4
+    optimizer = load_file(newest / "optimizer.safetensors")
+    model = load_file(newest / "model.safetensors")
+    assert sum(key.endswith("/exp_avg") for key in optimizer) == len(model) + 4  # the heads, and not their follower
+
+
+def test_the_extra_loss_reaches_its_head_and_the_model(digits):
+    started = ready(recipe(), digits, Colour())
+    before = {key: value.clone() for key, value in started.step.trained.state_dict().items()}
+    take_steps(started, 1)
+    assert started.task.heads[0].weight.grad.abs().sum() > 0
+    moved = {key for key, value in started.step.trained.state_dict().items() if not torch.equal(value, before[key])}
+    assert {"task.heads.0.weight", "task.heads.1.bias", "task.center", "model.blocks.0.mlp.fc1.weight"} <= moved
+
+
+def test_a_killed_and_resumed_run_equals_an_unbroken_one_with_head_average_and_buffer(digits, tmp_path, monkeypatch):
+    wanted = recipe(task=COLOUR, optimizer={"freeze_epochs": {"task.heads.0.*": 2}}, run={"keep": 9})
+    run(wanted, digits, tmp_path / "whole")
+    revive = kill_in_step(7, monkeypatch)
+    with pytest.raises(KilledError):
+        run(wanted, digits, tmp_path / "broken")
+    revive()
+    run(wanted, digits, tmp_path / "broken", resume=True)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
+    whole, broken = (checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "broken"))
+    assert whole.name == broken.name == "step-000000012"
+    files = ("model", "ema", "task", "task_ema", "optimizer")
+    assert same(tensors(whole, *files), tensors(broken, *files))
+    assert same(*(load_file(tmp_path / name / "model" / "task.safetensors") for name in ("whole", "broken")))
+
+
+def test_a_checkpoint_without_the_tasks_state_is_damaged(digits, tmp_path, capsys):
+    run(recipe(task=COLOUR), digits, tmp_path)
+    whole, newest = losses(tmp_path), checkpoints(tmp_path / "checkpoints")[-1]
+    (newest / "task_ema.safetensors").unlink()
+    run(recipe(task=COLOUR), digits, tmp_path, resume=True)
+    assert f"{newest} is damaged and skipped" in capsys.readouterr().err
+    assert losses(tmp_path) == whole
+
+
+def test_a_gradient_of_the_task_that_is_not_finite_stops_the_run(digits, tmp_path, monkeypatch):
+    update, count = TrainingStep._update, iter(range(100))
+
+    def spoiled(self, *arguments):
+        if next(count) == 4:
+            self.task.heads[0].bias.grad.fill_(float("inf"))
+        update(self, *arguments)
+
+    monkeypatch.setattr(TrainingStep, "_update", spoiled)
+    with pytest.raises(ValueError, match="not finite at step 5"):
+        run(recipe(), digits, tmp_path, task=Colour)
+
+
+def test_parameters_of_the_task_can_be_frozen_by_name(digits):
+    started = ready(recipe(optimizer={"freeze": ["task.heads.*"]}), digits, Colour())
+    before = started.task.heads[0].weight.clone()
+    take_steps(started, 2)
+    assert torch.equal(started.task.heads[0].weight, before)
+
+
+def test_a_recipe_names_a_task_of_your_own(digits, tmp_path, monkeypatch):
+    """A module in the working directory, its options in the recipe, run by the command."""
+    shutil.copy(toy_tasks.__file__, tmp_path / "my_tasks.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    values = {**yaml.safe_load(recipe().to_yaml()), "task": "my_tasks:Colour", "task_options": {"weight": 0.25}}
+    Path("recipe.yaml").write_text(yaml.safe_dump(values))
+    command = ["train", "recipe.yaml", "--data", str(digits), "--out", "run", "--device", "cpu"]
+    result = CliRunner().invoke(app, [*command, "--set", "schedule.epochs=1", "--set", "schedule.cooldown=0"])
+    assert result.exit_code == 0, (result.output, result.exception)
+    stored = yaml.safe_load(Path("run/recipe.yaml").read_text())
+    assert (stored["task"], stored["task_options"]) == ("my_tasks:Colour", {"weight": 0.25})
+    assert Path("run/model/task.safetensors").is_file()
+
+
+def test_train_takes_a_task_or_its_class_and_the_folder_names_it(digits, tmp_path):
+    run(recipe(), digits, tmp_path / "instance", task=Colour(ColourOptions(weight=0.25)))
+    run(recipe(task_options={"weight": 0.25}), digits, tmp_path / "class", task=Colour)
+    run(recipe(task=COLOUR, task_options={"weight": 0.25}), digits, tmp_path / "recipe")
+    folders = [tmp_path / name for name in ("instance", "class", "recipe")]
+    assert losses(folders[0]) == losses(folders[1]) == losses(folders[2])
+    assert all(yaml.safe_load((folder / "recipe.yaml").read_text())["task"] == COLOUR for folder in folders)
+    run(recipe(), digits, folders[0], resume=True, task=Colour(ColourOptions(weight=0.25)))
+    with pytest.raises(ValueError, match=r"another recipe \(.*task_options\.weight"):
+        run(recipe(), digits, folders[0], resume=True, task=Colour(ColourOptions(weight=0.5)))
+    with pytest.raises(ValueError, match=r"another recipe \(task"):
+        run(recipe(), digits, folders[0], resume=True)
+
+
+def test_a_batch_may_be_a_list_of_crops_of_two_sizes(digits, tmp_path):
+    run(recipe(mixing={"mixup": 0.0, "cutmix": 0.0, "smoothing": 0.0}), digits, tmp_path, task=Crops)
+    assert len(losses(tmp_path)) == 12
+    assert all(len(rounds) == 2 for _, rounds, _ in losses(tmp_path))
+
+
+def test_a_task_may_run_some_of_the_rounds(digits, tmp_path):
+    run(recipe(), digits, tmp_path, task=OneRound)
+    assert all(len(rounds) == 1 for _, rounds, _ in losses(tmp_path))
+    evaluation = [line for line in read_log(tmp_path) if line["event"] == "evaluation"][-1]
+    assert len(evaluation["top1"]) == 2  # all rounds are validated
+
+
+def test_the_primary_metric_selects_the_best_model(digits, tmp_path, capsys):
+    run(recipe(run={"keep": 9}), digits, tmp_path, task=Scored)
+    saved = {path.name: load_file(path / "ema.safetensors") for path in checkpoints(tmp_path / "checkpoints")}
+    assert same(load_file(tmp_path / "best" / "model.safetensors"), saved["step-000000006"])
+    progress = json.loads((checkpoints(tmp_path / "checkpoints")[-1] / "progress.json").read_text())["progress"]
+    assert (progress["best"], progress["best_step"]) == (-1.0, 6)
+    assert [entry["score"] for entry in progress["history"]] == [0.5, 1.0, 1.5]
+    assert [line["score"] for line in read_log(tmp_path) if line["event"] == "evaluation"] == [0.5, 1.0, 1.5, 2.0]
+    assert "epoch 2: score 1.0" in capsys.readouterr().err
+
+
+def test_a_checkpoint_from_before_tasks_knows_its_best(digits, tmp_path):
+    assert TrainState.from_dict({"step": 3, "best_top1": 0.5, "best_step": 3}).best == 0.5
+    assert TrainState.from_dict({"step": 3, "best_top1": -1.0, "best_step": -1}).best is None
+    run(recipe(), digits, tmp_path)
+    whole = losses(tmp_path)
+    shutil.rmtree(checkpoints(tmp_path / "checkpoints")[-1])
+    path = checkpoints(tmp_path / "checkpoints")[-1] / "progress.json"
+    stored = json.loads(path.read_text())
+    stored["progress"]["best_top1"] = stored["progress"].pop("best")
+    path.write_text(json.dumps(stored))
+    older = [line for line in (tmp_path / "recipe.yaml").read_text().splitlines() if not line.startswith("task")]
+    (tmp_path / "recipe.yaml").write_text("\n".join(older))
+    run(recipe(), digits, tmp_path, resume=True)
+    assert losses(tmp_path) == whole
+
+
+def test_the_task_of_an_older_recipe_follows_from_its_sections():
+    assert load_recipe("photos_tiny").task == "supervised"
+    assert load_recipe("photos_tiny_kd").task == "distillation"
+    assert load_recipe("photos_tiny_kd", ["distillation=null"]).task == "supervised"
+    _, task = make_task(load_recipe("photos_tiny_soft"))
+    assert isinstance(task, Distillation)
+    assert (task.soft, task.options.map_weight) == (True, 0.5)
+    assert task_name(Distillation) == "distillation"
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"task": "supervized"}, "task: unknown task 'supervized', did you mean 'supervised'"),
+        ({"task": "dino"}, "choose one of supervised, distillation.* my_module:MyTask"),
+        ({"task": "no_such_module:MyTask"}, r"cannot be imported \(No module named.*PYTHONPATH"),
+        ({"task": "tests.training.toy_tasks:Color"}, "has no Task class 'Color'; did you mean 'Colour'"),
+        ({"task": "tests.training.toy_tasks:not_a_task"}, "has no Task class 'not_a_task'"),
+        ({"task": COLOUR, "task_options": {"wieght": 1}}, "task_options: wieght: unknown key, did you mean 'weight'"),
+        ({"task_options": {"weight": 1}}, "task_options: weight: unknown key"),
+        (
+            {"task": "supervised", "distillation": {"teacher": "x"}},
+            "distillation: the task supervised does not read this section; set task: distillation, or remove it",
+        ),
+        ({"task": "distillation"}, "needs options; add the section distillation:"),
+        ({"distillation": {"teacher": "x"}, "task_options": {"a": 1}}, "task_options: the task distillation"),
+        ({"task": "tests.training.test_task:Own"}, "mixing: the task .*Own does not read .*supervised or distillation"),
+    ],
+)
+def test_a_wrong_task_or_a_section_of_another_is_refused(digits, tmp_path, changes, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        run(recipe(**changes), digits, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+class Own(Task):
+    """From scratch: it has no use for mixup."""
+
+    def find_splits(self, recipe, source):
+        raise AssertionError("never reached")
+
+    load_data = losses = validate = find_splits
+
+
+class Small(nn.Module):
+    """A model of another kind, with what ``RoundModel`` asks for and nothing else."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.layer = config, nn.Linear(3, config.num_classes)
+
+    def run_round(self, s, images, previous=None):
+        tokens = images.mean(dim=(2, 3))[:, None]
+        return RoundOutput(self.layer(tokens[:, 0]) * (s + 1), tokens)
+
+    def forward(self, images):
+        return tuple(self.run_round(s, images) for s in range(len(self.config.rounds)))
+
+    def gmacs(self, convention="paper"):
+        return [1e-9, 2e-9]
+
+
+def test_a_model_of_another_kind_trains_and_what_it_lacks_is_named(digits):
+    started = ready(recipe(), digits)
+    model = Small(started.model.config)
+    step = TrainingStep(model, started.task, started.recipe, ALONE, steps_per_epoch=3)
+    before = model.layer.weight.detach().clone()
+    for number, batches in enumerate(started.data.train.steps(0, 2)):
+        step(number, batches)
+    assert not torch.equal(model.layer.weight, before)
+    metrics = started.task.validate(model, started.data, processes=ALONE, dtype=None)
+    assert metrics.values["full_gmacs"] == 2e-9
+    with pytest.raises(ValueError, match=r"needs a model with 'blocks', which Small lacks; set run\.compile=true"):
+        compile_blocks(model)
+    with pytest.raises(ValueError, match=r"grad_checkpointing needs a model with .* set run\.grad_checkpointing=false"):
+        TrainingStep(model, Supervised(), recipe(run={"grad_checkpointing": True}), ALONE, steps_per_epoch=3)
+
+
+def test_an_unknown_kind_of_model_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"model\.kind: .*progresvitt.*did you mean 'progresvit'"):
+        load_recipe("192_240", ["model.kind=progresvitt"])
+
+
+def test_fields_of_the_config_can_be_set_by_name():
+    names = {"num_classes": 4, "class_ids": None, "labels": None}
+    assert load_recipe("192_240", ["model.fields={crop: 1.0}"]).model.config(**names).crop == 1.0
+    with pytest.raises(ValueError, match="crpo"):
+        load_recipe("192_240", ["model.fields={crpo: 1.0}"]).model.config(**names)
