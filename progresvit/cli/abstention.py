@@ -1,4 +1,4 @@
-"""``progresvit abstention``: what withholding unsure answers and giving up hopeless images brings."""
+"""``progresvit abstention``: risk and coverage, and compute saved by not refining unrecoverable images."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def abstention(
         list[Path] | None, typer.Option(help="The same for the table of compute at equal accuracy: .csv, .json, .md.")
     ] = None,
 ) -> None:
-    """Risk against coverage; with --hopeless, the GMACs saved at equal accuracy by not refining hopeless images."""
+    """Risk against coverage; with --hopeless, the GMACs saved at equal accuracy by not refining unrecoverable images."""
     from progresvit.analysis.routing_figures import risk_coverage_figure
     from progresvit.evaluation import equal_accuracy_table, read_records, risk_coverage_curves
-    from progresvit.evaluation.abstention import risk_coverage_table
-    from progresvit.evaluation.hopeless import rules
+    from progresvit.evaluation.iso_accuracy import rules
+    from progresvit.evaluation.selective import risk_coverage_table
     from progresvit.evaluation.table import check_outputs
 
     check_outputs(out or [])
@@ -40,7 +40,7 @@ def abstention(
     tables = [risk_coverage_table(curves)]
     outputs = show.make_outputs(out or [], tables[0], lambda: risk_coverage_figure(curves))
     if giving_up is not None:
-        tables.append(equal_accuracy_table(table, rules(hopeless=giving_up, benefit=mending)))
+        tables.append(equal_accuracy_table(table, rules(unrecoverable=giving_up, benefit=mending)))
         outputs += show.make_outputs(compute_out or [], tables[1])
     for one in tables:
         show.show_table(one)

@@ -66,7 +66,8 @@ def find_config(source: str) -> ModelConfig:
     """Of a preset, a model folder or a hub id."""
     if source in PRESETS:
         return PRESETS[source]
-    from progresvit.io.model_folder import CONFIG_FILE, SHIPPED, find_folder, read_config
+    from progresvit.io.model_folder import CONFIG_FILE, SHIPPED, find_folder
+    from progresvit.model.registry import read_config
 
     if source.startswith("NCPS/"):
         from progresvit.interop import OFFICIAL_MODELS

@@ -37,7 +37,7 @@ def shift(
     import progresvit
     from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
     from progresvit.distributed import end_processes, start_processes
-    from progresvit.evaluation.one_pass import HowToRun, intended_header
+    from progresvit.evaluation.run import EvalOptions, intended_header
     from progresvit.evaluation.shift import evaluate_sets, plan
 
     sets = plan(
@@ -49,20 +49,20 @@ def shift(
     )
     if router is not None and threshold is None:
         raise ValueError("--router says what --threshold is compared with; give both.")
-    how = HowToRun(precision=precision, batch=batch, workers=workers, overwrite=overwrite)
+    options = EvalOptions(precision=precision, batch=batch, workers=workers, overwrite=overwrite)
     loaded = progresvit.load(model)
     processes = start_processes(device)
     try:
-        header = intended_header(loaded, sets[0].source, model, how, processes)
+        header = intended_header(loaded, sets[0].source, model, options, processes)
         fitted = show.open_router(router, header)
         tau = show.parse_threshold(threshold, header, fitted)
-        with show.progress_bars(wanted=processes.first) as tell:
-            found = evaluate_sets(loaded, sets, out, name=model, processes=processes, how=how, tell=tell)
+        with show.progress_bars(wanted=processes.first) as begin:
+            found = evaluate_sets(loaded, sets, out, name=model, processes=processes, options=options, progress=begin)
     finally:
         end_processes()
     if processes.first:
         first = next(iter(found.values())).header
-        show.tell_drawn(data, split, pictures=first.pictures, drawn_from=first.drawn_from)
+        show.tell_drawn(data, split, pictures=first.images, drawn_from=first.drawn_from)
         _report(sets, found, out, tau, fitted)
 
 
