@@ -1,4 +1,4 @@
-"""Progressive vision transformers: look at an image in rounds, stop when sure.
+"""Progressive vision transformers: process an image in rounds, exit early when the prediction is confident.
 
 Importing this is light: torch and timm come with the first model.
 """
@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 from progresvit._lazy import lazily
 
 if TYPE_CHECKING:
-    from progresvit import checkpoint, compute, config, data, engine, evaluation, interop, model, routing
+    from progresvit import compute, config, data, engine, evaluation, interop, model, routing
     from progresvit.api import create_model, load
-    from progresvit.checkpoint import push_to_hub, save
     from progresvit.config import ModelConfig, Round, make_rounds, plain_vit, preset
     from progresvit.engine import Engine, Prediction
-    from progresvit.model import ProgResViT, RoundOutput
+    from progresvit.model import ProgResViT, RoundModel, RoundOutput
+    from progresvit.model.saving import push_to_hub, save
 
 __version__ = "0.2.0.dev0"
 
-_ROOMS = ("checkpoint", "compute", "config", "data", "engine", "evaluation", "interop", "model", "routing")
+_MODULES = ("compute", "config", "data", "engine", "evaluation", "interop", "model", "routing")
 _HOME_OF = {
     "create_model": "api",
     "load": "api",
-    "push_to_hub": "checkpoint",
-    "save": "checkpoint",
+    "push_to_hub": "model.saving",
+    "save": "model.saving",
     "ModelConfig": "config",
     "Round": "config",
     "make_rounds": "config",
@@ -33,6 +33,7 @@ _HOME_OF = {
     "Engine": "engine",
     "Prediction": "engine",
     "ProgResViT": "model",
+    "RoundModel": "model",
     "RoundOutput": "model",
 }
 
@@ -42,8 +43,8 @@ __all__ = [
     "Prediction",
     "ProgResViT",
     "Round",
+    "RoundModel",
     "RoundOutput",
-    "checkpoint",
     "compute",
     "config",
     "create_model",
@@ -61,5 +62,5 @@ __all__ = [
     "save",
 ]
 
-if not TYPE_CHECKING:  # a checker shall see the names above and no others
-    __getattr__, __dir__ = lazily(__name__, homes=_HOME_OF, modules=_ROOMS, more=["__version__"])
+if not TYPE_CHECKING:  # type checkers see the names above and no others
+    __getattr__, __dir__ = lazily(__name__, homes=_HOME_OF, modules=_MODULES, more=["__version__"])

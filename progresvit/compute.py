@@ -1,12 +1,12 @@
 """Multiply-accumulates and parameters of a config, in closed form. No torch.
 
-Two conventions, never to be mixed:
+There are two conventions. Never compare figures of one with figures of the other.
 
 - ``"paper"``: matrix products, convolutions and attention products; the patch embedding at the model's full
   width in every round; every gate at its full width once per use. Norms, activations, interpolation and
   elementwise work are not counted.
-- ``"executed"``: what a deployed round multiplies. Only the active channels are embedded, and gates are
-  constants folded into the weights, so they cost nothing.
+- ``"executed"``: the products of a deployed round. Only the active channels are embedded, and gates are constants
+  folded into the weights, so they cost nothing.
 
 Letters: N patches, T tokens (N + 1), d active channels, W channels of the whole backbone.
 """
@@ -20,6 +20,7 @@ from typing import Literal, get_args
 from progresvit.config import MLP_RATIO, PSG_METADATA, PSG_WIDTH, ModelConfig, Round
 
 Convention = Literal["paper", "executed"]
+CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
 
 BLOCK_GATES = 3
 """Attention, MLP and output."""
@@ -47,7 +48,7 @@ class RoundMacs:
 
     @property
     def transition(self) -> int:
-        """What it costs to carry the previous round's tokens over."""
+        """The cost of projecting and fusing the previous round's tokens."""
         return self.projector + self.fusion_gates
 
     @property
@@ -58,7 +59,7 @@ class RoundMacs:
 
 def round_macs(config: ModelConfig, convention: Convention = "paper") -> tuple[RoundMacs, ...]:
     """MACs that each round adds to those before it."""
-    if convention not in get_args(Convention):
+    if convention not in CONVENTIONS:
         raise ValueError(f"unknown convention {convention!r}; use 'paper' or 'executed'.")
     previous_rounds = (None, *config.rounds[:-1])
     return tuple(
@@ -68,7 +69,7 @@ def round_macs(config: ModelConfig, convention: Convention = "paper") -> tuple[R
 
 
 def cumulative_gmacs(config: ModelConfig, convention: Convention = "paper") -> list[float]:
-    """GMACs spent on an image that leaves after each round."""
+    """GMACs spent on an image that exits after each round."""
     total, after = 0, []
     for macs in round_macs(config, convention):
         total += macs.total
@@ -77,7 +78,7 @@ def cumulative_gmacs(config: ModelConfig, convention: Convention = "paper") -> l
 
 
 def average_gmacs(config: ModelConfig, exit_shares: Sequence[float], convention: Convention = "paper") -> float:
-    """GMACs per image when ``exit_shares[s]`` of the images leave after round s."""
+    """GMACs per image when ``exit_shares[s]`` of the images exit after round s."""
     if len(exit_shares) != len(config.rounds):
         raise ValueError(f"{len(exit_shares)} exit shares for {len(config.rounds)} rounds; give one per round.")
     if not (min(exit_shares) >= 0 and abs(sum(exit_shares) - 1) <= 1e-6):

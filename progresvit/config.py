@@ -1,14 +1,18 @@
-"""What a model is: its rounds, its backbone, its preprocessing. Plain data, JSON in and out, no torch."""
+"""Model configs: rounds, backbone and preprocessing, as JSON in a model folder. No torch.
+
+``BaseConfig`` holds what every kind of model has; ``ModelConfig`` is the config of ProgResViT.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, PlainValidator, StrictBool, ValidationError, model_validator
+
+from progresvit.io.parse import Section, did_you_mean, explain
 
 HEAD_WIDTH = 64
 """Channels per attention head. Every width in this library is a multiple of it."""
@@ -17,7 +21,7 @@ MLP_RATIO = 4
 """Hidden channels of a block's MLP per channel of its width."""
 
 PSG_METADATA = 5
-"""Numbers that tell PSG (Progress-Conditioned Soft Gating) where inference stands."""
+"""Numbers that describe the current stage to PSG (Progress-Conditioned Soft Gating)."""
 
 PSG_WIDTH = 128
 """Width of PSG's encoder and of the hidden layer of each of its gates."""
@@ -25,122 +29,102 @@ PSG_WIDTH = 128
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-TIMM_KEYS = ("architecture", "pretrained_cfg")
-"""Keys of config.json that belong to timm. We write them for timm's loader and pass over them ourselves."""
+ARCHITECTURE = "progresvit"
+"""The name under which timm's loader builds a folder of ours (see progresvit.interop.timm_registry)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """One pass over the backbone: how much of it runs, and on what image."""
-
-    resolution: int
-    """Image side in pixels, a multiple of the patch size."""
-    heads: int
-    """Leading attention heads; the active width is heads * 64."""
-
-    def __post_init__(self) -> None:
-        _require_int("resolution", self.resolution, minimum=1)
-        _require_int("heads", self.heads, minimum=1)
-
-    @property
-    def width(self) -> int:
-        """Active channels, d in the paper."""
-        return self.heads * HEAD_WIDTH
+def _finite_number(value: Any) -> Any:
+    """An int stays an int: the hash of the preprocessing depends on how a number is written."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    return value
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Everything needed to build the network and to feed it; validated on creation."""
+Number = Annotated[float, PlainValidator(_finite_number)]
+Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+CountOrZero = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 
-    rounds: tuple[Round, ...]
-    """First to last. Neither resolution nor heads may shrink on the way."""
-    heads: int
-    """Attention heads of the whole backbone: 3 is Ti, 6 is S, 12 is B."""
-    depth: int = 12
-    """Transformer blocks; every round runs all of them."""
-    patch_size: int = 16
-    in_channels: int = 3
-    num_classes: int = 1000
-    """0 builds no head: a round's logits are then its class token."""
-    position_resolution: int | None = None
-    """Resolution whose grid the position embedding is stored for; None becomes the highest of the rounds."""
-    input_resolution: int | None = None
+
+class _Checked(Section):
+    """A section whose constructor raises a plain ``ValueError`` with one line for all problems."""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ValueError("; ".join(explain(problem, type(self)) for problem in error.errors())) from None
+
+
+class BaseRound(_Checked):
+    """One round of any model. Kinds of models add what else sets their rounds apart."""
+
+    resolution: Count
+    """Side in pixels of the image that the round sees."""
+
+
+class BaseConfig(_Checked):
+    """What the config of every kind of model holds: its rounds, its preprocessing and its classes.
+
+    A kind of model extends it with fields of its own, its own type of rounds, and its name as the default of ``kind``:
+    ``kind: Literal["my_kind"] = "my_kind"``. See :mod:`progresvit.model.registry`.
+    """
+
+    kind: str
+    """Which model class builds the network (see progresvit.model.registry)."""
+    rounds: tuple[BaseRound, ...]
+    """First to last."""
+    in_channels: Count = 3
+    num_classes: CountOrZero = 1000
+    """0 builds no head: a round's logits are then its features."""
+    input_resolution: Count | None = None
     """Side of the image that preprocessing gives and every round is resized from; None becomes the highest of the
-    rounds. The authors' distilled models see 384 pixels even where their rounds end at 240."""
-    psg: bool = True
-    """Progress-Conditioned Soft Gating on or off."""
-    layer_scale: float | None = None
-    """Start value of the backbone's LayerScale; None leaves LayerScale out."""
-    mean: tuple[float, ...] = IMAGENET_MEAN
+    rounds. The authors' distilled models take 384 pixels even where their rounds end at 240."""
+    mean: tuple[Number, ...] = IMAGENET_MEAN
     """Per-channel mean that preprocessing subtracts, for pixels in 0..1."""
-    std: tuple[float, ...] = IMAGENET_STD
+    std: tuple[Number, ...] = IMAGENET_STD
     """Per-channel deviation that preprocessing divides by."""
-    crop: float = 0.9
+    crop: Number = 0.9
     """Share of the resized image's side that the evaluation crop keeps."""
     class_ids: tuple[str, ...] | None = None
     """Folder name of each class in index order."""
     labels: tuple[str, ...] | None = None
     """Human-readable name of each class in index order."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", _as_rounds(self.rounds))
-        for name in ("mean", "std", "class_ids", "labels"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, _as_tuple(name, getattr(self, name)))
-        for name, minimum in _INTEGER_FIELDS.items():
-            _require_int(name, getattr(self, name), minimum=minimum)
-        for name in ("position_resolution", "input_resolution"):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, self.resolution)
-        self._check_geometry()
-        self._check_preprocessing()
-        self._check_classes()
-
-    @property
-    def width(self) -> int:
-        """Channels of the whole backbone."""
-        return self.heads * HEAD_WIDTH
+    routable: ClassVar[bool] = True
+    """Whether an image may exit after any round. False if the rounds are alternatives of which one is chosen before
+    inference (HydraViT's widths): GMACs are then those of each round alone, and there is no routing."""
+    optional_keys: ClassVar[frozenset[str]] = frozenset({"kind", "class_ids", "labels"})
+    """Keys that config.json may lack; any other missing key is an error."""
+    ignored_keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys of config.json that :meth:`foreign_keys` writes."""
 
     @property
     def resolution(self) -> int:
-        """The highest resolution of the rounds: the least that an image needs."""
+        """The highest resolution of the rounds, and so the smallest image that a model takes."""
         return max(round_.resolution for round_ in self.rounds)
 
     @property
     def input_side(self) -> int:
         """Side of the image that preprocessing gives."""
-        assert self.input_resolution is not None, "resolved in __post_init__"
+        assert self.input_resolution is not None, "resolved on creation"
         return self.input_resolution
 
-    @property
-    def stored_grid(self) -> int:
-        """Side of the stored position grid, in patches."""
-        assert self.position_resolution is not None, "resolved in __post_init__"
-        return self.position_resolution // self.patch_size
-
-    def grid(self, round_: Round) -> int:
-        """Side of a round's patch grid."""
-        return round_.resolution // self.patch_size
-
-    def replace(self, **changes: Any) -> ModelConfig:
-        """A copy with some fields changed; new rounds bring their own position grid and input unless given."""
-        _refuse_unknown(changes, known=_FIELDS, what="ModelConfig")
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed; new rounds bring their own input resolution unless it is given."""
         if "rounds" in changes:
-            changes = {"position_resolution": None, "input_resolution": None, **changes}
-        return dataclasses.replace(self, **changes)
+            changes = {"input_resolution": None, **changes}
+        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; the inverse of :meth:`from_dict`."""
-        return dataclasses.asdict(self, dict_factory=_json_types)
+        values: dict[str, Any] = json.loads(self.to_json())
+        return values
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
-        """Read what :meth:`to_dict` wrote. Every key must be there, except ``class_ids`` and ``labels``."""
-        if not isinstance(values, Mapping):
-            raise ValueError(f"a model config is a JSON object, not {_describe(values)}.")
-        own = {key: value for key, value in values.items() if key not in TIMM_KEYS}
-        _refuse_unknown(own, known=_FIELDS, what="the model config")
-        missing = [key for key in _FIELDS if key not in own and key not in ("class_ids", "labels")]
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read what :meth:`to_dict` wrote. All keys are required except ``optional_keys``."""
+        own = {key: value for key, value in values.items() if key not in cls.ignored_keys}
+        missing = [key for key in cls.model_fields if key not in own and key not in cls.optional_keys]
         if missing:
             raise ValueError(
                 f"the model config lacks {', '.join(missing)}; "
@@ -149,18 +133,121 @@ class ModelConfig:
         return cls(**own)
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2)
+        return json.dumps(self.model_dump(), indent=2)
 
     @classmethod
-    def from_json(cls, text: str) -> ModelConfig:
-        try:
-            values = json.loads(text, object_pairs_hook=_each_key_once)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"the model config is not JSON ({error}); save the model again.") from error
-        return cls.from_dict(values)
+    def from_json(cls, text: str) -> Self:
+        return cls.from_dict(parse_object(text))
 
-    def _check_geometry(self) -> None:
-        assert self.position_resolution is not None
+    def foreign_keys(self) -> dict[str, Any]:
+        """What config.json holds for other libraries. Reading it skips ``ignored_keys``."""
+        return {}
+
+    @model_validator(mode="after")
+    def _check_shared(self) -> Self:
+        if not self.rounds:
+            raise ValueError("a model needs at least one round, such as Round(resolution=224, heads=6).")
+        if self.input_resolution is None:
+            object.__setattr__(self, "input_resolution", self.resolution)
+        if self.input_side < self.resolution:
+            raise ValueError(
+                f"input_resolution {self.input_side} is below the {self.resolution} of the rounds; "
+                f"give at least {self.resolution}, or null."
+            )
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) != self.in_channels:
+                raise ValueError(
+                    f"{name} needs {self.in_channels} numbers, one per input channel, not {getattr(self, name)!r}."
+                )
+        if not all(value > 0 for value in self.std):
+            raise ValueError(f"every value of std must be above 0, not {self.std!r}.")
+        if not 0 < self.crop <= 1:
+            raise ValueError(f"crop is the share of the side to keep, above 0 and at most 1, not {self.crop!r}.")
+        for name in ("class_ids", "labels"):
+            names = getattr(self, name)
+            if names is not None and len(names) != self.num_classes:
+                raise ValueError(f"{len(names)} {name} for {self.num_classes} classes; give one per class.")
+        return self
+
+
+class Round(BaseRound):
+    """One pass over the backbone: how much of it runs, and on what image."""
+
+    resolution: Count
+    """Image side in pixels, a multiple of the patch size."""
+    heads: Count
+    """Leading attention heads; the active width is heads * 64."""
+
+    @property
+    def width(self) -> int:
+        """Active channels, d in the paper."""
+        return self.heads * HEAD_WIDTH
+
+
+class ModelConfig(BaseConfig):
+    """Everything needed to build a ProgResViT and to preprocess its images; validated on creation."""
+
+    kind: Literal["progresvit"] = "progresvit"
+    rounds: tuple[Round, ...]
+    """First to last. Neither resolution nor heads may shrink on the way."""
+    heads: Count
+    """Attention heads of the whole backbone: 3 is Ti, 6 is S, 12 is B."""
+    depth: Count = 12
+    """Transformer blocks; every round runs all of them."""
+    patch_size: Count = 16
+    position_resolution: Count | None = None
+    """Resolution whose grid the position embedding is stored for; None becomes the highest of the rounds."""
+    psg: StrictBool = True
+    """Progress-Conditioned Soft Gating on or off."""
+    layer_scale: Number | None = None
+    """Start value of the backbone's LayerScale; None omits LayerScale."""
+
+    ignored_keys: ClassVar[frozenset[str]] = frozenset({"architecture", "pretrained_cfg"})
+
+    @property
+    def width(self) -> int:
+        """Channels of the whole backbone."""
+        return self.heads * HEAD_WIDTH
+
+    @property
+    def stored_grid(self) -> int:
+        """Side of the stored position grid, in patches."""
+        assert self.position_resolution is not None, "resolved on creation"
+        return self.position_resolution // self.patch_size
+
+    def grid(self, round_: Round) -> int:
+        """Side of a round's patch grid."""
+        return round_.resolution // self.patch_size
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed; new rounds bring their own position grid and input unless given."""
+        if "rounds" in changes:
+            changes = {"position_resolution": None, **changes}
+        return super().replace(**changes)
+
+    def foreign_keys(self) -> dict[str, Any]:
+        """What timm's loader reads."""
+        return {"architecture": ARCHITECTURE, "pretrained_cfg": self.timm_pretrained_cfg()}
+
+    def timm_pretrained_cfg(self) -> dict[str, Any]:
+        """The same model as timm describes it, for its loader and its data pipeline."""
+        return {
+            "num_classes": self.num_classes,
+            "input_size": (self.in_channels, self.input_side, self.input_side),
+            "fixed_input_size": True,
+            "interpolation": "bicubic",
+            "crop_pct": self.crop,
+            "crop_mode": "center",
+            "mean": self.mean,
+            "std": self.std,
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        }
+
+    @model_validator(mode="after")
+    def _check_geometry(self) -> Self:
+        if self.position_resolution is None:
+            object.__setattr__(self, "position_resolution", self.resolution)
         for resolution in (*(round_.resolution for round_ in self.rounds), self.position_resolution):
             _require_patches(resolution, self.patch_size)
         for number, round_ in enumerate(self.rounds, start=1):
@@ -180,44 +267,22 @@ class ModelConfig:
                     f"round {number} is coarser than the one before "
                     f"({round_.resolution} after {previous.resolution} pixels); order the rounds from coarse to fine."
                 )
-        if not isinstance(self.psg, bool):
-            raise ValueError(f"psg is true or false, not {_describe(self.psg)}.")
-        if self.layer_scale is not None and not (_is_number(self.layer_scale) and self.layer_scale > 0):
+        if self.layer_scale is not None and self.layer_scale <= 0:
             raise ValueError(
-                f"layer_scale is a start value above 0 (DeiT-III uses 1e-6) or null for none, "
-                f"not {_describe(self.layer_scale)}."
+                f"layer_scale is a start value above 0 (DeiT-III uses 1e-6) or null for none, not {self.layer_scale!r}."
             )
-
-    def _check_preprocessing(self) -> None:
-        for name in ("mean", "std"):
-            values = getattr(self, name)
-            if len(values) != self.in_channels or not all(_is_number(value) for value in values):
-                raise ValueError(f"{name} needs {self.in_channels} numbers, one per input channel, not {values!r}.")
-        if not all(value > 0 for value in self.std):
-            raise ValueError(f"every value of std must be above 0, not {self.std!r}.")
-        _require_int("input_resolution", self.input_resolution, minimum=1)
-        if self.input_side < self.resolution:
-            raise ValueError(
-                f"input_resolution {self.input_side} is below the {self.resolution} that the rounds look at; "
-                f"give at least {self.resolution}, or null."
-            )
-        if not (_is_number(self.crop) and 0 < self.crop <= 1):
-            raise ValueError(f"crop is the share of the side to keep, above 0 and at most 1, not {self.crop!r}.")
-
-    def _check_classes(self) -> None:
-        for name in ("class_ids", "labels"):
-            values = getattr(self, name)
-            if values is None:
-                continue
-            if not all(isinstance(value, str) for value in values):
-                raise ValueError(f"{name} are strings, one per class.")
-            if len(values) != self.num_classes:
-                raise ValueError(f"{len(values)} {name} for {self.num_classes} classes; give one per class.")
+        return self
 
 
-_FIELDS = tuple(field.name for field in dataclasses.fields(ModelConfig))
-_LARGEST = 1_000_000
-_INTEGER_FIELDS = {"heads": 1, "depth": 1, "patch_size": 1, "in_channels": 1, "num_classes": 0}
+def parse_object(text: str) -> dict[str, Any]:
+    """The object that the text of a config.json holds."""
+    try:
+        values = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"the model config is not JSON ({error}); save the model again.") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"a model config is a JSON object, not {values!r:.60}.")
+    return values
 
 
 def make_rounds(resolutions: Sequence[int], heads: Sequence[int]) -> tuple[Round, ...]:
@@ -232,68 +297,12 @@ def plain_vit(*, resolution: int, heads: int, **fields: Any) -> ModelConfig:
     return ModelConfig(rounds=make_rounds([resolution], [heads]), heads=heads, psg=False, **fields)
 
 
-def _as_rounds(rounds: Any) -> tuple[Round, ...]:
-    """Rounds from Rounds, or from the {"resolution", "heads"} objects that JSON holds."""
-    made = []
-    for number, round_ in enumerate(_as_tuple("rounds", rounds), start=1):
-        if isinstance(round_, Mapping):
-            if set(round_) != {"resolution", "heads"}:
-                raise ValueError(f"round {number} needs exactly the keys resolution and heads, not {sorted(round_)}.")
-            round_ = Round(**round_)
-        if not isinstance(round_, Round):
-            raise ValueError(f"round {number} is {_describe(round_)}; write Round(resolution=192, heads=3).")
-        made.append(round_)
-    if not made:
-        raise ValueError("a model needs at least one round, such as Round(resolution=224, heads=6).")
-    return tuple(made)
-
-
-def _as_tuple(name: str, values: Any) -> tuple[Any, ...]:
-    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
-        raise ValueError(f"{name} is a list, not {_describe(values)}.")
-    return tuple(values)
-
-
-def _require_int(name: str, value: Any, *, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _LARGEST:
-        raise ValueError(f"{name} must be a whole number from {minimum} to {_LARGEST:,}, not {_describe(value)}.")
-
-
-def _require_patches(resolution: Any, patch_size: int) -> None:
+def _require_patches(resolution: int, patch_size: int) -> None:
     """A resolution is a positive multiple of the patch size."""
-    _require_int("resolution", resolution, minimum=1)
     if resolution % patch_size:
         below = resolution // patch_size * patch_size
         nearest = f"the nearest are {below} and {below + patch_size}" if below else f"the nearest is {patch_size}"
         raise ValueError(f"resolution {resolution} is not a multiple of patch size {patch_size}; {nearest}.")
-
-
-def _refuse_unknown(values: Mapping[str, Any], *, known: Sequence[str], what: str) -> None:
-    for key in values:
-        if key not in known:
-            nearest = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known keys: {', '.join(known)}."
-            raise ValueError(f"{what} has no key {key!r}; {hint}")
-
-
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ValueError(f"the model config has the key {key!r} twice; keep one.")
-    return dict(pairs)
-
-
-def _json_types(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in items}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _describe(value: Any) -> str:
-    return f"{value!r:.60} ({type(value).__name__})"
 
 
 PRESETS: Mapping[str, ModelConfig] = {
@@ -308,7 +317,5 @@ PRESETS: Mapping[str, ModelConfig] = {
 def preset(name: str, **changes: Any) -> ModelConfig:
     """A named config, with fields changed on request: ``preset("progresvit_small_192_240", num_classes=20)``."""
     if name not in PRESETS:
-        nearest = difflib.get_close_matches(str(name), PRESETS, n=2, cutoff=0.5)
-        hint = f"the nearest are {' and '.join(nearest)}" if nearest else f"choose one of {', '.join(PRESETS)}"
-        raise ValueError(f"unknown preset {name!r}; {hint}.")
+        raise ValueError(f"unknown preset {name!r}; {did_you_mean(name, PRESETS)}")
     return PRESETS[name].replace(**changes)

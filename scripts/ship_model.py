@@ -23,13 +23,14 @@ import model_card
 import ship_figures
 
 import progresvit
-from progresvit import checkpoint, evaluation
+from progresvit import evaluation
 from progresvit.api import shipped_folder
 from progresvit.distributed import Processes
-from progresvit.evaluation import DataSource, HowToRun, Records
+from progresvit.evaluation import DataSource, EvalOptions, Records
 from progresvit.io.files import replacing_folder
 from progresvit.io.model_folder import BUDGETS_FILE, SETTINGS
-from progresvit.model import ProgResViT
+from progresvit.io.weights import weights_hash
+from progresvit.model import RoundModel
 
 DATA_NAME = "Imagenette and Imagewoof, validation"
 
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     if trained.config.labels is None or trained.config.class_ids is None:
         raise SystemExit("error: the model's config.json has no labels or no class_ids; add them first.")
     with replacing_folder(given.out) as staged:
-        checkpoint.save(trained, staged, dtype=torch.float16)
+        progresvit.save(trained, staged, dtype=torch.float16)
         model = progresvit.load(staged)
         records = _evaluate(model, given)
         settings = ship_figures.calibrate_all(records, given.max_error)
@@ -57,19 +58,19 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{given.out} is ready: read its README.md, then progresvit classify --samples")
 
 
-def _evaluate(model: ProgResViT, given: argparse.Namespace) -> Records:
+def _evaluate(model: RoundModel, given: argparse.Namespace) -> Records:
     """The records of this very model: those that are there already, or new ones."""
     if given.records is not None and given.records.exists():
         records = evaluation.read_records(given.records)
-        if records.header.weights != checkpoint.weights_hash(model) or records.header.precision != "fp32":
+        if records.header.weights != weights_hash(model) or records.header.precision != "fp32":
             raise SystemExit(f"error: {given.records} is of other weights or of another precision; delete it first.")
         return records
     source = DataSource(data=given.data, split=given.split)
     processes = Processes(0, 1, torch.device(given.device))
     with tempfile.TemporaryDirectory() as scratch:
         out = given.records or Path(scratch) / "records.parquet"
-        how = HowToRun(precision="fp32", workers=given.workers)
-        return evaluation.evaluate(model, source, out, name="shipped", processes=processes, how=how)
+        options = EvalOptions(precision="fp32", workers=given.workers)
+        return evaluation.evaluate(model, source, out, name="shipped", processes=processes, options=options)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -12,7 +12,7 @@ import progresvit
 from progresvit.interop import OFFICIAL_MODELS
 from tests.engine.test_engine import a_setting
 from tests.interop.authors import authors_state
-from tests.test_checkpoint import logits
+from tests.model.test_saving import logits
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

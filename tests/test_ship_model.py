@@ -14,8 +14,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import progresvit
-from progresvit import checkpoint
 from progresvit.config import ModelConfig, make_rounds
+from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -85,8 +85,8 @@ def shipped(trained, pictures, tmp_path_factory):
 
 def test_everything_is_made_of_the_rounded_weights(shipped, trained):
     assert {str(value.dtype) for value in load_file(shipped / "model.safetensors").values()} == {"torch.float16"}
-    rounded = checkpoint.weights_hash(progresvit.load(shipped))
-    assert rounded != checkpoint.weights_hash(progresvit.load(trained))
+    rounded = weights_hash(progresvit.load(shipped))
+    assert rounded != weights_hash(progresvit.load(trained))
     settings = {path.stem: json.loads(path.read_text()) for path in (shipped / "settings").iterdir()}
     assert set(settings) == {"near-lossless", "drop-0.5", "drop-1", "careful"}
     assert {one["weights"] for one in settings.values()} == {rounded}

@@ -11,11 +11,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import progresvit
-from progresvit import checkpoint, evaluation
+from progresvit import evaluation
 from progresvit.api import shipped_folder
 from progresvit.data.preprocess import preprocessing_hash
 from progresvit.data.samples import samples_folder
 from progresvit.distributed import Processes
+from progresvit.io.weights import weights_hash
 from progresvit.routing import load_budgets, load_setting
 from tests.test_ship_model import load_script
 
@@ -44,7 +45,7 @@ def test_it_knows_the_names_of_its_twenty_classes(model):
 
 
 def test_settings_and_budgets_are_for_these_weights(model, figures):
-    own = (checkpoint.weights_hash(model), preprocessing_hash(model.config), "fp32")
+    own = (weights_hash(model), preprocessing_hash(model.config), "fp32")
     found = [load_setting(FOLDER / "settings" / f"{name}.json") for name in SETTINGS]
     for one in (*found, load_budgets(FOLDER / "budgets.json")):
         assert (one.weights, one.preprocessing, one.precision) == own

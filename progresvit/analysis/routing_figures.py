@@ -9,9 +9,9 @@ import numpy as np
 
 from progresvit.analysis.style import COLOURS, MARKERS, curve_style, new_figure
 from progresvit.compute import Convention
-from progresvit.evaluation.abstention import RiskCoverage
 from progresvit.evaluation.records import Records
-from progresvit.evaluation.trust import Reliability
+from progresvit.evaluation.reliability import Reliability
+from progresvit.evaluation.selective import RiskCoverage
 from progresvit.routing import Router, frontier, near_lossless
 from progresvit.routing.frontier import every_threshold
 

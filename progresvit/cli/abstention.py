@@ -27,8 +27,8 @@ def abstention(
     """Risk against coverage; with --unrecoverable, the GMACs saved at equal accuracy by not refining such images."""
     from progresvit.analysis.routing_figures import risk_coverage_figure
     from progresvit.evaluation import equal_accuracy_table, read_records, risk_coverage_curves
-    from progresvit.evaluation.abstention import risk_coverage_table
-    from progresvit.evaluation.hopeless import rules
+    from progresvit.evaluation.iso_accuracy import rules
+    from progresvit.evaluation.selective import risk_coverage_table
     from progresvit.evaluation.table import check_outputs
 
     check_outputs(out or [])
@@ -45,7 +45,7 @@ def abstention(
     tables = [risk_coverage_table(curves)]
     outputs = output.make_outputs(out or [], tables[0], lambda: risk_coverage_figure(curves))
     if unrecoverable_router is not None:
-        tables.append(equal_accuracy_table(table, rules(hopeless=unrecoverable_router, benefit=benefit_router)))
+        tables.append(equal_accuracy_table(table, rules(unrecoverable=unrecoverable_router, benefit=benefit_router)))
         outputs += output.make_outputs(compute_out or [], tables[1])
     for shown in tables:
         output.show_table(shown)

@@ -36,7 +36,7 @@ def evaluate(
     from progresvit.data.held_back import count_learned
     from progresvit.data.preprocess import Corruption
     from progresvit.distributed import end_processes, start_processes
-    from progresvit.evaluation import DataSource, HowToRun
+    from progresvit.evaluation import DataSource, EvalOptions
     from progresvit.evaluation import evaluate as run
 
     source = DataSource(
@@ -46,18 +46,20 @@ def evaluate(
         restrict_classes=restrict_classes,
         corruption=None if corruption is None else Corruption.parse(corruption),
     )
-    how = HowToRun(precision=precision, batch=batch, workers=workers, keep_logits=logits, overwrite=overwrite)
+    eval_options = EvalOptions(
+        precision=precision, batch=batch, workers=workers, keep_logits=logits, overwrite=overwrite
+    )
     loaded, folder = api.load_with_folder(model)
     processes = start_processes(device)
     try:
         with output.progress_bars(wanted=processes.first) as begin:
             progress = begin("evaluating") if begin else None
-            records = run(loaded, source, out, name=model, processes=processes, how=how, progress=progress)
+            records = run(loaded, source, out, name=model, processes=processes, options=eval_options, progress=progress)
     finally:
         end_processes()
     if not processes.first:
         return
-    output.report_drawn_split(data, split, images=records.header.pictures, drawn_from=records.header.drawn_from)
+    output.report_drawn_split(data, split, images=records.header.images, drawn_from=records.header.drawn_from)
     if folder is not None and (learned := count_learned(folder, records.ids)):
         reason = ": the dataset changed, and with it the split" if split == "val" else ""
         typer.echo(

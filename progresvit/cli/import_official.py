@@ -20,10 +20,11 @@ def import_official(
 ) -> None:
     """Convert a PyTorch checkpoint of the authors to a model folder. Only weights are read, never code."""
     wanted = _parse(resolutions) if resolutions is not None else None
-    from progresvit import checkpoint, interop
+    from progresvit import interop
+    from progresvit.model.saving import save
 
     model = interop.import_official(file, resolutions=wanted)
-    folder = checkpoint.save(model, out)
+    folder = save(model, out)
     rounds = " → ".join(f"{round_.resolution} px × {round_.heads} heads" for round_ in model.config.rounds)
     typer.echo(f"{rounds}, {model.config.num_classes} classes")
     typer.echo(f'{folder} is ready: progresvit info {folder}, or progresvit.load("{folder}") in Python')

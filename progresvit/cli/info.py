@@ -67,7 +67,8 @@ def find_config(source: str) -> ModelConfig:
     """The config of a preset, a model folder or a hub id."""
     if source in PRESETS:
         return PRESETS[source]
-    from progresvit.io.model_folder import CONFIG_FILE, SHIPPED, find_folder, read_config
+    from progresvit.io.model_folder import CONFIG_FILE, SHIPPED, find_folder
+    from progresvit.model.registry import read_config
 
     if source.startswith("NCPS/"):
         from progresvit.interop import OFFICIAL_MODELS

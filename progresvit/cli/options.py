@@ -63,7 +63,7 @@ def parse_threshold(text: str | None, header: Header, router: Router | None = No
     """
     if text is None:
         return None
-    rounds = len(header.config["rounds"])
+    rounds = header.rounds
     if Path(text).suffix == ".json":
         from progresvit.routing import load_setting
         from progresvit.routing.router import router_hash

@@ -41,7 +41,7 @@ def shift(
     import progresvit
     from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
     from progresvit.distributed import end_processes, start_processes
-    from progresvit.evaluation.one_pass import HowToRun, intended_header
+    from progresvit.evaluation.run import EvalOptions, intended_header
     from progresvit.evaluation.shift import evaluate_sets, plan
 
     sets = plan(
@@ -53,20 +53,22 @@ def shift(
     )
     if router is not None and threshold is None:
         raise ValueError("--router needs --threshold; give both.")
-    how = HowToRun(precision=precision, batch=batch, workers=workers, overwrite=overwrite)
+    eval_options = EvalOptions(precision=precision, batch=batch, workers=workers, overwrite=overwrite)
     loaded = progresvit.load(model)
     processes = start_processes(device)
     try:
-        header = intended_header(loaded, sets[0].source, model, how, processes)
+        header = intended_header(loaded, sets[0].source, model, eval_options, processes)
         fitted = options.open_router(router, header)
         tau = options.parse_threshold(threshold, header, fitted)
-        with output.progress_bars(wanted=processes.first) as tell:
-            found = evaluate_sets(loaded, sets, out, name=model, processes=processes, how=how, tell=tell)
+        with output.progress_bars(wanted=processes.first) as begin:
+            found = evaluate_sets(
+                loaded, sets, out, name=model, processes=processes, options=eval_options, progress=begin
+            )
     finally:
         end_processes()
     if processes.first:
         first = next(iter(found.values())).header
-        output.report_drawn_split(data, split, images=first.pictures, drawn_from=first.drawn_from)
+        output.report_drawn_split(data, split, images=first.images, drawn_from=first.drawn_from)
         _report(sets, found, out, tau, fitted)
 
 

@@ -26,17 +26,17 @@ def trust(
     """Expected calibration error of each round and routed."""
     from progresvit.analysis.routing_figures import reliability_figure
     from progresvit.evaluation import read_records
+    from progresvit.evaluation.reliability import measure_reliability, measure_scaled_reliability
     from progresvit.evaluation.table import check_outputs
-    from progresvit.evaluation.trust import measure_scaled_trust, measure_trust
 
     check_outputs(out or [])
     table = read_records(records)
     fitted = options.open_router(router, table.header, table.ids)
     tau = options.parse_threshold(threshold, table.header, fitted)
     if temperature:
-        found = measure_scaled_trust(table, threshold=tau, router=fitted, seed=seed)
+        found = measure_scaled_reliability(table, threshold=tau, router=fitted, seed=seed)
     else:
-        found = measure_trust(table, threshold=tau, router=fitted)
+        found = measure_reliability(table, threshold=tau, router=fitted)
     outputs = output.make_outputs(out or [], found.table, lambda: reliability_figure(found.bins))
     output.show_table(found.table)
     output.write_outputs(outputs)

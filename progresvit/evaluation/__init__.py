@@ -1,4 +1,4 @@
-"""One pass over the data gives records; everything else is read from them."""
+"""Evaluation: one pass over the data gives records, from which everything else is computed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from progresvit._lazy import lazily
 
 if TYPE_CHECKING:
-    from progresvit.evaluation.abstention import RiskCoverage, risk_coverage, risk_coverage_curves
-    from progresvit.evaluation.hopeless import equal_accuracy_table
-    from progresvit.evaluation.one_pass import DataSource, HowToRun, evaluate
+    from progresvit.evaluation.iso_accuracy import equal_accuracy_table
     from progresvit.evaluation.records import Header, Records, read_records, write_records
+    from progresvit.evaluation.reliability import Reliability, fit_temperatures, reliabilities, reliability_bins
     from progresvit.evaluation.routing_tables import frontier_table, matched_table
+    from progresvit.evaluation.run import DataSource, EvalOptions, evaluate
+    from progresvit.evaluation.selective import RiskCoverage, risk_coverage, risk_coverage_curves
     from progresvit.evaluation.settings import (
         calibrate_budget,
         calibrate_exit_share,
@@ -20,12 +21,11 @@ if TYPE_CHECKING:
         measure_budgets,
         with_abstention,
     )
-    from progresvit.evaluation.trust import Reliability, fit_temperatures, reliabilities, reliability
 
 __all__ = [
     "DataSource",
+    "EvalOptions",
     "Header",
-    "HowToRun",
     "Records",
     "Reliability",
     "RiskCoverage",
@@ -41,38 +41,38 @@ __all__ = [
     "measure_budgets",
     "read_records",
     "reliabilities",
-    "reliability",
+    "reliability_bins",
     "risk_coverage",
     "risk_coverage_curves",
     "with_abstention",
     "write_records",
 ]
 
-if not TYPE_CHECKING:  # a checker shall see the names above and no others
+if not TYPE_CHECKING:  # type checkers see the names above and no others
     __getattr__, __dir__ = lazily(
         __name__,
         homes={
-            "DataSource": "one_pass",
+            "DataSource": "run",
+            "EvalOptions": "run",
             "Header": "records",
-            "HowToRun": "one_pass",
             "Records": "records",
-            "Reliability": "trust",
-            "RiskCoverage": "abstention",
+            "Reliability": "reliability",
+            "RiskCoverage": "selective",
             "calibrate_budget": "settings",
             "calibrate_exit_share": "settings",
             "calibrate_guarantee": "settings",
             "calibrate_near_lossless": "settings",
-            "equal_accuracy_table": "hopeless",
-            "evaluate": "one_pass",
-            "fit_temperatures": "trust",
+            "equal_accuracy_table": "iso_accuracy",
+            "evaluate": "run",
+            "fit_temperatures": "reliability",
             "frontier_table": "routing_tables",
             "matched_table": "routing_tables",
             "measure_budgets": "settings",
             "read_records": "records",
-            "reliabilities": "trust",
-            "reliability": "trust",
-            "risk_coverage": "abstention",
-            "risk_coverage_curves": "abstention",
+            "reliabilities": "reliability",
+            "reliability_bins": "reliability",
+            "risk_coverage": "selective",
+            "risk_coverage_curves": "selective",
             "with_abstention": "settings",
             "write_records": "records",
         },

@@ -1,4 +1,4 @@
-"""Which of the model's classes a data set's class names mean."""
+"""The model's class numbers for the class names of a data set."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from collections.abc import Sequence
 
 from timm.data import ImageNetInfo
 
-from progresvit.config import ModelConfig
+from progresvit.config import BaseConfig
 from progresvit.data.pictures import Pictures
 
 IMAGENET_CLASSES = 1000
 
 
-def class_numbers(names: Sequence[str], config: ModelConfig) -> list[int]:
-    """The model's class for each name.
+def class_numbers(names: Sequence[str], config: BaseConfig) -> list[int]:
+    """The model's class number for each name; the first rule that applies decides.
 
-    By the model's class ids; else ImageNet's (a model of 1000 classes knows its folder names); else, for such a model
-    or one without class ids, whole numbers are the classes themselves, as in ImageNet-V2's folders, where 10 comes
-    after 9 and not after 1; else, if the model has no class ids, as many names as classes, in sorted order.
+    1. The model's class ids.
+    2. For a model of 1000 classes without class ids: ImageNet's folder names.
+    3. For a model of 1000 classes or without class ids: names that are whole numbers are class numbers, as in
+       ImageNet-V2's folders.
+    4. Without class ids: as many names as classes, in order.
     """
     known = _known_ids(config)
     if known and all(name in known for name in names):
@@ -31,7 +33,7 @@ def class_numbers(names: Sequence[str], config: ModelConfig) -> list[int]:
         foreign = [name for name in names if name not in known]
         raise ValueError(
             f"the model does not know {len(foreign)} of the {len(names)} classes of the data, such as {foreign[0]!r}; "
-            f"it knows {', '.join(list(known)[:3])}, … Give it data of its own classes, or --unlabelled."
+            f"it knows {', '.join(list(known)[:3])}, … Use data of its own classes, or --unlabelled."
         )
     if len(names) != config.num_classes:
         raise ValueError(
@@ -41,13 +43,13 @@ def class_numbers(names: Sequence[str], config: ModelConfig) -> list[int]:
     return list(range(len(names)))
 
 
-def relabel(pictures: Pictures, config: ModelConfig) -> list[int]:
-    """The model's class of each picture."""
-    numbers = class_numbers(pictures.class_ids, config)
-    return [numbers[target] for target in pictures.targets]
+def relabel(images: Pictures, config: BaseConfig) -> list[int]:
+    """The model's class of each image."""
+    numbers = class_numbers(images.class_ids, config)
+    return [numbers[target] for target in images.targets]
 
 
-def _are_numbers(names: Sequence[str], config: ModelConfig) -> bool:
+def _are_numbers(names: Sequence[str], config: BaseConfig) -> bool:
     if not all(name.isdecimal() for name in names):
         return False
     numbers = {int(name) for name in names}
@@ -56,7 +58,7 @@ def _are_numbers(names: Sequence[str], config: ModelConfig) -> bool:
     return max(numbers) < config.num_classes
 
 
-def _known_ids(config: ModelConfig) -> dict[str, int]:
+def _known_ids(config: BaseConfig) -> dict[str, int]:
     if config.class_ids is not None:
         return {name: number for number, name in enumerate(config.class_ids)}
     if config.num_classes == IMAGENET_CLASSES:

@@ -1,6 +1,6 @@
-"""What a model said of every image in every round. Tables, thresholds and figures are read from here, not from images.
+"""Records: the predictions of a model on every image in every round, from which tables and thresholds are computed.
 
-One Parquet file: a row per image, a few columns per round, and a header that says which model saw which data how.
+One Parquet file: a row per image, a few columns per round, and a header about the model, the data and the settings.
 Letters: N images, S rounds, K classes.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +21,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from progresvit import compute
-from progresvit.config import ModelConfig
+from progresvit.config import BaseConfig, ModelConfig
 from progresvit.data.pictures import UNLABELLED
 from progresvit.io.files import replace_file
+from progresvit.model.registry import DEFAULT_KIND, parse_config
 from progresvit.routing import Router, near_lossless
 from progresvit.routing.statistics import STATISTICS
 
@@ -37,38 +38,51 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """Which model saw which data, and how."""
+    """Which model was evaluated on which data, and how."""
 
     model: str
-    """As the user named it."""
+    """Name of the model as the user gave it."""
     weights: str
-    """Hash of the weights."""
+    """SHA-256 of the weights."""
     config: Mapping[str, Any]
+    """The model's config as JSON holds it. Its kind may be unknown to this version."""
+    gmacs: Mapping[str, Sequence[float]]
+    """GMACs of an image that exits after each round, by convention."""
+    routable: bool = True
+    """False if the rounds are alternatives among which there is no routing."""
     preprocessing: Mapping[str, Any]
     preprocessing_hash: str
     precision: str
     device: str
     data: str
     split: str | None
-    """None if the pictures have no labels."""
-    pictures: int
-    """Found; those that could not be read are not among the records."""
+    """None if the images have no labels."""
+    images: int
+    """Images that were found; unreadable ones are not among the records."""
     names: str
-    """Hash of their names, in order."""
+    """SHA-256 of their names, in order."""
     drawn_from: int | None = None
-    """How many pictures the data has, if it has no splits and these are drawn from it."""
+    """Number of images in the data, if it has no splits and these are a sample of it."""
     classes: tuple[int, ...] | None = None
-    """If predictions were restricted to the classes of the data, their numbers. Entropies still see all."""
+    """Numbers of the data's classes, if predictions were restricted to them. Entropies are of all classes."""
     corruption: str | None = None
-    """Such as ``fog/3``, if pictures were damaged on the way in."""
+    """Corruption and severity, such as ``fog/3``."""
     unreadable: tuple[str, ...] = ()
+    """One line for each image that could not be read."""
     date: str = ""
     version: str = ""
 
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return len(self.gmacs["paper"])
+
     def identity(self) -> dict[str, Any]:
-        """All but the outcome: what must be equal for two runs to be one."""
+        """All but the outcome and what follows from the rest: equal for two evaluations of one model on one data."""
         known = asdict(self)
-        return {key: known[key] for key in known if key not in ("unreadable", "date", "version", "model", "device")}
+        for key in ("unreadable", "date", "version", "model", "device", "gmacs", "routable"):
+            del known[key]
+        return known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +115,9 @@ class Records:
         return int(self.top10_entropy.shape[1])
 
     @cached_property
-    def config(self) -> ModelConfig:
-        """The model's."""
-        return ModelConfig.from_dict(dict(self.header.config))
+    def config(self) -> BaseConfig:
+        """The model's config; an error if this version does not know the kind of model."""
+        return parse_config(self.header.config)
 
     @property
     def labelled(self) -> bool:
@@ -136,28 +150,33 @@ class Records:
         missing = int((self.labels == UNLABELLED).sum())
         if missing:
             raise ValueError(
-                f"{missing} of {len(self)} images in these records have no label; evaluate on labelled pictures "
-                "(<split>/<class>/<picture>), or choose what needs none: a budget, an exit share, or a guarantee "
+                f"{missing} of {len(self)} images in these records have no label; evaluate on labelled images "
+                "(<split>/<class>/<image>), or choose what needs none: a budget, an exit share, or a guarantee "
                 "with --unlabelled."
             )
         return self.labels
 
     def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
-        """GMACs of an image that leaves after each round."""
-        return compute.cumulative_gmacs(self.config, convention)
+        """GMACs of an image that exits after each round."""
+        return list(self.header.gmacs[convention])
 
     def scores(self, router: Router | None = None) -> Floats:
         """What thresholds are compared with: entropies, or a router's probabilities. (N, S)"""
+        if not self.header.routable:
+            raise ValueError(
+                f"the rounds of a model of kind {self.header.config.get('kind')!r} are alternatives, so there is no "
+                "routing among them; compare the accuracy and the GMACs of its rounds."
+            )
         return self.top10_entropy if router is None else router.scores(self.statistics)
 
     def near_lossless_threshold(self, router: Router | None = None) -> float:
-        """Where routed answers are reported unless another threshold is asked for."""
+        """The threshold at which routed predictions are reported by default."""
         point = near_lossless(self.scores(router), self.correct, self.gmacs())
         assert isinstance(point.threshold, float)
         return point.threshold
 
     def take(self, rows: NDArray[Any]) -> Records:
-        """Some of the images, by number or by mark."""
+        """Some of the images, by index or by boolean mask."""
         chosen = {
             field.name: getattr(self, field.name)[rows]
             for field in fields(self)
@@ -166,7 +185,7 @@ class Records:
         return replace(self, **chosen)
 
     def split(self, share: float, seed: int = 0) -> tuple[Records, Records]:
-        """Two parts that have no image in common, the same for the same ids whatever their order."""
+        """Two disjoint parts. Which part an image is in depends on its id and the seed, not on the order."""
         if not 0 < share < 1:
             raise ValueError(f"the share of a split is between 0 and 1, not {share:g}.")
         digests = [hashlib.sha256(f"{seed}\n{name}".encode()).digest()[:8] for name in self.ids.tolist()]
@@ -179,9 +198,9 @@ class Records:
 def check_records(records: Records) -> Records:
     """The same records, or an error that says what is wrong with them."""
     if not len(records):
-        raise ValueError("there are no records: the data set is empty, or none of its pictures could be read.")
-    if records.rounds != len(records.config.rounds):
-        raise ValueError(f"records of {records.rounds} rounds for a model of {len(records.config.rounds)}.")
+        raise ValueError("there are no records: the data set is empty, or none of its images could be read.")
+    if records.rounds != records.header.rounds:
+        raise ValueError(f"records of {records.rounds} rounds for a model of {records.header.rounds}.")
     names, counts = np.unique(records.ids, return_counts=True)
     if (counts > 1).any():
         twice = names[counts > 1]
@@ -190,7 +209,7 @@ def check_records(records: Records) -> Records:
 
 
 def write_records(records: Records, path: Path) -> None:
-    """In one step: whoever looks finds no file, or a whole one."""
+    """Write the file in one step: a reader finds no file or a whole one."""
     check_records(records)
     buffer = io.BytesIO()
     pq.write_table(_to_table(records), buffer, compression="zstd")
@@ -237,25 +256,35 @@ def _from_table(table: pa.Table) -> Records:
     if about["format"] != FORMAT or tuple(about["statistics"]) != STATISTICS:
         raise ValueError("these records are of another version of the library; evaluate again.")
     table = table.combine_chunks()
-    known = about["header"]
-    lists = {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
-    header = Header(**{**known, **lists})
 
-    def rounds_of(name: str, width: int | None = None) -> NDArray[Any]:
+    def rounds_of(name: str) -> NDArray[Any]:
         columns = [table[f"round{s + 1}_{name}"] for s in range(about["rounds"])]
-        return np.stack([_unlist(column, width) if width else column.to_numpy() for column in columns], axis=1)
+        return np.stack([_to_array(column) for column in columns], axis=1)
 
     return Records(
-        header=header,
+        header=_read_header(about["header"]),
         ids=np.array(table["id"].to_pylist(), dtype=np.str_),
         labels=table["label"].fill_null(UNLABELLED).to_numpy().astype(np.int64),
-        top5_labels=rounds_of("top5_labels", TOP).astype(np.int64),
-        top5_probabilities=rounds_of("top5_probabilities", TOP),
+        top5_labels=rounds_of("top5_labels").astype(np.int64),
+        top5_probabilities=rounds_of("top5_probabilities"),
         top10_entropy=rounds_of("top10_entropy"),
         entropy=rounds_of("entropy"),
-        statistics=rounds_of("statistics", len(STATISTICS)),
-        logits=rounds_of("logits", header.config["num_classes"]) if "round1_logits" in table.column_names else None,
+        statistics=rounds_of("statistics"),
+        logits=rounds_of("logits") if "round1_logits" in table.column_names else None,
     )
+
+
+def _read_header(values: Mapping[str, Any]) -> Header:
+    """A header; one of version 0.1.0 has ``pictures`` for ``images``, no kind of model and no GMACs."""
+    known = {"images" if key == "pictures" else key: value for key, value in values.items()}
+    known["config"] = {"kind": DEFAULT_KIND, **known["config"]}
+    if "gmacs" not in known:
+        config = ModelConfig.from_dict(known["config"])
+        known["gmacs"] = {
+            convention: compute.cumulative_gmacs(config, convention) for convention in compute.CONVENTIONS
+        }
+    lists = {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
+    return Header(**{**known, **lists})
 
 
 def _lists(values: NDArray[Any]) -> pa.Array:
@@ -263,6 +292,10 @@ def _lists(values: NDArray[Any]) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).ravel()), values.shape[1])
 
 
-def _unlist(column: pa.ChunkedArray, width: int) -> NDArray[Any]:
+def _to_array(column: pa.ChunkedArray) -> NDArray[Any]:
+    """N numbers -> (N,), N lists of M numbers -> (N, M)."""
+    if not pa.types.is_fixed_size_list(column.type):
+        values: NDArray[Any] = column.to_numpy()
+        return values
     flat = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
-    return (np.concatenate(flat) if flat else np.zeros(0)).reshape(-1, width)
+    return (np.concatenate(flat) if flat else np.zeros(0)).reshape(-1, column.type.list_size)

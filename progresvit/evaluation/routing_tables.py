@@ -1,4 +1,4 @@
-"""Tables from records: the frontier, and routers against each other at matched continuation rates."""
+"""Tables from records: the frontier, and a comparison of routers at matched continuation rates."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from progresvit.compute import Convention
+from progresvit.compute import CONVENTIONS
 from progresvit.evaluation import table
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.routing import PAPER_THRESHOLDS, TENTHS, OperatingPoint, Router, frontier, near_lossless
-
-CONVENTIONS: tuple[Convention, ...] = ("paper", "executed")
 
 
 def frontier_table(
@@ -24,16 +22,20 @@ def frontier_table(
 ) -> Table:
     """Accuracy, compute in both conventions and exit shares at each threshold; then the near-lossless point.
 
-    A threshold is a number for all rounds or a row of one for each round but the last. ``settings`` are thresholds with
-    names, chosen elsewhere; each gets a row with its name. Without labels there is no accuracy and no near-lossless
-    point.
+    Without labels there is no accuracy and no near-lossless point.
+
+    Args:
+        models: Records by name of the model.
+        thresholds: Each a number for all rounds, or a row of one for each round but the last.
+        router: Compare thresholds with its probabilities instead of entropies.
+        settings: Named thresholds, chosen elsewhere; each gets a row with its name.
     """
     rows: list[Row] = []
     for name, records in models.items():
         hits, hits5 = (records.correct, records.correct5) if records.labelled else (None, None)
         scores, gmacs = records.scores(router), records.gmacs("paper")
-        found = frontier(scores, hits, gmacs, thresholds, correct5=hits5)
-        rows += [_row(name, records, point, "") for point in found]
+        points = frontier(scores, hits, gmacs, thresholds, correct5=hits5)
+        rows += [_row(name, records, point, "") for point in points]
         if hits is not None:
             best = near_lossless(scores, hits, gmacs)
             rows += [
@@ -78,10 +80,10 @@ def _row(name: str, records: Records, point: OperatingPoint, note: str) -> Row:
 
 
 def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequence[float] = TENTHS) -> Table:
-    """Top-1 of entropy and of each router when the same share of the images goes on to round 2: the paper's table.
+    """Top-1 of entropy and of each router when the same share of the images continues to round 2: the paper's table.
 
-    The images that go on are those of the highest scores, exactly so many; equal scores are taken in order. What the
-    router itself costs is not counted.
+    The images with the highest scores continue, exactly as many as the rate asks for; ties are taken in order. The
+    cost of the router itself is not counted.
     """
     if records.rounds != 2:
         raise ValueError(f"matched continuation rates are for two rounds, and these records have {records.rounds}.")
@@ -89,10 +91,10 @@ def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequen
     scores = {"entropy": records.scores(), **{name: records.scores(router) for name, router in routers.items()}}
     rows: list[Row] = []
     for rate in rates:
-        going_on = round(rate * len(records))
-        row: Row = {"continue": rate, "gmacs_paper": gmacs[0] + going_on / len(records) * (gmacs[1] - gmacs[0])}
+        count = round(rate * len(records))
+        row: Row = {"continue": rate, "gmacs_paper": gmacs[0] + count / len(records) * (gmacs[1] - gmacs[0])}
         for name, values in scores.items():
-            row[name] = float(refine(values[:, 0], correct, going_on).mean())
+            row[name] = float(refine(values[:, 0], correct, count).mean())
         row |= {f"{name}_gain": row[name] - row["entropy"] for name in routers}
         rows.append(row)
     columns = [
@@ -104,8 +106,8 @@ def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequen
     return Table("Routers at matched continuation rates", columns, rows)
 
 
-def refine(scores: NDArray[np.float32], correct: NDArray[np.bool_], going_on: int) -> NDArray[np.bool_]:
-    """Whether each image is right if the ``going_on`` highest scores see round 2."""
+def refine(scores: NDArray[np.float32], correct: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
+    """Whether each image is correct if the ``count`` images with the highest scores continue to round 2."""
     refined = np.zeros(len(scores), bool)
-    refined[np.argsort(-scores, kind="stable")[:going_on]] = True
+    refined[np.argsort(-scores, kind="stable")[:count]] = True
     return np.where(refined, correct[:, 1], correct[:, 0])

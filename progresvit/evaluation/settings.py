@@ -1,4 +1,4 @@
-"""From records to a setting: the threshold that a rule picks, bound to the model and the way it saw the images."""
+"""Settings from records: a threshold chosen by a rule, bound to the model's weights, preprocessing and precision."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from progresvit import compute
-from progresvit.evaluation.abstention import abstain_entropy, routed_answers
 from progresvit.evaluation.records import Records
+from progresvit.evaluation.selective import abstain_entropy, routed_answers
 from progresvit.routing import (
     HIGHEST,
     NEAR_LOSSLESS_DROP,
@@ -49,7 +49,7 @@ def calibrate_budget(
 def calibrate_exit_share(
     records: Records, share: float, *, router: Router | None = None, convention: compute.Convention = "paper"
 ) -> Setting:
-    """At least this share of the images leaves before the last round."""
+    """At least this share of the images exits before the last round."""
     return _setting(
         records, threshold_for_exit_share(records.scores(router), share), router, convention, rule="exit-share"
     )
@@ -65,7 +65,17 @@ def calibrate_guarantee(
     convention: compute.Convention = "paper",
     seed: int = 0,
 ) -> Setting:
-    """A drop of at most ``epsilon``, with probability 1 - ``delta`` over the draw of these images."""
+    """A drop of at most ``epsilon``, with probability 1 - ``delta`` over the draw of these images.
+
+    Args:
+        records: Images that neither the model nor the router was fitted on.
+        epsilon: The largest drop, as a share of the images.
+        delta: The probability that the guarantee fails.
+        loss: ``labelled`` counts errors that the full path does not make, otherwise disagreement with the full path.
+        router: Compare thresholds with its probabilities instead of entropies.
+        convention: Convention of the GMACs.
+        seed: Seed of the part that orders the thresholds of three rounds and more.
+    """
     seen = 0 if router is None else router.count_seen(records.ids)
     if seen:
         raise ValueError(
@@ -75,41 +85,41 @@ def calibrate_guarantee(
     disagree = records.predictions != last  # (N, S)
     harms = ~records.correct & records.correct[:, -1:] if loss == "labelled" else disagree
     highest = HIGHEST if router is None else 1.0
-    found = certified_thresholds(
+    certified = certified_thresholds(
         records.scores(router), harms, records.gmacs(convention), epsilon, delta, highest=highest, seed=seed
     )
-    if found.too_few:
-        beside = f" beside the {found.design_images} that order the thresholds" if found.design_images else ""
+    if certified.too_few:
+        beside = f" beside the {certified.design_images} that order the thresholds" if certified.design_images else ""
         raise OutOfReachError(
-            f"{found.images} images are too few to certify a drop of {epsilon:.6g} at {1 - delta:.6g}: at least "
-            f"{needed_images(epsilon, delta):,} are needed{beside}, and as many suffice only without a single loss. "
+            f"{certified.images} images are too few to certify a drop of {epsilon:.6g} at {1 - delta:.6g}: at least "
+            f"{needed_images(epsilon, delta):,} are needed{beside}, and these suffice only without a single loss. "
             "Evaluate on more images, or ask for less."
         )
     evidence = {
         "epsilon": epsilon,
         "delta": delta,
-        "n": found.images,
-        "k": found.harmed,
+        "n": certified.images,
+        "k": certified.harmed,
         "loss": loss,
-        "p_value": found.p_value,
+        "p_value": certified.p_value,
     }
-    return _setting(records, found.threshold, router, convention, rule="guarantee", **evidence)
+    return _setting(records, certified.threshold, router, convention, rule="guarantee", **evidence)
 
 
 def with_abstention(records: Records, setting: Setting, max_error: float, *, router: Router | None = None) -> Setting:
-    """The same threshold, and the least sure answers withheld: of those given, at most ``max_error`` are wrong here.
+    """The same threshold, with the most uncertain predictions withheld for an error rate of at most ``max_error``.
 
     An observation on these images, no guarantee.
     """
-    unsure, wrong = routed_answers(records, exit_rounds(records.scores(router), setting.threshold))
-    limit = abstain_entropy(unsure, wrong, max_error)
-    given = unsure < (float("inf") if limit is None else limit)
-    seen = {"coverage": float(given.mean()), "answered_top1": float(1 - wrong[given].mean())}
-    return replace(setting, abstain=limit, expected={**setting.expected, **seen})
+    entropy, wrong = routed_answers(records, exit_rounds(records.scores(router), setting.threshold))
+    limit = abstain_entropy(entropy, wrong, max_error)
+    answered = entropy < (float("inf") if limit is None else limit)
+    observed = {"coverage": float(answered.mean()), "answered_top1": float(1 - wrong[answered].mean())}
+    return replace(setting, abstain=limit, expected={**setting.expected, **observed})
 
 
 def measure_budgets(records: Records) -> Budgets:
-    """What thresholds spend on these images, for any budget to be looked up later. Labels add the accuracy."""
+    """GMACs of thresholds on these images, to look up the threshold of a budget later. Labels add the accuracy."""
     _refuse_some_classes(records)
     header, correct = records.header, records.correct if records.labelled else None
     return Budgets(
@@ -162,8 +172,8 @@ def _setting(
 def _refuse_some_classes(records: Records) -> None:
     if records.header.classes is not None:
         raise ValueError(
-            "these records choose among some of the classes and a running model among all; evaluate without "
-            "--restrict-classes to calibrate."
+            "predictions of these records are restricted to some classes, and those of a running model are not; "
+            "evaluate without --restrict-classes to calibrate."
         )
 
 

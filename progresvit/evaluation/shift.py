@@ -1,6 +1,6 @@
-"""Other data than the model was trained on: ImageNet's variants from their folders, and corruptions of any data set.
+"""Distribution shift: ImageNet's variants from their folders, and corruptions of any data set.
 
-Every set gets records of its own, so every set has its own frontier. Letters: N images, S rounds.
+Every set gets records and a frontier of its own. Letters: N images, S rounds.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from progresvit.data.preprocess import Corruption
 from progresvit.distributed import Processes
 from progresvit.evaluation import table
 from progresvit.evaluation.classes import IMAGENET_CLASSES
-from progresvit.evaluation.one_pass import DataSource, HowToRun, Progress, evaluate, intended_header
 from progresvit.evaluation.records import Records, read_records
+from progresvit.evaluation.run import DataSource, EvalOptions, ProgressCallback, evaluate, intended_header
 from progresvit.evaluation.table import Column, Row, Table
-from progresvit.model import ProgResViT
+from progresvit.model.interface import RoundModel
 from progresvit.routing import Router, operating_point
 
 Suite = Literal["generated", "imagenet-c", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch"]
@@ -31,7 +31,7 @@ FOLDERS: Mapping[str, tuple[int, bool]] = {
     "imagenet-a": (200, True),
     "imagenet-r": (200, True),
 }
-"""Classes of each set, and whether predictions choose among them alone."""
+"""Number of classes of each set, and whether predictions are restricted to them."""
 
 ALEXNET_ERRORS = dict(
     zip(
@@ -52,7 +52,7 @@ class ShiftedSet:
     corruption: str | None = None
     severity: int | None = None
     classes: int | None = None
-    """How many the data must have."""
+    """Number of classes that the data must have."""
 
 
 def plan(
@@ -73,16 +73,16 @@ def plan(
     if suite in FOLDERS:
         classes, restricted = FOLDERS[suite]
         return [ShiftedSet(suite, DataSource(data=data, split=".", restrict_classes=restricted), classes=classes)]
-    for what, asked in (("corruption", corruptions), ("severity", severities)):
-        if len(set(asked)) != len(asked):
-            raise ValueError(f"each {what} is given once, not {', '.join(map(str, asked))}.")
+    for what, values in (("corruption", corruptions), ("severity", severities)):
+        if len(set(values)) != len(values):
+            raise ValueError(f"give each {what} once, not {', '.join(map(str, values))}.")
     sets = []
     for name in corruptions:
         if name not in CORRUPTIONS:
             raise ValueError(f"unknown corruption {name!r}; choose from {', '.join(CORRUPTIONS)}.")
         for severity in severities:
             if severity not in SEVERITIES:
-                raise ValueError(f"unknown severity {severity}; they go from 1 to 5.")
+                raise ValueError(f"unknown severity {severity}; severities are from 1 to 5.")
             if suite == "generated":
                 source = DataSource(data=data, split=split, corruption=Corruption(name, severity))
             else:
@@ -93,65 +93,80 @@ def plan(
 
 
 def evaluate_sets(
-    model: ProgResViT,
+    model: RoundModel,
     sets: Sequence[ShiftedSet],
     out: Path,
     *,
     name: str,
     processes: Processes,
-    how: HowToRun | None = None,
-    tell: Callable[[str], Progress] | None = None,
+    options: EvalOptions | None = None,
+    progress: Callable[[str], ProgressCallback] | None = None,
 ) -> dict[str, Records]:
-    """Records of every set in ``out``/records; those that are there from before, of this very model, are not redone."""
-    how = how or HowToRun()
-    for one in sets:  # all of them, before hours are spent on the first
-        _check_classes(one)
-    found = {}
-    for one in sets:
-        path = out / "records" / f"{one.name}.parquet"
-        if path.exists() and not how.overwrite:
+    """Records of every set in ``out``/records. Records that exist for this model are not evaluated again.
+
+    Args:
+        model: The model.
+        sets: The sets, as :func:`plan` gives them.
+        out: The folder to write to.
+        name: The model's name in the headers.
+        processes: Processes that share the work, and their device.
+        options: Precision, batch size and so on.
+        progress: Called with the name of each set; returns the callback for its images.
+    """
+    options = options or EvalOptions()
+    for shifted in sets:  # all of them, before hours are spent on the first
+        _check_classes(shifted)
+    records_of = {}
+    for shifted in sets:
+        path = out / "records" / f"{shifted.name}.parquet"
+        if path.exists() and not options.overwrite:
             records = read_records(path)
-            if records.header.identity() != intended_header(model, one.source, name, how, processes).identity():
+            intended = intended_header(model, shifted.source, name, options, processes)
+            if records.header.identity() != intended.identity():
                 raise ValueError(f"{path} is of another model, data or precision; use --overwrite or another folder.")
         else:
-            progress = tell(one.name) if tell else None
-            records = evaluate(model, one.source, path, name=name, processes=processes, how=how, progress=progress)
-        found[one.name] = records
-    return found
+            callback = progress(shifted.name) if progress else None
+            records = evaluate(
+                model, shifted.source, path, name=name, processes=processes, options=options, progress=callback
+            )
+        records_of[shifted.name] = records
+    return records_of
 
 
 def pool(parts: Mapping[str, Records]) -> Records:
-    """Several sets as one; each image counts once per set."""
+    """Several sets as one; an image counts once per set."""
     first = next(iter(parts.values()))
     columns: dict[str, Any] = {}
     for field in fields(Records):
         if field.name not in ("header", "ids") and getattr(first, field.name) is not None:
             columns[field.name] = np.concatenate([getattr(records, field.name) for records in parts.values()])
-    ids = np.array([f"{name}/{one}" for name, records in parts.items() for one in records.ids.tolist()])
+    ids = np.array([f"{name}/{id_}" for name, records in parts.items() for id_ in records.ids.tolist()])
     return replace(first, ids=ids, header=replace(first.header, corruption=None), **columns)
 
 
-def by_severity(sets: Sequence[ShiftedSet], found: Mapping[str, Records]) -> dict[str, Records]:
-    """All corruptions of a severity pooled: one frontier for each severity."""
-    severities = sorted({one.severity for one in sets if one.severity is not None})
+def by_severity(sets: Sequence[ShiftedSet], records_of: Mapping[str, Records]) -> dict[str, Records]:
+    """All corruptions of each severity pooled, for one frontier per severity."""
+    severities = sorted({shifted.severity for shifted in sets if shifted.severity is not None})
     return {
-        f"severity {severity}": pool({one.name: found[one.name] for one in sets if one.severity == severity})
+        f"severity {severity}": pool(
+            {shifted.name: records_of[shifted.name] for shifted in sets if shifted.severity == severity}
+        )
         for severity in severities
     }
 
 
 def shift_table(
     sets: Sequence[ShiftedSet],
-    found: Mapping[str, Records],
+    records_of: Mapping[str, Records],
     threshold: float | Sequence[float] | None = None,
     router: Router | None = None,
 ) -> Table:
-    """Top-1 of each round on each set, then the mean; with a threshold, also what it gives there."""
+    """Top-1 of each round on each set, then the mean; with a threshold, routed top-1 and GMACs too."""
     rows: list[Row] = []
-    rounds = next(iter(found.values())).rounds
-    for one in sets:
-        records = found[one.name]
-        row: Row = {"set": one.name, "images": len(records)}
+    rounds = next(iter(records_of.values())).rounds
+    for shifted in sets:
+        records = records_of[shifted.name]
+        row: Row = {"set": shifted.name, "images": len(records)}
         row |= {f"top1_round_{s + 1}": float(share) for s, share in enumerate(records.correct.mean(axis=0))}
         if threshold is not None:
             point = operating_point(records.scores(router), records.correct, records.gmacs(), threshold)
@@ -176,7 +191,7 @@ def shift_table(
 def mean_corruption_error(errors: Mapping[str, Sequence[float]]) -> float:
     """mCE: the mean over corruptions of the error over all severities, relative to AlexNet's, in percent.
 
-    ``errors`` are shares by corruption, one for each severity, of all 15. Defined for ImageNet-C alone.
+    ``errors`` are shares by corruption, one for each severity, of all 15. Defined for ImageNet-C only.
     """
     missing = [name for name in CORRUPTIONS if len(errors.get(name, ())) != len(SEVERITIES)]
     if missing:
@@ -189,16 +204,16 @@ def mean_corruption_error(errors: Mapping[str, Sequence[float]]) -> float:
 
 def mce_table(
     sets: Sequence[ShiftedSet],
-    found: Mapping[str, Records],
+    records_of: Mapping[str, Records],
     threshold: float | Sequence[float] | None = None,
     router: Router | None = None,
 ) -> Table | None:
-    """mCE of the full path, and at the threshold if there is one; None unless the sets are the whole of ImageNet-C."""
-    if len(sets) != len(CORRUPTIONS) * len(SEVERITIES) or any(one.classes != IMAGENET_CLASSES for one in sets):
+    """mCE of the full path, and at the threshold if given; None unless the sets are the whole of ImageNet-C."""
+    if len(sets) != len(CORRUPTIONS) * len(SEVERITIES) or any(shifted.classes != IMAGENET_CLASSES for shifted in sets):
         return None
-    rows = [{"answers": "every round", "mce": mean_corruption_error(imagenet_c_errors(sets, found, 0.0))}]
+    rows = [{"answers": "every round", "mce": mean_corruption_error(imagenet_c_errors(sets, records_of, 0.0))}]
     if threshold is not None:
-        errors = imagenet_c_errors(sets, found, threshold, router)
+        errors = imagenet_c_errors(sets, records_of, threshold, router)
         rows.append({"answers": f"routed, τ = {table.threshold(threshold)}", "mce": mean_corruption_error(errors)})
     columns = [Column("answers", "answers"), Column("mce", "mCE", table.decimals)]
     return Table("Mean corruption error on ImageNet-C, relative to AlexNet", columns, rows)
@@ -206,25 +221,25 @@ def mce_table(
 
 def imagenet_c_errors(
     sets: Sequence[ShiftedSet],
-    found: Mapping[str, Records],
+    records_of: Mapping[str, Records],
     threshold: float | Sequence[float],
     router: Router | None = None,
 ) -> dict[str, list[float]]:
     """Errors by corruption at a threshold, for mCE."""
     errors: dict[str, list[float]] = {}
-    for one in sets:
-        records = found[one.name]
+    for shifted in sets:
+        records = records_of[shifted.name]
         point = operating_point(records.scores(router), records.correct, records.gmacs(), threshold)
-        assert one.corruption is not None
+        assert shifted.corruption is not None
         assert point.top1 is not None
-        errors.setdefault(one.corruption, []).append(1 - point.top1)
+        errors.setdefault(shifted.corruption, []).append(1 - point.top1)
     return errors
 
 
-def _check_classes(one: ShiftedSet) -> None:
-    count = len(one.source.find().class_ids)
-    if one.classes is not None and count != one.classes:
+def _check_classes(shifted: ShiftedSet) -> None:
+    count = len(shifted.source.find().class_ids)
+    if shifted.classes is not None and count != shifted.classes:
         raise ValueError(
-            f"{one.name} has {one.classes} classes and {one.source.data} {count} class folders; give the folder "
-            "that holds them, whole."
+            f"{shifted.name} has {shifted.classes} classes and {shifted.source.data} {count} class folders; give the "
+            "folder that holds all of them."
         )

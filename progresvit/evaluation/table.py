@@ -1,26 +1,26 @@
-"""A table: rows of plain data, and how people read them. CSV and JSON hold the data, Markdown and screen the look."""
+"""Tables: rows of plain data, written as CSV and JSON, and formatted for Markdown and the terminal."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from progresvit.io.parse import dump_json
+
 Row = dict[str, Any]
 
 
 def text(value: Any) -> str:
-    """As it is."""
+    """Unformatted."""
     return str(value)
 
 
 def decimals(value: float) -> str:
-    """Three of them, as the paper gives GMACs."""
+    """Three decimals, as the paper gives GMACs."""
     return _fixed(value, 3)
 
 
@@ -41,23 +41,23 @@ def points(value: float) -> str:
 
 def threshold(value: float | Sequence[float]) -> str:
     """One number, or one per round."""
-    return " / ".join(f"{one:.6g}" for one in (value if isinstance(value, Sequence) else [value]))
+    return " / ".join(f"{number:.6g}" for number in (value if isinstance(value, Sequence) else [value]))
 
 
 def _fixed(value: float, digits: int) -> str:
-    """Rounded, and never -0.0."""
+    """Rounded, never -0.0."""
     return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: the key in the rows, the head that people read, and how a value is written."""
+    """One column: its key in the rows, its heading, and the format of its values."""
 
     key: str
     head: str
     show: Callable[[Any], str] = text
     left: bool = False
-    """Words, which Markdown sets to the left; numbers go to the right."""
+    """Align to the left in Markdown; by default to the right, as numbers are."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Table:
     rows: Sequence[Row]
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Heads and cells for people; a column that is empty throughout is left out, an empty cell is a dash."""
+        """Headings and formatted cells. Empty columns are omitted; an empty cell is a dash."""
         used = self._used()
         cells = [
             ["–" if row[column.key] in (None, "") else column.show(row[column.key]) for column in used]
@@ -78,7 +78,7 @@ class Table:
         return [column.head for column in used], cells
 
     def to_markdown(self) -> str:
-        """With its title on top."""
+        """A Markdown table below its title."""
         heads, cells = self.cells()
         rulers = ["---" if column.left else "---:" for column in self._used()]
         lines = [[cell.replace("|", "\\|") for cell in line] for line in (heads, rulers, *cells)]
@@ -88,7 +88,7 @@ class Table:
         return [column for column in self.columns if any(row[column.key] not in (None, "") for row in self.rows)]
 
     def to_csv(self) -> str:
-        """Plain numbers; shares are shares."""
+        """Unrounded numbers; shares stay shares."""
         stream = io.StringIO()
         writer = csv.DictWriter(stream, [column.key for column in self.columns], lineterminator="\n")
         writer.writeheader()
@@ -96,16 +96,8 @@ class Table:
         return stream.getvalue()
 
     def to_json(self) -> str:
-        """The same as objects."""
-        rows = [{key: _in_json(value) for key, value in row.items()} for row in self.rows]
-        return json.dumps({"title": self.title, "rows": rows}, indent=2, allow_nan=False) + "\n"
-
-
-def _in_json(value: Any) -> Any:
-    """JSON has no infinity; a threshold may be one."""
-    if isinstance(value, tuple):
-        return [_in_json(one) for one in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        """The title and one object per row."""
+        return dump_json({"title": self.title, "rows": list(self.rows)}) + "\n"
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {".csv": Table.to_csv, ".json": Table.to_json, ".md": Table.to_markdown}
@@ -113,8 +105,8 @@ PLOTS = (".png", ".svg", ".pdf")
 
 
 def check_outputs(paths: Sequence[Path], *, plots: bool = True) -> None:
-    """Refuse a suffix that nothing is written as, before any work is done."""
+    """Refuse unknown suffixes before any work is done."""
     known = (*FORMATS, *(PLOTS if plots else ()))
     for path in paths:
         if path.suffix not in known:
-            raise ValueError(f"{path}: the suffix says what is written; use {', '.join(known)}.")
+            raise ValueError(f"{path}: the suffix names the format; use {', '.join(known)}.")

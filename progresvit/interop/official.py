@@ -17,10 +17,10 @@ import torch
 from timm.data import ImageNetInfo
 from torch import Tensor
 
-from progresvit.checkpoint import check_fit
 from progresvit.config import HEAD_WIDTH, ModelConfig, make_rounds, preset
 from progresvit.io.model_folder import download
-from progresvit.model import ProgResViT
+from progresvit.model.saving import check_fit
+from progresvit.model.vit import ProgResViT
 
 OFFICIAL_MODELS: Mapping[str, ModelConfig] = {
     f"NCPS/progresvit-deit-s-{resolutions}{kd}-imagenet1k": preset(

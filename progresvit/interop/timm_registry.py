@@ -13,10 +13,10 @@ from typing import Any
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from progresvit.checkpoint import ARCHITECTURE, timm_pretrained_cfg
-from progresvit.config import PRESETS, ModelConfig
-from progresvit.io.model_folder import CONFIG_FILE, find_folder, read_config
+from progresvit.config import ARCHITECTURE, PRESETS, ModelConfig
+from progresvit.io.model_folder import CONFIG_FILE, find_folder
 from progresvit.model import ProgResViT, slicing
+from progresvit.model.registry import read_config
 
 
 class TimmProgResViT(ProgResViT):
@@ -91,7 +91,7 @@ def _build(variant: str, pretrained: bool, **kwargs: Any) -> ProgResViT:
         raise ValueError("features_only is not supported; forward_features gives the tokens of the last round.")
     config = PRESETS.get(variant) or _stored_config(kwargs)
     model: TimmProgResViT = build_model_with_cfg(TimmProgResViT, variant, pretrained, model_cfg=config, **kwargs)
-    wanted = timm_pretrained_cfg(model.config)
+    wanted = model.config.timm_pretrained_cfg()
     model.pretrained_cfg.update({key: wanted[key] for key in ("input_size", "mean", "std", "crop_pct")})
     return model
 
@@ -101,16 +101,19 @@ def _stored_config(kwargs: dict[str, Any]) -> ModelConfig:
     cfg = kwargs.get("pretrained_cfg") or {}
     source = cfg.get("source") if isinstance(cfg, dict) else None
     if source == "local-dir":
-        return read_config(Path(cfg["file"]))
-    if source == "hf-hub":
+        folder = Path(cfg["file"])
+    elif source == "hf-hub":
         repo_id, _, revision = cfg["hf_hub_id"].partition("@")
-        return read_config(
-            find_folder(repo_id, revision=revision or None, files=(CONFIG_FILE,), cache_dir=kwargs.get("cache_dir"))
+        cache = kwargs.get("cache_dir")
+        folder = find_folder(repo_id, revision=revision or None, files=(CONFIG_FILE,), cache_dir=cache)
+    else:
+        raise ValueError(
+            f"{ARCHITECTURE!r} is the name of a saved model; create it with 'local-dir:FOLDER' or 'hf-hub:ID', "
+            f"or name a preset: {', '.join(PRESETS)}."
         )
-    raise ValueError(
-        f"{ARCHITECTURE!r} is the name of a saved model; create it with 'local-dir:FOLDER' or 'hf-hub:ID', "
-        f"or name a preset: {', '.join(PRESETS)}."
-    )
+    config = read_config(folder)
+    assert isinstance(config, ModelConfig), "timm comes here only for folders that name this architecture"
+    return config
 
 
 def _check_pool(global_pool: str) -> None:
@@ -144,7 +147,7 @@ def _entry_point(variant: str) -> Callable[..., ProgResViT]:
     return create
 
 
-default_cfgs = generate_default_cfgs({name: timm_pretrained_cfg(config) for name, config in PRESETS.items()})
+default_cfgs = generate_default_cfgs({name: config.timm_pretrained_cfg() for name, config in PRESETS.items()})
 
 for _variant in (*PRESETS, ARCHITECTURE):
     register_model(_entry_point(_variant))

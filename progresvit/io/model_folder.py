@@ -9,8 +9,9 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from progresvit.config import ModelConfig
+from progresvit.config import parse_object
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -90,20 +91,20 @@ def download(repo_id: str, *, revision: str | None, patterns: Sequence[str], cac
     return Path(folder)
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """The config of a model folder; errors name the file."""
+def read_config_values(folder: Path) -> dict[str, Any]:
+    """The object in the config.json of a model folder; errors name the file."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         if (folder / "export.json").is_file():
             raise ValueError(
-                f"{folder} is an export, which is for progresvit classify; give the model that it was made of."
+                f"{folder} is an export, which is for progresvit classify; give the model that it was made from."
             )
         pickles = find_pickles(folder)
         if pickles:
             raise ValueError(refuse_pickle(pickles[0]))
         raise ValueError(f"{folder} has no {CONFIG_FILE}; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}.")
     try:
-        return ModelConfig.from_json(path.read_text(encoding="utf-8"))
+        return parse_object(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text ({error}); save the model again.") from error
     except ValueError as error:

@@ -1,8 +1,43 @@
-"""The network, readable beside the paper."""
+"""The network, readable beside the paper, and the interface and registry of all kinds of models.
 
-import progresvit._torchvision  # noqa: F401  (ahead of timm)
-from progresvit.model.outputs import RoundOutput
-from progresvit.model.psg import BlockGates, FusionGates, RoundGates
-from progresvit.model.vit import ProgResViT
+Importing this is light: torch and timm come with the first model.
+"""
 
-__all__ = ["BlockGates", "FusionGates", "ProgResViT", "RoundGates", "RoundOutput"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from progresvit._lazy import lazily
+
+if TYPE_CHECKING:
+    from progresvit.model.interface import RoundModel
+    from progresvit.model.outputs import RoundOutput
+    from progresvit.model.psg import BlockGates, FusionGates, RoundGates
+    from progresvit.model.registry import build, register
+    from progresvit.model.vit import ProgResViT
+
+__all__ = [
+    "BlockGates",
+    "FusionGates",
+    "ProgResViT",
+    "RoundGates",
+    "RoundModel",
+    "RoundOutput",
+    "build",
+    "register",
+]
+
+if not TYPE_CHECKING:  # type checkers see the names above and no others
+    __getattr__, __dir__ = lazily(
+        __name__,
+        homes={
+            "BlockGates": "psg",
+            "FusionGates": "psg",
+            "ProgResViT": "vit",
+            "RoundGates": "psg",
+            "RoundModel": "interface",
+            "RoundOutput": "outputs",
+            "build": "registry",
+            "register": "registry",
+        },
+    )

@@ -3,6 +3,9 @@
 Letters: B images, N tokens, d active channels, h active heads, W channels of the whole backbone.
 """
 
+import progresvit._torchvision  # noqa: F401  (ahead of timm)
+
+# isort: split
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath

@@ -1,30 +1,50 @@
-"""``RoundModel``: what training, evaluation, routing and analysis ask of a model."""
+"""RoundModel: what training, evaluation, records, routing and analysis require of a model.
+
+Letters: B images, C image channels, H side of the images, K classes, N tokens, d channels, S rounds.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from progresvit.compute import Convention
+from progresvit.config import BaseConfig
 from progresvit.model.outputs import RoundOutput
 
 
-@runtime_checkable
-class RoundModel(Protocol):
-    """A model that predicts in rounds. Implementations are ``nn.Module`` too."""
+class RoundModel(nn.Module, ABC):
+    """A model that predicts in rounds.
 
-    config: Any
-    """Plain data: ``rounds``, ``num_classes``, ``class_ids``, preprocessing."""
+    It is an ``nn.Module``, so it has parameters, ``state_dict``, ``to`` and ``eval``. It is built from its config alone,
+    ``Model(config, drop_path=0.1)``, under ``torch.device("meta")`` too, and its state dict holds all that a model
+    folder needs. Register its kind to save and load it: :func:`progresvit.model.registry.register`.
+    """
 
-    def __call__(self, images: Tensor) -> tuple[RoundOutput, ...]:
-        """Every round, first to last, with no early exit."""
-        ...
+    config: BaseConfig
 
+    @abstractmethod
+    def forward(self, images: Tensor) -> tuple[RoundOutput, ...]:
+        """Every round, first to last, with no early exit: (B, C, H, H) -> S outputs."""
+
+    @abstractmethod
     def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
-        """Round s, counted from 0; ``previous`` holds the tokens of the round before."""
-        ...
+        """Round s, counted from 0.
 
+        ``previous`` holds the tokens of round s - 1. Round 0 takes none, and neither do rounds that are alternatives
+        of each other (``config.routable`` is false).
+        """
+
+    @abstractmethod
     def gmacs(self, convention: Convention = "paper") -> list[float]:
-        """GMACs of one image after each round, cumulative."""
-        ...
+        """GMACs spent on an image that exits after each round, one number per round."""
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that the optimizer must not decay, besides vectors and biases."""
+        return set()
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute activations in the backward pass instead of storing them."""
+        if enable:
+            raise ValueError(f"a model of kind {self.config.kind!r} has no gradient checkpointing; switch it off.")

@@ -1,28 +1,88 @@
-"""Kinds of models: from the name of a kind to its classes."""
+"""Kinds of models: for each, where its config class and its model class are imported from.
+
+No torch is imported until a model is built, so a config is read without it.
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from progresvit.config import BaseConfig
+from progresvit.io.model_folder import CONFIG_FILE, read_config_values
 from progresvit.io.parse import did_you_mean
 
-MODELS = {"progresvit": "progresvit.model.vit:ProgResViT"}
-CONFIGS = {"progresvit": "progresvit.config:ModelConfig"}
+if TYPE_CHECKING:
+    from progresvit.model.interface import RoundModel
+
+DEFAULT_KIND = "progresvit"
+"""The kind of a config.json that names none: those of version 0.1.0."""
 
 
-def config_class(kind: str) -> Any:
-    """The class of the configs of a kind."""
-    if kind not in CONFIGS:
-        raise ValueError(f"unknown kind of model {kind!r}; {did_you_mean(kind, CONFIGS)}")
-    return _load(CONFIGS[kind])
+class Kind(NamedTuple):
+    """Import strings of a kind, written ``package.module:Class``."""
+
+    config: str
+    """A subclass of BaseConfig."""
+    model: str
+    """A subclass of RoundModel, built as ``Model(config, drop_path=0.0)``."""
 
 
-def build(config: Any, drop_path: float = 0.0) -> Any:
-    """A new model of the config's kind."""
-    return _load(MODELS[getattr(config, "kind", "progresvit")])(config, drop_path=drop_path)
+KINDS: dict[str, Kind] = {
+    DEFAULT_KIND: Kind(config="progresvit.config:ModelConfig", model="progresvit.model.vit:ProgResViT"),
+}
 
 
-def _load(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+def register(kind: str, *, config: str, model: str) -> None:
+    """Make a kind of model known to ``load``, ``save`` and recipes.
+
+    Args:
+        kind: The name that ``config.json`` stores; the default of the config's ``kind`` field.
+        config: Import string of the config class, such as ``"my_package.config:MyConfig"``.
+        model: Import string of the model class.
+    """
+    new = Kind(config=config, model=model)
+    if KINDS.setdefault(kind, new) != new:
+        raise ValueError(f"the model kind {kind!r} is already registered as {KINDS[kind].model}; choose another name.")
+
+
+def config_class(kind: str) -> type[BaseConfig]:
+    """The config class of a kind."""
+    found: type[BaseConfig] = _import(_find(kind).config)
+    return found
+
+
+def parse_config(values: Mapping[str, Any]) -> BaseConfig:
+    """The config that a dict describes, of the class that its ``kind`` names."""
+    return config_class(values.get("kind", DEFAULT_KIND)).from_dict(values)
+
+
+def read_config(folder: Path) -> BaseConfig:
+    """The config of a model folder; errors name the file."""
+    values = read_config_values(folder)
+    try:
+        return parse_config(values)
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG_FILE}: {error}") from error
+
+
+def build(config: BaseConfig, *, drop_path: float = 0.0) -> RoundModel:
+    """A fresh model of the config's kind."""
+    model: RoundModel = _import(_find(config.kind).model)(config, drop_path=drop_path)
+    return model
+
+
+def _find(kind: str) -> Kind:
+    if kind not in KINDS:
+        raise ValueError(
+            f"this version knows no model of kind {kind!r}; {did_you_mean(kind, KINDS)} "
+            "Install a newer version of progresvit, or import the module that registers this kind."
+        )
+    return KINDS[kind]
+
+
+def _import(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)

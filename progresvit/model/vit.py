@@ -6,6 +6,9 @@ token), d active channels, W channels of the whole backbone, K classes, S rounds
 
 from __future__ import annotations
 
+import progresvit._torchvision  # noqa: F401  (ahead of timm)
+
+# isort: split
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -19,6 +22,7 @@ from progresvit import compute
 from progresvit.config import ModelConfig
 from progresvit.model import slicing
 from progresvit.model.blocks import NORM_EPS, Block
+from progresvit.model.interface import RoundModel
 from progresvit.model.outputs import RoundOutput
 from progresvit.model.projector import TokenProjector
 from progresvit.model.psg import PSG, FusionGates, RoundGates
@@ -32,8 +36,10 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(in_channels, width, kernel_size=patch_size, stride=patch_size)
 
 
-class ProgResViT(nn.Module):
+class ProgResViT(RoundModel):
     """A Vision Transformer that refines its prediction round by round, on more pixels and with more channels."""
+
+    config: ModelConfig
 
     def __init__(self, config: ModelConfig, *, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -87,6 +93,10 @@ class ProgResViT(nn.Module):
                 x = block(x, block_gates)
         tokens = slicing.layer_norm(x, self.norm)
         return RoundOutput(logits=self.classify(tokens), tokens=tokens)
+
+    def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
+        """GMACs spent on an image that exits after each round."""
+        return compute.cumulative_gmacs(self.config, convention)
 
     def gates(self, s: int) -> RoundGates:
         """The multipliers of round s; all one without PSG."""

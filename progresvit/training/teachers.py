@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from progresvit import api
 from progresvit.config import ModelConfig
-from progresvit.io.model_folder import SHIPPED, find_folder, read_config
+from progresvit.io.model_folder import SHIPPED, find_folder
 from progresvit.model.interface import RoundModel
+from progresvit.model.registry import read_config
 
 IMAGENET_CLASSES = 1000
 LITE = "efficientnet-lite2"

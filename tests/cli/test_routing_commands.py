@@ -77,7 +77,7 @@ def test_frontier_in_every_format_and_of_several_models(records, tmp_path):
     refused("0 (every round runs) or more, not -0.5", "frontier", records, "--thresholds", "-0.5")
     refused("takes numbers with commas", "frontier", records, "--thresholds", "low")
     refused("so 1 for 2 rounds, not 2", "frontier", records, "--per-round", "0.1,0.2")
-    refused("the suffix says what is written", "frontier", records, "--out", tmp_path / "f.xlsx")
+    refused("the suffix names the format", "frontier", records, "--out", tmp_path / "f.xlsx")
     refused("given twice", "frontier", records, records)
     refused("rows of equal length", "frontier", records, "--per-round", "0.1", "--per-round", "0.1,0.2")
     write_records(make_records(50, labelled=False), tmp_path / "free.parquet")

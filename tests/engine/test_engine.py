@@ -6,11 +6,12 @@ import torch
 from PIL import Image
 
 import progresvit
-from progresvit import checkpoint, compute
+from progresvit import compute
 from progresvit.data import evaluation_transform
 from progresvit.data.preprocess import preprocessing_hash
 from progresvit.engine import Engine, sources
 from progresvit.engine.fold import FoldedRound
+from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.routing import Abstention, Setting, SettingWarning, save_router, top10_entropy
 from progresvit.routing.router import Router, RouterOrigin, router_hash
@@ -129,7 +130,7 @@ def a_setting(model, **changes):
         "rule": "guarantee",
         "threshold": 1.5,
         "rounds": 2,
-        "weights": checkpoint.weights_hash(model),
+        "weights": weights_hash(model),
         "preprocessing": preprocessing_hash(model.config),
         "precision": "fp32",
         "n": 1000,

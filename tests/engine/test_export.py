@@ -8,13 +8,14 @@ import torch
 from PIL import Image
 
 import progresvit
-from progresvit import checkpoint, compute
+from progresvit import compute
 from progresvit.data.pictures import find_pictures
 from progresvit.data.preprocess import preprocessing_hash
 from progresvit.engine import Engine
 from progresvit.engine.export import export
 from progresvit.engine.graphs import GraphRounds, Manifest, hash_file
 from progresvit.engine.int8 import Int8Check
+from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.model.vit import resize, resizing_matrix
 from progresvit.routing import Setting, SettingWarning
@@ -26,7 +27,7 @@ def a_setting(model, **changes):
         "rule": "budget",
         "threshold": (0.7,),
         "rounds": 2,
-        "weights": checkpoint.weights_hash(model),
+        "weights": weights_hash(model),
         "preprocessing": preprocessing_hash(model.config),
         "precision": "fp32",
         "n": 10,
@@ -83,7 +84,7 @@ def test_the_manifest_tells_a_host_everything(exports, models, format):
     assert (tuple(known["mean"]), tuple(known["std"])) == (model.config.mean, model.config.std)
     assert (known["labels"], known["class_ids"]) == (list(LABELS), None)
     assert (known["threshold"], known["setting"], known["temperatures"]) == (0.5, None, [1.0, 1.0])
-    assert known["weights"] == checkpoint.weights_hash(model)
+    assert known["weights"] == weights_hash(model)
     assert known["preprocessing"] == preprocessing_hash(model.config)
     manifest = Manifest.read(folder)
     assert manifest.config == model.config

@@ -3,10 +3,11 @@
 import numpy as np
 import torch
 
+from progresvit.compute import CONVENTIONS, cumulative_gmacs
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.preprocess import describe_preprocessing, preprocessing_hash
-from progresvit.evaluation.observe import observe
 from progresvit.evaluation.records import Header, Records
+from progresvit.evaluation.run import record_columns
 
 CLASSES = 12
 
@@ -17,7 +18,7 @@ def config(rounds=2):
 
 
 def make_logits(count=400, rounds=2, seed=0):
-    """Each round is surer and better than the one before; some images are hopeless."""
+    """Each round is surer and better than the one before; some images are unrecoverable."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, CLASSES, count)
     ease = rng.normal(1.0, 1.5, count)
@@ -30,19 +31,20 @@ def make_logits(count=400, rounds=2, seed=0):
 def make_records(count=400, rounds=2, seed=0, *, labelled=True, keep_logits=False, classes=None, logits=None):
     values, labels = make_logits(count, rounds, seed)
     values = values if logits is None else logits
-    columns = observe([torch.tensor(z, dtype=torch.float32) for z in values], classes, keep_logits=keep_logits)
+    columns = record_columns([torch.tensor(z, dtype=torch.float32) for z in values], classes, keep_logits=keep_logits)
     model = config(rounds)
     header = Header(
         model="made",
         weights="w" * 64,
         config=model.to_dict(),
+        gmacs={convention: cumulative_gmacs(model, convention) for convention in CONVENTIONS},
         preprocessing=describe_preprocessing(model),
         preprocessing_hash=preprocessing_hash(model),
         precision="fp32",
         device="cpu",
         data="made",
         split="val" if labelled else None,
-        pictures=count,
+        images=count,
         names="n" * 64,
         classes=classes,
     )

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from progresvit.evaluation.observe import observe
 from progresvit.evaluation.records import read_records, write_records
+from progresvit.evaluation.run import record_columns
 from progresvit.routing import full_entropy, logit_statistics, top10_entropy
 from tests.evaluation.made import make_logits, make_records
 
@@ -85,7 +85,7 @@ def test_broken_logits_are_counted_and_neither_right_nor_leaving(tmp_path, bad):
 
 
 def test_fewer_classes_than_five():
-    columns = observe([torch.randn(4, 3)])
+    columns = record_columns([torch.randn(4, 3)])
     assert columns["top5_labels"][:, 0, 3:].eq(-1).all()
     assert columns["top5_probabilities"][:, 0, 3:].isnan().all()
 

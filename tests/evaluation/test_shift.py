@@ -10,7 +10,7 @@ from timm.data import ImageNetInfo
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.corruptions import CORRUPTIONS
 from progresvit.distributed import Processes
-from progresvit.evaluation import HowToRun, frontier_table
+from progresvit.evaluation import EvalOptions, frontier_table
 from progresvit.evaluation.shift import (
     ALEXNET_ERRORS,
     by_severity,
@@ -26,7 +26,7 @@ from progresvit.model import ProgResViT
 from tests.evaluation.made import make_records
 
 ONE = Processes(0, 1, torch.device("cpu"))
-HOW = HowToRun(workers=0, batch=64)
+OPTIONS = EvalOptions(workers=0, batch=64)
 
 
 def tiny(randomize, **fields):
@@ -45,8 +45,8 @@ def digit_model(randomize):
     return tiny(randomize, num_classes=4, class_ids=("0", "1", "2", "3"))
 
 
-def run(model, sets, out, how=HOW):
-    return evaluate_sets(model, sets, out, name="m", processes=ONE, how=how)
+def run(model, sets, out, options=OPTIONS):
+    return evaluate_sets(model, sets, out, name="m", processes=ONE, options=options)
 
 
 def one_picture_each(folder, names):
@@ -139,7 +139,7 @@ def test_what_was_done_is_not_done_again_and_foreign_records_are_refused(digit_m
         digit_model.head.bias += 1
     with pytest.raises(ValueError, match="of another model, data or precision"):
         run(digit_model, sets, tmp_path / "out")
-    run(digit_model, sets, tmp_path / "out", replace(HOW, overwrite=True))
+    run(digit_model, sets, tmp_path / "out", replace(OPTIONS, overwrite=True))
 
 
 def test_other_pictures_of_the_same_number_are_not_taken_for_the_same(digit_model, digits, tmp_path):
@@ -201,8 +201,8 @@ def test_bad_suites_are_refused(digits):
         ({"suite": "imagenet-x"}, "unknown suite 'imagenet-x'"),
         ({"suite": "generated", "corruptions": ("rain",)}, "unknown corruption 'rain'"),
         ({"suite": "generated", "severities": (6,)}, "from 1 to 5"),
-        ({"suite": "generated", "severities": (1, 1)}, "each severity is given once"),
-        ({"suite": "generated", "corruptions": ("fog", "fog")}, "each corruption is given once"),
+        ({"suite": "generated", "severities": (1, 1)}, "give each severity once"),
+        ({"suite": "generated", "corruptions": ("fog", "fog")}, "give each corruption once"),
     ]:
         with pytest.raises(ValueError, match=match):
             plan(data=str(digits), **given)

@@ -11,7 +11,7 @@ from progresvit.evaluation import (
     measure_budgets,
     with_abstention,
 )
-from progresvit.evaluation.abstention import abstain_entropy
+from progresvit.evaluation.selective import abstain_entropy
 from progresvit.routing import Setting, find_setting, load_budgets, load_setting, setting_names
 from progresvit.routing.budgets import STEPS, budget_setting
 from progresvit.routing.named import default_setting
@@ -100,7 +100,7 @@ def test_equally_sure_answers_are_withheld_together():
     assert abstain_entropy(unsure, wrong, 0.25) == 0.5
     assert abstain_entropy(unsure, wrong, 0.2) == 0.2  # two of the three would do, but which?
     assert abstain_entropy(unsure, wrong, 0.4) is None
-    with pytest.raises(ValueError, match="even the surest"):
+    with pytest.raises(ValueError, match="even the most confident"):
         abstain_entropy([0.1, 0.2], [True, False], 0.3)
     with pytest.raises(ValueError, match="between 0 and 1"):
         abstain_entropy(unsure, wrong, 5)

@@ -1,6 +1,6 @@
-"""How risk falls when unsure answers are withheld.
+"""Selective prediction: the error rate when uncertain predictions are withheld.
 
-Coverage is the share of images that are answered, risk the share of wrong ones among them. Letters: N images.
+Coverage is the share of images that are answered, risk the error rate among them. Letters: N images.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RISKS = (0.01, 0.02, 0.05, 0.1)
 
 @dataclass(frozen=True)
 class RiskCoverage:
-    """Risk when the k surest of N answers are given, for k from 1 to N."""
+    """Risk when the k most confident of N predictions are given, for k from 1 to N."""
 
     coverage: Floats
     risk: Floats
@@ -34,45 +34,47 @@ class RiskCoverage:
         return float(self.risk.mean())
 
     def coverage_at(self, risk: float) -> float:
-        """The largest coverage whose risk is at most this; 0 if there is none."""
+        """The largest coverage with at most this risk; 0 if there is none."""
         good = np.flatnonzero(self.risk <= risk)
         return float(self.coverage[good[-1]]) if len(good) else 0.0
 
 
 def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> RiskCoverage:
-    """The curve of answers ordered by uncertainty, one of each per image; equally sure ones share their mean risk."""
-    unsure, errors = np.asarray(uncertainty, np.float64), np.asarray(wrong, np.float64)
-    if unsure.ndim != 1 or unsure.shape != errors.shape or not len(unsure):
-        raise ValueError(f"uncertainties {unsure.shape} and errors {errors.shape} are one of each per image.")
-    order = np.argsort(unsure, kind="stable")
-    _, first, counts = np.unique(unsure[order], return_index=True, return_counts=True)
+    """The curve of predictions ordered by uncertainty, one of each per image; ties share their mean risk."""
+    scores, errors = np.asarray(uncertainty, np.float64), np.asarray(wrong, np.float64)
+    if scores.ndim != 1 or scores.shape != errors.shape or not len(scores):
+        raise ValueError(f"uncertainties {scores.shape} and errors {errors.shape} must be one of each per image.")
+    order = np.argsort(scores, kind="stable")
+    _, first, counts = np.unique(scores[order], return_index=True, return_counts=True)
     means = np.add.reduceat(errors[order], first) / counts
-    smooth = np.repeat(means, counts)  # the order among equals must not matter
+    smooth = np.repeat(means, counts)  # the order among ties must not matter
     count = np.arange(1, len(errors) + 1)
     return RiskCoverage(coverage=count / len(errors), risk=smooth.cumsum() / count)
 
 
 def abstain_entropy(uncertainty: ArrayLike, wrong: ArrayLike, max_error: float) -> float | None:
-    """The entropy from which on answers are withheld so that at most ``max_error`` of those given are wrong.
+    """The entropy at and above which predictions are withheld, for an error rate of at most ``max_error`` among the rest.
 
-    As many as possible are given; None if all may be. It is one of the entropies, so no rounding moves it.
+    It withholds as few as possible; None withholds none. The value is one of the entropies, so rounding does not move
+    it.
     """
     if not 0 < max_error < 1:
-        raise ValueError(f"a share of wrong answers is between 0 and 1 (0.05 for 5 %), not {max_error:g}.")
-    unsure, errors = np.asarray(uncertainty, np.float64), np.asarray(wrong, np.float64)
-    order = np.argsort(unsure, kind="stable")
-    sorted_, risk = unsure[order], errors[order].cumsum() / np.arange(1, len(errors) + 1)
-    ends = np.flatnonzero(np.append(sorted_[1:] > sorted_[:-1], True))  # equally sure ones are given together
+        raise ValueError(f"an error rate is between 0 and 1 (0.05 for 5 %), not {max_error:g}.")
+    scores, errors = np.asarray(uncertainty, np.float64), np.asarray(wrong, np.float64)
+    order = np.argsort(scores, kind="stable")
+    sorted_, risk = scores[order], errors[order].cumsum() / np.arange(1, len(errors) + 1)
+    ends = np.flatnonzero(np.append(sorted_[1:] > sorted_[:-1], True))  # ties are answered together
     good = ends[risk[ends] <= max_error]
     if not len(good):
         raise OutOfReachError(
-            f"even the surest of these answers are wrong more often than {max_error:g}; allow more errors, or train on."
+            f"even the most confident predictions have an error rate above {max_error:g}; allow more errors, or train "
+            "longer."
         )
     return None if good[-1] == len(sorted_) - 1 else float(sorted_[good[-1] + 1])
 
 
 def routed_answers(records: Records, rounds: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
-    """Entropy of each image's answer and whether it is wrong, for the rounds in which the images leave: (N,) twice."""
+    """Entropy of each image's prediction and whether it is wrong, given the rounds of exit: (N,) twice."""
     rows = np.arange(len(records))
     return records.top10_entropy[rows, rounds].astype(np.float64), ~records.correct[rows, rounds]
 
@@ -80,7 +82,7 @@ def routed_answers(records: Records, rounds: NDArray[np.int64]) -> tuple[Floats,
 def risk_coverage_curves(
     records: Records, threshold: float | Sequence[float] | None = None, router: Router | None = None
 ) -> dict[str, RiskCoverage]:
-    """Of each round alone and routed; the threshold is the near-lossless one unless another is given."""
+    """Curves of each round alone and routed; the default threshold is the near-lossless one."""
     scores = records.scores(router)
     if threshold is None:
         threshold = records.near_lossless_threshold(router)
@@ -93,7 +95,7 @@ def risk_coverage_curves(
 
 
 def risk_coverage_table(curves: Mapping[str, RiskCoverage]) -> Table:
-    """Area under each curve, risk when all is answered, and the coverage that a risk allows."""
+    """Area under each curve, risk at full coverage, and the coverage at given risks."""
     rows: list[Row] = [
         {
             "answers": name,

@@ -9,9 +9,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import progresvit
-from progresvit import checkpoint
 from progresvit.config import make_rounds
-from progresvit.model import ProgResViT
+from progresvit.io import weights
+from progresvit.io.weights import weights_hash
+from progresvit.model import ProgResViT, saving
 
 
 def logits(model, images):
@@ -61,9 +62,9 @@ def test_saving_in_float16_rounds_the_weights_once(small_model, tmp_path):
     assert {value.dtype for value in small_model.state_dict().values()} == {torch.float32}
     rounded = progresvit.load(folder)
     assert torch.equal(rounded.head.weight, small_model.head.weight.half().float())
-    assert checkpoint.weights_hash(rounded) != checkpoint.weights_hash(small_model)
+    assert weights_hash(rounded) != weights_hash(small_model)
     again = progresvit.save(rounded, tmp_path / "again", dtype=torch.float16)
-    assert checkpoint.weights_hash(progresvit.load(again)) == checkpoint.weights_hash(rounded)
+    assert weights_hash(progresvit.load(again)) == weights_hash(rounded)
 
 
 def test_what_does_not_fit_into_float16_is_refused_and_nothing_is_written(small_model, tmp_path):
@@ -97,15 +98,17 @@ def test_saving_again_replaces_the_model_and_keeps_other_files(small_config, sma
     assert os.listdir(tmp_path) == ["model"]
 
 
-@pytest.mark.parametrize("step", ["save_file", "_keep_other_files"])
-def test_a_crash_while_saving_leaves_the_old_model(small_config, small_model, images, tmp_path, monkeypatch, step):
+@pytest.mark.parametrize(("module", "step"), [(weights, "save_file"), (saving, "_keep_other_files")])
+def test_a_crash_while_saving_leaves_the_old_model(
+    small_config, small_model, images, tmp_path, monkeypatch, module, step
+):
     old = ProgResViT(small_config)
     folder = progresvit.save(old, tmp_path / "model")
 
     def crash(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, step, crash)
+    monkeypatch.setattr(module, step, crash)
     with pytest.raises(OSError, match="No space left"):
         progresvit.save(small_model, folder)
     assert torch.equal(logits(progresvit.load(folder), images), logits(old, images))
@@ -116,7 +119,7 @@ def test_what_safetensors_says_of_a_full_disk_is_an_os_error(small_model, tmp_pa
     def full(*arguments, **options):
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(weights, "save_file", full)
     with pytest.raises(OSError, match=r"could not be written: .*No space left"):
         progresvit.save(small_model, tmp_path / "model")
 
@@ -215,7 +218,8 @@ def test_a_truncated_safetensors_is_refused(folder, keep):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "remedy"), [("dept", 2, "did you mean 'depth'"), ("depth", None, "depth must be a whole number")]
+    ("key", "value", "remedy"),
+    [("dept", 2, "did you mean 'depth'"), ("depth", None, "depth: Input should be a valid integer")],
 )
 def test_a_wrong_config_json_is_refused_by_name(folder, key, value, remedy):
     path = edit_config(folder, **{key: value})
@@ -265,9 +269,9 @@ def test_a_path_that_is_not_there_is_refused(tmp_path):
 
 
 def test_the_hash_of_weights_is_that_of_what_they_compute(small_model, tmp_path):
-    before = checkpoint.weights_hash(small_model)
-    checkpoint.save(small_model, tmp_path / "m")
-    assert checkpoint.weights_hash(checkpoint.load_folder(tmp_path / "m")) == before
+    before = weights_hash(small_model)
+    progresvit.save(small_model, tmp_path / "m")
+    assert weights_hash(progresvit.load(tmp_path / "m")) == before
     with torch.no_grad():
         small_model.head.bias[0] += 1e-3
-    assert checkpoint.weights_hash(small_model) != before
+    assert weights_hash(small_model) != before

@@ -1,4 +1,4 @@
-"""Whether probabilities can be believed: expected calibration error, per round and routed, and temperature scaling.
+"""Reliability of the probabilities: expected calibration error, per round and routed, and temperature scaling.
 
 Letters: N images, S rounds, K classes.
 """
@@ -20,12 +20,12 @@ from progresvit.routing.frontier import exit_rounds
 
 BINS = 15
 COLDEST, HOTTEST = 0.05, 20.0
-"""Temperatures are looked for between these."""
+"""Lowest and highest temperature that is searched."""
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Images sorted into bins of equal width by the probability of their answer; (BINS,) each."""
+    """Images in bins of equal width by the probability of their prediction; (BINS,) each."""
 
     images: NDArray[np.int64]
     probability: NDArray[np.float64]
@@ -40,13 +40,13 @@ class Reliability:
         return float((gaps * self.images[filled]).sum() / self.images.sum())
 
 
-def reliability(probability: ArrayLike, correct: ArrayLike, bins: int = BINS) -> Reliability:
-    """Of answers: their probabilities and whether they are right, one of each per image. Bins are (low, high]."""
+def reliability_bins(probability: ArrayLike, correct: ArrayLike, bins: int = BINS) -> Reliability:
+    """From the probability of each image's prediction and whether it is correct. Bins are (low, high]."""
     values, hits = np.asarray(probability, np.float64), np.asarray(correct, np.float64)
     if values.shape != hits.shape or values.ndim != 1 or not len(values):
-        raise ValueError(f"probabilities {values.shape} and hits {hits.shape} are one of each per image.")
+        raise ValueError(f"probabilities {values.shape} and hits {hits.shape} must be one of each per image.")
     if not ((values >= 0) & (values <= 1)).all():
-        raise ValueError("probabilities are between 0 and 1; leave out images whose logits are not finite.")
+        raise ValueError("probabilities are between 0 and 1; exclude images whose logits are not finite.")
     place = np.clip(np.ceil(values * bins).astype(int) - 1, 0, bins - 1)
     images = np.bincount(place, minlength=bins)
     with np.errstate(invalid="ignore"):
@@ -69,7 +69,7 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
 
 
 def fit_temperatures(records: Records) -> tuple[float, ...]:
-    """One for each round, from records that kept the logits."""
+    """One temperature per round, from records that kept the logits."""
     logits, labels = _logits(records), records.need_labels()
     if records.header.classes is not None:
         labels = np.searchsorted(records.header.classes, labels)
@@ -80,7 +80,7 @@ def fit_temperatures(records: Records) -> tuple[float, ...]:
 
 
 def probabilities(records: Records, temperatures: Sequence[float] | None = None) -> Floats:
-    """Of the answer of every round: (N, S). Dividing by a temperature changes the probability, never the answer."""
+    """Probability of the prediction of every round: (N, S). A temperature changes it, but never the prediction."""
     if temperatures is None:
         return records.top5_probabilities[..., 0]
     logits = _logits(records)
@@ -97,51 +97,53 @@ def reliabilities(
     router: Router | None = None,
     temperatures: Sequence[float] | None = None,
 ) -> dict[str, Reliability]:
-    """Of each round and routed, at the near-lossless threshold unless another is given."""
+    """Reliability of each round and routed; the default threshold is the near-lossless one."""
     scores = records.scores(router)
     if threshold is None:
         threshold = records.near_lossless_threshold(router)
-    sure, correct = probabilities(records, temperatures), records.correct
+    probability, correct = probabilities(records, temperatures), records.correct
     rounds = {f"round {s + 1}": np.full(len(records), s) for s in range(records.rounds)}
     rounds["routed"] = exit_rounds(scores, threshold)
     found = {}
     for name, chosen in rounds.items():
         rows = np.arange(len(records))
-        values, hits = sure[rows, chosen], correct[rows, chosen]
+        values, hits = probability[rows, chosen], correct[rows, chosen]
         known = np.isfinite(values)
         if not known.any():
-            raise ValueError(f"no image has finite logits ({name}); there is nothing to be calibrated.")
-        found[name] = reliability(values[known], hits[known])
+            raise ValueError(f"no image has finite logits ({name}); there is nothing to calibrate.")
+        found[name] = reliability_bins(values[known], hits[known])
     return found
 
 
 @dataclass(frozen=True)
-class Trust:
-    """What is reported: a table, and the bins behind its last column."""
+class ReliabilityReport:
+    """A table, and the bins of its last column."""
 
     table: Table
     bins: Mapping[str, Reliability]
     temperatures: tuple[float, ...] | None = None
 
 
-def measure_trust(
+def measure_reliability(
     records: Records, *, threshold: float | Sequence[float] | None = None, router: Router | None = None
-) -> Trust:
-    """Expected calibration error as the model gives its probabilities."""
+) -> ReliabilityReport:
+    """Expected calibration error of the model's own probabilities."""
     found = reliabilities(records, threshold=threshold, router=router)
     rows: list[Row] = [_row(name, bins, None) for name, bins in found.items()]
-    return Trust(Table(f"Expected calibration error, {BINS} bins, {len(records)} images", _columns(), rows), found)
+    return ReliabilityReport(
+        Table(f"Expected calibration error, {BINS} bins, {len(records)} images", _columns(), rows), found
+    )
 
 
-def measure_scaled_trust(
+def measure_scaled_reliability(
     records: Records,
     *,
     threshold: float | Sequence[float] | None = None,
     router: Router | None = None,
     share: float = 0.5,
     seed: int = 0,
-) -> Trust:
-    """The same of one part of the images, with temperatures (and the threshold, if none is given) from the other."""
+) -> ReliabilityReport:
+    """The same on one part of the images, with temperatures (and the threshold, if none is given) from the other."""
     fitted, report = records.split(share, seed)
     temperatures = fit_temperatures(fitted)
     if threshold is None:
@@ -152,9 +154,9 @@ def measure_scaled_trust(
     rows = [_row(name, before[name], after[name], used[name]) for name in before]
     title = (
         f"Expected calibration error, {BINS} bins; temperatures from {len(fitted)} images, "
-        f"figures of {len(report)} others"
+        f"results on {len(report)} others"
     )
-    return Trust(Table(title, _columns(), rows), after, temperatures)
+    return ReliabilityReport(Table(title, _columns(), rows), after, temperatures)
 
 
 def _row(name: str, before: Reliability, after: Reliability | None, temperature: float | None = None) -> Row:

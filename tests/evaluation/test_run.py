@@ -11,16 +11,17 @@ import pytest
 import torch
 from PIL import Image
 
-from progresvit import checkpoint
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.preprocess import Corruption, NamedTransform, normalise
 from progresvit.distributed import Processes
-from progresvit.evaluation import DataSource, HowToRun, evaluate
+from progresvit.evaluation import DataSource, EvalOptions, evaluate
 from progresvit.evaluation.records import read_records
+from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
+from progresvit.model.saving import save
 
 ONE = Processes(0, 1, torch.device("cpu"))
-PLAIN = HowToRun(workers=0, batch=5)
+PLAIN = EvalOptions(workers=0, batch=5)
 
 
 @pytest.fixture
@@ -37,8 +38,8 @@ def model(randomize):
     return randomize(ProgResViT(config))
 
 
-def run(model, data, out, how=PLAIN, processes=ONE, **source):
-    return evaluate(model, DataSource(data=str(data), **source), out, name="m", processes=processes, how=how)
+def run(model, data, out, options=PLAIN, processes=ONE, **source):
+    return evaluate(model, DataSource(data=str(data), **source), out, name="m", processes=processes, options=options)
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_records_hold_what_the_model_says_of_each_picture(model, digits, tmp_pat
             assert records.logits[row, s] == pytest.approx(output.logits[0].numpy(), abs=1e-5)
         assert records.labels[row] == int(records.ids[row].split("/")[1])
     header = records.header
-    assert (header.weights, header.pictures, header.precision) == (checkpoint.weights_hash(model), 24, "fp32")
+    assert (header.weights, header.images, header.precision) == (weights_hash(model), 24, "fp32")
     assert header.date.startswith("20")
     assert [path.name for path in tmp_path.iterdir()] == ["r.parquet"]
 
@@ -148,7 +149,7 @@ def test_the_beginning_of_another_run_is_not_gone_on_with(model, digits, tmp_pat
 
 
 def test_two_processes_share_the_work(digits, tmp_path, model):
-    checkpoint.save(model, tmp_path / "model")
+    save(model, tmp_path / "model")
     script = tmp_path / "go.py"
     script.write_text(
         "import sys\nimport progresvit.evaluation.parts as e\ne.CHUNK = 7\n"
@@ -222,7 +223,7 @@ def test_pictures_that_share_a_name_are_refused_before_anything_is_done(model, d
         (tmp_path / folder).mkdir()
         with tarfile.open(tmp_path / folder / "x.tar", "w") as tar:
             tar.add(digits / "val" / "0", "mine")
-    with pytest.raises(ValueError, match=r"6 pictures of .* share their name with another, such as x\.tar/mine/"):
+    with pytest.raises(ValueError, match=r"6 images of .* share their name with another, such as x\.tar/mine/"):
         run(model, tmp_path / "d[12]" / "x.tar", tmp_path / "r.parquet", unlabelled=True)
     assert not list(tmp_path.glob("r.parquet*"))
 
@@ -286,7 +287,7 @@ def test_progress_is_told_after_every_batch(model, digits, tmp_path):
         tmp_path / "r.parquet",
         name="m",
         processes=ONE,
-        how=PLAIN,
+        options=PLAIN,
         progress=lambda done, total: told.append((done, total)),
     )
     assert told == [(done, 24) for done in (0, 5, 10, 15, 20, 24)]
@@ -314,8 +315,8 @@ def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path, small
         ({"data": digits, "split": "test"}, "no pictures under test"),
         ({"data": digits, "unlabelled": True, "restrict_classes": True}, "have no labels"),
         ({"data": "hfds/some/thing", "unlabelled": True}, "timm's data sets have labels"),
-        ({"data": digits, "how": replace(PLAIN, precision="fp16")}, "fp16 needs a CUDA device"),
-        ({"data": digits, "how": replace(PLAIN, precision="int3")}, "unknown precision 'int3'"),
+        ({"data": digits, "options": replace(PLAIN, precision="fp16")}, "fp16 needs a CUDA device"),
+        ({"data": digits, "options": replace(PLAIN, precision="int3")}, "unknown precision 'int3'"),
     ]
     for given, match in cases:
         with pytest.raises(ValueError, match=match):
@@ -332,8 +333,8 @@ def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path, small
     run(model, digits, out)
     with pytest.raises(ValueError, match=r"is there already; use --overwrite"):
         run(model, digits, out)
-    with pytest.raises(ValueError, match="one picture at least"):
-        HowToRun(batch=0)
+    with pytest.raises(ValueError, match="at least one image"):
+        EvalOptions(batch=0)
 
 
 @pytest.mark.gpu

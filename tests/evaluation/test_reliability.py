@@ -2,13 +2,18 @@ import numpy as np
 import pytest
 import torch
 
-from progresvit.evaluation import fit_temperatures, reliabilities, reliability
-from progresvit.evaluation.trust import fit_temperature, measure_scaled_trust, measure_trust, probabilities
+from progresvit.evaluation import fit_temperatures, reliabilities, reliability_bins
+from progresvit.evaluation.reliability import (
+    fit_temperature,
+    measure_reliability,
+    measure_scaled_reliability,
+    probabilities,
+)
 from tests.evaluation.made import make_logits, make_records
 
 
 def test_the_error_by_hand():
-    found = reliability([0.05, 0.15, 0.15, 0.95], [0, 1, 0, 1], bins=10)
+    found = reliability_bins([0.05, 0.15, 0.15, 0.95], [0, 1, 0, 1], bins=10)
     assert found.images.tolist() == [1, 2, 0, 0, 0, 0, 0, 0, 0, 1]
     assert found.error == pytest.approx((0.05 * 1 + abs(0.15 - 0.5) * 2 + 0.05 * 1) / 4)
 
@@ -21,15 +26,15 @@ def test_a_plain_loop_gives_the_same_error():
         inside = (sure > number / 15) & (sure <= (number + 1) / 15)
         if inside.any():
             expected += inside.mean() * abs(sure[inside].mean() - right[inside].mean())
-    assert reliability(sure, right).error == pytest.approx(expected)
+    assert reliability_bins(sure, right).error == pytest.approx(expected)
 
 
 def test_honest_probabilities_have_a_small_error_and_boasting_ones_a_large_one():
     rng = np.random.default_rng(1)
     sure = rng.random(100_000)
     right = rng.random(100_000) < sure
-    assert reliability(sure, right).error < 0.01
-    assert reliability(np.sqrt(sure), right).error > 0.1
+    assert reliability_bins(sure, right).error < 0.01
+    assert reliability_bins(np.sqrt(sure), right).error > 0.1
 
 
 def test_the_temperature_of_sharpened_logits_is_found():
@@ -56,7 +61,7 @@ def test_temperatures_change_probabilities_and_never_answers_or_routes():
 
 def test_temperatures_are_reported_on_images_that_they_were_not_fitted_on():
     records = make_records(2000, keep_logits=True)
-    found = measure_scaled_trust(records)
+    found = measure_scaled_reliability(records)
     table, temperatures = found.table, found.temperatures
     fitted, report = records.split(0.5)
     assert temperatures == fit_temperatures(fitted)
@@ -65,7 +70,7 @@ def test_temperatures_are_reported_on_images_that_they_were_not_fitted_on():
         reliabilities(report, temperatures=temperatures)["round 1"].error
     )
     assert [row["scaled_ece"] for row in table.rows] == [bins.error for bins in found.bins.values()]
-    assert f"temperatures from {len(fitted)} images, figures of {len(report)} others" in table.title
+    assert f"temperatures from {len(fitted)} images, results on {len(report)} others" in table.title
 
 
 def test_restricted_classes_are_scaled_among_themselves():
@@ -81,19 +86,19 @@ def test_restricted_classes_are_scaled_among_themselves():
 def test_broken_images_are_left_out_and_counted_by_their_absence():
     logits, _ = make_logits(100)
     logits[0, :10] = np.nan
-    found = measure_trust(make_records(100, logits=logits), threshold=0.5)
+    found = measure_reliability(make_records(100, logits=logits), threshold=0.5)
     assert [row["images"] for row in found.table.rows] == [90, 100, 100]
 
 
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="evaluate again with --logits"):
-        measure_scaled_trust(make_records())
+        measure_scaled_reliability(make_records())
     with pytest.raises(ValueError, match="one of each per image"):
-        reliability([0.5], [1, 0])
+        reliability_bins([0.5], [1, 0])
     with pytest.raises(ValueError, match="between 0 and 1"):
-        reliability([1.5], [1])
+        reliability_bins([1.5], [1])
     with pytest.raises(ValueError, match="have no label"):
-        measure_trust(make_records(labelled=False), threshold=0.5)
+        measure_reliability(make_records(labelled=False), threshold=0.5)
 
 
 def test_scaling_leaves_out_the_same_images():

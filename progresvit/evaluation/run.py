@@ -1,0 +1,295 @@
+"""Evaluation: every round on every image, once, into records.
+
+Processes share the chunks of images. Each finished chunk is a file in ``NAME.parts`` beside the records, so a run that
+was stopped continues with the chunks that are missing. When all are there they become one file.
+
+Letters: B images, S rounds, K classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from progresvit import __version__
+from progresvit.compute import CONVENTIONS
+from progresvit.data.loader import Unreadable, numbered_batches
+from progresvit.data.pictures import UNLABELLED, Pictures, find_pictures, find_unlabelled
+from progresvit.data.preprocess import Corruption, NamedTransform, describe_preprocessing, normalise, preprocessing_hash
+from progresvit.data.timm_pictures import find_timm_pictures, is_timm_name
+from progresvit.distributed import Processes
+from progresvit.evaluation.classes import class_numbers, relabel
+from progresvit.evaluation.parts import Columns, Parts
+from progresvit.evaluation.records import TOP, Header, Records, read_records, write_records
+from progresvit.io.weights import weights_hash
+from progresvit.model.interface import RoundModel
+from progresvit.model.precision import autocast
+from progresvit.routing import full_entropy, logit_statistics, top10_entropy
+
+ProgressCallback = Callable[[int, int], None]
+"""Called after each batch with the number of images that are done and the total."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSource:
+    """Where images come from and how they are prepared."""
+
+    data: str
+    """A folder, tars, or a name that timm knows (``hfds/…``, ``wds/…``)."""
+    split: str = "val"
+    unlabelled: bool = False
+    """Take all images of all folders; there are no labels."""
+    restrict_classes: bool = False
+    """Predictions choose only among the classes of the data (ImageNet-A and -R)."""
+    corruption: Corruption | None = None
+
+    def find(self) -> Pictures:
+        """The images, with targets by the data's own classes. Names must be unique."""
+        if self.unlabelled and is_timm_name(self.data):
+            raise ValueError("--unlabelled takes a folder or tars; timm's data sets have labels.")
+        if self.unlabelled:
+            images = find_unlabelled(self.data)
+        elif is_timm_name(self.data):
+            images = find_timm_pictures(self.data, self.split, None)
+        else:
+            images = find_pictures(self.data, self.split)
+        counts = Counter(entry.name for entry in images.entries)
+        twice = [name for name, count in counts.items() if count > 1]
+        if twice:
+            raise ValueError(
+                f"{len(twice)} images of {self.data} share their name with another, such as {twice[0]}; records "
+                "identify images by name, so rename them or evaluate the sets separately."
+            )
+        return images
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """How an evaluation runs. Only the precision changes its outcome."""
+
+    precision: str = "fp32"
+    batch: int = 128
+    workers: int = 2
+    """Processes that decode images; 0 decodes in this one."""
+    keep_logits: bool = False
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.workers < 0:
+            raise ValueError(f"a batch holds at least one image, not {self.batch}, and workers are 0 or more.")
+
+
+def evaluate(
+    model: RoundModel,
+    source: DataSource,
+    out: Path,
+    *,
+    name: str,
+    processes: Processes,
+    options: EvalOptions | None = None,
+    progress: ProgressCallback | None = None,
+) -> Records:
+    """Write the records of a model on a data set, and return them.
+
+    Args:
+        model: It is moved to the device of the processes and set to evaluation mode.
+        source: The images.
+        out: The file to write.
+        name: The model's name in the header.
+        processes: Processes that share the work, and their device.
+        options: Precision, batch size and so on.
+        progress: Called after each batch.
+    """
+    options = options or EvalOptions()
+    if model.config.num_classes == 0:
+        raise ValueError("the model has no classes to choose from; give it a head with reset_classifier and train it.")
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; give the name of a file, such as {out / 'records.parquet'}.")
+    if out.exists() and not options.overwrite:
+        raise ValueError(f"{out} is there already; use --overwrite to replace it, or name another file.")
+    autocast(processes.device, options.precision)  # an error before anything is written
+    images = source.find()
+    header = _header(model, source, images, name=name, options=options, device=processes.device)
+    labels = [UNLABELLED] * len(images) if source.unlabelled else relabel(images, model.config)
+    parts = Parts(out.with_name(out.name + ".parts"), images)
+    if processes.first:
+        parts.claim(header, keep_logits=options.keep_logits, overwrite=options.overwrite)
+    processes.wait()  # until the parts of another run are removed
+    done = set(processes.gather(parts.done())[0])  # as the first process sees it: all must share the same chunks
+    left = [number for number in range(len(parts.chunks)) if number not in done][processes.rank :: processes.count]
+    transform = NamedTransform(model.config, source.corruption)
+    counter = _ProgressCounter(
+        progress, len(images), sum(len(parts.chunks[number]) for number in done), processes.count
+    )
+    skipped = Unreadable(images)
+    model = model.to(processes.device).eval()
+    for number, columns, bad in _run(model, parts, left, header, options, transform, processes.device, counter):
+        parts.write(number, columns, bad)
+        _skip(bad, skipped, parts)
+    processes.wait()
+    if processes.first:
+        write_records(_gather(parts, header, labels), out)
+        parts.remove()
+    processes.wait()
+    return read_records(out)
+
+
+class _ProgressCounter:
+    """Counts images for the callback, assuming that the other processes are as fast as this one."""
+
+    def __init__(self, callback: ProgressCallback | None, total: int, done: int, processes: int) -> None:
+        self.callback, self.total, self.done, self.processes = callback, total, done, processes
+        self.add(0)
+
+    def add(self, images: int) -> None:
+        self.done = min(self.done + images * self.processes, self.total)
+        if self.callback:
+            self.callback(self.done, self.total)
+
+
+def intended_header(
+    model: RoundModel, source: DataSource, name: str, options: EvalOptions, processes: Processes
+) -> Header:
+    """The header that an evaluation would write, without its outcome."""
+    return _header(model, source, source.find(), name=name, options=options, device=processes.device)
+
+
+def _header(
+    model: RoundModel, source: DataSource, images: Pictures, *, name: str, options: EvalOptions, device: torch.device
+) -> Header:
+    restricted = None
+    if source.restrict_classes:
+        if source.unlabelled:
+            raise ValueError("predictions cannot be restricted to the classes of images that have no labels.")
+        restricted = tuple(sorted(class_numbers(images.class_ids, model.config)))
+    return Header(
+        model=name,
+        weights=weights_hash(model),
+        config=model.config.to_dict(),
+        gmacs={convention: model.gmacs(convention) for convention in CONVENTIONS},
+        routable=model.config.routable,
+        preprocessing=describe_preprocessing(model.config),
+        preprocessing_hash=preprocessing_hash(model.config),
+        precision=options.precision,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        data=source.data,
+        split=None if source.unlabelled else source.split,
+        images=len(images),
+        drawn_from=images.drawn_from,
+        names=hashlib.sha256("\n".join(entry.name for entry in images.entries).encode()).hexdigest(),
+        classes=restricted,
+        corruption=f"{source.corruption.name}/{source.corruption.severity}" if source.corruption else None,
+        version=__version__,
+    )
+
+
+@torch.inference_mode()
+def _run(
+    model: RoundModel,
+    parts: Parts,
+    numbers: Sequence[int],
+    header: Header,
+    options: EvalOptions,
+    transform: NamedTransform,
+    device: torch.device,
+    counter: _ProgressCounter,
+) -> Iterator[tuple[int, Columns, dict[int, str]]]:
+    """The columns and unreadable images of each chunk as it is finished."""
+    owners, groups = [], []
+    for number in numbers:
+        chunk = list(parts.chunks[number])
+        for first in range(0, len(chunk), options.batch):
+            groups.append(chunk[first : first + options.batch])
+            owners.append(number)
+    batches = numbered_batches(parts.pictures, groups, transform=transform, workers=options.workers, device=device)
+    batch_columns: list[dict[str, Tensor]] = []
+    unreadable: dict[int, str] = {}
+    indices: list[int] = []
+    for turn, (good, pixels, bad) in enumerate(batches):
+        unreadable |= bad
+        indices += good
+        if pixels is not None:
+            with autocast(device, options.precision):
+                logits = [output.logits for output in model(normalise(pixels, model.config))]
+            batch_columns.append(record_columns(logits, header.classes, keep_logits=options.keep_logits))
+        counter.add(len(groups[turn]))
+        if turn + 1 == len(groups) or owners[turn + 1] != owners[turn]:
+            columns: Columns = {"index": np.array(indices, np.int64)}
+            for name in batch_columns[0] if batch_columns else ():
+                columns[name] = torch.cat([part[name] for part in batch_columns]).cpu().numpy()
+            yield owners[turn], columns, unreadable
+            batch_columns, unreadable, indices = [], {}, []
+
+
+def record_columns(
+    rounds: Sequence[Tensor], classes: Sequence[int] | None = None, *, keep_logits: bool = False
+) -> dict[str, Tensor]:
+    """What records keep of a batch: S tensors of logits (B, K) -> columns by name, each (B, S, ...).
+
+    With ``classes``, predictions choose only among them; entropies and statistics are of all classes.
+    """
+    columns: dict[str, list[Tensor]] = {}
+    for logits in rounds:
+        values = logits.float()
+        labels, probabilities = _top5(values, classes)
+        round_columns = {
+            "top5_labels": labels,
+            "top5_probabilities": probabilities,
+            "top10_entropy": top10_entropy(values),
+            "entropy": full_entropy(values),
+            "statistics": logit_statistics(values),
+        }
+        if keep_logits:
+            round_columns["logits"] = values
+        for name, column in round_columns.items():
+            columns.setdefault(name, []).append(column)
+    return {name: torch.stack(parts, dim=1) for name, parts in columns.items()}  # S times (B, ...) -> (B, S, ...)
+
+
+def _top5(logits: Tensor, classes: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    """The likeliest classes and their probabilities: (B, K) -> (B, 5) twice, padded with -1 and NaN."""
+    numbers = torch.arange(logits.shape[-1]) if classes is None else torch.tensor(classes)
+    numbers = numbers.to(logits.device)
+    candidates = logits[:, numbers]
+    probabilities, ranks = candidates.softmax(dim=-1).topk(min(TOP, len(numbers)), dim=-1)
+    finite = logits.isfinite().all(dim=-1, keepdim=True)
+    labels = numbers[ranks].where(finite, -1)
+    probabilities = probabilities.where(finite, torch.nan)
+    missing = TOP - labels.shape[1]
+    return (
+        torch.nn.functional.pad(labels, (0, missing), value=-1),
+        torch.nn.functional.pad(probabilities, (0, missing), value=torch.nan),
+    )
+
+
+def _skip(unreadable: Mapping[int, str], skipped: Unreadable, parts: Parts) -> None:
+    """Count unreadable images. Too many are an error that removes the parts, since the user will change the images."""
+    try:
+        for index, reason in unreadable.items():
+            skipped.add(index, reason)
+    except ValueError:
+        parts.remove()
+        raise
+
+
+def _gather(parts: Parts, header: Header, labels: Sequence[int]) -> Records:
+    """The records of all chunks."""
+    columns, unreadable = parts.merge()
+    skipped = Unreadable(parts.pictures)
+    _skip(unreadable, skipped, parts)
+    order = columns.pop("index")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Records(
+        header=replace(header, unreadable=tuple(skipped.lines()), date=now),
+        ids=np.array([parts.pictures.entries[index].name for index in order], dtype=np.str_),
+        labels=np.array(labels, np.int64)[order],
+        **columns,
+    )

@@ -1,0 +1,42 @@
+"""Weights as safetensors files, and their hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file."""
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is no whole safetensors file ({error}); it was cut short or is of another format. "
+            "Copy or download it again."
+        ) from error
+
+
+def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write a file with the usual permissions; safetensors alone would make it readable by its owner only."""
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file({key: value.contiguous() for key, value in weights.items()}, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # how safetensors reports a full disk or missing permissions
+        raise OSError(f"{path} could not be written: {error}") from error
+    path.chmod(mode)
+
+
+def weights_hash(model: nn.Module) -> str:
+    """SHA-256 of the weights as float32, by name: the same wherever the model was loaded from."""
+    digest = hashlib.sha256()
+    for key, value in sorted(model.state_dict().items()):
+        digest.update(f"{key}{tuple(value.shape)}".encode())
+        digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

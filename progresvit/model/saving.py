@@ -1,0 +1,137 @@
+"""A model folder, written and read: config.json beside model.safetensors, and nothing that can run code."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from progresvit.config import BaseConfig
+from progresvit.io.files import replacing_folder
+from progresvit.io.model_folder import CONFIG_FILE, WEIGHTS_FILE, find_pickles, refuse_pickle
+from progresvit.io.weights import read_safetensors, write_safetensors
+from progresvit.model.interface import RoundModel
+from progresvit.model.registry import build, read_config
+
+_LISTED = 8  # keys that an error message lists before it counts the rest
+
+
+def save(model: RoundModel, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Path:
+    """Write a model folder in one step: a crash leaves the old folder or the new one, whole.
+
+    Args:
+        model: A model of any registered kind.
+        folder: A new folder or one that holds a model. Its other files are kept.
+        dtype: Precision of the file; by default that of the model. ``torch.float16`` halves the file and rounds the
+            weights: the model that ``load`` returns has another hash, so evaluate and calibrate that one.
+    """
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"weights are written as floating-point numbers, not as {dtype}; use torch.float16.")
+    if not isinstance(model, RoundModel):
+        raise ValueError(
+            f"save takes a model such as ProgResViT, not {type(model).__name__}; "
+            "unwrap a compiled model with model._orig_mod and a distributed one with model.module."
+        )
+    target = Path(os.path.expanduser(folder))
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{target} is a file; give the name of a folder.")
+    if target.is_dir() and any(target.iterdir()) and not (target / CONFIG_FILE).exists():
+        raise ValueError(f"{target} holds other files and no model; give a new folder, or one that holds a model.")
+    weights = model.state_dict()
+    check_fit(weights, model.config, origin="this model, of which a part was replaced by hand,")
+    if dtype is not None:
+        weights = {key: _rounded(key, value, dtype) for key, value in weights.items()}
+    with replacing_folder(target) as staged:
+        values = {**model.config.to_dict(), **model.config.foreign_keys()}
+        (staged / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        write_safetensors(weights, staged / WEIGHTS_FILE)
+        if target.is_dir():
+            _keep_other_files(target, staged)
+    return target
+
+
+def load_folder(folder: Path) -> RoundModel:
+    """The model of a folder, in float32 whatever the precision on disk, in evaluation mode."""
+    config = read_config(folder)
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        pickles = find_pickles(folder)
+        raise ValueError(refuse_pickle(pickles[0]) if pickles else f"{folder} has no {WEIGHTS_FILE}; save it again.")
+    weights = read_safetensors(path)
+    check_fit(weights, config, origin=str(path))
+    model = build(config)
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def push_to_hub(model: RoundModel, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
+    """Upload the model folder to the Hugging Face hub; returns the address of the commit."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token, library_name="progresvit")
+    repo = api.create_repo(repo_id, private=private, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = save(model, Path(scratch) / "model")
+        message = f"Upload {type(model).__name__} model"
+        commit = api.upload_folder(repo_id=repo.repo_id, folder_path=folder, commit_message=message)
+    return str(commit.commit_url)
+
+
+def check_fit(weights: Mapping[str, Tensor], config: BaseConfig, *, origin: str) -> None:
+    """Weights must have exactly the keys and shapes of the config's model, which takes no memory for it."""
+    with torch.device("meta"):
+        own = build(config).state_dict()
+    shared = [key for key in own if key in weights]
+    problems = {
+        "lack": [key for key in own if key not in weights],
+        "have unknown": [key for key in weights if key not in own],
+        "have other shapes for": [
+            f"{key} {tuple(weights[key].shape)} instead of {tuple(own[key].shape)}"
+            for key in shared
+            if weights[key].shape != own[key].shape
+        ],
+        "have no floating-point numbers for": [
+            key for key in shared if own[key].is_floating_point() and not weights[key].is_floating_point()
+        ],
+    }
+    found = "; ".join(f"{what} {_some(keys)}" for what, keys in problems.items() if keys)
+    if found:
+        raise ValueError(
+            f"the weights of {origin} do not fit the config: they {found}. Use the {CONFIG_FILE} that was saved with "
+            "them (and reset_classifier to give a model another head)."
+        )
+
+
+def _rounded(key: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    if not value.is_floating_point():
+        return value
+    rounded = value.to(dtype)
+    if not torch.equal(rounded.isfinite(), value.isfinite()):
+        raise ValueError(f"{key} has numbers too large for {dtype}; save with torch.bfloat16, or leave dtype out.")
+    return rounded
+
+
+def _keep_other_files(source: Path, target: Path) -> None:
+    def ours(folder: str, names: list[str]) -> set[str]:
+        return {CONFIG_FILE, WEIGHTS_FILE} & set(names) if Path(folder) == source else set()
+
+    shutil.copytree(source, target, ignore=ours, symlinks=True, dirs_exist_ok=True, copy_function=_link_or_copy)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """A hard link, so that later writes to an open file are not lost; a copy where links are not possible."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _some(keys: list[str]) -> str:
+    more = len(keys) - _LISTED
+    return ", ".join(keys[:_LISTED]) + (f" and {more} more" if more > 0 else "")
