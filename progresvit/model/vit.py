@@ -147,10 +147,6 @@ class ProgResViT(RoundModel):
         kept.load_state_dict(weights)
         return kept.train(self.training)
 
-    def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
-        """GMACs of one image after each round, cumulative."""
-        return compute.cumulative_gmacs(self.config, convention)
-
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block's activations in the backward pass instead of storing them."""
         self.grad_checkpointing = enable

@@ -15,10 +15,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from progresvit import checkpoint
-from progresvit.checkpoint import read_safetensors, write_safetensors
 from progresvit.io.files import replacing_folder
+from progresvit.io.weights import read_safetensors, write_safetensors
 from progresvit.model.interface import RoundModel
+from progresvit.model.saving import save
 from progresvit.training.step import RoundLosses
 from progresvit.training.tasks.task import Task
 
@@ -117,7 +117,7 @@ def prune(folder: Path, *, keep: int) -> None:
 
 def save_model(model: RoundModel, task: Task, folder: Path) -> None:
     """Write a model folder; the state of a task that has modules (a head, a decoder) is stored in the same folder."""
-    checkpoint.save(cast(Any, model), folder)
+    save(cast(Any, model), folder)
     if state := task.state_dict():
         staged = folder / f".{TASK_FILE}"
         write_safetensors(state, staged)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from progresvit.evaluation import Records
-from progresvit.evaluation.abstention import RiskCoverage, risk_coverage_curves
-from progresvit.evaluation.hopeless import equal_accuracy_table, rules
+from progresvit.evaluation.iso_accuracy import equal_accuracy_table, rules
+from progresvit.evaluation.selective import RiskCoverage, risk_coverage_curves
 from progresvit.evaluation.table import Row
 from progresvit.routing.calibration import OutOfReachError
 from repro.formats import EqualAccuracy, RiskCurve
