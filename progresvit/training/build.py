@@ -8,11 +8,12 @@ from typing import Any, cast
 from timm.data import ImageNetInfo
 from torch import nn
 
-from progresvit import api, checkpoint
+from progresvit import api
 from progresvit.interop import start_from_timm
 from progresvit.io.model_folder import find_folder
 from progresvit.model import registry
 from progresvit.model.interface import RoundModel
+from progresvit.model.saving import check_fit
 from progresvit.training.recipe import Recipe
 
 
@@ -45,7 +46,7 @@ def _start_from_folder(model: RoundModel, folder: Path) -> None:
     if source.config.class_ids != model.config.class_ids:
         fresh = {key: value for key, value in model.state_dict().items() if key.startswith("head.")}
         weights = {**weights, **fresh}
-    checkpoint.check_fit(weights, model.config, origin=str(folder))
+    check_fit(weights, model.config, origin=str(folder))
     model.load_state_dict(weights)
 
 

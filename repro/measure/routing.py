@@ -108,7 +108,7 @@ def measure_equal_accuracy(
 def _equal_accuracy_rows(val: Records, learned: Records | None, *, seed: int) -> list[Row]:
     fitting, tested = (learned, val) if learned is not None else val.split(0.5, seed)
     hopeless, benefit = (fit_on(fitting, target=target, seed=seed) for target in ("hopeless", "benefit"))
-    compared = rules(hopeless=hopeless, benefit=benefit)
+    compared = rules(unrecoverable=hopeless, benefit=benefit)
     table = equal_accuracy_table(tested, compared, seed=seed + 1)  # with the same seed, one part would be empty
     return list(table.rows)
 
