@@ -21,7 +21,7 @@ def abstention(
         list[Path] | None, typer.Option(help="The same for the table of compute at equal accuracy: .csv, .json, .md.")
     ] = None,
 ) -> None:
-    """Risk against coverage; with --hopeless, the GMACs saved at equal accuracy by not refining unrecoverable images."""
+    """Risk against coverage; with --hopeless, GMACs saved at equal accuracy by not refining unrecoverable images."""
     from progresvit.analysis.routing_figures import risk_coverage_figure
     from progresvit.evaluation import equal_accuracy_table, read_records, risk_coverage_curves
     from progresvit.evaluation.iso_accuracy import rules
