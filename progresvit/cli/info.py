@@ -1,28 +1,29 @@
-"""``progresvit info``: rounds, parameters and MACs of a model. Needs no torch for presets and folders."""
+"""``progresvit info``: rounds, parameters and compute of a model. A ProgResViT is described without torch."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from progresvit import compute
-from progresvit.config import PRESETS, ModelConfig, preset
+from progresvit.compute import CONVENTIONS
+from progresvit.config import PRESETS, BaseConfig, ModelConfig, preset
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 COMPONENTS = tuple(field.name for field in fields(compute.RoundMacs))
-CONVENTIONS = get_args(compute.Convention)
+HEADINGS = {"width": "channels"}
+"""Headings of the table of rounds that differ from the keys."""
 
 
 def info(
     model: Annotated[
-        str,
-        typer.Argument(help="Preset, model folder, 'shipped' (the bundled model), or hub id.", metavar="PRESET|MODEL"),
+        str, typer.Argument(help="Preset, model folder, 'shipped' (bundled model), or hub id.", metavar="PRESET|MODEL")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -35,8 +36,10 @@ def info(
         _print(report)
 
 
-def describe(name: str, config: ModelConfig) -> dict[str, Any]:
+def describe(name: str, config: BaseConfig) -> dict[str, Any]:
     """The content of the tables as plain data; MACs are exact integers, GMACs are not rounded."""
+    if not isinstance(config, ModelConfig):
+        return _describe_other_kind(name, config)
     return {
         "model": name,
         "parameters": compute.parameters(config),
@@ -55,6 +58,23 @@ def describe(name: str, config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _describe_other_kind(name: str, config: BaseConfig) -> dict[str, Any]:
+    """The same for a model whose compute only the model itself knows; it has no components."""
+    import torch
+
+    from progresvit.model.registry import build
+
+    with torch.device("meta"):
+        model = build(config)
+    return {
+        "model": name,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "config": config.to_dict(),
+        "rounds": [{"round": number, **round_.model_dump()} for number, round_ in enumerate(config.rounds, start=1)],
+        "compute": {convention: {"cumulative_gmacs": model.gmacs(convention)} for convention in CONVENTIONS},
+    }
+
+
 def _compute(config: ModelConfig, convention: compute.Convention) -> dict[str, Any]:
     rounds = compute.round_macs(config, convention)
     return {
@@ -63,7 +83,7 @@ def _compute(config: ModelConfig, convention: compute.Convention) -> dict[str, A
     }
 
 
-def find_config(source: str) -> ModelConfig:
+def find_config(source: str) -> BaseConfig:
     """The config of a preset, a model folder or a hub id."""
     if source in PRESETS:
         return PRESETS[source]
@@ -95,30 +115,33 @@ def _print(report: dict[str, Any]) -> None:
 def _rounds_table(report: dict[str, Any]) -> Table:
     from rich.table import Table
 
-    table = Table("round", "resolution", "heads", "channels", "tokens", title="Rounds", title_justify="left")
+    keys = list(report["rounds"][0])
+    table = Table(*(HEADINGS.get(key, key) for key in keys), title="Rounds", title_justify="left")
     for row in report["rounds"]:
-        table.add_row(*(str(row[key]) for key in ("round", "resolution", "heads", "width", "tokens")))
+        table.add_row(*(str(row[key]) for key in keys))
     return table
 
 
 def _compute_table(report: dict[str, Any], convention: str) -> Table:
     from rich.table import Table
 
-    rounds, cumulative = (report["compute"][convention][key] for key in ("round_macs", "cumulative_gmacs"))
+    rounds = report["compute"][convention].get("round_macs")
+    cumulative = report["compute"][convention]["cumulative_gmacs"]
     table = Table(title=f"GMACs, {convention} convention", title_justify="left")
     table.add_column("component")
-    for number in range(1, len(rounds) + 1):
+    for number in range(1, len(cumulative) + 1):
         table.add_column(f"round {number}", justify="right")
-    for component in COMPONENTS:
-        table.add_row(component.replace("_", " "), *(_gmacs(macs[component]) for macs in rounds))
-    table.add_section()
-    table.add_row("this round", *(f"{macs['total'] / 1e9:.3f}" for macs in rounds))
+    if rounds is not None:
+        for component in COMPONENTS:
+            table.add_row(component.replace("_", " "), *(_gmacs(macs[component]) for macs in rounds))
+        table.add_section()
+        table.add_row("this round", *(f"{macs['total'] / 1e9:.3f}" for macs in rounds))
     table.add_row("cumulative", *(f"[bold]{gmacs:.3f}[/bold]" for gmacs in cumulative))
     return table
 
 
 def _gmacs(macs: int) -> str:
-    """Three decimals, or one significant digit for a small component."""
+    """Three decimals, or as many as show the first digit of a small component."""
     if macs == 0:
         return "-"
     return f"{macs / 1e9:.3f}" if macs >= 5e5 else f"{macs / 1e9:.1g}"

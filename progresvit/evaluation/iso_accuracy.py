@@ -22,8 +22,8 @@ from progresvit.routing.frontier import Floats
 from progresvit.routing.policy import leave_or_give_up
 
 CANDIDATES = 200
-"""Number of thresholds that are tried, at quantiles of the scores. Of the probabilities of being unrecoverable a quarter
-as many are tried, spaced geometrically from the highest thousandth on."""
+"""Number of thresholds that are tried, at quantiles of the scores. Of the probabilities of being unrecoverable, a
+quarter as many are tried, spaced geometrically from the highest thousandth on."""
 
 DROPS = (NEAR_LOSSLESS_DROP, 0.005, 0.01)
 """Shares of the images by which top-1 may drop: the near-lossless bound, half a point, a point."""

@@ -53,10 +53,10 @@ def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> RiskCoverage:
 
 
 def abstain_entropy(uncertainty: ArrayLike, wrong: ArrayLike, max_error: float) -> float | None:
-    """The entropy at and above which predictions are withheld, for an error rate of at most ``max_error`` among the rest.
+    """The entropy from which on predictions are withheld, for an error rate of at most ``max_error`` among the others.
 
-    It withholds as few as possible; None withholds none. The value is one of the entropies, so rounding does not move
-    it.
+    It withholds as few as possible; None withholds none. The value is one of the entropies, so that rounding does not
+    change the outcome.
     """
     if not 0 < max_error < 1:
         raise ValueError(f"an error rate is between 0 and 1 (0.05 for 5 %), not {max_error:g}.")

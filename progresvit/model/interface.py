@@ -17,9 +17,9 @@ from progresvit.model.outputs import RoundOutput
 class RoundModel(nn.Module, ABC):
     """A model that predicts in rounds.
 
-    It is an ``nn.Module``, so it has parameters, ``state_dict``, ``to`` and ``eval``. It is built from its config alone,
-    ``Model(config, drop_path=0.1)``, under ``torch.device("meta")`` too, and its state dict holds all that a model
-    folder needs. Register its kind to save and load it: :func:`progresvit.model.registry.register`.
+    A subclass is built from its config, ``Model(config, drop_path=0.1)``, on ``torch.device("meta")`` as on any other.
+    The config and the ``state_dict`` are all that a model folder holds. Register the kind of a model to save and load
+    it: :func:`progresvit.model.registry.register`.
     """
 
     config: BaseConfig

@@ -62,9 +62,8 @@ def test_the_oracle_is_more_accurate_and_cheaper_than_every_rule():
 
 def test_routers_in_each_others_place_and_broken_records():
     records = make_records(500)
-    unrecoverable, benefit = (
-        fit_router(records.statistics, records.correct, target=t) for t in ("hopeless", "benefit")
-    )
+    targets = ("hopeless", "benefit")
+    unrecoverable, benefit = (fit_router(records.statistics, records.correct, target=target) for target in targets)
     with pytest.raises(ValueError, match="target 'hopeless' is needed here, and this one was fitted for 'benefit'"):
         rules(unrecoverable=benefit)
     with pytest.raises(ValueError, match="target 'benefit' is needed here, and this one was fitted for 'hopeless'"):

@@ -161,3 +161,16 @@ def test_a_cut_file_is_refused(tmp_path):
     target.write_bytes(target.read_bytes()[:-200])
     with pytest.raises(ValueError, match="no whole Parquet file"):
         read_records(target)
+
+
+def test_records_of_the_version_before_are_read(tmp_path):
+    """They have ``pictures`` for ``images``, no kind of model and no GMACs."""
+    records = make_records(20)
+    write_records(records, tmp_path / "r.parquet")
+    table = pq.read_table(tmp_path / "r.parquet")
+    about = json.loads(table.schema.metadata[b"progresvit"])
+    header = about["header"]
+    header["pictures"] = header.pop("images")
+    del header["gmacs"], header["routable"], header["config"]["kind"]
+    pq.write_table(table.replace_schema_metadata({b"progresvit": json.dumps(about)}), tmp_path / "old.parquet")
+    same(read_records(tmp_path / "old.parquet"), records)
