@@ -43,6 +43,7 @@ def rows_of(path):
     return json.loads(path.read_text())["rows"]
 
 
+@pytest.mark.slow
 def test_a_quick_run_in_fresh_processes(model, tmp_path):
     output = works(model, "--quick", "--out", tmp_path / "b.json")
     assert "engine, routed" in output

@@ -177,6 +177,7 @@ def test_every_stretch_is_a_whole_number_of_passes(folder, monkeypatch):
     assert set(ran[3:]) == {20}
 
 
+@pytest.mark.slow
 def test_fresh_processes_give_rows_and_say_why_one_failed(folder):
     cases = [routed(folder), routed(folder + "-gone"), routed(folder, batch=2)]
     good, bad, after = run_cases(cases)

@@ -55,6 +55,7 @@ def test_what_is_told_while_training_is_of_the_model_that_is_kept(digits, teache
     assert again["images"] == len(held_out)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_unbroken_one(digits, teacher, tmp_path, monkeypatch):
     wanted = soft(teacher)
     run(wanted, digits, tmp_path / "whole")
@@ -112,6 +113,7 @@ def test_the_model_that_ships_can_teach():
     assert load_teacher("shipped", student).classes is None
 
 
+@pytest.mark.slow
 def test_blocks_compiled_alone_answer_as_before(small_model, images):
     before = [output.logits for output in small_model(images)]
     compile_blocks(small_model)
