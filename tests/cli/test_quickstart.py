@@ -94,6 +94,7 @@ def commands(output):
             yield name, command.make_context(name, rest).params
 
 
+@pytest.mark.slow
 def test_the_whole_story_keeps_its_promises_and_can_be_told_again(tmp_path):
     out = tmp_path / "quick start"  # a name that must be quoted
     told = works("quickstart", "--out", out)

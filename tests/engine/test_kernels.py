@@ -57,6 +57,7 @@ def largest_differences(config, side, device, dtype, fp8=False, images=3):
         )
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("name", TINY_CONFIGS)
 def test_kernels_in_the_interpreter_equal_the_folded_round(name):

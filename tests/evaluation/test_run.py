@@ -148,6 +148,7 @@ def test_the_beginning_of_another_run_is_not_gone_on_with(model, digits, tmp_pat
     assert len(run(model, digits, tmp_path / "r.parquet", replace(PLAIN, overwrite=True))) == 24
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_work(digits, tmp_path, model):
     save(model, tmp_path / "model")
     script = tmp_path / "go.py"

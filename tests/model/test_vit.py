@@ -185,6 +185,7 @@ def test_every_round_compiles_into_one_graph(variant, small_config, randomize):
             tokens = output.tokens
 
 
+@pytest.mark.slow
 def test_compiled_rounds_match_and_train(small_model, images):
     torch.compiler.reset()
     run_round = torch.compile(small_model.run_round, fullgraph=True, dynamic=False)

@@ -20,6 +20,8 @@ from progresvit import evaluation
 from progresvit.routing import operating_point
 from tests.evaluation.made import CLASSES, make_records
 
+pytestmark = pytest.mark.slow
+
 IDS = tuple(f"n{number:02}" for number in range(CLASSES))
 COMMON = {
     "format": 1, "kind": "routing", "name": "made", "commands": ("progresvit study",), "seed": 0, "seconds": 1.0,

@@ -15,6 +15,7 @@ from progresvit.training.logger import read_log
 from tests.training.runs import losses, ready, recipe, run
 
 
+@pytest.mark.slow
 def test_a_few_dozen_images_are_learned_by_heart_within_300_steps(digits, tmp_path):
     shutil.copytree(digits / "train", tmp_path / "data" / "train")
     shutil.copytree(digits / "train", tmp_path / "data" / "val")  # by heart: validation images are training images
@@ -108,6 +109,7 @@ def test_other_ways_of_execution_learn_the_same_thing(digits, tmp_path, options)
         assert other == pytest.approx(plain, abs=0.03)
 
 
+@pytest.mark.slow
 def test_a_compiled_run_learns_the_same_thing(digits, tmp_path):
     torch.compiler.reset()
     short = {"schedule": {"epochs": 1, "cooldown": 0}, "model": {"depth": 1, "drop_path": 0.0}}

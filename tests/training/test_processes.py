@@ -31,6 +31,7 @@ def train(digits, folder, values, *launcher):
     return losses(folder / "out")
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_learns_in_two_turns(digits, tmp_path):
     schedule = {"epochs": 2, "cooldown": 0, "warmup": 1}
     alone = train(digits, tmp_path / "alone", recipe(optimizer={"accumulate": 2}, schedule=schedule), sys.executable)

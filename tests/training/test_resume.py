@@ -82,6 +82,7 @@ def start(out, digits, *options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "mode"), [(signal.SIGTERM, "resident"), (signal.SIGINT, "loader")])
 def test_a_signal_finishes_the_step_saves_and_prints_how_to_resume(digits, tmp_path, number, mode):
     out = tmp_path / "out"

@@ -54,6 +54,7 @@ def test_what_is_logged_is_measured_with_the_model_that_is_saved(digits, teacher
     assert again.values["images"] == 24
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_unbroken_one(digits, teacher, tmp_path, monkeypatch):
     wanted = soft(teacher)
     run(wanted, digits, tmp_path / "whole")
@@ -106,6 +107,7 @@ def test_the_bundled_model_can_teach():
     assert load_teacher("shipped", student).classes is None
 
 
+@pytest.mark.slow
 def test_blocks_compiled_alone_answer_as_before(small_model, images):
     before = [output.logits for output in small_model(images)]
     compile_blocks(small_model)
