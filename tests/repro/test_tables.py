@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from progresvit.evaluation.table import Column, Table
-from progresvit.report import routing_tables, shift_tables, tables
-from progresvit.report.wording import key, percent, signed, with_interval
-from progresvit.results.compare import Difference, line_up
-from progresvit.results.read import read_results
-from progresvit.results.study import load_study
-from tests.report.made import RUNS, measured
+from repro import routing_tables, tables
+from repro.compare import Difference, line_up
+from repro.formats import read_results
+from repro.study import read_study
+from repro.tables import interval, percent, signed
+from tests.repro.made import RUNS, measured
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +18,13 @@ def results(made):
 
 @pytest.fixture(scope="module")
 def study(made):
-    return load_study(made / "study.yaml")
+    return read_study(made / "study.yaml")
 
 
-def table(made):
-    heads, cells = made.cells()
+def table(markdown):
+    """Rows by head, and the heads; of two equal heads the last counts."""
+    lines = [line.strip("|").split("|") for line in markdown.splitlines() if line.startswith("|")]
+    heads, _, *cells = [[cell.strip() for cell in line] for line in lines]
     return [dict(zip(heads, row)) for row in cells], heads
 
 
