@@ -75,7 +75,8 @@ except (ValueError, OSError) as error:
 MEASURED = {entry.name for entry in ENTRIES if (RESULTS / f"{entry.name}.json").exists()}
 TO_MEASURE = [entry for entry in ENTRIES if entry.name not in MEASURED]
 DOIT_CONFIG = {
-    "dep_file": str(PLACES.runs / ".doit.db"),
+    "backend": "json",
+    "dep_file": str(PLACES.runs / ".doit.json"),
     "par_type": "thread",
     "continue": True,  # a failed task does not stop the others
     "verbosity": 0,

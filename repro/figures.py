@@ -1,6 +1,6 @@
 """The figures of a study: runs side by side, one model's routing, models under corruption.
 
-Legends lie under the axes and so over no data; a line's own name is longer, for whoever looks for it.
+Legends lie under the axes and so over no data. The label of a line is longer than its entry in the legend.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ GMACS = "average GMACs per image (paper convention)"
 TOP1 = "top-1 accuracy (%)"
 STAR: dict[str, Any] = {"color": "0.4", "marker": "*", "linestyle": "", "markersize": 11}
 SINGLES = ("P", "X", "D")
-"""Marks of models that are points beside frontiers."""
+"""Markers of models that are points beside frontiers."""
 BESIDE = 1.3
-"""Points of a share between bars that belong to the same share."""
+"""Offset, in points of the share, between bars of the same share."""
 
 
 def comparison_figure(compared: LineUp) -> Figure:
@@ -49,7 +49,7 @@ def comparison_figure(compared: LineUp) -> Figure:
 
 
 def accuracy_figure(compared: LineUp) -> Figure:
-    """A row for each run. Left, top-1 with a dot for each seed; right, what lies between it and its base."""
+    """A row for each run. Left: top-1 with a dot for each seed. Right: the difference to its base."""
     rows = compared.rows
     base = compared.against.label if compared.against is not None else "the row above"
     figure, (left, right) = new_panels(
@@ -103,10 +103,10 @@ def routing_frontier_figure(result: RoutingResult) -> Figure:
 
 
 def gains_figure(matched: Sequence[MatchedResult]) -> Figure:
-    """Routers against entropy at matched shares, with the 95 % intervals; side by side so that all can be seen."""
+    """Routers against entropy at matched shares, with 95 % intervals, side by side."""
     figure, axes = new_figure(
         title="Learned routers against entropy",
-        x="pictures that go on to the last round (%)",
+        x="images that continue to the last round (%)",
         y="top-1 over entropy's (points)",
     )
     entries: dict[str, dict[str, Any]] = {}
@@ -127,9 +127,9 @@ def gains_figure(matched: Sequence[MatchedResult]) -> Figure:
 
 
 def risk_figure(curves: Sequence[RiskCurve]) -> Figure:
-    """Risk against coverage; the mean risk stands in the legend."""
+    """Risk against coverage, with the mean risk in the legend."""
     figure, axes = new_figure(
-        title="Risk when unsure answers are withheld", x="coverage: pictures answered (%)", y="risk: answers wrong (%)"
+        title="Risk when uncertain answers are withheld", x="coverage: images answered (%)", y="risk: answers wrong (%)"
     )
     entries: dict[str, dict[str, Any]] = {}
     for number, curve in enumerate(curves):
@@ -141,11 +141,11 @@ def risk_figure(curves: Sequence[RiskCurve]) -> Figure:
 
 
 def groups_figure(result: RoutingResult) -> Figure:
-    """The share of each group that leaves after the first round, by setting."""
+    """The share of each group that exits after round 1, by setting."""
     settings = list(dict.fromkeys(at.setting for group in result.groups for at in group.at))
     figure, (axes,) = new_panels(
-        title="Who leaves after the first round",
-        xs=["pictures that leave after round 1 (%)"],
+        title="Early exit by group of classes",
+        xs=["images that exit after round 1 (%)"],
         y="",
         height=1.9 + 0.45 * len(settings),
     )
@@ -155,7 +155,7 @@ def groups_figure(result: RoutingResult) -> Figure:
         share = {at.setting: 100 * at.exit_shares[0] for at in group.at}
         levels = [level for level, setting in enumerate(settings) if setting in share]
         axes.plot([share[settings[level]] for level in levels], levels, label=group.name, **style)
-        entries[f"{group.name} ({group.pictures:,} pictures)"] = style
+        entries[f"{group.name} ({group.pictures:,} images)"] = style
     axes.set_yticks(range(len(settings)), settings)
     axes.set_ylim(len(settings) - 0.5, -0.5)
     axes.set_xlim(0, 100)
@@ -169,10 +169,10 @@ def severity_figure(
     title: str = "Frontiers under corruption",
     beside: Mapping[str, ShiftResult] | None = None,
 ) -> Figure:
-    """A frontier for each severity, all corruptions together, and that of the clean pictures.
+    """A frontier for each severity, all corruptions together, and that of the clean images.
 
-    Stars show where the first setting, calibrated on clean pictures, leads: mean over corruptions. ``beside`` are
-    models of one round, which have a point and no frontier: a filled mark in the severity's colour.
+    Stars show the first setting, calibrated on clean images: mean over corruptions. ``beside`` are models of one round,
+    which have a point and no frontier: a filled mark in the severity's colour.
     """
     figure, axes = new_figure(title=title, x=GMACS, y=TOP1)
     entries: dict[str, dict[str, Any]] = {}
@@ -211,7 +211,7 @@ def severity_figure(
 
 def shifted_accuracy_figure(models: Mapping[str, ShiftResult]) -> Figure:
     """Top-1 of several models by severity: full path and, hollow and dashed, the first setting."""
-    figure, axes = new_figure(title="Accuracy under corruption", x="severity (0: clean pictures)", y=TOP1)
+    figure, axes = new_figure(title="Accuracy under corruption", x="severity (0: clean images)", y=TOP1)
     entries: dict[str, dict[str, Any]] = {}
     for number, (label, result) in enumerate(models.items()):
         levels = sorted({one.severity for one in result.sets})

@@ -1,7 +1,7 @@
 """Builds a page of results: ``python repro/page.py [RESULTS] [--check]``.
 
-Without RESULTS, docs/results.md from repro/results by the template results.md.j2. With RESULTS, a page of all tables and
-plots in that folder, by the template study.md.j2 or by a results.md.j2 of its own.
+Without RESULTS, it builds docs/results.md from repro/results by the template results.md.j2. With RESULTS, it builds a
+page of all tables and plots in that folder, by the template study.md.j2 or by a results.md.j2 of its own.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Page:
             sets[which] = one.data.train or sets.get(which)  # what was not trained here does not say
         lines = []
         for (name, val, classes), train in sets.items():
-            trained = f"; models learned from {train:,} others" if train is not None else ""
-            lines.append(f"- {name}: measured on {val:,} held-back pictures of {classes} classes{trained}.")
+            trained = f"; models were trained on {train:,} others" if train is not None else ""
+            lines.append(f"- {name}: measured on {val:,} held-out images of {classes} classes{trained}.")
         return "\n".join(lines)
 
     def comparison(self, name: str) -> str:
@@ -110,7 +110,7 @@ class Page:
             return NOT_MEASURED
         first, *others = map(routing_tables.matched_table, result.matched)
         draw = partial(figures.gains_figure, result.matched)
-        plot = self.plot(f"{name}-routers", "What routers gain over entropy", draw, result)
+        plot = self.plot(f"{name}-routers", "Gain of routers over entropy", draw, result)
         return _blocks(plot, first, *map(tables.folded, others))
 
     def abstention(self, name: str) -> str:
@@ -133,7 +133,7 @@ class Page:
         result = self.results.routing.get(name)
         if result is None or not result.groups:
             return NOT_MEASURED
-        alt = "Share of each group that leaves early"
+        alt = "Share of each group that exits early"
         plot = self.plot(f"{name}-groups", alt, partial(figures.groups_figure, result), result)
         return _blocks(routing_tables.groups_table(result), plot)
 
@@ -156,7 +156,7 @@ class Page:
 
     def _severity_plot(self, model: str, one: ShiftResult, several: bool, plain: dict[str, ShiftResult]) -> str:
         title = f"Frontiers under corruption: {model}" if several else "Frontiers under corruption"
-        alt = f"Top-1 against average GMACs of {model} by severity; stars: a threshold calibrated on clean pictures"
+        alt = f"Top-1 against average GMACs of {model} by severity; stars: a threshold calibrated on clean images"
         draw = partial(figures.severity_figure, one, title=title, beside=plain)
         return self.plot(f"{one.name}-severities", alt, draw, title, one, plain)
 

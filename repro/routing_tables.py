@@ -52,8 +52,8 @@ def settings_table(result: RoutingResult) -> str:
         exits = each(point.exit_shares, " / ")
         rows.append(row(one.name, point.top1, point.gmacs_paper, threshold(point.threshold), exits, guarantee))
     rows.append(alone("round 1 alone", 0))
-    heads = ["<setting", "τ", "top-1 (%)", "GMACs", "saved (%)", "leave after each round (%)", "<guarantee"]
-    return table("Thresholds, on the pictures that they were calibrated on", heads, rows)
+    heads = ["<setting", "τ", "top-1 (%)", "GMACs", "saved (%)", "exit after each round (%)", "<guarantee"]
+    return table("Thresholds, on the images they were calibrated on", heads, rows)
 
 
 def halves_table(result: RoutingResult) -> str | None:
@@ -72,13 +72,13 @@ def halves_table(result: RoutingResult) -> str | None:
     ]
     heads = ["<setting", "lost (points)", "from – to", "saved (%)", "from – to", "guarantee broken on"]
     count = " or ".join(map(str, sorted({halves.number for halves in found.values()})))
-    title = f"Calibrated on one half of the pictures, measured on the other; {count} random halves"
+    title = f"Calibrated on one half of the images, measured on the other; {count} random halves"
     return table(title, heads, rows) if rows else None
 
 
 def matched_title(one: MatchedResult) -> str:
-    """A router and its training images."""
-    return f"{one.router}, fitted on {one.fitted_on}"
+    """A router and its training images. Files of format 1 call them pictures, and held-back ones."""
+    return f"{one.router}, fitted on {one.fitted_on}".replace("pictures", "images").replace("held-back", "held-out")
 
 
 def matched_table(one: MatchedResult) -> str:
@@ -89,9 +89,9 @@ def matched_table(one: MatchedResult) -> str:
             gains_of(one).items(), one.gmacs_paper, one.entropy_top1, one.router_top1
         )
     ]
-    heads = ["go on (%)", "GMACs", "entropy, top-1 (%)", "router, top-1 (%)", "gain (points)"]
+    heads = ["continue (%)", "GMACs", "entropy, top-1 (%)", "router, top-1 (%)", "gain (points)"]
     fits = f"; mean of {one.fits} fits" if one.fits > 1 else ""
-    return table(f"Entropy and the router: {matched_title(one)}{fits}", heads, rows)
+    return table(f"Entropy and router: {matched_title(one)}{fits}", heads, rows)
 
 
 def withheld_table(result: RoutingResult) -> str | None:
@@ -102,8 +102,8 @@ def withheld_table(result: RoutingResult) -> str | None:
             wrong = one.halves and one.halves.wrong
             spread = wrong and f"{percent(wrong.mean)} ({percent(wrong.lowest)} to {percent(wrong.highest)})"
             rows.append([one.name, decimals(one.abstain), percent(one.answered), percent(one.top1_of_answered), spread])
-    heads = ["<setting", "withheld from an entropy of", "answered (%)", "top-1 of the answers (%)"]
-    heads += ["wrong among them, calibrated on other halves (%)"]
+    heads = ["<setting", "withheld from an entropy of", "answered (%)", "top-1 of answered images (%)"]
+    heads += ["error rate among them, calibrated on other halves (%)"]
     return table("Withheld answers", heads, rows) if rows else None
 
 
@@ -111,7 +111,7 @@ def risk_table(result: RoutingResult) -> str | None:
     """Area under each curve of risk and coverage."""
     rows = [[one.name, percent(one.area, 2)] for one in result.abstention]
     heads = ["<answers of", "mean risk over all coverages (%)"]
-    return table("Risk when unsure answers are withheld", heads, rows) if rows else None
+    return table("Risk when uncertain answers are withheld", heads, rows) if rows else None
 
 
 def equal_accuracy_means(result: RoutingResult) -> str | None:
@@ -130,19 +130,19 @@ def equal_accuracy_means(result: RoutingResult) -> str | None:
     ]
     if not rows:
         return None
-    heads = ["<rule", "may lose (points)", "top-1 (%)", "GMACs", "saved (%)", "given up (%)"]
+    heads = ["<rule", "allowed drop (points)", "top-1 (%)", "GMACs", "saved (%)", "given up (%)"]
     heads += ["of them wrong in every round (%)"]
     splits = result.equal_accuracy[0].splits
-    title = f"Compute at equal accuracy, thresholds chosen on other pictures; means over {splits} random halves"
+    title = f"Compute at equal accuracy, thresholds chosen on other images; means over {splits} random halves"
     return table(title, heads, rows)
 
 
 def groups_table(result: RoutingResult) -> str | None:
     """The groups of classes separately: every round, each setting, round 1 alone."""
     rows = [row for group in result.groups for row in _group_rows(result, group)]
-    heads = ["<classes", "pictures", "<setting", "top-1 (%)", "points", "GMACs", "saved (%)", "leave after round 1 (%)"]
-    heads += ["answered (%)", "top-1 of the answers (%)"]
-    return table("Groups of classes by themselves", heads, rows) if rows else None
+    heads = ["<classes", "images", "<setting", "top-1 (%)", "points", "GMACs", "saved (%)", "exit after round 1 (%)"]
+    heads += ["answered (%)", "top-1 of answered images (%)"]
+    return table("Groups of classes separately", heads, rows) if rows else None
 
 
 def _group_rows(result: RoutingResult, group: GroupResult) -> list[Row]:

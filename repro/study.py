@@ -99,7 +99,7 @@ class Study(Section):
 
     def recipe_of(self, name: str) -> tuple[str, tuple[str, ...]]:
         """The recipe of a run and all changes to it, without the seed. Of two changes to a key the last counts."""
-        changes: dict[str, str] = Field(default_factory=dict)
+        changes: dict[str, str] = {}
         for change in (*self.set, *self.runs[name].set):
             key = change.partition("=")[0]
             changes.pop(key, None)  # and it counts at its own place

@@ -87,9 +87,9 @@ def _schedule(rounds: Rounds) -> str:
 def exit_table(compared: LineUp) -> str | None:
     """The near-lossless threshold of each run, and its seeds separately; None if there is nothing to show."""
     rows = [_exit_row(run) for run in compared.rows if run.rounds > 1 or len(run.seeds) > 1]
-    heads = ["<", "top-1 (%)", "GMACs", "saved (%)", "leave after round 1 (%)", "round 1 of each seed (%)"]
-    heads += ["full path of each seed (%)", "seeds apart, full path (points)"]
-    title = f"{compared.title}: leaving early by the near-lossless threshold of these very pictures"
+    heads = ["<", "top-1 (%)", "GMACs", "saved (%)", "exit after round 1 (%)", "round 1 of each seed (%)"]
+    heads += ["full path of each seed (%)", "range over seeds, full path (points)"]
+    title = f"{compared.title}: early exit at the near-lossless threshold, calibrated on these images"
     return table(title, heads, rows) if rows else None
 
 
@@ -123,8 +123,8 @@ def runs_table(found: Sequence[Measurement]) -> str:
         ]
         for one in found
     ]
-    heads = ["<file", "seed", "parameters", "epochs", "minutes", "<on", "jobs at a time", "<measured in", "date"]
-    return table("Everything that was measured", heads, rows)
+    heads = ["<file", "seed", "parameters", "epochs", "minutes", "<on", "jobs at a time", "<precision", "date"]
+    return table("All measurements", heads, rows)
 
 
 def sets_of(result: ShiftResult, severity: int) -> list[ShiftedSet]:
@@ -168,7 +168,7 @@ def severity_tables(models: Mapping[str, ShiftResult]) -> list[str]:
     heads = ["severity", "<model"]
     tops = ["round 1 alone (%)", "full path (%)", *(f"{setting} (%)" for setting in settings)]
     made = [table("Top-1 by severity, mean over corruptions", [*heads, *tops], accuracy)]
-    title = "GMACs by severity, and the share that leaves after round 1, mean over corruptions"
+    title = "GMACs by severity, and the share that exits after round 1, mean over corruptions"
     return [*made, table(title, [*heads, *settings], cost)] if cost else made
 
 
@@ -176,7 +176,7 @@ def corruption_tables(models: Mapping[str, ShiftResult]) -> list[str]:
     """A row for each corruption: top-1 of the full path, and of the first setting, at each severity."""
     made = [_corruption_table("Top-1 of the full path by corruption (%)", models, None)]
     for setting in _settings(models)[:1]:
-        title = f"Top-1 by corruption at {setting}, calibrated on clean pictures (%)"
+        title = f"Top-1 by corruption at {setting}, calibrated on clean images (%)"
         made.append(_corruption_table(title, models, setting))
     return made
 

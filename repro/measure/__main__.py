@@ -1,4 +1,4 @@
-"""Measures one entry of a study whose commands have run: ``python repro/measure NAME --runs RUNS --results RESULTS``."""
+"""Measures one entry of a study whose commands have run: python repro/measure NAME --runs RUNS --results RESULTS"""
 
 from __future__ import annotations
 

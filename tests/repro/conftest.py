@@ -1,6 +1,6 @@
 import pytest
 
-from tests.report.made import write_results
+from tests.repro.made import write_results
 
 
 @pytest.fixture(scope="session")

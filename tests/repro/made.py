@@ -1,14 +1,18 @@
-"""A results folder of made-up models: easy pictures are right early, hard ones late or never."""
+"""A results folder of made-up models: easy images are right early, hard ones late or never."""
 
 import json
 import shutil
 
 import numpy as np
 import yaml
+<<<<<<< HEAD
 from progresvit.results.format import pack
 from progresvit.results.read import KINDS
+=======
+>>>>>>> repro
 
 from progresvit.routing import frontier, near_lossless
+from repro.formats import KINDS, pack
 
 CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog")
 MEASUREMENT = {
@@ -184,7 +188,7 @@ def routing_result(pictures):
     return MEASUREMENT | {
         "kind": "routing",
         "name": "routing",
-        "commands": ["progresvit study made.yaml --only routing"],
+        "commands": ["progresvit evaluate …"],
         "seed": 0,
         "data": data(pictures),
         "model": "full",
@@ -228,7 +232,7 @@ def shift_result(name, run, pictures, severities, corruptions=CORRUPTIONS):
     return MEASUREMENT | {
         "kind": "shift",
         "name": name,
-        "commands": ["progresvit study made.yaml --only shift"],
+        "commands": ["progresvit shift …"],
         "seed": None,
         "data": data(pictures),
         "model": run,
@@ -248,7 +252,7 @@ def all_results(pictures, corruptions=CORRUPTIONS):
 
 
 def write_result(folder, result):
-    """Checked, and then written as ``progresvit study`` writes it."""
+    """Validated, then written."""
     text = KINDS[result["kind"]].model_validate(result).model_dump_json(indent=1)
     (folder / f"{result['name']}.json").write_text(text)
 

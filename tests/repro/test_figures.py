@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+<<<<<<< HEAD
 from progresvit.results.compare import line_up
 from progresvit.results.read import read_results
 from progresvit.results.study import load_study
@@ -17,6 +18,15 @@ from tests.report.made import write_results
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     return write_results(tmp_path_factory.mktemp("made") / "results")
+=======
+
+from progresvit.analysis.style import render
+from repro import figures as draw
+from repro.compare import line_up
+from repro.formats import read_results
+from repro.routing_tables import matched_title
+from repro.study import read_study
+>>>>>>> repro
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +36,7 @@ def results(made):
 
 @pytest.fixture(scope="module")
 def compared(made, results):
-    study = load_study(made / "study.yaml")
+    study = read_study(made / "study.yaml")
     return {name: line_up(results, study, name) for name in ("construction", "schedules")}
 
 
@@ -39,7 +49,7 @@ def figures(results, compared):
         "accuracy": draw.accuracy_figure(compared["construction"]),
         "accuracy of one round too": draw.accuracy_figure(compared["schedules"]),
         "thresholds": draw.routing_frontier_figure(routing),
-        "gains": draw.gains_figure([(one.router + one.fitted_on, one) for one in routing.matched]),
+        "gains": draw.gains_figure(routing.matched),
         "risk": draw.risk_figure(routing.abstention),
         "groups": draw.groups_figure(routing),
         "severities": draw.severity_figure(results.shift["shift"]),
@@ -122,7 +132,7 @@ def test_gains_risks_and_groups_are_those_of_the_results(figures, results):
     routing = results.routing["routing"]
     bars = {one.get_label(): one for one in figures["gains"].axes[0].containers}
     one = routing.matched[1]
-    data, _, (bar,) = bars[one.router + one.fitted_on].lines
+    data, _, (bar,) = bars[matched_title(one)].lines
     assert data.get_ydata() == pytest.approx(100 * (np.array(one.router_top1) - np.array(one.entropy_top1)))
     assert [segment[:, 1].tolist() for segment in bar.get_segments()] == [
         pytest.approx([100 * low, 100 * high]) for low, high in zip(one.lowest, one.highest)
@@ -151,7 +161,7 @@ def test_severities_are_those_of_the_results(figures, results):
     assert "plain: near-lossless" not in shifted
 
 
-def test_a_picture_says_what_it_was_drawn_from(figures):
+def test_a_plot_holds_the_hash_of_its_data(figures):
     content = render(figures["risk"], ".png", metadata={"progresvit-data": "abc"})
     assert Image.open(io.BytesIO(content)).info["progresvit-data"] == "abc"
 

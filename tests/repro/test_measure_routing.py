@@ -5,9 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+<<<<<<< HEAD
 from progresvit.results.format_routing import RoutingResult
 from progresvit.results.measure_routing import measure_abstention, measure_equal_accuracy, measure_routing
 from progresvit.results.measure_settings import (
+=======
+
+from progresvit import evaluation
+from progresvit.routing import operating_point
+from repro.formats import RoutingResult
+from repro.measure.routing import measure_abstention, measure_equal_accuracy, measure_routing
+from repro.measure.settings import (
+>>>>>>> repro
     answer,
     calibrate_within_reach,
     calibrations,
@@ -15,16 +24,19 @@ from progresvit.results.measure_settings import (
     measure_halves,
     measure_settings,
 )
+<<<<<<< HEAD
 
 from progresvit import evaluation
 from progresvit.routing import operating_point
+=======
+>>>>>>> repro
 from tests.evaluation.made import CLASSES, make_records
 
 pytestmark = pytest.mark.slow
 
 IDS = tuple(f"n{number:02}" for number in range(CLASSES))
 COMMON = {
-    "format": 1, "kind": "routing", "name": "made", "commands": ("progresvit study",), "seed": 0, "seconds": 1.0,
+    "format": 1, "kind": "routing", "name": "made", "commands": ("progresvit evaluate",), "seed": 0, "seconds": 1.0,
     "date": "2026-01-01", "revision": "abc", "precision": "fp32", "model": "made", "weights": "w",
     "machine": {"device": "cpu", "processes": 1, "jobs": 1, "python": "3.11", "torch": "2.13"},
     "data": {"name": "made", "train": None, "val": 3000, "classes": CLASSES, "names": "n", "learned": None},
@@ -123,13 +135,13 @@ def test_groups_that_make_up_the_whole_add_up_to_it(measured, val):
 def test_a_group_is_of_classes_that_the_model_knows(val):
     with pytest.raises(ValueError, match="does not know: n99"):
         measure_groups(val, {"odd": ("n01", "n99")}, {})
-    with pytest.raises(ValueError, match="no class_ids"):
+    with pytest.raises(ValueError, match=r"class_ids of its config.json are missing"):
         measure_groups(make_records(20), {"odd": ("n01",)}, {})
-    with pytest.raises(ValueError, match="'last' has no pictures"):
+    with pytest.raises(ValueError, match="'last' has no images"):
         measure_groups(val.take(val.labels != 3), {"last": ("n03",)}, {})
 
 
-def test_nothing_is_given_by_who_withholds_all(val):
+def test_a_setting_that_withholds_all_answers_none(val):
     setting = replace(evaluation.calibrate_near_lossless(val), abstain=0.0)
     assert not answer(val, setting).given.any()
     (group,) = measure_groups(val, {"low": IDS[:4]}, {"mute": setting})
@@ -181,7 +193,7 @@ def test_three_rounds_are_measured_without_matched_rates():
 def test_what_cannot_be_routed_is_refused(val, learned):
     with pytest.raises(ValueError, match="no routing to measure"):
         measure_routing(make_records(50, rounds=1))
-    with pytest.raises(ValueError, match="3000 pictures are among both"):
+    with pytest.raises(ValueError, match="3000 images are in both"):
         measure_routing(val, val)
     other = replace(learned, header=replace(learned.header, weights="v"))
     with pytest.raises(ValueError, match="different weights"):

@@ -5,13 +5,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+<<<<<<< HEAD
 from progresvit.results.format_shift import ShiftResult
 from progresvit.results.measure import measure_frontier, measure_point
 from progresvit.results.measure_shift import measure_shift, shift_settings
 
 from progresvit.evaluation.shift import plan
+=======
+
+from progresvit.evaluation.shift import plan
+from repro.formats import ShiftResult
+from repro.measure.records import measure_frontier, measure_point
+from repro.measure.shift import measure_shift, shift_settings
+>>>>>>> repro
 from tests.evaluation.made import make_logits, make_records
-from tests.results.test_measure_routing import COMMON
+from tests.repro.test_measure_routing import COMMON
 
 SETS = plan("generated", "made", corruptions=("fog", "snow"), severities=(1, 3))
 
@@ -27,7 +35,7 @@ def make_shifted(rounds=2, count=500):
     return clean, found
 
 
-def test_sets_and_severities_are_measured_beside_the_clean_pictures():
+def test_sets_and_severities_are_measured_beside_the_clean_images():
     clean, found = make_shifted()
     fields = measure_shift(clean, found, SETS)
     first, *others = fields["sets"]
@@ -42,7 +50,7 @@ def test_sets_and_severities_are_measured_beside_the_clean_pictures():
     assert last.top1 == pytest.approx(np.mean([others[1].top1[-1], others[3].top1[-1]]))
 
 
-def test_thresholds_are_those_of_the_clean_pictures():
+def test_thresholds_are_those_of_the_clean_images():
     clean, found = make_shifted()
     settings = shift_settings(clean)
     assert list(settings) == ["near-lossless", "drop-1"]
@@ -51,8 +59,6 @@ def test_thresholds_are_those_of_the_clean_pictures():
         for at in one.at:
             point = measure_point(records, settings[at.setting])
             assert (at.top1, at.gmacs_paper, at.exit_shares) == (point.top1, point.gmacs_paper, point.exit_shares)
-    (at,) = measure_shift(clean, found, SETS, {"mine": 0.0})["sets"][1].at
-    assert (at.setting, at.exit_shares) == ("mine", (0.0, 1.0))
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
@@ -67,14 +73,10 @@ def test_what_is_measured_is_a_result_and_survives_json(rounds):
         assert {len(one.frontier) for one in result.severities} == {1}
 
 
-def test_sets_that_do_not_belong_to_the_clean_pictures_are_refused():
+def test_sets_that_do_not_belong_to_the_clean_images_are_refused():
     clean, found = make_shifted(count=60)
-    with pytest.raises(ValueError, match="no records of snow_3"):
-        measure_shift(clean, {name: one for name, one in found.items() if name != "snow_3"}, SETS)
     other = replace(found["fog_1"], header=replace(clean.header, weights="v"))
     with pytest.raises(ValueError, match="fog_1 are of other weights"):
         measure_shift(clean, {**found, "fog_1": other}, SETS)
-    with pytest.raises(ValueError, match="fog_3 are of other pictures"):
+    with pytest.raises(ValueError, match="fog_3 are of other images"):
         measure_shift(clean, {**found, "fog_3": found["fog_3"].take(np.arange(59))}, SETS)
-    with pytest.raises(ValueError, match="no corruption and severity"):
-        measure_shift(clean, {"imagenet-v2": clean}, plan("imagenet-v2", "made"))

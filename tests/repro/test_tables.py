@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+<<<<<<< HEAD
 from progresvit.report import routing_tables, shift_tables, tables
 from progresvit.report.wording import key, percent, signed, with_interval
 from progresvit.results.compare import Difference, line_up
@@ -10,6 +11,15 @@ from progresvit.results.study import load_study
 
 from progresvit.evaluation.table import Column, Table
 from tests.report.made import RUNS, measured
+=======
+
+from repro import routing_tables, tables
+from repro.compare import Difference, line_up
+from repro.formats import read_results
+from repro.study import read_study
+from repro.tables import interval, percent, signed
+from tests.repro.made import RUNS, measured
+>>>>>>> repro
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +29,13 @@ def results(made):
 
 @pytest.fixture(scope="module")
 def study(made):
-    return load_study(made / "study.yaml")
+    return read_study(made / "study.yaml")
 
 
-def table(made):
-    heads, cells = made.cells()
+def table(markdown):
+    """Rows by head, and the heads; of two equal heads the last counts."""
+    lines = [line.strip("|").split("|") for line in markdown.splitlines() if line.startswith("|")]
+    heads, _, *cells = [[cell.strip() for cell in line] for line in lines]
     return [dict(zip(heads, row)) for row in cells], heads
 
 

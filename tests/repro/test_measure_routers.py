@@ -4,12 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+<<<<<<< HEAD:tests/repro/test_measure_matched.py
 from progresvit.results import measure_matched as module
 from progresvit.results.measure_matched import compare, cross_fitted_scores, folds_of, gain_interval, measure_matched
+=======
+>>>>>>> repro:tests/repro/test_measure_routers.py
 
 from progresvit.evaluation.routing_tables import matched_table
 from progresvit.routing import TENTHS, fit_router
 from progresvit.routing.statistics import STATISTICS
+from repro.measure import routers as module
+from repro.measure.routers import compare, cross_fitted_scores, folds_of, gain_interval, measure_matched
 from tests.evaluation.made import make_records
 
 
@@ -22,7 +27,7 @@ def compare_here(records, scores, **changes):
     return compare(records, scores, **{"router": "made", "fitted_on": "air", "rates": TENTHS, "seed": 0, **changes})
 
 
-def test_who_knows_the_truth_gains():
+def test_a_router_that_knows_the_truth_gains():
     records = make_records(1000)
     truth = records.correct[:, 1].astype(np.float32) - records.correct[:, 0]
     found = compare_here(records, [truth])
@@ -50,7 +55,7 @@ def test_figures_are_those_of_the_matched_table():
     assert found.gmacs_paper == pytest.approx([row["gmacs_paper"] for row in rows])
 
 
-def test_no_picture_is_scored_by_a_router_that_was_fitted_on_it(monkeypatch):
+def test_no_image_is_scored_by_a_router_that_was_fitted_on_it(monkeypatch):
     records = make_records(300)
     asked = []
 
@@ -85,7 +90,7 @@ def test_a_fold_is_drawn_by_the_name_alone():
     assert set(numbers.tolist()) == set(range(5))
 
 
-def test_intervals_hold_the_estimate_and_narrow_with_more_pictures():
+def test_intervals_hold_the_estimate_and_narrow_with_more_images():
     rng = np.random.default_rng(0)
     gains = rng.choice([-1, 0, 1], (4, 2000, 3), p=[0.05, 0.85, 0.1]).astype(np.float32)
     low, high = gain_interval(gains, seed=0)
@@ -120,7 +125,7 @@ def test_routers_are_fitted_on_what_was_learned_and_across_folds():
     assert len(measure_matched(records, None, fits=1)) == 2
 
 
-def test_a_model_that_has_all_it_learned_right_teaches_no_router():
+def test_a_model_that_has_all_training_images_right_gives_no_router_examples():
     records, learned = make_records(400), make_records(500, seed=1)
     perfect = learned.take(learned.correct.all(axis=1))
     found = measure_matched(records, perfect, fits=1)

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+<<<<<<< HEAD:tests/repro/test_measure.py
 from progresvit.results.format import Point
 from progresvit.results.measure import (
     data_of,
@@ -14,6 +15,11 @@ from progresvit.results.measure import (
     measure_rounds,
 )
 
+=======
+
+from repro.formats import Point
+from repro.measure.records import data_of, measure_frontier, measure_near_lossless, measure_point, measure_rounds
+>>>>>>> repro:tests/repro/test_measure_records.py
 from tests.evaluation.made import make_logits, make_records
 
 
@@ -29,7 +35,7 @@ def test_bits_are_the_hits_in_the_order_of_the_names():
     assert rounds.gmacs_executed != rounds.gmacs_paper
 
 
-def test_data_know_their_pictures_whatever_the_order():
+def test_data_identify_their_images_in_any_order():
     records = make_records(50)
     known = data_of(records, name="made", train=7, learned="all")
     assert known == data_of(records.take(np.arange(50)[::-1]), name="made", train=7, learned="all")
@@ -79,14 +85,9 @@ def test_an_infinite_threshold_is_written_as_one_that_does_the_same():
         Point(threshold=math.inf, top1=1, gmacs_paper=1, gmacs_executed=1, exit_shares=(1.0,))
 
 
-def test_pictures_whose_logits_are_not_finite_stay_to_the_end():
+def test_images_whose_logits_are_not_finite_exit_last():
     logits, _ = make_logits(100)
     logits[0, :10, 0] = np.nan
     found = measure_frontier(make_records(100, logits=logits))
     assert found[0].exit_shares == (0.9, 0.1)
     json.dumps([point.model_dump() for point in found], allow_nan=False)
-
-
-def test_a_frontier_has_two_ends():
-    with pytest.raises(ValueError, match="2 points at least"):
-        measure_frontier(make_records(20), points=1)
