@@ -5,11 +5,6 @@ import shutil
 
 import numpy as np
 import yaml
-<<<<<<< HEAD
-from progresvit.results.format import pack
-from progresvit.results.read import KINDS
-=======
->>>>>>> repro
 
 from progresvit.routing import frontier, near_lossless
 from repro.formats import KINDS, pack

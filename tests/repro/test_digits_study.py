@@ -8,8 +8,6 @@ from progresvit.results.read import read_results
 
 from tests.commands import refused, run, works
 
-pytestmark = pytest.mark.slow
-
 MICRO = ["model.resolutions=[16, 32]", "model.patch_size=8", "schedule.epochs=1", "schedule.cooldown=0"]
 STUDY = {
     "title": "Digits",

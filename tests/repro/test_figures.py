@@ -5,20 +5,6 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-<<<<<<< HEAD
-from progresvit.results.compare import line_up
-from progresvit.results.read import read_results
-from progresvit.results.study import load_study
-
-from progresvit.analysis import results_figures as draw
-from progresvit.analysis.style import render
-from tests.report.made import write_results
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return write_results(tmp_path_factory.mktemp("made") / "results")
-=======
 
 from progresvit.analysis.style import render
 from repro import figures as draw
@@ -26,7 +12,6 @@ from repro.compare import line_up
 from repro.formats import read_results
 from repro.routing_tables import matched_title
 from repro.study import read_study
->>>>>>> repro
 
 
 @pytest.fixture(scope="module")

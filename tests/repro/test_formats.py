@@ -5,20 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-<<<<<<< HEAD
-from progresvit.results.compare import line_up, paired_difference
-from progresvit.results.format import pack, unpack
-from progresvit.results.read import read_measurement, read_results
-from progresvit.results.study import load_study
-
-from tests.report.made import change, measured, run_result, write_result, write_results
-=======
 
 from repro.formats import pack, read_measurement, read_results, to_json, unpack
 from tests.repro.made import change, measured
 
 TRACKED = Path(__file__).parents[2] / "repro" / "results"
->>>>>>> repro
 
 
 def test_every_measurement_is_read(made):

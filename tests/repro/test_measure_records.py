@@ -5,21 +5,9 @@ import math
 
 import numpy as np
 import pytest
-<<<<<<< HEAD:tests/repro/test_measure.py
-from progresvit.results.format import Point
-from progresvit.results.measure import (
-    data_of,
-    measure_frontier,
-    measure_near_lossless,
-    measure_point,
-    measure_rounds,
-)
-
-=======
 
 from repro.formats import Point
 from repro.measure.records import data_of, measure_frontier, measure_near_lossless, measure_point, measure_rounds
->>>>>>> repro:tests/repro/test_measure_records.py
 from tests.evaluation.made import make_logits, make_records
 
 

@@ -4,11 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-<<<<<<< HEAD:tests/repro/test_measure_matched.py
-from progresvit.results import measure_matched as module
-from progresvit.results.measure_matched import compare, cross_fitted_scores, folds_of, gain_interval, measure_matched
-=======
->>>>>>> repro:tests/repro/test_measure_routers.py
 
 from progresvit.evaluation.routing_tables import matched_table
 from progresvit.routing import TENTHS, fit_router

@@ -5,18 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-<<<<<<< HEAD
-from progresvit.results.format_routing import RoutingResult
-from progresvit.results.measure_routing import measure_abstention, measure_equal_accuracy, measure_routing
-from progresvit.results.measure_settings import (
-=======
 
 from progresvit import evaluation
 from progresvit.routing import operating_point
 from repro.formats import RoutingResult
 from repro.measure.routing import measure_abstention, measure_equal_accuracy, measure_routing
 from repro.measure.settings import (
->>>>>>> repro
     answer,
     calibrate_within_reach,
     calibrations,
@@ -24,15 +18,7 @@ from repro.measure.settings import (
     measure_halves,
     measure_settings,
 )
-<<<<<<< HEAD
-
-from progresvit import evaluation
-from progresvit.routing import operating_point
-=======
->>>>>>> repro
 from tests.evaluation.made import CLASSES, make_records
-
-pytestmark = pytest.mark.slow
 
 IDS = tuple(f"n{number:02}" for number in range(CLASSES))
 COMMON = {

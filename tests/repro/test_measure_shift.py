@@ -5,19 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-<<<<<<< HEAD
-from progresvit.results.format_shift import ShiftResult
-from progresvit.results.measure import measure_frontier, measure_point
-from progresvit.results.measure_shift import measure_shift, shift_settings
-
-from progresvit.evaluation.shift import plan
-=======
 
 from progresvit.evaluation.shift import plan
 from repro.formats import ShiftResult
 from repro.measure.records import measure_frontier, measure_point
 from repro.measure.shift import measure_shift, shift_settings
->>>>>>> repro
 from tests.evaluation.made import make_logits, make_records
 from tests.repro.test_measure_routing import COMMON
 

@@ -4,16 +4,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-<<<<<<< HEAD
-from progresvit.results.carry_out import reader_commands
-from progresvit.results.measures import check_earlier
-from progresvit.results.plan import Places, plan, steps
-from progresvit.results.study import STUDY_FILE, Study, load_study, read_study, shipped_studies, write_study
-=======
 
 from repro.measure.entries import check_earlier
 from repro.study import STUDY_FILE, Places, commands_of, entries_of, load_study, read_study, reader_commands
->>>>>>> repro
 
 REPRO = Path(__file__).parents[2] / "repro"
 MADE = {
@@ -56,7 +49,9 @@ def test_every_seed_is_an_entry_and_further_measurements_know_who_trains_their_m
     trained = {entry.name: entry.trained for entry in entries_of(made)}
     assert trained == {
         **{name: name for name in ("one-1", "one-2", "two-42")},
-        **{"routing": "two-42", "shift-one": "one-1", "shift-shipped": None},
+        "routing": "two-42",
+        "shift-one": "one-1",
+        "shift-shipped": None,
     }
 
 
@@ -102,13 +97,19 @@ def test_a_written_study_reads_as_the_same(made, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"comparisons": {"both": {"title": "x", "rows": {"a": "ones"}}}}, "comparisons.both: unknown run 'ones', did you mean 'one'"),
+        (
+            {"comparisons": {"both": {"title": "x", "rows": {"a": "ones"}}}},
+            "comparisons.both: unknown run 'ones', did you mean 'one'",
+        ),
         ({"runs": {"one": {"set": ["schedule.epoch=2"]}}, "comparisons": {}}, "runs.one: .*epochs"),
         ({"runs": {"one": {"recipe": "digit"}}, "comparisons": {}}, "runs.one: .*digits"),
         ({"runs": {"one": {"seed": 3}}, "comparisons": {}}, "runs.one.seed: unknown key, did you mean 'seeds'"),
         ({"colour": "red"}, "colour: unknown key"),
         ({"runs": {"one": {"seeds": []}}, "comparisons": {}}, "runs.one.seeds"),
-        ({"shift": {"shift": {"models": ["one"], "corruptions": ["foggy"]}}}, "shift.shift: 'foggy' is unknown, did you mean 'fog'"),
+        (
+            {"shift": {"shift": {"models": ["one"], "corruptions": ["foggy"]}}},
+            "shift.shift: 'foggy' is unknown, did you mean 'fog'",
+        ),
         ({"shift": {"shift": {"models": ["one"], "severities": [9]}}}, "shift.shift: 9 is unknown, choose one of 1, 2"),
         ({"routing": {"a/b": {"model": "one"}}}, "'a/b' names files"),
     ],

@@ -2,24 +2,13 @@
 
 import numpy as np
 import pytest
-<<<<<<< HEAD
-from progresvit.report import routing_tables, shift_tables, tables
-from progresvit.report.wording import key, percent, signed, with_interval
-from progresvit.results.compare import Difference, line_up
-from progresvit.results.read import read_results
-from progresvit.results.study import load_study
-
-from progresvit.evaluation.table import Column, Table
-from tests.report.made import RUNS, measured
-=======
 
 from repro import routing_tables, tables
 from repro.compare import Difference, line_up
 from repro.formats import read_results
 from repro.study import read_study
-from repro.tables import interval, percent, signed
+from repro.tables import percent, signed
 from tests.repro.made import RUNS, measured
->>>>>>> repro
 
 
 @pytest.fixture(scope="module")
