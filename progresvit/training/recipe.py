@@ -19,6 +19,9 @@ from progresvit.training.tasks.registry import check_name
 PROGRESVIT = "progresvit"
 """The kind of model that this package is about."""
 
+_RENAMED = {"own_pictures": "own_images"}
+"""Earlier names of bundled recipes."""
+
 _PROGRESVIT_KEYS = (
     *("preset", "resolutions", "heads", "psg", "layer_scale", "depth", "patch_size"),
     *("position_resolution", "input_resolution"),
@@ -277,7 +280,7 @@ class Recipe(Section):
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
     """A bundled recipe by name, or a file by path; ``overrides`` are ``a.b=value``, the value in YAML."""
-    path = find_file(source, shipped_recipes(), "recipe")
+    path = find_file(_RENAMED.get(source, source), shipped_recipes(), "recipe")
     values = read_mapping(path, "recipe", "model: and schedule:")
     for override in overrides:
         _override(values, override)

@@ -35,8 +35,8 @@ class RoundLosses(nn.Module):
 class TrainingStep:
     """The trained modules of a run, their average and optimizer, and how one step changes them.
 
-    A loss or gradient that is not finite sets a flag on the device. From then on the optimizer leaves the weights
-    alone, so the host need not wait for every loss to prevent damage.
+    A loss or gradient that is not finite sets a flag on the device. From then on the optimizer skips its steps,
+    so that the host need not wait for every loss to protect the weights.
 
     Args:
         model: The model, on the device.

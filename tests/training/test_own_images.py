@@ -41,12 +41,12 @@ def shipped(tmp_path, monkeypatch, randomize):
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def own_images(tmp_path):
     """Three classes of ten images, in folders at the top."""
-    return make_pictures(tmp_path / "pictures", 10)
+    return make_images(tmp_path / "images", 10)
 
 
-def make_pictures(root, count):
+def make_images(root, count):
     for name, colour in COLOURS.items():
         (root / name).mkdir(parents=True)
         for number in range(count):
@@ -67,9 +67,9 @@ def command(*arguments):
     return result
 
 
-def test_the_shipped_model_gives_its_backbone_and_the_head_is_fresh(shipped, pictures):
+def test_the_bundled_model_gives_its_backbone_and_the_head_is_new(shipped, own_images):
     wanted = short(model={"start": model_folder.SHIPPED})
-    model = build_model(wanted, find_pictures(pictures, "train").class_ids)
+    model = build_model(wanted, find_pictures(own_images, "train").class_ids)
     assert model.config.class_ids == model.config.labels == ("bella", "luna", "rex")
     weights, before = model.state_dict(), load_file(shipped / "model.safetensors")
     assert weights["head.weight"].shape[0] == 3
@@ -77,13 +77,13 @@ def test_the_shipped_model_gives_its_backbone_and_the_head_is_fresh(shipped, pic
     assert all(same.values()), same
 
 
-def test_a_wrong_start_is_refused_with_what_to_give(shipped, pictures):
+def test_a_wrong_start_is_refused_with_what_to_give(shipped, own_images):
     with pytest.raises(ValueError, match="shiped"):
         build_model(short(model={"start": "shiped"}), ("a", "b"))
 
 
-def test_a_run_prints_its_training_and_validation_images(shipped, pictures, tmp_path, capsys):
-    run(short(), pictures, tmp_path / "out")
+def test_a_run_prints_its_training_and_validation_images(shipped, own_images, tmp_path, capsys):
+    run(short(), own_images, tmp_path / "out")
     line = capsys.readouterr().err.splitlines()[0]
     assert line == (
         "training on 24 images of 3 classes (bella, luna, rex); "
@@ -93,27 +93,27 @@ def test_a_run_prints_its_training_and_validation_images(shipped, pictures, tmp_
     assert (about["pictures"], about["held_back"]) == (24, 6)
 
 
-def test_a_resumed_run_has_the_same_split_and_another_set_of_names_is_refused(pictures, tmp_path):
-    run(short(), pictures, tmp_path / "out")
+def test_a_resumed_run_has_the_same_split_and_another_set_of_names_is_refused(own_images, tmp_path):
+    run(short(), own_images, tmp_path / "out")
     whole = losses(tmp_path / "out")
-    run(short(), pictures, tmp_path / "out", resume=True)
+    run(short(), own_images, tmp_path / "out", resume=True)
     assert losses(tmp_path / "out") == whole
-    (pictures / "rex" / "3.png").rename(pictures / "rex" / "new.png")
+    (own_images / "rex" / "3.png").rename(own_images / "rex" / "new.png")
     with pytest.raises(ValueError, match=r"other data: .*24 images of 3 classes"):
-        run(short(), pictures, tmp_path / "out", resume=True)
+        run(short(), own_images, tmp_path / "out", resume=True)
 
 
 def test_a_batch_larger_than_a_small_set_is_refused_with_the_largest_that_fits(tmp_path):
-    small = make_pictures(tmp_path / "few", 2)
+    small = make_images(tmp_path / "few", 2)
     with pytest.raises(ValueError, match=r"larger than the set of 3 pictures; .* --set optimizer\.batch=3\."):
         run(short(), small, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_an_average_that_warms_up_does_not_keep_the_start_of_a_short_run(pictures, tmp_path):
+def test_an_average_that_warms_up_does_not_keep_the_start_of_a_short_run(own_images, tmp_path):
     apart = {}
     for warmup in (False, True):
-        started = ready(short(model={"drop_path": 0.0}, ema=0.999, ema_warmup=warmup), pictures)
+        started = ready(short(model={"drop_path": 0.0}, ema=0.999, ema_warmup=warmup), own_images)
         weight = started.model.head.weight
         start = weight.detach().clone()
         take_steps(started, 6)
@@ -123,40 +123,40 @@ def test_an_average_that_warms_up_does_not_keep_the_start_of_a_short_run(picture
     assert apart[True] < 0.6
 
 
-def test_own_folder_to_adaptive_model_in_three_commands(shipped, pictures, tmp_path):
+def test_own_folder_to_adaptive_model_in_three_commands(shipped, own_images, tmp_path):
     """The recipe itself, at the size of a micro model."""
-    assert load_recipe("own_pictures").model.start == model_folder.SHIPPED
+    assert load_recipe("own_images").model.start == model_folder.SHIPPED
     micro = {**MICRO, "preset": None}
     settings = [f"model.{key}={json.dumps(value)}" for key, value in micro.items()]
     settings += ["schedule.epochs=3", "data.resident_side=null"]
     options = [part for setting in settings for part in ("--set", setting)]
-    command("train", "own_pictures", "--data", pictures, "--out", tmp_path / "own", "--device", "cpu", *options)
+    command("train", "own_images", "--data", own_images, "--out", tmp_path / "own", "--device", "cpu", *options)
     model, records = tmp_path / "own" / "model", tmp_path / "own.parquet"
 
-    told = command("evaluate", model, "--data", pictures, "--out", records, "--workers", 0, "--device", "cpu")
-    assert "these are 6 of its 30 pictures, a fifth of each class" in told.stderr
-    assert "has learned from" not in told.stderr
+    result = command("evaluate", model, "--data", own_images, "--out", records, "--workers", 0, "--device", "cpu")
+    assert "these are 6 of its 30 pictures, a fifth of each class" in result.stderr
+    assert "has learned from" not in result.stderr
     table = read_records(records)
-    assert sorted(table.ids) == sorted(entry.name for entry in find_pictures(pictures, "val").entries)
+    assert sorted(table.ids) == sorted(entry.name for entry in find_pictures(own_images, "val").entries)
     assert (table.header.split, table.header.drawn_from) == ("val", 30)
 
     threshold = tmp_path / "threshold.json"
     command("calibrate", records, "--near-lossless", "--out", threshold)
-    picture = pictures / "rex" / "0.png"
-    answer = command("classify", picture, "--model", model, "--threshold", threshold, "--json", "--device", "cpu")
+    image = own_images / "rex" / "0.png"
+    answer = command("classify", image, "--model", model, "--threshold", threshold, "--json", "--device", "cpu")
     assert any(name in answer.stdout for name in COLOURS)
 
 
-def test_evaluating_says_if_the_model_has_learned_from_what_is_held_back_now(shipped, pictures, tmp_path):
-    model = run(short(), pictures, tmp_path / "out")
-    before = {entry.name for entry in find_pictures(pictures, "train").entries}
+def test_evaluating_warns_if_the_model_was_trained_on_validation_images_of_now(shipped, own_images, tmp_path):
+    model = run(short(), own_images, tmp_path / "out")
+    before = {entry.name for entry in find_pictures(own_images, "train").entries}
     for number in range(10, 30):
-        shutil.copy(pictures / "rex" / "0.png", pictures / "rex" / f"{number}.png")
-    now = [entry.name for entry in find_pictures(pictures, "val").entries]
+        shutil.copy(own_images / "rex" / "0.png", own_images / "rex" / f"{number}.png")
+    now = [entry.name for entry in find_pictures(own_images, "val").entries]
     moved = len(before & set(now))
     assert moved > 0  # or the test shows nothing
-    evaluate = ("evaluate", model, "--data", pictures, "--workers", 0, "--device", "cpu")
-    told = command(*evaluate, "--out", tmp_path / "new.parquet")
-    assert f"this model has learned from {moved} of these {len(now)} pictures" in told.stderr
-    told = command(*evaluate, "--split", ".", "--out", tmp_path / "all.parquet")
-    assert f"this model has learned from {len(before)} of these 50 pictures" in told.stderr
+    evaluate = ("evaluate", model, "--data", own_images, "--workers", 0, "--device", "cpu")
+    result = command(*evaluate, "--out", tmp_path / "new.parquet")
+    assert f"this model has learned from {moved} of these {len(now)} pictures" in result.stderr
+    result = command(*evaluate, "--split", ".", "--out", tmp_path / "all.parquet")
+    assert f"this model has learned from {len(before)} of these 50 pictures" in result.stderr

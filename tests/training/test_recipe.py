@@ -7,12 +7,12 @@ from progresvit.training.recipe import Recipe, load_recipe, shipped_recipes
 NAMES = {"num_classes": 1000, "class_ids": None, "labels": None}
 
 
-def test_every_recipe_that_was_promised_ships():
+def test_the_bundled_recipes_are_complete():
     assert set(shipped_recipes()) == {
         "192_240", "160_240", "160_384", "128_192_240", "192_240_kd", "160_384_kd",
         "width_only", "width_resolution", "deit_small_224", "deit_small_240", "deit_small_384",
         "photos_tiny", "photos_tiny_kd", "photos_tiny_soft", "photos_small", "photos_small_kd",
-        "own_pictures", "digits",
+        "own_images", "digits",
     }  # fmt: skip
 
 
@@ -122,6 +122,10 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, text, remedy):
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(ValueError, match=remedy):
         load_recipe(str(tmp_path / "recipe.yaml"))
+
+
+def test_a_recipe_is_found_by_its_earlier_name():
+    assert load_recipe("own_pictures") == load_recipe("own_images")
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest():

@@ -102,7 +102,7 @@ class Task(nn.Module, ABC):
     sections: ClassVar[tuple[str, ...]] = ()
     """Other sections that only some tasks read (``registry.TASK_SECTIONS``) and this one does."""
     uses_all_parameters: ClassVar[bool] = True
-    """False if a step may leave trained parameters without a gradient; DDP must know."""
+    """False if some trained parameters may have no gradient in a step, which DDP must know."""
 
     def __init__(self, options: Section | None = None) -> None:
         super().__init__()
