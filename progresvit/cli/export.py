@@ -28,14 +28,15 @@ def export(
     workers: Annotated[int, typer.Option(help="Processes that decode pictures; 0 for none.")] = 2,
 ) -> None:
     """Write a model as one graph per round with a dynamic batch. Whoever runs them needs no torch."""
-    from progresvit.api import load_with_folder
+    from progresvit.api import as_progresvit, load_with_folder
 
     if int8 and data is None:
         raise ValueError("int8 costs accuracy, and how much must be measured; give pictures with --data FOLDER.")
     if data is not None and not int8:
         raise ValueError("--data is what --int8 is measured on; give both.")
     heat = None if temperatures is None else show.parse_numbers(temperatures, "--temperatures")
-    loaded, folder = load_with_folder(model)
+    found, folder = load_with_folder(model)
+    loaded = as_progresvit(found, "export")
     limit = _find_threshold(threshold, folder)
     check = None if data is None else _find_pictures(data, split, workers, loaded.config)
 
