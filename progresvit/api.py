@@ -12,7 +12,7 @@ from progresvit.model.interface import RoundModel
 from progresvit.model.saving import load_folder
 from progresvit.model.vit import ProgResViT
 
-__all__ = ["SHIPPED", "create_model", "load", "load_with_folder", "shipped_folder"]
+__all__ = ["SHIPPED", "as_progresvit", "create_model", "load", "load_with_folder", "shipped_folder"]
 
 
 def create_model(name: str, *, drop_path: float = 0.0, **fields: Any) -> ProgResViT:
@@ -37,3 +37,13 @@ def load_with_folder(source: Source | None = None, *, revision: str | None = Non
         return load_official(source, revision=revision), None
     folder = shipped_folder() if source is None else find_folder(source, revision=revision)
     return load_folder(folder), folder
+
+
+def as_progresvit(model: RoundModel, what: str) -> ProgResViT:
+    """The same model, for ``what`` runs no other kind; an error if it is of another kind."""
+    if not isinstance(model, ProgResViT):
+        kind = model.config.kind if isinstance(model, RoundModel) else type(model).__name__
+        raise ValueError(
+            f"{what} runs models of kind 'progresvit' only, not {kind!r}; call the model itself."
+        )
+    return model

@@ -249,6 +249,7 @@ class ModelConfig(BaseConfig):
         if self.position_resolution is None:
             object.__setattr__(self, "position_resolution", self.resolution)
         for resolution in (*(round_.resolution for round_ in self.rounds), self.position_resolution):
+            assert resolution is not None
             _require_patches(resolution, self.patch_size)
         for number, round_ in enumerate(self.rounds, start=1):
             if round_.heads > self.heads:

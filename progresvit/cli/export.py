@@ -30,14 +30,15 @@ def export(
     workers: Annotated[int, typer.Option(help=options.DECODE_HELP)] = 2,
 ) -> None:
     """Export a model as one graph per round with a dynamic batch. Running the export needs no torch."""
-    from progresvit.api import load_with_folder
+    from progresvit.api import as_progresvit, load_with_folder
 
     if int8 and data is None:
         raise ValueError("--int8 measures its cost in accuracy; give images with --data FOLDER.")
     if data is not None and not int8:
         raise ValueError("--data is only used with --int8; give both.")
     parsed_temperatures = None if temperatures is None else options.parse_numbers(temperatures, "--temperatures")
-    loaded, folder = load_with_folder(model)
+    found, folder = load_with_folder(model)
+    loaded = as_progresvit(found, "export")
     limit = _find_threshold(threshold, folder)
     check = None if data is None else _find_images(data, split, workers, loaded.config)
 

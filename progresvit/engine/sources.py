@@ -25,7 +25,7 @@ from progresvit.routing.setting import Setting
 if TYPE_CHECKING:
     import torch
 
-    from progresvit.model import ProgResViT
+    from progresvit.model import ProgResViT, RoundModel
     from progresvit.routing.router import Router
 
 Backend = Literal["torch", "onnxruntime", "openvino"]
@@ -84,7 +84,7 @@ class Source(Protocol):
         ...
 
 
-def open_source(model: ProgResViT | str | os.PathLike[str] | None, backend: Backend | None) -> Source:
+def open_source(model: RoundModel | str | os.PathLike[str] | None, backend: Backend | None) -> Source:
     """A model, the folder or hub id of one, or an export; None is the model that ships."""
     folder: Path | None = None
     if model is None or isinstance(model, str | os.PathLike):
@@ -93,6 +93,9 @@ def open_source(model: ProgResViT | str | os.PathLike[str] | None, backend: Back
         from progresvit.api import load_with_folder
 
         model, folder = load_with_folder(None if model is None else os.fspath(model))
+    from progresvit.api import as_progresvit
+
+    model = as_progresvit(model, "the engine")
     if backend is None or backend == "torch":
         return ModelSource(model, folder)
     return ExportedSource(model, backend, folder)

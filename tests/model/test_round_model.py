@@ -162,6 +162,15 @@ def test_rounds_that_are_alternatives_are_compared_and_not_routed(digits, tmp_pa
     refused("no routing among them", "frontier", tmp_path / "r.parquet")
 
 
+def test_the_engine_and_exports_refuse_another_kind(model, folder, tmp_path):
+    for source in (model, folder):
+        with pytest.raises(ValueError, match="the engine runs models of kind 'progresvit' only, not 'test_pooled'"):
+            progresvit.Engine(source)
+    refused("export runs models of kind 'progresvit' only", "export", folder, "--out", tmp_path / "export")
+    with pytest.raises(ValueError, match="not 'Linear'"):
+        progresvit.Engine(torch.nn.Linear(1, 1))
+
+
 def test_a_kind_has_one_meaning():
     registry.register("test_pooled", config="tests.model.pooled:PooledConfig", model="tests.model.pooled:PooledModel")
     with pytest.raises(ValueError, match=r"already registered as tests\.model\.pooled:PooledModel"):
