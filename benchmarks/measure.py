@@ -123,8 +123,7 @@ def run_case(case: Case, *, timeout: float) -> Row:
         try:
             return future.result(timeout)
         except TimeoutError:
-            for process in multiprocessing.active_children():
-                process.kill()
+            _stop(pool, patience=0)
             return make_row(case, error=f"took more than {timeout:.0f} s and was stopped")
         except BrokenProcessPool:
             return make_row(case, error="the process ended, probably out of memory")
@@ -132,3 +131,12 @@ def run_case(case: Case, *, timeout: float) -> Row:
             reason = (str(error).strip().splitlines() or ["no reason given"])[0]
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             return make_row(case, error=kind + reason)
+        finally:
+            _stop(pool, patience=20)  # after torch.compile a process may not end by itself
+
+
+def _stop(pool: ProcessPoolExecutor, *, patience: float) -> None:
+    pool.shutdown(wait=False)
+    for process in multiprocessing.active_children():
+        process.join(patience)
+        process.kill()

@@ -11,10 +11,12 @@ import random
 import re
 import resource
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ from progresvit.data.pictures import find_unlabelled
 from progresvit.data.preprocess import normalise
 from progresvit.distributed import processor_name
 from progresvit.engine.engine import Engine
+from progresvit.engine.export import export
 from progresvit.engine.pictures import open_pictures
 from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS
@@ -35,7 +38,8 @@ HEAD_SCALE = 30.0
 """A new head gives all images nearly the same entropy; scaled, it separates random images."""
 
 
-class Exit(NamedTuple):
+@dataclass(slots=True)
+class Exit:
     """Where an image exited; the names are those of ``Prediction``."""
 
     exit_round: int
@@ -111,15 +115,19 @@ class Routed:
             dtype = PRECISIONS[precision] or torch.float32
             self.model.to(device, dtype)
             self.inputs = torch.cat([normalise(part, self.config).to(dtype) for part in self.inputs.split(256)])
-        self.images = len(self.inputs)
-        self.exits: list[Any] = []
+        self.images, self.exits = len(self.inputs), list[Any]()
+        self._source: ProgResViT | Path = self.model
+        if engine.get("backend") in ("onnxruntime", "openvino"):
+            self._scratch = tempfile.TemporaryDirectory()  # one export for all engines
+            self._source = Path(self._scratch.name) / "export"
+            export(self.model, self._source, format="onnx")
         if thresholds is None:
             thresholds = self._thresholds_for(continuing)
         self.thresholds = Policy.make(len(self.config.rounds), thresholds).thresholds
 
     def build(self, thresholds: Sequence[float] | None = None) -> None:
         limits = list(self.thresholds if thresholds is None else thresholds)
-        self.runner = EagerRounds(self.model, limits) if self.eager else Engine(self.model, limits, **self.options)
+        self.runner = EagerRounds(self.model, limits) if self.eager else Engine(self._source, limits, **self.options)
 
     def run(self, passes: int) -> None:
         self.exits = list(self.runner.stream(self.inputs.split(self.batch) * passes, deadline=None))
@@ -238,7 +246,8 @@ class Measurement:
     def peak_gib(self) -> float:
         """Until now."""
         peak = torch.cuda.max_memory_allocated(self.device) if self.on_gpu else _peak_resident_bytes()
-        return (peak - self._before - self.subject.inputs.nbytes) / 2**30
+        images: int = self.subject.inputs.nbytes
+        return (peak - self._before - images) / 2**30
 
     def _time(self, passes: int) -> float:
         self._synchronize()
