@@ -99,9 +99,9 @@ def ours(options: argparse.Namespace, processes: Processes, batch: int) -> dict[
 
 def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
     """Pictures resident on the device, cropped, flipped, jittered, erased and mixed there."""
-    from progresvit.data.order import Order
-    from progresvit.data.pictures import find_pictures
-    from progresvit.data.resident import ResidentBatches, resident_for_training
+    from progresvit.data.dataset import find_pictures
+    from progresvit.data.in_memory import ResidentBatches, resident_for_training
+    from progresvit.data.sampler import Order
 
     fresh()
     recipe = make(options.preset, batch, precision=options.precision, compile_=options.compile)

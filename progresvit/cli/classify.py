@@ -13,10 +13,10 @@ import typer
 from progresvit.cli import show
 
 if TYPE_CHECKING:
-    from progresvit.data.pictures import Entry
+    from progresvit.data.dataset import Entry
     from progresvit.engine import Engine, Prediction
-    from progresvit.engine.bulk import Summary
-    from progresvit.engine.sources import Backend
+    from progresvit.engine.backends import Backend
+    from progresvit.engine.predict_files import Summary
 
 
 def classify(
@@ -74,8 +74,8 @@ def _given(pictures: list[str] | None, samples: bool) -> list[str]:
 
 def _find(given: list[str]) -> tuple[list[Entry], list[tuple[str, str]]]:
     """The pictures that are meant, and what is meant by nothing."""
-    from progresvit.data.pictures import Entry, find_unlabelled
-    from progresvit.engine.pictures import NO_FILE, ON_THE_WEB
+    from progresvit.data.dataset import Entry, find_unlabelled
+    from progresvit.engine.images import NO_FILE, ON_THE_WEB
 
     found: list[Entry] = []
     bad: list[tuple[str, str]] = []
@@ -112,7 +112,7 @@ def _make_engine(
     workers: int,
 ) -> Engine:
     from progresvit.engine import Engine
-    from progresvit.engine.manifest import MANIFEST_FILE
+    from progresvit.engine.export.manifest import MANIFEST_FILE
 
     is_export = model is not None and (Path(model) / MANIFEST_FILE).is_file()
     if device is None and not is_export and backend in (None, "torch"):
@@ -127,8 +127,8 @@ def _make_engine(
 
 
 def _in_bulk(engine: Engine, found: list[Entry], out: Path, overwrite: bool) -> int:
-    from progresvit.data.pictures import UNLABELLED, Pictures
-    from progresvit.engine.bulk import classify_files
+    from progresvit.data.dataset import UNLABELLED, Pictures
+    from progresvit.engine.predict_files import classify_files
 
     pictures = Pictures((), tuple(found), (UNLABELLED,) * len(found))
     with show.progress_bars(wanted=True) as begin:
@@ -140,9 +140,9 @@ def _in_bulk(engine: Engine, found: list[Entry], out: Path, overwrite: bool) -> 
 
 
 def _at_once(engine: Engine, found: list[Entry], as_json: bool) -> int:
-    from progresvit.data.pictures import UNLABELLED, Pictures
-    from progresvit.engine.bulk import predictions, row, summarise
+    from progresvit.data.dataset import UNLABELLED, Pictures
     from progresvit.engine.engine import DEADLINE
+    from progresvit.engine.predict_files import predictions, row, summarise
     from progresvit.evaluation.table import Column, Table, decimals, rough_percent
 
     pictures = Pictures((), tuple(found), (UNLABELLED,) * len(found))

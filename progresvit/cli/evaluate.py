@@ -31,8 +31,8 @@ def evaluate(
 ) -> None:
     """Run every round on every picture once. Under torchrun, on many GPUs. Run it again to go on after a stop."""
     from progresvit import api
-    from progresvit.data.held_back import count_learned
     from progresvit.data.preprocess import Corruption
+    from progresvit.data.split import count_learned
     from progresvit.distributed import end_processes, start_processes
     from progresvit.evaluation import DataSource, HowToRun
     from progresvit.evaluation import evaluate as run

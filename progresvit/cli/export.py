@@ -11,7 +11,7 @@ from progresvit.cli import show
 
 if TYPE_CHECKING:
     from progresvit.config import ModelConfig
-    from progresvit.engine.int8 import Int8Check
+    from progresvit.engine.export.int8 import Int8Check
     from progresvit.evaluation.table import Table
     from progresvit.routing import Setting
 
@@ -39,7 +39,7 @@ def export(
     limit = _find_threshold(threshold, folder)
     check = None if data is None else _find_pictures(data, split, workers, loaded.config)
 
-    from progresvit.engine.export import export as run
+    from progresvit.engine.export.export import export as run
 
     with show.setting_notes():
         manifest = run(
@@ -67,7 +67,7 @@ def _find_threshold(text: str | None, folder: Path | None) -> float | tuple[floa
 
 
 def _find_pictures(data: str, split: str, workers: int, config: ModelConfig) -> Int8Check:
-    from progresvit.engine.int8 import Int8Check
+    from progresvit.engine.export.int8 import Int8Check
     from progresvit.evaluation import DataSource
     from progresvit.evaluation.classes import relabel
 

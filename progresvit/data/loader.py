@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from progresvit.config import ModelConfig
-from progresvit.data.augmentation import Augmentation, training_transform
+from progresvit.data.dataset import Pictures
 from progresvit.data.decode import PictureError, decode
-from progresvit.data.order import Draw, Order, seed_all
-from progresvit.data.pictures import Pictures
 from progresvit.data.preprocess import NamedTransform, normalise
+from progresvit.data.sampler import Draw, Order, seed_all
+from progresvit.data.transforms import Augmentation, training_transform
 
 
 class Batch(NamedTuple):

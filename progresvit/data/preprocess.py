@@ -21,7 +21,7 @@ from torch import Tensor
 from progresvit.config import ModelConfig
 from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from progresvit.data.crop import INTERPOLATION
-from progresvit.data.order import Draw, mix_seed
+from progresvit.data.sampler import Draw, mix_seed
 
 
 def evaluation_transform(config: ModelConfig, *, as_bytes: bool = False) -> Callable[[Image], Tensor]:

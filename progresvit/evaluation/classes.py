@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from timm.data import ImageNetInfo
 
 from progresvit.config import ModelConfig
-from progresvit.data.pictures import Pictures
+from progresvit.data.dataset import Pictures
 
 IMAGENET_CLASSES = 1000
 

@@ -17,8 +17,8 @@ from progresvit.evaluation import table
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.routing import NEAR_LOSSLESS_DROP, Router
+from progresvit.routing.decide import leave_or_give_up
 from progresvit.routing.frontier import Floats
-from progresvit.routing.policy import leave_or_give_up
 
 CANDIDATES = 200
 """Thresholds that are tried, at quantiles of the scores; of the chances of being hopeless, a quarter as many, the

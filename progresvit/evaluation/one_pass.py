@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from progresvit import __version__, checkpoint
+from progresvit.data.dataset import UNLABELLED, Pictures, find_pictures, find_unlabelled
 from progresvit.data.loader import Unreadable, numbered_batches
-from progresvit.data.pictures import UNLABELLED, Pictures, find_pictures, find_unlabelled
 from progresvit.data.preprocess import Corruption, NamedTransform, describe_preprocessing, normalise, preprocessing_hash
-from progresvit.data.timm_pictures import find_timm_pictures, is_timm_name
+from progresvit.data.timm_dataset import find_timm_pictures, is_timm_name
 from progresvit.distributed import Processes
 from progresvit.evaluation.classes import class_numbers, relabel
 from progresvit.evaluation.observe import Observed, observe

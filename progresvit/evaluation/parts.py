@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from progresvit.data.pictures import Pictures
+from progresvit.data.dataset import Pictures
 from progresvit.evaluation.records import Header
 from progresvit.io import resumable
 from progresvit.io.files import replace_file

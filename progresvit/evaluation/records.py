@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from progresvit import compute
 from progresvit.config import ModelConfig
-from progresvit.data.pictures import UNLABELLED
+from progresvit.data.dataset import UNLABELLED
 from progresvit.io.files import replace_file
 from progresvit.routing import Router, near_lossless
 from progresvit.routing.statistics import STATISTICS

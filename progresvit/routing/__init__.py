@@ -21,45 +21,40 @@ from progresvit.routing.frontier import (  # at once: the function has the name 
 if TYPE_CHECKING:
     from progresvit.routing.arrays import HIGHEST
     from progresvit.routing.budgets import Budgets, load_budgets
-    from progresvit.routing.calibration import threshold_for_budget, threshold_for_exit_share
-    from progresvit.routing.entropy import full_entropy, top10_entropy
-    from progresvit.routing.guarantee import (
-        CertifiedThreshold,
-        certified_threshold,
-        certified_thresholds,
-        needed_images,
-    )
+    from progresvit.routing.calibrate import threshold_for_budget, threshold_for_exit_share
+    from progresvit.routing.certify import CertifiedThreshold, certified_threshold, certified_thresholds, needed_images
+    from progresvit.routing.decide import Abstention, Policy, Routed, route_records
     from progresvit.routing.named import find_setting, setting_names
-    from progresvit.routing.policy import Abstention, Policy, Routed, route_records
     from progresvit.routing.router import Router, fit_router, load_router, save_router
-    from progresvit.routing.setting import Setting, SettingWarning, load_setting
+    from progresvit.routing.scores import full_entropy, top10_entropy
+    from progresvit.routing.settings import Setting, SettingWarning, load_setting
     from progresvit.routing.statistics import STATISTICS, logit_statistics
 
 _HOME_OF = {
     "HIGHEST": "arrays",
     "Budgets": "budgets",
     "load_budgets": "budgets",
-    "threshold_for_budget": "calibration",
-    "threshold_for_exit_share": "calibration",
-    "full_entropy": "entropy",
-    "top10_entropy": "entropy",
-    "CertifiedThreshold": "guarantee",
-    "certified_threshold": "guarantee",
-    "certified_thresholds": "guarantee",
-    "needed_images": "guarantee",
+    "threshold_for_budget": "calibrate",
+    "threshold_for_exit_share": "calibrate",
+    "full_entropy": "scores",
+    "top10_entropy": "scores",
+    "CertifiedThreshold": "certify",
+    "certified_threshold": "certify",
+    "certified_thresholds": "certify",
+    "needed_images": "certify",
     "find_setting": "named",
     "setting_names": "named",
-    "Abstention": "policy",
-    "Policy": "policy",
-    "Routed": "policy",
-    "route_records": "policy",
+    "Abstention": "decide",
+    "Policy": "decide",
+    "Routed": "decide",
+    "route_records": "decide",
     "Router": "router",
     "fit_router": "router",
     "load_router": "router",
     "save_router": "router",
-    "Setting": "setting",
-    "SettingWarning": "setting",
-    "load_setting": "setting",
+    "Setting": "settings",
+    "SettingWarning": "settings",
+    "load_setting": "settings",
     "STATISTICS": "statistics",
     "logit_statistics": "statistics",
 }

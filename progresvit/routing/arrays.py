@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from progresvit.routing.policy import Policy
+    from progresvit.routing.decide import Policy
 
 Floats = NDArray[np.float32]
 Marks = NDArray[np.bool_]

@@ -17,9 +17,9 @@ from numpy.typing import ArrayLike
 from progresvit.io.files import replace_file
 from progresvit.io.model_folder import BUDGETS_FILE
 from progresvit.routing.arrays import HIGHEST
-from progresvit.routing.calibration import ROUNDING, threshold_for_budget
+from progresvit.routing.calibrate import ROUNDING, threshold_for_budget
 from progresvit.routing.frontier import OperatingPoint, frontier
-from progresvit.routing.setting import Setting
+from progresvit.routing.settings import Setting
 
 STEPS = 200
 """Budgets are this fine: a two-hundredth of the way from the first round alone to all rounds."""

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from progresvit.io.model_folder import SETTINGS
-from progresvit.routing.setting import Setting, load_setting
+from progresvit.routing.settings import Setting, load_setting
 
 DEFAULT = "near-lossless"
 """The setting that a model is used with unless another is asked for."""

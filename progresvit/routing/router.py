@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from progresvit.io.files import replace_file
-from progresvit.routing.calibration import OutOfReachError
+from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.statistics import STATISTICS, logit_statistics
 
 Target = Literal["benefit", "error", "hopeless"]

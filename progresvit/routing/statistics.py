@@ -7,7 +7,7 @@ probabilities and logits); these are ours. Letters: B images, K classes, z logit
 import torch
 from torch import Tensor
 
-from progresvit.routing.entropy import full_entropy, top10_entropy
+from progresvit.routing.scores import full_entropy, top10_entropy
 
 LEADING = 5
 

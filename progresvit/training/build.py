@@ -11,16 +11,16 @@ from timm.data import ImageNetInfo
 from torch import nn
 
 from progresvit import api, checkpoint
-from progresvit.data.loader import Batch, LoaderBatches, Unreadable, evaluation_batches
-from progresvit.data.order import Order
-from progresvit.data.pictures import Pictures, find_pictures
-from progresvit.data.resident import (
+from progresvit.data.dataset import Pictures, find_pictures
+from progresvit.data.in_memory import (
     ResidentBatches,
     resident_evaluation_batches,
     resident_for_evaluation,
     resident_for_training,
 )
-from progresvit.data.timm_pictures import find_timm_pictures, is_timm_name
+from progresvit.data.loader import Batch, LoaderBatches, Unreadable, evaluation_batches
+from progresvit.data.sampler import Order
+from progresvit.data.timm_dataset import find_timm_pictures, is_timm_name
 from progresvit.distributed import Processes
 from progresvit.interop import start_from_timm
 from progresvit.io.model_folder import find_folder

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from progresvit.data.pictures import Pictures
+from progresvit.data.dataset import Pictures
 from progresvit.distributed import Processes
 from progresvit.io.files import replace_file
 from progresvit.training.journal import surroundings

@@ -13,8 +13,8 @@ from types import FrameType
 import torch
 
 from progresvit import checkpoint
-from progresvit.data.held_back import list_learned
-from progresvit.data.order import Draw, seed_all
+from progresvit.data.sampler import Draw, seed_all
+from progresvit.data.split import list_learned
 from progresvit.distributed import Processes
 from progresvit.training.build import Fed, build_model, build_objective, data_rows, describe_splits, feed, find_splits
 from progresvit.training.folder import check_folder, claim_folder

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from progresvit.config import ModelConfig, make_rounds, preset
-from progresvit.data.augmentation import Augmentation
+from progresvit.data.transforms import Augmentation
 from progresvit.io.yaml_files import find_file, read_mapping, shipped_files
 
 

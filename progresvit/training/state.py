@@ -1,6 +1,6 @@
 """What a run must remember to go on: weights, their average, the optimizer, the step. Folders that change in one step.
 
-Random draws are not among it: every one follows from the seed and the step (progresvit.data.order).
+Random draws are not among it: every one follows from the seed and the step (progresvit.data.sampler).
 """
 
 from __future__ import annotations

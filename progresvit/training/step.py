@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from progresvit.data.loader import Batch
-from progresvit.data.order import Draw, seed_all
+from progresvit.data.sampler import Draw, seed_all
 from progresvit.distributed import Processes
 from progresvit.model import ProgResViT, RoundOutput
 from progresvit.model.precision import PRECISIONS

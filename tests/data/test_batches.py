@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.augmentation import Augmentation
-from progresvit.data.loader import LoaderBatches, Unreadable, evaluation_batches
-from progresvit.data.order import Order
-from progresvit.data.pictures import find_pictures
-from progresvit.data.resident import (
+from progresvit.data.dataset import find_pictures
+from progresvit.data.in_memory import (
     ResidentBatches,
     resident_evaluation_batches,
     resident_for_evaluation,
     resident_for_training,
 )
+from progresvit.data.loader import LoaderBatches, Unreadable, evaluation_batches
+from progresvit.data.sampler import Order
+from progresvit.data.transforms import Augmentation
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4)

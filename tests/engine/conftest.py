@@ -27,7 +27,7 @@ def models(randomize):
 def exports(models, tmp_path_factory):
     """A function from a model's name and a format to the folder of its export."""
     pytest.importorskip("onnxscript")
-    from progresvit.engine.export import export
+    from progresvit.engine.export.export import export
 
     made = {}
 

@@ -13,11 +13,11 @@ from PIL import Image
 
 import progresvit
 from progresvit.engine import Engine
-from progresvit.engine.export import export
+from progresvit.engine.export.export import export
 from progresvit.model import ProgResViT
 from progresvit.routing import Abstention, SettingWarning
 from tests.engine.test_engine import a_setting, all_rounds, made_router
-from tests.engine.test_graphs import CONFIGS, WITHOUT_TORCH
+from tests.engine.test_onnx_backend import CONFIGS, WITHOUT_TORCH
 
 ABSENT = WITHOUT_TORCH[: WITHOUT_TORCH.index("import progresvit")]
 BACKENDS = ("onnxruntime", "openvino")

@@ -9,7 +9,7 @@ import progresvit
 from progresvit import checkpoint, compute
 from progresvit.data import evaluation_transform
 from progresvit.data.preprocess import preprocessing_hash
-from progresvit.engine import Engine, sources
+from progresvit.engine import Engine, backends
 from progresvit.engine.fold import FoldedRound
 from progresvit.model import ProgResViT
 from progresvit.routing import Abstention, Setting, SettingWarning, save_router, top10_entropy
@@ -254,9 +254,9 @@ def test_an_engine_has_routers_of_its_own(model, pictures):
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")
 def test_a_gpu_without_triton_is_told_that_it_will_be_slower(monkeypatch):
-    assert sources._checked_kernels(None, torch.device("cpu"), "fp32") == "plain"
-    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
+    assert backends._checked_kernels(None, torch.device("cpu"), "fp32") == "plain"
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
     with pytest.warns(UserWarning, match="triton is not installed, so the engine runs plain kernels"):
-        assert sources._checked_kernels(None, torch.device("cuda"), "fp32") == "plain"
+        assert backends._checked_kernels(None, torch.device("cuda"), "fp32") == "plain"
     with pytest.raises(ValueError, match="fused kernels need triton"):
-        sources._checked_kernels("fused", torch.device("cuda"), "fp32")
+        backends._checked_kernels("fused", torch.device("cuda"), "fp32")

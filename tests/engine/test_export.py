@@ -9,12 +9,12 @@ from PIL import Image
 
 import progresvit
 from progresvit import checkpoint, compute
-from progresvit.data.pictures import find_pictures
+from progresvit.data.dataset import find_pictures
 from progresvit.data.preprocess import preprocessing_hash
 from progresvit.engine import Engine
-from progresvit.engine.export import export
-from progresvit.engine.graphs import GraphRounds, Manifest, hash_file
-from progresvit.engine.int8 import Int8Check
+from progresvit.engine.export.export import export
+from progresvit.engine.export.int8 import Int8Check
+from progresvit.engine.onnx_backend import GraphRounds, Manifest, hash_file
 from progresvit.model import ProgResViT
 from progresvit.model.vit import resize, resizing_matrix
 from progresvit.routing import Setting, SettingWarning
@@ -38,7 +38,7 @@ def a_setting(model, **changes):
 @pytest.fixture
 def no_graphs(monkeypatch):
     """Exports without the slow part, for tests of what is around it."""
-    monkeypatch.setattr("progresvit.engine.export._write_onnx", lambda graph, path, s: path.write_bytes(b"graph"))
+    monkeypatch.setattr("progresvit.engine.export.export._write_onnx", lambda _, path, s: path.write_bytes(b"graph"))
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(models, t
 
 
 def find_nothing():
-    from progresvit.data.pictures import Pictures
+    from progresvit.data.dataset import Pictures
 
     return Pictures((), (), ())
 
@@ -172,7 +172,7 @@ def test_an_export_that_fails_leaves_what_was_there(models, tmp_path, no_graphs,
             raise RuntimeError("no more space")
         path.write_bytes(b"half")
 
-    monkeypatch.setattr("progresvit.engine.export._write_onnx", fail)
+    monkeypatch.setattr("progresvit.engine.export.export._write_onnx", fail)
     with pytest.raises(RuntimeError, match="no more space"):
         export(models["two rounds"], tmp_path / "out", threshold=0.2)
     assert Manifest.read(tmp_path / "out").threshold == 0.1

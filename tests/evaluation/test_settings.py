@@ -12,7 +12,7 @@ from progresvit.evaluation import (
 )
 from progresvit.routing import certified_threshold, fit_router, load_setting, near_lossless
 from progresvit.routing.frontier import exit_rounds
-from progresvit.routing.setting import Setting
+from progresvit.routing.settings import Setting
 from tests.evaluation.made import make_records
 
 

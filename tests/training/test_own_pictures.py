@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import progresvit
 from progresvit.cli import app
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.pictures import find_pictures
+from progresvit.data.dataset import find_pictures
 from progresvit.evaluation import read_records
 from progresvit.io import model_folder
 from progresvit.model import ProgResViT

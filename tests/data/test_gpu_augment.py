@@ -13,7 +13,7 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from torchvision import transforms
 from torchvision.transforms.functional import resized_crop, to_tensor
 
-from progresvit.data import augment
+from progresvit.data import gpu_augment
 
 COUNT = 4000
 
@@ -36,7 +36,7 @@ def test_crops_are_drawn_as_timm_draws_them(size, scale, generator):
     picture, ratio = Image.new("L", (width, height)), (3 / 4, 4 / 3)
     theirs = np.array([RandomResizedCropAndInterpolation.get_params(picture, scale, ratio) for _ in range(COUNT)])
     sizes = torch.tensor([size] * COUNT)
-    ours = augment.sample_crops(sizes, scale=scale, ratio=ratio, generator=generator).numpy()
+    ours = gpu_augment.sample_crops(sizes, scale=scale, ratio=ratio, generator=generator).numpy()
     for part in range(4):  # top, left, height, width
         assert same(ours[:, part], theirs[:, part])
     assert same(ours[:, 2] * ours[:, 3], theirs[:, 2] * theirs[:, 3])
@@ -53,13 +53,13 @@ def test_a_crop_is_resized_as_pillow_does_it(box, resolution):
     theirs = to_tensor(resized_crop(picture, *box, [resolution, resolution], transforms.InterpolationMode.BICUBIC))
     batch = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
     boxes = torch.tensor([box], dtype=torch.float32)
-    ours = augment.crop_and_resize(batch, boxes, torch.tensor([False]), resolution=resolution)
+    ours = gpu_augment.crop_and_resize(batch, boxes, torch.tensor([False]), resolution=resolution)
     assert (ours[0] - theirs).abs().mean() <= 0.5 / 255  # Pillow rounds to bytes, and clips between the directions
     top, left, height, width = box
     cut = batch[:, :, top : top + height, left : left + width].float() / 255
     exact = F.interpolate(cut, size=(resolution, resolution), mode="bicubic", antialias=True, align_corners=False)
     assert torch.allclose(ours, exact.clamp(0, 1), atol=1e-5)
-    mirrored = augment.crop_and_resize(batch, boxes, torch.tensor([True]), resolution=resolution)
+    mirrored = gpu_augment.crop_and_resize(batch, boxes, torch.tensor([True]), resolution=resolution)
     assert torch.equal(mirrored, ours.flip(-1))
 
 
@@ -72,7 +72,7 @@ PIXELS = {
 
 
 def jitter(images, strengths, generator):
-    return augment.change_colour(images, *augment.sample_colour(len(images), strengths, generator))
+    return gpu_augment.change_colour(images, *gpu_augment.sample_colour(len(images), strengths, generator))
 
 
 def test_colour_is_jittered_as_torchvision_jitters_it(generator):
@@ -101,8 +101,8 @@ def test_rectangles_are_erased_as_timm_erases_them(generator):
     torch.manual_seed(0)
     erasing = RandomErasing(0.25, mode="pixel", device="cpu")
     theirs = torch.stack([erasing(torch.full((1, 32, 32), 9.0)) for _ in range(COUNT)])
-    boxes = augment.sample_erasing(COUNT, 32, probability=0.25, generator=generator)
-    ours = augment.erase(torch.full((COUNT, 1, 32, 32), 9.0), boxes, generator)
+    boxes = gpu_augment.sample_erasing(COUNT, 32, probability=0.25, generator=generator)
+    ours = gpu_augment.erase(torch.full((COUNT, 1, 32, 32), 9.0), boxes, generator)
 
     def erased(images):
         return images != 9.0
@@ -126,7 +126,7 @@ def test_draws_follow_from_the_generator():
     sizes = torch.tensor([(100, 100)] * 8)
     wanted = {"scale": (0.1, 1.0), "ratio": (3 / 4, 4 / 3)}
     first, second = (
-        augment.sample_crops(sizes, **wanted, generator=torch.Generator().manual_seed(5)) for _ in range(2)
+        gpu_augment.sample_crops(sizes, **wanted, generator=torch.Generator().manual_seed(5)) for _ in range(2)
     )
     assert torch.equal(first, second)
     assert len({tuple(box.tolist()) for box in first}) == 8

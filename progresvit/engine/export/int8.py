@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from progresvit.data.dataset import UNLABELLED, Pictures
 from progresvit.data.loader import Unreadable, numbered_batches
-from progresvit.data.pictures import UNLABELLED, Pictures
 from progresvit.data.preprocess import NamedTransform
-from progresvit.engine.graphs import GraphRounds
+from progresvit.engine.onnx_backend import GraphRounds
 from progresvit.routing import arrays
 from progresvit.routing.frontier import exit_rounds
 

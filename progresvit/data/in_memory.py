@@ -15,13 +15,13 @@ from PIL import Image
 from torch import Tensor
 
 from progresvit.config import ModelConfig
-from progresvit.data import augment
-from progresvit.data.augmentation import Augmentation
+from progresvit.data import gpu_augment
+from progresvit.data.dataset import Pictures
 from progresvit.data.decode import PictureError
 from progresvit.data.loader import Batch, Unreadable, open_picture
-from progresvit.data.order import Draw, Order, mix_seed
-from progresvit.data.pictures import Pictures
 from progresvit.data.preprocess import evaluation_transform, normalise
+from progresvit.data.sampler import Draw, Order, mix_seed
+from progresvit.data.transforms import Augmentation
 
 _CHUNK = 1024  # pictures on the way to the device at a time
 
@@ -130,14 +130,14 @@ class ResidentBatches:
     def augment(self, images: Tensor, sizes: Tensor) -> Tensor:
         """Crop, flip, colour, normalise, erase: (B, C, S, S) bytes -> (B, C, r, r)."""
         wanted, generator, side = self.augmentation, self.generator, images.shape[-1]
-        boxes = augment.sample_crops(sizes, scale=wanted.crop_scale, ratio=wanted.crop_ratio, generator=generator)
+        boxes = gpu_augment.sample_crops(sizes, scale=wanted.crop_scale, ratio=wanted.crop_ratio, generator=generator)
         boxes = boxes * (side / sizes.repeat(1, 2))  # pixels of the picture -> pixels of the square
         flip = torch.rand(len(images), generator=generator, device=generator.device) < wanted.flip
-        colour = None if wanted.colour is None else augment.sample_colour(len(images), wanted.colour, generator)
+        colour = None if wanted.colour is None else gpu_augment.sample_colour(len(images), wanted.colour, generator)
         x: Tensor = self._render(images, boxes, flip, colour, self.mean, self.std, self.resolution)
         if wanted.erasing:
-            boxes = augment.sample_erasing(len(x), x.shape[-1], probability=wanted.erasing, generator=generator)
-            x = augment.erase(x, boxes, generator)
+            boxes = gpu_augment.sample_erasing(len(x), x.shape[-1], probability=wanted.erasing, generator=generator)
+            x = gpu_augment.erase(x, boxes, generator)
         return x
 
 
@@ -151,9 +151,9 @@ def _render(
     resolution: int,
 ) -> Tensor:
     """Everything about pixels, once the draws are made, so that it can be compiled: (B, C, S, S) -> (B, C, r, r)."""
-    x = augment.crop_and_resize(images, boxes, flip, resolution=resolution)
+    x = gpu_augment.crop_and_resize(images, boxes, flip, resolution=resolution)
     if colour is not None:
-        x = augment.change_colour(x, *colour)
+        x = gpu_augment.change_colour(x, *colour)
     return (x - mean) / std
 
 

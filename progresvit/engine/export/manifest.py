@@ -17,7 +17,7 @@ from progresvit import compute
 from progresvit.config import ModelConfig
 from progresvit.data.crop import INTERPOLATION
 from progresvit.routing.frontier import as_thresholds
-from progresvit.routing.setting import Setting, setting_from_dict
+from progresvit.routing.settings import Setting, setting_from_dict
 
 MANIFEST_FILE = "export.json"
 FORMAT = "progresvit-export"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from progresvit.engine.flow import HELD_BATCHES, Flow
+from progresvit.engine.batcher import HELD_BATCHES, Flow
+from progresvit.engine.buffers import Room, padded_size, portions, power_sizes
 from progresvit.engine.prediction import Prediction
-from progresvit.engine.rooms import Room, padded_size, portions, power_sizes
 from progresvit.routing.arrays import Answers
 
 

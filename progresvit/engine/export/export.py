@@ -25,15 +25,15 @@ from torch import Tensor, nn
 
 from progresvit import checkpoint
 from progresvit.data.preprocess import normalise, preprocessing_hash
+from progresvit.engine.export.int8 import Int8Check, measure_int8, quantise
+from progresvit.engine.export.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, Threshold, graph_files
 from progresvit.engine.fold import FoldedRound, fold
-from progresvit.engine.graphs import hash_file
-from progresvit.engine.int8 import Int8Check, measure_int8, quantise
-from progresvit.engine.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, Threshold, graph_files
+from progresvit.engine.onnx_backend import hash_file
 from progresvit.io.files import replacing_folder
 from progresvit.model import ProgResViT
 from progresvit.model.vit import resizing_matrix
 from progresvit.routing.frontier import as_thresholds
-from progresvit.routing.setting import Setting, SettingWarning
+from progresvit.routing.settings import Setting, SettingWarning
 
 OPSET = 18
 PACKAGES = {"onnx": ("onnx", "onnxscript"), "openvino": ("openvino", "onnx", "onnxscript")}

@@ -89,7 +89,7 @@ class Policy:
         """After round s: (B, K) -> a decision for each image. In the last round all leave."""
         import torch
 
-        from progresvit.routing.entropy import top10_entropy
+        from progresvit.routing.scores import top10_entropy
 
         entropy = top10_entropy(logits)
         unsure = entropy >= self.abstention.entropy

@@ -5,8 +5,8 @@ import tarfile
 import pytest
 from PIL import Image
 
-from progresvit.data.held_back import hold_back
-from progresvit.data.pictures import find_pictures
+from progresvit.data.dataset import find_pictures
+from progresvit.data.split import hold_back
 
 
 def make_set(root, counts, *, below=""):

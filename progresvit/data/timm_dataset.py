@@ -17,7 +17,7 @@ from typing import Any
 
 from timm.data import create_dataset
 
-from progresvit.data.pictures import SUFFIXES, Entry, Pictures
+from progresvit.data.dataset import SUFFIXES, Entry, Pictures
 
 READERS = ("hfds/", "wds/")
 OTHERS = ("tfds/", "hfids/", "torch/")

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from progresvit.data.preprocess import normalise
+from progresvit.engine.buffers import Ran, Room, padded_size, power_sizes
 from progresvit.engine.fold import FoldedRound, fold
-from progresvit.engine.rooms import Ran, Room, padded_size, power_sizes
 from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS, autocast
 from progresvit.routing import Policy

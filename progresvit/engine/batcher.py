@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from progresvit.engine.buffers import Array, Ran, Room, Rounds, portions
 from progresvit.engine.prediction import Prediction
-from progresvit.engine.rooms import Array, Ran, Room, Rounds, portions
 from progresvit.routing.arrays import Answers
 
 HELD_BATCHES = 32

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from progresvit.config import ModelConfig
 from progresvit.engine.array_rounds import ArrayRounds
-from progresvit.engine.graphs import GraphRounds
-from progresvit.engine.manifest import MANIFEST_FILE, Manifest
-from progresvit.engine.rooms import Rounds
+from progresvit.engine.buffers import Rounds
+from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest
+from progresvit.engine.onnx_backend import GraphRounds
+from progresvit.routing.decide import Policy
 from progresvit.routing.named import default_setting
-from progresvit.routing.policy import Policy
-from progresvit.routing.setting import Setting
+from progresvit.routing.settings import Setting
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +128,7 @@ class ModelSource:
     def make_rounds(self, policy: Policy, temperatures: Sequence[float], how: How) -> tuple[str, Rounds, int]:
         import torch
 
-        from progresvit.engine.torch_rounds import FusedRounds, TorchRounds
+        from progresvit.engine.torch_backend import FusedRounds, TorchRounds
 
         place = torch.device(how.device) if how.device is not None else next(self.model.parameters()).device
         if how.threads is not None:
@@ -176,7 +176,7 @@ class ExportedSource(ModelSource):
         self.backend = backend
 
     def make_rounds(self, policy: Policy, temperatures: Sequence[float], how: How) -> tuple[str, Rounds, int]:
-        from progresvit.engine.export import export
+        from progresvit.engine.export.export import export
 
         with tempfile.TemporaryDirectory() as folder:
             export(self.model, Path(folder) / "export", format="onnx")

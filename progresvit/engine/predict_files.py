@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from progresvit.data.pictures import Entry, Pictures
+from progresvit.data.dataset import Entry, Pictures
 from progresvit.engine.engine import Engine
-from progresvit.engine.pictures import Unread
+from progresvit.engine.images import Unread
 from progresvit.engine.prediction import Prediction
 from progresvit.io import resumable
 from progresvit.io.files import replace_file

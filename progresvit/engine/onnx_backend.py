@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.engine.manifest import MANIFEST_FILE, Manifest, graph_files
+from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest, graph_files
 
 __all__ = ["MANIFEST_FILE", "GraphRounds", "Manifest"]
 

@@ -4,9 +4,9 @@ import tarfile
 import pytest
 from PIL import Image
 
+from progresvit.data.dataset import UNLABELLED, find_pictures, find_unlabelled
 from progresvit.data.decode import decode
-from progresvit.data.pictures import UNLABELLED, find_pictures, find_unlabelled
-from progresvit.data.timm_pictures import find_timm_pictures
+from progresvit.data.timm_dataset import find_timm_pictures
 
 
 def png(colour="red"):

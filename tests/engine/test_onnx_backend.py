@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from progresvit.engine.graphs import GraphRounds, Manifest, hash_file
+from progresvit.engine.onnx_backend import GraphRounds, Manifest, hash_file
 from progresvit.routing import Policy, arrays
 from tests.engine.conftest import CONFIGS, expected_rounds, random_pixels
 
@@ -199,12 +199,12 @@ sys.meta_path.insert(0, Absent())
 import progresvit
 import numpy as np
 import progresvit.data, progresvit.routing
-import progresvit.routing.setting, progresvit.routing.frontier
+import progresvit.routing.settings, progresvit.routing.frontier
 from progresvit.data.crop import crop
 from progresvit.data.decode import decode
-from progresvit.engine.graphs import GraphRounds
+from progresvit.engine.onnx_backend import GraphRounds
 from progresvit.routing.arrays import decide
-from progresvit.routing.policy import Policy
+from progresvit.routing.decide import Policy
 
 folder, picture, backend = sys.argv[1:]
 graphs = GraphRounds(folder, backend=backend, threads=1)

@@ -3,10 +3,10 @@ import pytest
 import torch
 from PIL import Image
 
-from progresvit.data.pictures import find_unlabelled
-from progresvit.engine import Engine, bulk
-from progresvit.engine.bulk import classify_files, summarise
-from progresvit.engine.torch_rounds import TorchRounds
+from progresvit.data.dataset import find_unlabelled
+from progresvit.engine import Engine, predict_files
+from progresvit.engine.predict_files import classify_files, summarise
+from progresvit.engine.torch_backend import TorchRounds
 from progresvit.model import ProgResViT
 
 
@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(bulk, "PART", 8)
+    monkeypatch.setattr(predict_files, "PART", 8)
 
 
 def middling(model, folder):
@@ -67,7 +67,7 @@ def test_a_stopped_run_goes_on_with_what_is_missing_and_ends_the_same(
     threshold = middling(model, folder)
     classify_files(Engine(model, threshold), pictures, tmp_path / "whole.parquet")
     read = []
-    content = bulk._content
+    content = predict_files._content
 
     def breaking(pictures, place):
         read.append(place)
@@ -75,7 +75,7 @@ def test_a_stopped_run_goes_on_with_what_is_missing_and_ends_the_same(
             raise KeyboardInterrupt
         return content(pictures, place)
 
-    monkeypatch.setattr(bulk, "_content", breaking)
+    monkeypatch.setattr(predict_files, "_content", breaking)
     with pytest.raises(KeyboardInterrupt):
         classify_files(Engine(model, threshold, batch=4), pictures, tmp_path / "r.parquet")
     parts = sorted(path.name for path in (tmp_path / "r.parquet.parts").glob("*.parquet"))
@@ -93,7 +93,7 @@ def test_a_stopped_run_goes_on_with_what_is_missing_and_ends_the_same(
 def test_answers_of_another_run_are_neither_mixed_in_nor_replaced(model, folder, tmp_path, small_parts, monkeypatch):
     pictures, out = find_unlabelled(folder), tmp_path / "r.parquet"
     with monkeypatch.context() as patch:
-        patch.setattr(bulk._Parts, "merge", lambda self: 1 / 0)
+        patch.setattr(predict_files._Parts, "merge", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             classify_files(Engine(model, 0.5), pictures, out)
     with pytest.raises(ValueError, match=r"beginning of another run \(other thresholds\)"):
@@ -109,7 +109,7 @@ def test_answers_of_another_run_are_neither_mixed_in_nor_replaced(model, folder,
 def begun(model, pictures, out, monkeypatch):
     """A run that was killed when all its parts were there."""
     with monkeypatch.context() as patch:
-        patch.setattr(bulk._Parts, "merge", lambda self: 1 / 0)
+        patch.setattr(predict_files._Parts, "merge", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             classify_files(Engine(model, 0.5), pictures, out)
     return out.with_name(out.name + ".parts")
@@ -147,11 +147,11 @@ def test_overwriting_never_brings_back_old_answers_nor_removes_foreign_files(
 ):
     pictures, out = find_unlabelled(folder), tmp_path / "r.parquet"
     with monkeypatch.context() as patch:
-        patch.setattr(bulk._Parts, "remove", lambda self: None)  # killed when all but the tidying was done
+        patch.setattr(predict_files._Parts, "remove", lambda self: None)  # killed when all but the tidying was done
         classify_files(Engine(model, 0.5), pictures, out)
     read = []
-    content = bulk._content
-    monkeypatch.setattr(bulk, "_content", lambda *one: (read.append(one), content(*one))[1])
+    content = predict_files._content
+    monkeypatch.setattr(predict_files, "_content", lambda *one: (read.append(one), content(*one))[1])
     classify_files(Engine(model, 0.5), pictures, out, overwrite=True)
     assert len(read) == 41
     parts = tmp_path / "q.parquet.parts"

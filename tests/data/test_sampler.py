@@ -1,6 +1,6 @@
 import pytest
 
-from progresvit.data.order import Draw, Order, mix_seed
+from progresvit.data.sampler import Draw, Order, mix_seed
 
 
 def test_an_epoch_shows_every_picture_at_most_once_and_the_next_in_another_order():
