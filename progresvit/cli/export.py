@@ -58,7 +58,7 @@ def export(
 
 def _find_threshold(text: str | None, folder: Path | None) -> float | tuple[float, ...] | Setting | None:
     """What was asked for, or what the model brings along: an export is then used as the model would be."""
-    from progresvit.routing.named import default_setting, find_setting
+    from progresvit.routing.settings import default_setting, find_setting
 
     limit = show.parse_limit(text)
     if limit is None:

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from progresvit.engine.buffers import Ran, Room
 from progresvit.engine.onnx_backend import GraphRounds
-from progresvit.routing.arrays import Answers, decide
-from progresvit.routing.decide import Policy
+from progresvit.routing.decide import Answers, Policy, decide
 
 
 @dataclass

@@ -19,8 +19,7 @@ from progresvit.engine.buffers import Rounds
 from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest
 from progresvit.engine.onnx_backend import GraphRounds
 from progresvit.routing.decide import Policy
-from progresvit.routing.named import default_setting
-from progresvit.routing.settings import Setting
+from progresvit.routing.settings import Setting, default_setting
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from progresvit.engine.buffers import Array, Ran, Room, Rounds, portions
 from progresvit.engine.prediction import Prediction
-from progresvit.routing.arrays import Answers
+from progresvit.routing.decide import Answers
 
 HELD_BATCHES = 32
 """So many batches may be on their way, held back behind a waiting image; then the rooms run as they are."""
@@ -107,7 +107,7 @@ class Flow:
         while self._answered and (wait or self._answered[0][2].finished()):
             s, numbers, ran = self._answered.popleft()
             answers = ran.answers()
-            rows = np.flatnonzero(answers.leaves)
+            rows = np.flatnonzero(answers.exits)
             self._results.update(zip(numbers[rows].tolist(), self._make(s, answers, rows)))
         while self._leaving in self._results:
             yield self._results.pop(self._leaving)
@@ -147,7 +147,7 @@ class Flow:
         ran, first, count = running.ran, running.first, running.count
         numbers = room.numbers[first : first + count].copy()
         if s < len(self.rooms) - 1:
-            self._move(s, first, ran, np.flatnonzero(~ran.answers().leaves))
+            self._move(s, first, ran, np.flatnonzero(~ran.answers().exits))
             ran.tokens = None  # nobody asks for them any more
         self._answered.append((s, numbers, ran))
         if first + count == room.fill:

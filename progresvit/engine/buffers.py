@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.routing.arrays import Answers
+from progresvit.routing.decide import Answers
 
 Array = Any
 """A numpy array or a tensor, whatever the backend computes with."""

@@ -21,7 +21,7 @@ from progresvit.engine.fold import FoldedRound, fold
 from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS, autocast
 from progresvit.routing import Policy
-from progresvit.routing.arrays import Answers
+from progresvit.routing.decide import Answers
 
 if TYPE_CHECKING:
     from progresvit.engine.fused import FusedRound
@@ -50,9 +50,9 @@ class TorchRan:
     def answers(self) -> Answers:
         if self.event is not None:
             self.event.synchronize()
-        (leaves, entropy, abstains), named = self.facts[:3].numpy(), self.facts[3:].numpy()
+        (exits, entropy, abstains), named = self.facts[:3].numpy(), self.facts[3:].numpy()
         classes, probabilities = np.split(named.T, 2, axis=1)  # (2k, B) -> (B, k) twice
-        return Answers(leaves > 0, classes.astype(np.int64), probabilities, entropy, abstains > 0)
+        return Answers(exits > 0, classes.astype(np.int64), probabilities, entropy, abstains > 0)
 
 
 class TorchRounds:
@@ -132,7 +132,7 @@ class TorchRounds:
         """All that the host asks for, in one tensor: (B, K) -> (3 + 2k, B)."""
         decision = self.policy.decide(s, logits)
         classes, probabilities = _answers(logits.float() / self.temperatures[s], self.top_k)  # (k, B) twice
-        return torch.stack([decision.leaves, decision.entropy, decision.abstains, *classes, *probabilities])
+        return torch.stack([decision.exits, decision.entropy, decision.abstains, *classes, *probabilities])
 
     def _is_last(self, s: int) -> bool:
         return s == len(self.folded) - 1

@@ -17,8 +17,7 @@ from progresvit.evaluation import table
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.routing import NEAR_LOSSLESS_DROP, Router
-from progresvit.routing.decide import leave_or_give_up
-from progresvit.routing.frontier import Floats
+from progresvit.routing.decide import Floats, exit_or_reject
 
 CANDIDATES = 200
 """Thresholds that are tried, at quantiles of the scores; of the chances of being hopeless, a quarter as many, the
@@ -39,7 +38,7 @@ class Rule:
 
 def rules(*, hopeless: Router, benefit: Router | None = None) -> list[Rule]:
     """Entropy with and without giving up; the same for a benefit router if there is one."""
-    for router, target in ((hopeless, "hopeless"), (benefit, "benefit")):
+    for router, target in ((hopeless, "unrecoverable"), (benefit, "benefit")):
         if router is not None and router.origin.target != target:
             raise ValueError(f"a router fitted for {router.origin.target!r} is given where one for {target!r} belongs.")
     scored = [Rule(name="entropy")]
@@ -72,7 +71,7 @@ def equal_accuracy_table(
     for number, drop in enumerate(drops):
         for rule in compared:
             threshold, chance = found[rule.name][number]
-            rounds, given_up = leave_or_give_up(*_scores(report, rule), threshold, chance)
+            rounds, given_up = exit_or_reject(*_scores(report, rule), threshold, chance)
             row = _row(rule.name, report, rounds, gmacs)
             row |= {"drop": drop, "threshold": threshold, "hopeless_from": None if np.isinf(chance) else chance}
             if given_up.any():
@@ -107,7 +106,7 @@ def _cheapest(records: Records, rule: Rule, gmacs: Floats, drops: Sequence[float
     tried = []
     for chance in limits:
         for threshold in thresholds:
-            rounds, _ = leave_or_give_up(scores, chances, threshold, chance)
+            rounds, _ = exit_or_reject(scores, chances, threshold, chance)
             tried.append(
                 (float(gmacs[rounds].mean()), int(correct[rows, rounds].sum()), float(threshold), float(chance))
             )

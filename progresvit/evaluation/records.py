@@ -25,7 +25,7 @@ from progresvit.config import ModelConfig
 from progresvit.data.dataset import UNLABELLED
 from progresvit.io.files import replace_file
 from progresvit.routing import Router, near_lossless
-from progresvit.routing.statistics import STATISTICS
+from progresvit.routing.scores import STATISTICS
 
 TOP = 5
 KEY = b"progresvit"

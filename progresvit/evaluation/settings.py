@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,11 +19,11 @@ from progresvit.routing import (
     threshold_for_budget,
     threshold_for_exit_share,
 )
-from progresvit.routing.budgets import Budgets, spread_points
-from progresvit.routing.calibrate import OutOfReachError
-from progresvit.routing.frontier import exit_rounds, frontier
+from progresvit.routing.calibrate import OutOfReachError, spread_points
+from progresvit.routing.decide import exit_rounds
+from progresvit.routing.frontier import frontier
 from progresvit.routing.router import router_hash
-from progresvit.routing.settings import Loss, Setting
+from progresvit.routing.settings import Budgets, Loss, Setting
 
 
 def calibrate_near_lossless(
@@ -105,7 +105,7 @@ def with_abstention(records: Records, setting: Setting, max_error: float, *, rou
     limit = abstain_entropy(unsure, wrong, max_error)
     given = unsure < (float("inf") if limit is None else limit)
     seen = {"coverage": float(given.mean()), "answered_top1": float(1 - wrong[given].mean())}
-    return replace(setting, abstain=limit, expected={**setting.expected, **seen})
+    return setting.model_copy(update={"abstain": limit, "expected": {**setting.expected, **seen}})
 
 
 def measure_budgets(records: Records) -> Budgets:

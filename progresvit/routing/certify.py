@@ -1,13 +1,13 @@
 """A threshold with a guarantee: with probability 1 - delta over the draw of the calibration images, the share of images
-that leaving early harms is at most epsilon.
+that are harmed by an early exit is at most epsilon.
 
-Fixed-sequence testing: a grid of thresholds, fixed before the images are seen, is walked upwards. Each threshold is
-tested with the exact binomial tail P(Bin(n, epsilon) <= k), where k of n images left early and were harmed; the walk
-ends at the first that fails, and the last that passed is certified. No correction for many tests is needed, since the
-first threshold that is not safe is passed with a probability of at most delta.
+Fixed-sequence testing: the thresholds of a grid, fixed before the images are seen, are tested in ascending order. The
+test is the exact binomial tail P(Bin(n, epsilon) <= k), where k of n images exited early and were harmed. Testing ends
+at the first threshold that fails, and the last that passed is certified. No correction for multiple tests is needed,
+since the first unsafe threshold passes with a probability of at most delta.
 
-An image that leaves after a round is harmed if that round is wrong and the last one right (labelled: the harm bounds
-the drop in accuracy) or if the two disagree (unlabelled: disagreement bounds the drop too, and needs no labels).
+An image that exits after a round is harmed if that round is wrong and the last one right (labelled: the harm bounds the
+drop in accuracy) or if the two disagree (unlabelled: disagreement bounds the drop too, and needs no labels).
 Letters: N images, S rounds.
 """
 
@@ -21,40 +21,41 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.routing.arrays import HIGHEST
-from progresvit.routing.frontier import Floats, as_scores, exit_counts, routed_counts
+from progresvit.routing.decide import Floats, Marks, Threshold, as_scores
+from progresvit.routing.frontier import count_exits, exit_counts, routed_counts
+from progresvit.routing.scores import HIGHEST
 
 GRID = 2001
 """Thresholds in the grid of one round."""
 COMBINATIONS = 4000
-"""Threshold vectors of several rounds, about, among which the path is found."""
+"""Approximate number of threshold vectors that are compared for several rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CertifiedThreshold:
-    """A threshold, or one per round but the last, and what was certified of it on which evidence."""
+    """A threshold, what is certified of it, and the evidence."""
 
-    threshold: float | tuple[float, ...]
+    threshold: Threshold
     epsilon: float
     delta: float
     images: int
-    """n: images that the test was made on."""
+    """n: images of the test."""
     harmed: int
-    """k: of these, how many left early at the threshold and were harmed."""
+    """k: of these, how many exited early at the threshold and were harmed."""
     p_value: float
     tested: int
-    """Thresholds of the grid or path."""
+    """Number of thresholds in the grid or path."""
     design_images: int = 0
-    """Images that only served to order the thresholds; they are not among the n."""
+    """Images that were used to order the thresholds; they are not among the n."""
 
     @property
     def too_few(self) -> bool:
-        """Whether so few images could not have certified any threshold, not even without a single harm."""
+        """Whether there are too few images to certify any threshold, even with no harm at all."""
         return self.images < needed_images(self.epsilon, self.delta)
 
 
 def needed_images(epsilon: float, delta: float) -> int:
-    """The fewest images that can certify anything: without a single harm, (1 - epsilon) ** n must be delta at most."""
+    """The fewest images that can certify anything: with no harm, (1 - epsilon) ** n must be at most delta."""
     _check(epsilon, delta)
     return math.ceil(math.log(delta) / math.log1p(-epsilon) - 1e-9)
 
@@ -64,8 +65,13 @@ def certified_threshold(
 ) -> CertifiedThreshold:
     """The highest threshold that is certified for two rounds; 0, at which every image runs both, if none is.
 
-    ``entropy`` is the score of round 1 and ``loss`` the harm if the image left there, one of each per image, as
-    tensors, arrays or lists. ``highest`` ends the grid: ln 10 for entropies, 1 for a learned router's probabilities.
+    Args:
+        entropy: The score of round 1, one per image: a tensor, array or list.
+        loss: Whether an exit after round 1 harms the image, one per image.
+        epsilon: The share of images that may be harmed.
+        delta: The probability that the guarantee fails.
+        highest: The end of the grid: ln 10 for entropies, 1 for a learned router's probabilities.
+        grid: Number of thresholds.
     """
     _check(epsilon, delta)
     if grid < 200:
@@ -79,8 +85,7 @@ def certified_threshold(
         raise ValueError("there are no images to certify on; give at least one entropy and loss.")
     scores = as_scores(scores[:, None])[:, 0]
     thresholds = np.linspace(0.0, highest, grid)
-    harmful = np.sort(scores[harms])
-    harmed = np.searchsorted(harmful, thresholds, side="left")  # of strictly lower score
+    harmed = count_exits(scores, harms, thresholds)
     return _walk(thresholds[:, None], harmed, len(scores), epsilon, delta)
 
 
@@ -97,9 +102,18 @@ def certified_thresholds(
 ) -> CertifiedThreshold:
     """One threshold per round but the last, for any number of rounds; ``scores`` and ``losses`` are (N, S).
 
-    With three rounds and more there is no natural order of the thresholds to walk along. A share of the images, drawn
-    at random, is spent on one: the combinations that are cheapest for their harm there, by rising harm. The walk is
-    then made on the other images.
+    With three rounds or more the thresholds have no natural order to test them in. A random share of the images defines
+    one: the combinations of lowest compute for their harm, by rising harm. The others are used for the test.
+
+    Args:
+        scores: Entropies or router probabilities.
+        losses: Whether an exit after each round harms the image.
+        gmacs: Cumulative GMACs of the rounds.
+        epsilon: The share of images that may be harmed.
+        delta: The probability that the guarantee fails.
+        highest: The highest threshold: ln 10 for entropies, 1 for a learned router's probabilities.
+        design_share: The share of the images that orders the thresholds.
+        seed: Of the draw of these images.
     """
     values = as_scores(_to_host(scores))
     harms = _as_losses(losses)
@@ -118,7 +132,7 @@ def certified_thresholds(
     design, test = np.split(order, [round(design_share * len(values))])
     if not len(design) or not len(test):
         raise ValueError(f"{len(values)} images are too few to set some aside for ordering the thresholds.")
-    harms[:, -1] = False  # who runs every round is not harmed
+    harms[:, -1] = False  # an image that runs every round is not harmed
     path = _order_on(values[design], harms[design], np.asarray(gmacs, np.float64), highest)
     harmed = routed_counts(values[test], harms[test], path).sum(axis=1)
     return _walk(path, harmed, len(test), epsilon, delta, design_images=len(design))
@@ -127,12 +141,12 @@ def certified_thresholds(
 def _walk(
     path: Floats, harmed: NDArray[np.int64], images: int, epsilon: float, delta: float, design_images: int = 0
 ) -> CertifiedThreshold:
-    from scipy.stats import binom  # slow to import, and training and engine import this room without certifying
+    from scipy.stats import binom  # slow to import, and training and the engine do not need it
 
     p_values = binom.cdf(harmed, images, epsilon)
     failed = np.flatnonzero(p_values > delta)
     passed = int(failed[0]) if len(failed) else len(path)
-    last = max(passed - 1, 0)  # the path begins at 0, where nothing leaves and nothing is harmed
+    last = max(passed - 1, 0)  # the path begins at 0, where no image exits and none is harmed
     row = path[last].tolist()
     return CertifiedThreshold(
         threshold=row[0] if len(row) == 1 else tuple(row),
@@ -146,12 +160,12 @@ def _walk(
     )
 
 
-def _order_on(scores: Floats, harms: NDArray[np.bool_], gmacs: Floats, highest: float) -> Floats:
+def _order_on(scores: Floats, harms: Marks, gmacs: Floats, highest: float) -> Floats:
     """A path of threshold vectors from no exits to cheap and harmful: (steps, S - 1).
 
-    Of all combinations of levels, those that no other beats in both compute and harm; ahead of them, small steps up to
-    the first, since what harms nobody here may harm somebody else. A round's levels are quantiles of its scores, so
-    they lie as close as the scores do.
+    These are the combinations of levels that no other beats in both compute and harm. Small steps up to the first of
+    them come before, since a threshold without harm on these images may harm others. The levels of a round are
+    quantiles of its scores, so they are as dense as the scores.
     """
     between = scores.shape[1] - 1
     count = max(2, int(COMBINATIONS ** (1 / between)))
@@ -188,15 +202,15 @@ def _check(epsilon: float, delta: float) -> None:
         raise ValueError(f"delta, the risk that the guarantee fails, is between 0 and 1 (0.05 for 95 %), not {delta}.")
 
 
-def _as_losses(values: Any) -> NDArray[np.bool_]:
+def _as_losses(values: Any) -> Marks:
     losses = np.asarray(_to_host(values))
     if not np.isin(losses, (0, 1)).all():
-        raise ValueError("losses are true (harmed if it left) or false.")
+        raise ValueError("losses are true (harmed by the exit) or false.")
     return losses.astype(bool)
 
 
 def _to_host(values: Any) -> Any:
-    """Tensors may lie on a GPU, or be of a type that numpy does not know."""
+    """Tensors may be on a GPU, or of a type that numpy does not have."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         return values.float().numpy() if values.is_floating_point() else values.numpy()

@@ -78,9 +78,9 @@ def test_a_model_may_be_run_by_another_backend_on_the_spot(model, pictures, thre
 
 
 def test_learned_routers_and_abstention_work_on_graphs(model, pictures, folder):
-    router, hopeless = made_router(), made_router("hopeless", seed=3)
-    chances = hopeless.score(0, all_rounds(model, pictures)[:, 0])
-    abstain = Abstention(hopeless=chances.double().median().item(), router=hopeless)
+    router, rejecting = made_router(), made_router("unrecoverable", seed=3)
+    chances = rejecting.score(0, all_rounds(model, pictures)[:, 0])
+    abstain = Abstention(unrecoverable=chances.double().median().item(), router=rejecting)
     expected = Engine(model, 0.5, router=router, abstain=abstain).classify(pictures)
     found = Engine(folder, 0.5, router=router, abstain=abstain).classify(pictures)
     assert facts(found) == facts(expected)

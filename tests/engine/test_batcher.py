@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from progresvit.engine.batcher import HELD_BATCHES, Flow
 from progresvit.engine.buffers import Room, padded_size, portions, power_sizes
 from progresvit.engine.prediction import Prediction
-from progresvit.routing.arrays import Answers
+from progresvit.routing.decide import Answers
 
 
 class OutOfPaperError(Exception):

@@ -101,11 +101,11 @@ def test_unsure_answers_are_withheld_and_keep_their_guess(model, pictures):
     assert [p.index for p in found] == [p.index for p in plain]
 
 
-def test_hopeless_images_are_not_refined(model, pictures):
-    router = made_router("hopeless", seed=3)
+def test_unrecoverable_images_are_not_refined(model, pictures):
+    router = made_router("unrecoverable", seed=3)
     chances = router.score(0, all_rounds(model, pictures)[:, 0]).double()
     limit = chances.quantile(0.6).item()
-    found = Engine(model, 0.0, abstain=Abstention(hopeless=limit, router=router)).classify(pictures)
+    found = Engine(model, 0.0, abstain=Abstention(unrecoverable=limit, router=router)).classify(pictures)
     assert [p.exit_round == 1 for p in found] == (chances >= limit).tolist()
     assert [p.abstained for p in found] == (chances >= limit).tolist()
 

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from progresvit.engine.onnx_backend import GraphRounds, Manifest, hash_file
-from progresvit.routing import Policy, arrays
+from progresvit.routing import Policy, top10_entropy
+from progresvit.routing.decide import decide
 from tests.engine.conftest import CONFIGS, expected_rounds, random_pixels
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +70,7 @@ def test_bf16_decides_as_fp32_but_within_a_hundredth_of_the_threshold(exports):
         pytest.skip(str(error))
     exact = GraphRounds(folder, backend="onnxruntime", threads=1)
     exact_entropy, rough_entropy = (
-        np.concatenate([arrays.top10_entropy(g.run(0, pixels[n : n + 100])[0]) for n in range(0, 4000, 100)])
+        np.concatenate([top10_entropy(g.run(0, pixels[n : n + 100])[0]) for n in range(0, 4000, 100)])
         for g in (exact, rough)
     )
     assert not np.array_equal(exact_entropy, rough_entropy)  # it is bf16 indeed
@@ -203,7 +204,7 @@ import progresvit.routing.settings, progresvit.routing.frontier
 from progresvit.data.crop import crop
 from progresvit.data.decode import decode
 from progresvit.engine.onnx_backend import GraphRounds
-from progresvit.routing.arrays import decide
+from progresvit.routing.decide import decide
 from progresvit.routing.decide import Policy
 
 folder, picture, backend = sys.argv[1:]
@@ -214,7 +215,7 @@ policy, tokens = Policy.make(len(manifest.config.rounds), manifest.threshold), N
 for s in range(len(manifest.config.rounds)):
     logits, tokens = graphs.run(s, pixels, tokens)
     answers = decide(policy, s, logits, manifest.temperatures[s])
-    print(bool(answers.leaves[0]), int(answers.index[0]), float(answers.entropy[0]))
+    print(bool(answers.exits[0]), int(answers.index[0]), float(answers.entropy[0]))
 assert not {"torch", "timm", "torchvision"} & set(sys.modules)
 """
 
@@ -232,7 +233,7 @@ def test_an_export_is_loaded_and_run_without_torch(exports, models, tmp_path, ba
     pixels = transform(Image.open(tmp_path / "picture.png")).numpy()[None]
     lines = [line.split() for line in done.stdout.splitlines()]
     for s, output in enumerate(expected_rounds(models["two rounds"], pixels)):
-        expected = arrays.decide(Policy.make(2, 0.5), s, output.logits.numpy())
-        assert lines[s][0] == str(bool(expected.leaves[0]))
+        expected = decide(Policy.make(2, 0.5), s, output.logits.numpy())
+        assert lines[s][0] == str(bool(expected.exits[0]))
         assert int(lines[s][1]) == expected.index[0]
         assert float(lines[s][2]) == pytest.approx(float(expected.entropy[0]), abs=1e-4)

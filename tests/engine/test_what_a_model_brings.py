@@ -12,8 +12,7 @@ from progresvit.distributed import Processes
 from progresvit.engine import Candidate, Engine
 from progresvit.evaluation import DataSource, evaluate, measure_budgets
 from progresvit.io import model_folder
-from progresvit.routing.arrays import decide
-from progresvit.routing.decide import Policy
+from progresvit.routing.decide import Policy, decide
 from tests.engine.test_engine import a_setting
 
 

@@ -112,9 +112,9 @@ def test_the_oracle_is_more_accurate_and_cheaper_than_every_rule():
 def test_routers_in_each_others_place_and_broken_records():
     records = make_records(500)
     hopeless, benefit = (fit_router(records.statistics, records.correct, target=t) for t in ("hopeless", "benefit"))
-    with pytest.raises(ValueError, match="fitted for 'benefit' is given where one for 'hopeless' belongs"):
+    with pytest.raises(ValueError, match="fitted for 'benefit' is given where one for 'unrecoverable' belongs"):
         rules(hopeless=benefit)
-    with pytest.raises(ValueError, match="fitted for 'hopeless' is given where one for 'benefit' belongs"):
+    with pytest.raises(ValueError, match="fitted for 'unrecoverable' is given where one for 'benefit' belongs"):
         rules(hopeless=hopeless, benefit=hopeless)
     broken = make_records(100, logits=np.full((2, 100, 12), np.nan))
     rows = equal_accuracy_table(broken, rules(hopeless=hopeless)).rows

@@ -28,7 +28,7 @@ def test_a_budget_that_broken_images_make_impossible_is_refused(scores):
     scores[:250] = np.nan
     with pytest.raises(ValueError, match=r"250 of 500 images have NaN .* at least 3\.59"):
         threshold_for_budget(scores, GMACS, 2.0)
-    with pytest.raises(ValueError, match="only 250 of 500 images can leave early"):
+    with pytest.raises(ValueError, match="only 250 of 500 images can exit early"):
         threshold_for_exit_share(scores, 0.6)
 
 

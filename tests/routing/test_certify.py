@@ -6,7 +6,7 @@ import torch
 from scipy.stats import binom
 
 from progresvit.routing import certified_threshold, certified_thresholds, near_lossless, needed_images
-from progresvit.routing.frontier import exit_rounds
+from progresvit.routing.decide import exit_rounds
 
 POPULATION = 50_000
 
@@ -49,7 +49,7 @@ def test_a_walk_that_ignores_the_tail_would_break_the_guarantee():
 
 def test_the_certificate_keeps_nine_tenths_of_what_an_oracle_saves():
     entropy, harm = population(size=500_000)
-    epsilon, saved = 0.005, 5.355  # GMACs of an image that leaves early
+    epsilon, saved = 0.005, 5.355  # GMACs of an image that exits early
     oracle = np.sort(entropy[harm])[int(epsilon * len(entropy))]
     for seed in range(5):
         drawn = np.random.default_rng(seed).integers(0, len(entropy), 50_000)
@@ -96,7 +96,7 @@ def test_tensors_lists_and_any_float_type_give_the_same():
     assert certified_threshold(halves.tolist(), harm.astype(int).tolist(), 0.01, 0.05) == expected
 
 
-def test_broken_entropies_never_leave_and_so_never_harm():
+def test_broken_entropies_never_exit_and_so_never_harm():
     entropy, harm = population(5, size=3000)
     broken, marked = entropy.copy(), harm.copy()
     broken[:500], marked[:500] = np.nan, True

@@ -5,12 +5,23 @@ import pytest
 import scipy.special
 import scipy.stats
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from progresvit.routing import full_entropy, top10_entropy
 
 LOGITS = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=40)
+
+
+def many_logits(classes=12, seed=0):
+    """Sharp and flat ones, ties, and every kind of broken row."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(400, classes)) * rng.choice([0.0, 1e-3, 0.3, 1, 4, 30, 1e4], size=(400, 1))
+    logits[:40] += 1e3
+    logits[40:60] = np.round(logits[40:60])
+    for row, bad in enumerate([np.nan, np.inf, -np.inf]):
+        logits[row, row] = bad
+    return logits.astype(np.float32)
 
 
 @given(LOGITS)
@@ -40,7 +51,7 @@ def test_entropy_is_float32_whatever_comes_in():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_an_image_with_a_broken_logit_never_leaves_early(bad):
+def test_an_image_with_a_broken_logit_never_exits_early(bad):
     logits = torch.randn(3, 40)
     logits[1, 33] = bad
     for entropy in (top10_entropy(logits), full_entropy(logits)):
@@ -71,3 +82,30 @@ def test_uniform_logits_reach_ln_ten_and_never_pass_it():
         for classes in (10, 1000):
             entropy = top10_entropy(torch.full((1, classes), value)).double().item()
             assert math.log(10) - 1e-6 < entropy <= math.log(10)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 9, 10, 11, 12, 1000])
+def test_entropies_of_arrays_are_those_of_tensors(classes):
+    logits = many_logits(classes) if classes > 2 else many_logits(12)[:, :classes].copy()
+    found, expected = top10_entropy(logits), top10_entropy(torch.from_numpy(logits)).numpy()
+    assert found.dtype == np.float32
+    assert np.array_equal(np.isinf(found), np.isinf(expected))
+    finite = np.isfinite(expected)
+    assert np.abs(found[finite] - expected[finite]).max() <= 1e-6
+    assert found[finite].min() >= 0
+    assert float(found[finite].max()) <= math.log(min(10, classes))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=40))
+def test_any_entropy_of_an_array_is_that_of_a_tensor(row):
+    logits = np.array([row], np.float32)
+    found, expected = top10_entropy(logits), top10_entropy(torch.from_numpy(logits)).numpy()
+    assert np.abs(found - expected).max() <= 1e-6
+
+
+def test_flat_logits_do_not_exceed_the_bound():
+    for classes in range(1, 30):
+        bound = math.log(min(10, classes))
+        assert float(top10_entropy(np.zeros((1, classes)))[0]) <= bound
+        assert float(top10_entropy(torch.zeros(1, classes))) <= bound

@@ -12,9 +12,10 @@ from progresvit.evaluation import (
     with_abstention,
 )
 from progresvit.evaluation.abstention import abstain_entropy
+from progresvit.io.model_folder import shipped_folder
 from progresvit.routing import Setting, find_setting, load_budgets, load_setting, setting_names
-from progresvit.routing.budgets import STEPS, budget_setting
-from progresvit.routing.named import default_setting
+from progresvit.routing.calibrate import STEPS
+from progresvit.routing.settings import budget_setting, default_setting
 from tests.evaluation.made import make_records
 
 
@@ -111,3 +112,17 @@ def test_abstaining_below_zero_is_refused():
         Setting(
             rule="budget", threshold=0.1, rounds=2, weights="", preprocessing="", precision="fp32", n=1, abstain=-1.0
         )
+
+
+def test_shipped_settings_and_budgets_are_written_as_they_were(tmp_path):
+    for path in sorted((shipped_folder() / "settings").glob("*.json")):
+        load_setting(path).save(tmp_path / path.name)
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+    load_budgets(shipped_folder() / "budgets.json").save(tmp_path / "budgets.json")
+    assert (tmp_path / "budgets.json").read_bytes() == (shipped_folder() / "budgets.json").read_bytes()
+
+
+def test_an_infinite_threshold_is_written_and_read(tmp_path):
+    a_setting(float("inf")).save(tmp_path / "always.json")
+    assert '"threshold": "inf"' in (tmp_path / "always.json").read_text()
+    assert load_setting(tmp_path / "always.json") == a_setting(float("inf"))

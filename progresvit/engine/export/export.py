@@ -32,7 +32,7 @@ from progresvit.engine.onnx_backend import hash_file
 from progresvit.io.files import replacing_folder
 from progresvit.model import ProgResViT
 from progresvit.model.vit import resizing_matrix
-from progresvit.routing.frontier import as_thresholds
+from progresvit.routing.decide import as_thresholds
 from progresvit.routing.settings import Setting, SettingWarning
 
 OPSET = 18

@@ -19,8 +19,8 @@ from progresvit.data.dataset import UNLABELLED, Pictures
 from progresvit.data.loader import Unreadable, numbered_batches
 from progresvit.data.preprocess import NamedTransform
 from progresvit.engine.onnx_backend import GraphRounds
-from progresvit.routing import arrays
-from progresvit.routing.frontier import exit_rounds
+from progresvit.routing.decide import exit_rounds
+from progresvit.routing.scores import top10_entropy
 
 METHOD = "dynamic: weights per channel in int8, activations in uint8; matrix products of the blocks"
 
@@ -125,7 +125,7 @@ def _look(graphs: GraphRounds, pixels: NDArray[np.uint8]) -> Seen:
     index, entropy, tokens = [], [], None
     for s in range(len(graphs.manifest.config.rounds)):
         logits, tokens = graphs.run(s, pixels, tokens)
-        entropy.append(arrays.top10_entropy(logits))
+        entropy.append(top10_entropy(logits))
         index.append(np.where(np.isfinite(entropy[-1]), logits.argmax(axis=-1), -2))  # no class, and not UNLABELLED
     return Seen(np.stack(index, axis=1), np.stack(entropy, axis=1))  # S times (B,) -> (B, S)
 

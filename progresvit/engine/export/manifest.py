@@ -16,7 +16,7 @@ from typing import Any, Literal
 from progresvit import compute
 from progresvit.config import ModelConfig
 from progresvit.data.crop import INTERPOLATION
-from progresvit.routing.frontier import as_thresholds
+from progresvit.routing.decide import as_thresholds
 from progresvit.routing.settings import Setting, setting_from_dict
 
 MANIFEST_FILE = "export.json"
