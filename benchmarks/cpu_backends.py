@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 import progresvit
-from progresvit.data.preprocess import normalise
+from progresvit.data.transforms import normalise
 from progresvit.engine.export.export import export, write_manifest
 from progresvit.engine.export.int8 import quantise
 from progresvit.engine.export.manifest import Manifest

@@ -127,10 +127,10 @@ def _make_engine(
 
 
 def _in_bulk(engine: Engine, found: list[Entry], out: Path, overwrite: bool) -> int:
-    from progresvit.data.dataset import UNLABELLED, Pictures
+    from progresvit.data.dataset import UNLABELLED, ImageDataset
     from progresvit.engine.predict_files import classify_files
 
-    pictures = Pictures((), tuple(found), (UNLABELLED,) * len(found))
+    pictures = ImageDataset((), tuple(found), (UNLABELLED,) * len(found))
     with show.progress_bars(wanted=True) as begin:
         progress = begin("classifying") if begin else None
         summary = classify_files(engine, pictures, out, overwrite=overwrite, progress=progress)
@@ -140,12 +140,12 @@ def _in_bulk(engine: Engine, found: list[Entry], out: Path, overwrite: bool) -> 
 
 
 def _at_once(engine: Engine, found: list[Entry], as_json: bool) -> int:
-    from progresvit.data.dataset import UNLABELLED, Pictures
+    from progresvit.data.dataset import UNLABELLED, ImageDataset
     from progresvit.engine.engine import DEADLINE
     from progresvit.engine.predict_files import predictions, row, summarise
     from progresvit.evaluation.table import Column, Table, decimals, rough_percent
 
-    pictures = Pictures((), tuple(found), (UNLABELLED,) * len(found))
+    pictures = ImageDataset((), tuple(found), (UNLABELLED,) * len(found))
     answers: list[Prediction] = []
     for entry, answer in zip(found, predictions(engine, pictures, deadline=DEADLINE)):
         answers.append(answer)

@@ -31,8 +31,8 @@ def evaluate(
 ) -> None:
     """Run every round on every picture once. Under torchrun, on many GPUs. Run it again to go on after a stop."""
     from progresvit import api
-    from progresvit.data.preprocess import Corruption
-    from progresvit.data.split import count_learned
+    from progresvit.data.split import count_training_images
+    from progresvit.data.transforms import Corruption
     from progresvit.distributed import end_processes, start_processes
     from progresvit.evaluation import DataSource, HowToRun
     from progresvit.evaluation import evaluate as run
@@ -56,7 +56,7 @@ def evaluate(
     if not processes.first:
         return
     show.tell_drawn(data, split, pictures=records.header.pictures, drawn_from=records.header.drawn_from)
-    if folder is not None and (learned := count_learned(folder, records.ids)):
+    if folder is not None and (learned := count_training_images(folder, records.ids)):
         grown = ": the set changed and was drawn anew" if split == "val" else ""
         typer.echo(
             f"note: this model has learned from {learned} of these {len(records)} pictures, by their names{grown}; "

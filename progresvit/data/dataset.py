@@ -1,9 +1,9 @@
-"""Pictures by number: a folder per class, or tars that hold one; without labels, in any folders.
+"""A dataset of images by index: a folder per class, tars with the same layout, or images without labels.
 
-``<split>/<class>/<picture>`` is the layout in both; a split may have several parts (``fog/3``), and ``.`` means that
-the class folders lie at the top. A set that has them there, and neither ``train/`` nor ``val/``, can still be asked for
-these two: they are drawn from it (``held_back.py``). A source is a folder, a tar, a folder of tars, or a pattern such
-as ``photos/*.tar``; what does not have this layout is passed over.
+The layout is ``<split>/<class>/<image>``, in folders and in tars. A split may have several parts (``fog/3``); ``.``
+means that the class folders are at the top. If they are, and there is neither ``train/`` nor ``val/``, these two splits
+are drawn from the dataset (``split.py``). A source is a folder, a tar, a folder of tars, or a pattern such as
+``photos/*.tar``; files outside of this layout are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from progresvit.data.split import TRAIN, VAL, hold_back
+from progresvit.data.split import TRAIN, VAL, hold_out
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 
@@ -24,7 +24,7 @@ UNLABELLED = -1
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one picture lies: a file, or a stretch of a tar."""
+    """Where an image is stored: a file, or a range of bytes in a tar."""
 
     path: str
     name: str
@@ -33,35 +33,35 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """A split of a data set."""
+class ImageDataset:
+    """A split of a dataset."""
 
     class_ids: tuple[str, ...]
     entries: tuple[Entry, ...]
     targets: tuple[int, ...]
-    """The class of each picture; UNLABELLED where there is none."""
+    """The class of each image; UNLABELLED where there is none."""
     drawn_from: int | None = None
-    """If the split is no folder but was drawn from a set without splits, how many pictures that set has."""
+    """If the split was drawn from a dataset without splits, the number of images of that dataset."""
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def read(self, index: int) -> bytes:
-        """The picture's file, undecoded. Any number of processes may read at once."""
+        """The bytes of an image file. Several processes may read at once."""
         entry = self.entries[index]
         with open(entry.path, "rb") as file:
             file.seek(entry.offset)
             return file.read(entry.size)
 
-    def subset(self, indices: Iterable[int]) -> Pictures:
-        """Some of the pictures, the classes unchanged."""
+    def subset(self, indices: Iterable[int]) -> ImageDataset:
+        """Some of the images, with the same classes."""
         chosen = list(indices)
         entries, targets = tuple(self.entries[i] for i in chosen), tuple(self.targets[i] for i in chosen)
         return replace(self, entries=entries, targets=targets)
 
 
-def find_pictures(source: str | os.PathLike[str], split: str, class_ids: Sequence[str] | None = None) -> Pictures:
-    """The pictures of a split. Classes are the folder names, sorted, or those given (the training split's)."""
+def find_images(source: str | os.PathLike[str], split: str, class_ids: Sequence[str] | None = None) -> ImageDataset:
+    """The images of a split. Classes are the folder names, sorted, or those given (of the training split)."""
     roots = _roots(os.fspath(source))
     found = _find_classes(roots, split)
     drawn_from = None
@@ -72,39 +72,40 @@ def find_pictures(source: str | os.PathLike[str], split: str, class_ids: Sequenc
         found, drawn_from = _draw_split(whole, split), sum(len(entries) for entries in whole.values())
     if not found:
         raise ValueError(
-            f"{source} has no pictures under {split}/<class>/; lay them out so, in a folder or in tars, "
-            f"or name another split ('.' if the class folders lie at the top)."
+            f"{source} has no images under {split}/<class>/; use that layout, in a folder or in tars, "
+            f"or name another split ('.' if the class folders are at the top)."
         )
     _check_filled(found, source, split)
     if class_ids is not None:
         foreign = sorted(set(found) - set(class_ids))
         if foreign:
             raise ValueError(
-                f"{split} has classes that training lacks: {_some(foreign)}; add them to it or remove them."
+                f"{split} has classes that the training split lacks: {_some(foreign)}; add them there, or remove "
+                "them here."
             )
     classes = tuple(class_ids) if class_ids is not None else tuple(sorted(found))
     entries = [entry for class_id in classes for entry in found.get(class_id, [])]
     targets = [target for target, class_id in enumerate(classes) for _ in found.get(class_id, [])]
-    return Pictures(classes, tuple(entries), tuple(targets), drawn_from)
+    return ImageDataset(classes, tuple(entries), tuple(targets), drawn_from)
 
 
 def _find_classes(roots: Sequence[Path], split: str) -> dict[str, list[Entry]]:
-    """The pictures of each class in a split that is a folder, by name; none for a class whose folder is empty."""
+    """The images of each class in a split that is a folder, by name; none for a class whose folder is empty."""
     found: dict[str, dict[str, Entry]] = {}
     for root in roots:
         for class_id, entry in _tar_entries(root, split) if root.suffix == ".tar" else _folder_entries(root, split):
             known = found.setdefault(class_id, {})
             if entry is not None:
-                known.setdefault(entry.name, entry)  # a tar may lie beside its contents
+                known.setdefault(entry.name, entry)  # a tar may be next to its unpacked contents
     return {class_id: [known[name] for name in sorted(known)] for class_id, known in found.items()}
 
 
 def _draw_split(whole: dict[str, list[Entry]], split: str) -> dict[str, list[Entry]]:
-    """Training's or validation's share of every class of a set without splits."""
+    """The training or validation images of every class of a dataset without splits."""
     drawn = {}
     for class_id, entries in whole.items():
-        held_back = hold_back([entry.name for entry in entries], class_id=class_id)
-        drawn[class_id] = [entry for entry in entries if (entry.name in held_back) == (split == VAL)]
+        held_out = hold_out([entry.name for entry in entries], class_id=class_id)
+        drawn[class_id] = [entry for entry in entries if (entry.name in held_out) == (split == VAL)]
     return drawn
 
 
@@ -112,31 +113,31 @@ def _check_filled(found: dict[str, list[Entry]], source: str | os.PathLike[str],
     empty = sorted(class_id for class_id, entries in found.items() if not entries)
     if empty:
         raise ValueError(
-            f"{_some(empty)} of {source} ({split}) hold no pictures; "
+            f"{_some(empty)} of {source} ({split}) hold no images; "
             f"add some ({', '.join(SUFFIXES[:4])}, …) or remove the folder."
         )
 
 
 def _check_top(whole: dict[str, list[Entry]], source: str | os.PathLike[str]) -> None:
-    """Folders of folders at the top are splits of other names rather than classes, and splits need classes."""
+    """Refuse splits without classes, and folders of folders at the top, which are splits of other names."""
     if TRAIN in whole and set(whole) <= {TRAIN, VAL, "test"}:
         raise ValueError(
-            f"{source} has {_some(sorted(whole))} with pictures and no classes in them; lay the pictures out as "
-            "<split>/<class>/<picture>, or as <class>/<picture>."
+            f"{source} has {_some(sorted(whole))} with images and no classes in them; lay the images out as "
+            "<split>/<class>/<image>, or as <class>/<image>."
         )
     deep = sorted(
         class_id for class_id, entries in whole.items() if all(entry.name.count("/") > 1 for entry in entries)
     )
     if deep:
         raise ValueError(
-            f"{source} has neither train/ nor val/, and {_some(deep)} hold folders of pictures, as a split does and a "
+            f"{source} has neither train/ nor val/, and {_some(deep)} hold folders of images, as a split does and a "
             "class does not; name the splits (--set data.train=…, --set data.val=… in training, --split … elsewhere), "
-            "or lay the pictures out as <class>/<picture>."
+            "or lay the images out as <class>/<image>."
         )
 
 
-def find_unlabelled(source: str | os.PathLike[str]) -> Pictures:
-    """Every picture in a folder, however deep, or in tars; known by its name, in a tar with the tar's before it."""
+def find_unlabelled(source: str | os.PathLike[str]) -> ImageDataset:
+    """All images in a folder and its subfolders, or in tars; names in a tar begin with the name of the tar."""
     entries = []
     for root in _roots(os.fspath(source)):
         if root.suffix == ".tar":
@@ -148,8 +149,8 @@ def find_unlabelled(source: str | os.PathLike[str]) -> Pictures:
                 if path.suffix.lower() in SUFFIXES and path.is_file()
             ]
     if not entries:
-        raise ValueError(f"{source} holds no pictures ({', '.join(SUFFIXES[:4])}, …).")
-    return Pictures((), tuple(entries), (UNLABELLED,) * len(entries))
+        raise ValueError(f"{source} holds no images ({', '.join(SUFFIXES[:4])}, …).")
+    return ImageDataset((), tuple(entries), (UNLABELLED,) * len(entries))
 
 
 def _roots(source: str) -> list[Path]:
@@ -188,14 +189,14 @@ def _tar_entries(path: Path, split: str) -> Iterator[tuple[str, Entry | None]]:
 
 
 def _is_hidden(parts: Sequence[str]) -> bool:
-    """What systems leave behind: dot files and folders, and a Mac's shadow of every file in an archive."""
+    """Dot files and folders, and the copies that macOS adds to archives."""
     return any(part.startswith(".") or part == "__MACOSX" for part in parts)
 
 
 def _tar_members(path: Path) -> Iterator[tuple[tuple[str, ...], Entry]]:
-    """The pictures of a tar, each with the parts of its name."""
+    """The images of a tar, each with the parts of its name."""
     try:
-        with tarfile.open(path, "r:") as tar:  # pictures are read by their place, so the tar must not be compressed
+        with tarfile.open(path, "r:") as tar:  # images are read by their offset, so the tar must not be compressed
             for member in tar:
                 name = member.name.removeprefix("./")
                 if member.isfile() and name.lower().endswith(SUFFIXES):

@@ -1,9 +1,9 @@
-"""Augmentation of whole batches on the device, each image with draws of its own.
+"""Augmentation of whole batches on the device, with independent draws for each image.
 
-Crop, flip, colour and erasing mean the same here as in timm's transforms for single pictures, and are drawn from the
-same distributions; mixup and cutmix are timm's own, which work on batches already.
+Crop, flip, colour and erasing are those of timm's transforms for single images, and are drawn from the same
+distributions. Mixup and cutmix are timm's own, which work on batches already.
 
-Letters: B images, C channels, S side of the stored pictures, r side of what comes out.
+Letters: B images, C channels, S side of the stored images, r side of the output.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-ATTEMPTS = 10  # draws of a box before timm gives up; so do we
+ATTEMPTS = 10  # draws of a box, as in timm
 ERASED_AREA = (0.02, 1 / 3)  # share of the image
 ERASED_ASPECT = (0.3, 1 / 0.3)
 GREY = (0.299, 0.587, 0.114)
@@ -24,13 +24,13 @@ def _uniform(low: float, high: float, shape: tuple[int, ...], generator: torch.G
 
 
 def _whole(high: Tensor, generator: torch.Generator) -> Tensor:
-    """Whole numbers from 0 to ``high``, both included."""
+    """Integers from 0 to ``high``, both included."""
     draw = torch.rand(high.shape, generator=generator, device=generator.device)
     return torch.minimum((draw * (high + 1)).floor(), high)
 
 
 def _first(fits: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-    """Of each image's attempts the first that fits: (B, 10) -> (B,)."""
+    """The first attempt of each image that fits: (B, 10) -> (B,)."""
     first = fits.float().argmax(dim=1, keepdim=True)  # (B, 10) -> (B, 1)
     return tuple(value.gather(1, first).squeeze(1) for value in values)
 
@@ -38,7 +38,7 @@ def _first(fits: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
 def sample_crops(
     sizes: Tensor, *, scale: tuple[float, float], ratio: tuple[float, float], generator: torch.Generator
 ) -> Tensor:
-    """Boxes (top, left, height, width) in pixels of the pictures' own sizes (height, width): (B, 2) -> (B, 4)."""
+    """Boxes (top, left, height, width) in pixels of the original sizes (height, width): (B, 2) -> (B, 4)."""
     height, width = sizes.float().unbind(1)
     shape = (len(sizes), ATTEMPTS)
     area = _uniform(*scale, shape, generator) * (height * width).unsqueeze(1)
@@ -59,15 +59,15 @@ def sample_crops(
 
 
 def resize_matrix(start: Tensor, length: Tensor, *, source: int, target: int) -> Tensor:
-    """Bicubic with antialias as Pillow does it, for a stretch of each row: (B,), (B,) -> (B, target, source)."""
+    """Bicubic with antialias as in Pillow, for a section of each row: (B,), (B,) -> (B, target, source)."""
     device = start.device
     step = (length / target).view(-1, 1, 1)
     reach = step.clamp(min=1)
     centre = (torch.arange(target, device=device) + 0.5).view(1, -1, 1) * step + start.view(-1, 1, 1)
     pixel = (torch.arange(source, device=device) + 0.5).view(1, 1, -1)
     weight = _cubic((pixel - centre) / reach)
-    inside = (pixel > start.view(-1, 1, 1)) & (pixel < (start + length).view(-1, 1, 1))  # a crop sees nothing beyond it
-    nearest = (pixel - centre).abs() <= 0.5  # a stretch of less than a pixel still sees the one it lies in
+    inside = (pixel > start.view(-1, 1, 1)) & (pixel < (start + length).view(-1, 1, 1))  # the others do not count
+    nearest = (pixel - centre).abs() <= 0.5  # a section of less than a pixel uses the pixel it is in
     weight = torch.where(inside.any(dim=2, keepdim=True), weight * inside, nearest.float())
     return weight / weight.sum(dim=2, keepdim=True)
 
@@ -80,13 +80,13 @@ def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
 
 
 def crop_and_resize(images: Tensor, boxes: Tensor, flip: Tensor, *, resolution: int) -> Tensor:
-    """Boxes in pixels of the stored pictures, mirrored where told: (B, C, S, S) bytes -> (B, C, r, r) in 0..1."""
+    """Boxes in pixels of the stored images, flipped where ``flip``: (B, C, S, S) bytes -> (B, C, r, r) in 0..1."""
     side = images.shape[-1]
     top, left, height, width = boxes.unbind(1)
     rows = resize_matrix(top, height, source=side, target=resolution)  # (B, r, S)
     columns = resize_matrix(left, width, source=side, target=resolution)  # (B, r, S)
     columns = torch.where(flip.view(-1, 1, 1), columns.flip(1), columns)
-    rows = rows.unsqueeze(1) / 255  # bytes become 0..1 on the way
+    rows = rows.unsqueeze(1) / 255  # bytes to 0..1
     cropped = rows @ images.float() @ columns.mT.unsqueeze(1)  # (B, C, S, S) -> (B, C, r, r)
     return cropped.clamp_(0, 1)
 
@@ -118,7 +118,7 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def sample_erasing(count: int, side: int, *, probability: float, generator: torch.Generator) -> Tensor:
-    """Boxes (top, left, height, width) to erase, of no size where nothing is: (count, 4)."""
+    """Boxes (top, left, height, width) to erase, empty where nothing is erased: (count, 4)."""
     shape = (count, ATTEMPTS)
     area = _uniform(*ERASED_AREA, shape, generator) * side * side
     aspect = _uniform(math.log(ERASED_ASPECT[0]), math.log(ERASED_ASPECT[1]), shape, generator).exp()

@@ -1,7 +1,7 @@
-"""Which picture comes when. Every draw follows from the seed and the step, so a run can go on from any step.
+"""The order of the training images. Every draw follows from the seed and the step, so a run resumes at any step.
 
-One optimizer step takes a global batch. It is cut into micro-batches of equal size; the processes share them out in
-order, so one process with two micro-batches a step sees what two processes with one each see.
+An optimizer step takes one global batch. It is divided into micro-batches of equal size, which the processes share in
+order: one process with two micro-batches per step sees what two processes with one each see.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 
 
 class Draw(IntEnum):
-    """What a draw is for: equal numbers must not give equal draws to different things."""
+    """The purpose of a draw, so that equal numbers give different draws for different purposes."""
 
     START = 1
     ORDER = 2
-    PICTURE = 3
+    IMAGE = 3
     BATCH = 4
     STEP = 5
     CORRUPTION = 6
@@ -41,15 +41,15 @@ def seed_all(draw: Draw, *numbers: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """The order of a training run."""
+class EpochSampler:
+    """Which images each step of a training run takes: a random permutation per epoch, cut into batches."""
 
     count: int
-    """Pictures in the set."""
+    """Images in the dataset."""
     batch: int
-    """Pictures of one optimizer step, over all processes."""
+    """Images per optimizer step, over all processes."""
     accumulate: int = 1
-    """Micro-batches of a step in each process."""
+    """Micro-batches per step in each process."""
     processes: int = 1
     rank: int = 0
     seed: int = 0
@@ -57,7 +57,7 @@ class Order:
     def __post_init__(self) -> None:
         if self.batch > self.count:
             raise ValueError(
-                f"a batch of {self.batch} is larger than the set of {self.count} pictures; add pictures or lower it: "
+                f"a batch of {self.batch} is larger than the dataset of {self.count} images; add images or lower it: "
                 f"--set optimizer.batch={self.count}."
             )
         if self.batch % (self.processes * self.accumulate):
@@ -68,15 +68,16 @@ class Order:
 
     @property
     def micro_batch(self) -> int:
+        """Images per micro-batch."""
         return self.batch // (self.processes * self.accumulate)
 
     @property
     def steps_per_epoch(self) -> int:
-        """What is left over of an epoch is not used; the next epoch draws again from all."""
+        """An incomplete last batch is dropped; the next epoch draws from all images again."""
         return self.count // self.batch
 
     def micro_batches(self, step: int) -> Iterator[tuple[int, list[int]]]:
-        """This process's share of a step: numbers of micro-batches, counted over all processes, and their pictures."""
+        """This process's micro-batches of a step: their numbers, counted over all processes, and their images."""
         epoch, within = divmod(step, self.steps_per_epoch)
         batch = _permutation(self.count, self.seed, epoch)[within * self.batch : (within + 1) * self.batch]
         for turn in range(self.accumulate):

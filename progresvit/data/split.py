@@ -1,9 +1,9 @@
-"""Which pictures of a set without splits are held back: a fifth of each class, drawn by the hash of their names.
+"""The split of a dataset without splits: a fifth of each class is held out, drawn by the hash of the names.
 
-The draw needs nothing but the names, so training, resuming and evaluating find the same pictures, here or elsewhere,
-in folders or in tars. A set that grows is drawn anew, so a model keeps a list of what it learned from, by which a later
-evaluation can tell. There is no share to set, since a share would have to be told to every later command; who wants
-another one lays the pictures out as ``train/<class>/`` and ``val/<class>/``.
+The draw depends on the names only, so training, resuming and evaluating find the same images, in folders or in tars, on
+any machine. A dataset that grows is drawn anew, so a model keeps a list of its training images, which later evaluations
+check. The share is fixed, since otherwise every later command would have to know it; for another share, lay the images
+out as ``train/<class>/`` and ``val/<class>/``.
 """
 
 from __future__ import annotations
@@ -17,36 +17,37 @@ from pathlib import Path
 from progresvit.io.files import replace_file
 
 TRAIN, VAL = "train", "val"
-"""The splits that a set without splits can be asked for."""
+"""The splits that are drawn from a dataset without splits."""
 
 ONE_IN = 5
 
-LEARNED_FILE = "learned_from.json"
-"""In a model's folder: hashes of the names of the pictures that it learned from, where these were drawn."""
+TRAINING_LIST_FILE = "learned_from.json"
+"""In a model folder: hashes of the names of its training images, if the split was drawn."""
 
 
-def hold_back(names: Sequence[str], *, class_id: str) -> set[str]:
-    """The names of a class that are held back: one in five, but one at least, and one at least stays."""
+def hold_out(names: Sequence[str], *, class_id: str) -> set[str]:
+    """The names of a class that are held out: one in five, at least one, and at least one stays for training."""
     if len(names) < 2:
         raise ValueError(
-            f"the class {class_id} has one picture only; two are the least, one to learn from and one to hold back, "
-            "so add pictures or remove the folder (--split . measures on all pictures and holds none back)."
+            f"the class {class_id} has only one image; at least two are needed, one to train on and one to hold out, "
+            "so add images or remove the folder (--split . evaluates on all images and holds none out)."
         )
     count = max(1, round(len(names) / ONE_IN))
-    return set(sorted(names, key=_draw)[:count])
+    return set(sorted(names, key=_hash_name)[:count])
 
 
-def list_learned(folder: Path, names: Iterable[str]) -> None:
-    """Leave the list with a model."""
-    replace_file(folder / LEARNED_FILE, json.dumps(sorted(_draw(name) for name in names)) + "\n")
+def save_training_list(folder: Path, names: Iterable[str]) -> None:
+    """Write the list of training images to a model folder."""
+    replace_file(folder / TRAINING_LIST_FILE, json.dumps(sorted(_hash_name(name) for name in names)) + "\n")
 
 
-def count_learned(folder: Path, names: Iterable[str]) -> int:
-    """How many of the pictures the model has learned from; none if it has no list."""
-    path = folder / LEARNED_FILE
-    learned = set(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else set()
-    return sum(_draw(name) in learned for name in names)
+def count_training_images(folder: Path, names: Iterable[str]) -> int:
+    """How many of the images the model was trained on; 0 if it has no list."""
+    path = folder / TRAINING_LIST_FILE
+    known = set(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else set()
+    return sum(_hash_name(name) in known for name in names)
 
 
-def _draw(name: str) -> str:
-    return hashlib.sha256(unicodedata.normalize("NFC", name).encode()).hexdigest()  # a Mac spells é as e and ´
+def _hash_name(name: str) -> str:
+    normalised = unicodedata.normalize("NFC", name)  # macOS stores é as e and a combining accent
+    return hashlib.sha256(normalised.encode()).hexdigest()

@@ -117,7 +117,7 @@ class ModelSource:
 
     @cached_property
     def preprocessing(self) -> str:
-        from progresvit.data.preprocess import preprocessing_hash
+        from progresvit.data.crop import preprocessing_hash
 
         return preprocessing_hash(self.config)
 

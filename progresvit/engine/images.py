@@ -16,7 +16,7 @@ from PIL.Image import Image
 
 from progresvit.config import ModelConfig
 from progresvit.data.crop import crop
-from progresvit.data.decode import PictureError, decode, upright_rgb
+from progresvit.data.decode import ImageError, decode, upright_rgb
 
 PathLike = str | os.PathLike[str]
 Pictures = Any
@@ -74,7 +74,7 @@ def _open_all(pictures: Sequence[Picture], config: ModelConfig, pool: Executor |
         try:
             upright = _read(picture)
             return crop(upright if config.in_channels == 3 else upright.convert("L"), config)
-        except PictureError as error:
+        except ImageError as error:
             return str(error)
         except Exception as error:  # whatever it is, it concerns this picture alone
             return f"cannot be opened ({type(error).__name__}: {error})"
@@ -88,27 +88,27 @@ def _open_all(pictures: Sequence[Picture], config: ModelConfig, pool: Executor |
 
 def _read(picture: Picture) -> Image:
     if isinstance(picture, Unread):
-        raise PictureError(picture.reason)
+        raise ImageError(picture.reason)
     if isinstance(picture, bytes):
         return decode(picture)
     if isinstance(picture, Image):
         try:
             return upright_rgb(picture)
-        except PictureError:
+        except ImageError:
             raise
         except Exception as error:  # a picture opened lazily is decoded only now
-            raise PictureError(f"damaged or cut short ({error})") from error
+            raise ImageError(f"damaged or cut short ({error})") from error
     if os.fspath(picture).startswith(("http://", "https://")):
-        raise PictureError(ON_THE_WEB)
+        raise ImageError(ON_THE_WEB)
     path = Path(picture)
     try:
         return decode(path.read_bytes())
     except FileNotFoundError:
-        raise PictureError(NO_FILE) from None
+        raise ImageError(NO_FILE) from None
     except IsADirectoryError:
-        raise PictureError("a folder, not a picture") from None
+        raise ImageError("a folder, not a picture") from None
     except OSError as error:
-        raise PictureError(f"cannot be read ({error.strerror or error})") from error
+        raise ImageError(f"cannot be read ({error.strerror or error})") from error
 
 
 def _checked(images: Any, config: ModelConfig) -> Any:

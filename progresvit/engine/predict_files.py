@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from progresvit.data.dataset import Entry, Pictures
+from progresvit.data.dataset import Entry, ImageDataset
 from progresvit.engine.engine import Engine
 from progresvit.engine.images import Unread
 from progresvit.engine.prediction import Prediction
@@ -66,7 +66,7 @@ class Summary:
 
 def classify_files(
     engine: Engine,
-    pictures: Pictures,
+    pictures: ImageDataset,
     out: Path,
     *,
     overwrite: bool = False,
@@ -99,7 +99,7 @@ def classify_files(
 
 
 def predictions(
-    engine: Engine, pictures: Pictures, first: int = 0, *, deadline: float | None = None
+    engine: Engine, pictures: ImageDataset, first: int = 0, *, deadline: float | None = None
 ) -> Iterator[Prediction]:
     """One for each picture from a place on, in their order; files are read as they are needed."""
     return engine.stream(_batches(pictures, first, engine.batch), deadline=deadline)
@@ -130,19 +130,19 @@ def _summary(facts: Iterable[tuple[int, float, bool]], rounds: int) -> Summary:
     )
 
 
-def _batches(pictures: Pictures, first: int, size: int) -> Iterator[list[bytes | Unread]]:
+def _batches(pictures: ImageDataset, first: int, size: int) -> Iterator[list[bytes | Unread]]:
     for begin in range(first, len(pictures), size):
         yield [_content(pictures, place) for place in range(begin, min(begin + size, len(pictures)))]
 
 
-def _content(pictures: Pictures, place: int) -> bytes | Unread:
+def _content(pictures: ImageDataset, place: int) -> bytes | Unread:
     try:
         return pictures.read(place)
     except OSError as error:
         return Unread(f"cannot be read ({error.strerror or error})")
 
 
-def _identity(engine: Engine, pictures: Pictures) -> dict[str, Any]:
+def _identity(engine: Engine, pictures: ImageDataset) -> dict[str, Any]:
     """What a run must have in common with one that it goes on with."""
     listing = json.dumps([_about(entry) for entry in pictures.entries])
     return {"pictures": hashlib.sha256(listing.encode()).hexdigest(), "part": PART, **engine.identity()}

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from progresvit.data.preprocess import normalise
+from progresvit.data.transforms import normalise
 from progresvit.engine.buffers import Ran, Room, padded_size, power_sizes
 from progresvit.engine.fold import FoldedRound, fold
 from progresvit.model import ProgResViT

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from timm.data import ImageNetInfo
 
 from progresvit.config import ModelConfig
-from progresvit.data.dataset import Pictures
+from progresvit.data.dataset import ImageDataset
 
 IMAGENET_CLASSES = 1000
 
@@ -38,7 +38,7 @@ def class_numbers(names: Sequence[str], config: ModelConfig) -> list[int]:
     return list(range(len(names)))
 
 
-def relabel(pictures: Pictures, config: ModelConfig) -> list[int]:
+def relabel(pictures: ImageDataset, config: ModelConfig) -> list[int]:
     """The model's class of each picture."""
     numbers = class_numbers(pictures.class_ids, config)
     return [numbers[target] for target in pictures.targets]

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from progresvit import __version__, checkpoint
-from progresvit.data.dataset import UNLABELLED, Pictures, find_pictures, find_unlabelled
+from progresvit.data.crop import describe_preprocessing, preprocessing_hash
+from progresvit.data.dataset import UNLABELLED, ImageDataset, find_images, find_unlabelled
 from progresvit.data.loader import Unreadable, numbered_batches
-from progresvit.data.preprocess import Corruption, NamedTransform, describe_preprocessing, normalise, preprocessing_hash
-from progresvit.data.timm_dataset import find_timm_pictures, is_timm_name
+from progresvit.data.timm_dataset import find_timm_images, is_timm_name
+from progresvit.data.transforms import Corruption, NamedTransform, normalise
 from progresvit.distributed import Processes
 from progresvit.evaluation.classes import class_numbers, relabel
 from progresvit.evaluation.observe import Observed, observe
@@ -44,16 +45,16 @@ class DataSource:
     """Predictions choose among the classes of the data alone (ImageNet-A and -R)."""
     corruption: Corruption | None = None
 
-    def find(self) -> Pictures:
+    def find(self) -> ImageDataset:
         """The pictures, with targets by the data's own classes. Each must have a name of its own."""
         if self.unlabelled and is_timm_name(self.data):
             raise ValueError("--unlabelled takes a folder or tars; timm's data sets have labels.")
         if self.unlabelled:
             pictures = find_unlabelled(self.data)
         elif is_timm_name(self.data):
-            pictures = find_timm_pictures(self.data, self.split, None)
+            pictures = find_timm_images(self.data, self.split, None)
         else:
-            pictures = find_pictures(self.data, self.split)
+            pictures = find_images(self.data, self.split)
         names = Counter(entry.name for entry in pictures.entries)
         twice = [name for name, count in names.items() if count > 1]
         if twice:
@@ -144,7 +145,7 @@ def intended_header(model: ProgResViT, source: DataSource, name: str, how: HowTo
 
 
 def _header(
-    model: ProgResViT, source: DataSource, pictures: Pictures, *, name: str, how: HowToRun, device: torch.device
+    model: ProgResViT, source: DataSource, pictures: ImageDataset, *, name: str, how: HowToRun, device: torch.device
 ) -> Header:
     restricted = None
     if source.restrict_classes:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from progresvit.data.dataset import Pictures
+from progresvit.data.dataset import ImageDataset
 from progresvit.evaluation.records import Header
 from progresvit.io import resumable
 from progresvit.io.files import replace_file
@@ -34,7 +34,7 @@ class Parts:
     """The folder, and the pictures that it is for."""
 
     folder: Path
-    pictures: Pictures
+    pictures: ImageDataset
 
     @cached_property
     def chunks(self) -> list[range]:

@@ -11,16 +11,16 @@ from timm.data import ImageNetInfo
 from torch import nn
 
 from progresvit import api, checkpoint
-from progresvit.data.dataset import Pictures, find_pictures
+from progresvit.data.dataset import ImageDataset, find_images
 from progresvit.data.in_memory import (
-    ResidentBatches,
-    resident_evaluation_batches,
-    resident_for_evaluation,
-    resident_for_training,
+    InMemoryBatches,
+    in_memory_evaluation_batches,
+    in_memory_for_evaluation,
+    in_memory_for_training,
 )
 from progresvit.data.loader import Batch, LoaderBatches, Unreadable, evaluation_batches
-from progresvit.data.sampler import Order
-from progresvit.data.timm_dataset import find_timm_pictures, is_timm_name
+from progresvit.data.sampler import EpochSampler
+from progresvit.data.timm_dataset import find_timm_images, is_timm_name
 from progresvit.distributed import Processes
 from progresvit.interop import start_from_timm
 from progresvit.io.model_folder import find_folder
@@ -36,15 +36,15 @@ from progresvit.training.teachers import load_teacher, teacher_class_ids
 class Fed:
     """The data of a run, ready to be drawn from."""
 
-    train: LoaderBatches | ResidentBatches
+    train: LoaderBatches | InMemoryBatches
     val: Callable[[], Iterator[Batch]]
     """Gives this process's share of the validation batches."""
     unreadable: list[Unreadable]
 
 
-def find_splits(recipe: Recipe, data: str) -> tuple[Pictures, Pictures]:
+def find_splits(recipe: Recipe, data: str) -> tuple[ImageDataset, ImageDataset]:
     """The pictures to learn from and those held back."""
-    find = find_timm_pictures if is_timm_name(data) else find_pictures
+    find = find_timm_images if is_timm_name(data) else find_images
     pictures = find(data, recipe.data.train, None)
     if len(pictures.class_ids) < 2:
         raise ValueError(
@@ -54,7 +54,7 @@ def find_splits(recipe: Recipe, data: str) -> tuple[Pictures, Pictures]:
     return pictures, find(data, recipe.data.val, pictures.class_ids)
 
 
-def describe_splits(pictures: Pictures, held_out: Pictures) -> str:
+def describe_splits(pictures: ImageDataset, held_out: ImageDataset) -> str:
     """What a run learns from and what it is measured with, in a line for the person."""
     names, more = pictures.class_ids[:5], len(pictures.class_ids) - 5
     named = ", ".join(names) + (f" and {more} more" if more > 0 else "")
@@ -65,7 +65,7 @@ def describe_splits(pictures: Pictures, held_out: Pictures) -> str:
     )
 
 
-def build_model(recipe: Recipe, pictures: Pictures) -> ProgResViT:
+def build_model(recipe: Recipe, pictures: ImageDataset) -> ProgResViT:
     """The recipe's model, with the start it asks for: for the classes of the data, or in training the teacher's."""
     distillation = recipe.distillation
     wide = distillation is not None and distillation.classes == "teacher"
@@ -107,7 +107,7 @@ def _labels(class_ids: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(info.label_name_to_description(name).split(",")[0] if name in known else name for name in class_ids)
 
 
-def data_rows(recipe: Recipe, model: ProgResViT, pictures: Pictures) -> tuple[int, ...] | None:
+def data_rows(recipe: Recipe, model: ProgResViT, pictures: ImageDataset) -> tuple[int, ...] | None:
     """Where a head of the teacher's classes has those of the data; None for a head of the data's own."""
     if recipe.distillation is None or recipe.distillation.classes == "data":
         return None
@@ -146,7 +146,9 @@ def build_objective(
     )
 
 
-def feed(recipe: Recipe, pictures: Pictures, held_out: Pictures, model: ProgResViT, processes: Processes) -> Fed:
+def feed(
+    recipe: Recipe, pictures: ImageDataset, held_out: ImageDataset, model: ProgResViT, processes: Processes
+) -> Fed:
     """Training and validation batches in the mode that the recipe asks for."""
     config, device, batch = model.config, processes.device, recipe.optimizer.batch
     share = held_out.subset(range(processes.rank, len(held_out), processes.count))
@@ -160,13 +162,13 @@ def feed(recipe: Recipe, pictures: Pictures, held_out: Pictures, model: ProgResV
     per_process = max(1, batch // processes.count)
     resolution = config.input_side
     if recipe.data.mode == "loader":
-        order = Order(count=len(pictures), **ordering)
+        order = EpochSampler(count=len(pictures), **ordering)
         workers = recipe.data.workers
         loader = LoaderBatches(
             pictures,
             config=config,
             augmentation=recipe.augment,
-            order=order,
+            sampler=order,
             resolution=resolution,
             workers=workers,
             device=device,
@@ -179,19 +181,19 @@ def feed(recipe: Recipe, pictures: Pictures, held_out: Pictures, model: ProgResV
             )
 
         return Fed(loader, from_loader, [loader.unreadable, skipped])
-    stored = resident_for_training(pictures, side=recipe.data.resident_side or resolution, device=device)
-    order = Order(count=len(stored), **ordering)
-    resident = ResidentBatches(
+    stored = in_memory_for_training(pictures, side=recipe.data.resident_side or resolution, device=device)
+    order = EpochSampler(count=len(stored), **ordering)
+    resident = InMemoryBatches(
         stored,
         config=config,
         augmentation=recipe.augment,
-        order=order,
+        sampler=order,
         resolution=resolution,
         compiled=bool(recipe.run.compile),
     )
-    shown = resident_for_evaluation(share, config=config, device=device)
+    shown = in_memory_for_evaluation(share, config=config, device=device)
 
     def from_memory() -> Iterator[Batch]:
-        return resident_evaluation_batches(shown, config=config, batch=per_process)
+        return in_memory_evaluation_batches(shown, config=config, batch=per_process)
 
     return Fed(resident, from_memory, [stored.unreadable, shown.unreadable])

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from progresvit.data.dataset import Pictures
+from progresvit.data.dataset import ImageDataset
 from progresvit.distributed import Processes
 from progresvit.io.files import replace_file
 from progresvit.training.journal import surroundings
@@ -67,7 +67,7 @@ def claim_folder(
     out: Path,
     recipe: Recipe,
     data: str,
-    splits: tuple[Pictures, Pictures],
+    splits: tuple[ImageDataset, ImageDataset],
     processes: Processes,
     *,
     resume: bool,
@@ -96,7 +96,7 @@ def claim_folder(
     processes.wait()
 
 
-def _names_hash(splits: tuple[Pictures, Pictures]) -> str:
+def _names_hash(splits: tuple[ImageDataset, ImageDataset]) -> str:
     """Of what the pictures of both splits are called: a set without splits is split by that."""
     names = [sorted(unicodedata.normalize("NFC", entry.name) for entry in pictures.entries) for pictures in splits]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()

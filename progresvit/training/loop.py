@@ -14,7 +14,7 @@ import torch
 
 from progresvit import checkpoint
 from progresvit.data.sampler import Draw, seed_all
-from progresvit.data.split import list_learned
+from progresvit.data.split import save_training_list
 from progresvit.distributed import Processes
 from progresvit.training.build import Fed, build_model, build_objective, data_rows, describe_splits, feed, find_splits
 from progresvit.training.folder import check_folder, claim_folder
@@ -46,7 +46,7 @@ def train(
     fed = feed(recipe, pictures, held_out, model, processes)
     claim_folder(out, recipe, data, (pictures, held_out), processes, resume=resume, overwrite=overwrite)
     progress = go_on(out / "checkpoints", step) if resume else Progress()
-    order = fed.train.order
+    order = fed.train.sampler
     journal = Journal(
         out if processes.first else None,
         total_steps=recipe.epochs * order.steps_per_epoch,
@@ -61,7 +61,7 @@ def train(
         journal.close()
     if processes.first and pictures.drawn_from is not None:
         for folder in (out / "model", out / "best"):
-            list_learned(folder, (entry.name for entry in pictures.entries))
+            save_training_list(folder, (entry.name for entry in pictures.entries))
     return out / "model"
 
 
@@ -100,7 +100,7 @@ class Run:
     ) -> None:
         self.recipe, self.out, self.processes, self.step, self.fed = recipe, out, processes, step, fed
         self.progress, self.journal, self.stop = progress, journal, stop
-        self.order = fed.train.order
+        self.order = fed.train.sampler
         self.clock, self.seen, self.timed_from = time.monotonic(), progress.logged_step, progress.step
         self.saved = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""Augmentation of batches against that of single pictures by timm and torchvision: same maths, same distributions."""
+"""Augmentation of batches against that of single images by timm and torchvision: same maths, same distributions."""
 
 import random
 
@@ -33,8 +33,8 @@ def same(ours, theirs):
 def test_crops_are_drawn_as_timm_draws_them(size, scale, generator):
     height, width = size
     random.seed(0)
-    picture, ratio = Image.new("L", (width, height)), (3 / 4, 4 / 3)
-    theirs = np.array([RandomResizedCropAndInterpolation.get_params(picture, scale, ratio) for _ in range(COUNT)])
+    image, ratio = Image.new("L", (width, height)), (3 / 4, 4 / 3)
+    theirs = np.array([RandomResizedCropAndInterpolation.get_params(image, scale, ratio) for _ in range(COUNT)])
     sizes = torch.tensor([size] * COUNT)
     ours = gpu_augment.sample_crops(sizes, scale=scale, ratio=ratio, generator=generator).numpy()
     for part in range(4):  # top, left, height, width
@@ -49,8 +49,8 @@ def test_crops_are_drawn_as_timm_draws_them(size, scale, generator):
 @pytest.mark.parametrize("resolution", [24, 64, 100])
 def test_a_crop_is_resized_as_pillow_does_it(box, resolution):
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    picture = Image.fromarray(pixels)
-    theirs = to_tensor(resized_crop(picture, *box, [resolution, resolution], transforms.InterpolationMode.BICUBIC))
+    image = Image.fromarray(pixels)
+    theirs = to_tensor(resized_crop(image, *box, [resolution, resolution], transforms.InterpolationMode.BICUBIC))
     batch = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
     boxes = torch.tensor([box], dtype=torch.float32)
     ours = gpu_augment.crop_and_resize(batch, boxes, torch.tensor([False]), resolution=resolution)

@@ -8,7 +8,7 @@ from PIL import Image
 import progresvit
 from progresvit import checkpoint, compute
 from progresvit.data import evaluation_transform
-from progresvit.data.preprocess import preprocessing_hash
+from progresvit.data.crop import preprocessing_hash
 from progresvit.engine import Engine, backends
 from progresvit.engine.fold import FoldedRound
 from progresvit.model import ProgResViT

@@ -9,8 +9,8 @@ from PIL import Image
 
 import progresvit
 from progresvit import checkpoint, compute
-from progresvit.data.dataset import find_pictures
-from progresvit.data.preprocess import preprocessing_hash
+from progresvit.data.crop import preprocessing_hash
+from progresvit.data.dataset import find_images
 from progresvit.engine import Engine
 from progresvit.engine.export.export import export
 from progresvit.engine.export.int8 import Int8Check
@@ -149,9 +149,9 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(models, t
 
 
 def find_nothing():
-    from progresvit.data.dataset import Pictures
+    from progresvit.data.dataset import ImageDataset
 
-    return Pictures((), (), ())
+    return ImageDataset((), (), ())
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_an_export_replaces_an_older_one_and_leaves_none_of_it(models, tmp_path,
 
 def test_int8_is_measured_on_pictures_and_kept(models, tmp_path, pictures):
     model = models["two rounds"]
-    found = find_pictures(pictures, "val")
+    found = find_images(pictures, "val")
     check = Int8Check(pictures=found, labels=found.targets, data="made", batch=10, threads=1)
     paths = [entry.path for entry in found.entries]
     threshold = float(np.median([one.entropy for one in Engine(model, math.inf).classify(paths)]))
@@ -231,7 +231,7 @@ def export_free_logits(model, pixels):
 
 def test_an_int8_check_needs_a_label_for_each_picture(pictures):
     with pytest.raises(ValueError, match="1 labels for 24 pictures"):
-        Int8Check(pictures=find_pictures(pictures, "val"), labels=(0,))
+        Int8Check(pictures=find_images(pictures, "val"), labels=(0,))
 
 
 def test_temperatures_may_be_arrays_and_a_threshold_must_be_its_settings(models, tmp_path, no_graphs):

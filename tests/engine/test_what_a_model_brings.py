@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import progresvit
-from progresvit.data.preprocess import normalise
+from progresvit.data.transforms import normalise
 from progresvit.distributed import Processes
 from progresvit.engine import Candidate, Engine
 from progresvit.evaluation import DataSource, evaluate, measure_budgets

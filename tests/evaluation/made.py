@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.preprocess import describe_preprocessing, preprocessing_hash
+from progresvit.data.crop import describe_preprocessing, preprocessing_hash
 from progresvit.evaluation.observe import observe
 from progresvit.evaluation.records import Header, Records
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from progresvit import checkpoint
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.preprocess import Corruption, NamedTransform, normalise
+from progresvit.data.transforms import Corruption, NamedTransform, normalise
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, HowToRun, evaluate
 from progresvit.evaluation.records import read_records

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import progresvit
 from progresvit.cli import app
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.dataset import find_pictures
+from progresvit.data.dataset import find_images
 from progresvit.evaluation import read_records
 from progresvit.io import model_folder
 from progresvit.model import ProgResViT
@@ -70,7 +70,7 @@ def command(*arguments):
 
 def test_the_shipped_model_gives_its_backbone_and_the_head_is_fresh(shipped, pictures):
     wanted = short(model={"start": model_folder.SHIPPED})
-    model = build.build_model(wanted, find_pictures(pictures, "train"))
+    model = build.build_model(wanted, find_images(pictures, "train"))
     assert model.config.class_ids == model.config.labels == ("bella", "luna", "rex")
     weights, before = model.state_dict(), load_file(shipped / "model.safetensors")
     assert weights["head.weight"].shape[0] == 3
@@ -80,7 +80,7 @@ def test_the_shipped_model_gives_its_backbone_and_the_head_is_fresh(shipped, pic
 
 def test_a_wrong_start_is_refused_with_what_to_give(shipped, pictures):
     with pytest.raises(ValueError, match="shiped"):
-        build.build_model(short(model={"start": "shiped"}), find_pictures(pictures, "train"))
+        build.build_model(short(model={"start": "shiped"}), find_images(pictures, "train"))
 
 
 def test_a_run_says_what_it_learns_from_and_what_is_held_back(shipped, pictures, tmp_path, capsys):
@@ -112,7 +112,7 @@ def test_a_batch_larger_than_a_small_set_is_refused_with_the_largest_that_fits(t
 
 
 def test_an_average_that_warms_up_does_not_keep_the_start_of_a_short_run(pictures, tmp_path):
-    found = find_pictures(pictures, "train")
+    found = find_images(pictures, "train")
     apart = {}
     for warmup in (False, True):
         wanted = short(model={"drop_path": 0.0}, ema=0.999, ema_warmup=warmup)
@@ -142,7 +142,7 @@ def test_own_folder_to_adaptive_model_in_three_commands(shipped, pictures, tmp_p
     assert "these are 6 of its 30 pictures, a fifth of each class" in told.stderr
     assert "has learned from" not in told.stderr
     table = read_records(records)
-    assert sorted(table.ids) == sorted(entry.name for entry in find_pictures(pictures, "val").entries)
+    assert sorted(table.ids) == sorted(entry.name for entry in find_images(pictures, "val").entries)
     assert (table.header.split, table.header.drawn_from) == ("val", 30)
 
     threshold = tmp_path / "threshold.json"
@@ -154,10 +154,10 @@ def test_own_folder_to_adaptive_model_in_three_commands(shipped, pictures, tmp_p
 
 def test_evaluating_says_if_the_model_has_learned_from_what_is_held_back_now(shipped, pictures, tmp_path):
     model = run(short(), pictures, tmp_path / "out")
-    before = {entry.name for entry in find_pictures(pictures, "train").entries}
+    before = {entry.name for entry in find_images(pictures, "train").entries}
     for number in range(10, 30):
         shutil.copy(pictures / "rex" / "0.png", pictures / "rex" / f"{number}.png")
-    now = [entry.name for entry in find_pictures(pictures, "val").entries]
+    now = [entry.name for entry in find_images(pictures, "val").entries]
     moved = len(before & set(now))
     assert moved > 0  # or the test shows nothing
     evaluate = ("evaluate", model, "--data", pictures, "--workers", 0, "--device", "cpu")

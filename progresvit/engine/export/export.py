@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from progresvit import checkpoint
-from progresvit.data.preprocess import normalise, preprocessing_hash
+from progresvit.data.crop import preprocessing_hash
+from progresvit.data.transforms import normalise
 from progresvit.engine.export.int8 import Int8Check, measure_int8, quantise
 from progresvit.engine.export.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, Threshold, graph_files
 from progresvit.engine.fold import FoldedRound, fold

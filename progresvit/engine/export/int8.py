@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from progresvit.data.dataset import UNLABELLED, Pictures
+from progresvit.data.dataset import UNLABELLED, ImageDataset
 from progresvit.data.loader import Unreadable, numbered_batches
-from progresvit.data.preprocess import NamedTransform
+from progresvit.data.transforms import NamedTransform
 from progresvit.engine.onnx_backend import GraphRounds
 from progresvit.routing.decide import exit_rounds
 from progresvit.routing.scores import top10_entropy
@@ -29,7 +29,7 @@ METHOD = "dynamic: weights per channel in int8, activations in uint8; matrix pro
 class Int8Check:
     """The pictures on which int8 is compared with float32."""
 
-    pictures: Pictures
+    pictures: ImageDataset
     labels: tuple[int, ...]
     """The model's class of each picture, or -1 where it is not known."""
     data: str = ""

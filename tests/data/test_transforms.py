@@ -5,10 +5,11 @@ from PIL import Image
 
 from progresvit.config import preset
 from progresvit.data import evaluation_transform
-from progresvit.data.preprocess import Corruption, NamedTransform, normalise, preprocessing_hash
+from progresvit.data.crop import preprocessing_hash
+from progresvit.data.transforms import Corruption, NamedTransform, normalise
 
 
-def test_a_picture_becomes_a_normalised_square_of_the_highest_resolution():
+def test_an_image_becomes_a_normalised_square_of_the_highest_resolution():
     config = preset("progresvit_small_192_240")
     image = evaluation_transform(config)(Image.new("RGB", (400, 300), (255, 0, 0)))
     assert image.shape == (3, 240, 240)
@@ -18,11 +19,11 @@ def test_a_picture_becomes_a_normalised_square_of_the_highest_resolution():
 
 def test_the_crop_keeps_the_middle_ninety_percent_of_the_side():
     config = preset("progresvit_small_192_240")
-    picture = Image.new("L", (1000, 1000), 0)
-    picture.paste(255, (52, 52, 948, 948))  # a white square just inside of the middle 90 %
+    image = Image.new("L", (1000, 1000), 0)
+    image.paste(255, (52, 52, 948, 948))  # a white square just inside of the middle 90 %
     wider = Image.new("L", (1000, 1000), 0)
     wider.paste(255, (40, 40, 960, 960))  # and one just outside
-    cut = [evaluation_transform(config)(image.convert("RGB"))[0] for image in (picture, wider)]
+    cut = [evaluation_transform(config)(shown.convert("RGB"))[0] for shown in (image, wider)]
     black, white = (0 - config.mean[0]) / config.std[0], (1 - config.mean[0]) / config.std[0]
     assert cut[0].min() < (black + white) / 2
     assert torch.allclose(cut[1], torch.tensor(white), atol=0.05)
@@ -31,22 +32,22 @@ def test_the_crop_keeps_the_middle_ninety_percent_of_the_side():
 def test_a_crop_normalised_later_is_the_crop_normalised_at_once():
     config = preset("progresvit_tiny_160_224")
     rng = np.random.default_rng(0)
-    picture = Image.fromarray(rng.integers(0, 256, (250, 300, 3), dtype=np.uint8))
-    later = normalise(NamedTransform(config)(picture, "x")[None], config)[0]
-    assert torch.equal(later, evaluation_transform(config)(picture))
+    image = Image.fromarray(rng.integers(0, 256, (250, 300, 3), dtype=np.uint8))
+    later = normalise(NamedTransform(config)(image, "x")[None], config)[0]
+    assert torch.equal(later, evaluation_transform(config)(image))
 
 
-def test_a_corruption_follows_from_the_pictures_name():
+def test_a_corruption_follows_from_the_images_name():
     config = preset("progresvit_tiny_160_224")
-    picture = Image.new("RGB", (300, 300), (90, 120, 200))
+    image = Image.new("RGB", (300, 300), (90, 120, 200))
     noisy = NamedTransform(config, Corruption("gaussian_noise", 2))
-    first, again, other = noisy(picture, "a"), noisy(picture, "a"), noisy(picture, "b")
+    first, again, other = noisy(image, "a"), noisy(image, "a"), noisy(image, "b")
     assert first.dtype == torch.uint8
     assert first.shape == (3, 224, 224)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    assert not torch.equal(first, NamedTransform(config, Corruption("gaussian_noise", 3))(picture, "a"))
-    with pytest.raises(ValueError, match="RGB pictures"):
+    assert not torch.equal(first, NamedTransform(config, Corruption("gaussian_noise", 3))(image, "a"))
+    with pytest.raises(ValueError, match="RGB images"):
         NamedTransform(config.replace(in_channels=1, mean=(0.5,), std=(0.5,)), Corruption("fog", 1))
 
 
