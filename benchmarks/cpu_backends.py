@@ -21,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 
 import progresvit
-from progresvit.data.preprocess import normalise
-from progresvit.engine.export import export, write_manifest
-from progresvit.engine.graphs import GraphRounds
-from progresvit.engine.int8 import quantise
-from progresvit.engine.manifest import Manifest
+from progresvit.data.transforms import normalise
+from progresvit.engine.export.export import export, write_manifest
+from progresvit.engine.export.int8 import quantise
+from progresvit.engine.export.manifest import Manifest
+from progresvit.engine.onnx_backend import GraphRounds
 
 Run = Callable[[int, NDArray[np.uint8], Any], tuple[Any, Any]]
 

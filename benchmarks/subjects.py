@@ -18,7 +18,7 @@ from torch import Tensor
 
 from progresvit import Engine, ModelConfig, compute, plain_vit
 from progresvit.config import MLP_RATIO
-from progresvit.data.preprocess import normalise
+from progresvit.data.transforms import normalise
 from progresvit.engine.fold import fold
 from progresvit.engine.speed import Routed, find_model, load_images
 from progresvit.model.precision import PRECISIONS

@@ -107,21 +107,21 @@ def ours(options: argparse.Namespace, processes: Processes, batch: int) -> dict[
 
 
 def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
-    """Pictures resident on the device, cropped, flipped, jittered, erased and mixed there."""
-    from progresvit.data.order import Order
-    from progresvit.data.pictures import find_pictures
-    from progresvit.data.resident import ResidentBatches, resident_for_training
+    """ImageDataset resident on the device, cropped, flipped, jittered, erased and mixed there."""
+    from progresvit.data.dataset import find_images
+    from progresvit.data.in_memory import InMemoryBatches, in_memory_for_training
+    from progresvit.data.sampler import EpochSampler
 
     fresh()
     recipe = make(options.preset, batch, precision=options.precision, compile_=options.compile)
-    pictures = find_pictures(options.data, "train")
+    pictures = find_images(options.data, "train")
     config = progresvit.preset(options.preset, num_classes=1000)
     start = time.perf_counter()
-    stored = resident_for_training(pictures, side=config.resolution, device=processes.device)
+    stored = in_memory_for_training(pictures, side=config.resolution, device=processes.device)
     decoding = time.perf_counter() - start
     step = make_step(config, recipe, processes)
-    order = Order(count=len(stored), batch=batch, seed=0)
-    batches = ResidentBatches(
+    order = EpochSampler(count=len(stored), batch=batch, seed=0)
+    batches = InMemoryBatches(
         stored, config=config, augmentation=recipe.augment, order=order, resolution=config.input_side
     ).steps(0, 10**9)
     return {**timed(step, batches, steps=options.steps, batch=batch), "decoding_s": decoding, "pictures": len(stored)}

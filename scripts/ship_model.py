@@ -12,7 +12,6 @@ import argparse
 import json
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -48,8 +47,8 @@ def main(arguments: list[str] | None = None) -> None:
         settings = ship_figures.calibrate_all(records, given.max_error)
         (staged / SETTINGS).mkdir()
         for name, setting in settings.items():
-            replace(setting, data=DATA_NAME).save(staged / SETTINGS / f"{name}.json")
-        replace(evaluation.measure_budgets(records), data=DATA_NAME).save(staged / BUDGETS_FILE)
+            setting.model_copy(update={"data": DATA_NAME}).save(staged / SETTINGS / f"{name}.json")
+        evaluation.measure_budgets(records).model_copy(update={"data": DATA_NAME}).save(staged / BUDGETS_FILE)
         training = [ship_figures.describe_run(run) for run in given.runs]
         training[-1]["stopped_at"] = given.stopped_at
         figures = ship_figures.measure(records, settings, training, picked=given.model.name == "best")

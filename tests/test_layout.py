@@ -80,8 +80,8 @@ def test_importing_the_package_is_light():
 
 
 def test_what_a_host_of_exported_graphs_needs_imports_no_torch():
-    modules = ["data", "data.decode", "data.crop", "data.pictures", "routing", "routing.policy", "routing.setting"]
-    modules += ["routing.frontier", "routing.arrays"]
+    modules = ["data", "data.decode", "data.crop", "data.dataset", "routing", "routing.decide", "routing.settings"]
+    modules += ["routing.frontier", "routing.scores"]
     code = "\n".join(["import sys", *(f"import progresvit.{name}" for name in modules), "print(*sys.modules)"])
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "timm", "torchvision"} & set(loaded)

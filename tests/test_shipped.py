@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import progresvit
 from progresvit import evaluation
 from progresvit.api import shipped_folder
-from progresvit.data.preprocess import preprocessing_hash
+from progresvit.data.crop import preprocessing_hash
 from progresvit.data.samples import samples_folder
 from progresvit.distributed import Processes
 from progresvit.io.weights import weights_hash

@@ -116,7 +116,7 @@ def _thresholds(text: str | None, model: str) -> float | Sequence[float] | None:
         return limit
     from progresvit.config import PRESETS
     from progresvit.io.model_folder import find_folder
-    from progresvit.routing.named import find_setting
+    from progresvit.routing.settings import find_setting
 
     return find_setting(limit, None if model in PRESETS else find_folder(model)).threshold
 

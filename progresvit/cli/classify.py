@@ -13,10 +13,10 @@ import typer
 from progresvit.cli import options, output
 
 if TYPE_CHECKING:
-    from progresvit.data.pictures import Entry
+    from progresvit.data.dataset import Entry
     from progresvit.engine import Engine, Prediction
-    from progresvit.engine.bulk import Summary
-    from progresvit.engine.sources import Backend
+    from progresvit.engine.backends import Backend
+    from progresvit.engine.predict_files import Summary
 
 
 def classify(
@@ -75,8 +75,8 @@ def _given(images: list[str] | None, samples: bool) -> list[str]:
 
 def _find(given: list[str]) -> tuple[list[Entry], list[tuple[str, str]]]:
     """The images that the arguments name, and the arguments that name none, each with the reason."""
-    from progresvit.data.pictures import Entry, find_unlabelled
-    from progresvit.engine.pictures import NO_FILE, ON_THE_WEB
+    from progresvit.data.dataset import Entry, find_unlabelled
+    from progresvit.engine.images import NO_FILE, ON_THE_WEB
 
     found: list[Entry] = []
     bad: list[tuple[str, str]] = []
@@ -115,7 +115,7 @@ def _make_engine(
     workers: int,
 ) -> Engine:
     from progresvit.engine import Engine
-    from progresvit.engine.manifest import MANIFEST_FILE
+    from progresvit.engine.export.manifest import MANIFEST_FILE
 
     is_export = model is not None and (Path(model) / MANIFEST_FILE).is_file()
     if device is None and not is_export and backend in (None, "torch"):
@@ -131,10 +131,10 @@ def _make_engine(
 
 
 def _to_file(engine: Engine, found: list[Entry], out: Path, overwrite: bool) -> int:
-    from progresvit.data.pictures import UNLABELLED, Pictures
-    from progresvit.engine.bulk import classify_files
+    from progresvit.data.dataset import UNLABELLED, ImageDataset
+    from progresvit.engine.predict_files import classify_files
 
-    pictures = Pictures((), tuple(found), (UNLABELLED,) * len(found))
+    pictures = ImageDataset((), tuple(found), (UNLABELLED,) * len(found))
     with output.progress_bars(wanted=True) as begin:
         progress = begin("classifying") if begin else None
         summary = classify_files(engine, pictures, out, overwrite=overwrite, progress=progress)
@@ -144,12 +144,12 @@ def _to_file(engine: Engine, found: list[Entry], out: Path, overwrite: bool) -> 
 
 
 def _to_terminal(engine: Engine, found: list[Entry], as_json: bool) -> int:
-    from progresvit.data.pictures import UNLABELLED, Pictures
-    from progresvit.engine.bulk import predictions, row, summarise
+    from progresvit.data.dataset import UNLABELLED, ImageDataset
     from progresvit.engine.engine import DEADLINE
+    from progresvit.engine.predict_files import predictions, row, summarise
     from progresvit.evaluation.table import Column, Table, decimals, rough_percent
 
-    pictures = Pictures((), tuple(found), (UNLABELLED,) * len(found))
+    pictures = ImageDataset((), tuple(found), (UNLABELLED,) * len(found))
     answers: list[Prediction] = []
     for entry, answer in zip(found, predictions(engine, pictures, deadline=DEADLINE)):
         answers.append(answer)

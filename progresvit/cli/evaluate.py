@@ -33,8 +33,8 @@ def evaluate(
 ) -> None:
     """Run every round on every image once. Uses several GPUs under torchrun. Run it again to resume."""
     from progresvit import api
-    from progresvit.data.held_back import count_learned
-    from progresvit.data.preprocess import Corruption
+    from progresvit.data.split import count_training_images
+    from progresvit.data.transforms import Corruption
     from progresvit.distributed import end_processes, start_processes
     from progresvit.evaluation import DataSource, EvalOptions
     from progresvit.evaluation import evaluate as run
@@ -60,7 +60,7 @@ def evaluate(
     if not processes.first:
         return
     output.report_drawn_split(data, split, images=records.header.images, drawn_from=records.header.drawn_from)
-    if folder is not None and (learned := count_learned(folder, records.ids)):
+    if folder is not None and (learned := count_training_images(folder, records.ids)):
         reason = ": the dataset changed, and with it the split" if split == "val" else ""
         typer.echo(
             f"note: {learned} of these {len(records)} images are training images of this model, by name{reason}; "

@@ -11,7 +11,7 @@ from progresvit.cli import options, output
 
 if TYPE_CHECKING:
     from progresvit.config import ModelConfig
-    from progresvit.engine.int8 import Int8Check
+    from progresvit.engine.export.int8 import Int8Check
     from progresvit.evaluation.table import Table
     from progresvit.routing import Setting
 
@@ -42,7 +42,7 @@ def export(
     limit = _find_threshold(threshold, folder)
     check = None if data is None else _find_images(data, split, workers, loaded.config)
 
-    from progresvit.engine.export import export as run
+    from progresvit.engine.export.export import export as run
 
     with output.setting_notes():
         manifest = run(
@@ -61,7 +61,7 @@ def export(
 
 def _find_threshold(text: str | None, folder: Path | None) -> float | tuple[float, ...] | Setting | None:
     """The requested threshold, or the default setting of the model folder."""
-    from progresvit.routing.named import default_setting, find_setting
+    from progresvit.routing.settings import default_setting, find_setting
 
     limit = options.parse_limit(text)
     if limit is None:
@@ -70,7 +70,7 @@ def _find_threshold(text: str | None, folder: Path | None) -> float | tuple[floa
 
 
 def _find_images(data: str, split: str, workers: int, config: ModelConfig) -> Int8Check:
-    from progresvit.engine.int8 import Int8Check
+    from progresvit.engine.export.int8 import Int8Check
     from progresvit.evaluation import DataSource
     from progresvit.evaluation.classes import relabel
 

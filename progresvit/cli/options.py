@@ -77,7 +77,7 @@ def parse_threshold(text: str | None, header: Header, router: Router | None = No
             typer.echo(f"note: {caveat}", err=True)
         return setting.threshold
     numbers = parse_numbers(text, "--threshold")
-    from progresvit.routing.frontier import as_thresholds
+    from progresvit.routing.decide import as_thresholds
 
     threshold = numbers[0] if len(numbers) == 1 else tuple(numbers)
     as_thresholds([threshold], rounds)

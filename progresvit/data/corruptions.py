@@ -1,17 +1,17 @@
-"""The 15 common corruptions of ImageNet-C at five severities, made on the fly for any data set.
+"""The 15 common corruptions of ImageNet-C at five severities, generated on the fly for any dataset.
 
 From D. Hendrycks and T. Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
-ICLR 2019. The constants are those of the authors' generator for 224-pixel pictures (make_imagenet_c.py in
-github.com/hendrycks/robustness); lengths among them are scaled by the shorter side, so that pictures of 160 or 384
-pixels are hurt alike. The code is our own.
+ICLR 2019. The constants are those of the authors' generator for 224-pixel images (make_imagenet_c.py in
+github.com/hendrycks/robustness); lengths are scaled by the shorter side, so that images of 160 or 384 pixels are
+corrupted alike. The code is our own.
 
-Pictures made here are not pixel-identical to ImageNet-C; results on them must not be called ImageNet-C results:
+The results are not pixel-identical to ImageNet-C and must not be called ImageNet-C results:
 
-- Frost is procedural. ImageNet-C adds photographs of frost, which we cannot ship; we draw feathers of ice from noise
-  and add them with the published weights.
+- Frost is procedural. ImageNet-C adds photographs of frost, which cannot be shipped here; ice is generated from noise
+  and added with the published weights.
 - Glass blur, motion blur, snow and fog follow the published description and constants, but are own implementations.
-- Elastic transform interpolates once instead of twice, and its waves wrap around the border.
-- ImageNet-C stored everything as JPEG of quality 85; here only jpeg_compression compresses.
+- Elastic transform interpolates once instead of twice, and its displacement wraps around the border.
+- ImageNet-C stores everything as JPEG of quality 85; here only jpeg_compression compresses.
 
 H, W: height and width in pixels
 s:    scale, the shorter side over 224
@@ -19,7 +19,6 @@ s:    scale, the shorter side over 224
 
 from __future__ import annotations
 
-import difflib
 import io
 from collections.abc import Callable
 from typing import Any
@@ -30,34 +29,34 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
+from progresvit.io.parse import did_you_mean
+
 Array = NDArray[np.floating[Any]]
-"""A picture (H, W, 3) with values from 0 to 1, unless a comment says otherwise."""
+"""An image (H, W, 3) with values from 0 to 1, unless a comment says otherwise."""
 Constants = tuple[float, ...]
-"""What one severity sets; lengths are in pixels of a 224-pixel picture."""
+"""The constants of one severity; lengths are in pixels of a 224-pixel image."""
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
 
-def corrupt(picture: Image.Image, corruption: str, severity: int, seed: int) -> Image.Image:
-    """A corrupted copy of an RGB picture; equal arguments give equal pixels, so give each picture its own seed."""
+def corrupt(image: Image.Image, corruption: str, severity: int, seed: int) -> Image.Image:
+    """A corrupted copy of an RGB image; equal arguments give equal pixels, so give each image its own seed."""
     if corruption not in _TABLE:
-        close = difflib.get_close_matches(str(corruption), CORRUPTIONS, n=1)
-        hint = f"did you mean {close[0]!r}? The names are" if close else "the names are"
-        raise ValueError(f"unknown corruption {corruption!r}; {hint} {', '.join(CORRUPTIONS)}.")
+        raise ValueError(f"unknown corruption {corruption!r}; {did_you_mean(corruption, CORRUPTIONS)}")
     if severity not in SEVERITIES:
         raise ValueError(f"unknown severity {severity!r}; use one of 1 (mild), 2, 3, 4 and 5 (strong).")
-    if picture.mode != "RGB":
-        raise ValueError(f"a picture of mode {picture.mode} cannot be corrupted; use picture.convert('RGB') first.")
+    if image.mode != "RGB":
+        raise ValueError(f"an image of mode {image.mode} cannot be corrupted; use image.convert('RGB') first.")
     function, constants = _TABLE[corruption]
-    rng, scale = np.random.default_rng(seed), min(picture.size) / 224
-    return _to_picture(function(_to_array(picture), constants[SEVERITIES.index(severity)], rng, scale))
+    rng, scale = np.random.default_rng(seed), min(image.size) / 224
+    return _to_pil(function(_to_array(image), constants[SEVERITIES.index(severity)], rng, scale))
 
 
-def _to_array(picture: Image.Image) -> Array:
-    return np.asarray(picture, np.float32) / np.float32(255)
+def _to_array(image: Image.Image) -> Array:
+    return np.asarray(image, np.float32) / np.float32(255)
 
 
-def _to_picture(image: Array) -> Image.Image:
+def _to_pil(image: Array) -> Image.Image:
     return Image.fromarray((np.clip(image, 0, 1) * 255).round().astype(np.uint8))
 
 
@@ -67,7 +66,7 @@ def _gaussian_noise(image: Array, constants: Constants, rng: Generator, scale: f
 
 
 def _shot_noise(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
-    """Each value is a count of photons, as many as the constant at full brightness."""
+    """Each value is a Poisson count of photons; the constant is the count at full brightness."""
     (photons,) = constants
     return (rng.poisson(image * photons) / photons).astype(np.float32)
 
@@ -81,7 +80,7 @@ def _impulse_noise(image: Array, constants: Constants, rng: Generator, scale: fl
 
 def _defocus_blur(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
     """Each point becomes a disk."""
-    radius, softness = max(constants[0] * scale, 1.0), constants[1]  # softness is against steps of pixels: no scale
+    radius, softness = max(constants[0] * scale, 1.0), constants[1]  # softness smooths pixel steps, so it is not scaled
     reach = int(radius) + 2
     square = np.arange(-reach, reach + 1) ** 2
     disk = (square[:, None] + square <= radius**2).astype(np.float32)
@@ -97,8 +96,8 @@ def _glass_blur(image: Array, constants: Constants, rng: Generator, scale: float
     """Each pixel swaps places with a neighbour, between two soft blurs (the authors' code copies instead)."""
     sigma, delta, rounds = constants[0] * scale, max(round(constants[1] * scale), 1), int(constants[2])
     height, width = image.shape[:2]
-    source = np.arange(height * width).reshape(height, width)  # (H, W): where each pixel comes from
-    # Pixels 2 delta apart never reach for the same neighbour, so they can swap all at once.
+    source = np.arange(height * width).reshape(height, width)  # (H, W): the source of each pixel
+    # Pixels 2 delta apart never swap with the same neighbour, so all of them swap at once.
     for _, top, left in np.ndindex(rounds, 2 * delta, 2 * delta):
         y = np.arange(height - delta - top, delta, -2 * delta)[:, None]
         x = np.arange(width - delta - left, delta, -2 * delta)[None, :]
@@ -117,7 +116,7 @@ def _motion_blur(image: Array, constants: Constants, rng: Generator, scale: floa
 
 
 def _drag(image: Array, radius: float, sigma: float, angle: float) -> Array:
-    """Each point leaves a fading trail of twice the radius, half a bell curve, in one direction."""
+    """Blur each point in one direction over twice the radius, with the weights of half a Gaussian."""
     steps = np.arange(2 * max(round(radius), 1) + 1)
     weights = np.exp(-0.5 * (steps / sigma) ** 2)
     weights = (weights / weights.sum()).astype(np.float32)
@@ -132,7 +131,7 @@ def _drag(image: Array, radius: float, sigma: float, angle: float) -> Array:
 
 
 def _zoom_blur(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
-    """The mean of the picture and of ever closer views of its centre."""
+    """The mean of the image and of increasingly magnified views of its centre."""
     end, step = constants
     views = [image, *(_magnify(image, factor) for factor in np.arange(1, end, step))]
     mean: Array = np.mean(views, axis=0)
@@ -151,7 +150,7 @@ def _magnify(image: Array, factor: float) -> Array:
 
 
 def _snow(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
-    """Flakes that fall in streaks, two ways, over a picture as pale as a snowy day."""
+    """Streaks of flakes in two directions over a brightened image."""
     mean, deviation, zoom, threshold, radius, sigma, blend = constants
     height, width, angle = *image.shape[:2], rng.uniform(-135, -45)
     flakes = rng.normal(mean, deviation, (height, width, 1)).astype(np.float32)
@@ -164,7 +163,7 @@ def _snow(image: Array, constants: Constants, rng: Generator, scale: float) -> A
 
 
 def _frost(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
-    """Feathers of ice in three directions, added to a dimmed picture."""
+    """Feathers of ice in three directions, added to a darkened image."""
     weight, frost_weight = constants
     first = rng.uniform(0, 60)
     feathers = [_feathers(image.shape[:2], first + turn, rng) for turn in (0, 60, 120)]
@@ -205,7 +204,7 @@ def _fog(image: Array, constants: Constants, rng: Generator, scale: float) -> Ar
     rows, columns = (np.arange(length) % side for length in image.shape[:2])
     fog = np.asarray(clouds)[rows[:, None], columns, None]  # (256 s, 256 s) -> (H, W, 1)
     brightest = float(image.max())
-    share = brightest / (brightest + strength)  # the brightest pixel in the thickest fog stays as bright as it was
+    share = brightest / (brightest + strength)  # the brightest pixel in the densest fog keeps its value
     foggy: Array = share * (image + strength * fog)
     return foggy
 
@@ -240,14 +239,14 @@ def _contrast(image: Array, constants: Constants, rng: Generator, scale: float) 
 
 
 def _elastic_transform(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
-    """Three corners of a square pulled apart at random, then smooth random waves."""
-    # The mean of n random values shrinks by the root of n: strength needs the scale once more to move pixels alike.
+    """A random affine map of three corners of a square, then a smooth random displacement."""
+    # The mean of n random values shrinks with the root of n, so the strength is scaled twice.
     strength, sigma, pull = np.array(constants) * 244 * (scale**2, scale, scale)
     height, width = image.shape[:2]
     centre, reach = np.array([height // 2, width // 2]), max(min(height, width) // 3, 1)
     corners = centre + reach * np.array([[1, 1], [1, -1], [-1, -1]])  # (3, 2)
     pulled = corners + rng.uniform(-pull, pull, corners.shape)
-    back = np.linalg.solve(np.column_stack((pulled, np.ones(3))), corners)  # (3, 2): from where a point came
+    back = np.linalg.solve(np.column_stack((pulled, np.ones(3))), corners)  # (3, 2): maps a point to its source
     waves = strength * np.stack([_smooth(field, sigma) for field in rng.uniform(-1, 1, (2, height, width))])
     target = np.mgrid[:height, :width] + waves  # (2, H, W)
     at = np.tensordot(back[:2].T, target, 1) + back[2, :, None, None]  # (2, H, W)
@@ -256,22 +255,22 @@ def _elastic_transform(image: Array, constants: Constants, rng: Generator, scale
 
 
 def _smooth(field: Array, sigma: float) -> Array:
-    """A Gaussian blur that wraps around, at a cost that does not grow with its width."""
+    """A Gaussian blur with periodic borders, at a cost that does not depend on its width."""
     blurred = ndimage.fourier_gaussian(np.fft.rfft2(field), sigma, n=field.shape[1])
     return np.fft.irfft2(blurred, field.shape)
 
 
 def _pixelate(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
     (share,) = constants
-    picture = _to_picture(image)
-    width, height = (max(int(side * share), 1) for side in picture.size)
-    return _to_array(picture.resize((width, height), Image.Resampling.BOX).resize(picture.size, Image.Resampling.BOX))
+    full = _to_pil(image)
+    width, height = (max(int(side * share), 1) for side in full.size)
+    return _to_array(full.resize((width, height), Image.Resampling.BOX).resize(full.size, Image.Resampling.BOX))
 
 
 def _jpeg_compression(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
     (quality,) = constants
     file = io.BytesIO()
-    _to_picture(image).save(file, "JPEG", quality=int(quality))
+    _to_pil(image).save(file, "JPEG", quality=int(quality))
     return _to_array(Image.open(file))
 
 

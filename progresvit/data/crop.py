@@ -1,38 +1,58 @@
-"""The evaluation crop with Pillow and numpy alone, for hosts without torch: the same bytes as the transform gives.
+"""The evaluation crop, with Pillow and numpy only, and the description of the preprocessing. Needs no torch.
 
 Letters: C channels, r the side of the model's input.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from progresvit.config import ModelConfig
-from progresvit.data.decode import PictureError
+from progresvit.data.decode import ImageError
 
 INTERPOLATION = "bicubic"
 
 
-def crop(picture: Image.Image, config: ModelConfig) -> NDArray[np.uint8]:
-    """Resize the shorter side, keep the middle square: a picture -> (C, r, r), before normalisation.
+def crop(image: Image.Image, config: ModelConfig) -> NDArray[np.uint8]:
+    """Resize the shorter side and keep the centre square: an image -> (C, r, r) bytes, not normalised yet.
 
-    Equal to ``evaluation_transform(config, as_bytes=True)``, byte for byte.
+    Byte for byte the evaluation transform of timm.
     """
     r = config.input_side
     shorter = math.floor(r / config.crop)
-    width, height = picture.size
+    width, height = image.size
     if not width or not height:
-        raise PictureError("it has no pixels")
+        raise ImageError("it has no pixels")
     longer = int(shorter * max(width, height) / min(width, height))
     size = (shorter, longer) if width <= height else (longer, shorter)
     if shorter * longer > (Image.MAX_IMAGE_PIXELS or math.inf):
-        raise PictureError(f"too long and thin to be resized safely ({width} x {height})")
-    picture = picture.resize(size, Image.Resampling[INTERPOLATION.upper()])
+        raise ImageError(f"too long and thin to be resized safely ({width} x {height})")
+    image = image.resize(size, Image.Resampling[INTERPOLATION.upper()])
     left, top = (round((side - r) / 2) for side in size)
-    pixels = np.array(picture.crop((left, top, left + r, top + r)))  # (r, r, C), or (r, r) of a grey picture
+    pixels = np.array(image.crop((left, top, left + r, top + r)))  # (r, r, C), or (r, r) of a grey image
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))  # (r, r, C) -> (C, r, r)
+
+
+def describe_preprocessing(config: ModelConfig) -> dict[str, Any]:
+    """Everything that determines the pixels that a model sees of an image."""
+    return {
+        "resolution": config.input_side,
+        "crop": config.crop,
+        "interpolation": INTERPOLATION,
+        "channels": config.in_channels,
+        "mean": list(config.mean),
+        "std": list(config.std),
+    }
+
+
+def preprocessing_hash(config: ModelConfig) -> str:
+    """SHA-256 of the description: equal for equal preprocessing only."""
+    return hashlib.sha256(json.dumps(describe_preprocessing(config), sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, 1,797 real ones of 8 × 8 pixels inside its wheel, as a set of picture files."""
+"""scikit-learn's handwritten digits, 1,797 images of 8 × 8 pixels that its wheel contains, as a dataset of files."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import numpy as np
 from PIL import Image, ImageOps
 
 SPLITS = {"train": 1097, "val": 400, "test": 300}
-"""To learn from, to calibrate on, and held back. The writers are the same in all three."""
+"""For training, for calibration, and held out. The writers are the same in all three."""
 INNER, MARGIN = 32, 2
-"""Pixels of a digit, each of the 8 × 8 enlarged to 4 × 4, and of the black edge around it, which evaluation crops."""
+"""Side of a digit, in which each of the 8 × 8 pixels becomes 4 × 4, and width of the black border around it, which the
+evaluation crop removes."""
 
 
 def write_digits(folder: Path) -> None:
-    """Every digit to ``folder/<split>/<digit>/<its number in the set>.png``, in the same split each time.
+    """Write every digit to ``folder/<split>/<digit>/<index>.png``; the splits are always the same.
 
-    What is there already is written again; a picture that is not of the set is an error, as it would count as one.
+    Existing digits are overwritten. Other files in the folder are an error, since they would count as digits.
     """
     from sklearn.datasets import load_digits
 
@@ -24,7 +25,7 @@ def write_digits(folder: Path) -> None:
     paths = [folder / name for name in _names(data.target)]
     foreign = {path for path in folder.rglob("*") if path.is_file()} - set(paths)
     if foreign:
-        raise ValueError(f"{min(foreign)} is none of the digits; move it away, or name another folder.")
+        raise ValueError(f"{min(foreign)} is not one of the digits; move it away, or name another folder.")
     for path, pixels in zip(paths, data.images):
         path.parent.mkdir(parents=True, exist_ok=True)
         small = Image.fromarray((pixels * (255 / 16)).round().astype(np.uint8))  # 0 … 16 -> bytes
@@ -32,7 +33,7 @@ def write_digits(folder: Path) -> None:
 
 
 def _names(digits: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[str]:
-    """Where each digit goes: a shuffle that is always the same, cut into the splits."""
+    """The path of each digit: a fixed shuffle, cut into the splits."""
     splits = np.repeat(list(SPLITS), list(SPLITS.values()))
     place = np.empty(len(digits), dtype=np.int64)
     place[np.random.default_rng(0).permutation(len(digits))] = np.arange(len(digits))

@@ -1,6 +1,7 @@
-"""Pictures decoded and augmented one by one in worker processes, each with draws that follow from seed, epoch, number.
+"""Batches from worker processes, which decode and augment images one by one.
 
-Letters: B images, C channels, r the resolution of the training images (the device makes those of the rounds).
+The draws of an image follow from the seed, the epoch and its index. Letters: B images, C channels, r the resolution of
+the training images (the rounds' resolutions are made on the device).
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from progresvit.config import ModelConfig
-from progresvit.data.augmentation import Augmentation, training_transform
-from progresvit.data.decode import PictureError, decode
-from progresvit.data.order import Draw, Order, seed_all
-from progresvit.data.pictures import Pictures
-from progresvit.data.preprocess import NamedTransform, normalise
+from progresvit.data.dataset import ImageDataset
+from progresvit.data.decode import ImageError, decode
+from progresvit.data.sampler import Draw, EpochSampler, seed_all
+from progresvit.data.transforms import Augmentation, NamedTransform, normalise, training_transform
 
 
 class Batch(NamedTuple):
@@ -31,66 +31,67 @@ class Batch(NamedTuple):
     """(B,)"""
 
 
-def open_picture(pictures: Pictures, index: int) -> Image:
-    """Read and decode; whatever goes wrong with the file is a :class:`PictureError`."""
+def open_image(dataset: ImageDataset, index: int) -> Image:
+    """Read and decode an image; every problem with the file is an :class:`ImageError`."""
     try:
-        content = pictures.read(index)
+        content = dataset.read(index)
     except OSError as error:
-        raise PictureError(f"cannot be read ({error.strerror or error})") from error
+        raise ImageError(f"cannot be read ({error.strerror or error})") from error
     return decode(content)
 
 
 class Unreadable:
-    """Pictures that could not be decoded: listed once each, and an error when they are more than one in a hundred."""
+    """Images that could not be decoded, each listed once; more than one in a hundred is an error."""
 
     limit = 0.01
 
-    def __init__(self, pictures: Pictures) -> None:
-        self.pictures = pictures
+    def __init__(self, dataset: ImageDataset) -> None:
+        self.dataset = dataset
         self.found: dict[int, str] = {}
 
     def add(self, index: int, reason: str) -> None:
+        """Add an image; an error if there are too many."""
         self.found[index] = reason
-        if len(self.found) > self.limit * len(self.pictures):
+        if len(self.found) > self.limit * len(self.dataset):
             raise ValueError(
-                f"{len(self.found)} of {len(self.pictures)} pictures cannot be read, more than "
-                f"{self.limit:.0%}: {'; '.join(self.lines()[:5])}. Mend or remove them."
+                f"{len(self.found)} of {len(self.dataset)} images cannot be read, more than "
+                f"{self.limit:.0%}: {'; '.join(self.lines()[:5])}. Repair or remove them."
             )
 
     def lines(self) -> list[str]:
-        """One line a picture: its name and what is wrong with it."""
-        return [f"{self.pictures.entries[index].name}: {reason}" for index, reason in sorted(self.found.items())]
+        """One line per image: its name and the reason."""
+        return [f"{self.dataset.entries[index].name}: {reason}" for index, reason in sorted(self.found.items())]
 
 
 class _Augmented(Dataset[tuple[Tensor, int, list[tuple[int, str]]]]):
-    """Items are asked for by (epoch, index). An unreadable picture is replaced by the next one of the set."""
+    """Items are requested by (epoch, index). An unreadable image is replaced by the next one of the dataset."""
 
-    def __init__(self, pictures: Pictures, transform: Callable[[Image], Tensor], seed: int) -> None:
-        self.pictures, self.transform, self.seed = pictures, transform, seed
+    def __init__(self, dataset: ImageDataset, transform: Callable[[Image], Tensor], seed: int) -> None:
+        self.dataset, self.transform, self.seed = dataset, transform, seed
 
     def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int, list[tuple[int, str]]]:
         epoch, index = item
-        seed_all(Draw.PICTURE, self.seed, epoch, index)
+        seed_all(Draw.IMAGE, self.seed, epoch, index)
         unreadable: list[tuple[int, str]] = []
-        for turn in range(len(self.pictures)):
-            candidate = (index + turn) % len(self.pictures)
+        for turn in range(len(self.dataset)):
+            candidate = (index + turn) % len(self.dataset)
             try:
-                picture = open_picture(self.pictures, candidate)
-            except PictureError as error:
+                image = open_image(self.dataset, candidate)
+            except ImageError as error:
                 unreadable.append((candidate, str(error)))
                 continue
-            return self.transform(picture), self.pictures.targets[candidate], unreadable
-        raise ValueError(f"none of the {len(self.pictures)} pictures can be read: {unreadable[0][1]}.")
+            return self.transform(image), self.dataset.targets[candidate], unreadable
+        raise ValueError(f"none of the {len(self.dataset)} images can be read: {unreadable[0][1]}.")
 
 
 class _Steps(Sampler[list[tuple[int, int]]]):
-    def __init__(self, order: Order, first: int, last: int) -> None:
-        self.order, self.first, self.last = order, first, last
+    def __init__(self, sampler: EpochSampler, first: int, last: int) -> None:
+        self.sampler, self.first, self.last = sampler, first, last
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         for step in range(self.first, self.last):
-            epoch = step // self.order.steps_per_epoch
-            for _, indices in self.order.micro_batches(step):
+            epoch = step // self.sampler.steps_per_epoch
+            for _, indices in self.sampler.micro_batches(step):
                 yield [(epoch, index) for index in indices]
 
 
@@ -104,82 +105,86 @@ class LoaderBatches:
 
     def __init__(
         self,
-        pictures: Pictures,
+        dataset: ImageDataset,
         *,
         config: ModelConfig,
         augmentation: Augmentation,
-        order: Order,
+        sampler: EpochSampler,
         resolution: int,
         workers: int,
         device: torch.device,
     ) -> None:
-        self.order, self.workers, self.device = order, workers, device
-        self.unreadable = Unreadable(pictures)
-        self._dataset = _Augmented(pictures, training_transform(config, augmentation, resolution), order.seed)
+        self.sampler, self.workers, self.device = sampler, workers, device
+        self.unreadable = Unreadable(dataset)
+        self._dataset = _Augmented(dataset, training_transform(config, augmentation, resolution), sampler.seed)
 
     def steps(self, first: int, last: int) -> Iterator[list[Batch]]:
-        """This process's micro-batches of each step."""
+        """The micro-batches of this process, step by step."""
         loader = DataLoader(
             self._dataset,
-            batch_sampler=_Steps(self.order, first, last),
+            batch_sampler=_Steps(self.sampler, first, last),
             collate_fn=_collate,
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
-            worker_init_fn=_leave_signals_to_the_parent,
+            worker_init_fn=_ignore_interrupts,
         )
         step: list[Batch] = []
         for images, targets, unreadable in loader:
             for index, reason in unreadable:
                 self.unreadable.add(index, reason)
             step.append(Batch(images.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)))
-            if len(step) == self.order.accumulate:
+            if len(step) == self.sampler.accumulate:
                 yield step
                 step = []
 
 
-def _leave_signals_to_the_parent(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; the parent decides when the workers end."""
+def _ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the parent ends the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class _Plain(Dataset[tuple[int, Tensor | str]]):
-    def __init__(self, pictures: Pictures, transform: NamedTransform) -> None:
-        self.pictures, self.transform = pictures, transform
+    def __init__(self, dataset: ImageDataset, transform: NamedTransform) -> None:
+        self.dataset, self.transform = dataset, transform
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
         try:
-            picture = open_picture(self.pictures, index)
-        except PictureError as error:
+            return index, self.transform(open_image(self.dataset, index), self.dataset.entries[index].name)
+        except ImageError as error:
             return index, str(error)
-        return index, self.transform(picture, self.pictures.entries[index].name)
 
 
 class Numbered(NamedTuple):
-    """A batch of pictures that are known by number."""
+    """A batch of images with their indices in the dataset."""
 
     numbers: list[int]
-    """Of the readable ones."""
+    """Indices of the readable images."""
     pixels: Tensor | None
-    """(B, C, r, r) bytes; None if none is readable."""
+    """(B, C, r, r) bytes; None if no image is readable."""
     unreadable: dict[int, str]
-    """What is wrong with the others."""
+    """Why the others cannot be read, by index."""
 
 
 def numbered_batches(
-    pictures: Pictures, groups: Sequence[list[int]], *, transform: NamedTransform, workers: int, device: torch.device
+    dataset: ImageDataset,
+    groups: Sequence[list[int]],
+    *,
+    transform: NamedTransform,
+    workers: int,
+    device: torch.device,
 ) -> Iterator[Numbered]:
-    """Each group of numbers as a batch, its pixels on the device."""
+    """Each group of indices as a batch, with its pixels on the device."""
     loader = DataLoader(
-        _Plain(pictures, transform),
+        _Plain(dataset, transform),
         batch_sampler=groups,
         num_workers=workers,
-        collate_fn=_collate_numbered,  # in the worker: one tensor travels, not one a picture
+        collate_fn=_collate_numbered,  # in the worker: one tensor is sent, not one per image
         pin_memory=device.type == "cuda",
-        worker_init_fn=_leave_signals_to_the_parent,
+        worker_init_fn=_ignore_interrupts,
     )
     for numbers, pixels, unreadable in loader:
         yield Numbered(numbers, None if pixels is None else pixels.to(device, non_blocking=True), unreadable)
@@ -192,14 +197,20 @@ def _collate_numbered(items: Sequence[tuple[int, Tensor | str]]) -> Numbered:
 
 
 def evaluation_batches(
-    pictures: Pictures, *, config: ModelConfig, batch: int, workers: int, device: torch.device, unreadable: Unreadable
+    dataset: ImageDataset,
+    *,
+    config: ModelConfig,
+    batch: int,
+    workers: int,
+    device: torch.device,
+    unreadable: Unreadable,
 ) -> Iterator[Batch]:
-    """Every readable picture once, in order, as evaluation sees it."""
-    groups = [list(range(first, min(first + batch, len(pictures)))) for first in range(0, len(pictures), batch)]
+    """Every readable image once, in order, after the evaluation crop."""
+    groups = [list(range(first, min(first + batch, len(dataset)))) for first in range(0, len(dataset), batch)]
     transform = NamedTransform(config)
-    for numbers, pixels, bad in numbered_batches(pictures, groups, transform=transform, workers=workers, device=device):
+    for numbers, pixels, bad in numbered_batches(dataset, groups, transform=transform, workers=workers, device=device):
         for index, reason in bad.items():
             unreadable.add(index, reason)
         if pixels is not None:
-            targets = torch.tensor([pictures.targets[index] for index in numbers])
+            targets = torch.tensor([dataset.targets[index] for index in numbers])
             yield Batch(normalise(pixels, config), targets.to(device))

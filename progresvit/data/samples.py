@@ -1,4 +1,4 @@
-"""The pictures that come along, to try a model on; whose they are is in ``progresvit/samples/CREDITS.md``."""
+"""The sample images in the package, to try a model on; credits are in ``progresvit/samples/CREDITS.md``."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def samples_folder() -> Path:
-    """Where they lie."""
+    """The folder of the sample images."""
     return Path(__file__).parent.parent / "samples"

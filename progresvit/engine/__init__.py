@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from progresvit._lazy import lazily
 
 if TYPE_CHECKING:
+    from progresvit.engine.batcher import MemoryWarning
     from progresvit.engine.engine import Engine
-    from progresvit.engine.flow import MemoryWarning
     from progresvit.engine.prediction import Candidate, Prediction
 
 __all__ = ["Candidate", "Engine", "MemoryWarning", "Prediction"]
@@ -19,5 +19,5 @@ __all__ = ["Candidate", "Engine", "MemoryWarning", "Prediction"]
 if not TYPE_CHECKING:  # a checker shall see the names above and no others
     __getattr__, __dir__ = lazily(
         __name__,
-        homes={"Candidate": "prediction", "Engine": "engine", "MemoryWarning": "flow", "Prediction": "prediction"},
+        homes={"Candidate": "prediction", "Engine": "engine", "MemoryWarning": "batcher", "Prediction": "prediction"},
     )

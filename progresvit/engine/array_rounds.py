@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.engine.graphs import GraphRounds
-from progresvit.engine.rooms import Ran, Room
-from progresvit.routing.arrays import Answers, decide
-from progresvit.routing.policy import Policy
+from progresvit.engine.buffers import Ran, Room
+from progresvit.engine.onnx_backend import GraphRounds
+from progresvit.routing.decide import Answers, Policy, decide
 
 
 @dataclass

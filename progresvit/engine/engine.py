@@ -19,17 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit import compute
-from progresvit.engine.ahead import Ahead
-from progresvit.engine.flow import Flow, MemoryWarning
-from progresvit.engine.pictures import Opened, PathLike, Pictures, open_pictures
+from progresvit.engine.backends import BACKENDS, Backend, How, Source, open_source
+from progresvit.engine.batcher import Flow, MemoryWarning
+from progresvit.engine.buffers import Room
+from progresvit.engine.images import Opened, PathLike, Pictures, open_pictures
 from progresvit.engine.prediction import Candidate, Prediction
-from progresvit.engine.rooms import Room
-from progresvit.engine.sources import BACKENDS, Backend, How, Source, open_source
-from progresvit.routing.arrays import Answers
-from progresvit.routing.budgets import budget_setting
-from progresvit.routing.named import find_setting
-from progresvit.routing.policy import Abstention, Policy
-from progresvit.routing.setting import Setting, SettingWarning
+from progresvit.engine.prefetch import Ahead
+from progresvit.routing.decide import Abstention, Answers, Policy
+from progresvit.routing.settings import Setting, SettingWarning, budget_setting, find_setting
 
 if TYPE_CHECKING:
     import torch
@@ -172,7 +169,7 @@ class Engine:
             "preprocessing": self._source.preprocessing,
             "thresholds": [str(threshold) for threshold in self.policy.thresholds],
             "routers": [_router_hash(one) for one in (self.policy.router, self.policy.abstention.router)],
-            "abstain": [str(self.policy.abstention.entropy), str(self.policy.abstention.hopeless)],
+            "abstain": [str(self.policy.abstention.entropy), str(self.policy.abstention.unrecoverable)],
             "temperatures": list(self.temperatures),
             "top_k": self.top_k,
             "backend": self.backend,

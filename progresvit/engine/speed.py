@@ -24,12 +24,12 @@ from torch import Tensor
 
 from progresvit import api
 from progresvit.config import PRESETS, ModelConfig
-from progresvit.data.pictures import find_unlabelled
-from progresvit.data.preprocess import normalise
+from progresvit.data.dataset import find_unlabelled
+from progresvit.data.transforms import normalise
 from progresvit.distributed import processor_name
 from progresvit.engine.engine import Engine
-from progresvit.engine.export import export
-from progresvit.engine.pictures import open_pictures
+from progresvit.engine.export.export import export
+from progresvit.engine.images import open_pictures
 from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS
 from progresvit.routing import Policy

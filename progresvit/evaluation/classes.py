@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from timm.data import ImageNetInfo
 
 from progresvit.config import BaseConfig
-from progresvit.data.pictures import Pictures
+from progresvit.data.dataset import ImageDataset
 
 IMAGENET_CLASSES = 1000
 
@@ -43,7 +43,7 @@ def class_numbers(names: Sequence[str], config: BaseConfig) -> list[int]:
     return list(range(len(names)))
 
 
-def relabel(images: Pictures, config: BaseConfig) -> list[int]:
+def relabel(images: ImageDataset, config: BaseConfig) -> list[int]:
     """The model's class of each image."""
     numbers = class_numbers(images.class_ids, config)
     return [numbers[target] for target in images.targets]

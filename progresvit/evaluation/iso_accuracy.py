@@ -18,8 +18,7 @@ from progresvit.evaluation import table
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.routing import NEAR_LOSSLESS_DROP, Router
-from progresvit.routing.frontier import Floats
-from progresvit.routing.policy import leave_or_give_up
+from progresvit.routing.decide import Floats, exit_or_reject
 
 CANDIDATES = 200
 """Number of thresholds that are tried, at quantiles of the scores. Of the probabilities of being unrecoverable, a
@@ -87,7 +86,7 @@ def equal_accuracy_table(
     for number, drop in enumerate(drops):
         for rule in compared:
             threshold, limit = cheapest[rule.name][number]
-            rounds, stopped = leave_or_give_up(*_scores(report, rule), threshold, limit)
+            rounds, stopped = exit_or_reject(*_scores(report, rule), threshold, limit)
             row = _row(rule.name, report, rounds, gmacs)
             row |= {"drop": drop, "threshold": threshold, "unrecoverable_from": None if np.isinf(limit) else limit}
             if stopped.any():
@@ -124,7 +123,7 @@ def _cheapest(records: Records, rule: Rule, gmacs: Floats, drops: Sequence[float
     tried = []
     for limit in limits:
         for threshold in thresholds:
-            rounds, _ = leave_or_give_up(scores, probabilities, threshold, limit)
+            rounds, _ = exit_or_reject(scores, probabilities, threshold, limit)
             tried.append(
                 (float(gmacs[rounds].mean()), int(correct[rows, rounds].sum()), float(threshold), float(limit))
             )

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from progresvit.data.pictures import Pictures
+from progresvit.data.dataset import ImageDataset
 from progresvit.evaluation.records import Header
 from progresvit.io import resumable
 from progresvit.io.files import replace_file
 
 SUFFIX = "npz"
 CHUNK = 512
-"""Pictures of a chunk, and so the most in a batch; what a crash can cost."""
+"""ImageDataset of a chunk, and so the most in a batch; what a crash can cost."""
 
 Columns = dict[str, Any]
 """Arrays by name; ``index`` holds the numbers of the pictures."""
@@ -34,7 +34,7 @@ class Parts:
     """The folder, and the pictures that it is for."""
 
     folder: Path
-    pictures: Pictures
+    pictures: ImageDataset
 
     @cached_property
     def chunks(self) -> list[range]:

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from progresvit import compute
 from progresvit.config import BaseConfig, ModelConfig
-from progresvit.data.pictures import UNLABELLED
+from progresvit.data.dataset import UNLABELLED
 from progresvit.io.files import replace_file
 from progresvit.model.registry import DEFAULT_KIND, parse_config
 from progresvit.routing import Router, near_lossless
-from progresvit.routing.statistics import STATISTICS
+from progresvit.routing.scores import STATISTICS
 
 TOP = 5
 KEY = b"progresvit"

@@ -16,7 +16,7 @@ from progresvit.evaluation import table
 from progresvit.evaluation.records import Floats, Records
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.routing import Router
-from progresvit.routing.frontier import exit_rounds
+from progresvit.routing.decide import exit_rounds
 
 BINS = 15
 COLDEST, HOTTEST = 0.05, 20.0

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from progresvit import __version__
 from progresvit.compute import CONVENTIONS
+from progresvit.data.crop import describe_preprocessing, preprocessing_hash
+from progresvit.data.dataset import UNLABELLED, ImageDataset, find_images, find_unlabelled
 from progresvit.data.loader import Unreadable, numbered_batches
-from progresvit.data.pictures import UNLABELLED, Pictures, find_pictures, find_unlabelled
-from progresvit.data.preprocess import Corruption, NamedTransform, describe_preprocessing, normalise, preprocessing_hash
-from progresvit.data.timm_pictures import find_timm_pictures, is_timm_name
+from progresvit.data.timm_dataset import find_timm_images, is_timm_name
+from progresvit.data.transforms import Corruption, NamedTransform, normalise
 from progresvit.distributed import Processes
 from progresvit.evaluation.classes import class_numbers, relabel
 from progresvit.evaluation.parts import Columns, Parts
@@ -51,16 +52,16 @@ class DataSource:
     """Predictions choose only among the classes of the data (ImageNet-A and -R)."""
     corruption: Corruption | None = None
 
-    def find(self) -> Pictures:
+    def find(self) -> ImageDataset:
         """The images, with targets by the data's own classes. Names must be unique."""
         if self.unlabelled and is_timm_name(self.data):
             raise ValueError("--unlabelled takes a folder or tars; timm's data sets have labels.")
         if self.unlabelled:
             images = find_unlabelled(self.data)
         elif is_timm_name(self.data):
-            images = find_timm_pictures(self.data, self.split, None)
+            images = find_timm_images(self.data, self.split, None)
         else:
-            images = find_pictures(self.data, self.split)
+            images = find_images(self.data, self.split)
         counts = Counter(entry.name for entry in images.entries)
         twice = [name for name, count in counts.items() if count > 1]
         if twice:
@@ -163,7 +164,13 @@ def intended_header(
 
 
 def _header(
-    model: RoundModel, source: DataSource, images: Pictures, *, name: str, options: EvalOptions, device: torch.device
+    model: RoundModel,
+    source: DataSource,
+    images: ImageDataset,
+    *,
+    name: str,
+    options: EvalOptions,
+    device: torch.device,
 ) -> Header:
     restricted = None
     if source.restrict_classes:

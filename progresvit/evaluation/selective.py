@@ -15,8 +15,8 @@ from progresvit.evaluation import table
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.routing import Router
-from progresvit.routing.calibration import OutOfReachError
-from progresvit.routing.frontier import Floats, exit_rounds
+from progresvit.routing.calibrate import OutOfReachError
+from progresvit.routing.decide import Floats, exit_rounds
 
 RISKS = (0.01, 0.02, 0.05, 0.1)
 

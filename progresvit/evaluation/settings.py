@@ -19,11 +19,11 @@ from progresvit.routing import (
     threshold_for_budget,
     threshold_for_exit_share,
 )
-from progresvit.routing.budgets import Budgets, spread_points
-from progresvit.routing.calibration import OutOfReachError
-from progresvit.routing.frontier import exit_rounds, frontier
+from progresvit.routing.calibrate import OutOfReachError, spread_points
+from progresvit.routing.decide import exit_rounds
+from progresvit.routing.frontier import frontier
 from progresvit.routing.router import router_hash
-from progresvit.routing.setting import Loss, Setting
+from progresvit.routing.settings import Budgets, Loss, Setting
 
 
 def calibrate_near_lossless(

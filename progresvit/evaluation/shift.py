@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
-from progresvit.data.preprocess import Corruption
+from progresvit.data.transforms import Corruption
 from progresvit.distributed import Processes
 from progresvit.evaluation import table
 from progresvit.evaluation.classes import IMAGENET_CLASSES

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -40,6 +41,20 @@ def parse(model: type[Model], values: object, *, origin: str) -> Model:
     except ValidationError as error:
         problems = "; ".join(explain(problem, model) for problem in error.errors())
         raise ValueError(f"{origin}: {problems}") from error
+
+
+def read_json(model: type[Model], path: str | Path, *, what: str, remedy: str) -> Model:
+    """Parse a JSON file that holds a ``what``; errors name the file and end with the remedy."""
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no {what} at {path}; {remedy}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is no {what} ({error}); {remedy}") from error
+    try:
+        return parse(model, values, origin=f"{path} is no {what}")
+    except ValueError as error:
+        raise ValueError(f"{error}; {remedy}") from error
 
 
 def explain(problem: Mapping[str, Any], model: type[BaseModel]) -> str:

@@ -1,6 +1,6 @@
-"""When to stop.
+"""When to exit: scores, the exit rule, thresholds, and learned routers.
 
-Importing this is light: what is about plain arrays needs no torch, which comes with the names that do.
+Importing this needs no torch; it is imported with the names that need it.
 """
 
 from __future__ import annotations
@@ -19,49 +19,48 @@ from progresvit.routing.frontier import (  # at once: the function has the name 
 )
 
 if TYPE_CHECKING:
-    from progresvit.routing.arrays import HIGHEST
-    from progresvit.routing.budgets import Budgets, load_budgets
-    from progresvit.routing.calibration import threshold_for_budget, threshold_for_exit_share
-    from progresvit.routing.entropy import full_entropy, top10_entropy
-    from progresvit.routing.guarantee import (
-        CertifiedThreshold,
-        certified_threshold,
-        certified_thresholds,
-        needed_images,
-    )
-    from progresvit.routing.named import find_setting, setting_names
-    from progresvit.routing.policy import Abstention, Policy, Routed, route_records
+    from progresvit.routing.calibrate import threshold_for_budget, threshold_for_exit_share
+    from progresvit.routing.certify import CertifiedThreshold, certified_threshold, certified_thresholds, needed_images
+    from progresvit.routing.decide import Abstention, Policy, Routed, route_records
     from progresvit.routing.router import Router, fit_router, load_router, save_router
-    from progresvit.routing.setting import Setting, SettingWarning, load_setting
-    from progresvit.routing.statistics import STATISTICS, logit_statistics
+    from progresvit.routing.scores import HIGHEST, STATISTICS, full_entropy, logit_statistics, top10_entropy
+    from progresvit.routing.settings import (
+        Budgets,
+        Setting,
+        SettingWarning,
+        find_setting,
+        load_budgets,
+        load_setting,
+        setting_names,
+    )
 
 _HOME_OF = {
-    "HIGHEST": "arrays",
-    "Budgets": "budgets",
-    "load_budgets": "budgets",
-    "threshold_for_budget": "calibration",
-    "threshold_for_exit_share": "calibration",
-    "full_entropy": "entropy",
-    "top10_entropy": "entropy",
-    "CertifiedThreshold": "guarantee",
-    "certified_threshold": "guarantee",
-    "certified_thresholds": "guarantee",
-    "needed_images": "guarantee",
-    "find_setting": "named",
-    "setting_names": "named",
-    "Abstention": "policy",
-    "Policy": "policy",
-    "Routed": "policy",
-    "route_records": "policy",
+    "threshold_for_budget": "calibrate",
+    "threshold_for_exit_share": "calibrate",
+    "CertifiedThreshold": "certify",
+    "certified_threshold": "certify",
+    "certified_thresholds": "certify",
+    "needed_images": "certify",
+    "Abstention": "decide",
+    "Policy": "decide",
+    "Routed": "decide",
+    "route_records": "decide",
     "Router": "router",
     "fit_router": "router",
     "load_router": "router",
     "save_router": "router",
-    "Setting": "setting",
-    "SettingWarning": "setting",
-    "load_setting": "setting",
-    "STATISTICS": "statistics",
-    "logit_statistics": "statistics",
+    "HIGHEST": "scores",
+    "STATISTICS": "scores",
+    "full_entropy": "scores",
+    "logit_statistics": "scores",
+    "top10_entropy": "scores",
+    "Budgets": "settings",
+    "Setting": "settings",
+    "SettingWarning": "settings",
+    "find_setting": "settings",
+    "load_budgets": "settings",
+    "load_setting": "settings",
+    "setting_names": "settings",
 }
 
 __all__ = [

@@ -1,7 +1,6 @@
-"""What a threshold gives: accuracy and compute of any number of thresholds at once, and the near-lossless point.
+"""What a threshold gives: accuracy and compute of many thresholds at once, and the near-lossless point.
 
-An image leaves after the first round whose score is below the threshold, else after the last. Scores are entropies or
-what a learned router says; NaN counts as infinitely unsure. Letters: N images, S rounds, T thresholds.
+The exit rule is that of ``decide``. Letters: N images, S rounds, T thresholds.
 """
 
 from __future__ import annotations
@@ -12,73 +11,34 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Floats = NDArray[np.float64]
+from progresvit.routing.decide import Floats, Marks, Threshold, as_scores, as_thresholds, exits
+
 Counts = NDArray[np.int64]
 
 PAPER_THRESHOLDS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.2, 1.4, 1.6, 2.0, 5.0, 10.0)
-"""The sweep that the paper tabulates."""
+"""The thresholds that the paper tabulates."""
 
 TENTHS = tuple(tenth / 10 for tenth in range(11))
-"""A sweep over probabilities, for learned routers; also the paper's continuation rates."""
+"""Thresholds on probabilities, for learned routers; also the paper's continuation rates."""
 
 NEAR_LOSSLESS_DROP = 0.0003
-"""Share of the images by which top-1 may fall: 0.03 points, 15 of 50,000."""
+"""The allowed drop of top-1, as a share of the images: 0.03 points, 15 of 50,000."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatingPoint:
-    """One threshold, or one per round but the last, and what it gives."""
+    """A threshold and what it gives."""
 
-    threshold: float | tuple[float, ...]
-    top1: float | None
-    """Share of the images that are right; None without labels."""
+    threshold: Threshold
+    top1: float | None = None
+    """Share of the images that are classified correctly; None without labels."""
     top5: float | None = None
     gmacs: float
     exit_shares: tuple[float, ...]
 
 
-def as_scores(scores: ArrayLike) -> Floats:
-    """(N, S) in float64, checked; NaN becomes infinity."""
-    values = np.asarray(scores, np.float64)
-    if values.ndim != 2 or not values.size:
-        raise ValueError(f"scores are one row per image and one column per round, not of shape {values.shape}.")
-    if (values < 0).any():
-        raise ValueError(f"scores are entropies or probabilities, 0 or more, not {values.min():g}.")
-    return np.where(np.isnan(values), np.inf, values)
-
-
-def as_thresholds(thresholds: ArrayLike, rounds: int) -> Floats:
-    """(T, S - 1): a number stands for every round, a row gives one for each round but the last."""
-    try:
-        values = np.asarray(thresholds, np.float64)
-    except ValueError:
-        raise ValueError(
-            "thresholds are numbers, or rows of equal length with one for each round but the last."
-        ) from None
-    if values.ndim == 1:
-        values = np.repeat(values[:, None], rounds - 1, axis=1)  # (T,) -> (T, S - 1)
-    if values.ndim != 2 or values.shape[1] != rounds - 1:
-        raise ValueError(
-            f"thresholds per round are one for each round but the last, so {rounds - 1} for {rounds} rounds, "
-            f"not {values.shape[-1] if values.ndim else 'a single number'}."
-        )
-    if np.isnan(values).any() or (values < 0).any():
-        raise ValueError(f"a threshold is 0 (every round runs) or more, not {_first_bad(values)}.")
-    return values
-
-
-def exit_rounds(scores: ArrayLike, threshold: float | Sequence[float]) -> Counts:
-    """The round, from 0, after which each image leaves: (N, S) -> (N,). What the last round says is not asked."""
-    values = as_scores(scores)
-    limits = as_thresholds([threshold], values.shape[1])[0]  # (S - 1,)
-    leaves = np.ones(values.shape, bool)
-    leaves[:, :-1] = values[:, :-1] < limits
-    rounds: Counts = leaves.argmax(axis=1)
-    return rounds
-
-
 def exit_counts(scores: ArrayLike, thresholds: ArrayLike) -> Counts:
-    """Images that leave after each round: (T, S)."""
+    """Images that exit after each round: (T, S)."""
     return routed_counts(scores, np.ones(np.shape(scores), bool), thresholds)
 
 
@@ -92,7 +52,12 @@ def frontier(
 ) -> list[OperatingPoint]:
     """Accuracy and compute at each threshold.
 
-    ``scores``, ``correct`` and ``correct5`` (is the label among the five likeliest?) are (N, S), ``gmacs`` cumulative.
+    Args:
+        scores: Entropies or router probabilities, (N, S).
+        correct: Whether each round is correct, (N, S); None without labels.
+        gmacs: Cumulative GMACs of the rounds.
+        thresholds: (T,), or (T, S - 1) for one per round.
+        correct5: Whether the label is among the five most probable classes, (N, S).
     """
     values = as_scores(scores)
     count, rounds = values.shape
@@ -138,7 +103,7 @@ def near_lossless(
 
 
 def every_threshold(scores: ArrayLike) -> Floats:
-    """0, then one threshold between any two neighbouring scores and one above all: no other gives anything new."""
+    """0, one threshold between any two neighbouring scores, and one above all: others give no other result."""
     values = as_scores(scores)[:, :-1]
     distinct = np.unique(values[np.isfinite(values)])
     if not len(distinct):
@@ -150,9 +115,9 @@ def every_threshold(scores: ArrayLike) -> Floats:
 
 
 def routed_counts(scores: ArrayLike, marks: ArrayLike, thresholds: ArrayLike) -> Counts:
-    """Marked images among those that leave after each round: (N, S), (N, S) -> (T, S).
+    """Marked images among those that exit after each round: (N, S), (N, S) -> (T, S).
 
-    What counts is an image's mark for the round in which it leaves: hits, harms, or a mark on all.
+    An image counts if it is marked in the round after which it exits. Marks are correct answers, harms, or all images.
     """
     values = as_scores(scores)
     flags = np.asarray(marks)
@@ -164,39 +129,35 @@ def routed_counts(scores: ArrayLike, marks: ArrayLike, thresholds: ArrayLike) ->
     return _count_shared(values, flags, limits) if shared else _count_each(values, flags, limits)
 
 
-def _count_each(scores: Floats, marks: NDArray[np.bool_], limits: Floats) -> Counts:
+def _count_each(scores: Floats, marks: Marks, limits: Floats) -> Counts:
     counts = np.zeros((len(limits), scores.shape[1]), np.int64)
     columns, flags = np.asfortranarray(scores), np.asfortranarray(marks)
     for t, row in enumerate(limits):
-        staying = np.ones(len(scores), bool)
+        continuing = np.ones(len(scores), bool)
         for s, limit in enumerate(row):
-            leaving = staying & (columns[:, s] < limit)
-            counts[t, s] = np.count_nonzero(leaving & flags[:, s])
-            staying &= ~leaving
-        counts[t, -1] = np.count_nonzero(staying & flags[:, -1])
+            exiting = continuing & exits(columns[:, s], limit)
+            counts[t, s] = np.count_nonzero(exiting & flags[:, s])
+            continuing &= ~exiting
+        counts[t, -1] = np.count_nonzero(continuing & flags[:, -1])
     return counts
 
 
-def _count_shared(scores: Floats, marks: NDArray[np.bool_], limits: Floats) -> Counts:
-    """With one threshold for all rounds an image has left by round s if its lowest score so far is below it.
+def _count_shared(scores: Floats, marks: Marks, limits: Floats) -> Counts:
+    """With one threshold for all rounds, an image has exited by round s if its lowest score so far is below it.
 
-    So two sorts a round give every threshold at once: those who have left by this round, less those who had before.
+    So two sorts per round give the counts of all thresholds: images that exited by this round, less those before it.
     """
     thresholds = limits[:, 0] if limits.shape[1] else np.zeros(len(limits))
     counts = np.zeros((len(thresholds), scores.shape[1]), np.int64)
     lowest = np.minimum.accumulate(scores[:, :-1], axis=1)  # (N, S - 1)
     for s in range(scores.shape[1]):
-        counts[:, s] = _count_below(lowest[:, s], marks[:, s], thresholds) if s < lowest.shape[1] else marks[:, s].sum()
+        counts[:, s] = count_exits(lowest[:, s], marks[:, s], thresholds) if s < lowest.shape[1] else marks[:, s].sum()
         if s > 0:
-            counts[:, s] -= _count_below(lowest[:, s - 1], marks[:, s], thresholds)
+            counts[:, s] -= count_exits(lowest[:, s - 1], marks[:, s], thresholds)
     return counts
 
 
-def _count_below(scores: Floats, marks: NDArray[np.bool_], thresholds: Floats) -> Counts:
-    """Marked scores strictly below each threshold: (N,), (N,), (T,) -> (T,)."""
+def count_exits(scores: Floats, marks: Marks, thresholds: Floats) -> Counts:
+    """How many marked scores exit at each threshold: (N,), (N,), (T,) -> (T,). Strictly below, as in ``exits``."""
     below: Counts = np.searchsorted(np.sort(scores[marks]), thresholds, side="left")
     return below
-
-
-def _first_bad(values: Floats) -> float:
-    return float(values[np.isnan(values) | (values < 0)][0])

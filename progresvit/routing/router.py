@@ -1,7 +1,7 @@
-"""A learned router: what else than entropy could say whether another round helps.
+"""A learned router: a network predicts from a round's logits whether another round helps.
 
-One small network per round but the last looks at 23 statistics of the round's logits and gives a probability; an image
-leaves if it is below the threshold, as with entropy. Letters: B or N images, S rounds.
+One small network per round but the last takes 23 statistics of the round's logits and gives a probability. An image
+exits if the probability is below the threshold, as with entropy. Letters: B or N images, S rounds.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from progresvit.io.files import replace_file
-from progresvit.routing.calibration import OutOfReachError
-from progresvit.routing.statistics import STATISTICS, logit_statistics
+from progresvit.io.parse import did_you_mean
+from progresvit.routing.calibrate import OutOfReachError
+from progresvit.routing.scores import STATISTICS, logit_statistics
 
-Target = Literal["benefit", "error", "hopeless"]
-"""What the probability is of: ``benefit``, this round is wrong and the last one right (the paper's); ``error``, this
-round is wrong; ``hopeless``, this round and all later ones are wrong."""
+Target = Literal["benefit", "error", "unrecoverable"]
+"""The event whose probability is predicted: ``benefit``, this round is wrong and the last one right (the paper's);
+``error``, this round is wrong; ``unrecoverable``, this round and all later ones are wrong."""
+
+_FORMER_TARGETS = {"hopeless": "unrecoverable"}
 
 _FORMAT = "progresvit-router-1"
 
@@ -42,9 +45,12 @@ class RouterOrigin:
     model: str | None = None
     """Hash of the model's weights."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "target", _known_target(self.target))
+
 
 class RouterMLP(nn.Module):
-    """23 -> 256 -> 128 -> 1, with 39,681 parameters; the statistics are standardised with those of the fit."""
+    """23 -> 256 -> 128 -> 1, with 39,681 parameters; inputs are standardised with mean and deviation of the fit."""
 
     mean: Tensor
     deviation: Tensor
@@ -84,11 +90,11 @@ class Router(nn.Module):
 
     @property
     def rounds(self) -> int:
-        """Rounds of the models that it fits."""
+        """Rounds of the models that it is for."""
         return len(self.after) + 1
 
     def count_seen(self, ids: ArrayLike) -> int:
-        """How many of these images it was fitted on; figures of such images flatter it."""
+        """How many of these images it was fitted on; results on such images are too good."""
         return int(np.isin(_hash_ids(ids), self.seen.cpu().numpy()).sum())
 
     def score(self, s: int, logits: Tensor) -> Tensor:
@@ -103,7 +109,7 @@ class Router(nn.Module):
         return probability.where(statistics.isfinite().all(dim=-1), torch.inf)
 
     def scores(self, statistics: ArrayLike) -> NDArray[np.float32]:
-        """Scores of records: (N, S, 23) -> (N, S); the last round's are infinite, nobody asks for them."""
+        """Scores of records: (N, S, 23) -> (N, S). Those of the last round are not used, and infinite."""
         values = torch.from_numpy(np.array(statistics, np.float32))
         if values.ndim != 3 or values.shape[1:] != (self.rounds, len(STATISTICS)):
             raise ValueError(
@@ -116,9 +122,8 @@ class Router(nn.Module):
 
 
 def router_targets(correct: ArrayLike, target: Target) -> NDArray[np.bool_]:
-    """What the networks learn, from whether each round is right: (N, S) -> (N, S - 1)."""
-    if target not in get_args(Target):
-        raise ValueError(f"unknown target {target!r}; choose {', '.join(get_args(Target))}.")
+    """The events to predict, from whether each round is correct: (N, S) -> (N, S - 1)."""
+    target = _known_target(target)
     right = np.asarray(correct, bool)
     if right.ndim != 2 or right.shape[1] < 2:
         raise ValueError(f"hits are images x rounds with two rounds at least, not of shape {right.shape}.")
@@ -144,9 +149,18 @@ def fit_router(
     model: str | None = None,
     ids: ArrayLike | None = None,
 ) -> Router:
-    """Train on records: ``statistics`` (N, S, 23) and ``correct`` (N, S). AdamW, cosine to zero, cross entropy.
+    """Fit a router on records with AdamW, a cosine schedule to zero and cross entropy.
 
-    ``model`` is the hash of the model's weights and ``ids`` names the images (N,); the router remembers both.
+    Args:
+        statistics: Of the logits, (N, S, 23).
+        correct: Whether each round is correct, (N, S).
+        target: The event whose probability is predicted.
+        epochs: Passes over the records.
+        batch: Images per step.
+        lr: Peak learning rate.
+        seed: Of the weights and the order.
+        model: Hash of the model's weights, kept with the router.
+        ids: Names of the images, (N,); their hashes are kept with the router.
     """
     values = torch.from_numpy(np.array(statistics, np.float32))
     wanted = torch.from_numpy(router_targets(correct, target)).float()
@@ -173,6 +187,14 @@ def fit_router(
     return router.eval().requires_grad_(False)
 
 
+def _known_target(target: str) -> Target:
+    """The target, by its present or former name."""
+    name = _FORMER_TARGETS.get(target, target)
+    if name not in get_args(Target):
+        raise ValueError(f"unknown target {target!r}; {did_you_mean(target, get_args(Target))}")
+    return name  # type: ignore[return-value]  # checked
+
+
 def _hash_ids(ids: ArrayLike) -> NDArray[np.int64]:
     names = np.asarray(ids, np.str_).tolist()
     return np.array([int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True) for name in names])
@@ -193,7 +215,7 @@ def _fit(network: RouterMLP, inputs: Tensor, wanted: Tensor, *, epochs: int, bat
 
 
 def save_router(router: Router, path: str | Path) -> Path:
-    """One safetensors file, with its origin inside."""
+    """Write one safetensors file, with the origin as metadata."""
     about = {"format": _FORMAT, "rounds": str(router.rounds), "origin": json.dumps(asdict(router.origin))}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -202,12 +224,12 @@ def save_router(router: Router, path: str | Path) -> Path:
 
 
 def router_hash(router: Router) -> str:
-    """A fingerprint of what the router computes."""
+    """SHA-256 of the router's parameters and buffers."""
     return hashlib.sha256(save({key: value.contiguous() for key, value in router.state_dict().items()})).hexdigest()
 
 
 def load_router(path: str | Path) -> Router:
-    """A router that ``save_router`` wrote."""
+    """Read a router that ``save_router`` wrote."""
     if not Path(path).is_file():
         raise ValueError(f"there is no router at {path}; make one with: progresvit fit-router RECORDS --out {path}")
     try:

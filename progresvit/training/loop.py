@@ -15,8 +15,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from progresvit.data.held_back import list_learned
-from progresvit.data.order import Draw, seed_all
+from progresvit.data.sampler import Draw, seed_all
+from progresvit.data.split import save_training_list
 from progresvit.distributed import Processes
 from progresvit.training.build import build_model
 from progresvit.training.logger import RunLogger
@@ -85,7 +85,7 @@ def train(
         logger.close()
     if processes.first and splits.train.drawn_from is not None:
         for folder in (folder for folder in (out / "model", out / "best") if folder.is_dir()):
-            list_learned(folder, (entry.name for entry in splits.train.entries))
+            save_training_list(folder, (entry.name for entry in splits.train.entries))
     return out / "model"
 
 

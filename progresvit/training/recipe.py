@@ -10,7 +10,7 @@ import yaml
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from progresvit.config import make_rounds, preset
-from progresvit.data.augmentation import Augmentation
+from progresvit.data.transforms import Augmentation
 from progresvit.io.parse import Section, parse
 from progresvit.io.yaml_files import find_file, read_mapping, shipped_files
 from progresvit.model.registry import config_class

@@ -11,7 +11,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from progresvit.data.order import Draw, seed_all
+from progresvit.data.sampler import Draw, seed_all
 from progresvit.distributed import Processes
 from progresvit.model.interface import RoundModel
 from progresvit.model.precision import PRECISIONS

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from progresvit.evaluation import Records
 from progresvit.evaluation.routing_tables import refine
 from progresvit.routing import TENTHS, Router, fit_router
-from progresvit.routing.calibration import OutOfReachError
+from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.router import Target
 from repro.formats import MatchedResult
 

@@ -11,7 +11,7 @@ from progresvit.evaluation import Records
 from progresvit.evaluation.iso_accuracy import equal_accuracy_table, rules
 from progresvit.evaluation.selective import RiskCoverage, risk_coverage_curves
 from progresvit.evaluation.table import Row
-from progresvit.routing.calibration import OutOfReachError
+from progresvit.routing.calibrate import OutOfReachError
 from repro.formats import EqualAccuracy, RiskCurve
 from repro.measure.records import measure_frontier, measure_rounds
 from repro.measure.routers import FITS, fit_on, measure_matched

@@ -12,8 +12,8 @@ from progresvit.evaluation import Records
 from progresvit.evaluation.selective import routed_answers
 from progresvit.evaluation.settings import calibrate_guarantee, calibrate_near_lossless, with_abstention
 from progresvit.routing import Setting
-from progresvit.routing.calibration import OutOfReachError
-from progresvit.routing.frontier import exit_rounds
+from progresvit.routing.calibrate import OutOfReachError
+from progresvit.routing.decide import exit_rounds
 from repro.formats import GroupAt, GroupResult, HalvesResult, SettingResult, Spread
 from repro.measure.records import measure_point
 

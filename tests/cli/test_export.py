@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 import progresvit
 from progresvit.cli import app
-from progresvit.engine.graphs import GraphRounds, Manifest
+from progresvit.engine.onnx_backend import GraphRounds, Manifest
 from progresvit.model import ProgResViT
 from tests.engine.test_engine import a_setting
 
@@ -53,7 +53,7 @@ def test_export_in_int8_shows_what_it_costs(folder, digits, tmp_path):
 def test_a_setting_of_another_model_is_told(folder, tmp_path, monkeypatch):
     from progresvit.routing import Setting
 
-    monkeypatch.setattr("progresvit.engine.export._write_onnx", lambda graph, path, s: path.write_bytes(b"graph"))
+    monkeypatch.setattr("progresvit.engine.export.export._write_onnx", lambda _, path, s: path.write_bytes(b"graph"))
     setting = Setting(rule="budget", threshold=0.3, rounds=2, weights="x", preprocessing="y", precision="fp32", n=1)
     setting.save(tmp_path / "setting.json")
     done = run("export", folder, "--out", tmp_path / "out", "--threshold", tmp_path / "setting.json")

@@ -1,13 +1,18 @@
+"""The evaluation crop against timm's transform, byte for byte."""
+
 import itertools
+import pickle
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from timm.data import create_transform
 
 from progresvit.config import ModelConfig, make_rounds, preset
 from progresvit.data import evaluation_transform
 from progresvit.data.crop import crop
-from progresvit.data.decode import upright_rgb
+from progresvit.data.decode import ImageError, upright_rgb
 
 SIDES = (1, 2, 7, 31, 32, 33, 35, 36, 37, 64, 101, 240)
 CROPS = (1.0, 0.999, 0.95, 0.9, 0.875, 0.7, 0.5, 0.31, 0.07)
@@ -25,17 +30,23 @@ def square(side, share):
     )
 
 
-def assert_same(picture, config):
-    expected = evaluation_transform(config, as_bytes=True)(picture).numpy()
-    found = crop(picture, config)
+def timm_transform(config, **options):
+    side = (config.in_channels, config.input_side, config.input_side)
+    wanted = {"interpolation": "bicubic", "crop_pct": config.crop, "mean": config.mean, "std": config.std}
+    return create_transform(input_size=side, is_training=False, **wanted, **options)
+
+
+def assert_same(image, config):
+    expected = timm_transform(config, normalize=False)(image).numpy()
+    found = crop(image, config)
     assert found.dtype == np.uint8
     assert found.shape == expected.shape
-    assert np.array_equal(found, expected), (picture.size, config.crop, config.input_side)
+    assert np.array_equal(found, expected), (image.size, config.crop, config.input_side)
     assert found.flags.c_contiguous
 
 
 @pytest.mark.parametrize("share", CROPS)
-def test_the_crop_is_the_transforms_byte_for_byte(share):
+def test_the_crop_is_timms_byte_for_byte(share):
     for width, height in itertools.product(SIDES, SIDES):
         assert_same(noise(width, height), square(33, share))
 
@@ -52,11 +63,23 @@ def test_so_it_is_for_the_presets(name):
         assert_same(noise(width, height), preset(name))
 
 
-def test_a_grey_picture_keeps_its_one_channel():
+def test_a_grey_image_keeps_its_one_channel():
     config = preset("progresvit_tiny_160_224", in_channels=1, mean=(0.5,), std=(0.5,))
     assert_same(noise(300, 200, bands=1), config)
     assert crop(noise(300, 200, bands=1), config).shape == (1, 224, 224)
 
 
-def test_a_decoded_palette_picture_is_cropped_alike():
+def test_a_decoded_palette_image_is_cropped_alike():
     assert_same(upright_rgb(noise(90, 70).convert("P")), square(32, 0.9))
+
+
+def test_the_normalised_crop_is_timms_bit_for_bit():
+    config = preset("progresvit_tiny_160_224")
+    transform = pickle.loads(pickle.dumps(evaluation_transform(config)))  # it is sent to worker processes
+    for size in [(500, 375), (60, 80), (224, 224)]:
+        assert torch.equal(transform(noise(*size)), timm_transform(config)(noise(*size)))
+
+
+def test_an_image_that_is_too_thin_to_be_resized_is_refused():
+    with pytest.raises(ImageError, match="too long and thin"):
+        crop(noise(60_000, 1), preset("progresvit_tiny_160_224"))

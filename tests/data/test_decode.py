@@ -4,27 +4,27 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from progresvit.data.decode import PictureError, decode
+from progresvit.data.decode import ImageError, decode
 
 
-def encoded(picture, **options):
+def encoded(image, **options):
     file = io.BytesIO()
-    picture.save(file, **{"format": "PNG", **options})
+    image.save(file, **{"format": "PNG", **options})
     return file.getvalue()
 
 
 def test_grey_becomes_colour():
-    picture = decode(encoded(Image.new("L", (5, 4), 100)))
-    assert (picture.mode, picture.size, picture.getpixel((0, 0))) == ("RGB", (5, 4), (100, 100, 100))
+    image = decode(encoded(Image.new("L", (5, 4), 100)))
+    assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (5, 4), (100, 100, 100))
 
 
-def test_one_pixel_is_a_picture():
+def test_one_pixel_is_an_image():
     assert decode(encoded(Image.new("RGB", (1, 1), "red"))).getpixel((0, 0)) == (255, 0, 0)
 
 
 def test_cmyk_becomes_colour():
-    picture = decode(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), format="JPEG", quality=95))
-    red, green, blue = picture.getpixel((4, 4))
+    image = decode(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), format="JPEG", quality=95))
+    red, green, blue = image.getpixel((4, 4))
     assert red > 200
     assert max(green, blue) < 60
 
@@ -45,10 +45,10 @@ def test_a_palette_with_a_clear_colour_lies_on_white():
 
 
 def test_a_rotated_photograph_is_turned_upright():
-    picture = Image.new("RGB", (6, 4), "black")
-    exif = picture.getexif()
+    image = Image.new("RGB", (6, 4), "black")
+    exif = image.getexif()
     exif[274] = 6  # turn by 90 degrees
-    assert decode(encoded(picture, format="JPEG", exif=exif)).size == (4, 6)
+    assert decode(encoded(image, format="JPEG", exif=exif)).size == (4, 6)
 
 
 def test_of_an_animation_the_first_frame_is_taken():
@@ -57,20 +57,20 @@ def test_of_an_animation_the_first_frame_is_taken():
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n"])
-def test_what_is_no_picture_is_refused(content):
-    with pytest.raises(PictureError):
+def test_what_is_no_image_is_refused(content):
+    with pytest.raises(ImageError):
         decode(content)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-def test_a_truncated_picture_is_refused(kind):
+def test_a_truncated_image_is_refused(kind):
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
     whole = encoded(noise, format=kind)
-    with pytest.raises(PictureError, match=r"damaged|not a picture"):
+    with pytest.raises(ImageError, match=r"damaged|not an image"):
         decode(whole[: len(whole) // 2])
 
 
 def test_a_decompression_bomb_is_refused(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(PictureError, match="too large"):
+    with pytest.raises(ImageError, match="too large"):
         decode(encoded(Image.new("L", (40, 40))))

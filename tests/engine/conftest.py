@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.preprocess import normalise
+from progresvit.data.transforms import normalise
 from progresvit.model import ProgResViT
 
 SMALL = {"heads": 3, "depth": 2, "patch_size": 8, "num_classes": 12}
@@ -27,7 +27,7 @@ def models(randomize):
 def exports(models, tmp_path_factory):
     """A function from a model's name and a format to the folder of its export."""
     pytest.importorskip("onnxscript")
-    from progresvit.engine.export import export
+    from progresvit.engine.export.export import export
 
     made = {}
 

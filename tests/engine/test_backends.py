@@ -13,11 +13,11 @@ from PIL import Image
 
 import progresvit
 from progresvit.engine import Engine
-from progresvit.engine.export import export
+from progresvit.engine.export.export import export
 from progresvit.model import ProgResViT
 from progresvit.routing import Abstention, SettingWarning
 from tests.engine.test_engine import a_setting, all_rounds, made_router
-from tests.engine.test_graphs import CONFIGS, WITHOUT_TORCH
+from tests.engine.test_onnx_backend import CONFIGS, WITHOUT_TORCH
 
 ABSENT = WITHOUT_TORCH[: WITHOUT_TORCH.index("import progresvit")]
 BACKENDS = ("onnxruntime", "openvino")
@@ -78,9 +78,9 @@ def test_a_model_may_be_run_by_another_backend_on_the_spot(model, pictures, thre
 
 
 def test_learned_routers_and_abstention_work_on_graphs(model, pictures, folder):
-    router, hopeless = made_router(), made_router("hopeless", seed=3)
-    chances = hopeless.score(0, all_rounds(model, pictures)[:, 0])
-    abstain = Abstention(hopeless=chances.double().median().item(), router=hopeless)
+    router, rejecting = made_router(), made_router("unrecoverable", seed=3)
+    chances = rejecting.score(0, all_rounds(model, pictures)[:, 0])
+    abstain = Abstention(unrecoverable=chances.double().median().item(), router=rejecting)
     expected = Engine(model, 0.5, router=router, abstain=abstain).classify(pictures)
     found = Engine(folder, 0.5, router=router, abstain=abstain).classify(pictures)
     assert facts(found) == facts(expected)

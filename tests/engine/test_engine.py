@@ -8,8 +8,8 @@ from PIL import Image
 import progresvit
 from progresvit import compute
 from progresvit.data import evaluation_transform
-from progresvit.data.preprocess import preprocessing_hash
-from progresvit.engine import Engine, sources
+from progresvit.data.crop import preprocessing_hash
+from progresvit.engine import Engine, backends
 from progresvit.engine.fold import FoldedRound
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
@@ -102,11 +102,11 @@ def test_unsure_answers_are_withheld_and_keep_their_guess(model, pictures):
     assert [p.index for p in found] == [p.index for p in plain]
 
 
-def test_hopeless_images_are_not_refined(model, pictures):
-    router = made_router("hopeless", seed=3)
+def test_unrecoverable_images_are_not_refined(model, pictures):
+    router = made_router("unrecoverable", seed=3)
     chances = router.score(0, all_rounds(model, pictures)[:, 0]).double()
     limit = chances.quantile(0.6).item()
-    found = Engine(model, 0.0, abstain=Abstention(hopeless=limit, router=router)).classify(pictures)
+    found = Engine(model, 0.0, abstain=Abstention(unrecoverable=limit, router=router)).classify(pictures)
     assert [p.exit_round == 1 for p in found] == (chances >= limit).tolist()
     assert [p.abstained for p in found] == (chances >= limit).tolist()
 
@@ -255,9 +255,9 @@ def test_an_engine_has_routers_of_its_own(model, pictures):
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")
 def test_a_gpu_without_triton_is_told_that_it_will_be_slower(monkeypatch):
-    assert sources._checked_kernels(None, torch.device("cpu"), "fp32") == "plain"
-    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
+    assert backends._checked_kernels(None, torch.device("cpu"), "fp32") == "plain"
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
     with pytest.warns(UserWarning, match="triton is not installed, so the engine runs plain kernels"):
-        assert sources._checked_kernels(None, torch.device("cuda"), "fp32") == "plain"
+        assert backends._checked_kernels(None, torch.device("cuda"), "fp32") == "plain"
     with pytest.raises(ValueError, match="fused kernels need triton"):
-        sources._checked_kernels("fused", torch.device("cuda"), "fp32")
+        backends._checked_kernels("fused", torch.device("cuda"), "fp32")

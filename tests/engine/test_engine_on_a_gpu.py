@@ -7,7 +7,7 @@ import torch
 
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.engine import Engine, MemoryWarning
-from progresvit.engine.rooms import power_sizes
+from progresvit.engine.buffers import power_sizes
 from progresvit.model import ProgResViT
 from progresvit.routing import top10_entropy
 from tests.engine.test_engine import all_rounds, made_router

@@ -9,12 +9,12 @@ from PIL import Image
 
 import progresvit
 from progresvit import compute
-from progresvit.data.pictures import find_pictures
-from progresvit.data.preprocess import preprocessing_hash
+from progresvit.data.crop import preprocessing_hash
+from progresvit.data.dataset import find_images
 from progresvit.engine import Engine
-from progresvit.engine.export import export
-from progresvit.engine.graphs import GraphRounds, Manifest, hash_file
-from progresvit.engine.int8 import Int8Check
+from progresvit.engine.export.export import export
+from progresvit.engine.export.int8 import Int8Check
+from progresvit.engine.onnx_backend import GraphRounds, Manifest, hash_file
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.model.vit import resize, resizing_matrix
@@ -39,7 +39,7 @@ def a_setting(model, **changes):
 @pytest.fixture
 def no_graphs(monkeypatch):
     """Exports without the slow part, for tests of what is around it."""
-    monkeypatch.setattr("progresvit.engine.export._write_onnx", lambda graph, path, s: path.write_bytes(b"graph"))
+    monkeypatch.setattr("progresvit.engine.export.export._write_onnx", lambda _, path, s: path.write_bytes(b"graph"))
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +150,9 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(models, t
 
 
 def find_nothing():
-    from progresvit.data.pictures import Pictures
+    from progresvit.data.dataset import ImageDataset
 
-    return Pictures((), (), ())
+    return ImageDataset((), (), ())
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_an_export_that_fails_leaves_what_was_there(models, tmp_path, no_graphs,
             raise RuntimeError("no more space")
         path.write_bytes(b"half")
 
-    monkeypatch.setattr("progresvit.engine.export._write_onnx", fail)
+    monkeypatch.setattr("progresvit.engine.export.export._write_onnx", fail)
     with pytest.raises(RuntimeError, match="no more space"):
         export(models["two rounds"], tmp_path / "out", threshold=0.2)
     assert Manifest.read(tmp_path / "out").threshold == 0.1
@@ -191,7 +191,7 @@ def test_an_export_replaces_an_older_one_and_leaves_none_of_it(models, tmp_path,
 
 def test_int8_is_measured_on_pictures_and_kept(models, tmp_path, pictures):
     model = models["two rounds"]
-    found = find_pictures(pictures, "val")
+    found = find_images(pictures, "val")
     check = Int8Check(pictures=found, labels=found.targets, data="made", batch=10, threads=1)
     paths = [entry.path for entry in found.entries]
     threshold = float(np.median([one.entropy for one in Engine(model, math.inf).classify(paths)]))
@@ -232,7 +232,7 @@ def export_free_logits(model, pixels):
 
 def test_an_int8_check_needs_a_label_for_each_picture(pictures):
     with pytest.raises(ValueError, match="1 labels for 24 pictures"):
-        Int8Check(pictures=find_pictures(pictures, "val"), labels=(0,))
+        Int8Check(pictures=find_images(pictures, "val"), labels=(0,))
 
 
 def test_temperatures_may_be_arrays_and_a_threshold_must_be_its_settings(models, tmp_path, no_graphs):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from progresvit.config import ModelConfig, make_rounds, plain_vit
-from progresvit.data.preprocess import normalise
+from progresvit.data.transforms import normalise
 from progresvit.engine.fold import fold
 from progresvit.model import ProgResViT
 

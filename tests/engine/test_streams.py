@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.engine import Engine, MemoryWarning
-from progresvit.engine.torch_rounds import TorchRounds
+from progresvit.engine.torch_backend import TorchRounds
 from progresvit.model import ProgResViT
 from progresvit.routing import top10_entropy
 from tests.engine.test_engine import all_rounds

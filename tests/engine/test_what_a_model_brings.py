@@ -7,13 +7,12 @@ import pytest
 import torch
 
 import progresvit
-from progresvit.data.preprocess import normalise
+from progresvit.data.transforms import normalise
 from progresvit.distributed import Processes
 from progresvit.engine import Candidate, Engine
 from progresvit.evaluation import DataSource, evaluate, measure_budgets
 from progresvit.io import model_folder
-from progresvit.routing.arrays import decide
-from progresvit.routing.policy import Policy
+from progresvit.routing.decide import Policy, decide
 from tests.engine.test_engine import a_setting
 
 

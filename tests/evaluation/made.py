@@ -5,7 +5,7 @@ import torch
 
 from progresvit.compute import CONVENTIONS, cumulative_gmacs
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.preprocess import describe_preprocessing, preprocessing_hash
+from progresvit.data.crop import describe_preprocessing, preprocessing_hash
 from progresvit.evaluation.records import Header, Records
 from progresvit.evaluation.run import record_columns
 

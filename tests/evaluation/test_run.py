@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.preprocess import Corruption, NamedTransform, normalise
+from progresvit.data.transforms import Corruption, NamedTransform, normalise
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, evaluate
 from progresvit.evaluation.records import read_records

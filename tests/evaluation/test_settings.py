@@ -11,8 +11,8 @@ from progresvit.evaluation import (
     calibrate_near_lossless,
 )
 from progresvit.routing import certified_threshold, fit_router, load_setting, near_lossless
-from progresvit.routing.frontier import exit_rounds
-from progresvit.routing.setting import Setting
+from progresvit.routing.decide import exit_rounds
+from progresvit.routing.settings import Setting
 from tests.evaluation.made import make_records
 
 
@@ -112,7 +112,7 @@ def test_a_learned_router_can_be_calibrated_like_entropy():
         ("[]", "no setting"),
         ("{}", "no setting"),
         ("{not json", "no setting"),
-        ('{"rule": "budget", "luck": 1}', "unknown key 'luck'"),
+        ('{"rule": "budget", "luck": 1}', "luck: unknown key"),
         (
             '{"rule": "budget", "threshold": -1, "rounds": 2, "weights": "", "preprocessing": "", "precision": "fp32",'
             ' "n": 1}',

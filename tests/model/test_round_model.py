@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import progresvit
 from progresvit import compute
-from progresvit.data.preprocess import evaluation_transform
+from progresvit.data.transforms import evaluation_transform
 from progresvit.evaluation import (
     calibrate_near_lossless,
     equal_accuracy_table,

@@ -7,7 +7,7 @@ import pytest
 
 from progresvit.evaluation.routing_tables import matched_table
 from progresvit.routing import TENTHS, fit_router
-from progresvit.routing.statistics import STATISTICS
+from progresvit.routing.scores import STATISTICS
 from repro.measure import routers as module
 from repro.measure.routers import compare, cross_fitted_scores, folds_of, gain_interval, measure_matched
 from tests.evaluation.made import make_records

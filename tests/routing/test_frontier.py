@@ -8,11 +8,11 @@ from hypothesis.extra.numpy import arrays
 from progresvit.compute import cumulative_gmacs
 from progresvit.config import preset
 from progresvit.routing import top10_entropy
+from progresvit.routing.decide import exit_rounds
 from progresvit.routing.frontier import (
     PAPER_THRESHOLDS,
     every_threshold,
     exit_counts,
-    exit_rounds,
     frontier,
     near_lossless,
     operating_point,
@@ -44,7 +44,7 @@ def test_a_point_on_the_bound_is_taken():
     entropy = np.full((50_000, 2), 2.0)
     correct = np.ones((50_000, 2), bool)
     entropy[:100, 0] = 0.1
-    correct[:15, 0] = False  # they leave at 0.1 and are wrong there
+    correct[:15, 0] = False  # they exit at 0.1 and are wrong there
     entropy[100, 0], correct[100, 0] = 0.2, False  # the sixteenth
     point = near_lossless(entropy, correct, cumulative_gmacs(preset("progresvit_small_192_240")))
     assert point.exit_shares[0] == 100 / 50_000
@@ -113,8 +113,8 @@ def test_zero_runs_every_round_infinity_only_the_first_and_exits_grow_between(lo
     points = frontier(entropy, correct, gmacs, [0.0, *np.linspace(0, 3, 30), np.inf])
     assert (points[0].top1, points[0].gmacs) == (correct[:, -1].mean(), gmacs[-1])
     assert (points[-1].top1, points[-1].gmacs) == (correct[:, 0].mean(), gmacs[0])
-    left = np.cumsum([point.exit_shares for point in points], axis=1)  # by each round
-    assert (np.diff(left, axis=0) >= -1e-12).all()
+    exited = np.cumsum([point.exit_shares for point in points], axis=1)  # by each round
+    assert (np.diff(exited, axis=0) >= -1e-12).all()
 
 
 def test_images_with_broken_logits_run_every_round_and_are_counted():

@@ -61,7 +61,7 @@ def test_few_classes_have_statistics_too(classes):
     assert (statistics[:, STATISTICS.index("probability_5")] == 0).all() == (classes < 5)
 
 
-def test_broken_logits_give_no_statistics_and_never_leave():
+def test_broken_logits_give_no_statistics_and_never_exit():
     logits = torch.randn(3, 12)
     logits[1, 4] = torch.inf
     assert logit_statistics(logits).isnan().all(dim=1).tolist() == [False, True, False]
@@ -75,10 +75,18 @@ def test_targets():
     correct = np.array([[1, 1, 1], [0, 1, 1], [0, 1, 0], [0, 0, 1], [0, 0, 0], [1, 0, 0]], bool)
     assert router_targets(correct, "benefit").astype(int).tolist() == [[0, 0], [1, 0], [0, 0], [1, 1], [0, 0], [0, 0]]
     assert router_targets(correct, "error").astype(int).tolist() == [[0, 0], [1, 0], [1, 0], [1, 1], [1, 1], [0, 1]]
-    assert router_targets(correct, "hopeless").astype(int).tolist() == [[0, 0], [0, 0], [0, 0], [0, 0], [1, 1], [0, 1]]
+    never = router_targets(correct, "unrecoverable").astype(int).tolist()
+    assert never == [
+        [0, 0],
+        [0, 0],
+        [0, 0],
+        [0, 0],
+        [1, 1],
+        [0, 1],
+    ]
 
 
-@pytest.mark.parametrize("target", ["benefit", "error", "hopeless"])
+@pytest.mark.parametrize("target", ["benefit", "error", "unrecoverable"])
 def test_a_fitted_router_ranks_unseen_images_far_better_than_chance(target):
     router = fit_router(*records(), target=target)
     statistics, correct = records(seed=1)
@@ -141,3 +149,9 @@ def test_bad_records_are_refused():
         router.scores(np.zeros((100, 3, 23)))
     with pytest.raises(ValueError, match="nothing to route"):
         Router(1, router.origin)
+
+
+def test_the_former_name_of_a_target_is_read():
+    assert np.array_equal(router_targets([[False, False]], "hopeless"), [[True]])
+    with pytest.raises(ValueError, match="did you mean 'benefit'"):
+        router_targets([[False, False]], "benefits")

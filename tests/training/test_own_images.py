@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import progresvit
 from progresvit.cli import app
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.pictures import find_pictures
+from progresvit.data.dataset import find_images
 from progresvit.evaluation import read_records
 from progresvit.io import model_folder
 from progresvit.model import ProgResViT
@@ -69,7 +69,7 @@ def command(*arguments):
 
 def test_the_bundled_model_gives_its_backbone_and_the_head_is_new(shipped, own_images):
     wanted = short(model={"start": model_folder.SHIPPED})
-    model = build_model(wanted, find_pictures(own_images, "train").class_ids)
+    model = build_model(wanted, find_images(own_images, "train").class_ids)
     assert model.config.class_ids == model.config.labels == ("bella", "luna", "rex")
     weights, before = model.state_dict(), load_file(shipped / "model.safetensors")
     assert weights["head.weight"].shape[0] == 3
@@ -137,7 +137,7 @@ def test_own_folder_to_adaptive_model_in_three_commands(shipped, own_images, tmp
     assert "these are 6 of its 30 pictures, a fifth of each class" in result.stderr
     assert "has learned from" not in result.stderr
     table = read_records(records)
-    assert sorted(table.ids) == sorted(entry.name for entry in find_pictures(own_images, "val").entries)
+    assert sorted(table.ids) == sorted(entry.name for entry in find_images(own_images, "val").entries)
     assert (table.header.split, table.header.drawn_from) == ("val", 30)
 
     threshold = tmp_path / "threshold.json"
@@ -149,10 +149,10 @@ def test_own_folder_to_adaptive_model_in_three_commands(shipped, own_images, tmp
 
 def test_evaluating_warns_if_the_model_was_trained_on_validation_images_of_now(shipped, own_images, tmp_path):
     model = run(short(), own_images, tmp_path / "out")
-    before = {entry.name for entry in find_pictures(own_images, "train").entries}
+    before = {entry.name for entry in find_images(own_images, "train").entries}
     for number in range(10, 30):
         shutil.copy(own_images / "rex" / "0.png", own_images / "rex" / f"{number}.png")
-    now = [entry.name for entry in find_pictures(own_images, "val").entries]
+    now = [entry.name for entry in find_images(own_images, "val").entries]
     moved = len(before & set(now))
     assert moved > 0  # or the test shows nothing
     evaluate = ("evaluate", model, "--data", own_images, "--workers", 0, "--device", "cpu")

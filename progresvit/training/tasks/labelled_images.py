@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from progresvit.data.loader import Batch, LoaderBatches, Unreadable, evaluation_batches
-from progresvit.data.order import Order
-from progresvit.data.pictures import find_pictures
-from progresvit.data.resident import (
-    ResidentBatches,
-    resident_evaluation_batches,
-    resident_for_evaluation,
-    resident_for_training,
+from progresvit.data.dataset import find_images
+from progresvit.data.in_memory import (
+    InMemoryBatches,
+    in_memory_evaluation_batches,
+    in_memory_for_evaluation,
+    in_memory_for_training,
 )
-from progresvit.data.timm_pictures import find_timm_pictures, is_timm_name
+from progresvit.data.loader import Batch, LoaderBatches, Unreadable, evaluation_batches
+from progresvit.data.sampler import EpochSampler
+from progresvit.data.timm_dataset import find_timm_images, is_timm_name
 from progresvit.distributed import Processes
 from progresvit.model.interface import RoundModel
 from progresvit.training.tasks.task import Splits, TaskData
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def find_splits(recipe: Recipe, source: str) -> Splits:
     """Training and validation images of at least two classes."""
-    find = find_timm_pictures if is_timm_name(source) else find_pictures
+    find = find_timm_images if is_timm_name(source) else find_images
     train = find(source, recipe.data.train, None)
     if len(train.class_ids) < 2:
         raise ValueError(
@@ -64,7 +64,7 @@ def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: P
             splits.train,
             config=config,
             augmentation=recipe.augment,
-            order=Order(count=len(splits.train), **ordering),
+            order=EpochSampler(count=len(splits.train), **ordering),
             resolution=config.input_side,
             workers=workers,
             device=device,
@@ -76,18 +76,18 @@ def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: P
             )
 
         return TaskData(loader, from_loader, [loader.unreadable, unreadable])
-    stored = resident_for_training(splits.train, side=recipe.data.resident_side or config.input_side, device=device)
-    resident = ResidentBatches(
+    stored = in_memory_for_training(splits.train, side=recipe.data.resident_side or config.input_side, device=device)
+    resident = InMemoryBatches(
         stored,
         config=config,
         augmentation=recipe.augment,
-        order=Order(count=len(stored), **ordering),
+        order=EpochSampler(count=len(stored), **ordering),
         resolution=config.input_side,
         compiled=bool(recipe.run.compile),
     )
-    stored_val = resident_for_evaluation(val, config=config, device=device)
+    stored_val = in_memory_for_evaluation(val, config=config, device=device)
 
     def from_memory() -> Iterator[Batch]:
-        return resident_evaluation_batches(stored_val, config=config, batch=val_batch)
+        return in_memory_evaluation_batches(stored_val, config=config, batch=val_batch)
 
     return TaskData(resident, from_memory, [stored.unreadable, stored_val.unreadable])

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from progresvit.data.dataset import ImageDataset
 from progresvit.data.loader import Unreadable
-from progresvit.data.order import Order
-from progresvit.data.pictures import Pictures
+from progresvit.data.sampler import EpochSampler
 from progresvit.distributed import Processes
 from progresvit.io.parse import Section
 from progresvit.model.interface import RoundModel
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 class Splits(NamedTuple):
     """The images of a run, before a model exists."""
 
-    train: Pictures
-    val: Pictures
+    train: ImageDataset
+    val: ImageDataset
 
 
 class TrainBatches(Protocol):
     """Training batches that can start at any step."""
 
-    order: Order
+    order: EpochSampler
 
     def steps(self, first: int, last: int) -> Iterator[Sequence[Any]]:
         """This process's micro-batches of each step."""

@@ -1,0 +1,164 @@
+"""Datasets that fit into memory: decoded once in parallel, stored as bytes on the device, augmented there in batches.
+
+Letters: B images of a batch, C channels, N images of the dataset, S side of the stored images, r resolution of a batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from progresvit.config import ModelConfig
+from progresvit.data import gpu_augment
+from progresvit.data.dataset import ImageDataset
+from progresvit.data.decode import ImageError
+from progresvit.data.loader import Batch, Unreadable, open_image
+from progresvit.data.sampler import Draw, EpochSampler, mix_seed
+from progresvit.data.transforms import Augmentation, evaluation_transform, normalise
+
+_CHUNK = 1024  # images that are copied to the device at a time
+
+
+class InMemoryImages:
+    """Square images as bytes on the device; unreadable ones are left out."""
+
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        *,
+        side: int,
+        prepare: Callable[[Image.Image], Tensor],
+        device: torch.device,
+    ) -> None:
+        self.unreadable = Unreadable(dataset)
+        self.images = torch.empty((len(dataset), 3, side, side), dtype=torch.uint8, device=device)  # (N, C, S, S)
+        sizes: list[tuple[int, int]] = []
+        targets: list[int] = []
+
+        def load(index: int) -> tuple[tuple[int, int], Tensor] | str:
+            try:
+                image = open_image(dataset, index)
+                return (image.height, image.width), prepare(image)
+            except ImageError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for start in range(0, len(dataset), _CHUNK):
+                indices = range(start, min(start + _CHUNK, len(dataset)))
+                chunk = []
+                for index, loaded in zip(indices, pool.map(load, indices)):
+                    if isinstance(loaded, str):
+                        self.unreadable.add(index, loaded)
+                        continue
+                    sizes.append(loaded[0])
+                    chunk.append(loaded[1])
+                    targets.append(dataset.targets[index])
+                if chunk:
+                    self.images[len(sizes) - len(chunk) : len(sizes)] = torch.stack(chunk).to(device)
+        self.images = self.images[: len(sizes)]
+        self.sizes = torch.tensor(sizes, device=device)  # (N, 2) original height and width
+        self.targets = torch.tensor(targets, device=device)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+def _squeeze(side: int) -> Callable[[Image.Image], Tensor]:
+    """Resize whole images to a square; crops are drawn in their original shape."""
+
+    def squeeze(image: Image.Image) -> Tensor:
+        square = image if image.size == (side, side) else image.resize((side, side), Image.Resampling.BICUBIC)
+        return torch.from_numpy(np.array(square)).permute(2, 0, 1)  # (S, S, C) -> (C, S, S)
+
+    return squeeze
+
+
+def in_memory_for_training(dataset: ImageDataset, *, side: int, device: torch.device) -> InMemoryImages:
+    """Whole images, from which crops are drawn."""
+    return InMemoryImages(dataset, side=side, prepare=_squeeze(side), device=device)
+
+
+def in_memory_for_evaluation(dataset: ImageDataset, *, config: ModelConfig, device: torch.device) -> InMemoryImages:
+    """The evaluation crop of each image."""
+    crop = evaluation_transform(config, as_bytes=True)
+    return InMemoryImages(dataset, side=config.input_side, prepare=crop, device=device)
+
+
+class InMemoryBatches:
+    """Training batches that are made on the device."""
+
+    def __init__(
+        self,
+        stored: InMemoryImages,
+        *,
+        config: ModelConfig,
+        augmentation: Augmentation,
+        sampler: EpochSampler,
+        resolution: int,
+        compiled: bool = False,
+    ) -> None:
+        if augmentation.rand_augment:
+            raise ValueError(
+                "RandAugment works on single images and cannot run in memory; "
+                "set augment.rand_augment=null (colour jitter and erasing stay), or data.mode=loader."
+            )
+        self.stored, self.config, self.augmentation, self.sampler = stored, config, augmentation, sampler
+        self.resolution, self.unreadable = resolution, stored.unreadable
+        device = stored.images.device
+        self.generator = torch.Generator(device)
+        self.mean, self.std = (torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (config.mean, config.std))
+        self._render = torch.compile(_render, dynamic=False) if compiled else _render
+
+    def steps(self, first: int, last: int) -> Iterator[list[Batch]]:
+        """The micro-batches of this process, step by step."""
+        for step in range(first, last):
+            yield [self._make(step, number, indices) for number, indices in self.sampler.micro_batches(step)]
+
+    def _make(self, step: int, number: int, indices: list[int]) -> Batch:
+        self.generator.manual_seed(mix_seed(Draw.BATCH, self.sampler.seed, step, number))
+        chosen = torch.tensor(indices).to(self.stored.images.device, non_blocking=True)
+        images, sizes = self.stored.images[chosen], self.stored.sizes[chosen]
+        return Batch(self.augment(images, sizes), self.stored.targets[chosen])
+
+    def augment(self, images: Tensor, sizes: Tensor) -> Tensor:
+        """Crop, flip, colour, normalise, erase: (B, C, S, S) bytes -> (B, C, r, r)."""
+        wanted, generator, side = self.augmentation, self.generator, images.shape[-1]
+        boxes = gpu_augment.sample_crops(sizes, scale=wanted.crop_scale, ratio=wanted.crop_ratio, generator=generator)
+        boxes = boxes * (side / sizes.repeat(1, 2))  # pixels of the original -> pixels of the square
+        flip = torch.rand(len(images), generator=generator, device=generator.device) < wanted.flip
+        colour = None if wanted.colour is None else gpu_augment.sample_colour(len(images), wanted.colour, generator)
+        x: Tensor = self._render(images, boxes, flip, colour, self.mean, self.std, self.resolution)
+        if wanted.erasing:
+            boxes = gpu_augment.sample_erasing(len(x), x.shape[-1], probability=wanted.erasing, generator=generator)
+            x = gpu_augment.erase(x, boxes, generator)
+        return x
+
+
+def _render(
+    images: Tensor,
+    boxes: Tensor,
+    flip: Tensor,
+    colour: tuple[Tensor, Tensor] | None,
+    mean: Tensor,
+    std: Tensor,
+    resolution: int,
+) -> Tensor:
+    """All work on pixels, after the random draws, so that it can be compiled: (B, C, S, S) -> (B, C, r, r)."""
+    x = gpu_augment.crop_and_resize(images, boxes, flip, resolution=resolution)
+    if colour is not None:
+        x = gpu_augment.change_colour(x, *colour)
+    return (x - mean) / std
+
+
+def in_memory_evaluation_batches(stored: InMemoryImages, *, config: ModelConfig, batch: int) -> Iterator[Batch]:
+    """Every image once, in order, after the evaluation crop."""
+    if not len(stored):
+        return
+    for pixels, targets in zip(stored.images.split(batch), stored.targets.split(batch)):
+        yield Batch(normalise(pixels, config), targets)

@@ -1,0 +1,53 @@
+"""The split of a dataset without splits: a fifth of each class is held out, drawn by the hash of the names.
+
+The draw depends on the names only, so training, resuming and evaluating find the same images, in folders or in tars, on
+any machine. A dataset that grows is drawn anew, so a model keeps a list of its training images, which later evaluations
+check. The share is fixed, since otherwise every later command would have to know it; for another share, lay the images
+out as ``train/<class>/`` and ``val/<class>/``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from progresvit.io.files import replace_file
+
+TRAIN, VAL = "train", "val"
+"""The splits that are drawn from a dataset without splits."""
+
+ONE_IN = 5
+
+TRAINING_LIST_FILE = "learned_from.json"
+"""In a model folder: hashes of the names of its training images, if the split was drawn."""
+
+
+def hold_out(names: Sequence[str], *, class_id: str) -> set[str]:
+    """The names of a class that are held out: one in five, at least one, and at least one stays for training."""
+    if len(names) < 2:
+        raise ValueError(
+            f"the class {class_id} has only one image; at least two are needed, one to train on and one to hold out, "
+            "so add images or remove the folder (--split . evaluates on all images and holds none out)."
+        )
+    count = max(1, round(len(names) / ONE_IN))
+    return set(sorted(names, key=_hash_name)[:count])
+
+
+def save_training_list(folder: Path, names: Iterable[str]) -> None:
+    """Write the list of training images to a model folder."""
+    replace_file(folder / TRAINING_LIST_FILE, json.dumps(sorted(_hash_name(name) for name in names)) + "\n")
+
+
+def count_training_images(folder: Path, names: Iterable[str]) -> int:
+    """How many of the images the model was trained on; 0 if it has no list."""
+    path = folder / TRAINING_LIST_FILE
+    known = set(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else set()
+    return sum(_hash_name(name) in known for name in names)
+
+
+def _hash_name(name: str) -> str:
+    normalised = unicodedata.normalize("NFC", name)  # macOS stores é as e and a combining accent
+    return hashlib.sha256(normalised.encode()).hexdigest()

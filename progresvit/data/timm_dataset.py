@@ -1,0 +1,117 @@
+"""Datasets by timm's names: ``hfds/…`` through timm's reader, ``wds/…`` from local WebDataset shards.
+
+Both become images by index, so that sampling, resuming and errors work as with folders. A WebDataset shard is a tar
+whose members are grouped by their stem: ``0001.jpg`` next to ``0001.cls``.
+"""
+
+from __future__ import annotations
+
+import progresvit._torchvision  # noqa: F401  (ahead of timm)
+
+# isort: split
+import tarfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from timm.data import create_dataset
+
+from progresvit.data.dataset import SUFFIXES, Entry, ImageDataset
+
+READERS = ("hfds/", "wds/")
+OTHERS = ("tfds/", "hfids/", "torch/")
+
+
+def is_timm_name(source: str) -> bool:
+    """Whether a source is one of timm's names and not a path."""
+    return source.startswith((*READERS, *OTHERS))
+
+
+def find_timm_images(source: str, split: str, class_ids: Sequence[str] | None) -> ImageDataset:
+    """A split of the named dataset. Class names are those of the dataset if it has them."""
+    if source.startswith("hfds/"):
+        dataset: ImageDataset = _from_reader(source, split)
+    elif source.startswith("wds/"):
+        dataset = _from_shards(Path(source.removeprefix("wds/")).expanduser(), split)
+    else:
+        raise ValueError(f"{source} cannot be read by index; use hfds/…, wds/… with local shards, folders or tars.")
+    if class_ids is not None and len(dataset.class_ids) > len(class_ids):
+        raise ValueError(f"{split} has {len(dataset.class_ids)} classes and the training split {len(class_ids)}.")
+    return dataset
+
+
+@dataclass(frozen=True)
+class ReaderDataset(ImageDataset):
+    """Images that a timm reader provides."""
+
+    reader: Any = None
+    numbers: tuple[int, ...] = ()
+
+    def read(self, index: int) -> bytes:
+        file, *_ = self.reader[self.numbers[index]]
+        with file:
+            content: bytes = file.read()
+        return content
+
+    def subset(self, indices: Iterable[int]) -> ReaderDataset:
+        chosen = list(indices)
+        plain = super().subset(chosen)
+        assert isinstance(plain, ReaderDataset)
+        return replace(plain, numbers=tuple(self.numbers[index] for index in chosen))
+
+
+def _from_reader(source: str, split: str) -> ReaderDataset:
+    try:
+        reader = create_dataset(source, root=None, split=split).reader
+    except ImportError as error:
+        raise ValueError("hfds/… needs one more package: pip install 'progresvit[hfds]'.") from error
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{source} ({split}) could not be opened: {error}") from error
+    targets = tuple(int(target) for target in reader.dataset[reader.label_key])
+    names = {index: name for name, index in reader.class_to_idx.items()}
+    classes = tuple(str(names.get(index, index)) for index in range(max(targets) + 1))
+    name = source.removeprefix("hfds/")
+    entries = tuple(Entry(source, f"{name}/{split}/{number}") for number in range(len(targets)))
+    return ReaderDataset(classes, entries, targets, reader=reader, numbers=tuple(range(len(targets))))
+
+
+def _from_shards(folder: Path, split: str) -> ImageDataset:
+    shards = sorted(path for path in folder.glob("*.tar") if split in path.stem) if folder.is_dir() else []
+    if not shards:
+        raise ValueError(
+            f"{folder} has no shards of {split}; name them with {split!r} in the file name, and .tar at the end."
+        )
+    entries, targets = [], []
+    for shard in shards:
+        try:
+            images, labels = _read_shard(shard)
+        except (tarfile.TarError, ValueError) as error:
+            raise ValueError(f"{shard} is damaged, compressed or no shard ({error}); copy it again.") from error
+        unlabelled = sorted(set(images) - set(labels))
+        if unlabelled:
+            raise ValueError(
+                f"{shard}: {unlabelled[0]} has no .cls next to it; {len(unlabelled) - 1} more have none either."
+            )
+        entries += list(images.values())
+        targets += [labels[stem] for stem in images]
+    if not entries:
+        raise ValueError(f"the shards of {split} in {folder} hold no images with a .cls next to them.")
+    return ImageDataset(tuple(str(index) for index in range(max(targets) + 1)), tuple(entries), tuple(targets))
+
+
+def _read_shard(shard: Path) -> tuple[dict[str, Entry], dict[str, int]]:
+    """Images and classes of a shard, by their stem."""
+    images: dict[str, Entry] = {}
+    labels: dict[str, int] = {}
+    with tarfile.open(shard, "r:") as tar:
+        for member in tar:
+            name = member.name.removeprefix("./")
+            stem, _, suffix = name.partition(".")
+            if suffix == "cls":
+                content = tar.extractfile(member)
+                assert content is not None
+                labels[stem] = int(content.read())
+            elif f".{suffix}".lower() in SUFFIXES:
+                images[stem] = Entry(str(shard), f"{shard.name}/{name}", member.offset_data, member.size)
+    return images, labels

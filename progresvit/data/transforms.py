@@ -1,0 +1,136 @@
+"""Transforms of single images: random ones for training, the evaluation crop, and corruptions after it.
+
+Letters: B images, C channels, r resolution.
+"""
+
+from __future__ import annotations
+
+import progresvit._torchvision  # noqa: F401  (ahead of timm)
+
+# isort: split
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from PIL.Image import Image, fromarray
+from pydantic import Field, field_validator
+from timm.data import create_transform
+from torch import Tensor
+
+from progresvit.config import ModelConfig
+from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from progresvit.data.crop import INTERPOLATION, crop
+from progresvit.data.sampler import Draw, mix_seed
+from progresvit.io.parse import Section
+
+
+class Augmentation(Section):
+    """Random changes of a training image, in the order in which they are made; for single images and for batches."""
+
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    """Range of the share of the image's area that a crop keeps."""
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Range of the aspect ratio of a crop."""
+    flip: float = Field(0.5, ge=0, le=1)
+    """Probability of a horizontal flip."""
+    rand_augment: str | None = None
+    """timm's RandAugment, such as rand-m9-mstd0.5-inc1; it replaces colour jitter."""
+    colour: tuple[float, float, float] | None = None
+    """Strength of brightness, contrast and saturation jitter."""
+    erasing: float = Field(0.0, ge=0, le=1)
+    """Probability of erasing a rectangle with noise."""
+
+    @field_validator("crop_scale", "crop_ratio")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] <= value[1]:
+            raise ValueError(f"a range from small to large is needed, both above 0, not {list(value)}")
+        return value
+
+    @field_validator("rand_augment")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("rand-"):
+            raise ValueError("timm's notation is needed, such as rand-m9-mstd0.5-inc1, or null")
+        return value
+
+
+def training_transform(config: ModelConfig, augmentation: Augmentation, resolution: int) -> Callable[[Image], Tensor]:
+    """timm's transform for single images: an RGB image -> (C, r, r), r the resolution given."""
+    transform: Callable[[Image], Tensor] = create_transform(
+        input_size=(config.in_channels, resolution, resolution),
+        is_training=True,
+        scale=augmentation.crop_scale,
+        ratio=augmentation.crop_ratio,
+        hflip=augmentation.flip,
+        auto_augment=augmentation.rand_augment,
+        color_jitter=augmentation.colour,
+        interpolation=INTERPOLATION,
+        mean=config.mean,
+        std=config.std,
+        re_prob=augmentation.erasing,
+        re_mode="pixel",
+    )
+    return transform
+
+
+def evaluation_transform(config: ModelConfig, *, as_bytes: bool = False) -> Callable[[Image], Tensor]:
+    """Resize, centre crop and normalise at the config's input resolution: an RGB image -> (C, r, r).
+
+    With ``as_bytes`` the result is uint8 and not normalised yet.
+    """
+    return partial(_transform, config=config, as_bytes=as_bytes)
+
+
+def _transform(image: Image, *, config: ModelConfig, as_bytes: bool) -> Tensor:
+    pixels = torch.from_numpy(crop(image, config))
+    return pixels if as_bytes else normalise(pixels, config)
+
+
+def normalise(pixels: Tensor, config: ModelConfig) -> Tensor:
+    """Bytes to normalised values, on the device of the bytes: (…, C, r, r) -> (…, C, r, r)."""
+    mean, std = (torch.tensor(values, device=pixels.device)[:, None, None] for values in (config.mean, config.std))
+    return (pixels.float() / 255 - mean) / std
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """One of the generated corruptions at a severity from 1 to 5."""
+
+    name: str
+    severity: int
+
+    @classmethod
+    def parse(cls, text: str) -> Corruption:
+        """From ``fog/3``."""
+        name, _, severity = text.partition("/")
+        if name not in CORRUPTIONS or severity not in map(str, SEVERITIES):
+            raise ValueError(
+                f"{text!r} is no corruption with a severity from 1 to 5, such as fog/3; the names are "
+                f"{', '.join(CORRUPTIONS)}."
+            )
+        return cls(name, int(severity))
+
+    def __call__(self, image: Image, name: str) -> Image:
+        """Random draws depend on the image's name only, so every run and every worker gives the same pixels."""
+        seed = mix_seed(Draw.CORRUPTION, CORRUPTIONS.index(self.name), self.severity, zlib.crc32(name.encode()))
+        return corrupt(image, self.name, self.severity, seed)
+
+
+class NamedTransform:
+    """The evaluation crop of an image and its name, as bytes (C, r, r), followed by a corruption if one is given."""
+
+    def __init__(self, config: ModelConfig, corruption: Corruption | None = None) -> None:
+        if corruption is not None and config.in_channels != 3:
+            raise ValueError(f"corruptions are for RGB images, and the model takes {config.in_channels} channels.")
+        self.config, self.corruption = config, corruption
+
+    def __call__(self, image: Image, name: str) -> Tensor:
+        pixels = crop(image, self.config)  # (C, r, r)
+        if self.corruption is None:
+            return torch.from_numpy(pixels)
+        corrupted = self.corruption(fromarray(pixels.transpose(1, 2, 0)), name)
+        return torch.from_numpy(np.array(corrupted)).permute(2, 0, 1)  # (r, r, C) -> (C, r, r)

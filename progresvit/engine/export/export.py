@@ -1,0 +1,225 @@
+"""A model as one graph per round, for CPUs and for hosts without torch.
+
+A graph takes the bytes of the evaluation crop, so that resizing and normalising cannot be done differently elsewhere:
+``pixels`` (B, C, r, r), and from the second round on ``previous`` (B, N, d), the tokens of the round
+before. It gives ``logits`` (B, K), and ``tokens`` for the next round. The exit decision stays in the host. Letters: B
+images, C channels, r the side of the model's input, R the resolution of a round, N tokens, d channels, K classes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from progresvit import checkpoint
+from progresvit.data.crop import preprocessing_hash
+from progresvit.data.transforms import normalise
+from progresvit.engine.export.int8 import Int8Check, measure_int8, quantise
+from progresvit.engine.export.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, Threshold, graph_files
+from progresvit.engine.fold import FoldedRound, fold
+from progresvit.engine.onnx_backend import hash_file
+from progresvit.io.files import replacing_folder
+from progresvit.model import ProgResViT
+from progresvit.model.vit import resizing_matrix
+from progresvit.routing.decide import as_thresholds
+from progresvit.routing.settings import Setting, SettingWarning
+
+OPSET = 18
+PACKAGES = {"onnx": ("onnx", "onnxscript"), "openvino": ("openvino", "onnx", "onnxscript")}
+"""What making each format takes."""
+
+Progress = Callable[[str], None]
+"""Told what is being done."""
+
+
+def export(
+    model: ProgResViT,
+    folder: str | os.PathLike[str],
+    *,
+    format: Kind = "onnx",
+    threshold: float | Sequence[float] | Setting | None = None,
+    temperatures: Sequence[float] | None = None,
+    int8: Int8Check | None = None,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Write the graphs of a model and ``export.json`` to a folder, in one step: a crash leaves no half of it.
+
+    An export that is there already is replaced; a folder of other things is refused. ``threshold`` is kept for the
+    host: a number, one for each round but the last, or a ``Setting`` for entropies. With ``int8`` the graphs are
+    quantised, and what that costs is measured and kept.
+    """
+    tell = progress or (lambda what: None)
+    target = Path(os.path.expanduser(folder))
+    _check_format(format, int8)
+    _check_target(target)
+    manifest = _describe(model, format, threshold, temperatures, "fp32" if int8 is None else "int8")
+    rounds = fold(model).cpu()
+    with replacing_folder(target) as staged, tempfile.TemporaryDirectory() as scratch:
+        plain = Path(scratch) if format == "openvino" or int8 is not None else staged
+        for s, round_ in enumerate(rounds):
+            assert isinstance(round_, FoldedRound)
+            tell(f"round {s + 1} to ONNX")
+            _write_onnx(RoundGraph(round_, model), plain / graph_files("onnx", s)[0], s)
+        if format == "openvino":
+            for s in range(len(rounds)):
+                tell(f"round {s + 1} to OpenVINO")
+                _write_openvino(plain / graph_files("onnx", s)[0], staged / graph_files("openvino", s)[0])
+        if int8 is not None:
+            for s in range(len(rounds)):
+                tell(f"round {s + 1} to int8")
+                name = graph_files("onnx", s)[0]
+                quantise(plain / name, staged / name)
+            before = replace(manifest, precision="fp32")
+            for one, where in ((before, plain), (manifest, staged)):
+                write_manifest(one, where)
+            tell("measuring int8")
+            manifest = replace(manifest, int8=measure_int8(plain, staged, int8))
+        return write_manifest(manifest, staged)
+
+
+class RoundGraph(nn.Module):
+    """A folded round from bytes on: normalised, resized by two products with constants, run.
+
+    Backends differ in how they antialias (OpenVINO does not), but not in matrix products.
+    """
+
+    resizer: Tensor
+
+    def __init__(self, round_: FoldedRound, model: ProgResViT) -> None:
+        super().__init__()
+        self.round, self.config = round_, model.config
+        self.register_buffer("resizer", resizing_matrix(model.config.input_side, round_.resolution))
+
+    def forward(self, pixels: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, ...]:
+        images = normalise(pixels, self.config)  # (B, C, r, r)
+        if self.round.resolution != self.config.input_side:
+            images = self.resizer @ images @ self.resizer.mT  # (B, C, r, r) -> (B, C, R, R)
+        output = self.round(images, tokens)
+        return (output.logits,) if self.round.is_last else (output.logits, output.tokens)
+
+
+def _describe(
+    model: ProgResViT,
+    format: Kind,
+    threshold: float | Sequence[float] | Setting | None,
+    temperatures: Sequence[float] | None,
+    precision: Any,
+) -> Manifest:
+    """All but the hashes of the files."""
+    config, rounds = model.config, len(model.config.rounds)
+    setting = threshold if isinstance(threshold, Setting) else None
+    number = threshold.threshold if isinstance(threshold, Setting) else threshold
+    manifest = Manifest(
+        kind=format,
+        config=config,
+        files=tuple(dict.fromkeys(graph_files(format, s), "") for s in range(rounds)),
+        weights=checkpoint.weights_hash(model),
+        preprocessing=preprocessing_hash(config),
+        precision=precision,
+        threshold=None if number is None else _plain_threshold(number, rounds),
+        setting=setting,
+        temperatures=() if temperatures is None else tuple(float(one) for one in temperatures),
+    )
+    if setting is not None:
+        caveat = setting.caveat(weights=manifest.weights, preprocessing=manifest.preprocessing, precision=precision)
+        if caveat is not None:
+            warnings.warn(caveat, SettingWarning, stacklevel=3)
+    return manifest
+
+
+def _plain_threshold(threshold: float | Sequence[float], rounds: int) -> Threshold:
+    row = as_thresholds([threshold], rounds)[0].tolist()
+    return tuple(row) if np.ndim(threshold) else float(threshold)  # type: ignore[arg-type]  # a number
+
+
+def write_manifest(manifest: Manifest, folder: Path) -> Manifest:
+    """Beside the graphs, with the hashes of their files."""
+    files = tuple({name: hash_file(folder / name) for name in files} for files in manifest.files)
+    manifest = replace(manifest, files=files)
+    (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest
+
+
+def _write_onnx(graph: RoundGraph, path: Path, s: int) -> None:
+    config = graph.config
+    pixels = torch.zeros(2, config.in_channels, config.input_side, config.input_side, dtype=torch.uint8)
+    arguments: tuple[Tensor, ...] = (pixels,)
+    names = ["pixels"]
+    if graph.round.projector is not None:
+        before = config.rounds[s - 1]
+        arguments = (pixels, torch.zeros(2, config.grid(before) ** 2 + 1, before.width))
+        names = ["pixels", "previous"]
+    batch = torch.export.Dim("batch")
+    with _quiet_exporter(), torch.no_grad():
+        program = torch.onnx.export(
+            graph.eval(),
+            arguments,
+            dynamo=True,
+            input_names=names,
+            output_names=["logits"] if graph.round.is_last else ["logits", "tokens"],
+            dynamic_shapes=tuple({0: batch} for _ in arguments),
+            opset_version=OPSET,
+            verbose=False,
+        )
+    assert program is not None
+    program.save(path, external_data=False)
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """It warns of its own parts."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _write_openvino(source: Path, path: Path) -> None:
+    import openvino
+
+    openvino.save_model(openvino.convert_model(source), path, compress_to_fp16=False)
+
+
+def _check_format(format: str, int8: Int8Check | None) -> None:
+    if format not in SUFFIXES:
+        raise ValueError(f"unknown format {format!r}; choose {' or '.join(SUFFIXES)}.")
+    if int8 is not None and format != "onnx":
+        raise ValueError("int8 graphs are made for onnxruntime; use --format onnx.")
+    for package in (*PACKAGES[format], *(("onnxruntime",) if int8 is not None else ())):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise ValueError(f"{package} is not installed; pip install 'progresvit[{format}]'.") from error
+
+
+def _check_target(target: Path) -> None:
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{target} is a file; give the name of a folder.")
+    if not target.is_dir():
+        return
+    ours = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+    foreign = sorted(
+        path.name
+        for path in target.iterdir()
+        if path.name != MANIFEST_FILE and not (path.name.startswith("round") and path.suffix in ours)
+    )
+    if foreign or (any(target.iterdir()) and not (target / MANIFEST_FILE).is_file()):
+        other = f", such as {foreign[0]}" if foreign else ""
+        raise ValueError(f"{target} holds other files than an export{other}; give a new folder, or that of an export.")

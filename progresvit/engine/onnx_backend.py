@@ -1,0 +1,236 @@
+"""An exported model at work: one graph per round, run by onnxruntime or OpenVINO on plain arrays. No torch.
+
+The exit decision is the host's (``routing.arrays.decide``). Letters: B images, C channels, r the side of the model's
+input, N tokens, d channels of a round, K classes, s a round from 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest, graph_files
+
+__all__ = ["MANIFEST_FILE", "GraphRounds", "Manifest"]
+
+Backend = Literal["onnxruntime", "openvino"]
+Floats = NDArray[np.float32]
+
+READS: Mapping[str, tuple[str, ...]] = {"onnxruntime": ("onnx",), "openvino": ("onnx", "openvino")}
+"""The formats that each backend reads."""
+PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+"""How OpenVINO calls them."""
+
+Signature = dict[str, tuple[str, tuple[int, ...]]]
+"""Of each input or output its type and shape, the batch apart."""
+
+
+class Graph(Protocol):
+    """One round, loaded."""
+
+    inputs: Signature
+    outputs: Signature
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
+        """Arrays by name, in and out."""
+        ...
+
+
+class GraphRounds:
+    """The rounds of an export, in the folder that ``progresvit export`` wrote.
+
+    ``backend`` None is the one that the format was made for. ``precision`` is that of the arithmetic: bf16 is for
+    OpenVINO and for graphs in float32. ``threads`` None leaves their number to the backend. Not for several threads at
+    once: make one for each.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        backend: Backend | None = None,
+        precision: str = "fp32",
+        threads: int | None = None,
+    ) -> None:
+        root = Path(os.path.expanduser(folder))
+        self.manifest = manifest = Manifest.read(root)
+        self.backend = _choose_backend(backend, manifest.kind)
+        _check_precision(precision, self.backend, manifest)
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads are 1 or more, or None for the backend's own choice, not {threads}.")
+        self.precision = "int8" if manifest.precision == "int8" else precision
+        """Of the answers: what a threshold must have been calibrated for."""
+        load = _onnxruntime(threads) if self.backend == "onnxruntime" else _openvino(precision, threads)
+        self._graphs = [self._load(root, s, load) for s in range(len(manifest.config.rounds))]
+
+    def run(
+        self, s: int, pixels: NDArray[np.uint8], tokens: Floats | None = None
+    ) -> tuple[NDArray[np.float32], Floats | None]:
+        """Round s on bytes (B, C, r, r), from the second round on with the tokens (B, N, d) of the round before.
+
+        Gives logits (B, K) and the tokens for the next round, None from the last.
+        """
+        self._check_feeds(s, pixels, tokens)
+        feeds: dict[str, NDArray[Any]] = {"pixels": np.ascontiguousarray(pixels)}
+        if tokens is not None:
+            feeds["previous"] = np.ascontiguousarray(tokens)
+        found = self._graphs[s].run(feeds)
+        return found["logits"], found.get("tokens")
+
+    def _load(self, root: Path, s: int, load: Any) -> Graph:
+        names = graph_files(self.manifest.kind, s)
+        for name in names:
+            _check_file(root / name, self.manifest.files[s][name])
+        path = root / names[0]
+        try:
+            graph: Graph = load(path)
+        except Exception as error:  # each backend has its own, without a common kind
+            raise ValueError(f"{self.backend} cannot read {path} ({_first_line(error)}); export again.") from error
+        for what, found, expected in (
+            ("inputs", graph.inputs, _inputs(self.manifest, s)),
+            ("outputs", graph.outputs, _outputs(self.manifest, s)),
+        ):
+            if found != expected:
+                raise ValueError(f"{path} is another graph: its {what} are {found}, not {expected}; export again.")
+        return graph
+
+    def _check_feeds(self, s: int, pixels: NDArray[Any], tokens: NDArray[Any] | None) -> None:
+        rounds = len(self._graphs)
+        if not 0 <= s < rounds:
+            raise ValueError(f"there is no round {s}; this export has rounds 0 to {rounds - 1}.")
+        wanted = _inputs(self.manifest, s)
+        for name, end, value in (("pixels", "pixels", pixels), ("tokens", "previous", tokens)):
+            if end not in wanted:
+                if value is not None:
+                    raise ValueError("round 0 starts from the image alone; run it without tokens.")
+                continue
+            kind, shape = wanted[end]
+            if value is None or value.dtype != kind or value.shape != (len(pixels), *shape) or not len(pixels):
+                got = "nothing" if value is None else f"{value.dtype} of shape {value.shape}"
+                source = "crop pictures with data.crop" if name == "pixels" else f"take those of round {s - 1}"
+                sides = ", ".join(map(str, shape))
+                raise ValueError(f"{name} of round {s} are {kind} of shape (B, {sides}), not {got}; {source}.")
+
+
+def _inputs(manifest: Manifest, s: int) -> Signature:
+    config = manifest.config
+    pixels = ("uint8", (config.in_channels, config.input_side, config.input_side))
+    return {"pixels": pixels} if s == 0 else {"pixels": pixels, "previous": ("float32", manifest.tokens_shape(s - 1))}
+
+
+def _outputs(manifest: Manifest, s: int) -> Signature:
+    found: Signature = {"logits": ("float32", (manifest.config.num_classes,))}
+    if s < len(manifest.config.rounds) - 1:
+        found["tokens"] = ("float32", manifest.tokens_shape(s))
+    return found
+
+
+def _choose_backend(backend: str | None, kind: str) -> Backend:
+    if backend is None:
+        return "onnxruntime" if kind == "onnx" else "openvino"
+    if backend not in READS:
+        raise ValueError(f"unknown backend {backend!r}; choose {' or '.join(READS)}.")
+    if kind not in READS[backend]:
+        raise ValueError(
+            f"{backend} does not read the {kind} format; use backend='openvino', or export again with --format onnx."
+        )
+    return backend  # type: ignore[return-value]  # one of the keys
+
+
+def _check_precision(precision: str, backend: str, manifest: Manifest) -> None:
+    if precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r} of graphs; choose {' or '.join(PRECISIONS)}.")
+    if precision == "bf16" and backend == "onnxruntime":
+        raise ValueError("onnxruntime does not compute these graphs in bf16; use backend='openvino', or fp32.")
+    if precision == "bf16" and manifest.precision == "int8":
+        raise ValueError("int8 graphs are not run in bf16; use precision='fp32', or export without --int8.")
+
+
+def _check_file(path: Path, sha256: str) -> None:
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; copy the whole folder, or export the model again.")
+    if hash_file(path) != sha256:
+        raise ValueError(
+            f"{path} is a foreign graph: not the one that {MANIFEST_FILE} describes; copy the whole folder again, or "
+            "export the model again."
+        )
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _onnxruntime(threads: int | None) -> Any:
+    """A function that loads graphs."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ValueError("onnxruntime is not installed; pip install 'progresvit[onnx]'.") from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    return lambda path: _OnnxRuntimeGraph(onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"]))
+
+
+class _OnnxRuntimeGraph:
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.inputs, self.outputs = (
+            {one.name: (_ORT_TYPES.get(one.type, one.type), tuple(one.shape[1:])) for one in ends}
+            for ends in (session.get_inputs(), session.get_outputs())
+        )
+        self.names = list(self.outputs)
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
+        return dict(zip(self.names, self.session.run(self.names, dict(feeds))))
+
+
+_ORT_TYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
+
+
+def _openvino(precision: str, threads: int | None) -> Any:
+    """A function that loads graphs."""
+    try:
+        import openvino
+    except ImportError as error:
+        raise ValueError("OpenVINO is not installed; pip install 'progresvit[openvino]'.") from error
+    core = openvino.Core()
+    if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise ValueError("this CPU has no bf16 arithmetic; use precision='fp32'.")
+    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": PRECISIONS[precision], "PERFORMANCE_HINT": "LATENCY"}
+    if threads is not None:
+        settings["INFERENCE_NUM_THREADS"] = threads
+    return lambda path: _OpenVinoGraph(core.compile_model(str(path), "CPU", settings))
+
+
+class _OpenVinoGraph:
+    def __init__(self, compiled: Any) -> None:
+        self.compiled = compiled
+        self.inputs, self.outputs = _ends(compiled.inputs), _ends(compiled.outputs)
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
+        found = self.compiled(dict(feeds))
+        return {name: found[name] for name in self.outputs}
+
+
+def _ends(ports: Sequence[Any]) -> Signature:
+    found: Signature = {}
+    for port in ports:
+        shape = port.get_partial_shape()
+        sides = tuple(-1 if side.is_dynamic else side.get_length() for side in shape) if shape.rank.is_static else ()
+        found[port.get_any_name()] = (np.dtype(port.get_element_type().to_dtype()).name, sides[1:])
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,72 @@
+"""The threshold for a compute budget or an early-exit rate. Neither needs labels.
+
+The near-lossless rule is in ``frontier``, the one with a guarantee in ``certify``. Letters: N images, S rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from progresvit.routing.decide import as_scores
+from progresvit.routing.frontier import OperatingPoint, every_threshold, exit_counts, frontier
+from progresvit.routing.scores import HIGHEST
+
+
+class OutOfReachError(ValueError):
+    """These images do not allow what is asked for; others, or more of them, may."""
+
+
+ROUNDING = 0.0005
+"""Tolerance of a budget in GMACs: tables show three decimals."""
+
+STEPS = 200
+"""Budgets between the first round alone and all rounds in a table of budgets."""
+
+
+def threshold_for_budget(scores: ArrayLike, gmacs: Sequence[float], budget: float) -> float:
+    """The lowest threshold, so the most refined images, whose average GMACs stay within the budget."""
+    values = as_scores(scores)
+    if not gmacs[0] - ROUNDING <= budget <= gmacs[-1] + ROUNDING:
+        raise ValueError(
+            f"a budget of {budget:g} GMACs is out of reach: round 1 alone costs {gmacs[0]:.3f} and all rounds "
+            f"{gmacs[-1]:.3f}; choose one in between."
+        )
+    thresholds = every_threshold(values)
+    spent = exit_counts(values, thresholds) @ np.asarray(gmacs) / len(values)
+    within = np.flatnonzero(spent <= max(budget, gmacs[0]) + 1e-9)
+    if not len(within):
+        stuck = int(np.isinf(values[:, :-1]).all(axis=1).sum())
+        raise OutOfReachError(
+            f"a budget of {budget:g} GMACs is out of reach: {stuck} of {len(values)} images have NaN or infinite "
+            f"logits and never exit early, so the average is at least {spent.min():.3f}."
+        )
+    return float(thresholds[within[0]])
+
+
+def threshold_for_exit_share(scores: ArrayLike, share: float) -> float:
+    """The lowest threshold at which at least this share of the images exits before the last round."""
+    values = as_scores(scores)
+    if not 0 <= share <= 1:
+        raise ValueError(f"an exit share is between 0 and 1 (0.4 for 40 %), not {share:g}.")
+    if values.shape[1] == 1:
+        raise ValueError("a model of one round has no early exits.")
+    thresholds = every_threshold(values)
+    early = exit_counts(values, thresholds)[:, :-1].sum(axis=1)
+    enough = np.flatnonzero(early >= share * len(values) - 1e-9)
+    if not len(enough):
+        raise ValueError(
+            f"only {early.max()} of {len(values)} images can exit early; the others have NaN or infinite logits."
+        )
+    return float(thresholds[enough[0]])
+
+
+def spread_points(scores: ArrayLike, correct: ArrayLike | None, gmacs: Sequence[float]) -> tuple[OperatingPoint, ...]:
+    """Operating points at evenly spaced budgets, most GMACs first; (N, S) and (N, S), GMACs cumulative."""
+    wanted = np.linspace(gmacs[-1], gmacs[0], STEPS + 1)
+    thresholds = [threshold_for_budget(scores, gmacs, float(budget)) for budget in wanted[:-1]]
+    always = max(math.nextafter(HIGHEST, math.inf), threshold_for_budget(scores, gmacs, gmacs[0]))  # every image exits
+    return tuple(frontier(scores, correct, gmacs, sorted({*thresholds, always})))

@@ -1,0 +1,217 @@
+"""A threshold with a guarantee: with probability 1 - delta over the draw of the calibration images, the share of images
+that are harmed by an early exit is at most epsilon.
+
+Fixed-sequence testing: the thresholds of a grid, fixed before the images are seen, are tested in ascending order. The
+test is the exact binomial tail P(Bin(n, epsilon) <= k), where k of n images exited early and were harmed. Testing ends
+at the first threshold that fails, and the last that passed is certified. No correction for multiple tests is needed,
+since the first unsafe threshold passes with a probability of at most delta.
+
+An image that exits after a round is harmed if that round is wrong and the last one right (labelled: the harm bounds the
+drop in accuracy) or if the two disagree (unlabelled: disagreement bounds the drop too, and needs no labels).
+Letters: N images, S rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from progresvit.routing.decide import Floats, Marks, Threshold, as_scores
+from progresvit.routing.frontier import count_exits, exit_counts, routed_counts
+from progresvit.routing.scores import HIGHEST
+
+GRID = 2001
+"""Thresholds in the grid of one round."""
+COMBINATIONS = 4000
+"""Approximate number of threshold vectors that are compared for several rounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifiedThreshold:
+    """A threshold, what is certified of it, and the evidence."""
+
+    threshold: Threshold
+    epsilon: float
+    delta: float
+    images: int
+    """n: images of the test."""
+    harmed: int
+    """k: of these, how many exited early at the threshold and were harmed."""
+    p_value: float
+    tested: int
+    """Number of thresholds in the grid or path."""
+    design_images: int = 0
+    """Images that were used to order the thresholds; they are not among the n."""
+
+    @property
+    def too_few(self) -> bool:
+        """Whether there are too few images to certify any threshold, even with no harm at all."""
+        return self.images < needed_images(self.epsilon, self.delta)
+
+
+def needed_images(epsilon: float, delta: float) -> int:
+    """The fewest images that can certify anything: with no harm, (1 - epsilon) ** n must be at most delta."""
+    _check(epsilon, delta)
+    return math.ceil(math.log(delta) / math.log1p(-epsilon) - 1e-9)
+
+
+def certified_threshold(
+    entropy: Any, loss: Any, epsilon: float, delta: float, *, highest: float = HIGHEST, grid: int = GRID
+) -> CertifiedThreshold:
+    """The highest threshold that is certified for two rounds; 0, at which every image runs both, if none is.
+
+    Args:
+        entropy: The score of round 1, one per image: a tensor, array or list.
+        loss: Whether an exit after round 1 harms the image, one per image.
+        epsilon: The share of images that may be harmed.
+        delta: The probability that the guarantee fails.
+        highest: The end of the grid: ln 10 for entropies, 1 for a learned router's probabilities.
+        grid: Number of thresholds.
+    """
+    _check(epsilon, delta)
+    if grid < 200:
+        raise ValueError(f"the grid has at least 200 thresholds, not {grid}; a coarse one wastes what could be saved.")
+    if not 0 < highest < math.inf:
+        raise ValueError(f"the grid ends above 0: at ln 10 for entropies, at 1 for probabilities, not at {highest}.")
+    scores, harms = np.asarray(_to_host(entropy), np.float64), _as_losses(loss)
+    if scores.ndim != 1 or scores.shape != harms.shape:
+        raise ValueError(f"entropies {scores.shape} and losses {harms.shape} are one of each per image.")
+    if not len(scores):
+        raise ValueError("there are no images to certify on; give at least one entropy and loss.")
+    scores = as_scores(scores[:, None])[:, 0]
+    thresholds = np.linspace(0.0, highest, grid)
+    harmed = count_exits(scores, harms, thresholds)
+    return _walk(thresholds[:, None], harmed, len(scores), epsilon, delta)
+
+
+def certified_thresholds(
+    scores: Any,
+    losses: Any,
+    gmacs: Sequence[float],
+    epsilon: float,
+    delta: float,
+    *,
+    highest: float = HIGHEST,
+    design_share: float = 0.3,
+    seed: int = 0,
+) -> CertifiedThreshold:
+    """One threshold per round but the last, for any number of rounds; ``scores`` and ``losses`` are (N, S).
+
+    With three rounds or more the thresholds have no natural order to test them in. A random share of the images defines
+    one: the combinations of lowest compute for their harm, by rising harm. The others are used for the test.
+
+    Args:
+        scores: Entropies or router probabilities.
+        losses: Whether an exit after each round harms the image.
+        gmacs: Cumulative GMACs of the rounds.
+        epsilon: The share of images that may be harmed.
+        delta: The probability that the guarantee fails.
+        highest: The highest threshold: ln 10 for entropies, 1 for a learned router's probabilities.
+        design_share: The share of the images that orders the thresholds.
+        seed: Of the draw of these images.
+    """
+    values = as_scores(_to_host(scores))
+    harms = _as_losses(losses)
+    if harms.shape != values.shape:
+        raise ValueError(
+            f"scores of shape {values.shape} with losses of shape {harms.shape}; both are images x rounds."
+        )
+    if values.shape[1] == 1:
+        raise ValueError("a model of one round has no threshold to certify.")
+    if values.shape[1] == 2:
+        return certified_threshold(values[:, 0], harms[:, 0], epsilon, delta, highest=highest)
+    _check(epsilon, delta)
+    if not 0 < design_share < 1:
+        raise ValueError(f"the share of the images that orders the thresholds is between 0 and 1, not {design_share}.")
+    order = np.random.default_rng(seed).permutation(len(values))
+    design, test = np.split(order, [round(design_share * len(values))])
+    if not len(design) or not len(test):
+        raise ValueError(f"{len(values)} images are too few to set some aside for ordering the thresholds.")
+    harms[:, -1] = False  # an image that runs every round is not harmed
+    path = _order_on(values[design], harms[design], np.asarray(gmacs, np.float64), highest)
+    harmed = routed_counts(values[test], harms[test], path).sum(axis=1)
+    return _walk(path, harmed, len(test), epsilon, delta, design_images=len(design))
+
+
+def _walk(
+    path: Floats, harmed: NDArray[np.int64], images: int, epsilon: float, delta: float, design_images: int = 0
+) -> CertifiedThreshold:
+    from scipy.stats import binom  # slow to import, and training and the engine do not need it
+
+    p_values = binom.cdf(harmed, images, epsilon)
+    failed = np.flatnonzero(p_values > delta)
+    passed = int(failed[0]) if len(failed) else len(path)
+    last = max(passed - 1, 0)  # the path begins at 0, where no image exits and none is harmed
+    row = path[last].tolist()
+    return CertifiedThreshold(
+        threshold=row[0] if len(row) == 1 else tuple(row),
+        epsilon=epsilon,
+        delta=delta,
+        images=images,
+        harmed=int(harmed[last]),
+        p_value=float(p_values[last]),
+        tested=len(path),
+        design_images=design_images,
+    )
+
+
+def _order_on(scores: Floats, harms: Marks, gmacs: Floats, highest: float) -> Floats:
+    """A path of threshold vectors from no exits to cheap and harmful: (steps, S - 1).
+
+    These are the combinations of levels that no other beats in both compute and harm. Small steps up to the first of
+    them come before, since a threshold without harm on these images may harm others. The levels of a round are
+    quantiles of its scores, so they are as dense as the scores.
+    """
+    between = scores.shape[1] - 1
+    count = max(2, int(COMBINATIONS ** (1 / between)))
+    levels = [_levels(scores[:, s], count, highest) for s in range(between)]
+    numbers = np.stack(np.meshgrid(*(range(len(one)) for one in levels), indexing="ij"), axis=-1).reshape(-1, between)
+    rows = _take(levels, numbers)
+    spent = exit_counts(scores, rows) @ gmacs
+    harmed = routed_counts(scores, harms, rows).sum(axis=1)
+    order = np.lexsort((spent, harmed))  # by harm, then by compute
+    cheapest = np.minimum.accumulate(spent[order])
+    better = order[np.append(True, cheapest[1:] < cheapest[:-1])]
+    first = numbers[better[0]]
+    steps = np.linspace(0, 1, max(first.max(), 1), endpoint=False)[:, None] * first
+    return np.vstack([_take(levels, steps.astype(int)), rows[better]])
+
+
+def _take(levels: list[Floats], numbers: NDArray[np.int64]) -> Floats:
+    """The levels of those numbers, one column for each round: (steps, S - 1)."""
+    return np.stack([one[numbers[:, s]] for s, one in enumerate(levels)], axis=1)
+
+
+def _levels(scores: Floats, count: int, highest: float) -> Floats:
+    known = scores[np.isfinite(scores)]
+    quantiles = np.quantile(known, np.linspace(0, 1, count)) if len(known) else np.zeros(0)
+    return np.unique([0.0, *np.minimum(quantiles, highest), highest])
+
+
+def _check(epsilon: float, delta: float) -> None:
+    if not 0 < epsilon < 1:
+        raise ValueError(
+            f"epsilon, the share that may be harmed, is between 0 and 1 (0.005 is half a point), not {epsilon}."
+        )
+    if not 0 < delta < 1:
+        raise ValueError(f"delta, the risk that the guarantee fails, is between 0 and 1 (0.05 for 95 %), not {delta}.")
+
+
+def _as_losses(values: Any) -> Marks:
+    losses = np.asarray(_to_host(values))
+    if not np.isin(losses, (0, 1)).all():
+        raise ValueError("losses are true (harmed by the exit) or false.")
+    return losses.astype(bool)
+
+
+def _to_host(values: Any) -> Any:
+    """Tensors may be on a GPU, or of a type that numpy does not have."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        return values.float().numpy() if values.is_floating_point() else values.numpy()
+    return values

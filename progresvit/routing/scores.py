@@ -1,0 +1,148 @@
+"""How uncertain a prediction is: top-10 entropy, full entropy, and the statistics that a learned router takes.
+
+Importing this needs no torch: arrays are scored with numpy, tensors with torch. Letters: B images, K classes, z logits
+and p probabilities in descending order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Float32s = NDArray[np.float32]
+
+TOP = 10
+HIGHEST = math.log(TOP)
+"""The upper bound of a top-10 entropy."""
+LEADING = 5
+
+STATISTICS = (
+    "top10_entropy",
+    "full_entropy",
+    "probability_margin_1_2",  # p1 - p2
+    "probability_margin_2_3",
+    "logit_margin_1_2",  # z1 - z2
+    "logit_margin_2_3",
+    "logit_mean",
+    "logit_deviation",
+    "logit_skewness",
+    "logit_kurtosis",
+    "log_sum_exp",
+    "collision",  # the sum of p squared: the probability that two draws agree
+    "top10_mass",
+    *(f"probability_{rank}" for rank in range(1, LEADING + 1)),
+    *(f"logit_{rank}" for rank in range(1, LEADING + 1)),
+)
+"""Names of the statistics. The paper names their kinds only (top-10 and full entropy, confidence and logit margins,
+distribution moments, leading probabilities and logits); this selection is ours."""
+
+
+@overload
+def top10_entropy(logits: Tensor) -> Tensor: ...
+@overload
+def top10_entropy(logits: NDArray[Any]) -> Float32s: ...
+def top10_entropy(logits: Any) -> Any:
+    """Entropy of the ten largest class probabilities, renormalised to sum to one: (B, K) -> (B,).
+
+    In nats, so between 0 and ln 10; with fewer than ten classes, of all of them. The result is float32 for any input
+    type. It is infinite where a logit is NaN or infinite, so such an image never exits early. Arrays and tensors agree
+    to 1e-6.
+    """
+    return _top10_of_array(logits) if isinstance(logits, np.ndarray) else _top10_of_tensor(logits)
+
+
+def _top10_of_tensor(logits: Tensor) -> Tensor:
+    import torch
+
+    values = logits.float()
+    top = values.topk(min(TOP, values.shape[-1]), dim=-1).values  # (B, K) -> (B, 10)
+    kept = top.softmax(dim=-1)  # renormalising the largest probabilities is a softmax over their logits
+    entropy = torch.special.entr(kept).sum(dim=-1)  # (B, 10) -> (B,)
+    return _infinite_unless_finite(values, entropy.clamp(max=_largest_entropy(top.shape[-1])))
+
+
+def _top10_of_array(logits: NDArray[Any]) -> Float32s:
+    values, finite = finite_rows(logits)
+    count = min(TOP, values.shape[-1])
+    top = np.partition(values, -count, axis=-1)[:, -count:].astype(np.float64)  # (B, K) -> (B, 10)
+    logs = top - top.max(axis=-1, keepdims=True)
+    logs -= np.log(np.exp(logs).sum(axis=-1, keepdims=True))
+    entropy = 0.0 - (np.exp(logs) * logs).sum(axis=-1)  # (B, 10) -> (B,); 0 and not -0 for a certain prediction
+    bounded = np.clip(entropy.astype(np.float32), np.float32(0), np.float32(_largest_entropy(count)))
+    return np.where(finite, bounded, np.float32(np.inf))
+
+
+def full_entropy(logits: Tensor) -> Tensor:
+    """Entropy of all class probabilities: (B, K) -> (B,). Kept in records; exits do not depend on it."""
+    import torch
+
+    values = logits.float()
+    return _infinite_unless_finite(values, torch.special.entr(values.softmax(dim=-1)).sum(dim=-1))
+
+
+def logit_statistics(logits: Tensor) -> Tensor:
+    """The statistics of a round's logits, in the order of ``STATISTICS``, in float32: (B, K) -> (B, 23).
+
+    With fewer than five classes the missing probabilities are 0 and the missing logits equal the smallest. All
+    statistics of an image are NaN if one of its logits is NaN or infinite.
+    """
+    import torch
+
+    values = logits.float()
+    z = values.sort(dim=-1, descending=True).values  # (B, K)
+    p = z.softmax(dim=-1)
+    centred = z - z.mean(dim=-1, keepdim=True)
+    deviation = centred.square().mean(dim=-1).sqrt()
+    scaled = centred / deviation.clamp(min=1e-6).unsqueeze(-1)
+    leading_z, leading_p = _leading(z, fill=z[:, -1:]), _leading(p, fill=torch.zeros_like(p[:, :1]))  # (B, 5) each
+    columns = [
+        top10_entropy(values),
+        full_entropy(values),
+        leading_p[:, 0] - leading_p[:, 1],
+        leading_p[:, 1] - leading_p[:, 2],
+        leading_z[:, 0] - leading_z[:, 1],
+        leading_z[:, 1] - leading_z[:, 2],
+        z.mean(dim=-1),
+        deviation,
+        scaled.pow(3).mean(dim=-1),
+        scaled.pow(4).mean(dim=-1),
+        z.logsumexp(dim=-1),
+        p.square().sum(dim=-1),
+        p[:, :10].sum(dim=-1),
+        *leading_p.unbind(dim=-1),
+        *leading_z.unbind(dim=-1),
+    ]
+    statistics = torch.stack(columns, dim=-1)  # 23 times (B,) -> (B, 23)
+    return statistics.where(values.isfinite().all(dim=-1, keepdim=True), torch.nan)
+
+
+def finite_rows(logits: NDArray[Any]) -> tuple[Float32s, NDArray[np.bool_]]:
+    """The logits in float32 with zeros in rows that are not finite throughout, and which rows are finite."""
+    values = np.asarray(logits, np.float32)
+    finite: NDArray[np.bool_] = np.asarray(np.isfinite(values).all(axis=-1))
+    return np.where(finite[:, None], values, np.float32(0)).astype(np.float32, copy=False), finite
+
+
+def _largest_entropy(classes: int) -> float:
+    """The largest float32 that is not above ln(classes): rounding must not lift an entropy over its bound."""
+    nearest = np.float32(math.log(classes))
+    above = float(nearest) > math.log(classes)  # as Python floats: numpy would round the logarithm to float32 too
+    return float(np.nextafter(nearest, np.float32(0)) if above else nearest)
+
+
+def _infinite_unless_finite(values: Tensor, entropy: Tensor) -> Tensor:
+    return entropy.where(values.isfinite().all(dim=-1), math.inf)
+
+
+def _leading(descending: Tensor, fill: Tensor) -> Tensor:
+    """The first five of each row, padded with ``fill``: (B, K) -> (B, 5)."""
+    import torch
+
+    missing = max(0, LEADING - descending.shape[-1])
+    return torch.cat([descending[:, :LEADING], fill.expand(-1, missing)], dim=-1)

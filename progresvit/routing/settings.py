@@ -1,0 +1,214 @@
+"""Calibrated thresholds as JSON files: a single setting, the named settings of a model, and a table of budgets.
+
+A setting says what its threshold is for, on what evidence, and for which model it holds. A model folder may contain
+``settings/NAME.json`` and ``budgets.json``, which gives a threshold for any budget without records. The setting named
+near-lossless is the default. All of them are written by ``progresvit calibrate``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from progresvit.io.files import replace_file
+from progresvit.io.model_folder import BUDGETS_FILE, SETTINGS
+from progresvit.io.parse import Section, dump_json, read_json
+from progresvit.routing.calibrate import ROUNDING
+from progresvit.routing.decide import Threshold, as_thresholds
+from progresvit.routing.frontier import OperatingPoint
+
+Rule = Literal["near-lossless", "budget", "exit-share", "guarantee"]
+Loss = Literal["labelled", "unlabelled"]
+
+DEFAULT = "near-lossless"
+"""The setting that a model is used with unless another is asked for."""
+
+
+class SettingWarning(UserWarning):
+    """A threshold is used for another model, preprocessing or precision than it was calibrated for."""
+
+
+class Setting(Section):
+    """A threshold and what is known of it."""
+
+    rule: Rule
+    threshold: Threshold
+    rounds: int
+    weights: str
+    """Hash of the model's weights."""
+    preprocessing: str
+    """Hash of the preprocessing."""
+    precision: str
+    n: int
+    """Number of calibration images."""
+    router: str | None = None
+    """Hash of the learned router whose probabilities the threshold is for; None for entropies."""
+    epsilon: float | None = None
+    """With a guarantee: the share of images that an early exit may harm."""
+    delta: float | None = None
+    """With a guarantee: the probability that it fails."""
+    k: int | None = None
+    """With a guarantee: how many of the n images were harmed."""
+    loss: Loss | None = None
+    """With a guarantee, the definition of harm: a correct answer is lost (labelled), or the last round disagrees
+    (unlabelled)."""
+    p_value: float | None = None
+    abstain: float | None = None
+    """Answers of this top-10 entropy or more are withheld; None if all are given."""
+    expected: dict[str, Any] = Field(default_factory=dict)
+    """What the threshold gave on the calibration images."""
+    data: str = ""
+    date: str = ""
+
+    @field_validator("abstain")
+    @classmethod
+    def _check_abstain(cls, value: float | None) -> float | None:
+        if value is not None and not value >= 0:
+            raise ValueError(f"abstaining begins at an entropy of 0 or more, not at {value}")
+        return value
+
+    @model_validator(mode="after")
+    def _check_threshold(self) -> Setting:
+        as_thresholds([self.threshold], self.rounds)
+        return self
+
+    def caveat(self, *, weights: str, preprocessing: str, precision: str) -> str | None:
+        """A warning if the setting is used with another model than it was calibrated for; None with its own."""
+        used = {"weights": weights, "preprocessing": preprocessing, "precision": precision}
+        differing = [name for name, value in used.items() if getattr(self, name) != value]
+        if not differing:
+            return None
+        effect = "the certificate does not hold here" if self.rule == "guarantee" else "expect other results"
+        return (
+            f"the threshold was calibrated with other {' and '.join(differing)}: {effect}. "
+            "Evaluate and calibrate again for this model."
+        )
+
+    def check_use(self, rounds: int, router: str | None) -> None:
+        """Refuse a model with another number of rounds, or scores of another kind."""
+        if self.rounds != rounds:
+            raise ValueError(
+                f"the setting is for a model of {self.rounds} rounds and this one has {rounds}; calibrate on its own."
+            )
+        if self.router != router:
+            kind = "entropies" if self.router is None else "the probabilities of a learned router"
+            other = ", of another one than was given" if self.router and router else ""
+            raise ValueError(
+                f"the setting's threshold is for {kind}{other}; give the router that it was calibrated with, or none "
+                "if it was none."
+            )
+
+    def to_json(self) -> str:
+        """The JSON text; fields that are None are left out."""
+        return dump_json({name: value for name, value in self if value is not None})
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON file."""
+        replace_file(Path(path), self.to_json() + "\n")
+
+
+def load_setting(path: str | Path) -> Setting:
+    """Read a setting that ``progresvit calibrate`` wrote."""
+    return read_json(Setting, path, what="setting", remedy="make one with: progresvit calibrate RECORDS --out FILE")
+
+
+def setting_names(folder: Path | None) -> list[str]:
+    """Names of the settings in a model folder; none without a folder."""
+    return [] if folder is None else sorted(path.stem for path in (folder / SETTINGS).glob("*.json"))
+
+
+def default_setting(folder: Path | None) -> Setting | None:
+    """The near-lossless setting, if the folder has it."""
+    return find_setting(DEFAULT, folder) if DEFAULT in setting_names(folder) else None
+
+
+def find_setting(wanted: str | os.PathLike[str], folder: Path | None) -> Setting:
+    """The setting in a file, or the one of that name in the model folder.
+
+    An existing file, or anything that ends in .json, is a path; everything else is a name.
+    """
+    path = Path(wanted).expanduser()
+    if path.suffix == ".json" or path.is_file():
+        return load_setting(path)
+    names = setting_names(folder)
+    if str(wanted) not in names:
+        where = "the model" if folder is None else str(folder)
+        known, choice = (
+            (f"it has {', '.join(names)}", "one of them, ") if names else (f"it has no {SETTINGS} folder with any", "")
+        )
+        raise ValueError(
+            f"{where} has no setting {str(wanted)!r} ({known}); give {choice}a number, or a file that this wrote: "
+            "progresvit calibrate RECORDS --out FILE.json"
+        )
+    assert folder is not None
+    return load_setting(folder / SETTINGS / f"{wanted}.json")
+
+
+class Budgets(Section):
+    """The compute of many thresholds, from the first round alone to all rounds, and the model for which it holds."""
+
+    rounds: int
+    weights: str
+    """Hash of the model's weights."""
+    preprocessing: str
+    """Hash of the preprocessing."""
+    precision: str
+    n: int
+    """Number of images that were measured."""
+    points: tuple[OperatingPoint, ...] = Field(min_length=1)
+    """Most GMACs first, in the paper's convention."""
+    data: str = ""
+    date: str = ""
+
+    def setting(self, gmacs: float) -> Setting:
+        """The threshold that spends the most within an average of ``gmacs``."""
+        full, first = self.points[0], self.points[-1]
+        if not first.gmacs - ROUNDING <= gmacs <= full.gmacs + ROUNDING:
+            raise ValueError(
+                f"a budget of {gmacs:g} GMACs is out of reach: this model spends {first.gmacs:.3f} with the first "
+                f"round alone and {full.gmacs:.3f} with all; choose one in between."
+            )
+        point = next((candidate for candidate in self.points if candidate.gmacs <= gmacs + 1e-9), first)
+        spent = {"gmacs": point.gmacs, "full_gmacs": full.gmacs, "saving": 1 - point.gmacs / full.gmacs}
+        accuracy = {"top1": point.top1} if point.top1 is not None else {}
+        return Setting(
+            rule="budget",
+            threshold=point.threshold,
+            rounds=self.rounds,
+            weights=self.weights,
+            preprocessing=self.preprocessing,
+            precision=self.precision,
+            n=self.n,
+            expected={**spent, **accuracy, "exit_shares": list(point.exit_shares), "convention": "paper"},
+            data=self.data,
+            date=self.date,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON file, one line per point."""
+        points = ",\n".join(
+            "    " + dump_json({key: value for key, value in asdict(point).items() if value is not None}, indent=None)
+            for point in self.points
+        )
+        head = dump_json({name: value for name, value in self if name != "points"}).removesuffix("\n}")
+        replace_file(Path(path), f'{head},\n  "points": [\n{points}\n  ]\n}}\n')
+
+
+def load_budgets(path: str | Path) -> Budgets:
+    """Read the table that ``progresvit calibrate --budgets`` wrote."""
+    remedy = f"make it with: progresvit calibrate RECORDS --budgets --out MODEL/{BUDGETS_FILE}"
+    return read_json(Budgets, path, what="table of budgets", remedy=remedy)
+
+
+def budget_setting(folder: Path | None, gmacs: float) -> Setting:
+    """The setting for a budget, from the table in a model folder."""
+    if folder is None:
+        raise ValueError(
+            f"a budget needs the {BUDGETS_FILE} of a model folder, which exports and models in memory do not have; "
+            "give the folder, or a threshold."
+        )
+    return load_budgets(folder / BUDGETS_FILE).setting(gmacs)

@@ -1,0 +1,130 @@
+"""Sets without splits: what training learns from and what is held back are drawn by name."""
+
+import tarfile
+
+import pytest
+from PIL import Image
+
+from progresvit.data.dataset import find_images
+from progresvit.data.split import hold_out
+
+
+def make_set(root, counts, *, below=""):
+    for class_id, count in counts.items():
+        folder = root / class_id / below
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+    return root
+
+
+def names(images):
+    return {entry.name for entry in images.entries}
+
+
+def test_train_and_val_share_out_the_whole_set_and_have_nothing_in_common(tmp_path):
+    make_set(tmp_path, {"rex": 20, "bella": 7, "luna": 2})
+    train, val, whole = (find_images(tmp_path, split) for split in ("train", "val", "."))
+    assert train.class_ids == val.class_ids == ("bella", "luna", "rex")
+    assert [val.targets.count(target) for target in range(3)] == [1, 1, 4]
+    assert not names(train) & names(val)
+    assert names(train) | names(val) == names(whole)
+    assert (train.drawn_from, val.drawn_from, whole.drawn_from) == (29, 29, None)
+    assert val.subset([0]).drawn_from == 29
+
+
+def test_the_draw_goes_by_names_alone_so_it_is_the_same_elsewhere_and_in_a_tar(tmp_path):
+    first = make_set(tmp_path / "here", {"rex": 20, "bella": 20})
+    second = make_set(tmp_path / "there", {"bella": 20, "rex": 20})
+    with tarfile.open(tmp_path / "set.tar", "w") as tar:
+        tar.add(first, arcname=".")
+    held_out = names(find_images(first, "val"))
+    assert held_out == names(find_images(second, "val")) == names(find_images(tmp_path / "set.tar", "val"))
+    drawn = {name.split("/")[1] for name in held_out if name.startswith("rex")}
+    assert drawn != {name.split("/")[1] for name in held_out if name.startswith("bella")}
+
+
+def test_the_draw_is_what_it_was_in_earlier_versions():
+    """Another draw would hand out as unseen what earlier models have learned from."""
+    assert hold_out([f"rex/{number}.jpg" for number in range(10)], class_id="rex") == {"rex/1.jpg", "rex/7.jpg"}
+
+
+def test_the_draw_is_the_same_where_names_are_spelled_as_on_a_mac():
+    composed, apart = "rex/Zo\u00e9.jpg", "rex/Zoe\u0301.jpg"
+    others = [f"rex/{number}.jpg" for number in range(20)]
+    first, second = (hold_out([name, *others], class_id="rex") for name in (composed, apart))
+    assert first - {composed} == second - {apart}
+    assert (composed in first) == (apart in second)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, 1), (3, 1), (7, 1), (8, 2), (20, 4), (1000, 200)])
+def test_a_fifth_is_held_out_and_one_at_least(count, expected):
+    assert len(hold_out([str(number) for number in range(count)], class_id="rex")) == expected
+
+
+def test_a_class_of_one_image_is_refused_by_name(tmp_path):
+    make_set(tmp_path, {"rex": 5, "bella": 1})
+    for split in ("train", "val"):
+        with pytest.raises(ValueError, match="the class bella has only one image; at least two are needed"):
+            find_images(tmp_path, split)
+    assert len(find_images(tmp_path, ".")) == 6
+
+
+def test_an_empty_class_is_refused_by_name(tmp_path):
+    make_set(tmp_path, {"rex": 5, "bella": 0})
+    with pytest.raises(ValueError, match=r"bella of .* hold no images; add some"):
+        find_images(tmp_path, "train")
+
+
+def test_where_there_are_splits_nothing_is_drawn(tmp_path):
+    make_set(tmp_path, {"rex": 5, "bella": 5})
+    make_set(tmp_path / "train", {"rex": 3})
+    train = find_images(tmp_path, "train")
+    assert (len(train), train.class_ids, train.drawn_from) == (3, ("rex",), None)
+    with pytest.raises(ValueError, match="no images under val/<class>/"):
+        find_images(tmp_path, "val")
+
+
+def test_splits_of_other_names_are_not_taken_for_classes(tmp_path):
+    for split in ("training", "validation"):
+        make_set(tmp_path / split, {"rex": 5, "bella": 5})
+    with pytest.raises(ValueError, match=r"training, validation hold folders of images.*--set data\.train="):
+        find_images(tmp_path, "train")
+    assert len(find_images(tmp_path, "training")) == 10
+
+
+def test_a_class_may_be_called_train_and_may_have_folders_of_its_own(tmp_path):
+    make_set(tmp_path, {"train": 5, "car": 5})
+    make_set(tmp_path, {"car": 5}, below="red")
+    images = find_images(tmp_path, "train")
+    assert images.class_ids == ("car", "train")
+    assert (len(images), images.drawn_from) == (12, 15)
+
+
+def test_splits_without_classes_are_not_taken_for_classes(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        for number in range(4):
+            (tmp_path / split / f"{number}.png").write_bytes(b"")
+    with pytest.raises(ValueError, match="has train, val with images and no classes in them"):
+        find_images(tmp_path, "train")
+
+
+def test_what_systems_leave_behind_is_no_class_and_no_image(tmp_path):
+    for name in (
+        "cat/1.png",
+        "cat/2.png",
+        "cat/._1.png",
+        "dog/1.png",
+        "dog/2.png",
+        ".cache/1.png",
+        "__MACOSX/cat/1.png",
+    ):
+        path = tmp_path / "set" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    with tarfile.open(tmp_path / "set.tar", "w") as tar:
+        tar.add(tmp_path / "set", arcname=".")
+    for source in (tmp_path / "set", tmp_path / "set.tar"):
+        found = find_images(source, ".")
+        assert [entry.name for entry in found.entries] == ["cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"]

@@ -1,0 +1,111 @@
+import math
+
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from progresvit.routing import full_entropy, top10_entropy
+
+LOGITS = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=40)
+
+
+def many_logits(classes=12, seed=0):
+    """Sharp and flat ones, ties, and every kind of broken row."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(400, classes)) * rng.choice([0.0, 1e-3, 0.3, 1, 4, 30, 1e4], size=(400, 1))
+    logits[:40] += 1e3
+    logits[40:60] = np.round(logits[40:60])
+    for row, bad in enumerate([np.nan, np.inf, -np.inf]):
+        logits[row, row] = bad
+    return logits.astype(np.float32)
+
+
+@given(LOGITS)
+def test_entropy_of_the_renormalised_top_ten(values):
+    logits = torch.tensor([values], dtype=torch.float32)
+    top = sorted(torch.softmax(logits[0].double(), dim=0).tolist(), reverse=True)[:10]
+    shares = [p / sum(top) for p in top]
+    expected = -sum(p * math.log(p) for p in shares if p > 0)
+    assert abs(top10_entropy(logits).item() - expected) < 1e-4
+
+
+@given(LOGITS)
+def test_entropy_lies_between_zero_and_ln_ten(values):
+    entropy = top10_entropy(torch.tensor([values])).item()
+    assert 0 <= entropy <= math.log(10)
+
+
+def test_equal_logits_are_as_unsure_as_can_be():
+    assert torch.allclose(top10_entropy(torch.zeros(2, 1000)), torch.tensor(math.log(10)))
+    assert torch.allclose(top10_entropy(torch.zeros(2, 4)), torch.tensor(math.log(4)))
+
+
+def test_entropy_is_float32_whatever_comes_in():
+    logits = torch.randn(4, 100)
+    assert top10_entropy(logits.bfloat16()).dtype == torch.float32
+    assert torch.equal(top10_entropy(logits.bfloat16()), top10_entropy(logits.bfloat16().float()))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_an_image_with_a_broken_logit_never_exits_early(bad):
+    logits = torch.randn(3, 40)
+    logits[1, 33] = bad
+    for entropy in (top10_entropy(logits), full_entropy(logits)):
+        assert entropy.isfinite().tolist() == [True, False, True]
+        assert not entropy[1] < math.inf
+
+
+@pytest.mark.parametrize("classes", [1, 2, 9, 10, 11, 1000])
+@pytest.mark.parametrize("kind", ["random", "certain", "uniform", "huge", "bf16"])
+def test_entropies_equal_scipys(classes, kind):
+    logits = torch.randn(5, classes) * 3
+    if kind == "certain":
+        logits[:, 0] = 200.0
+    elif kind == "uniform":
+        logits[:] = 0.7
+    elif kind == "huge":
+        logits = torch.where(torch.rand(5, classes) < 0.5, 1e4, -1e4)
+    elif kind == "bf16":
+        logits = logits.bfloat16()
+    probabilities = scipy.special.softmax(logits.double().numpy(), axis=1)
+    top = np.sort(probabilities, axis=1)[:, ::-1][:, :10]  # scipy renormalises
+    assert top10_entropy(logits).numpy() == pytest.approx(scipy.stats.entropy(top, axis=1), abs=1e-5)
+    assert full_entropy(logits).numpy() == pytest.approx(scipy.stats.entropy(probabilities, axis=1), abs=1e-5)
+
+
+def test_uniform_logits_reach_ln_ten_and_never_pass_it():
+    for value in (0.0, 0.1, -3.3, 1e4):
+        for classes in (10, 1000):
+            entropy = top10_entropy(torch.full((1, classes), value)).double().item()
+            assert math.log(10) - 1e-6 < entropy <= math.log(10)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 9, 10, 11, 12, 1000])
+def test_entropies_of_arrays_are_those_of_tensors(classes):
+    logits = many_logits(classes) if classes > 2 else many_logits(12)[:, :classes].copy()
+    found, expected = top10_entropy(logits), top10_entropy(torch.from_numpy(logits)).numpy()
+    assert found.dtype == np.float32
+    assert np.array_equal(np.isinf(found), np.isinf(expected))
+    finite = np.isfinite(expected)
+    assert np.abs(found[finite] - expected[finite]).max() <= 1e-6
+    assert found[finite].min() >= 0
+    assert float(found[finite].max()) <= math.log(min(10, classes))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=40))
+def test_any_entropy_of_an_array_is_that_of_a_tensor(row):
+    logits = np.array([row], np.float32)
+    found, expected = top10_entropy(logits), top10_entropy(torch.from_numpy(logits)).numpy()
+    assert np.abs(found - expected).max() <= 1e-6
+
+
+def test_flat_logits_do_not_exceed_the_bound():
+    for classes in range(1, 30):
+        bound = math.log(min(10, classes))
+        assert float(top10_entropy(np.zeros((1, classes)))[0]) <= bound
+        assert float(top10_entropy(torch.zeros(1, classes))) <= bound

@@ -1,0 +1,128 @@
+"""Settings and budgets that lie in a model's folder."""
+
+import json
+
+import numpy as np
+import pytest
+
+from progresvit.evaluation import (
+    calibrate_budget,
+    calibrate_near_lossless,
+    measure_budgets,
+    with_abstention,
+)
+from progresvit.evaluation.selective import abstain_entropy
+from progresvit.io.model_folder import shipped_folder
+from progresvit.routing import Setting, find_setting, load_budgets, load_setting, setting_names
+from progresvit.routing.calibrate import STEPS
+from progresvit.routing.settings import budget_setting, default_setting
+from tests.evaluation.made import make_records
+
+
+def a_setting(threshold):
+    return Setting(rule="budget", threshold=threshold, rounds=2, weights="w", preprocessing="p", precision="fp32", n=9)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "model" / "settings").mkdir(parents=True)
+    for name, threshold in (("near-lossless", 0.4), ("drop-0.5", 0.6)):
+        a_setting(threshold).save(tmp_path / "model" / "settings" / f"{name}.json")
+    return tmp_path / "model"
+
+
+def test_a_name_is_looked_up_in_the_models_folder(folder):
+    assert setting_names(folder) == ["drop-0.5", "near-lossless"]
+    assert find_setting("drop-0.5", folder).threshold == 0.6
+    assert default_setting(folder).threshold == 0.4
+
+
+def test_a_file_that_is_there_and_whatever_ends_in_json_is_a_path(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a_setting(0.1).save(tmp_path / "drop-0.5")
+    assert find_setting("drop-0.5", folder).threshold == 0.1
+    with pytest.raises(ValueError, match=r"there is no setting at near-lossless\.json"):
+        find_setting("near-lossless.json", folder)
+
+
+def test_an_unknown_name_lists_what_is_there(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"no setting 'fast' \(it has drop-0\.5, near-lossless\)"):
+        find_setting("fast", folder)
+    for none in (tmp_path, None):
+        with pytest.raises(ValueError, match="no settings folder"):
+            find_setting("fast", none)
+        assert default_setting(none) is None
+
+
+def test_a_table_of_budgets_gives_the_threshold_that_records_give(tmp_path):
+    records = make_records(2000)
+    measure_budgets(records).save(tmp_path / "budgets.json")
+    table = load_budgets(tmp_path / "budgets.json")
+    assert table.points == measure_budgets(records).points
+    first, last = records.gmacs()
+    for budget in np.linspace(first, last, 7):
+        found, exact = table.setting(budget), calibrate_budget(records, float(budget))
+        assert found.expected["gmacs"] <= budget + 1e-9
+        assert exact.expected["gmacs"] - found.expected["gmacs"] <= (last - first) / STEPS + 1e-9
+        assert (found.weights, found.precision, found.rule) == (exact.weights, exact.precision, "budget")
+    assert table.setting(last).expected["top1"] == pytest.approx(records.correct[:, -1].mean())
+    assert budget_setting(tmp_path, last) == table.setting(last)
+
+
+def test_a_budget_out_of_reach_or_without_its_table_is_refused(tmp_path):
+    table = measure_budgets(make_records(100))
+    with pytest.raises(ValueError, match="out of reach"):
+        table.setting(table.points[0].gmacs + 1)
+    with pytest.raises(ValueError, match="progresvit calibrate RECORDS --budgets"):
+        budget_setting(tmp_path, 1.0)
+    with pytest.raises(ValueError, match="give the folder"):
+        budget_setting(None, 1.0)
+    for damaged in ("[]", "{}", '{"points": 3}', "text"):
+        (tmp_path / "budgets.json").write_text(damaged)
+        with pytest.raises(ValueError, match="no table of budgets"):
+            budget_setting(tmp_path, 1.0)
+
+
+def test_a_setting_that_abstains_gives_as_many_answers_as_the_errors_allow(tmp_path):
+    records = make_records(2000)
+    setting = calibrate_near_lossless(records)
+    careful = with_abstention(records, setting, 0.1)
+    assert careful.threshold == setting.threshold
+    assert careful.expected["answered_top1"] >= 0.9
+    assert 0 < careful.expected["coverage"] < 1
+    careful.save(tmp_path / "careful.json")
+    assert load_setting(tmp_path / "careful.json") == careful
+    assert "abstain" not in json.loads(setting.to_json())
+    assert with_abstention(records, setting, 0.999).abstain is None
+
+
+def test_equally_sure_answers_are_withheld_together():
+    unsure, wrong = [0.1, 0.2, 0.2, 0.2, 0.5], [False, False, True, False, True]
+    assert abstain_entropy(unsure, wrong, 0.25) == 0.5
+    assert abstain_entropy(unsure, wrong, 0.2) == 0.2  # two of the three would do, but which?
+    assert abstain_entropy(unsure, wrong, 0.4) is None
+    with pytest.raises(ValueError, match="even the most confident"):
+        abstain_entropy([0.1, 0.2], [True, False], 0.3)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        abstain_entropy(unsure, wrong, 5)
+
+
+def test_abstaining_below_zero_is_refused():
+    with pytest.raises(ValueError, match="entropy of 0 or more"):
+        Setting(
+            rule="budget", threshold=0.1, rounds=2, weights="", preprocessing="", precision="fp32", n=1, abstain=-1.0
+        )
+
+
+def test_shipped_settings_and_budgets_are_written_as_they_were(tmp_path):
+    for path in sorted((shipped_folder() / "settings").glob("*.json")):
+        load_setting(path).save(tmp_path / path.name)
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+    load_budgets(shipped_folder() / "budgets.json").save(tmp_path / "budgets.json")
+    assert (tmp_path / "budgets.json").read_bytes() == (shipped_folder() / "budgets.json").read_bytes()
+
+
+def test_an_infinite_threshold_is_written_and_read(tmp_path):
+    a_setting(float("inf")).save(tmp_path / "always.json")
+    assert '"threshold": "inf"' in (tmp_path / "always.json").read_text()
+    assert load_setting(tmp_path / "always.json") == a_setting(float("inf"))
