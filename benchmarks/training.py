@@ -120,9 +120,9 @@ def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch
     stored = in_memory_for_training(pictures, side=config.resolution, device=processes.device)
     decoding = time.perf_counter() - start
     step = make_step(config, recipe, processes)
-    order = EpochSampler(count=len(stored), batch=batch, seed=0)
+    sampler = EpochSampler(count=len(stored), batch=batch, seed=0)
     batches = InMemoryBatches(
-        stored, config=config, augmentation=recipe.augment, order=order, resolution=config.input_side
+        stored, config=config, augmentation=recipe.augment, sampler=sampler, resolution=config.input_side
     ).steps(0, 10**9)
     return {**timed(step, batches, steps=options.steps, batch=batch), "decoding_s": decoding, "pictures": len(stored)}
 

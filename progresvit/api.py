@@ -42,6 +42,6 @@ def load_with_folder(source: Source | None = None, *, revision: str | None = Non
 def as_progresvit(model: RoundModel, what: str) -> ProgResViT:
     """The same model, for ``what`` runs no other kind; an error if it is of another kind."""
     if not isinstance(model, ProgResViT):
-        kind = model.config.kind if isinstance(model, RoundModel) else type(model).__name__
+        kind = model.config.kind if hasattr(model, "config") else type(model).__name__
         raise ValueError(f"{what} runs models of kind 'progresvit' only, not {kind!r}; call the model itself.")
     return model

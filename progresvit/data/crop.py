@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from progresvit.config import ModelConfig
+from progresvit.config import BaseConfig
 from progresvit.data.decode import ImageError
 
 INTERPOLATION = "bicubic"
 
 
-def crop(image: Image.Image, config: ModelConfig) -> NDArray[np.uint8]:
+def crop(image: Image.Image, config: BaseConfig) -> NDArray[np.uint8]:
     """Resize the shorter side and keep the centre square: an image -> (C, r, r) bytes, not normalised yet.
 
     Byte for byte the evaluation transform of timm.
@@ -41,7 +41,7 @@ def crop(image: Image.Image, config: ModelConfig) -> NDArray[np.uint8]:
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))  # (r, r, C) -> (C, r, r)
 
 
-def describe_preprocessing(config: ModelConfig) -> dict[str, Any]:
+def describe_preprocessing(config: BaseConfig) -> dict[str, Any]:
     """Everything that determines the pixels that a model sees of an image."""
     return {
         "resolution": config.input_side,
@@ -53,6 +53,6 @@ def describe_preprocessing(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def preprocessing_hash(config: ModelConfig) -> str:
+def preprocessing_hash(config: BaseConfig) -> str:
     """SHA-256 of the description: equal for equal preprocessing only."""
     return hashlib.sha256(json.dumps(describe_preprocessing(config), sort_keys=True).encode()).hexdigest()

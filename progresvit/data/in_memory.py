@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from progresvit.config import ModelConfig
+from progresvit.config import BaseConfig
 from progresvit.data import gpu_augment
 from progresvit.data.dataset import ImageDataset
 from progresvit.data.decode import ImageError
@@ -84,7 +84,7 @@ def in_memory_for_training(dataset: ImageDataset, *, side: int, device: torch.de
     return InMemoryImages(dataset, side=side, prepare=_squeeze(side), device=device)
 
 
-def in_memory_for_evaluation(dataset: ImageDataset, *, config: ModelConfig, device: torch.device) -> InMemoryImages:
+def in_memory_for_evaluation(dataset: ImageDataset, *, config: BaseConfig, device: torch.device) -> InMemoryImages:
     """The evaluation crop of each image."""
     crop = evaluation_transform(config, as_bytes=True)
     return InMemoryImages(dataset, side=config.input_side, prepare=crop, device=device)
@@ -97,7 +97,7 @@ class InMemoryBatches:
         self,
         stored: InMemoryImages,
         *,
-        config: ModelConfig,
+        config: BaseConfig,
         augmentation: Augmentation,
         sampler: EpochSampler,
         resolution: int,
@@ -156,7 +156,7 @@ def _render(
     return (x - mean) / std
 
 
-def in_memory_evaluation_batches(stored: InMemoryImages, *, config: ModelConfig, batch: int) -> Iterator[Batch]:
+def in_memory_evaluation_batches(stored: InMemoryImages, *, config: BaseConfig, batch: int) -> Iterator[Batch]:
     """Every image once, in order, after the evaluation crop."""
     if not len(stored):
         return

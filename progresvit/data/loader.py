@@ -15,7 +15,7 @@ from PIL.Image import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from progresvit.config import ModelConfig
+from progresvit.config import BaseConfig
 from progresvit.data.dataset import ImageDataset
 from progresvit.data.decode import ImageError, decode
 from progresvit.data.sampler import Draw, EpochSampler, seed_all
@@ -107,7 +107,7 @@ class LoaderBatches:
         self,
         dataset: ImageDataset,
         *,
-        config: ModelConfig,
+        config: BaseConfig,
         augmentation: Augmentation,
         sampler: EpochSampler,
         resolution: int,
@@ -199,7 +199,7 @@ def _collate_numbered(items: Sequence[tuple[int, Tensor | str]]) -> Numbered:
 def evaluation_batches(
     dataset: ImageDataset,
     *,
-    config: ModelConfig,
+    config: BaseConfig,
     batch: int,
     workers: int,
     device: torch.device,

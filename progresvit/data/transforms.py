@@ -20,7 +20,7 @@ from pydantic import Field, field_validator
 from timm.data import create_transform
 from torch import Tensor
 
-from progresvit.config import ModelConfig
+from progresvit.config import BaseConfig
 from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from progresvit.data.crop import INTERPOLATION, crop
 from progresvit.data.sampler import Draw, mix_seed
@@ -58,7 +58,7 @@ class Augmentation(Section):
         return value
 
 
-def training_transform(config: ModelConfig, augmentation: Augmentation, resolution: int) -> Callable[[Image], Tensor]:
+def training_transform(config: BaseConfig, augmentation: Augmentation, resolution: int) -> Callable[[Image], Tensor]:
     """timm's transform for single images: an RGB image -> (C, r, r), r the resolution given."""
     transform: Callable[[Image], Tensor] = create_transform(
         input_size=(config.in_channels, resolution, resolution),
@@ -77,7 +77,7 @@ def training_transform(config: ModelConfig, augmentation: Augmentation, resoluti
     return transform
 
 
-def evaluation_transform(config: ModelConfig, *, as_bytes: bool = False) -> Callable[[Image], Tensor]:
+def evaluation_transform(config: BaseConfig, *, as_bytes: bool = False) -> Callable[[Image], Tensor]:
     """Resize, centre crop and normalise at the config's input resolution: an RGB image -> (C, r, r).
 
     With ``as_bytes`` the result is uint8 and not normalised yet.
@@ -85,12 +85,12 @@ def evaluation_transform(config: ModelConfig, *, as_bytes: bool = False) -> Call
     return partial(_transform, config=config, as_bytes=as_bytes)
 
 
-def _transform(image: Image, *, config: ModelConfig, as_bytes: bool) -> Tensor:
+def _transform(image: Image, *, config: BaseConfig, as_bytes: bool) -> Tensor:
     pixels = torch.from_numpy(crop(image, config))
     return pixels if as_bytes else normalise(pixels, config)
 
 
-def normalise(pixels: Tensor, config: ModelConfig) -> Tensor:
+def normalise(pixels: Tensor, config: BaseConfig) -> Tensor:
     """Bytes to normalised values, on the device of the bytes: (…, C, r, r) -> (…, C, r, r)."""
     mean, std = (torch.tensor(values, device=pixels.device)[:, None, None] for values in (config.mean, config.std))
     return (pixels.float() / 255 - mean) / std
@@ -123,7 +123,7 @@ class Corruption:
 class NamedTransform:
     """The evaluation crop of an image and its name, as bytes (C, r, r), followed by a corruption if one is given."""
 
-    def __init__(self, config: ModelConfig, corruption: Corruption | None = None) -> None:
+    def __init__(self, config: BaseConfig, corruption: Corruption | None = None) -> None:
         if corruption is not None and config.in_channels != 3:
             raise ValueError(f"corruptions are for RGB images, and the model takes {config.in_channels} channels.")
         self.config, self.corruption = config, corruption

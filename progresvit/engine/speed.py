@@ -74,7 +74,7 @@ class EagerRounds:
             exits[:, places] = torch.stack([number, decision.entropy, output.logits.argmax(dim=-1).float()])
             if s == len(self.policy.thresholds):
                 break
-            stays = ~decision.leaves
+            stays = ~decision.exits
             images, tokens, places = images[stays], output.tokens[stays], places[stays]  # (B, ...) -> (b, ...)
             if not len(places):
                 break
@@ -164,7 +164,7 @@ def split(entropies: Sequence[float], continuing: float) -> float:
 def find_model(name: str) -> ProgResViT:
     """A model from a folder or the hub, or a preset with random weights, the same each time."""
     if name not in PRESETS:
-        return api.load(name)
+        return api.as_progresvit(api.load(name), "the engine")
     torch.manual_seed(0)
     model = api.create_model(name).eval()
     with torch.no_grad():

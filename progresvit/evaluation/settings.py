@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -115,7 +115,7 @@ def with_abstention(records: Records, setting: Setting, max_error: float, *, rou
     limit = abstain_entropy(entropy, wrong, max_error)
     answered = entropy < (float("inf") if limit is None else limit)
     observed = {"coverage": float(answered.mean()), "answered_top1": float(1 - wrong[answered].mean())}
-    return replace(setting, abstain=limit, expected={**setting.expected, **observed})
+    return setting.model_copy(update={"abstain": limit, "expected": {**setting.expected, **observed}})
 
 
 def measure_budgets(records: Records) -> Budgets:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -33,7 +34,7 @@ def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:
     path.chmod(mode)
 
 
-def weights_hash(model: nn.Module) -> str:
+def weights_hash(model: Any) -> str:
     """SHA-256 of the weights as float32, by name: the same wherever the model was loaded from."""
     digest = hashlib.sha256()
     for key, value in sorted(model.state_dict().items()):

@@ -5,7 +5,8 @@ Letters: B images, C image channels, H side of the images, K classes, N tokens, 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -14,37 +15,50 @@ from progresvit.config import BaseConfig
 from progresvit.model.outputs import RoundOutput
 
 
-class RoundModel(nn.Module, ABC):
-    """A model that predicts in rounds.
+@runtime_checkable
+class RoundModel(Protocol):
+    """An ``nn.Module`` that predicts in rounds.
 
-    A subclass is built from its config, ``Model(config, drop_path=0.1)``, on ``torch.device("meta")`` as on any other.
-    The config and the ``state_dict`` are all that a model folder holds. Register the kind of a model to save and load
-    it: :func:`progresvit.model.registry.register`.
+    It is built from its config, ``Model(config, drop_path=0.1)``, on ``torch.device("meta")`` as on any other. The config
+    and the ``state_dict`` are all that a model folder holds. Register the kind of a model to save and load it:
+    :func:`progresvit.model.registry.register`. Training also uses ``no_weight_decay``, ``set_grad_checkpointing``,
+    ``blocks`` and ``keep_classes`` of a model that has them.
     """
 
-    config: BaseConfig
+    @property
+    def config(self) -> BaseConfig:
+        """What the model was built from."""
+        ...
 
-    @abstractmethod
-    def forward(self, images: Tensor) -> tuple[RoundOutput, ...]:
-        """Every round, first to last, with no early exit: (B, C, H, H) -> S outputs."""
+    def __call__(self, images: Tensor) -> tuple[RoundOutput, ...]:
+        """Every round, first to last, with no early exit: (B, C, H, H) -> S outputs. It is the module's ``forward``."""
+        ...
 
-    @abstractmethod
     def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
         """Round s, counted from 0.
 
         ``previous`` holds the tokens of round s - 1. Round 0 takes none, and neither do rounds that are alternatives
         of each other (``config.routable`` is false).
         """
+        ...
 
-    @abstractmethod
     def gmacs(self, convention: Convention = "paper") -> list[float]:
         """GMACs spent on an image that exits after each round, one number per round."""
+        ...
 
-    def no_weight_decay(self) -> set[str]:
-        """Names of parameters that the optimizer must not decay, besides vectors and biases."""
-        return set()
+    # of nn.Module
+    training: bool
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute activations in the backward pass instead of storing them."""
-        if enable:
-            raise ValueError(f"a model of kind {self.config.kind!r} has no gradient checkpointing; switch it off.")
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def to(self, *args: Any, **kwargs: Any) -> Self: ...
+
+    def eval(self) -> Self: ...
+
+    def train(self, mode: bool = True) -> Self: ...

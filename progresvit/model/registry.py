@@ -27,7 +27,7 @@ class Kind(NamedTuple):
     config: str
     """A subclass of BaseConfig."""
     model: str
-    """A subclass of RoundModel, built as ``Model(config, drop_path=0.0)``."""
+    """An ``nn.Module`` that satisfies RoundModel, built as ``Model(config, drop_path=0.0)``."""
 
 
 KINDS: dict[str, Kind] = {
@@ -70,8 +70,13 @@ def read_config(folder: Path) -> BaseConfig:
 
 def build(config: BaseConfig, *, drop_path: float = 0.0) -> RoundModel:
     """A fresh model of the config's kind."""
-    model: RoundModel = _import(_find(config.kind).model)(config, drop_path=drop_path)
+    model: RoundModel = model_class(config.kind)(config, drop_path=drop_path)
     return model
+
+
+def model_class(kind: str) -> Any:
+    """The model class of a kind."""
+    return _import(_find(kind).model)
 
 
 def _find(kind: str) -> Kind:

@@ -17,7 +17,7 @@ from progresvit.io.files import replacing_folder
 from progresvit.io.model_folder import CONFIG_FILE, WEIGHTS_FILE, find_pickles, refuse_pickle
 from progresvit.io.weights import read_safetensors, write_safetensors
 from progresvit.model.interface import RoundModel
-from progresvit.model.registry import build, read_config
+from progresvit.model.registry import build, model_class, read_config
 
 _LISTED = 8  # keys that an error message lists before it counts the rest
 
@@ -33,7 +33,8 @@ def save(model: RoundModel, folder: str | os.PathLike[str], *, dtype: torch.dtyp
     """
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"weights are written as floating-point numbers, not as {dtype}; use torch.float16.")
-    if not isinstance(model, RoundModel):
+    config = getattr(model, "config", None)
+    if not isinstance(config, BaseConfig) or not isinstance(model, model_class(config.kind)):
         raise ValueError(
             f"save takes a model such as ProgResViT, not {type(model).__name__}; "
             "unwrap a compiled model with model._orig_mod and a distributed one with model.module."

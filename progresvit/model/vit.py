@@ -22,7 +22,6 @@ from progresvit import compute
 from progresvit.config import ModelConfig
 from progresvit.model import slicing
 from progresvit.model.blocks import NORM_EPS, Block
-from progresvit.model.interface import RoundModel
 from progresvit.model.outputs import RoundOutput
 from progresvit.model.projector import TokenProjector
 from progresvit.model.psg import PSG, FusionGates, RoundGates
@@ -36,7 +35,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(in_channels, width, kernel_size=patch_size, stride=patch_size)
 
 
-class ProgResViT(RoundModel):
+class ProgResViT(nn.Module):
     """A Vision Transformer that refines its prediction round by round, on more pixels and with more channels."""
 
     config: ModelConfig

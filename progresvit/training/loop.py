@@ -67,13 +67,13 @@ def train(
     cast(nn.Module, model).to(processes.device)
     method.setup(model, splits, recipe, processes)
     loaded = method.load_data(model, splits, recipe, processes)
-    order = loaded.train.order
-    step = TrainingStep(model, method, recipe, processes, steps_per_epoch=order.steps_per_epoch)
+    sampler = loaded.train.sampler
+    step = TrainingStep(model, method, recipe, processes, steps_per_epoch=sampler.steps_per_epoch)
     claim_folder(out, recipe, data, splits, processes, resume=resume, overwrite=overwrite)
     state = resume_state(out / "checkpoints", step) if resume else TrainState()
     logger = RunLogger(
         out if processes.first else None,
-        total_steps=recipe.epochs * order.steps_per_epoch,
+        total_steps=recipe.epochs * sampler.steps_per_epoch,
         first_step=state.step,
         evaluated_step=state.history[-1]["step"] if state.history else 0,
     )
@@ -135,14 +135,14 @@ class Loop:
     ) -> None:
         self.recipe, self.out, self.processes, self.step, self.data = recipe, out, processes, step, data
         self.state, self.logger, self.stop = state, logger, stop
-        self.order = data.train.order
-        self.schedules = Schedules(step.optimizer, recipe, self.order.steps_per_epoch)
+        self.sampler = data.train.sampler
+        self.schedules = Schedules(step.optimizer, recipe, self.sampler.steps_per_epoch)
         self.clock, self.logged, self.timed_from = time.monotonic(), state.logged_step, state.step
         self.saved = time.monotonic()
 
     def run(self) -> None:
         """All remaining steps, then the model."""
-        per_epoch, total = self.order.steps_per_epoch, self.recipe.epochs * self.order.steps_per_epoch
+        per_epoch, total = self.sampler.steps_per_epoch, self.recipe.epochs * self.sampler.steps_per_epoch
         if self.state.step and self.state.step % per_epoch == 0:
             self._evaluate_if_due(self.state.step // per_epoch - 1)  # it may have stopped after saving
         for batches in self.data.train.steps(self.state.step, total):
@@ -169,7 +169,7 @@ class Loop:
             step=self.state.step,
             losses=(self.step.sums / (self.state.step - self.logged)).tolist(),
             lr=self.step.optimizer.param_groups[0]["lr"],
-            speed=(self.state.step - self.timed_from) * self.order.batch / (now - self.clock),  # images per second
+            speed=(self.state.step - self.timed_from) * self.sampler.batch / (now - self.clock),  # images per second
         )
         self.state.seconds += now - self.clock
         self.step.sums.zero_()

@@ -1,6 +1,6 @@
 """Checkpoints: everything a run needs to resume, in folders that are written in one step.
 
-Random numbers are not part of it: every draw follows from the seed and the step (progresvit.data.order).
+Random numbers are not part of it: every draw follows from the seed and the step (progresvit.data.sampler).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from timm.data import ImageNetInfo, resolve_data_config
 from torch import Tensor, nn
 
 from progresvit import api
-from progresvit.config import ModelConfig
+from progresvit.config import BaseConfig
 from progresvit.io.model_folder import SHIPPED, find_folder
 from progresvit.model.interface import RoundModel
 from progresvit.model.registry import read_config
@@ -51,7 +51,7 @@ class Teacher(nn.Module):
         self,
         network: nn.Module,
         *,
-        student: ModelConfig,
+        student: BaseConfig,
         size: int,
         mean: Sequence[float],
         std: Sequence[float],
@@ -103,7 +103,7 @@ def teacher_class_ids(name: str) -> tuple[str, ...]:
     return tuple(ImageNetInfo().label_names())
 
 
-def load_teacher(name: str, student: ModelConfig, *, resolution: int | None = None, as_map: bool = False) -> Teacher:
+def load_teacher(name: str, student: BaseConfig, *, resolution: int | None = None, as_map: bool = False) -> Teacher:
     """The teacher of that name, for the student's classes.
 
     Args:
@@ -126,7 +126,7 @@ def _is_ours(name: str) -> bool:
     return name != LITE and (name == SHIPPED or Path(name).expanduser().is_dir())
 
 
-def _load(name: str, student: ModelConfig, resolution: int | None) -> Teacher:
+def _load(name: str, student: BaseConfig, resolution: int | None) -> Teacher:
     if name == LITE:
         return Teacher(
             _efficientnet_lite2(resolution or LITE_SIZE),
@@ -228,7 +228,7 @@ def _efficientnet_lite2(size: int) -> nn.Module:
     return module
 
 
-def _imagenet(student: ModelConfig) -> list[int] | None:
+def _imagenet(student: BaseConfig) -> list[int] | None:
     """Positions of the student's classes in ImageNet-1K."""
     order = ImageNetInfo().label_names()
     if student.num_classes == IMAGENET_CLASSES and student.class_ids in (None, tuple(order)):
@@ -237,14 +237,14 @@ def _imagenet(student: ModelConfig) -> list[int] | None:
     return _places(place.get, student)
 
 
-def _same_classes(teacher: ModelConfig, student: ModelConfig) -> list[int] | None:
+def _same_classes(teacher: BaseConfig, student: BaseConfig) -> list[int] | None:
     if teacher.class_ids == student.class_ids and teacher.num_classes == student.num_classes:
         return None
     place = {name: index for index, name in enumerate(teacher.class_ids or ())}
     return _places(place.get, student)
 
 
-def _places(place: Callable[[str], int | None], student: ModelConfig) -> list[int]:
+def _places(place: Callable[[str], int | None], student: BaseConfig) -> list[int]:
     found = [(name, place(name)) for name in student.class_ids or ()]
     foreign = [name for name, index in found if index is None]
     if foreign or not found:

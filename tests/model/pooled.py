@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from progresvit.config import BaseConfig, BaseRound, Count
-from progresvit.model import RoundModel, RoundOutput, registry
+from progresvit.model import RoundOutput, registry
 
 
 class PooledRound(BaseRound):
@@ -33,7 +33,7 @@ class AlternativesConfig(PooledConfig):
     routable: ClassVar[bool] = False
 
 
-class PooledModel(RoundModel):
+class PooledModel(nn.Module):
     """One linear layer and one batch norm per round, one head for all."""
 
     def __init__(self, config, *, drop_path=0.0):

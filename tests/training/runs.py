@@ -47,7 +47,7 @@ def ready(wanted, data, task=None):
     model = build_model(wanted, task.class_ids(splits))
     task.setup(model, splits, wanted, ALONE)
     loaded = task.load_data(model, splits, wanted, ALONE)
-    step = TrainingStep(model, task, wanted, ALONE, steps_per_epoch=loaded.train.order.steps_per_epoch)
+    step = TrainingStep(model, task, wanted, ALONE, steps_per_epoch=loaded.train.sampler.steps_per_epoch)
     return SimpleNamespace(recipe=wanted, task=task, model=model, data=loaded, step=step)
 
 

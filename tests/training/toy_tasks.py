@@ -68,7 +68,7 @@ class Crops(Supervised):
                     for batch in batches
                 ]
 
-        return TaskData(SimpleNamespace(order=loaded.train.order, steps=steps), loaded.val, loaded.unreadable)
+        return TaskData(SimpleNamespace(sampler=loaded.train.sampler, steps=steps), loaded.val, loaded.unreadable)
 
     def prepare(self, batch):
         return CropBatch(batch.images, F.one_hot(batch.targets, 4).float())

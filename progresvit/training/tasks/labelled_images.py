@@ -64,7 +64,7 @@ def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: P
             splits.train,
             config=config,
             augmentation=recipe.augment,
-            order=EpochSampler(count=len(splits.train), **ordering),
+            sampler=EpochSampler(count=len(splits.train), **ordering),
             resolution=config.input_side,
             workers=workers,
             device=device,
@@ -81,7 +81,7 @@ def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: P
         stored,
         config=config,
         augmentation=recipe.augment,
-        order=EpochSampler(count=len(stored), **ordering),
+        sampler=EpochSampler(count=len(stored), **ordering),
         resolution=config.input_side,
         compiled=bool(recipe.run.compile),
     )

@@ -34,7 +34,7 @@ class Splits(NamedTuple):
 class TrainBatches(Protocol):
     """Training batches that can start at any step."""
 
-    order: EpochSampler
+    sampler: EpochSampler
 
     def steps(self, first: int, last: int) -> Iterator[Sequence[Any]]:
         """This process's micro-batches of each step."""
