@@ -43,7 +43,5 @@ def as_progresvit(model: RoundModel, what: str) -> ProgResViT:
     """The same model, for ``what`` runs no other kind; an error if it is of another kind."""
     if not isinstance(model, ProgResViT):
         kind = model.config.kind if isinstance(model, RoundModel) else type(model).__name__
-        raise ValueError(
-            f"{what} runs models of kind 'progresvit' only, not {kind!r}; call the model itself."
-        )
+        raise ValueError(f"{what} runs models of kind 'progresvit' only, not {kind!r}; call the model itself.")
     return model

@@ -20,6 +20,9 @@ class RoundModel(nn.Module, ABC):
     A subclass is built from its config, ``Model(config, drop_path=0.1)``, on ``torch.device("meta")`` as on any other.
     The config and the ``state_dict`` are all that a model folder holds. Register the kind of a model to save and load
     it: :func:`progresvit.model.registry.register`.
+
+    It is an ``nn.Module`` and not a ``Protocol`` because optimizers, averages and checkpoints need a module. Training
+    uses ``no_weight_decay()``, ``set_grad_checkpointing()`` and ``blocks`` of models that have them.
     """
 
     config: BaseConfig
@@ -39,12 +42,3 @@ class RoundModel(nn.Module, ABC):
     @abstractmethod
     def gmacs(self, convention: Convention = "paper") -> list[float]:
         """GMACs spent on an image that exits after each round, one number per round."""
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of parameters that the optimizer must not decay, besides vectors and biases."""
-        return set()
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute activations in the backward pass instead of storing them."""
-        if enable:
-            raise ValueError(f"a model of kind {self.config.kind!r} has no gradient checkpointing; switch it off.")

@@ -195,13 +195,6 @@ def test_a_model_that_lacks_a_part_of_the_interface_cannot_be_built():
         Half()
 
 
-def test_gradient_checkpointing_that_a_model_does_not_have_is_refused():
-    model = PooledModel(PooledConfig(**FIELDS))
-    model.set_grad_checkpointing(enable=False)
-    with pytest.raises(ValueError, match="kind 'test_pooled' has no gradient checkpointing"):
-        model.set_grad_checkpointing()
-
-
 def test_a_config_is_read_without_torch():
     code = (
         "import sys, progresvit.io.model_folder as f, progresvit.model.registry as r; "
