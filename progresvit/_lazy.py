@@ -1,4 +1,4 @@
-"""Names of a package that are looked up when they are first used, so that importing the package is light."""
+"""Names of a package that are imported on first use, so that importing the package is light."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ def lazily(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The ``__getattr__`` and ``__dir__`` of a package.
 
-    ``homes`` says in which of its modules each name lives, ``modules`` are names of modules themselves, and ``more``
-    are names that the package has already. A name must not be that of a module with another meaning: once the module
-    is imported it would be found instead.
+    A name must not be that of one of the package's modules: once imported, the module would hide it.
+
+    Args:
+        package: The package's ``__name__``.
+        homes: The module that defines each name.
+        modules: Modules to list as names of the package.
+        more: Names that the package defines itself.
     """
     clash = sorted(set(homes) & (set(homes.values()) | set(modules)))
     assert not clash, f"{package}: {clash} would be hidden by modules of the same name"

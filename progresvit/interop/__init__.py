@@ -1,6 +1,6 @@
-"""Other people's models: timm's registry and its DeiT and ViT weights, and the authors' checkpoints.
+"""Models from elsewhere: timm's registry, its DeiT and ViT weights, and the authors' checkpoints.
 
-Importing this room registers every preset with timm.
+Importing this package registers every preset with timm.
 """
 
 import progresvit._torchvision  # noqa: F401  (ahead of timm)

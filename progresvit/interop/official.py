@@ -1,8 +1,8 @@
-"""The authors' checkpoints: PyTorch pickles under key names of their own, turned into our models.
+"""The authors' checkpoints, PyTorch pickles with key names of their own, converted to ProgResViT models.
 
-The only place where a pickle is opened, always with ``weights_only=True``: tensors and plain containers are read,
-code is refused. One class is allowed beside them, ``argparse.Namespace``, in which timm's training script keeps its
-options; it holds values and runs nothing.
+This is the only module that opens a pickle, always with ``weights_only=True``: tensors and plain containers are read,
+code is refused. One more class is allowed, ``argparse.Namespace``, in which timm's training script stores its options;
+it holds values and runs nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OFFICIAL_MODELS: Mapping[str, ModelConfig] = {
     for resolutions in ("192-240", "160-384")
     for kd in ("", "-kd")
 }
-"""Hub ids of the authors' ImageNet models, and what each of them is."""
+"""Hub ids of the authors' ImageNet models and their configs."""
 
 _WEIGHTS_UNDER = ("state_dict_ema", "model_ema", "state_dict", "model")  # the first found; else the file itself
 _NEEDED = {
@@ -68,9 +68,12 @@ _RENAMES = tuple(
 def import_official(file: str | os.PathLike[str], *, resolutions: Sequence[int] | None = None) -> ProgResViT:
     """One of the authors' checkpoints as a model.
 
-    Widths, depth, patch size and classes are read off the weights. The resolutions of the rounds, unless given, come
-    from the file name (``progresvit_192_240.pth.tar``) or from the stored position grid: 240 means 192→240, 384 means
-    160→384.
+    Widths, depth, patch size and classes are derived from the weights.
+
+    Args:
+        file: The checkpoint, such as ``progresvit_192_240.pth.tar``.
+        resolutions: Resolution of each round. By default they are derived from the file name, or from the stored
+            position grid: 240 means 192→240, 384 means 160→384.
     """
     file = Path(file)
     if not file.is_file():
@@ -82,7 +85,7 @@ def import_official(file: str | os.PathLike[str], *, resolutions: Sequence[int] 
     unfit = [key for key, value in weights.items() if value.layout != torch.strided or value.is_meta]
     unfit += [key for key, dimensions in _NEEDED.items() if weights[key].ndim != dimensions]
     if unfit:
-        raise ValueError(f"{file} is damaged: {', '.join(unfit[:4])} are no weights of this kind; download it again.")
+        raise ValueError(f"{file} is damaged: {', '.join(unfit[:4])} are not weights of this kind; download it again.")
     config = _config(weights, file.name, resolutions)
     renamed = {_rename(key): value for key, value in weights.items()}
     check_fit(renamed, config, origin=str(file))
@@ -92,7 +95,7 @@ def import_official(file: str | os.PathLike[str], *, resolutions: Sequence[int] 
 
 
 def load_official(repo_id: str, *, revision: str | None = None) -> ProgResViT:
-    """One of the authors' four hub models, through the same conversion."""
+    """One of the authors' four hub models, converted in the same way."""
     folder = download(repo_id, revision=revision, patterns=("*.pth.tar", "*.pth"))
     files = sorted(path for path in folder.iterdir() if path.name.endswith((".pth.tar", ".pth")))
     if len(files) != 1:
@@ -111,8 +114,8 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
         asked = re.search(r"GLOBAL ([\w.]+)", str(error))
         if asked:
             raise ValueError(
-                f"{file} asks for {asked[1]}, which could run code, so it was not opened. Only tensors are read: "
-                "whoever made it can write them alone with torch.save({'state_dict': model.state_dict()}, FILE)."
+                f"{file} contains {asked[1]}, which could run code, so it was not opened. Only tensors are read; save "
+                "the weights alone with torch.save({'state_dict': model.state_dict()}, FILE)."
             ) from error
         raise ValueError(
             f"{file} is damaged or no PyTorch checkpoint ({type(error).__name__}); copy or download it again."
@@ -127,7 +130,7 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
 
 
 def _config(weights: Mapping[str, Tensor], name: str, resolutions: Sequence[int] | None) -> ModelConfig:
-    """What the weights say about the model."""
+    """The config that the weights imply."""
     width = weights["cls_token"].shape[-1]
     patch_size = weights["patch_embed.proj.weight"].shape[-1]
     grid = round((weights["pos_embed"].shape[1] - 1) ** 0.5)
@@ -152,7 +155,7 @@ def _config(weights: Mapping[str, Tensor], name: str, resolutions: Sequence[int]
 
 
 def _round_widths(weights: Mapping[str, Tensor], width: int) -> list[int]:
-    """Active width of every round: the projectors lead from one to the next."""
+    """Active width of every round, from the shapes of the projectors between them."""
     shapes: list[torch.Size] = []
     while (key := f"token_projectors.{len(shapes)}.prefix_proj.weight") in weights and weights[key].ndim == 2:
         shapes.append(weights[key].shape)  # (target, source)
@@ -160,20 +163,20 @@ def _round_widths(weights: Mapping[str, Tensor], width: int) -> list[int]:
 
 
 def _resolutions(name: str, stored: int, *, rounds: int, patch_size: int) -> Sequence[int]:
-    """Resolutions off the file name, else off the stored position grid.
+    """Resolutions from the file name, else from the stored position grid.
 
-    Numbers in a name may be anything, a date or a batch: those after ``progresvit`` are believed, others only if they
-    end at the stored grid.
+    Numbers in a name may be a date or a batch size: those after ``progresvit`` are taken as resolutions, others only if
+    the last one is that of the stored grid.
     """
-    named = [(found[2], bool(found[1])) for found in _NUMBERS.finditer(name)]
-    read = [([int(number) for number in re.split("[_-]", text)], believed) for text, believed in named]
-    candidates = [numbers for numbers, believed in read if believed or numbers[-1] == stored]
-    for found in (*candidates, _ROUNDS_OF_GRID.get(stored, ())):
-        if len(found) == rounds and not any(number % patch_size for number in found):
-            return found
+    named = [(match[2], bool(match[1])) for match in _NUMBERS.finditer(name)]
+    parsed = [([int(number) for number in re.split("[_-]", text)], after_name) for text, after_name in named]
+    candidates = [numbers for numbers, after_name in parsed if after_name or numbers[-1] == stored]
+    for resolutions in (*candidates, _ROUNDS_OF_GRID.get(stored, ())):
+        if len(resolutions) == rounds and not any(resolution % patch_size for resolution in resolutions):
+            return resolutions
     raise ValueError(
-        f"the resolutions of the {rounds} rounds can be read neither off the name {name!r} nor off the stored "
-        f"position grid of {stored}; give them, coarse to fine: --resolutions 192,240"
+        f"the resolutions of the {rounds} rounds follow neither from the name {name!r} nor from the stored position "
+        f"grid of {stored}; give them, coarse to fine: --resolutions 192,240"
     )
 
 

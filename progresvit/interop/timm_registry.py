@@ -1,4 +1,4 @@
-"""The presets in timm's registry, behaving as timm's users expect.
+"""The presets in timm's registry, with the interface of timm's models.
 
 ``timm.create_model("progresvit_small_192_240")`` builds a preset, with any field of the config as a keyword;
 ``timm.create_model("local-dir:FOLDER", pretrained=True)`` and ``"hf-hub:ID"`` read what ``progresvit.save`` wrote.
@@ -20,7 +20,7 @@ from progresvit.model.registry import read_config
 
 
 class TimmProgResViT(ProgResViT):
-    """ProgResViT with timm's manners: ``forward`` gives the last round's logits as one tensor."""
+    """ProgResViT with timm's interface: ``forward`` returns the last round's logits as one tensor."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class TimmProgResViT(ProgResViT):
     ) -> None:
         in_chans = fields.pop("in_channels", in_chans)
         if "rounds" in fields and _sides(img_size) == {cfg.input_side}:
-            img_size = None  # timm filled in the preset's
+            img_size = None  # timm passed that of the preset
         if num_classes != cfg.num_classes:
             fields = {"class_ids": None, "labels": None, **fields}
         if in_chans != cfg.in_channels:
@@ -79,7 +79,7 @@ class TimmProgResViT(ProgResViT):
         super().reset_classifier(num_classes)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Layers for layer-wise learning-rate decay; what joins the rounds belongs to the last group."""
+        """Layers for layer-wise learning-rate decay; projectors and fusion gates belong to the last group."""
         return {
             "stem": r"^cls_token|pos_embed|patch_embed",
             "blocks": [(r"^(?:psg\.)?blocks\.(\d+)", None), (r"^norm|^projectors|^psg\.(?:encoder|fusions)", (99999,))],
@@ -97,7 +97,7 @@ def _build(variant: str, pretrained: bool, **kwargs: Any) -> ProgResViT:
 
 
 def _stored_config(kwargs: dict[str, Any]) -> ModelConfig:
-    """The config of the folder or hub repository that timm was told to load."""
+    """The config of the folder or hub repository that timm loads."""
     cfg = kwargs.get("pretrained_cfg") or {}
     source = cfg.get("source") if isinstance(cfg, dict) else None
     if source == "local-dir":
@@ -134,7 +134,7 @@ def _check_size(img_size: int | tuple[int, int] | None, config: ModelConfig) -> 
 
 
 def _spread(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Normalisation for another number of channels: the average of the colours for each."""
+    """Normalisation for another number of channels: each gets the average of the colours."""
     return (sum(values) / len(values),) * channels
 
 

@@ -1,4 +1,4 @@
-"""A start from the weights of a plain ViT: any DeiT, DeiT-III or ViT of timm that has the model's width."""
+"""Initial weights from a plain ViT: any DeiT, DeiT-III or ViT of timm that has the model's width."""
 
 from __future__ import annotations
 
@@ -18,11 +18,17 @@ _OWN_PARTS = ("psg.", "projectors.")  # what a plain ViT does not have
 
 @torch.no_grad()
 def start_from_timm(model: ProgResViT, source: str | nn.Module | Mapping[str, Tensor]) -> list[str]:
-    """Copy a plain ViT's weights into the backbone; PSG and the projectors keep their own start.
+    """Copy a plain ViT's weights into the backbone; PSG and the projectors keep their initial weights.
 
-    ``source`` is the name of a pretrained timm model, a timm model, or its state. The position grid is resampled to
-    the model's; where the source has no class position (DeiT-III), ours starts at zero. A head of another number of
-    classes is not copied. Returns the names of the parameters that keep their fresh start.
+    The position grid is resampled to the model's; if the source has no class position (DeiT-III), it is set to zero. A
+    head with another number of classes is not copied.
+
+    Args:
+        model: The model to initialise.
+        source: The name of a pretrained timm model, a timm model, or its state dict.
+
+    Returns:
+        The names of the parameters that were not copied.
     """
     weights = dict(_state(source))
     own = model.state_dict()
@@ -39,13 +45,13 @@ def start_from_timm(model: ProgResViT, source: str | nn.Module | Mapping[str, Te
 def _state(source: str | nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     if isinstance(source, str):
         if not timm.is_model(source):
-            raise ValueError(f"timm has no model {source!r}; timm.list_models('*deit*') lists those that fit.")
+            raise ValueError(f"timm has no model {source!r}; timm.list_models('*deit*') lists some that fit.")
         return dict(timm.create_model(source, pretrained=True).state_dict())
     return source.state_dict() if isinstance(source, nn.Module) else source
 
 
 def _check_heads(source: str | nn.Module | Mapping[str, Tensor], model: ProgResViT) -> None:
-    """Weights alone do not tell how many heads share them; a module does."""
+    """The number of heads does not follow from weights alone, but from a module."""
     heads = (
         {part.num_heads for part in source.modules() if hasattr(part, "num_heads")}
         if isinstance(source, nn.Module)

@@ -1,7 +1,4 @@
-"""A model is a folder with config.json and model.safetensors: finding it, here or on the hub, and reading what it is.
-
-No torch: ``progresvit info`` answers from the config alone.
-"""
+"""Model folders: config.json and model.safetensors, found on this machine or downloaded from the hub. No torch."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from progresvit.config import parse_object
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 SETTINGS = "settings"
-"""The folder inside that one, if there is one, of calibrated thresholds by name (see routing/named.py)."""
+"""Optional folder in a model folder with calibrated thresholds by name."""
 BUDGETS_FILE = "budgets.json"
-"""What thresholds spend, if it is known (see routing/budgets.py)."""
+"""Optional file in a model folder with the GMACs of thresholds."""
 SHIPPED = "shipped"
-"""The name of the model that ships inside the package, wherever a model folder is asked for."""
+"""The name of the bundled model, accepted wherever a model folder is."""
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pkl", ".pickle")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -30,7 +27,7 @@ Source = str | os.PathLike[str]
 
 
 def shipped_folder() -> Path:
-    """The folder of the model that ships inside the package."""
+    """The folder of the bundled model."""
     return Path(__file__).parent.parent / "shipped"
 
 
@@ -41,9 +38,13 @@ def find_folder(
     files: Sequence[str] = (CONFIG_FILE, WEIGHTS_FILE, f"{SETTINGS}/*.json", BUDGETS_FILE),
     cache_dir: Source | None = None,
 ) -> Path:
-    """The folder that ``source`` names; from the hub, ``files`` of it are downloaded unless they are cached.
+    """The folder that ``source`` names. A local folder comes before the name ``shipped`` and before a hub id.
 
-    A folder that is here wins over the name ``shipped`` as it does over a hub id: a path means what lies there.
+    Args:
+        source: A folder, ``shipped``, or a hub id.
+        revision: Branch, tag or commit on the hub.
+        files: Patterns of the files to download from the hub unless they are cached.
+        cache_dir: The cache of the hub; by default that of huggingface_hub.
     """
     folder = Path(os.path.expanduser(source))
     if folder.is_dir():
@@ -55,13 +56,13 @@ def find_folder(
     if not is_hub_id(source):
         raise ValueError(
             f"there is no model folder {str(source)!r}; give a folder that progresvit.save wrote, "
-            f"or {SHIPPED!r} for the model that ships."
+            f"or {SHIPPED!r} for the bundled model."
         )
     return download(str(source), revision=revision, patterns=files, cache_dir=cache_dir)
 
 
 def is_hub_id(source: Source) -> bool:
-    """Whether ``source`` is spelled like a hub id."""
+    """Whether ``source`` has the form of a hub id."""
     return isinstance(source, str) and _HUB_ID.fullmatch(source) is not None
 
 
@@ -75,12 +76,12 @@ def download(repo_id: str, *, revision: str | None, patterns: Sequence[str], cac
         folder = snapshot_download(repo_id, revision=revision, allow_patterns=list(patterns), cache_dir=where)
     except RepositoryNotFoundError as error:
         raise ValueError(
-            f"{repo_id!r} is neither a folder here nor a repository on the hub; check the spelling, "
+            f"{repo_id!r} is neither a local folder nor a repository on the hub; check the spelling, "
             "or log in with 'hf auth login' if it is private."
         ) from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
-            f"there is no folder {repo_id!r} here, and it could not be had from the hub: {_first_line(error)} "
+            f"there is no local folder {repo_id!r}, and it could not be downloaded from the hub: {_first_line(error)} "
             "Check the network and the revision, or give the path of a model folder."
         ) from error
     if not any(Path(folder).glob("*")):

@@ -1,4 +1,4 @@
-"""Attention, MLP and the gated block. A block runs at the width of the tokens it is given.
+"""Attention, MLP and the gated block. A block runs at the width of its input tokens.
 
 Letters: B images, N tokens, d active channels, h active heads, W channels of the whole backbone.
 """
@@ -62,7 +62,7 @@ class LayerScale(nn.Module):
 
 
 class Block(nn.Module):
-    """One Transformer block, its two updates and its output multiplied by the gates of the current stage."""
+    """One Transformer block; gates of the current stage multiply its two updates and its output."""
 
     def __init__(self, *, width: int, layer_scale: float | None, drop_path: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a round gives back.
+"""The output of a round.
 
 Letters: B images, K classes, N tokens (the class token and the patches), d active channels.
 """
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class RoundOutput(NamedTuple):
-    """One round's prediction, and the state that the next round starts from."""
+    """One round's prediction, and the state that is passed to the next round."""
 
     logits: Tensor
     """(B, K)"""

@@ -1,4 +1,4 @@
-"""The precisions that a model runs in; weights stay float32 and autocast does the rest."""
+"""The precisions that a model runs in: weights stay float32, autocast lowers the rest."""
 
 from __future__ import annotations
 

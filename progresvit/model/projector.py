@@ -1,4 +1,4 @@
-"""Carries a round's tokens to the next round's grid and width.
+"""Projects the tokens of a round to the grid and width of the next round.
 
 Letters: B images, N tokens, d channels, g side of the patch grid; primed (d', g') for the next round.
 """
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class TokenProjector(nn.Module):
-    """Resize, refine, widen. At the start it copies the shared channels and leaves the new ones at zero."""
+    """Resize, refine, widen. Its initial weights copy the shared channels and set the new ones to zero."""
 
     def __init__(self, *, source_width: int, target_width: int, target_grid: int) -> None:
         super().__init__()

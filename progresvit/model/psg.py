@@ -1,6 +1,6 @@
-"""Progress-Conditioned Soft Gating (PSG): channel multipliers that tell the shared blocks the current stage.
+"""Progress-Conditioned Soft Gating (PSG): channel multipliers that condition the shared blocks on the current stage.
 
-The gates depend on no image: for a given round they are constants. Training learns them, deployment folds them.
+The gates do not depend on the image: for a given round they are constants. Training learns them, the engine folds them.
 
 Letters: S rounds, D blocks, d active channels of a round, W channels of the whole backbone.
 """
@@ -27,14 +27,14 @@ class BlockGates(NamedTuple):
 
 
 class FusionGates(NamedTuple):
-    """Multipliers of the two streams that meet at a transition. Each (d,), or 1 where PSG is off."""
+    """Multipliers of the two streams that are fused at a transition. Each (d,), or 1 where PSG is off."""
 
     image: Tensor | float = 1.0
     previous: Tensor | float = 1.0
 
 
 class RoundGates(NamedTuple):
-    """All multipliers of one round. The first round has no transition, so its fusion gates go unused."""
+    """All multipliers of one round. The first round has no transition and does not use its fusion gates."""
 
     fusion: FusionGates
     blocks: tuple[BlockGates, ...]
@@ -46,7 +46,7 @@ class RoundGates(NamedTuple):
 
 
 def stage_metadata(resolutions: Sequence[int], depth: int) -> Tensor:
-    """Where inference stands at each block of each round: (S, D, 5)."""
+    """The stage of inference at each block of each round: (S, D, 5)."""
     steps = max(1, len(resolutions) * depth - 1)
     previous = (resolutions[0], *resolutions[:-1])
     return torch.tensor(
@@ -73,9 +73,9 @@ class Gate(nn.Module):
 
 
 def multipliers(gates: Sequence[Gate], conditions: Tensor) -> Tensor:
-    """What each gate makes of its condition: (G, 128) -> (G, width).
+    """The output of each gate for its condition: (G, 128) -> (G, width).
 
-    One product for all gates and not one each: they are so small that starting them would take the time.
+    One batched product for all gates: they are so small that launching one kernel each would dominate the time.
     """
     hidden = F.silu(_each(conditions, [gate.hidden for gate in gates]))  # (G, 128)
     return 1 + _each(hidden, [gate.delta for gate in gates])  # (G, 128) -> (G, width)
@@ -101,7 +101,7 @@ class BlockPSG(nn.Module):
 
 
 class FusionPSG(nn.Module):
-    """A transition's own two gates, as wide as the round they lead into."""
+    """A transition's own two gates, as wide as the round that follows it."""
 
     def __init__(self, *, width: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class PSG(nn.Module):
         self.fusions = nn.ModuleList(FusionPSG(width=width) for width in self.widths[1:])
 
     def forward(self, s: int) -> RoundGates:
-        """The gates of round s. Not under autocast: 1 + delta in bfloat16 would round small deltas away."""
+        """The gates of round s. Computed without autocast: 1 + delta in bfloat16 would lose small deltas."""
         kind = self.metadata.device.type
         with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):
             metadata = self.metadata[s].to(self.encoder.weight.dtype)
@@ -152,7 +152,7 @@ class PSG(nn.Module):
         return torch.stack([getattr(own, name) for own in self.blocks])[:, : self.widths[s]]  # D x (W,) -> (D, d)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PSG:
-        """Metadata moves with the module but stays exact: ``model.half().float()`` must not wear it down."""
+        """Metadata moves with the module but stays exact: ``model.half().float()`` must not round it."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.metadata = stage_metadata(self.resolutions, self.depth).to(self.metadata.device)
         return self

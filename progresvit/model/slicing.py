@@ -1,4 +1,4 @@
-"""Prefix views: every layer of the shared backbone, cut to the width of what flows through it.
+"""Prefix views: every layer of the shared backbone, sliced to the width of its input.
 
 Letters: B images, C image channels, r resolution, p patch size, g side of the patch grid, d active channels, W channels
 of the whole backbone.
@@ -31,7 +31,7 @@ def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
 def patches(images: Tensor, layer: nn.Conv2d, width: int) -> Tensor:
     """The first ``width`` channels of the patch embedding, whose patches do not overlap: (B, C, r, r) -> (B, g * g, d).
 
-    As one matrix product; as a convolution the same took a tenth of the GPU's time in a profiled training step.
+    One matrix product: as a convolution it took a tenth of the GPU time of a training step.
     """
     bias = layer.bias[:width] if layer.bias is not None else None
     cut = F.pixel_unshuffle(images, layer.kernel_size[0])  # (B, C, r, r) -> (B, C * p * p, g, g)

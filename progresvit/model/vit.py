@@ -1,4 +1,4 @@
-"""ProgResViT: one shared backbone that looks at an image in rounds.
+"""ProgResViT: one shared backbone that processes an image in rounds.
 
 Letters: B images, C image channels, r resolution, g side of the patch grid, N tokens (g * g patches and the class
 token), d active channels, W channels of the whole backbone, K classes, S rounds, s a round counted from 0.
@@ -113,7 +113,7 @@ class ProgResViT(nn.Module):
         return torch.cat([class_token.to(x.dtype), x], dim=1) + position
 
     def fuse(self, s: int, x: Tensor, previous: Tensor, gates: FusionGates) -> Tensor:
-        """New tokens of round s joined with those of the round before: both (B, N, d)."""
+        """Fuse the new tokens of round s with the projected tokens of the previous round: both (B, N, d)."""
         projected: Tensor = self.projectors[s - 1](previous)  # to the grid and the width of round s
         return gates.image * x + gates.previous * projected
 
@@ -123,16 +123,16 @@ class ProgResViT(nn.Module):
         return slicing.linear(class_token, self.head) if isinstance(self.head, nn.Linear) else class_token
 
     def reset_classifier(self, num_classes: int) -> None:
-        """A fresh head for another set of classes; 0 removes it. The old class names go with the old head."""
+        """A fresh head for another set of classes; 0 removes it. The class names of the old head are removed."""
         self.config = self.config.replace(num_classes=num_classes, class_ids=None, labels=None)
         self.head = _new_head(self.config.width, num_classes).to(self.cls_token)
         _init_linear(self.head)
 
     def keep_classes(self, rows: Sequence[int]) -> ProgResViT:
-        """A copy that tells these classes apart and no others, in this order."""
+        """A copy with only these classes, in this order."""
         known = range(self.config.num_classes)
         if not rows or len(set(rows)) < len(rows) or not all(row in known for row in rows):
-            raise ValueError(f"give different rows of the head, from 0 to {len(known) - 1}, not {list(rows)}.")
+            raise ValueError(f"give distinct rows of the head, from 0 to {len(known) - 1}, not {list(rows)}.")
         names = {
             name: None if values is None else tuple(values[row] for row in rows)
             for name, values in (("class_ids", self.config.class_ids), ("labels", self.config.labels))
@@ -155,7 +155,7 @@ class ProgResViT(nn.Module):
         return {"pos_embed", "cls_token"}
 
     def _init_backbone(self) -> None:
-        """As timm starts a ViT. PSG and the projectors bring starts of their own."""
+        """As timm initialises a ViT. PSG and the projectors initialise themselves."""
         trunc_normal_(self.pos_embed, std=0.02)
         nn.init.normal_(self.cls_token, std=1e-6)
         self.apply(_init_linear)
@@ -191,7 +191,7 @@ def _check_images(images: Tensor, *, channels: int, smallest: int) -> None:
     if height < smallest:
         raise ValueError(
             f"images of {height} pixels are too small; give at least {smallest}, "
-            "the resolution that is looked at, or resize them first."
+            "the resolution of the rounds, or resize them first."
         )
     if not images.is_floating_point():
         raise ValueError(
@@ -201,7 +201,7 @@ def _check_images(images: Tensor, *, channels: int, smallest: int) -> None:
 
 
 def resize(images: Tensor, resolution: int) -> Tensor:
-    """Bicubic with antialias, in float32 (the kernel knows no lower precision on a CPU)."""
+    """Bicubic with antialias, in float32 (on a CPU there is no kernel of lower precision)."""
     if images.shape[-1] == resolution:
         return images
     size = (resolution, resolution)
@@ -210,7 +210,7 @@ def resize(images: Tensor, resolution: int) -> Tensor:
 
 
 def resizing_matrix(source: int, target: int) -> Tensor:
-    """What ``resize`` does along one side, with the very weights that it has in float32: (target, source)."""
+    """``resize`` along one side as a matrix, with the same float32 weights: (target, source)."""
     identity = torch.eye(source)[None, None]  # resized in one direction only, it becomes the matrix
     size = (target, source)
     return F.interpolate(identity, size=size, mode="bicubic", antialias=True, align_corners=False)[0, 0]

@@ -268,7 +268,7 @@ def test_kept_classes_answer_as_they_did_in_the_wider_head(small_config, randomi
 
 @pytest.mark.parametrize("rows", [[], [0, 0], [-1], [12]])
 def test_rows_that_cannot_be_kept_are_refused(small_model, rows):
-    with pytest.raises(ValueError, match="different rows of the head, from 0 to 11"):
+    with pytest.raises(ValueError, match="distinct rows of the head, from 0 to 11"):
         small_model.keep_classes(rows)
 
 
