@@ -55,6 +55,7 @@ def test_a_quick_run_in_fresh_processes(model, tmp_path):
     assert engine["torch"]
 
 
+@pytest.mark.slow
 def test_rows_rounds_curve_and_every_format(model, tmp_path, here):
     outs = [tmp_path / f"b.{suffix}" for suffix in ("json", "csv", "md", "png")]
     arguments = [part for path in outs for part in ("--out", path)]
@@ -70,6 +71,7 @@ def test_rows_rounds_curve_and_every_format(model, tmp_path, here):
     assert outs[3].read_bytes()[1:4] == b"PNG"
 
 
+@pytest.mark.slow
 def test_real_pictures_give_an_accuracy(model, digits, tmp_path, here):
     output = works(model, "--quick", "--data", digits, "--thresholds", "0,inf", "--out", tmp_path / "b.json")
     assert "top-1" in output

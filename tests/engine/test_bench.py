@@ -21,6 +21,8 @@ from progresvit.engine.bench_subjects import deit_gmacs, folded_gmacs, open_subj
 from progresvit.engine.fold import fold
 from progresvit.model import ProgResViT
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"seconds": 0.01, "batch": 4}
 
 
@@ -177,7 +179,6 @@ def test_every_stretch_is_a_whole_number_of_passes(folder, monkeypatch):
     assert set(ran[3:]) == {20}
 
 
-@pytest.mark.slow
 def test_fresh_processes_give_rows_and_say_why_one_failed(folder):
     cases = [routed(folder), routed(folder + "-gone"), routed(folder, batch=2)]
     good, bad, after = run_cases(cases)

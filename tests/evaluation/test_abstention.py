@@ -47,6 +47,7 @@ def test_curves_of_each_round_and_routed():
     assert [row["area"] for row in rows] == [curve.area for curve in curves.values()]
 
 
+@pytest.mark.slow
 def test_not_refining_the_hopeless_saves_compute_at_equal_accuracy():
     """Images whose logits betray that no round will help: a router can learn that, entropy cannot tell them apart."""
 

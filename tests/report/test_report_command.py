@@ -29,6 +29,7 @@ def reported(reported_once, tmp_path):
     return shutil.copytree(reported_once, tmp_path / "results")
 
 
+@pytest.mark.slow
 def test_a_page_is_made_and_made_again_is_the_same(reported):
     page = (reported / "results.md").read_text()
     assert page.startswith("# A made-up study\n")
@@ -40,6 +41,7 @@ def test_a_page_is_made_and_made_again_is_the_same(reported):
     assert "results.md and 11 figures are those of" in works("report", reported, "--check")
 
 
+@pytest.mark.slow
 def test_one_changed_figure_fails_the_check_which_writes_nothing(reported):
     change(reported / "routing.json", lambda values: values["settings"][0]["point"].update(top1=0.5))
     before = {path: path.read_bytes() for path in reported.rglob("*") if path.is_file()}
@@ -53,6 +55,7 @@ def test_one_changed_figure_fails_the_check_which_writes_nothing(reported):
     works("report", reported, "--check")
 
 
+@pytest.mark.slow
 def test_changed_prose_is_kept_and_a_changed_table_is_not(reported):
     page = reported / "results.md"
     page.write_text(page.read_text().replace("## Construction", "## Building it up\n\nWords.") + "\nAn end.\n")

@@ -45,6 +45,7 @@ def test_the_model_keeps_the_rows_of_the_data(digits, teacher, tmp_path):
     assert torch.equal(model.blocks[0].mlp.fc1.weight, wide["blocks.0.mlp.fc1.weight"])
 
 
+@pytest.mark.slow
 def test_what_is_told_while_training_is_of_the_model_that_is_kept(digits, teacher, tmp_path):
     folder = run(soft(teacher), digits, tmp_path / "out")
     told = json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])
