@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.11'
 	links="$${PIP_FIND_LINKS:-$$($(BIN)/python -m pip config get global.find-links 2>/dev/null || true)}"; \
 	  if [ -n "$$links" ]; then export UV_FIND_LINKS="$$links"; fi; \
-	  $(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --editable '.[dev]'
+	  $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraints constraints.txt --editable '.[dev]'
 	@touch $@
 
 # The model knows four of the ten sample images. First it answers for all; then it abstains where it is not certain.

@@ -132,6 +132,7 @@ def test_conventions_differ_only_in_embedding_and_gates():
         assert executed.block_gates == executed.fusion_gates == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resolution", [224, 384])
 def test_a_plain_vit_costs_what_timms_deit_costs(resolution):
     deit = timm.create_model("deit_small_patch16_224", img_size=resolution).eval()

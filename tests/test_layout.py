@@ -110,6 +110,7 @@ def test_every_name_of_a_lazy_room_is_there(room):
         room.entropi  # noqa: B018
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", ["progresvit.load", "progresvit.interop"])
 def test_every_door_to_a_model_registers_the_presets_with_timm(door):
     code = f"import progresvit; {door}; import timm; assert timm.is_model('progresvit_small_192_240')"

@@ -41,6 +41,7 @@ def pip_setting(name):
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
+@pytest.mark.slow
 def test_wheel_holds_the_package_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     information = f"progresvit-{progresvit.__version__}.dist-info"

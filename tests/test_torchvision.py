@@ -58,6 +58,7 @@ def test_any_other_failure_is_passed_on(install, error):
     assert fake.tries == 1
 
 
+@pytest.mark.slow
 def test_missing_operators_are_declared_and_the_import_tried_again():
     """In a process of its own, in which no torchvision has declared them."""
     code = """

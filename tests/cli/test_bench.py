@@ -52,6 +52,7 @@ def test_images_and_thresholds_can_be_given(model, digits, here):
     assert rows["engine, torch"]["thresholds"] == [0.0]
 
 
+@pytest.mark.slow
 def test_the_name_of_a_setting_is_a_threshold(model, here):
     refused("has no setting 'careful'", "bench", model, "--threshold", "careful")
     refused("the model has no setting 'careful'", "bench", "progresvit_tiny_160_224", "--threshold", "careful")

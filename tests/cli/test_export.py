@@ -29,6 +29,7 @@ def folder(randomize, tmp_path_factory):
     return progresvit.save(randomize(ProgResViT(config)), tmp_path_factory.mktemp("model") / "model")
 
 
+@pytest.mark.slow
 def test_export_writes_graphs_that_run(folder, tmp_path):
     done = run("export", folder, "--format", "onnx", "--out", tmp_path / "out", "--threshold", "0.4")
     assert done.exit_code == 0, done.output
@@ -36,6 +37,7 @@ def test_export_writes_graphs_that_run(folder, tmp_path):
     assert GraphRounds(tmp_path / "out", threads=1).manifest.threshold == 0.4
 
 
+@pytest.mark.slow
 def test_export_in_int8_shows_what_it_costs(folder, digits, tmp_path):
     done = run(
         *("export", folder, "--out", tmp_path / "out", "--threshold", "0.9", "--int8", "--data", digits),
@@ -62,6 +64,7 @@ def test_a_setting_of_another_model_is_told(folder, tmp_path, monkeypatch):
     assert Manifest.read(tmp_path / "out").setting == setting
 
 
+@pytest.mark.slow
 def test_an_export_takes_the_models_own_setting_along_unless_another_is_asked_for(folder, tmp_path):
     model = progresvit.load(folder)
     own = progresvit.save(model, tmp_path / "model")

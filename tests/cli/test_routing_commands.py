@@ -155,6 +155,7 @@ def test_calibrate_refuses_bad_input_and_writes_nothing(records, tmp_path):
     assert not out.parent.exists()
 
 
+@pytest.mark.slow
 def test_routers_are_fitted_compared_and_used(records, others, tmp_path):
     router = tmp_path / "model" / "router.safetensors"
     works("fit-router", records, "--out", router)
@@ -189,6 +190,7 @@ def test_routers_are_fitted_compared_and_used(records, others, tmp_path):
     assert "another model's records" in run("frontier", tmp_path / "foreign.parquet", "--router", router).output
 
 
+@pytest.mark.slow
 def test_abstention_and_hopeless_images(records, others, tmp_path):
     for target in ("hopeless", "benefit"):
         works("fit-router", records, "--out", tmp_path / f"{target}.safetensors", "--target", target)

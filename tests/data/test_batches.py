@@ -122,6 +122,7 @@ def test_more_than_one_in_a_hundred_stops_the_run(damaged, make):
         list(make(find_images(damaged, "train")).steps(0, 25))
 
 
+@pytest.mark.slow
 def test_many_unreadable_images_in_a_row_are_passed_over(digits, tmp_path):
     for digit in range(4):
         folder = tmp_path / "train" / str(digit)

@@ -214,6 +214,7 @@ def test_a_point_spreads_twice_as_far_in_an_image_twice_as_large(corruption):
     assert reach(448, 16) == pytest.approx(2 * reach(224, 8), rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("corruption", "tolerance"), [("snow", 0.06), ("fog", 0.01), ("frost", 0.08)])
 def test_weather_is_twice_as_coarse_in_an_image_twice_as_large(corruption, tolerance):
     def likeness(side):

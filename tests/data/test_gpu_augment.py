@@ -75,6 +75,7 @@ def jitter(images, strengths, generator):
     return gpu_augment.change_colour(images, *gpu_augment.sample_colour(len(images), strengths, generator))
 
 
+@pytest.mark.slow
 def test_colour_is_jittered_as_torchvision_jitters_it(generator):
     torch.manual_seed(0)
     pixels = np.random.default_rng(1).integers(0, 256, (8, 8, 3), np.uint8)

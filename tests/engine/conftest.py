@@ -1,8 +1,11 @@
 """Tiny models and their exports, made once: an export takes seconds."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.transforms import normalise
@@ -25,18 +28,20 @@ def models(randomize):
 
 @pytest.fixture(scope="session")
 def exports(models, tmp_path_factory):
-    """A function from a model's name and a format to the folder of its export."""
+    """A function from a model's name and a format to the folder of its export, which test processes share."""
     pytest.importorskip("onnxscript")
     from progresvit.engine.export.export import export
 
-    made = {}
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
 
     def get(name, format="onnx"):
-        if (name, format) not in made:
-            folder = tmp_path_factory.mktemp("exports") / name.replace(" ", "_")
-            export(models[name], folder, format=format, threshold=0.5)
-            made[name, format] = folder
-        return made[name, format]
+        folder = root / "exports" / f"{name.replace(' ', '_')}_{format}"
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                export(models[name], folder, format=format, threshold=0.5)
+        return folder
 
     return get
 

@@ -57,6 +57,7 @@ def facts(predictions):
     return [(one.index, one.label, one.exit_round, one.gmacs, one.abstained, one.error) for one in predictions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_export_answers_as_the_model_does(model, pictures, threshold, folder, backend):
     expected = Engine(model, threshold, batch=16).classify(pictures)
@@ -71,6 +72,7 @@ def test_an_export_answers_as_the_model_does(model, pictures, threshold, folder,
     assert {one.exit_round for one in other} == {1}
 
 
+@pytest.mark.slow
 def test_a_model_may_be_run_by_another_backend_on_the_spot(model, pictures, threshold):
     expected = Engine(model, threshold).classify(pictures)
     engine = Engine(model, threshold, backend="openvino", threads=1)
@@ -92,6 +94,7 @@ def test_an_exports_own_threshold_is_for_entropies_alone(folder):
         Engine(folder, router=made_router())
 
 
+@pytest.mark.slow
 def test_a_setting_travels_with_the_export(model, pictures, threshold, tmp_path):
     setting = a_setting(model, threshold=threshold)
     export(model, tmp_path / "export", threshold=setting)
@@ -101,6 +104,7 @@ def test_a_setting_travels_with_the_export(model, pictures, threshold, tmp_path)
     assert facts(found) == facts(Engine(model, threshold).classify(pictures))
 
 
+@pytest.mark.slow
 def test_a_certificate_for_fp32_does_not_hold_for_bf16_graphs(model, tmp_path):
     export(model, tmp_path / "export", threshold=a_setting(model))
     with contextlib.suppress(ValueError), pytest.warns(SettingWarning, match="other precision: the certificate"):

@@ -189,6 +189,7 @@ def test_an_export_replaces_an_older_one_and_leaves_none_of_it(models, tmp_path,
         export(models["two rounds"], tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_int8_is_measured_on_pictures_and_kept(models, tmp_path, pictures):
     model = models["two rounds"]
     found = find_images(pictures, "val")

@@ -69,6 +69,7 @@ assert worst < 1e-4, worst
     run_interpreted(code)
 
 
+@pytest.mark.slow
 @needs_triton
 def test_attention_in_the_interpreter_equals_torchs():
     run_interpreted("""
@@ -82,6 +83,7 @@ for tokens, heads in ((5, 1), (70, 2), (145, 1)):
 """)
 
 
+@pytest.mark.slow
 @needs_triton
 def test_gelu_in_the_interpreter_is_torchs_tanh_form_and_clamped():
     run_interpreted("""

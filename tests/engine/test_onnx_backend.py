@@ -24,6 +24,7 @@ def run_all(graphs, pixels):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "format", "backend"),
     [
@@ -61,6 +62,7 @@ def test_what_one_run_gave_is_not_changed_by_the_next(exports):
         assert all(np.array_equal(a, b) for a, b in zip(first, kept))
 
 
+@pytest.mark.slow
 def test_bf16_decides_as_fp32_but_within_a_hundredth_of_the_threshold(exports):
     folder = exports("two rounds")
     pixels = random_pixels(CONFIGS["two rounds"], 4000, seed=3)
@@ -108,6 +110,7 @@ def test_a_backend_that_is_not_installed_is_named_with_its_extra(exports, monkey
         GraphRounds(exports("two rounds"), backend=package)
 
 
+@pytest.mark.slow
 def test_missing_and_foreign_graphs_are_refused(exports, tmp_path):
     folder = shutil.copytree(exports("two rounds"), tmp_path / "copy")
     (folder / "round2.onnx").unlink()
@@ -118,6 +121,7 @@ def test_missing_and_foreign_graphs_are_refused(exports, tmp_path):
         GraphRounds(folder)
 
 
+@pytest.mark.slow
 def test_a_graph_with_other_inputs_or_no_graph_is_refused_even_with_the_right_hash(exports, tmp_path):
     folder = shutil.copytree(exports("two rounds"), tmp_path / "copy")
     for content, match in (

@@ -141,6 +141,7 @@ def test_an_engine_serves_one_stream_at_a_time(model, pictures):
     assert len(engine.classify(pictures)) == 90
 
 
+@pytest.mark.slow
 def test_two_hundred_batches_leave_no_tensors_behind(model, pictures):
     engine = Engine(model, 1.0, batch=16)
 

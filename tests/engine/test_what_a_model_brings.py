@@ -86,6 +86,7 @@ def test_a_budget_is_kept_on_the_pictures_that_it_was_measured_on(digits, tmp_pa
         Engine(made, 0.5, budget_gmacs=budget)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
 def test_several_classes_are_named_in_order_on_every_backend(small_model, pictures, backend):
     if backend != "torch":

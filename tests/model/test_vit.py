@@ -171,6 +171,7 @@ def test_no_parameter_is_left_without_a_gradient(variant, small_config, randomiz
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_round_compiles_into_one_graph(variant, small_config, randomize):
     model = randomize(ProgResViT(small_config.replace(**VARIANTS[variant])))
@@ -197,6 +198,7 @@ def test_compiled_rounds_match_and_train(small_model, images):
     assert small_model.projectors[0].widen_class.weight.grad.any()
 
 
+@pytest.mark.slow
 def test_rounds_compile_for_any_number_of_images(small_model):
     torch.compiler.reset()
     run_round = torch.compile(small_model.run_round, fullgraph=True, backend="aot_eager", dynamic=True)

@@ -19,6 +19,7 @@ def population(seed=0, size=POPULATION):
     return entropy, harm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.001, 0.005, 0.01])
 def test_the_guarantee_holds_over_two_thousand_calibration_sets(epsilon):
     entropy, harm = population()
@@ -118,6 +119,7 @@ def harm_share(entropy, loss, thresholds):
     return loss[np.arange(len(rounds)), rounds][rounds < 2].sum() / len(rounds)
 
 
+@pytest.mark.slow
 def test_three_rounds_get_a_threshold_each_and_the_guarantee_holds():
     truth = three_rounds(200_000)
     epsilon, delta, sets = 0.02, 0.2, 60
@@ -206,6 +208,7 @@ def test_losses_of_three_rounds_are_checked_too():
     assert certified_thresholds(torch.tensor(scores), torch.zeros(10, 3), [1, 2, 3], 0.5, 0.5).images == 7
 
 
+@pytest.mark.slow
 def test_three_rounds_keep_something_where_the_design_split_sees_no_harm():
     """A harm rarer than the design split can show must not cost everything: the path begins with small steps."""
     rng = np.random.default_rng(0)

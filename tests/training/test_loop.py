@@ -101,6 +101,7 @@ def test_fp16_needs_a_gpu(digits, tmp_path):
         run(recipe(run={"precision": "fp16"}), digits, tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"precision": "bf16"}, {"grad_checkpointing": True}])
 def test_other_ways_of_execution_learn_the_same_thing(digits, tmp_path, options):
     run(recipe(), digits, tmp_path / "plain")

@@ -104,6 +104,7 @@ def test_a_signal_finishes_the_step_saves_and_prints_how_to_resume(digits, tmp_p
     assert losses(out)[-1][0] == step
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change(digits, tmp_path, monkeypatch):
     wanted = recipe(run={"log_every": 3})
     seen = []
@@ -135,6 +136,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(digits, tmp_p
     run(recipe(run={"log_every": 3}, optimizer={"lr": 1e-3}), digits, tmp_path / "out", resume=True)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_the_middle_of_an_epoch_resumes_as_if_nothing_had_been(digits, tmp_path, monkeypatch):
     wanted = recipe(run={"log_every": 5, "keep": 9})
     run(wanted, digits, tmp_path / "whole")
@@ -158,6 +160,7 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_resumes_as_if_nothing_had_been(
     assert all(torch.equal(left[key], right[key]) for key in left)
 
 
+@pytest.mark.slow
 def test_a_run_that_dies_while_evaluating_has_saved_before_and_evaluates_again(digits, tmp_path, monkeypatch):
     run(recipe(), digits, tmp_path / "whole")
 
@@ -177,6 +180,7 @@ def test_a_run_that_dies_while_evaluating_has_saved_before_and_evaluates_again(d
     assert evaluations[0] == evaluations[1]
 
 
+@pytest.mark.slow
 def test_long_epochs_are_saved_by_the_clock(digits, tmp_path):
     run(recipe(run={"save_minutes": 1e-6, "keep": 99}), digits, tmp_path / "out")
     assert len(checkpoints(tmp_path / "out" / "checkpoints")) == 12
@@ -197,6 +201,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied_either(digits, tmp_path, m
     assert saved.name == "step-000000003"
 
 
+@pytest.mark.slow
 def test_resuming_with_other_data_is_refused(digits, tmp_path):
     out, other = tmp_path / "out", tmp_path / "other"
     run(recipe(), digits, out)
@@ -209,6 +214,7 @@ def test_resuming_with_other_data_is_refused(digits, tmp_path):
     run(recipe(data={"workers": 1}), digits, out, resume=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint_whole(digits, tmp_path, monkeypatch):
     write, count = state.write_safetensors, iter(range(100))
 
@@ -227,6 +233,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(digits, tmp_path, monkeypa
     assert losses(tmp_path / "out")[-1][0] == 12
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(digits, tmp_path, capsys):
     out = tmp_path / "out"
     run(recipe(), digits, out)
@@ -243,6 +250,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(digits, tmp_path, ca
         run(recipe(), digits, out, resume=True)
 
 
+@pytest.mark.slow
 def test_a_run_that_died_before_its_first_checkpoint_starts_again(digits, tmp_path):
     out = tmp_path / "out"
     run(recipe(), digits, out)
@@ -259,6 +267,7 @@ def test_last_and_best_are_kept(digits, tmp_path):
         assert progresvit.load(tmp_path / "out" / name).config.num_classes == 4
 
 
+@pytest.mark.slow
 def test_a_folder_with_another_run_is_refused(digits, tmp_path):
     out = tmp_path / "out"
     run(recipe(), digits, out)

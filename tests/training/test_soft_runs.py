@@ -44,6 +44,7 @@ def test_the_model_keeps_the_rows_of_the_data(digits, teacher, tmp_path):
     assert torch.equal(model.blocks[0].mlp.fc1.weight, wide["blocks.0.mlp.fc1.weight"])
 
 
+@pytest.mark.slow
 def test_what_is_logged_is_measured_with_the_model_that_is_saved(digits, teacher, tmp_path):
     folder = run(soft(teacher), digits, tmp_path / "out")
     logged = json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])
