@@ -59,8 +59,8 @@ class Variables(Section):
 
 HERE = Path(get_initial_workdir() or Path.cwd())  # doit changes to the folder of this file
 try:
-    words = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
-    GIVEN = parse(Variables, dict(word.split("=", 1) for word in words), origin="variables of repro/dodo.py")
+    typed = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word and not word.startswith("-"))
+    GIVEN = parse(Variables, typed, origin="variables of repro/dodo.py")
     STUDY = load_study(HERE / GIVEN.study if GIVEN.study.endswith(".yaml") else GIVEN.study, shlex.split(GIVEN.set))
     ENTRIES = entries_of(STUDY)
     PLACES = Places(data=GIVEN.data, runs=HERE / GIVEN.runs)
@@ -88,35 +88,40 @@ running: set[subprocess.Popen[bytes]] = set()
 
 
 def task_train() -> Iterator[Task]:
-    """A model for each run and seed."""
+    """A model for each run and seed that is still to be measured, or whose model is needed."""
     needed = {entry.trained for entry in TO_MEASURE}
     for entry in ENTRIES:
-        if entry.kind == "run":
-            yield _task(entry, entry.name, commands_of(STUDY, entry, PLACES)[0], done=entry.name not in needed)
+        if entry.kind == "run" and entry.name in needed:
+            yield _task(entry, entry.name, commands_of(STUDY, entry, PLACES)[0])
 
 
 def task_evaluate() -> Iterator[Task]:
-    """Records of each model, clean and corrupted."""
-    for entry in ENTRIES:
+    """Records of each model that is still to be measured, clean and corrupted."""
+    for entry in TO_MEASURE:
         for command in commands_of(STUDY, entry, PLACES):
             if command.words[0] != "train":
                 name = command.makes.stem if command.words[0] == "evaluate" else f"{entry.name}-shifted"
-                yield _task(entry, name, command, done=entry.name in MEASURED)
+                yield _task(entry, name, command)
 
 
 def task_measure() -> Iterator[Task]:
     """A results file for each entry."""
-    yield {"name": STUDY_FILE, "actions": [write_study], "uptodate": [config_changed(STUDY.to_yaml())]}
+    file = RESULTS / STUDY_FILE
+    written = file.is_file() and file.read_text(encoding="utf-8") == STUDY.to_yaml()
+    yield {"name": STUDY_FILE, "actions": [write_study], "targets": [file], "uptodate": [written]}
     for entry in ENTRIES:
-        measure = [str(Path(__file__).parent / "measure"), entry.name, "--runs", PLACES.runs, "--results", RESULTS]
+        if entry.name in MEASURED:
+            yield {"name": entry.name, "actions": None, "uptodate": [True], "doc": "results are there already"}
+            continue
+        words = [sys.executable, str(Path(__file__).parent / "measure"), entry.name]
+        words += ["--runs", str(PLACES.runs), "--results", str(RESULTS)]
         yield {
             "name": entry.name,
-            "doc": f"{entry.name}.json",
-            "actions": [] if entry.name in MEASURED else [(run, [entry, [sys.executable, *map(str, measure)]])],
-            "file_dep": [command.makes for command in commands_of(STUDY, entry, PLACES) if entry.name not in MEASURED],
+            "doc": f"writes {RESULTS / entry.name}.json",
+            "actions": [(run, [entry, words])],
+            "file_dep": [command.makes for command in commands_of(STUDY, entry, PLACES)],
             "task_dep": [f"measure:{STUDY_FILE}"],
             "targets": [RESULTS / f"{entry.name}.json"],
-            "uptodate": [True],
         }
 
 
@@ -134,17 +139,15 @@ def task_group() -> Iterator[Task]:
         yield {"basename": name, "actions": None, "task_dep": list(tasks), "doc": " ".join(tasks)}
 
 
-def _task(entry: Entry, name: str, command: Command, *, done: bool) -> Task:
-    """A progresvit command; nothing to do if the entry's results are there already."""
-    if done:
-        return {"name": name, "actions": None, "uptodate": [True], "doc": "results are there already"}
-    model = PLACES.model(entry)
-    trained = [Path(model) / "model.safetensors"] if entry.trained and command.words[0] != "train" else []
+def _task(entry: Entry, name: str, command: Command) -> Task:
+    """A progresvit command: run again if the command or the weights of its model changed."""
+    uses_trained = entry.trained is not None and command.words[0] != "train"
+    weights = Path(PLACES.model(entry)) / "model.safetensors"
     return {
         "name": name,
         "doc": shlex.join(("progresvit", *command.words)),
         "actions": [(progresvit, [entry, command])],
-        "file_dep": trained,
+        "file_dep": [weights] if uses_trained else [],
         "targets": [command.makes],
         "uptodate": [config_changed(shlex.join(command.words))],
     }

@@ -59,7 +59,9 @@ class Page:
     def plot(self, name: str, alt: str, draw: Callable[[], Figure], *data: Any) -> str:
         """An image tag; ``data`` is everything that the plot shows."""
         content = json.dumps([name, *data], sort_keys=True, default=_shown)
-        self.plots[f"{name}.png"] = Plot(draw, hashlib.sha256(content.encode()).hexdigest())
+        plot = Plot(draw, hashlib.sha256(content.encode()).hexdigest())
+        if self.plots.setdefault(f"{name}.png", plot).data != plot.data:
+            raise ValueError(f"two plots of the page are called {name}; rename an entry in {STUDY_FILE}.")
         return f'<img src="{self.figures}/{name}.png" width="640" alt="{alt}">'
 
     def about(self) -> str:
@@ -187,13 +189,16 @@ class Page:
     def difference(self, ours: str, theirs: str, place: int = FULL) -> str:
         """Top-1 of one run minus that of another, with its interval; of a round, or of the full path."""
         runs = [gather(self.results, run) for run in (ours, theirs)]
+        for run in runs:
+            if not run.seeds:
+                raise ValueError(f"{run.run} was not measured.")
         check_comparable([one for run in runs for one in run.seeds], f"{ours} minus {theirs}")
         return tables.interval(runs[0].less(runs[1], place))
 
     def values(self) -> dict[str, Any]:
         """Everything that a template can use, by name."""
-        blocks = (self.about, self.comparison, self.settings, self.routers, self.abstention, self.equal_accuracy)
-        blocks += (self.groups, self.severities, self.corruptions, self.measurements, self.difference)
+        blocks: list[Callable[..., str]] = [self.about, self.comparison, self.settings, self.routers, self.abstention]
+        blocks += [self.equal_accuracy, self.groups, self.severities, self.corruptions, self.measurements]
         routed = [one for one in self.results.runs.values() if len(one.rounds.bits) > 1]
         return {
             "study": self.study,
@@ -205,6 +210,7 @@ class Page:
             "rules_of": routing_tables.rules_of,
             "gains_of": routing_tables.gains_of,
             "open_gains": routing_tables.open_gains,
+            "difference": self.difference,
             "mean_top1": tables.mean_top1,
             "mean_at": tables.mean_at,
             **{block.__name__: block for block in blocks},
@@ -265,8 +271,7 @@ def build(folder: Path, template: Path, out: Path) -> Built:
     words = {"percent": tables.percent, "gmacs": tables.gmacs, "each": tables.each, "interval": tables.interval}
     environment.filters |= words
     values = page.values()
-    if (template.parent / "claims.yaml.j2").is_file():
-        values["claims"] = yaml.safe_load(environment.get_template("claims.yaml.j2").render(values))
+    values["claims"] = lambda: yaml.safe_load(environment.get_template("claims.yaml.j2").render(values))
     return Built(out, environment.get_template(template.name).render(values), page.plots)
 
 

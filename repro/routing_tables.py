@@ -96,11 +96,11 @@ def matched_table(one: MatchedResult) -> str:
 
 def withheld_table(result: RoutingResult) -> str | None:
     """Settings that withhold answers; None if there are none."""
-    rows = []
+    rows: list[Row] = []
     for one in result.settings:
         if one.abstain is not None:
-            wrong = one.halves and one.halves.wrong
-            spread = wrong and f"{percent(wrong.mean)} ({percent(wrong.lowest)} to {percent(wrong.highest)})"
+            wrong = one.halves.wrong if one.halves else None
+            spread = f"{percent(wrong.mean)} ({percent(wrong.lowest)} to {percent(wrong.highest)})" if wrong else None
             rows.append([one.name, decimals(one.abstain), percent(one.answered), percent(one.top1_of_answered), spread])
     heads = ["<setting", "withheld from an entropy of", "answered (%)", "top-1 of answered images (%)"]
     heads += ["error rate among them, calibrated on other halves (%)"]

@@ -154,20 +154,21 @@ def mean_at(result: ShiftResult, severity: int, setting: str) -> ShiftedAt | Non
 def severity_tables(models: Mapping[str, ShiftResult]) -> list[str]:
     """Accuracy and cost by severity, means over corruptions; at each severity one row per model."""
     settings = _settings(models)
-    accuracy, cost = [], []
+    accuracy: list[Row] = []
+    cost: list[Row] = []
     for severity in _severities(models):
         for label, result in models.items():
             name, model = str(severity or "clean"), label if len(models) > 1 else None
             found = [mean_at(result, severity, setting) for setting in settings]
             first = percent(mean_top1(result, severity, 0)) if len(result.gmacs_paper) > 1 else None
-            tops = [at and percent(at.top1) for at in found]
+            tops = [percent(at.top1) if at else None for at in found]
             accuracy.append([name, model, first, percent(mean_top1(result, severity)), *tops])
             if any(found):
-                costs = [at and f"{gmacs(at.gmacs_paper)} ({percent(at.exit_shares[0])} %)" for at in found]
+                costs = [f"{gmacs(at.gmacs_paper)} ({percent(at.exit_shares[0])} %)" if at else None for at in found]
                 cost.append([name, model, *costs])
     heads = ["severity", "<model"]
-    tops = ["round 1 alone (%)", "full path (%)", *(f"{setting} (%)" for setting in settings)]
-    made = [table("Top-1 by severity, mean over corruptions", [*heads, *tops], accuracy)]
+    of_top1 = ["round 1 alone (%)", "full path (%)", *(f"{setting} (%)" for setting in settings)]
+    made = [table("Top-1 by severity, mean over corruptions", [*heads, *of_top1], accuracy)]
     title = "GMACs by severity, and the share that exits after round 1, mean over corruptions"
     return [*made, table(title, [*heads, *settings], cost)] if cost else made
 

@@ -19,8 +19,8 @@ from progresvit.model.outputs import RoundOutput
 class RoundModel(Protocol):
     """An ``nn.Module`` that predicts in rounds.
 
-    It is built from its config, ``Model(config, drop_path=0.1)``, on ``torch.device("meta")`` as on any other. The config
-    and the ``state_dict`` are all that a model folder holds. Register the kind of a model to save and load it:
+    It is built from its config, ``Model(config, drop_path=0.1)``, on ``torch.device("meta")`` as on any other. The
+    config and the ``state_dict`` are all that a model folder holds. Register the kind of a model to save and load it:
     :func:`progresvit.model.registry.register`. Training also uses ``no_weight_decay``, ``set_grad_checkpointing``,
     ``blocks`` and ``keep_classes`` of a model that has them.
     """

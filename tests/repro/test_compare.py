@@ -17,9 +17,7 @@ def test_runs_of_different_data_are_not_compared(folder, field):
         write_result(folder, fewer | {"data": fewer["data"] | {"train": 200}})
     else:
         change(folder / "width-2.json", lambda values: values["data"].update({field: changed}))
-    with pytest.raises(
-        ValueError, match=rf"the comparison construction compares .* differ in data\.{field}: "
-    ) as error:
+    with pytest.raises(ValueError, match=rf"the comparison construction .* differ in data\.{field}: ") as error:
         line_up(read_results(folder), read_study(folder / "study.yaml"), "construction")
     assert "width-2" in str(error.value)
 

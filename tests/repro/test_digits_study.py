@@ -1,23 +1,57 @@
-"""``progresvit study`` and then ``progresvit report``, as a user types them: real processes, real digits."""
+"""A small study of real digits from its run list to its page; commands run in this process."""
 
 import json
+from unittest import mock
 
 import pytest
 import yaml
-from progresvit.results.read import read_results
+from doit.exceptions import InvalidDodoFile
 
-from tests.commands import refused, run, works
+from repro import page
+from repro.formats import read_results
+from repro.measure import __main__ as measure
+from repro.measure import entries
+from tests import commands
+from tests.repro.dodo import doit, load
 
-MICRO = ["model.resolutions=[16, 32]", "model.patch_size=8", "schedule.epochs=1", "schedule.cooldown=0"]
 STUDY = {
     "title": "Digits",
     "data": "four digits",
     "recipe": "digits",
-    "set": [*MICRO, "schedule.warmup=0", "optimizer.batch=16", "ema=0"],
+    "set": [
+        *("model.resolutions=[16, 32]", "model.patch_size=8", "schedule.epochs=1", "schedule.cooldown=0"),
+        *("schedule.warmup=0", "optimizer.batch=16", "ema=0"),
+    ],
     "runs": {"full": {}},
     "comparisons": {"alone": {"title": "Alone", "rows": {"one run": "full"}}},
+    "routing": {"routing": {"model": "full"}},
     "shift": {"shift": {"models": ["full"], "corruptions": ["fog"], "severities": [5]}},
 }
+
+
+def carry_out(study, digits, *words, **variables):
+    """Exit code of doit, and what its commands printed."""
+    variables = {"study": study, "data": digits, "runs": study.parent / "runs", **variables}
+    module = load(**variables, device="cpu", workers=0)
+    printed = []
+
+    def run(entry, words):
+        module.PLACES.log(entry.name).parent.mkdir(exist_ok=True)
+        with module.PLACES.timings(entry.name).open("a") as timings:
+            timings.write(json.dumps({"seconds": 1.5, "jobs": 2, "processes": 1}) + "\n")
+        if "-m" in words:
+            result = commands.run(*words[3:])
+            printed.append(result.output)
+            return None if result.exit_code == 0 else module.TaskFailed(result.output)
+        with mock.patch("sys.argv", words[1:]):
+            try:
+                return measure.main()
+            except SystemExit as stop:
+                printed.append(str(stop))
+                return module.TaskFailed(str(stop))
+
+    module.run = run
+    return doit(module, *words), "\n".join(printed)
 
 
 @pytest.fixture(scope="module")
@@ -29,126 +63,102 @@ def study(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(digits, study):
-    runs = study.parent / "runs"
-    result = run("study", study, "--data", digits, "--runs", runs, "--device", "cpu", "--workers", 0)
-    assert result.exit_code == 0, result.output
-    return runs
+    code, printed = carry_out(study, digits)
+    assert code == 0, printed
+    return study.parent / "runs"
 
 
-def test_a_study_leaves_results_of_every_task(done, digits):
+def test_every_entry_has_results(done, digits):
     results = read_results(done / "results")
     full, shift = results.runs["full-42"], results.shift["shift"]
-    held_back = len(list(digits.glob("val/*/*")))
-    assert full.data.val == held_back
-    assert full.data.train == len(list(digits.glob("train/*/*")))
+    held_out = len(list(digits.glob("val/*/*")))
+    assert (full.data.val, full.data.train) == (held_out, len(list(digits.glob("train/*/*"))))
     assert full.rounds.resolutions == (16, 32)
     assert full.seconds > 0
+    assert full.machine.jobs == 2
     assert full.commands[0].startswith("progresvit train digits --data DATA --out RUNS/full-42 --set ")
     assert [one.corruption for one in shift.sets] == [None, "fog"]
-    assert shift.sets[0].top1 == tuple(right / held_back for right in full.rounds.right)  # the model of that run
+    assert shift.sets[0].top1 == tuple(right / held_out for right in full.rounds.right)  # the model of that run
+    assert shift.weights == results.routing["routing"].weights
+    assert shift.seconds == 4.5  # two commands and the measurement
     assert str(done) not in (done / "results" / "full-42.json").read_text()
 
 
-def test_the_study_again_finds_everything_done(done, digits, study):
-    result = run("study", study, "--data", digits, "--runs", done)
-    assert result.exit_code == 0
-    assert result.output.count("is there already") == 2
+def test_nothing_is_done_again(done, digits, study):
+    code, printed = carry_out(study, digits)
+    assert (code, printed) == (0, "")
 
 
-def test_its_report_is_a_page(done):
-    assert run("report", done / "results").exit_code == 0
-    page = (done / "results" / "results.md").read_text()
-    assert "| one run | 16→32, 1→2 heads |" in page
-    assert "fog" in page
-    assert run("report", done / "results", "--check").exit_code == 0
+def test_a_finished_training_is_not_trained_again_after_a_crash(done, digits, study, tmp_path):
+    """A crash of doit loses its record of what is up to date."""
+    weights = done / "full-42" / "model" / "model.safetensors"
+    before = weights.read_bytes()
+    (done / ".doit.json").unlink()
+    code, printed = carry_out(study, digits, "full", results=tmp_path)
+    assert code == 0, printed
+    assert weights.read_bytes() == before
+    ours, theirs = (read_results(folder).runs["full-42"] for folder in (tmp_path, done / "results"))
+    assert (ours.rounds, ours.history) == (theirs.rounds, theirs.history)
+
+
+def test_its_page_is_built(done):
+    page.main([str(done / "results")])
+    text = (done / "results" / "results.md").read_text()
+    assert "| one run | 16→32, 1→2 heads |" in text
+    assert "| fog |" in text
+    page.main([str(done / "results"), "--check"])
 
 
 @pytest.mark.parametrize("change", ["optimizer.lr=1.0", "run.precision=bf16"])
 def test_another_recipe_beside_those_results_is_refused(done, digits, study, change):
-    words = ("study", study, "--data", digits, "--runs", done, "--set", change)
-    refused(f"full-42.json was made otherwise than the study says (other {change.partition('=')[0]})", *words)
+    with pytest.raises(InvalidDodoFile) as error:
+        carry_out(study, digits, set=change)
+    key = change.partition("=")[0]
+    assert f"full-42.json was made differently from what the study says (other {key})" in str(error.value)
 
 
 def test_how_a_run_is_carried_out_may_change(done, digits, study):
-    works("study", study, "--data", digits, "--runs", done, "--set", "run.log_every=7")
+    assert carry_out(study, digits, set="run.log_every=7") == (0, "")
 
 
-def test_another_recipe_for_the_runs_alone_is_refused(done, digits, study, tmp_path):
-    """With other results, so that only the model that is there could be taken for the one that is asked for."""
-    words = ("--data", digits, "--runs", done, "--results", tmp_path, "--set", "optimizer.lr=1.0", "--only", "full")
-    result = run("study", study, *words)
-    assert result.exit_code == 1
-    assert "full-42/model was made by another command" in result.output
+def test_a_model_of_another_recipe_is_not_taken_for_this_one(done, digits, study, tmp_path):
+    code, printed = carry_out(study, digits, "full", results=tmp_path, set="ema=0.5")
+    assert code != 0
+    assert "holds a run of another recipe (ema)" in printed
     assert not (tmp_path / "full-42.json").exists()
 
 
-def test_results_that_are_not_asked_for_are_looked_at_too(done, digits, study):
-    """study.yaml, which is written anew, speaks of all of them."""
-    result = run("study", study, "--data", digits, "--runs", done, "--set", "optimizer.lr=1.0", "--only", "shift")
-    assert result.exit_code == 2
-    assert "full-42.json was made otherwise" in result.output
-
-
-def test_a_model_that_was_trained_anew_leaves_older_results_behind(done, digits, study, monkeypatch, tmp_path):
-    from progresvit.results import measures
-
-    monkeypatch.setattr(measures, "_weights", lambda model: "other")
-    result = run("study", study, "--data", digits, "--runs", done)
-    assert result.exit_code == 2
-    assert "shift.json was made otherwise than the study says (other weights)" in result.output
-    words = ("--data", digits, "--runs", done, "--results", tmp_path, "--only", "full")
-    result = run("study", study, *words)  # its records are there from before
-    assert result.exit_code == 1
-    assert "full-42.parquet is of other weights than its model; remove it" in result.output
-
-
-def test_other_data_beside_those_results_is_refused(done, digits, study, tmp_path):
-    other = tmp_path / "other.yaml"
-    other.write_text(yaml.safe_dump({**STUDY, "data": "letters"}))
-    result = run("study", other, "--data", digits, "--runs", done)
-    assert result.exit_code == 2
-    assert "of four digits and the study of letters" in result.output
-
-
-def test_a_corruption_more_beside_those_results_is_refused(done, digits, study, tmp_path):
-    other = tmp_path / "other.yaml"
-    shift = {"shift": {"models": ["full"], "corruptions": ["fog", "snow"], "severities": [5]}}
-    other.write_text(yaml.safe_dump({**STUDY, "shift": shift}))
-    result = run("study", other, "--data", digits, "--runs", done)
-    assert result.exit_code == 2
-    assert "shift.json was made otherwise" in result.output
-
-
-def test_commands_can_be_looked_at_first(study, tmp_path):
-    result = run("study", study, "--data", "D", "--runs", tmp_path / "runs", "--list")
-    assert result.exit_code == 0
-    assert result.output.count("progresvit ") == 4
-    assert not (tmp_path / "runs").exists()
-
-
-def test_missing_data_fails_with_the_commands_own_words(study, tmp_path):
-    words = ("--data", tmp_path / "nowhere", "--runs", tmp_path / "runs", "--only", "full", "--device", "cpu")
-    result = run("study", study, *words)
-    assert result.exit_code == 1
-    assert "error: full-42: progresvit train ended with 2: error: " in result.output
-    assert "nowhere" in result.output
+def test_a_model_that_was_trained_again_has_no_results_yet(done, digits, study, monkeypatch, tmp_path):
+    monkeypatch.setattr(entries, "_weights", lambda model: "other")
+    with pytest.raises(InvalidDodoFile) as error:
+        carry_out(study, digits)
+    assert "routing.json was made differently from what the study says (other weights)" in str(error.value)
+    code, printed = carry_out(study, digits, "full", results=tmp_path)
+    assert code != 0
+    assert "full-42.parquet is of other weights than its model; delete it" in printed
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("change", "message"),
     [
-        (["photo"], "there is no study 'photo'"),
-        (["digits", "--only", "widht"], "did you mean width?"),
-        (["digits", "--jobs", "0"], "are 1 or more"),
-        (["digits", "--set", "schedule.epoch=1"], "epochs"),
+        ({"data": "letters"}, "full-42.json was made differently from what the study says (other data)"),
+        ({"shift": {"shift": {"models": ["full"], "severities": [5]}}}, "shift.json was made differently"),
+        ({"groups": {"low": ["0"]}}, "routing.json was made differently from what the study says (other groups)"),
     ],
 )
-def test_what_is_typed_wrong_is_one_line(words, message, tmp_path):
-    result = run("study", *words, "--data", "D", "--runs", tmp_path / "runs")
-    assert result.exit_code == 2
-    assert message in result.output
-    assert "Traceback" not in result.output
-    assert not (tmp_path / "runs").exists()
+def test_another_study_beside_those_results_is_refused(done, digits, study, change, message):
+    other = study.with_name("other.yaml")
+    other.write_text(yaml.safe_dump({**STUDY, **change}))
+    with pytest.raises(InvalidDodoFile) as error:
+        carry_out(other, digits)
+    assert message in str(error.value)
+
+
+def test_missing_data_is_an_error_in_the_commands_own_words(study, tmp_path):
+    code, printed = carry_out(study, tmp_path / "nowhere", "full", runs=tmp_path / "runs")
+    assert code != 0
+    assert "nowhere" in printed
+    assert not (tmp_path / "runs" / "results" / "full-42.json").exists()
 
 
 def test_results_are_json_that_any_reader_knows(done):

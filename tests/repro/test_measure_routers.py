@@ -104,7 +104,6 @@ def test_intervals_are_as_wide_as_the_normal_ones_and_fits_that_differ_widen_the
     assert (high - low)[0] > 0.15
 
 
-@pytest.mark.slow
 def test_routers_are_fitted_on_what_was_learned_and_across_folds():
     records, learned = make_records(400), make_records(500, seed=1)
     found = measure_matched(records, learned, fits=2, seed=3)

@@ -1,185 +1,179 @@
-"""Prose with marked places, facts and claims."""
+"""The page of a results folder: built, checked, and that of this repository."""
 
-import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
-from progresvit.report.blocks import make_blocks
-from progresvit.report.claims import claims_table
-from progresvit.report.facts import make_facts
-from progresvit.report.page import changed_places, fill_page, find_places, new_page
-from progresvit.results.compare import line_up
-from progresvit.results.read import read_results
-from progresvit.results.study import load_study
 
-from tests.report.made import STUDY, change, measured
+from repro.page import drawn_from, main
+from tests.repro.made import STUDY, change, run_result, write_result
 
-PAGE = """# Mine
+ROOT = Path(__file__).parents[2]
 
-Prose.
 
-<!-- results: one -->
-old
-<!-- /results -->
+def fails(capsys, *arguments):
+    """Exit code, and what was printed."""
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    return stop.value.code, printed.out + printed.err
 
-It has <!-- fact: full.top1 -->12<!-- /fact --> % and <!-- fact: full.gmacs -->?<!-- /fact --> GMACs. <!-- a remark -->
+
+def refused(capsys, folder, message):
+    code, printed = fails(capsys, folder)
+    assert code == 2
+    assert printed.startswith("error: ")
+    assert message in printed
+
+
+@pytest.fixture(scope="session")
+def built_once(made, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("built") / "results"
+    shutil.copytree(made, folder)
+    main([str(folder)])
+    return folder
+
+
+@pytest.fixture
+def built(built_once, tmp_path):
+    """A results folder with its page and plots."""
+    return shutil.copytree(built_once, tmp_path / "results")
+
+
+def test_the_page_of_this_repository_is_that_of_its_results(capsys):
+    main(["--check"])
+    assert f"{ROOT / 'docs' / 'results.md'} and 15 plots are those of" in capsys.readouterr().out
+
+
+def test_any_results_folder_has_a_page_of_everything(built, capsys):
+    page = (built / "results.md").read_text()
+    assert page.startswith("# A made-up study\n")
+    names = sorted(path.name for path in (built / "figures" / "results").iterdir())
+    assert len(names) == 11
+    assert all(f'src="figures/results/{name}"' in page for name in names)
+    assert "\n\n\n" not in page
+    main([str(built), "--check"])
+    assert "results.md and 11 plots are those of" in capsys.readouterr().out
+
+
+def test_what_was_not_measured_is_said(built):
+    page = (built / "results.md").read_text()
+    assert "Not measured: + more." in page
+    assert "## Later\n\nNot measured.\n" in page
+    assert "## Under corruption: shift_later\n\nNot measured.\n\nNot measured.\n" in page
+
+
+def test_every_command_is_in_the_list_of_measurements(built):
+    page = (built / "results.md").read_text()
+    for seed in (1, 2):
+        assert f"```\nprogresvit train digits --set seed={seed} --out runs/full\nprogresvit evaluate …\n```" in page
+    assert page.count("<details>") == page.count("</details>") == 16
+
+
+def test_one_changed_number_fails_the_check_which_writes_nothing(built, capsys):
+    change(built / "routing.json", lambda values: values["settings"][0]["point"].update(top1=0.5))
+    before = {path: path.read_bytes() for path in built.rglob("*") if path.is_file()}
+    code, printed = fails(capsys, built, "--check")
+    assert code == 1
+    assert f"outdated: {built / 'results.md'}" in printed
+    assert "routing-settings.png" in printed
+    assert "construction" not in printed
+    assert f"rebuild with: python repro/page.py {built}" in printed
+    assert {path: path.read_bytes() for path in built.rglob("*") if path.is_file()} == before
+    main([str(built)])
+    main([str(built), "--check"])
+
+
+def test_an_edited_page_fails_the_check(built, capsys):
+    page = built / "results.md"
+    page.write_text(page.read_text().replace("| width only |", "| width mostly |"))
+    assert fails(capsys, built, "--check")[0] == 1
+    page.unlink()
+    assert fails(capsys, built, "--check")[0] == 1
+
+
+@pytest.mark.parametrize("harm", ["another plot", "no plot", "nothing"])
+def test_a_missing_or_wrong_plot_fails_the_check(built, capsys, harm):
+    path, other = (built / "figures" / "results" / f"construction-{name}.png" for name in ("accuracy", "frontier"))
+    assert drawn_from(path) != drawn_from(other)
+    path.unlink()
+    if harm != "nothing":
+        path.write_bytes(other.read_bytes() if harm == "another plot" else b"no PNG")
+    code, printed = fails(capsys, built, "--check")
+    assert (code, printed.count("outdated: ")) == (1, 1)
+    assert "construction-accuracy.png" in printed
+
+
+TEMPLATE = """# Mine
+
+{{ comparison("construction") }}
+
+{{ run.full.top1() | percent }} % at {{ run.full.gmacs() | gmacs }} GMACs, {{ difference("full", "width") }} points.
+{% for one in claims() %}
+{{ one.claim }}: {{ one.measured }}
+{% endfor %}
 """
-BLOCKS = {"one": "new", "two": "other"}
-FACTS = {"full.top1": "88.5", "full.gmacs": "1.546"}
 
 
-def test_only_what_is_marked_changes():
-    filled = fill_page(PAGE, BLOCKS, FACTS, "p.md")
-    assert "<!-- results: one -->\n\nnew\n\n<!-- /results -->" in filled
-    assert "It has <!-- fact: full.top1 -->88.5<!-- /fact --> % and" in filled
-    assert "Prose." in filled
-    assert "<!-- a remark -->" in filled
-    assert fill_page(filled, BLOCKS, FACTS, "p.md") == filled
-    assert changed_places(PAGE, filled, "p.md") == [
-        "p.md, line 5: results one",
-        "p.md, line 9: fact full.top1",
-        "p.md, line 9: fact full.gmacs",
+def test_a_template_of_ones_own_shows_what_it_asks_for(folder):
+    (folder / "results.md.j2").write_text(TEMPLATE)
+    (folder / "claims.yaml.j2").write_text("- claim: Good\n  measured: {{ savings | max | percent }} %\n")
+    main([str(folder)])
+    page = (folder / "results.md").read_text()
+    assert sorted(path.name for path in (folder / "figures" / "results").iterdir()) == [
+        "construction-accuracy.png",
+        "construction-frontier.png",
     ]
+    assert " % at 1.546 GMACs, " in page
+    assert "\nGood: " in page
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        (("results: one", "results: ome"), "p.md, line 5: there is no block 'ome'; did you mean one?"),
-        (("results: one", "results: zebra"), "there is no block 'zebra'; there are one, two."),
-        (("fact: full.top1", "fact: full.top2"), "line 9: there is no measured figure 'full.top2'; the nearest"),
-        (("<!-- /results -->", ""), "p.md, line 5: <!-- results: one --> is not closed"),
-        (("?<!-- /fact -->", "?"), "p.md, line 9: <!-- fact: full.gmacs --> is not closed"),
-        (("<!-- results: one -->", ""), "line 7: <!-- /results --> closes nothing"),
-        (("<!-- results: one -->", "<!--results: one-->"), "line 5: <!--results: one--> is no marker"),
-        (("<!-- results: one -->", "<!-- result: one -->"), "is no marker; write <!-- results: NAME -->"),
-        (("12<!-- /fact -->", "12<!-- /facts -->"), "line 9: <!-- /facts --> is no marker"),
-        (("12<!-- /fact -->", "12<!-- /results -->"), "closes nothing"),
+        (('comparison("construction")', "comparisson()"), "results.md.j2, line 3: 'comparisson' is undefined"),
+        (("run.full.top1", "run.fulll.top1"), "results.md.j2, line 5: 'dict object' has no attribute 'fulll'"),
+        (("{% endfor %}", ""), "Unexpected end of template"),
+        (('"width"', '"nowhere"'), "nowhere was not measured"),
     ],
 )
-def test_a_wrong_marker_is_an_error_with_its_line(change, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        fill_page(PAGE.replace(*change), BLOCKS, FACTS, "p.md")
+def test_a_wrong_template_is_an_error_with_its_line(folder, capsys, change, message):
+    (folder / "results.md.j2").write_text(TEMPLATE.replace(*change))
+    (folder / "claims.yaml.j2").write_text("[]")
+    refused(capsys, folder, message)
+    assert not (folder / "results.md").exists()
 
 
-def test_a_new_page_has_every_block_in_order():
-    page = new_page("Mine", [("one", "First"), ("two", "Second")])
-    assert page.startswith("# Mine\n")
-    assert [(place.kind, place.name) for place in find_places(page, "p.md")] == [("results", "one"), ("results", "two")]
-    assert page.index("## First") < page.index("results: one") < page.index("## Second")
+def test_what_is_wrong_is_one_line_and_nothing_is_written(folder, capsys, tmp_path):
+    refused(capsys, tmp_path / "nowhere", "holds no results")
+    change(folder / "width-1.json", lambda values: values["data"].update(names="others"))
+    refused(capsys, folder, "compares width-1 and width-2, which differ in data.names")
+    write_result(folder, run_result("width", 1, 40))
+    change(folder / "full-1.json", lambda values: values.update(format=0))
+    refused(capsys, folder, "full-1.json has format 0 and this version reads format 1; delete it and measure again")
+    write_result(folder, run_result("full", 1, 40))
+    change(folder / "shift_both-plain.json", lambda values: values["data"].update(classes=5))
+    refused(capsys, folder, "the shift entry shift_both compares")
+    change(folder / "shift_both-plain.json", lambda values: (values["data"].update(classes=4), values["sets"].pop()))
+    refused(capsys, folder, "compares models under different corruptions: full, plain")
+    (folder / "study.yaml").write_text("title: only\n")
+    refused(capsys, folder, "study.yaml: data: Field required")
+    (folder / "study.yaml").unlink()
+    refused(capsys, folder, "has no study.yaml")
+    assert not (folder / "results.md").exists()
+    assert not (folder / "figures").exists()
 
 
-@pytest.fixture(scope="module")
-def facts(made):
-    return make_facts(read_results(made), load_study(made / "study.yaml"))
-
-
-def test_facts_of_runs_are_those_of_the_bits(facts):
-    right = [measured("full", 40, seed)[1].mean(axis=0) for seed in (1, 2)]
-    assert facts["full.top1"] == facts["full.round2"] == f"{50 * (right[0][1] + right[1][1]):.1f}"
-    assert facts["full.round1"] == f"{50 * (right[0][0] + right[1][0]):.1f}"
-    assert facts["full.each"] == ", ".join(f"{100 * one[1]:.1f}" for one in right)
-    assert (facts["full.gmacs"], facts["full.gmacs1"], facts["full.seeds"]) == ("1.546", "0.286", "2")
-    assert (facts["full.parameters"], facts["full.epochs"], facts["full.minutes"]) == ("7,152,980", "40", "10.0")
-    assert (facts["data.val"], facts["data.train"], facts["data.classes"]) == ("40", "200", "4")
-
-
-def test_facts_of_two_runs_go_both_ways(facts, made):
-    compared = line_up(read_results(made), load_study(made / "study.yaml"), "construction")
-    found = compared.rows[1].less(compared.rows[0], -1)
-    assert facts["full-width.points"] == f"{100 * found.mean:+.1f}".replace("-", "−")
-    ends = " to ".join(f"{100 * end:+.1f}" for end in (found.lowest, found.highest))
-    ends = ends.replace("-", "−").replace("+0.0", "0.0")
-    assert facts["full-width.diff"] == f"{facts['full-width.points']} ({ends})"
-    assert facts["width-full.points"] == f"{-100 * found.mean:+.1f}".replace("-", "−")
-    assert "full-plain.diff" in facts
-    assert "full-plain.round1.diff" not in facts  # one round has no first one
-    assert "three-width.diff" not in facts  # of no comparison
-
-
-def test_facts_of_routing_and_shift(facts, made):
-    results = read_results(made)
-    setting = results.routing["routing"].settings[0]
-    assert facts["routing.near-lossless.saving"] == f"{100 * (1 - setting.point.gmacs_paper / 1.546):.1f}"
-    assert facts["routing.near-lossless.halves.drop"] == "0.08"
-    assert facts["routing.drop-0.5.halves.broken"] == "1"
-    assert facts["routing.ten-dogs.pictures"] == "20"
-    assert facts["routing.easy-ten.near-lossless.exit1"] == (
-        f"{100 * results.routing['routing'].groups[0].at[0].exit_shares[0]:.1f}"
-    )
-    assert facts["routing.gain.correctness.50"] == "+0.10 (−0.30 to +0.50)"
-    assert facts["routing.gain.benefit-half-of-the-held-back-pictures.best"] == "+0.30 (−0.10 to +0.70)"
-    assert facts["routing.risk.routed"] == "4.00"
-    assert facts["routing.equal.entropy-hopeless-given-up.0.5.given-up"] == "3.00"
-    sets = [one for one in results.shift["shift"].sets if one.severity == 3]
-    assert facts["shift.severity3.top1"] == f"{100 * sum(one.top1[1] for one in sets) / 3:.1f}"
-    assert facts["shift_both-full.clean.top1"] == f"{100 * measured('full', 40, 1)[1][:, 1].mean():.1f}"
-    assert "shift.severity5.near-lossless.exit1" in facts
-
-
-def test_two_figures_of_one_name_are_refused(folder):
-    change(folder / "routing.json", lambda values: values["groups"][0].update(name="near-lossless"))
-    with pytest.raises(ValueError, match=r"two figures are called routing\.near-lossless\.top1"):
-        make_facts(read_results(folder), load_study(folder / "study.yaml"))
-
-
-def test_a_comparison_may_not_take_the_name_of_another_block(folder):
-    study = STUDY | {"comparisons": {"runs": STUDY["comparisons"]["construction"]}}
+def test_two_plots_of_one_name_are_refused(folder, capsys):
+    study = STUDY | {"comparisons": STUDY["comparisons"] | {"shift_both": STUDY["comparisons"]["schedules"]}}
     (folder / "study.yaml").write_text(yaml.safe_dump(study))
-    with pytest.raises(ValueError, match="two blocks of the page are called runs"):
-        make_blocks(read_results(folder), load_study(folder / "study.yaml"), None)
+    refused(capsys, folder, "two plots of the page are called shift_both-accuracy; rename an entry in study.yaml")
 
 
-def test_what_was_not_measured_is_said(made):
-    blocks = make_blocks(read_results(made), load_study(made / "study.yaml"), None)
-    assert "Not measured: + more." in blocks["construction"].to_markdown("figures")
-    for name in ("later", "shift_later.severities", "shift_later.corruptions"):
-        assert blocks[name].to_markdown("figures") == "Not measured."
-        assert blocks[name].pictures == []
-
-
-def test_every_command_stands_in_the_appendix(made):
-    results = read_results(made)
-    text = make_blocks(results, load_study(made / "study.yaml"), None)["runs"].to_markdown("figures")
-    for one in results.runs.values():
-        assert "\n".join(one.commands) in text
-    assert text.count("<details>") == text.count("</details>") == 10
-
-
-CLAIM = {"claim": "It is good", "paper": "82.2 %", "measured": "{full.top1} %", "verdict": "holds"}
-
-
-def write_claims(path, *claims):
-    path.write_text(yaml.safe_dump(list(claims)))
-    return path
-
-
-def test_claims_quote_what_was_measured(tmp_path):
-    other = {"claim": "So\nmuch", "paper": "–", "verdict": "not measured", "why": "needs {full.gmacs} | more"}
-    table = claims_table(write_claims(tmp_path / "claims.yaml", CLAIM, other), FACTS)
-    assert "| It is good | 82.2 % | 88.5 % | **holds** |" in table
-    assert "| So much | – | – | **not measured**: needs 1.546 \\| more |" in table
-
-
-@pytest.mark.parametrize(
-    ("claim", "said"),
-    [
-        (CLAIM | {"mood": "good"}, "claim 2: mood is no key; there are claim, paper, measured, verdict, why."),
-        (CLAIM | {"verdict": "maybe"}, "claim 2: verdict should be 'holds', 'does not hold'"),
-        (CLAIM | {"verdict": "does not hold"}, "claim 2: say under why the verdict is 'does not hold'"),
-        (CLAIM | {"measured": "{full.top3}"}, "claim 2: there is no measured figure 'full.top3'"),
-        ({key: CLAIM[key] for key in ("claim", "paper", "verdict")}, "claim 2: say under measured what was found"),
-        ({key: CLAIM[key] for key in ("claim", "measured", "verdict")}, "claim 2: paper is missing"),
-        ("words", "claim 2"),
-    ],
-)
-def test_a_wrong_claim_is_an_error_with_its_number(tmp_path, claim, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        claims_table(write_claims(tmp_path / "claims.yaml", CLAIM, claim), FACTS)
-
-
-@pytest.mark.parametrize("text", ["{", "claim: 1", "", "[]"])
-def test_a_file_without_claims_is_refused(tmp_path, text):
-    (tmp_path / "claims.yaml").write_text(text)
-    with pytest.raises(ValueError, match=r"claims\.yaml (is no YAML|should be a list of claims)"):
-        claims_table(tmp_path / "claims.yaml", FACTS)
+def test_a_page_needs_no_torch():
+    code = "import sys, repro.page; print([name for name in ('torch', 'timm') if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert shown.stdout.strip() == "[]"

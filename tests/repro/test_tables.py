@@ -7,7 +7,7 @@ from repro import routing_tables, tables
 from repro.compare import Difference, line_up
 from repro.formats import read_results
 from repro.study import read_study
-from repro.tables import percent, signed
+from repro.tables import interval, percent, signed
 from tests.repro.made import RUNS, measured
 
 
@@ -32,9 +32,8 @@ def top1(run, place, seeds=(1,)):
     return 100 * np.mean([measured(run, 40, seed)[1][:, place].mean() for seed in seeds])
 
 
-def test_a_comparison_tells_accuracy_from_the_bits(results, study):
-    made = tables.accuracy_table(line_up(results, study, "schedules"))
-    rows, heads = table(made)
+def test_accuracy_in_a_comparison_is_that_of_the_bits(results, study):
+    rows, heads = table(tables.accuracy_table(line_up(results, study, "schedules")))
     assert len(heads) <= 9
     assert [row[""] for row in rows] == ["160→224", "128→176→224", "plain ViT"]
     assert rows[1]["rounds"] == "128→176→224, 1→2→3 heads"
@@ -47,27 +46,26 @@ def test_a_comparison_tells_accuracy_from_the_bits(results, study):
         f"{top1('three', 0):.1f}",
     ]
     assert rows[2]["round 1, top-1 (%)"] == "–"
-    assert [100 * row["difference"].mean for row in made.rows[1:]] == pytest.approx(
-        [full[1] - full[0], full[2] - full[0]]
-    )
-    assert made.rows[0]["difference"] is None
+    compared = line_up(results, study, "schedules")
+    expected = [interval(compared.rows[number].less(compared.rows[0])) for number in (1, 2)]
+    assert [row["points over 160→224"] for row in rows] == ["–", *expected]
     assert heads[6] == "points over 160→224"
 
 
-def test_leaving_early_is_a_mean_over_seeds_and_each_seed_is_told(results, study):
-    made = tables.leaving_table(line_up(results, study, "construction"))
-    rows, heads = table(made)
+def test_early_exit_is_a_mean_over_seeds_and_each_seed_is_given(results, study):
+    rows, heads = table(tables.exit_table(line_up(results, study, "construction")))
     assert len(heads) <= 9
     points = [results.runs[f"full-{seed}"].near_lossless for seed in (1, 2)]
     saving = np.mean([1 - point.gmacs_paper / RUNS["full"][2][-1] for point in points])
     assert rows[1]["saved (%)"] == f"{100 * saving:.1f}"
-    assert made.rows[1]["gmacs"] == pytest.approx(np.mean([point.gmacs_paper for point in points]))
+    assert rows[1]["GMACs"] == f"{np.mean([point.gmacs_paper for point in points]):.3f}"
     assert rows[1]["full path of each seed (%)"] == ", ".join(f"{top1('full', -1, (seed,)):.1f}" for seed in (1, 2))
-    assert 100 * made.rows[1]["spread"] == pytest.approx(abs(top1("full", -1, (1,)) - top1("full", -1, (2,))))
+    spread = abs(top1("full", -1, (1,)) - top1("full", -1, (2,)))
+    assert rows[1]["range over seeds, full path (points)"] == f"{spread:.1f}"
 
 
 def test_runs_are_listed_with_time_and_machine(results):
-    rows, heads = table(tables.runs_table([*results.runs.values(), *results.shift.values()]))
+    rows, heads = table(tables.runs_table(results.all))
     assert len(heads) <= 9
     assert rows[0]["file"] == "`full-1.json`"
     assert (rows[0]["minutes"], rows[0]["on"], rows[0]["jobs at a time"]) == ("10.0", "Made GPU", "2")
@@ -89,10 +87,10 @@ def test_settings_stand_between_every_round_and_the_first_alone(results):
     assert rows[0]["lost (points)"] == "0.08"
 
 
-def test_routers_are_told_as_gains_with_intervals(results):
+def test_routers_are_given_as_gains_with_intervals(results):
     one = results.routing["routing"].matched[1]
     rows, _ = table(routing_tables.matched_table(one))
-    assert rows[5]["go on (%)"] == "50"
+    assert rows[5]["continue (%)"] == "50"
     assert rows[5]["gain (points)"] == "+0.30 (−0.10 to +0.70)"
 
 
@@ -100,40 +98,66 @@ def test_withheld_answers_rules_and_groups(results):
     result = results.routing["routing"]
     assert table(routing_tables.withheld_table(result))[0][0]["answered (%)"] == "85.0"
     assert table(routing_tables.risk_table(result))[0][1]["mean risk over all coverages (%)"] == "4.00"
-    assert table(routing_tables.equal_accuracy_table(result))[0][1]["given up (%)"] == "3.00"
+    assert table(routing_tables.equal_accuracy_means(result))[0][1]["given up (%)"] == "3.00"
     rows, _ = table(routing_tables.groups_table(result))
     assert [row["classes"] for row in rows] == ["easy ten"] * 6 + ["ten dogs"] * 6
     at = result.groups[1].at[0]
-    assert rows[7]["leave after round 1 (%)"] == f"{100 * at.exit_shares[0]:.1f}"
+    assert rows[7]["exit after round 1 (%)"] == f"{100 * at.exit_shares[0]:.1f}"
 
 
-def test_severities_are_means_over_corruptions_models_under_each_other(results):
+def test_single_values_of_routing_are_found_by_name(results):
+    result = results.routing["routing"]
+    assert routing_tables.settings_of(result)["drop-1"] == result.settings[2]
+    assert routing_tables.rules_of(result)["entropy, hopeless given up", 0.005].given_up == 0.03
+    assert interval(routing_tables.gains_of(result.matched[1])[0.5], 2) == "+0.30 (−0.10 to +0.70)"
+    assert len(routing_tables.open_gains(result)) == 33
+
+
+def test_images_are_called_images_whatever_the_file_calls_them(results):
+    assert "pictures" in results.routing["routing"].matched[1].fitted_on
+    title = routing_tables.matched_table(results.routing["routing"].matched[1]).splitlines()[0]
+    assert title == "Entropy and router: benefit, fitted on half of the held-out images; mean of 5 fits"
+
+
+def test_severities_are_means_over_corruptions_with_one_row_per_model(results):
     models = {"full": results.shift["shift_both-full"], "plain": results.shift["shift_both-plain"]}
-    accuracy, cost = shift_tables.severity_tables(models)
+    accuracy, cost = tables.severity_tables(models)
     rows, _ = table(accuracy)
     assert [(row["severity"], row["model"]) for row in rows] == [
         *(("clean", "full"), ("clean", "plain"), ("1", "full"), ("1", "plain"), ("3", "full"), ("3", "plain"))
     ]
     sets = [one for one in models["full"].sets if one.severity == 3]
     assert len(sets) == 3
-    assert accuracy.rows[4]["full"] == pytest.approx(np.mean([one.top1[1] for one in sets]))
-    assert accuracy.rows[4]["near-lossless"] == pytest.approx(np.mean([one.at[0].top1 for one in sets]))
-    assert [row["severity"] for row in cost.rows] == ["clean", "1", "3"]
-    full, routed = shift_tables.corruption_tables(models)
+    assert rows[4]["full path (%)"] == f"{100 * np.mean([one.top1[1] for one in sets]):.1f}"
+    assert rows[4]["near-lossless (%)"] == f"{100 * np.mean([one.at[0].top1 for one in sets]):.1f}"
+    assert [row["severity"] for row in table(cost)[0]] == ["clean", "1", "3"]
+    spent = np.mean([one.at[1].gmacs_paper for one in sets])
+    exits = np.mean([one.at[1].exit_shares[0] for one in sets])
+    assert table(cost)[0][2]["drop-1"] == f"{spent:.3f} ({100 * exits:.1f} %)"
+    full, routed = tables.corruption_tables(models)
     assert table(full)[1] == ["corruption", *(f"{model}, severity {s}" for model in models for s in (1, 3))]
     assert table(full)[0][2]["full, severity 3"] == f"{100 * sets[2].top1[1]:.1f}"
-    assert "near-lossless" in routed.title
+    assert "near-lossless" in routed.splitlines()[0]
 
 
-def test_words_go_left_numbers_right_and_a_bar_is_no_border():
-    made = Table("t", [Column("a", "name", left=True), Column("b", "n")], [{"a": "x|y", "b": 1}])
-    assert made.to_markdown() == "t\n\n| name | n |\n| --- | ---: |\n| x\\|y | 1 |\n"
+def test_a_setting_that_not_every_corruption_has_is_left_out(results):
+    full = results.shift["shift_both-full"]
+    assert tables.mean_at(full, 3, "drop-1").setting == "drop-1"
+    assert tables.mean_at(full, 3, "drop-2") is None
+    assert tables.mean_at(results.shift["shift_both-plain"], 3, "drop-1") is None
 
 
-def test_figures_in_words():
+def test_words_go_left_numbers_right_and_empty_columns_are_left_out():
+    made = tables.table("t", ["<name", "n", "never"], [["x|y", "1", None], ["z", None, None]])
+    assert made == "t\n\n| name | n |\n| --- | ---: |\n| x\\|y | 1 |\n| z | – |\n"
+    assert tables.folded(made).startswith("<details><summary>t</summary>\n\n| name | n |\n")
+    assert tables.folded(made).endswith("| z | – |\n\n</details>")
+
+
+def test_how_numbers_are_written():
     assert percent(-0.00001) == "0.0"
     assert signed(-0.0001) == "0.0"
     assert signed(-0.012) == "−1.2"
-    assert with_interval(Difference(mean=0.004, lowest=-0.003, highest=0.011)) == "+0.4 (−0.3 to +1.1)"
-    assert key("Easy ten, soft") == "easy-ten-soft"
-    assert key("drop-0.5") == "drop-0.5"
+    assert interval(Difference(mean=0.004, lowest=-0.003, highest=0.011)) == "+0.4 (−0.3 to +1.1)"
+    assert tables.gmacs(0.00123) == "0.00123"
+    assert tables.each([0.5, 0.25], " / ") == "50.0 / 25.0"
