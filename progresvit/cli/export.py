@@ -74,7 +74,7 @@ def _find_pictures(data: str, split: str, workers: int, config: ModelConfig) -> 
     pictures = DataSource(data=data, split=split).find()
     show.tell_drawn(data, split, pictures=len(pictures), drawn_from=pictures.drawn_from)
     labels = tuple(relabel(pictures, config))
-    return Int8Check(pictures=pictures, labels=labels, data=f"{data} ({split})", workers=workers)
+    return Int8Check(dataset=pictures, labels=labels, data=f"{data} ({split})", workers=workers)
 
 
 def _int8_table(report: dict[str, Any]) -> Table:
