@@ -11,7 +11,6 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,7 @@ def in_int8(folder: Path, target: Path) -> Path:
     for files in manifest.files:
         for name in files:
             quantise(folder / name, target / name)
-    write_manifest(replace(manifest, precision="int8"), target)
+    write_manifest(manifest.model_copy(update={"precision": "int8"}), target)
     return target
 
 

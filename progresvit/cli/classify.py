@@ -15,7 +15,7 @@ from progresvit.cli import options, output
 if TYPE_CHECKING:
     from progresvit.data.dataset import Entry
     from progresvit.engine import Engine, Prediction
-    from progresvit.engine.backends import Backend
+    from progresvit.engine.backends import BackendName
     from progresvit.engine.predict_files import Summary
 
 
@@ -49,7 +49,7 @@ def classify(
     found, bad = _find(_given(images, samples))
     engine = _make_engine(
         model, threshold, budget_gmacs=budget_gmacs, router=router, abstain=abstain, top_k=top_k,
-        backend=cast("Backend | None", backend), device=device, precision=precision, batch=batch, threads=threads,
+        backend=cast("BackendName | None", backend), device=device, precision=precision, batch=batch, threads=threads,
         workers=workers,
     )  # fmt: skip
     errors = len(bad)
@@ -106,7 +106,7 @@ def _make_engine(
     budget_gmacs: float | None,
     top_k: int,
     device: str | None,
-    backend: Backend | None,
+    backend: BackendName | None,
     router: Path | None,
     abstain: float | None,
     precision: str,

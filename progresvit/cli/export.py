@@ -77,7 +77,7 @@ def _find_images(data: str, split: str, workers: int, config: ModelConfig) -> In
     pictures = DataSource(data=data, split=split).find()
     output.report_drawn_split(data, split, images=len(pictures), drawn_from=pictures.drawn_from)
     labels = tuple(relabel(pictures, config))
-    return Int8Check(pictures=pictures, labels=labels, data=f"{data} ({split})", workers=workers)
+    return Int8Check(dataset=pictures, labels=labels, data=f"{data} ({split})", workers=workers)
 
 
 def _int8_table(report: dict[str, Any]) -> Table:

@@ -1,6 +1,6 @@
-"""Inference for real.
+"""Inference: the engine, its backends and exports.
 
-Importing this is light: an export is run without torch, which comes with the first model.
+Importing this needs no torch; an export runs without it, a model imports it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an engine can be made of, a model or an export, and the rounds that a backend makes of it."""
+"""The sources of an engine, a model or an export, and the choice of the backend that runs them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from progresvit.config import ModelConfig
-from progresvit.engine.array_rounds import ArrayRounds
-from progresvit.engine.buffers import Rounds
+from progresvit.engine.buffers import RoundBackend
 from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest
-from progresvit.engine.onnx_backend import GraphRounds
+from progresvit.engine.onnx_backend import GraphBackend, GraphRounds
+from progresvit.io.parse import did_you_mean
 from progresvit.routing.decide import Policy
 from progresvit.routing.settings import Setting, default_setting
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from progresvit.model import ProgResViT, RoundModel
     from progresvit.routing.router import Router
 
-Backend = Literal["torch", "onnxruntime", "openvino"]
-BACKENDS: tuple[Backend, ...] = get_args(Backend)
+BackendName = Literal["torch", "onnxruntime", "openvino"]
+BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 KERNELS = ("fused", "plain")
 
 
 @dataclass(frozen=True, kw_only=True)
-class How:
-    """How an engine is to run; None leaves the choice to the backend."""
+class BackendOptions:
+    """How a backend runs; None is the backend's own choice."""
 
     device: str | torch.device | None
     precision: str
@@ -42,23 +42,23 @@ class How:
     kernels: str | None
     threads: int | None
     top_k: int
-    """How many classes are named."""
+    """Number of reported classes."""
 
 
-class Source(Protocol):
-    """A model as the engine sees it."""
+class ModelSource(Protocol):
+    """What the engine needs to know of a model or an export."""
 
     @property
     def config(self) -> ModelConfig: ...
 
     @property
     def folder(self) -> Path | None:
-        """Where its settings may lie."""
+        """The model folder, if there is one."""
         ...
 
     @property
     def threshold(self) -> float | tuple[float, ...] | Setting | None:
-        """One that it brings along."""
+        """The default threshold."""
         ...
 
     @property
@@ -66,25 +66,27 @@ class Source(Protocol):
 
     @property
     def weights(self) -> str:
-        """Their hash."""
+        """SHA-256 of the weights."""
         ...
 
     def precision_of(self, asked: str) -> str:
-        """That of the answers: what a threshold must have been calibrated for."""
+        """The precision of the answers, for which a threshold must be calibrated."""
         ...
 
     @property
     def preprocessing(self) -> str:
-        """Its hash."""
+        """SHA-256 of the preprocessing."""
         ...
 
-    def make_rounds(self, policy: Policy, temperatures: Sequence[float], how: How) -> tuple[str, Rounds, int]:
-        """The backend's name, the rounds, and how many images at most are run at a time."""
+    def make_backend(
+        self, policy: Policy, temperatures: Sequence[float], options: BackendOptions
+    ) -> tuple[str, RoundBackend, int]:
+        """The name of the backend, the backend, and the largest batch."""
         ...
 
 
-def open_source(model: RoundModel | str | os.PathLike[str] | None, backend: Backend | None) -> Source:
-    """A model, the folder or hub id of one, or an export; None is the model that ships."""
+def open_source(model: RoundModel | str | os.PathLike[str] | None, backend: BackendName | None) -> ModelSource:
+    """Open a model, the folder or hub id of one, or an export; None is the bundled model."""
     folder: Path | None = None
     if model is None or isinstance(model, str | os.PathLike):
         if model is not None and (Path(model).expanduser() / MANIFEST_FILE).is_file():
@@ -96,12 +98,12 @@ def open_source(model: RoundModel | str | os.PathLike[str] | None, backend: Back
 
     model = as_progresvit(model, "the engine")
     if backend is None or backend == "torch":
-        return ModelSource(model, folder)
-    return ExportedSource(model, backend, folder)
+        return TorchSource(model, folder)
+    return ConvertedSource(model, backend, folder)
 
 
-class ModelSource:
-    """A model under torch."""
+class TorchSource:
+    """A model, run by torch."""
 
     temperatures: Sequence[float] | None = None
 
@@ -127,28 +129,30 @@ class ModelSource:
     def precision_of(self, asked: str) -> str:
         return asked
 
-    def make_rounds(self, policy: Policy, temperatures: Sequence[float], how: How) -> tuple[str, Rounds, int]:
+    def make_backend(
+        self, policy: Policy, temperatures: Sequence[float], options: BackendOptions
+    ) -> tuple[str, RoundBackend, int]:
         import torch
 
-        from progresvit.engine.torch_backend import FusedRounds, TorchRounds
+        from progresvit.engine.torch_backend import FusedBackend, TorchBackend
 
-        place = torch.device(how.device) if how.device is not None else next(self.model.parameters()).device
-        if how.threads is not None:
-            torch.set_num_threads(how.threads)
-        batch = how.batch or (512 if place.type == "cuda" else 64)
-        kernels = _checked_kernels(how.kernels, place, how.precision)
-        policy = _policy_on(policy, place)
-        options: dict[str, Any] = {"device": place, "precision": how.precision, "top_k": how.top_k}
+        chosen = options.device
+        device = torch.device(chosen) if chosen is not None else next(self.model.parameters()).device
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        batch = options.batch or (512 if device.type == "cuda" else 64)
+        kernels = _choose_kernels(options.kernels, device, options.precision)
+        policy = _policy_on(policy, device)
+        known: dict[str, Any] = {"device": device, "precision": options.precision, "top_k": options.top_k}
         if kernels == "fused":
-            fused = FusedRounds(self.model, policy, temperatures, largest=batch, **options)
-            return "torch", fused, batch
-        return "torch", TorchRounds(self.model, policy, temperatures, **options), batch
+            return "torch", FusedBackend(self.model, policy, temperatures, largest=batch, **known), batch
+        return "torch", TorchBackend(self.model, policy, temperatures, **known), batch
 
 
 class ExportSource:
-    """Graphs that ``progresvit export`` wrote, under the backend that can read them. Needs no torch."""
+    """An export, run by onnxruntime or OpenVINO. Needs no torch."""
 
-    def __init__(self, folder: Path, backend: Backend | None) -> None:
+    def __init__(self, folder: Path, backend: BackendName | None) -> None:
         if backend == "torch":
             raise ValueError(f"{folder} is an export; torch runs models, not graphs. Give the model's folder.")
         self.folder, self.backend = folder, backend
@@ -161,47 +165,51 @@ class ExportSource:
     def precision_of(self, asked: str) -> str:
         return "int8" if self.manifest.precision == "int8" else asked
 
-    def make_rounds(self, policy: Policy, temperatures: Sequence[float], how: How) -> tuple[str, Rounds, int]:
-        if str(how.device or "cpu") != "cpu":
-            raise ValueError(f"graphs run on the CPU here, not on {how.device}; for a GPU, give the model itself.")
-        if how.kernels is not None:
-            raise ValueError("kernels= is a choice of torch's; graphs bring their own.")
-        graphs = GraphRounds(self.folder, backend=self.backend, precision=how.precision, threads=how.threads)
-        return graphs.backend, ArrayRounds(graphs, policy, temperatures, how.top_k), how.batch or 64
+    def make_backend(
+        self, policy: Policy, temperatures: Sequence[float], options: BackendOptions
+    ) -> tuple[str, RoundBackend, int]:
+        if str(options.device or "cpu") != "cpu":
+            raise ValueError(f"exports run on the CPU, not on {options.device}; for a GPU, give the model itself.")
+        if options.kernels is not None:
+            raise ValueError("kernels= is an option of torch; leave it out for an export.")
+        graphs = GraphRounds(self.folder, backend=self.backend, precision=options.precision, threads=options.threads)
+        return graphs.backend, GraphBackend(graphs, policy, temperatures, options.top_k), options.batch or 64
 
 
-class ExportedSource(ModelSource):
-    """A model that is exported on the spot, for a backend other than torch."""
+class ConvertedSource(TorchSource):
+    """A model that is exported to a temporary folder, for another backend than torch."""
 
-    def __init__(self, model: ProgResViT, backend: Backend, folder: Path | None = None) -> None:
+    def __init__(self, model: ProgResViT, backend: BackendName, folder: Path | None = None) -> None:
         super().__init__(model, folder)
         self.backend = backend
 
-    def make_rounds(self, policy: Policy, temperatures: Sequence[float], how: How) -> tuple[str, Rounds, int]:
+    def make_backend(
+        self, policy: Policy, temperatures: Sequence[float], options: BackendOptions
+    ) -> tuple[str, RoundBackend, int]:
         from progresvit.engine.export.export import export
 
         with tempfile.TemporaryDirectory() as folder:
             export(self.model, Path(folder) / "export", format="onnx")
-            return ExportSource(Path(folder) / "export", self.backend).make_rounds(policy, temperatures, how)
+            return ExportSource(Path(folder) / "export", self.backend).make_backend(policy, temperatures, options)
 
 
 def _policy_on(policy: Policy, device: torch.device) -> Policy:
-    """The same with routers of its own there: the caller's may be moved or trained on."""
+    """The policy with copies of its routers on the device; the caller may move or train the originals."""
 
-    def own(router: Router | None) -> Router | None:
+    def copied(router: Router | None) -> Router | None:
         return None if router is None else copy.deepcopy(router).to(device)
 
-    abstention = replace(policy.abstention, router=own(policy.abstention.router))
-    return replace(policy, router=own(policy.router), abstention=abstention)
+    abstention = replace(policy.abstention, router=copied(policy.abstention.router))
+    return replace(policy, router=copied(policy.router), abstention=abstention)
 
 
-def _checked_kernels(kernels: str | None, device: torch.device, precision: str) -> str:
+def _choose_kernels(kernels: str | None, device: torch.device, precision: str) -> str:
     import torch
 
     from progresvit.model.precision import autocast
 
     if kernels not in (None, *KERNELS):
-        raise ValueError(f"unknown kernels {kernels!r}; choose {' or '.join(KERNELS)}.")
+        raise ValueError(f"unknown kernels {kernels!r}; {did_you_mean(kernels, KERNELS)}")
     if kernels == "fused" and device.type != "cuda":
         raise ValueError(f"fused kernels are for a GPU, not for {device.type}; leave kernels out.")
     if kernels == "fused" and importlib.util.find_spec("triton") is None:

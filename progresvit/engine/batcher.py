@@ -1,8 +1,8 @@
-"""Images on their way through the rounds: in at one end in any portions, out at the other in their order.
+"""The batcher: images run through the rounds in full batches, and their predictions are returned in order.
 
-A round is started and left alone; whoever goes on is moved to the next room when somebody needs the place, so that the
-host makes results while the device computes. Rooms are bounded, and so are the results held back behind an image that
-still waits. Nothing here computes: that is the backend's. Letters: S rounds, s a round from 0.
+Rounds run asynchronously. Images that continue move to the next round's buffer when space is needed, so that the host
+makes predictions while the device computes. Buffers are bounded, and so are the predictions that are held back behind
+an image that still waits. The backend does all computation. Letters: S rounds, s a round from 0.
 """
 
 from __future__ import annotations
@@ -15,152 +15,159 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.engine.buffers import Array, Ran, Room, Rounds, portions
+from progresvit.engine.buffers import Array, RoundBackend, RoundBuffer, RunningRound, batch_sizes
 from progresvit.engine.prediction import Prediction
 from progresvit.routing.decide import Answers
 
 HELD_BATCHES = 32
-"""So many batches may be on their way, held back behind a waiting image; then the rooms run as they are."""
+"""The most batches in progress behind a waiting image; beyond that, buffers run before they are full."""
 
 
 class MemoryWarning(UserWarning):
-    """Batches are smaller than was asked for, since memory ran out."""
+    """Batches are smaller than requested, since memory ran out."""
 
 
 @dataclass(frozen=True)
 class _Running:
-    """A round at work on images of its room: ``count`` of them from place ``first`` on."""
+    """A running round, on ``count`` images of its buffer from place ``first`` on."""
 
-    ran: Ran
+    round: RunningRound
     first: int
     count: int
 
 
-class Flow:
-    """One stream of images, numbered from 0 in the order of their coming."""
+class Batcher:
+    """Runs one stream of images, numbered from 0 in the order in which they enter.
+
+    Args:
+        rounds: The backend.
+        buffers: One for each round.
+        largest: The largest batch.
+        make: ``make(s, answers, rows)`` makes the predictions of the rows that exit after round s.
+        shrunk: Called with the new ``largest`` when memory runs out.
+    """
 
     def __init__(
         self,
-        rounds: Rounds,
-        rooms: list[Room],
+        rounds: RoundBackend,
+        buffers: list[RoundBuffer],
         *,
         largest: int,
         make: Callable[[int, Answers, NDArray[np.int64]], list[Prediction]],
         shrunk: Callable[[int], None],
     ) -> None:
-        """``make(s, answers, rows)`` are results; ``shrunk`` is told of a smaller ``largest`` batch."""
-        self.rounds, self.rooms, self.largest = rounds, rooms, largest
+        self.rounds, self.buffers, self.largest = rounds, buffers, largest
         self._make, self._shrunk = make, shrunk
         self._results: dict[int, Prediction] = {}
-        self._running: list[_Running | None] = [None] * len(rooms)
-        self._answered: deque[tuple[int, NDArray[np.int64], Ran]] = deque()
-        self._coming = self._leaving = 0
-        for room in rooms:
-            room.clear()
+        self._running: list[_Running | None] = [None] * len(buffers)
+        self._answered: deque[tuple[int, NDArray[np.int64], RunningRound]] = deque()
+        self._entered = self._returned = 0
+        for buffer in buffers:
+            buffer.clear()
 
     def feed(self, pixels: Array, known: dict[int, Prediction] | None = None) -> None:
-        """Take images in, (B, C, R, R); those whose place is in ``known`` have their result and are not looked at."""
+        """Take images in, (B, C, R, R). ``known`` gives predictions for images that have no pixels, by position."""
         known = known or {}
         now = time.monotonic()
-        taken, looked_at = 0, len(pixels)
-        numbers = np.arange(self._coming, self._coming + looked_at + len(known))
+        taken, total = 0, len(pixels)
+        numbers = np.arange(self._entered, self._entered + total + len(known))
         if known:
             numbers = np.delete(numbers, list(known))
-        self._results.update({self._coming + place: result for place, result in known.items()})
-        self._coming += looked_at + len(known)
-        while taken < looked_at:
-            room = self._open_room(0)
-            some = min(room.free, looked_at - taken)
-            self.rounds.load(room, pixels[taken : taken + some])
-            room.note(numbers[taken : taken + some], now)
-            taken += some
-            if not room.free:
+        self._results.update({self._entered + position: result for position, result in known.items()})
+        self._entered += total + len(known)
+        while taken < total:
+            buffer = self._open_buffer(0)
+            count = min(buffer.free, total - taken)
+            self.rounds.load(buffer, pixels[taken : taken + count])
+            buffer.add(numbers[taken : taken + count], now)
+            taken += count
+            if not buffer.free:
                 self._start(0)
-        if self._coming - self._leaving > HELD_BATCHES * self.rooms[0].capacity:
+        if self._entered - self._returned > HELD_BATCHES * self.buffers[0].capacity:
             self.flush()
 
     def flush(self, before: float | None = None) -> None:
-        """Run every room, or those where someone came before a time, as full as it is."""
-        for s, room in enumerate(self.rooms):
-            if room.fill and (before is None or float(room.arrived[0]) <= before):
+        """Run every buffer that is not empty; with ``before``, only those with an image that arrived by that time."""
+        for s, buffer in enumerate(self.buffers):
+            if buffer.fill and (before is None or float(buffer.arrived[0]) <= before):
                 if self._running[s] is None:
                     self._start(s)
                 self._settle(s)
 
     @property
     def side(self) -> int:
-        return int(self.rooms[0].pixels.shape[-1])
+        return int(self.buffers[0].pixels.shape[-1])
 
     @property
     def is_running(self) -> bool:
         return any(self._running) or bool(self._answered)
 
     def oldest(self) -> float | None:
-        """When the image came that waits longest."""
-        return min((float(room.arrived[0]) for room in self.rooms if room.fill), default=None)
+        """When the image that waits longest arrived."""
+        return min((float(buffer.arrived[0]) for buffer in self.buffers if buffer.fill), default=None)
 
     def ready(self, *, wait: bool = False) -> Iterator[Prediction]:
-        """Results that can go out: in order, up to the first that is missing."""
+        """Predictions that are available: in order, up to the first that is missing."""
         for s, running in enumerate(self._running):
-            if running is not None and (wait or running.ran.finished()):
+            if running is not None and (wait or running.round.finished()):
                 self._settle(s)
         while self._answered and (wait or self._answered[0][2].finished()):
-            s, numbers, ran = self._answered.popleft()
-            answers = ran.answers()
+            s, numbers, running_round = self._answered.popleft()
+            answers = running_round.answers()
             rows = np.flatnonzero(answers.exits)
             self._results.update(zip(numbers[rows].tolist(), self._make(s, answers, rows)))
-        while self._leaving in self._results:
-            yield self._results.pop(self._leaving)
-            self._leaving += 1
+        while self._returned in self._results:
+            yield self._results.pop(self._returned)
+            self._returned += 1
 
-    def _open_room(self, s: int) -> Room:
-        """A room that images may be put into."""
+    def _open_buffer(self, s: int) -> RoundBuffer:
+        """The buffer of round s, free to be written to."""
         if self._running[s] is not None:
             self._settle(s)
-        return self.rooms[s]
+        return self.buffers[s]
 
     def _start(self, s: int) -> None:
-        """Begin the round for all who are in its room; if that takes several portions, all but the last are settled."""
-        room = self.rooms[s]
+        """Start the round for all images in its buffer. If it takes several batches, all but the last are settled."""
+        buffer = self.buffers[s]
         first, has_freed = 0, False
-        while first < room.fill:
-            count = portions(room.fill - first, self.largest, self.rounds.sizes)[0]
+        while first < buffer.fill:
+            count = batch_sizes(buffer.fill - first, self.largest, self.rounds.sizes)[0]
             try:
-                ran = self.rounds.run(s, room, first, count)
+                running = self.rounds.run(s, buffer, first, count)
             except self.rounds.out_of_memory:
                 self.rounds.shrink()
-                if has_freed:  # and that was not enough
+                if has_freed:  # and it was not enough
                     self._halve(count)
                 has_freed = True
                 continue
             has_freed = False
-            self._running[s] = _Running(ran, first, count)
+            self._running[s] = _Running(running, first, count)
             first += count
-            if first < room.fill:
+            if first < buffer.fill:
                 self._settle(s)
 
     def _settle(self, s: int) -> None:
-        """Move on who goes on; the results of the others are made when there is time."""
-        running, room = self._running[s], self.rooms[s]
+        """Move the images that continue to the next buffer; predictions of the others are made in ``ready``."""
+        running, buffer = self._running[s], self.buffers[s]
         assert running is not None
         self._running[s] = None
-        ran, first, count = running.ran, running.first, running.count
-        numbers = room.numbers[first : first + count].copy()
-        if s < len(self.rooms) - 1:
-            self._move(s, first, ran, np.flatnonzero(~ran.answers().exits))
-            ran.tokens = None  # nobody asks for them any more
-        self._answered.append((s, numbers, ran))
-        if first + count == room.fill:
-            room.clear()
+        running_round, first, count = running.round, running.first, running.count
+        numbers = buffer.numbers[first : first + count].copy()
+        if s < len(self.buffers) - 1:
+            self._move(s, first, running_round, np.flatnonzero(~running_round.answers().exits))
+            running_round.tokens = None  # not needed any more
+        self._answered.append((s, numbers, running_round))
+        if first + count == buffer.fill:
+            buffer.clear()
 
-    def _move(self, s: int, first: int, ran: Ran, rows: NDArray[np.int64]) -> None:
-        source = self.rooms[s]
+    def _move(self, s: int, first: int, running: RunningRound, rows: NDArray[np.int64]) -> None:
+        source = self.buffers[s]
         while len(rows):
-            room = self._open_room(s + 1)
-            some = rows[: room.free]
-            self.rounds.move(source, first, ran, some, room)
-            room.note(source.numbers[first + some], source.arrived[first + some])
-            if not room.free:
+            target = self._open_buffer(s + 1)
+            some = rows[: target.free]
+            self.rounds.move(source, first, running, some, target)
+            target.add(source.numbers[first + some], source.arrived[first + some])
+            if not target.free:
                 self._start(s + 1)
             rows = rows[len(some) :]
 

@@ -1,9 +1,9 @@
-"""Where images wait for their next round, and what a backend has to offer for that.
+"""Buffers in which images wait for their next round, and the interface of a backend that runs the rounds.
 
-Before each round there is a room. Whoever goes on moves into the next room, and a round runs when its room is full (or
-when nobody should wait any longer). So later rounds run full batches, whatever share of the images reaches them.
+Each round has a buffer. Images that continue move to the next round's buffer, and a round runs when its buffer is full
+or a deadline has passed. So later rounds run full batches, whatever share of the images reaches them.
 
-Letters: B images, C channels, R side of the images, N tokens, d channels of tokens.
+Letters: B images, C channels, R side of the images, N tokens, d channels of tokens, s a round from 0.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ from numpy.typing import NDArray
 from progresvit.routing.decide import Answers
 
 Array = Any
-"""A numpy array or a tensor, whatever the backend computes with."""
+"""A numpy array or a tensor, as the backend uses them."""
 
 
-class Ran(Protocol):
-    """A round that has been started."""
+class RunningRound(Protocol):
+    """A round that has been started on a batch."""
 
     tokens: Array
-    """(B, N, d); good until the same round is run again."""
+    """(B, N, d); valid until the same round runs again."""
 
-    def finished(self) -> bool: ...
+    def finished(self) -> bool:
+        """Whether the answers are available without waiting."""
+        ...
 
     def answers(self) -> Answers:
-        """Waits for them."""
+        """The answers; waits for them."""
         ...
 
 
-class Room:
-    """Up to so many images before a round; the first ``fill`` places are taken."""
+class RoundBuffer:
+    """The images that wait for a round; the first ``fill`` places are occupied."""
 
     def __init__(self, pixels: Array, tokens: Array | None) -> None:
         self.pixels, self.tokens = pixels, tokens
-        """Bytes, (capacity, C, R, R), and of the round before, (capacity, N, d); no tokens before the first."""
+        """Bytes, (capacity, C, R, R), and tokens of the previous round, (capacity, N, d); None before the first."""
         self.capacity = len(pixels)
         self.fill = 0
         self._numbers = np.zeros(self.capacity, np.int64)
@@ -49,16 +51,16 @@ class Room:
 
     @property
     def numbers(self) -> NDArray[np.int64]:
-        """Of the images that are here; good until others come."""
+        """The numbers of the waiting images; valid until others are added."""
         return self._numbers[: self.fill]
 
     @property
     def arrived(self) -> NDArray[np.float64]:
-        """When each came into the flow."""
+        """When each image was fed to the batcher."""
         return self._arrived[: self.fill]
 
-    def note(self, numbers: NDArray[np.int64], arrived: NDArray[np.float64] | float) -> None:
-        """Images have been copied into the next places."""
+    def add(self, numbers: NDArray[np.int64], arrived: NDArray[np.float64] | float) -> None:
+        """Register images that were copied into the next free places."""
         places = slice(self.fill, self.fill + len(numbers))
         self._numbers[places], self._arrived[places] = numbers, arrived
         self.fill += len(numbers)
@@ -67,60 +69,64 @@ class Room:
         self.fill = 0
 
 
-class Rounds(Protocol):
-    """A model's rounds on some device."""
+class RoundBackend(Protocol):
+    """The rounds of a model on a device."""
 
+    identity: str
+    """Identifies the implementation in the files of a resumable run."""
     sizes: tuple[int, ...] | None
-    """Batches come in these sizes; None if any will do."""
+    """The batch sizes that it runs; None for any."""
     out_of_memory: tuple[type[Exception], ...]
 
-    def make_room(self, s: int, capacity: int, side: int) -> Room: ...
+    def make_buffer(self, s: int, capacity: int, side: int) -> RoundBuffer: ...
 
     def send(self, pixels: Array) -> Any:
-        """Start bringing images (B, C, R, R) to the device. May be called from another thread."""
+        """Start copying images (B, C, R, R) to the device. May be called from another thread."""
         ...
 
     def receive(self, sent: Any) -> Array:
         """The images, on the device."""
         ...
 
-    def load(self, room: Room, pixels: Array) -> None:
+    def load(self, buffer: RoundBuffer, pixels: Array) -> None:
         """Copy images into the first free places."""
         ...
 
-    def run(self, s: int, room: Room, first: int, count: int) -> Ran:
-        """Start the round for ``count`` images from place ``first`` on. Images before that place are done with."""
+    def run(self, s: int, buffer: RoundBuffer, first: int, count: int) -> RunningRound:
+        """Start the round for ``count`` images from place ``first`` on. Images before it are not needed again."""
         ...
 
-    def move(self, source: Room, first: int, ran: Ran, rows: NDArray[np.int64], target: Room) -> None:
-        """Copy images, numbered from ``first``, and their new tokens into the first free places of the next room."""
+    def move(
+        self, source: RoundBuffer, first: int, running: RunningRound, rows: NDArray[np.int64], target: RoundBuffer
+    ) -> None:
+        """Copy images, counted from ``first``, and their new tokens into the first free places of the next buffer."""
         ...
 
     def shrink(self) -> None:
-        """Give back what memory can be given back."""
+        """Free memory that is not needed now."""
         ...
 
 
-def portions(count: int, largest: int, sizes: tuple[int, ...] | None = None) -> list[int]:
-    """How to run so many images: numbers that add up to ``count``, none above ``largest``.
+def batch_sizes(count: int, largest: int, sizes: tuple[int, ...] | None = None) -> list[int]:
+    """How to divide so many images into batches: numbers that add up to ``count``, none above ``largest``.
 
-    With ``sizes`` a portion is padded to the next of them; a portion is cut off where padding would waste a quarter.
+    With ``sizes`` a batch is padded to the next of them, and divided further where padding would waste a quarter.
     """
     if sizes is None:
         return [min(largest, count - first) for first in range(0, count, largest)]
     usable = sorted(size for size in sizes if size <= largest) or [min(sizes)]
-    found = []
+    batches = []
     while count:
         padded = next((size for size in usable if size >= count), usable[-1])
         fits = max((size for size in usable if size <= count), default=padded)
-        portion = min(count, padded) if count > 0.75 * padded else fits
-        found.append(min(portion, count))
-        count -= found[-1]
-    return found
+        batch = min(count, padded) if count > 0.75 * padded else fits
+        batches.append(min(batch, count))
+        count -= batches[-1]
+    return batches
 
 
 def padded_size(count: int, sizes: tuple[int, ...]) -> int:
-    """The smallest size that holds so many."""
+    """The smallest size that is at least ``count``."""
     return min(size for size in sizes if size >= count)
 
 

@@ -1,7 +1,7 @@
-"""The engine: a model and a policy, pictures in, predictions out.
+"""The engine: classifies images with a model and an exit policy.
 
-After each round only the images that go on are kept, and they wait until a full batch is together (rooms.py, flow.py),
-so an image costs no more than the rounds it runs, in time as well. This file needs no torch; backends bring their own.
+After each round only the images that continue are kept, and they wait until the batch is full (buffers.py, batcher.py),
+so an image costs only the rounds that it runs, in time as well. This file needs no torch; the torch backend does.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit import compute
-from progresvit.engine.backends import BACKENDS, Backend, How, Source, open_source
-from progresvit.engine.batcher import Flow, MemoryWarning
-from progresvit.engine.buffers import Room
-from progresvit.engine.images import Opened, PathLike, Pictures, open_pictures
+from progresvit.engine.backends import BACKENDS, BackendName, BackendOptions, ModelSource, open_source
+from progresvit.engine.batcher import Batcher, MemoryWarning
+from progresvit.engine.buffers import RoundBuffer
+from progresvit.engine.images import Images, OpenedImages, PathLike, open_images
 from progresvit.engine.prediction import Candidate, Prediction
-from progresvit.engine.prefetch import Ahead
+from progresvit.engine.prefetch import Prefetcher
+from progresvit.io.parse import did_you_mean
 from progresvit.routing.decide import Abstention, Answers, Policy
 from progresvit.routing.settings import Setting, SettingWarning, budget_setting, find_setting
 
@@ -34,42 +35,50 @@ if TYPE_CHECKING:
     from progresvit.model import ProgResViT
     from progresvit.routing.router import Router
 
-Threshold = float | Sequence[float] | Setting | PathLike
+ThresholdLike = float | Sequence[float] | Setting | PathLike
 
 DEADLINE = 1.0
-"""Seconds that a picture of a stream may wait for others."""
+"""Seconds that an image of a stream may wait until a batch is full."""
 POLL = 0.001
-"""Seconds between two looks at a round that is running, while no new pictures come."""
+"""Seconds between two checks of a running round, while no new images come."""
 
 
 class Engine:
-    """Classifies pictures in rounds. The model is folded when the engine is made; later changes of it do not count.
+    """Classifies images in rounds. The model is folded when the engine is made; later changes to it have no effect.
 
-    ``model`` is a model, the folder or hub id of one, or a folder that ``progresvit export`` wrote; without it, the
-    model that ships. ``threshold`` is a number, one for each round but the last, or what ``progresvit calibrate``
-    wrote: a ``Setting``, its path, or its name in the model's folder (``settings/NAME.json``); a setting made for other
-    weights, preprocessing or precision warns. An export may bring its own, and a model's folder the near-lossless one.
-    Instead of it ``budget_gmacs`` is the average to spend, looked up in the folder's ``budgets.json``. The threshold is
-    compared with top-10 entropies, or with the probabilities of ``router``. ``abstain`` is an entropy from which on
-    answers are withheld, or an ``Abstention``; a setting may bring one. ``temperatures`` divide the logits of each
-    round for the reported probability alone; routing does not see them. ``Prediction.top`` names ``top_k`` classes.
-
-    ``batch`` images at most are computed at a time (by default 512 on a GPU, else 64). ``backend`` is torch,
-    onnxruntime or openvino; ``precision`` fp32, bf16, fp16 (GPU) or fp8 (newer GPUs, big products alone).
-    ``kernels`` is fused (on a GPU, the default there: our kernels in CUDA graphs) or plain (torch's own).
+    Args:
+        model: A model, the folder or hub id of one, or a folder that ``progresvit export`` wrote. None for the bundled
+            model.
+        threshold: A number, one for each round but the last, a ``Setting``, or the path or name of one (in the model
+            folder, ``settings/NAME.json``). A setting for other weights, preprocessing or precision warns. By default
+            the setting of the export, or the near-lossless setting of the model folder. It is compared with top-10
+            entropies, or with the probabilities of ``router``.
+        budget_gmacs: Average GMACs per image, instead of a threshold; looked up in ``budgets.json`` of the folder.
+        router: A learned router, or the path of one.
+        abstain: The top-10 entropy from which answers are withheld, or an ``Abstention``. By default that of the
+            setting.
+        temperatures: One for each round; they divide the logits for the reported probability only.
+        top_k: Number of classes in ``Prediction.top``.
+        backend: torch, onnxruntime or openvino.
+        device: For torch, such as ``cuda``; by default that of the model.
+        precision: fp32, bf16, fp16 (GPU) or fp8 (recent GPUs, large matrix products only).
+        batch: Largest batch; by default 512 on a GPU, else 64.
+        kernels: fused (our kernels in CUDA graphs, the default on a GPU) or plain (those of torch).
+        threads: Threads of the backend on a CPU; by default its own choice.
+        workers: Threads that decode images.
     """
 
     def __init__(
         self,
         model: ProgResViT | PathLike | None = None,
-        threshold: Threshold | None = None,
+        threshold: ThresholdLike | None = None,
         *,
         budget_gmacs: float | None = None,
         router: Router | PathLike | None = None,
         abstain: float | Abstention | None = None,
         temperatures: Sequence[float] | None = None,
         top_k: int = 1,
-        backend: Backend | None = None,
+        backend: BackendName | None = None,
         device: str | torch.device | None = None,
         precision: str = "fp32",
         batch: int | None = None,
@@ -78,12 +87,12 @@ class Engine:
         workers: int = 2,
     ) -> None:
         if batch is not None and batch < 1:
-            raise ValueError(f"a batch holds one image at least, not {batch}.")
+            raise ValueError(f"a batch has at least one image, not {batch}.")
         for name, number in (("threads", threads), ("workers", workers)):
             if number is not None and number < 1:
                 raise ValueError(f"{name} are 1 or more, not {number}.")
         if backend is not None and backend not in BACKENDS:
-            raise ValueError(f"unknown backend {backend!r}; choose {', '.join(BACKENDS)}.")
+            raise ValueError(f"unknown backend {backend!r}; {did_you_mean(backend, BACKENDS)}")
         self._source = source = open_source(model, backend)
         self.config = config = source.config
         self.precision, self.workers = source.precision_of(precision), workers
@@ -93,7 +102,7 @@ class Engine:
         router = _open_router(router)
         threshold = _find_threshold(threshold, budget_gmacs, router, source)
         self.setting = threshold if isinstance(threshold, Setting) else None
-        """Where the threshold comes from, if it was calibrated."""
+        """The setting of the threshold, if it was calibrated."""
         if isinstance(threshold, Setting):
             self._check(threshold, router, source)
             abstain = threshold.abstain if abstain is None else abstain
@@ -102,73 +111,80 @@ class Engine:
         self._check_routers(source)
         self.temperatures = _checked_temperatures(temperatures, source.temperatures, len(config.rounds))
         self.gmacs = compute.cumulative_gmacs(config)
-        how = How(device=device, precision=precision, batch=batch, kernels=kernels, threads=threads, top_k=top_k)
-        self.backend, self.rounds, self.batch = source.make_rounds(self.policy, self.temperatures, how)
-        self._rooms: list[Room] = []
-        self._busy = self._told_of_memory = False
+        options = BackendOptions(
+            device=device, precision=precision, batch=batch, kernels=kernels, threads=threads, top_k=top_k
+        )
+        self.backend, self.rounds, self.batch = source.make_backend(self.policy, self.temperatures, options)
+        self._buffers: list[RoundBuffer] = []
+        self._busy = self._has_warned = False
 
-    def classify(self, images: Pictures) -> list[Prediction]:
-        """A prediction for each picture, in order.
+    def classify(self, images: Images) -> list[Prediction]:
+        """A prediction for each image, in order.
 
-        Pictures are paths, contents of picture files (bytes) or PIL images, which are cropped as in evaluation, or a
-        uint8 array or tensor (B, C, r, r) of square images, which are taken as they are; r is the resolution of the
-        last round or more. A picture that cannot be opened has a prediction that says why (``error``).
+        Args:
+            images: Paths, contents of image files (bytes) or PIL images, which get the evaluation crop; or a uint8
+                array or tensor (B, C, r, r) of square images, which are used as they are, r at least the resolution of
+                the last round. An image that cannot be opened gives a prediction with the reason (``error``).
         """
         if isinstance(images, str | os.PathLike | bytes) or hasattr(images, "getbbox"):
-            raise ValueError("classify takes a list of pictures; put this one into brackets: classify([picture]).")
+            raise ValueError("classify takes a list of images; put this one into brackets: classify([image]).")
         images = images if hasattr(images, "__len__") else list(images)
         predictions: list[Prediction] = []
         with self._alone(), ThreadPoolExecutor(self.workers) as pool:
-            flow = None
-            size = self.batch  # which may shrink on the way
+            batcher = None
+            size = self.batch  # self.batch may shrink meanwhile
             for first in range(0, len(images), size):
-                opened = open_pictures(images[first : first + size], self.config, pool)
-                flow = flow or self._flow(opened.side)
-                flow.feed(self.rounds.receive(self.rounds.send(opened.pixels)), _failures(opened))
-                predictions += flow.ready()
-            if flow is not None:
-                flow.flush()
-                predictions += flow.ready(wait=True)
+                opened = open_images(images[first : first + size], self.config, pool)
+                batcher = batcher or self._make_batcher(opened.side)
+                batcher.feed(self.rounds.receive(self.rounds.send(opened.pixels)), _failures(opened))
+                predictions += batcher.ready()
+            if batcher is not None:
+                batcher.flush()
+                predictions += batcher.ready(wait=True)
         return predictions
 
     def stream(
-        self, batches: Iterable[Pictures], *, deadline: float | None = DEADLINE, ahead: int = 2
+        self, batches: Iterable[Images], *, deadline: float | None = DEADLINE, ahead: int = 2
     ) -> Iterator[Prediction]:
-        """Predictions for batches of pictures as they come, one by one and in their order.
+        """Predictions for a stream of batches, one by one and in order.
 
-        Pictures that go on wait until a full batch is together, across the given batches, or until one has waited
-        ``deadline`` seconds, or the batches end; None waits for full batches as long as it takes. Batches, each as
-        ``classify`` takes them, are read by a thread, up to ``ahead`` ahead; leave their iterator to it.
+        Images that continue wait until a batch is full, across the given batches, until one has waited ``deadline``
+        seconds, or until the stream ends.
+
+        Args:
+            batches: Each as ``classify`` takes it. A thread iterates over them; do not use the iterator meanwhile.
+            deadline: In seconds; None waits for full batches as long as it takes.
+            ahead: Number of batches that are read and decoded ahead.
         """
         with self._alone(), ThreadPoolExecutor(self.workers) as pool:
-            flow: Flow | None = None
-            with Ahead(batches, lambda pictures: self._prepare(pictures, pool), ahead) as coming:
-                while (item := coming.get(_patience(flow, deadline))) is not Ahead.END:
+            batcher: Batcher | None = None
+            with Prefetcher(batches, lambda images: self._prepare(images, pool), ahead) as coming:
+                while (item := coming.get(_timeout(batcher, deadline))) is not Prefetcher.END:
                     if isinstance(item, tuple):
                         opened, sent = item
-                        if flow is None or opened.side != flow.side:
-                            if flow is not None:
-                                flow.flush()
-                                yield from flow.ready(wait=True)
-                            flow = self._flow(opened.side)
-                        flow.feed(self.rounds.receive(sent), _failures(opened))
-                    assert flow is not None
+                        if batcher is None or opened.side != batcher.side:
+                            if batcher is not None:
+                                batcher.flush()
+                                yield from batcher.ready(wait=True)
+                            batcher = self._make_batcher(opened.side)
+                        batcher.feed(self.rounds.receive(sent), _failures(opened))
+                    assert batcher is not None
                     if deadline is not None:
-                        flow.flush(before=time.monotonic() - deadline)
-                    yield from flow.ready()
-            if flow is not None:
-                flow.flush()
-                yield from flow.ready(wait=True)
+                        batcher.flush(before=time.monotonic() - deadline)
+                    yield from batcher.ready()
+            if batcher is not None:
+                batcher.flush()
+                yield from batcher.ready(wait=True)
 
     def identity(self) -> dict[str, Any]:
-        """What decides its answers, in plain data."""
+        """Everything that determines its answers, in plain data."""
         return {
             "weights": self._source.weights,
             "config": self.config.to_dict(),
-            "kernels": type(self.rounds).__name__,
+            "kernels": self.rounds.identity,
             "preprocessing": self._source.preprocessing,
             "thresholds": [str(threshold) for threshold in self.policy.thresholds],
-            "routers": [_router_hash(one) for one in (self.policy.router, self.policy.abstention.router)],
+            "routers": [_router_hash(router) for router in (self.policy.router, self.policy.abstention.router)],
             "abstain": [str(self.policy.abstention.entropy), str(self.policy.abstention.unrecoverable)],
             "temperatures": list(self.temperatures),
             "top_k": self.top_k,
@@ -177,45 +193,45 @@ class Engine:
         }
 
     def warm_up(self) -> None:
-        """Build everything that is otherwise built when it is first needed: on a GPU, a graph for each batch size."""
+        """Build what is otherwise built on first use: on a GPU, a CUDA graph for each batch size."""
         side = self.config.input_side
         with self._alone():
-            flow = self._flow(side)
-            for s, room in enumerate(flow.rooms):
+            batcher = self._make_batcher(side)
+            for s, buffer in enumerate(batcher.buffers):
                 for size in sorted(self.rounds.sizes or (1,), reverse=True):
                     if size > self.batch:
                         continue
                     try:
-                        self.rounds.run(s, room, 0, size).answers()
+                        self.rounds.run(s, buffer, 0, size).answers()
                     except self.rounds.out_of_memory:
                         if size == 1:
                             raise
                         self.rounds.shrink()
                         self._shrunk(size // 2)
 
-    def _prepare(self, pictures: Pictures, pool: ThreadPoolExecutor) -> tuple[Opened, Any]:
-        opened = open_pictures(pictures, self.config, pool)
+    def _prepare(self, images: Images, pool: ThreadPoolExecutor) -> tuple[OpenedImages, Any]:
+        opened = open_images(images, self.config, pool)
         return opened, self.rounds.send(opened.pixels)
 
-    def _flow(self, side: int) -> Flow:
-        """A fresh start for images of this side."""
-        if not self._rooms or self._rooms[0].pixels.shape[-1] != side:
-            self._rooms = []
-            while not self._rooms:
+    def _make_batcher(self, side: int) -> Batcher:
+        """A new batcher for images of this side; it reuses the buffers."""
+        if not self._buffers or self._buffers[0].pixels.shape[-1] != side:
+            self._buffers = []
+            while not self._buffers:
                 try:
-                    self._rooms = [self.rounds.make_room(s, self.batch, side) for s in range(len(self.gmacs))]
+                    self._buffers = [self.rounds.make_buffer(s, self.batch, side) for s in range(len(self.gmacs))]
                 except self.rounds.out_of_memory:
                     if self.batch == 1:
                         raise
                     self.rounds.shrink()
                     self._shrunk(self.batch // 2)
-        return Flow(self.rounds, self._rooms, largest=self.batch, make=self._predictions, shrunk=self._shrunk)
+        return Batcher(self.rounds, self._buffers, largest=self.batch, make=self._predictions, shrunk=self._shrunk)
 
     def _shrunk(self, largest: int) -> None:
         self.batch = largest
-        if not self._told_of_memory:
-            self._told_of_memory = True
-            text = "memory ran out; the engine goes on with smaller batches, and remembers it: engine.batch tells."
+        if not self._has_warned:
+            self._has_warned = True
+            text = "memory ran out; the engine continues with smaller batches, see engine.batch."
             warnings.warn(text, MemoryWarning, stacklevel=2)
 
     def _predictions(self, s: int, answers: Answers, rows: NDArray[np.int64]) -> list[Prediction]:
@@ -253,34 +269,34 @@ class Engine:
         finally:
             self._busy = False
 
-    def _check(self, setting: Setting, router: Router | None, source: Source) -> None:
+    def _check(self, setting: Setting, router: Router | None, source: ModelSource) -> None:
         setting.check_use(len(self.config.rounds), _router_hash(router))
         caveat = setting.caveat(weights=source.weights, preprocessing=source.preprocessing, precision=self.precision)
         if caveat is not None:
             warnings.warn(caveat, SettingWarning, stacklevel=3)
 
-    def _check_routers(self, source: Source) -> None:
-        for one in (self.policy.router, self.policy.abstention.router):
-            if one is not None and one.origin.model not in (None, source.weights):
+    def _check_routers(self, source: ModelSource) -> None:
+        for router in self.policy.routers:
+            if router.origin.model not in (None, source.weights):
                 warnings.warn("the router was fitted on another model's records.", SettingWarning, stacklevel=3)
 
 
 def _find_threshold(
-    threshold: Threshold | None, budget_gmacs: float | None, router: Router | None, source: Source
+    threshold: ThresholdLike | None, budget_gmacs: float | None, router: Router | None, source: ModelSource
 ) -> float | Sequence[float] | Setting:
-    """What was asked for, by number, name, file or budget, or what the model brings along."""
+    """The threshold by number, name, file or budget, or the default of the model."""
     if budget_gmacs is not None:
         if threshold is not None:
-            raise ValueError("a threshold says what is spent, and so does budget_gmacs; give one of them.")
+            raise ValueError("threshold and budget_gmacs both determine the compute; give one of them.")
         return budget_setting(source.folder, budget_gmacs)
     if isinstance(threshold, str | os.PathLike):
         return find_setting(threshold, source.folder)
     if threshold is None and router is None:
-        threshold = source.threshold  # one for entropies
+        threshold = source.threshold  # it is for entropies
     if threshold is None:
         raise ValueError(
-            "an engine needs a threshold: a number such as 0.5, or a setting that progresvit calibrate wrote; as "
-            "settings/near-lossless.json in the model's folder it is used without asking."
+            "an engine needs a threshold: a number such as 0.5, or a setting that progresvit calibrate wrote; "
+            "settings/near-lossless.json in the model folder is the default."
         )
     return threshold
 
@@ -302,24 +318,24 @@ def _router_hash(router: Router | None) -> str | None:
 
 
 def _checked_temperatures(
-    given: Sequence[float] | None, brought: Sequence[float] | None, rounds: int
+    given: Sequence[float] | None, default: Sequence[float] | None, rounds: int
 ) -> tuple[float, ...]:
-    numbers = given if given is not None else brought
-    found = (1.0,) * rounds if numbers is None else tuple(float(number) for number in numbers)
-    if len(found) != rounds or not all(number > 0 and math.isfinite(number) for number in found):
+    chosen = given if given is not None else default
+    temperatures = (1.0,) * rounds if chosen is None else tuple(float(number) for number in chosen)
+    if len(temperatures) != rounds or not all(number > 0 and math.isfinite(number) for number in temperatures):
         raise ValueError(f"temperatures are {rounds} numbers above 0, one for each round, not {given}.")
-    return found
+    return temperatures
 
 
-def _failures(opened: Opened) -> dict[int, Prediction]:
-    return {place: Prediction.failed(error) for place, error in opened.errors.items()}
+def _failures(opened: OpenedImages) -> dict[int, Prediction]:
+    return {position: Prediction.failed(error) for position, error in opened.errors.items()}
 
 
-def _patience(flow: Flow | None, deadline: float | None) -> float | None:
-    """Seconds until it is time to look: a round may be done, or somebody has waited too long."""
-    if flow is None:
+def _timeout(batcher: Batcher | None, deadline: float | None) -> float | None:
+    """Seconds until the next check: a round may have finished, or an image may have reached its deadline."""
+    if batcher is None:
         return None
-    if flow.is_running:
+    if batcher.is_running:
         return POLL
-    oldest = flow.oldest()
+    oldest = batcher.oldest()
     return None if oldest is None or deadline is None else max(0.0, oldest + deadline - time.monotonic())

@@ -1,11 +1,11 @@
-"""A round with everything folded that does not depend on the image.
+"""A round in which everything is folded that does not depend on the image.
 
 For a given round, gates, PSG's scales, LayerScale, the slices of the weights, the affine part of the norms and the
-resampled position embedding are constants. Folded once, in float64, they leave a plain dense ViT: only the output gate
-of a block stays a vector, because a norm follows it.
+resampled position embedding are constants. They are folded once, in float64. The result is a plain dense ViT: only the
+output gate of a block remains a vector, because a norm follows it.
 
 Letters: B images, C image channels, r resolution, g side of the patch grid, N tokens, d channels of the round, d'
-channels of the round before, h heads, K classes, G_... gates.
+channels of the previous round, h heads, K classes, G_... gates.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Dense(nn.Module):
 
 
 class FoldedBlock(nn.Module):
-    """One block: norms without an affine part, updates that come out of their last layer gated and scaled."""
+    """One block: norms without an affine part; gates and scales are folded into the last layer of each update."""
 
     out_gate: Tensor
 
@@ -72,8 +72,8 @@ class FoldedBlock(nn.Module):
         q, k, v = x.permute(2, 0, 3, 1, 4)  # (B, N, 3, h, 64) -> 3 x (B, h, N, 64)
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (B, h, N, 64) -> (B, N, d)
 
-    def class_token_alone(self, x: Tensor) -> Tensor:
-        """The block's output for the class token, to which all tokens are keys and values: (B, N, d) -> (B, 1, d)."""
+    def class_token_only(self, x: Tensor) -> Tensor:
+        """The block's output for the class token only; all tokens are keys and values: (B, N, d) -> (B, 1, d)."""
         d = x.shape[-1]
         seen = _norm(x)
         q = F.linear(seen[:, :1], self.qkv.weight[:d], self.qkv.bias[:d])  # (B, N, d) -> (B, 1, d)
@@ -87,7 +87,7 @@ class FoldedBlock(nn.Module):
 
 
 class FoldedProjector(nn.Module):
-    """Tokens of the round before at this round's grid and width, times G_prev."""
+    """Tokens of the previous round at this round's grid and width, times G_prev."""
 
     depthwise: Tensor
 
@@ -111,9 +111,9 @@ class FoldedProjector(nn.Module):
 
 
 class FoldedRound(nn.Module):
-    """Round s of a model, counted from 0, as it is at this moment; later changes of the model do not reach it.
+    """Round s of a model, counted from 0; later changes to the model have no effect.
 
-    Nobody asks for the patches of the last round, so its last block makes the class token alone.
+    The patches of the last round are not used, so its last block computes the class token only.
     """
 
     position: Tensor
@@ -152,9 +152,9 @@ class FoldedRound(nn.Module):
         self.head = Dense(model.head.weight.detach()[:, :d], model.head.bias.detach())
 
     def forward(self, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
-        """Normalised images (B, C, H, H), and from the second round on the tokens of the round before.
+        """Normalised images (B, C, H, H), and after the first round the tokens of the previous round.
 
-        The tokens of the last round are the class token alone, (B, 1, d).
+        The tokens of the last round are the class token only, (B, 1, d).
         """
         images = resize(images, self.resolution)  # (B, C, H, H) -> (B, C, r, r)
         cut = F.pixel_unshuffle(images, self.patch_size).flatten(2).mT  # (B, C, r, r) -> (B, g * g, C * p * p)
@@ -166,7 +166,7 @@ class FoldedRound(nn.Module):
             x = block(x)
         last = self.blocks[-1]
         assert isinstance(last, FoldedBlock)
-        x = last.class_token_alone(x) if self.is_last else last(x)
+        x = last.class_token_only(x) if self.is_last else last(x)
         tokens = F.layer_norm(x, (x.shape[-1],), self.norm_weight, self.norm_bias, NORM_EPS)
         return RoundOutput(logits=self.head(tokens[:, 0]), tokens=tokens)
 
@@ -177,7 +177,7 @@ def fold(model: ProgResViT) -> nn.ModuleList:
 
 
 def _position(model: ProgResViT, s: int) -> Tensor:
-    """What each token of round s starts from besides its patch: (1, N, d), the class token in the first place."""
+    """The constant that is added to each token of round s: (1, N, d), with the class token first."""
     round_ = model.config.rounds[s]
     grid = model.config.grid(round_)
     position: Tensor = resample_abs_pos_embed(model.pos_embed[..., : round_.width], new_size=[grid, grid])
@@ -187,12 +187,12 @@ def _position(model: ProgResViT, s: int) -> Tensor:
 
 
 def _norm(x: Tensor) -> Tensor:
-    """Over all channels, without weight and bias: those are folded into what follows."""
+    """Over all channels, without weight and bias, which are folded into the next layer."""
     return F.layer_norm(x, (x.shape[-1],), eps=NORM_EPS)
 
 
 def _after_norm(norm: nn.LayerNorm, weight: Tensor, bias: Tensor) -> Dense:
-    """A linear layer that takes over the affine part of the norm before it."""
+    """A linear layer that includes the affine part of the norm before it."""
     inputs = weight.shape[1]
     scale, shift = norm.weight.double()[:inputs], norm.bias.double()[:inputs]
     return Dense(weight * scale, bias + weight @ shift)

@@ -1,11 +1,11 @@
 """A folded round for a GPU: matrix products of the vendor's library, and few kernels between them.
 
-Against ``FoldedRound``: bytes come in, and are resized, normalised and cut into patches in one or two passes; image and
-carried tokens enter through one product; residuals are added inside the products; norm, bias and output gate are one
-pass; GELU is part of the product before it (its tanh form there, in bfloat16 and float16 alone, where the difference
-of 5e-4 at most is below rounding). Nothing waits for the host, so a round can be captured as one CUDA graph.
+Differences from ``FoldedRound``: it takes bytes, which one or two passes resize, normalise and cut into patches. One
+product embeds the image and the previous tokens. Residuals are added inside the products. Norm, bias and output gate
+are one pass. GELU is part of the product before it (in its tanh form, in bfloat16 and float16 only, where the
+difference of at most 5e-4 is below rounding). Nothing waits for the host, so a round can be captured as one CUDA graph.
 
-Letters as in fold.py; R is the side of the given images, M rows: images times tokens.
+Letters as in fold.py; R is the side of the input images, M rows: images times tokens.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from progresvit.model.vit import resizing_matrix
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0
 FP8_WIDTH = 256
-"""Narrower rounds stay in bfloat16: there fp8 takes longer (on an H200, 192 channels: 4.8 against 4.1 ms)."""
+"""Narrower rounds run in bfloat16, since fp8 is slower there (H200, 192 channels: 4.8 against 4.1 ms)."""
 ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 FEW_TOKENS = 192
-"""Up to here our own attention kernel is the faster one (on an H200, 145 tokens: 51 against 88 µs; 226: 177, 168)."""
+"""Up to this number our attention kernel is faster (H200, 145 tokens: 51 against 88 µs; 226: 177 against 168)."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """A linear map along one side as taps: output i is the sum over t of weight[i, t] * input[start[i] + t]."""
+    """A linear map along one axis as taps: output i is the sum over t of weight[i, t] * input[start[i] + t]."""
 
     start: Tensor
     weight: Tensor
 
     @classmethod
     def of(cls, matrix: Tensor, device: torch.device) -> Filter:
-        """From the matrix (out, in) of a map that looks at few neighbours."""
+        """From the matrix (out, in) of a map with few non-zero weights per row."""
         used = matrix != 0
         first = used.int().argmax(dim=1)
         last = matrix.shape[1] - 1 - used.flip(1).int().argmax(dim=1)
@@ -55,13 +55,13 @@ class Filter:
 
     @classmethod
     def resampling(cls, old: int, new: int, device: torch.device) -> Filter:
-        """As token grids are resampled: bilinear, without antialias."""
+        """The resampling of token grids: bilinear, without antialias."""
         lines = F.interpolate(torch.eye(old)[None], size=new, mode="linear", align_corners=False)[0]
         return cls.of(lines.mT.contiguous(), device)  # (old, new) -> (new, old)
 
 
-class Product:
-    """A dense layer as the GPU wants it; in fp8 its inputs come scaled, and so are its weights."""
+class FusedLinear:
+    """A linear layer for the GPU; in fp8 its inputs and weights are scaled."""
 
     def __init__(self, layer: Dense, dtype: torch.dtype, *, input_scale: float = 1.0, fp8: bool = False) -> None:
         self.bias = layer.bias.to(dtype)
@@ -92,24 +92,24 @@ class FusedBlock:
     def __init__(self, block: FoldedBlock, dtype: torch.dtype, *, norm_scale: float, fp8: bool) -> None:
         self.gate = block.out_gate.float()
         self.fp8, self.width = fp8, len(self.gate)
-        self.qkv = Product(block.qkv, dtype, input_scale=norm_scale, fp8=fp8)
-        self.fc1 = Product(block.fc1, dtype, input_scale=norm_scale, fp8=fp8)
+        self.qkv = FusedLinear(block.qkv, dtype, input_scale=norm_scale, fp8=fp8)
+        self.fc1 = FusedLinear(block.fc1, dtype, input_scale=norm_scale, fp8=fp8)
         self.proj = block.proj.weight.to(dtype).t()
         fc2 = Dense(self.gate[:, None] * block.fc2.weight, self.gate * block.fc2.bias)
-        self.fc2 = Product(fc2, dtype, fp8=fp8)
+        self.fc2 = FusedLinear(fc2, dtype, fp8=fp8)
         self.proj_bias, self.fc2_bias = block.proj.bias.float(), fc2.bias.float()
         if fp8:  # the product adds its bias itself
             self.fc2_bias = torch.zeros_like(self.fc2_bias)
 
 
 class ClassTokenBlock(FusedBlock):
-    """The last block of the last round, whose queries are those of the class tokens alone."""
+    """The last block of the last round, with queries for the class tokens only."""
 
     def __init__(self, block: FoldedBlock, dtype: torch.dtype, *, norm_scale: float, fp8: bool) -> None:
         super().__init__(block, dtype, norm_scale=norm_scale, fp8=fp8)
         parts = slice(0, self.width), slice(self.width, 3 * self.width)  # queries; keys and values
         q, kv = (Dense(block.qkv.weight[part], block.qkv.bias[part]) for part in parts)
-        self.q, self.kv = (Product(one, dtype, input_scale=norm_scale, fp8=fp8) for one in (q, kv))
+        self.q, self.kv = (FusedLinear(one, dtype, input_scale=norm_scale, fp8=fp8) for one in (q, kv))
 
 
 class FusedRound:
@@ -126,32 +126,32 @@ class FusedRound:
         self.tokens, self.width = self.position.shape
         self.heads = self.width // HEAD_WIDTH
         self.norm_scale = FP8_LARGEST / self.width**0.5 if fp8 else 1.0  # no normalised value exceeds the root of d
-        self.sight = Filter.of(resizing_matrix(side, self.resolution), device)
+        self.resizing = Filter.of(resizing_matrix(side, self.resolution), device)
         mean, std = (torch.tensor(values, device=device) for values in (config.mean, config.std))
         self.scale, self.shift = 1 / (255 * std), -mean / std
         inputs = [folded.embed.weight]
         self.position[1:] += folded.embed.bias
         self.has_previous = folded.projector is not None
         if folded.projector is not None:
-            carried = folded.projector
-            inputs.append(carried.patches.weight)
-            self.position[1:] += carried.patches.bias
-            self.lattice = Filter.resampling(carried.source_grid, carried.target_grid, device)
-            self.depthwise = carried.depthwise[:, 0].flatten(1).mT.contiguous()  # (d', 1, 3, 3) -> (9, d')
-            self.class_token = Product(carried.class_token, dtype)
+            projector = folded.projector
+            inputs.append(projector.patches.weight)
+            self.position[1:] += projector.patches.bias
+            self.resampling = Filter.resampling(projector.source_grid, projector.target_grid, device)
+            self.depthwise = projector.depthwise[:, 0].flatten(1).mT.contiguous()  # (d', 1, 3, 3) -> (9, d')
+            self.class_token = FusedLinear(projector.class_token, dtype)
         self.pixels = folded.embed.weight.shape[1]
-        self.enter = torch.cat(inputs, dim=1).to(dtype).t()  # (C * p * p and d', d)
+        self.embed = torch.cat(inputs, dim=1).to(dtype).t()  # (C * p * p and d', d)
         blocks = [block for block in folded.blocks if isinstance(block, FoldedBlock)]
-        how: dict[str, Any] = {"norm_scale": self.norm_scale, "fp8": fp8}
-        self.blocks = [FusedBlock(block, dtype, **how) for block in (blocks[:-1] if self.is_last else blocks)]
-        self.last = ClassTokenBlock(blocks[-1], dtype, **how) if self.is_last else None
+        scaling: dict[str, Any] = {"norm_scale": self.norm_scale, "fp8": fp8}
+        self.blocks = [FusedBlock(block, dtype, **scaling) for block in (blocks[:-1] if self.is_last else blocks)]
+        self.last = ClassTokenBlock(blocks[-1], dtype, **scaling) if self.is_last else None
         self.norm_weight, self.norm_bias = folded.norm_weight, folded.norm_bias
-        self.head = Product(folded.head, dtype)
+        self.head = FusedLinear(folded.head, dtype)
 
     def __call__(self, pixels: Tensor, previous: Tensor | None = None) -> RoundOutput:
-        """Bytes (B, C, R, R), and from the second round on the tokens of the round before."""
+        """Bytes (B, C, R, R), and after the first round the tokens of the previous round."""
         images = pixels.shape[0]
-        x, y = self._begin(self._rows(pixels, previous), previous)  # (M, d) twice: the stream, and its norm
+        x, y = self._embed(self._rows(pixels, previous), previous)  # (M, d) twice: the stream, and its norm
         update = None
         for number, block in enumerate(self.blocks):
             if number:
@@ -159,38 +159,42 @@ class FusedRound:
             update = self._block(block, x, y, images)
         if self.last is not None:
             y = self._norm(x, update) if self.blocks else y
-            x, update = self._class_token_alone(self.last, x, y, images)  # (B, d)
+            x, update = self._class_token_only(self.last, x, y, images)  # (B, d)
         tokens = torch.empty_like(x)
         kernels.norm(x, tokens, NORM_EPS, update=update, gain=self.norm_weight, bias=self.norm_bias)
         tokens = tokens.view(images, -1, self.width)
         return RoundOutput(logits=self.head(tokens[:, 0]), tokens=tokens)
 
     def _rows(self, pixels: Tensor, previous: Tensor | None) -> Tensor:
-        """What enters the first product, patch by patch: pixels, then the carried tokens. (B, g * g, …)"""
+        """The input of the first product, patch by patch: pixels, then the previous tokens. (B, g * g, …)"""
         b, channels, side, _ = pixels.shape
-        rows = torch.empty(b, self.tokens - 1, self.enter.shape[0], device=pixels.device, dtype=self.dtype)
+        rows = torch.empty(b, self.tokens - 1, self.embed.shape[0], device=pixels.device, dtype=self.dtype)
         source = pixels
         if side != self.resolution:
             # float16 holds 0 to 255 to a sixteenth of a step, finer than any 16-bit input of the product below
             between = torch.float32 if self.dtype == torch.float32 else torch.float16
             source = torch.empty(b, channels, side, self.resolution, device=pixels.device, dtype=between)
-            kernels.narrow(pixels, source, self.sight.start, self.sight.weight)
-        kernels.cut(source, rows, self.sight.start, self.sight.weight, self.scale, self.shift, self.patch_size)
+            kernels.resize_rows(pixels, source, self.resizing.start, self.resizing.weight)
+        kernels.resize_patchify(
+            source, rows, self.resizing.start, self.resizing.weight, self.scale, self.shift, self.patch_size
+        )
         if self.has_previous:
             assert previous is not None
-            kernels.carry(previous, rows, self.lattice.start, self.lattice.weight, self.depthwise, self.pixels)
+            kernels.resample_tokens(
+                previous, rows, self.resampling.start, self.resampling.weight, self.depthwise, self.pixels
+            )
         return rows
 
-    def _begin(self, rows: Tensor, previous: Tensor | None) -> tuple[Tensor, Tensor]:
-        patches = rows.flatten(0, 1) @ self.enter  # (B * g * g, …) -> (B * g * g, d)
+    def _embed(self, rows: Tensor, previous: Tensor | None) -> tuple[Tensor, Tensor]:
+        patches = rows.flatten(0, 1) @ self.embed  # (B * g * g, …) -> (B * g * g, d)
         class_token = None if previous is None else self.class_token(previous[:, 0])  # (B, N', d') -> (B, d)
         stream = torch.empty(rows.shape[0] * self.tokens, self.width, device=rows.device, dtype=self.dtype)
         target = self._normed_like(stream)
-        kernels.begin(patches, class_token, self.position, stream, target, NORM_EPS, self.norm_scale)
+        kernels.embed_norm(patches, class_token, self.position, stream, target, NORM_EPS, self.norm_scale)
         return stream, target
 
     def _block(self, block: FusedBlock, x: Tensor, y: Tensor, images: int) -> Tensor | None:
-        """The block at work on the stream x, in place; y is its norm. What is left to be added, if anything."""
+        """Run the block on the stream x, in place; y is its norm. Returns an update that is not added yet, if any."""
         qkv = block.qkv(y).view(images, self.tokens, -1)  # (M, d) -> (B, N, 3d)
         x.addmm_(self._attend(qkv), block.proj)
         return self._mlp(block, x)
@@ -202,10 +206,10 @@ class FusedRound:
         q, k, v = qkv.unflatten(2, (3, self.heads, HEAD_WIDTH)).permute(2, 0, 3, 1, 4)  # 3 x (B, h, N, 64)
         return _sdpa(q, k, v).flatten(0, 1)
 
-    def _class_token_alone(
+    def _class_token_only(
         self, block: ClassTokenBlock, x: Tensor, y: Tensor, images: int
     ) -> tuple[Tensor, Tensor | None]:
-        """The same for the class tokens alone: (M, d) -> (B, d)."""
+        """The block for the class tokens only: (M, d) -> (B, d)."""
         q = block.q(y.view(images, -1)[:, : self.width]).view(images, self.heads, 1, HEAD_WIDTH)  # -> (B, h, 1, 64)
         kv = block.kv(y).view(images, self.tokens, 2, self.heads, HEAD_WIDTH)
         k, v = kv.permute(2, 0, 3, 1, 4)  # (B, N, 2, h, 64) -> 2 x (B, h, N, 64)
@@ -215,7 +219,7 @@ class FusedRound:
 
     def _mlp(self, block: FusedBlock, x: Tensor) -> Tensor | None:
         y = self._normed_like(x)
-        kernels.between(x, block.proj_bias, block.gate, block.fc2_bias, y, NORM_EPS, self.norm_scale)
+        kernels.bias_norm_gate(x, block.proj_bias, block.gate, block.fc2_bias, y, NORM_EPS, self.norm_scale)
         if not self.fp8:
             x.addmm_(block.fc1.gelu(y), block.fc2.weight)
             return None

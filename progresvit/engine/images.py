@@ -1,4 +1,4 @@
-"""Pictures in: files, PIL images or bytes, each opened by itself so that a bad one harms no other."""
+"""Input images: files, bytes, PIL images or arrays. A bad image does not affect the others."""
 
 from __future__ import annotations
 
@@ -19,94 +19,92 @@ from progresvit.data.crop import crop
 from progresvit.data.decode import ImageError, decode, upright_rgb
 
 PathLike = str | os.PathLike[str]
-Pictures = Any
+Images = Any
 """A list of paths, contents of files and PIL images, or a uint8 array or tensor (B, C, R, R)."""
 
 
-ON_THE_WEB = "an address on the web; download it and give the file"
+ON_THE_WEB = "a web address; download it and give the file"
 NO_FILE = "there is no such file"
 
 
 @dataclass(frozen=True)
-class Unread:
-    """In the place of a picture that could not even be read: why not."""
+class UnreadImage:
+    """Stands for an image whose file could not be read."""
 
     reason: str
 
 
-Picture = Image | PathLike | bytes | Unread
+ImageInput = Image | PathLike | bytes | UnreadImage
 
 
 @dataclass(frozen=True)
-class Opened:
-    """The pictures that could be opened, in their order, and why the others could not."""
+class OpenedImages:
+    """The images that could be opened, in order, and why the others could not."""
 
     pixels: Any
     """Bytes, (B, C, R, R)."""
     errors: dict[int, str] = field(default_factory=dict)
-    """By place among all pictures."""
+    """By position among all images."""
 
     @property
     def side(self) -> int:
         return int(self.pixels.shape[-1])
 
 
-def open_pictures(pictures: Pictures, config: ModelConfig, pool: Executor | None = None) -> Opened:
-    """Files and PIL images are cropped as in evaluation; arrays and tensors are taken as they are."""
-    if hasattr(pictures, "dtype"):
-        return Opened(_checked(pictures, config))
-    return _open_all(pictures, config, pool)
+def open_images(images: Images, config: ModelConfig, pool: Executor | None = None) -> OpenedImages:
+    """Files and PIL images get the evaluation crop; arrays and tensors are used as they are."""
+    if hasattr(images, "dtype"):
+        return OpenedImages(_checked(images, config))
+    return _open_all(images, config, pool)
 
 
-def _open_all(pictures: Sequence[Picture], config: ModelConfig, pool: Executor | None) -> Opened:
+def _open_all(images: Sequence[ImageInput], config: ModelConfig, pool: Executor | None) -> OpenedImages:
     if config.in_channels not in (1, 3):
-        raise ValueError(f"pictures have 1 or 3 channels and this model takes {config.in_channels}; give it arrays.")
-    for picture in pictures:
-        if not isinstance(picture, Image | str | os.PathLike | bytes | Unread):
-            raise ValueError(
-                f"a picture is a path, the content of a file or a PIL image, not {type(picture).__name__}."
-            )
-    for picture in {id(one): one for one in pictures if isinstance(one, Image)}.values():
-        with contextlib.suppress(Exception):  # it will be told below; threads must not decode one picture twice
-            picture.load()
+        raise ValueError(f"image files have 1 or 3 channels and this model takes {config.in_channels}; give it arrays.")
+    for image in images:
+        if not isinstance(image, Image | str | os.PathLike | bytes | UnreadImage):
+            raise ValueError(f"an image is a path, the content of a file or a PIL image, not {type(image).__name__}.")
+    for image in {id(image): image for image in images if isinstance(image, Image)}.values():
+        with contextlib.suppress(Exception):  # reported below; two threads must not decode the same image
+            image.load()
 
-    def open_one(picture: Picture) -> NDArray[np.uint8] | str:
+    def open_one(image: ImageInput) -> NDArray[np.uint8] | str:
         try:
-            upright = _read(picture)
+            upright = _read(image)
             return crop(upright if config.in_channels == 3 else upright.convert("L"), config)
         except ImageError as error:
             return str(error)
-        except Exception as error:  # whatever it is, it concerns this picture alone
+        except Exception as error:  # any problem concerns this image only
             return f"cannot be opened ({type(error).__name__}: {error})"
 
-    opened = list(map(open_one, pictures) if pool is None else pool.map(open_one, pictures))
-    good = [one for one in opened if not isinstance(one, str)]
-    errors = {place: one for place, one in enumerate(opened) if isinstance(one, str)}
+    results = list(map(open_one, images) if pool is None else pool.map(open_one, images))
+    good = [result for result in results if not isinstance(result, str)]
+    errors = {position: result for position, result in enumerate(results) if isinstance(result, str)}
     nothing = np.empty((0, config.in_channels, config.input_side, config.input_side), np.uint8)
-    return Opened(np.stack(good) if good else nothing, errors)
+    return OpenedImages(np.stack(good) if good else nothing, errors)
 
 
-def _read(picture: Picture) -> Image:
-    if isinstance(picture, Unread):
-        raise ImageError(picture.reason)
-    if isinstance(picture, bytes):
-        return decode(picture)
-    if isinstance(picture, Image):
+def _read(image: ImageInput) -> Image:
+    if isinstance(image, UnreadImage):
+        raise ImageError(image.reason)
+    if isinstance(image, bytes):
+        return decode(image)
+    if isinstance(image, Image):
         try:
-            return upright_rgb(picture)
+            return upright_rgb(image)
         except ImageError:
             raise
-        except Exception as error:  # a picture opened lazily is decoded only now
-            raise ImageError(f"damaged or cut short ({error})") from error
-    if os.fspath(picture).startswith(("http://", "https://")):
+        except Exception as error:  # an image that was opened lazily is decoded only now
+            raise ImageError(f"damaged or truncated ({error})") from error
+    if os.fspath(image).startswith(("http://", "https://")):
         raise ImageError(ON_THE_WEB)
-    path = Path(picture)
+    path = Path(image)
     try:
         return decode(path.read_bytes())
     except FileNotFoundError:
         raise ImageError(NO_FILE) from None
     except IsADirectoryError:
-        raise ImageError("a folder, not a picture") from None
+        raise ImageError("a folder, not an image") from None
     except OSError as error:
         raise ImageError(f"cannot be read ({error.strerror or error})") from error
 

@@ -1,6 +1,6 @@
-"""The kernels of a fused round: what lies between the matrix products, each pass over memory made once.
+"""The Triton kernels of a fused round: everything between the matrix products, with one pass over memory each.
 
-Triton; they run on a GPU, or on a CPU with ``TRITON_INTERPRET=1``. Arithmetic is float32 whatever is loaded and stored.
+They run on a GPU, or on a CPU with ``TRITON_INTERPRET=1``. Arithmetic is float32, whatever is loaded and stored.
 Letters: B images, C image channels, R side of the given image, r resolution of the round, p patch size, g side of the
 patch grid, N tokens, d channels, M rows (images times tokens), T taps of a filter.
 """
@@ -14,7 +14,9 @@ from torch import Tensor
 
 
 @triton.jit
-def _narrow(source, target, start, weight, rows, side, r, block: tl.constexpr, taps: tl.constexpr, many: tl.constexpr):
+def _resize_rows(
+    source, target, start, weight, rows, side, r, block: tl.constexpr, taps: tl.constexpr, many: tl.constexpr
+):
     """A row filter: ``rows`` lines of ``side`` pixels -> lines of r."""
     row = tl.program_id(0) * many + tl.arange(0, many)
     col = tl.arange(0, block)
@@ -29,7 +31,7 @@ def _narrow(source, target, start, weight, rows, side, r, block: tl.constexpr, t
 
 
 @triton.jit
-def _cut(
+def _resize_patchify(
     source, target, start, weight, scale, shift, channels, side, r, stride,
     p: tl.constexpr, many: tl.constexpr, block: tl.constexpr, taps: tl.constexpr,
 ):  # fmt: skip
@@ -55,7 +57,7 @@ def _cut(
 
 
 @triton.jit
-def _resample(
+def _resample_grid(
     tokens, target, start, weight, old, new, d,
     taps: tl.constexpr, many: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
@@ -109,11 +111,11 @@ def _normalised(x, inside, d, eps):
 
 
 @triton.jit
-def _begin(
+def _embed_norm(
     patches, class_tokens, position, stream, target, rows, n, d, eps, scale,
     has_class: tl.constexpr, block: tl.constexpr, many: tl.constexpr,
 ):  # fmt: skip
-    """Class token and patches in one stream, with their positions, and its norm: (B * (N - 1), d) -> (B * N, d)."""
+    """Join class token and patches, add the position, and store the norm too: (B * (N - 1), d) -> (B * N, d)."""
     row = tl.program_id(0) * many + tl.arange(0, many)
     c = tl.arange(0, block)
     inside = (row[:, None] < rows) & (c[None, :] < d)
@@ -149,11 +151,11 @@ def _norm(
 
 
 @triton.jit
-def _between(
+def _bias_norm_gate(
     stream, before, gate, after, target, rows, d, eps, scale,
     block: tl.constexpr, many: tl.constexpr,
 ):  # fmt: skip
-    """Between attention and MLP: add a bias, norm it, and leave the stream gated, with the MLP's bias added."""
+    """Between attention and MLP: add a bias, store the norm, then gate the stream and add the MLP's bias."""
     row = tl.program_id(0) * many + tl.arange(0, many)
     c = tl.arange(0, block)
     real = c < d
@@ -177,7 +179,7 @@ def _gelu(source, target, count, limit, block: tl.constexpr):
 
 @triton.jit
 def _scores(q, k, begin, n: tl.constexpr, count: tl.constexpr):
-    """Of queries and keys, in powers of two; keys beyond the last token get none: (many, 64), (count, 64)."""
+    """Attention scores; minus infinity for keys beyond the last token: (many, 64), (count, 64) -> (many, count)."""
     score = tl.dot(q, tl.trans(k))
     if begin + count > n:
         score = tl.where((begin + tl.arange(0, count))[None, :] < n, score, float("-inf"))
@@ -191,7 +193,7 @@ def _attend(
 ):  # fmt: skip
     """Attention of a head over all tokens of an image, for one tile of queries: (B, N, 3, h, 64) -> (B, N, h, 64).
 
-    All keys are looked at at once, in two portions of ``few`` and ``rest`` (none if 0), so nothing is rescaled.
+    All keys are loaded at once, in two portions of ``few`` and ``rest`` (none if 0), so nothing is rescaled.
     """
     b, h = tl.program_id(0) // heads, tl.program_id(0) % heads
     width: tl.constexpr = 64
@@ -225,7 +227,7 @@ def _attend(
 
 
 class _Rows:
-    """How the rows of a token matrix are shared out among programs."""
+    """How the rows of a matrix are distributed among programs."""
 
     def __init__(self, rows: int, d: int) -> None:
         self.block = triton.next_power_of_2(d)
@@ -233,42 +235,44 @@ class _Rows:
         self.grid = (triton.cdiv(rows, self.many),)
 
 
-def narrow(source: Tensor, target: Tensor, start: Tensor, weight: Tensor) -> None:
-    """Filter every line of pixels: (B, C, R, R) -> (B, C, R, r)."""
+def resize_rows(source: Tensor, target: Tensor, start: Tensor, weight: Tensor) -> None:
+    """Filter every row of pixels: (B, C, R, R) -> (B, C, R, r)."""
     rows, side, r = source.shape[0] * source.shape[1] * source.shape[2], source.shape[3], target.shape[3]
     over = _Rows(rows, r)
-    _narrow[over.grid](source, target, start, weight, rows, side, r, over.block, weight.shape[1], over.many)
+    _resize_rows[over.grid](source, target, start, weight, rows, side, r, over.block, weight.shape[1], over.many)
 
 
-def cut(
+def resize_patchify(
     source: Tensor, target: Tensor, start: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, patch: int
 ) -> None:
-    """Filter every column, normalise, and write patch by patch: (B, C, R, r) -> (B, g * g, C * p * p or more)."""
+    """Filter every column, normalise, and store patch by patch: (B, C, R, r) -> (B, g * g, C * p * p or more)."""
     b, channels, side, r = source.shape
-    _cut[(b * channels, r // patch)](
+    _resize_patchify[(b * channels, r // patch)](
         source, target, start, weight, scale, shift, channels, side, r, target.shape[2],
         patch, triton.next_power_of_2(patch), triton.next_power_of_2(r), weight.shape[1],
     )  # fmt: skip
 
 
-def carry(tokens: Tensor, target: Tensor, start: Tensor, weight: Tensor, depthwise: Tensor, offset: int) -> None:
-    """Old tokens on the new grid, filtered, from column ``offset`` on: (B, 1 + g' * g', d') -> (B, g * g, d')."""
+def resample_tokens(
+    tokens: Tensor, target: Tensor, start: Tensor, weight: Tensor, depthwise: Tensor, offset: int
+) -> None:
+    """Resample tokens to the new grid and filter them, from column ``offset`` on: (B, N', d') -> (B, g * g, d')."""
     b, d, new = tokens.shape[0], tokens.shape[2], len(start)
     old = round((tokens.shape[1] - 1) ** 0.5)
     tile = triton.next_power_of_2(new), triton.next_power_of_2(d)
     grid = torch.empty(b, new * new, d, device=tokens.device, dtype=tokens.dtype)
-    _resample[(b, new)](tokens, grid, start, weight, old, new, d, weight.shape[1], *tile)
+    _resample_grid[(b, new)](tokens, grid, start, weight, old, new, d, weight.shape[1], *tile)
     _depthwise[(b, new)](grid, target, depthwise, new, d, target.shape[2], offset, *tile)
 
 
-def begin(
+def embed_norm(
     patches: Tensor, class_tokens: Tensor | None, position: Tensor, stream: Tensor, target: Tensor,
     eps: float, scale: float,
 ) -> None:  # fmt: skip
-    """The stream of tokens that the blocks work on, (M, d), and its norm times ``scale``."""
+    """Make the token stream of the blocks, (M, d), and its norm times ``scale``."""
     (rows, d), n = stream.shape, position.shape[0]
     over, has_class = _Rows(rows, d), class_tokens is not None
-    _begin[over.grid](
+    _embed_norm[over.grid](
         patches, class_tokens if has_class else patches, position, stream, target, rows, n, d, eps, scale,
         has_class, over.block, over.many, num_warps=1,
     )  # fmt: skip
@@ -287,19 +291,19 @@ def norm(
     )  # fmt: skip
 
 
-def between(
+def bias_norm_gate(
     stream: Tensor, before: Tensor, gate: Tensor, after: Tensor, target: Tensor, eps: float, scale: float
 ) -> None:
     """target = norm(stream + before) * scale; stream = gate * (stream + before) + after."""
     rows, d = stream.shape
     over = _Rows(rows, d)
-    _between[over.grid](
+    _bias_norm_gate[over.grid](
         stream, before, gate, after, target, rows, d, eps, scale, over.block, over.many, num_warps=1
     )  # fmt: skip
 
 
 def gelu(source: Tensor, target: Tensor, limit: float) -> None:
-    """GELU between -limit and limit, in another type."""
+    """GELU, clamped to -limit … limit, stored in the target's type."""
     block = 4096
     _gelu[(triton.cdiv(source.numel(), block),)](source, target, source.numel(), limit, block, num_warps=8)
 
@@ -311,6 +315,6 @@ def attend(qkv: Tensor, heads: int) -> Tensor:
     many = 64
     few = min(128, max(16, triton.next_power_of_2(n)))
     rest = max(16, triton.next_power_of_2(n - few)) if n > few else 0
-    scale = 64**-0.5 * 1.4426950408889634  # 2 to the power of it is e to the power of the score
+    scale = 64**-0.5 * 1.4426950408889634  # times log2(e), so that exp2 gives exp
     _attend[(b * heads, triton.cdiv(n, many))](qkv, target, scale, n, heads, many, few, rest, num_warps=4)
     return target

@@ -1,60 +1,63 @@
-"""An exported model at work: one graph per round, run by onnxruntime or OpenVINO on plain arrays. No torch.
+"""The backend of exports: one graph per round, run by onnxruntime or OpenVINO on numpy arrays. Needs no torch.
 
-The exit decision is the host's (``routing.arrays.decide``). Letters: B images, C channels, r the side of the model's
-input, N tokens, d channels of a round, K classes, s a round from 0.
+The exit decision is made in numpy (``routing.decide``). Letters: B images, C channels, r the side of the model's input,
+N tokens, d channels of a round, K classes, s a round from 0.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest, graph_files
+from progresvit.engine.buffers import RoundBuffer, RunningRound
+from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest, graph_files, hash_file
+from progresvit.io.parse import did_you_mean
+from progresvit.routing.decide import Answers, Policy, decide
+from progresvit.routing.scores import Float32s
 
-__all__ = ["MANIFEST_FILE", "GraphRounds", "Manifest"]
-
-Backend = Literal["onnxruntime", "openvino"]
-Floats = NDArray[np.float32]
+GraphRuntime = Literal["onnxruntime", "openvino"]
 
 READS: Mapping[str, tuple[str, ...]] = {"onnxruntime": ("onnx",), "openvino": ("onnx", "openvino")}
 """The formats that each backend reads."""
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
-"""How OpenVINO calls them."""
+"""The precisions, by the names of OpenVINO."""
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
-"""Of each input or output its type and shape, the batch apart."""
+"""Type and shape of each input or output, without the batch."""
 
 
 class Graph(Protocol):
-    """One round, loaded."""
+    """The loaded graph of a round."""
 
     inputs: Signature
     outputs: Signature
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
-        """Arrays by name, in and out."""
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Float32s]:
+        """Arrays by name -> arrays by name."""
         ...
 
 
 class GraphRounds:
-    """The rounds of an export, in the folder that ``progresvit export`` wrote.
+    """The rounds of an export. Not thread-safe: make one for each thread.
 
-    ``backend`` None is the one that the format was made for. ``precision`` is that of the arithmetic: bf16 is for
-    OpenVINO and for graphs in float32. ``threads`` None leaves their number to the backend. Not for several threads at
-    once: make one for each.
+    Args:
+        folder: The folder that ``progresvit export`` wrote.
+        backend: onnxruntime or openvino; by default that of the format.
+        precision: Of the arithmetic: fp32, or bf16 with OpenVINO and float32 graphs.
+        threads: Number of threads; by default the choice of the backend.
     """
 
     def __init__(
         self,
         folder: str | os.PathLike[str],
         *,
-        backend: Backend | None = None,
+        backend: GraphRuntime | None = None,
         precision: str = "fp32",
         threads: int | None = None,
     ) -> None:
@@ -63,18 +66,18 @@ class GraphRounds:
         self.backend = _choose_backend(backend, manifest.kind)
         _check_precision(precision, self.backend, manifest)
         if threads is not None and threads < 1:
-            raise ValueError(f"threads are 1 or more, or None for the backend's own choice, not {threads}.")
+            raise ValueError(f"threads are 1 or more, or None for the backend's choice, not {threads}.")
         self.precision = "int8" if manifest.precision == "int8" else precision
-        """Of the answers: what a threshold must have been calibrated for."""
+        """The precision of the answers, for which a threshold must be calibrated."""
         load = _onnxruntime(threads) if self.backend == "onnxruntime" else _openvino(precision, threads)
         self._graphs = [self._load(root, s, load) for s in range(len(manifest.config.rounds))]
 
     def run(
-        self, s: int, pixels: NDArray[np.uint8], tokens: Floats | None = None
-    ) -> tuple[NDArray[np.float32], Floats | None]:
-        """Round s on bytes (B, C, r, r), from the second round on with the tokens (B, N, d) of the round before.
+        self, s: int, pixels: NDArray[np.uint8], tokens: Float32s | None = None
+    ) -> tuple[NDArray[np.float32], Float32s | None]:
+        """Run round s: bytes (B, C, r, r), and after the first round tokens (B, N, d) -> logits (B, K) and tokens.
 
-        Gives logits (B, K) and the tokens for the next round, None from the last.
+        The tokens are those of the previous round, and those for the next one (None after the last round).
         """
         self._check_feeds(s, pixels, tokens)
         feeds: dict[str, NDArray[Any]] = {"pixels": np.ascontiguousarray(pixels)}
@@ -90,7 +93,7 @@ class GraphRounds:
         path = root / names[0]
         try:
             graph: Graph = load(path)
-        except Exception as error:  # each backend has its own, without a common kind
+        except Exception as error:  # the backends raise different exceptions
             raise ValueError(f"{self.backend} cannot read {path} ({_first_line(error)}); export again.") from error
         for what, found, expected in (
             ("inputs", graph.inputs, _inputs(self.manifest, s)),
@@ -108,12 +111,12 @@ class GraphRounds:
         for name, end, value in (("pixels", "pixels", pixels), ("tokens", "previous", tokens)):
             if end not in wanted:
                 if value is not None:
-                    raise ValueError("round 0 starts from the image alone; run it without tokens.")
+                    raise ValueError("round 0 takes the image only; run it without tokens.")
                 continue
             kind, shape = wanted[end]
             if value is None or value.dtype != kind or value.shape != (len(pixels), *shape) or not len(pixels):
                 got = "nothing" if value is None else f"{value.dtype} of shape {value.shape}"
-                source = "crop pictures with data.crop" if name == "pixels" else f"take those of round {s - 1}"
+                source = "crop images with data.crop" if name == "pixels" else f"take those of round {s - 1}"
                 sides = ", ".join(map(str, shape))
                 raise ValueError(f"{name} of round {s} are {kind} of shape (B, {sides}), not {got}; {source}.")
 
@@ -131,11 +134,11 @@ def _outputs(manifest: Manifest, s: int) -> Signature:
     return found
 
 
-def _choose_backend(backend: str | None, kind: str) -> Backend:
+def _choose_backend(backend: str | None, kind: str) -> GraphRuntime:
     if backend is None:
         return "onnxruntime" if kind == "onnx" else "openvino"
     if backend not in READS:
-        raise ValueError(f"unknown backend {backend!r}; choose {' or '.join(READS)}.")
+        raise ValueError(f"unknown backend {backend!r}; {did_you_mean(backend, READS)}")
     if kind not in READS[backend]:
         raise ValueError(
             f"{backend} does not read the {kind} format; use backend='openvino', or export again with --format onnx."
@@ -145,7 +148,7 @@ def _choose_backend(backend: str | None, kind: str) -> Backend:
 
 def _check_precision(precision: str, backend: str, manifest: Manifest) -> None:
     if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r} of graphs; choose {' or '.join(PRECISIONS)}.")
+        raise ValueError(f"unknown precision {precision!r} of graphs; {did_you_mean(precision, PRECISIONS)}")
     if precision == "bf16" and backend == "onnxruntime":
         raise ValueError("onnxruntime does not compute these graphs in bf16; use backend='openvino', or fp32.")
     if precision == "bf16" and manifest.precision == "int8":
@@ -157,19 +160,13 @@ def _check_file(path: Path, sha256: str) -> None:
         raise ValueError(f"{path} is missing; copy the whole folder, or export the model again.")
     if hash_file(path) != sha256:
         raise ValueError(
-            f"{path} is a foreign graph: not the one that {MANIFEST_FILE} describes; copy the whole folder again, or "
+            f"{path} is not the graph that {MANIFEST_FILE} describes; copy the whole folder again, or "
             "export the model again."
         )
 
 
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _onnxruntime(threads: int | None) -> Any:
-    """A function that loads graphs."""
+    """A function that loads a graph."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -185,12 +182,12 @@ class _OnnxRuntimeGraph:
     def __init__(self, session: Any) -> None:
         self.session = session
         self.inputs, self.outputs = (
-            {one.name: (_ORT_TYPES.get(one.type, one.type), tuple(one.shape[1:])) for one in ends}
+            {end.name: (_ORT_TYPES.get(end.type, end.type), tuple(end.shape[1:])) for end in ends}
             for ends in (session.get_inputs(), session.get_outputs())
         )
         self.names = list(self.outputs)
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Float32s]:
         return dict(zip(self.names, self.session.run(self.names, dict(feeds))))
 
 
@@ -198,7 +195,7 @@ _ORT_TYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
 
 
 def _openvino(precision: str, threads: int | None) -> Any:
-    """A function that loads graphs."""
+    """A function that loads a graph."""
     try:
         import openvino
     except ImportError as error:
@@ -217,7 +214,7 @@ class _OpenVinoGraph:
         self.compiled = compiled
         self.inputs, self.outputs = _ends(compiled.inputs), _ends(compiled.outputs)
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Float32s]:
         found = self.compiled(dict(feeds))
         return {name: found[name] for name in self.outputs}
 
@@ -234,3 +231,65 @@ def _ends(ports: Sequence[Any]) -> Signature:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+@dataclass
+class FinishedRound:
+    """A round that has run."""
+
+    found: Answers
+    tokens: Float32s | None
+
+    def finished(self) -> bool:
+        return True
+
+    def answers(self) -> Answers:
+        return self.found
+
+
+class GraphBackend:
+    """The graphs of an export, with decisions in numpy."""
+
+    identity = "ArrayRounds"  # the name that runs of all versions have
+    sizes: tuple[int, ...] | None = None
+    out_of_memory: tuple[type[Exception], ...] = (MemoryError,)
+
+    def __init__(self, graphs: GraphRounds, policy: Policy, temperatures: Sequence[float], top_k: int = 1) -> None:
+        self.graphs, self.policy, self.temperatures, self.top_k = graphs, policy, tuple(temperatures), top_k
+        self.config = graphs.manifest.config
+
+    def make_buffer(self, s: int, capacity: int, side: int) -> RoundBuffer:
+        if side != self.config.input_side:
+            raise ValueError(
+                f"the graphs take images of {self.config.input_side} pixels, not {side}; crop or resize them first."
+            )
+        pixels = np.zeros((capacity, self.config.in_channels, side, side), np.uint8)
+        if s == 0:
+            return RoundBuffer(pixels, None)
+        return RoundBuffer(pixels, np.zeros((capacity, *self.graphs.manifest.tokens_shape(s - 1)), np.float32))
+
+    def send(self, pixels: Any) -> NDArray[np.uint8]:
+        return np.asarray(pixels)
+
+    def receive(self, sent: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return sent
+
+    def load(self, buffer: RoundBuffer, pixels: NDArray[np.uint8]) -> None:
+        buffer.pixels[buffer.fill : buffer.fill + len(pixels)] = pixels
+
+    def run(self, s: int, buffer: RoundBuffer, first: int, count: int) -> RunningRound:
+        places = slice(first, first + count)
+        tokens = None if buffer.tokens is None else buffer.tokens[places]
+        logits, tokens = self.graphs.run(s, buffer.pixels[places], tokens)
+        return FinishedRound(decide(self.policy, s, logits, self.temperatures[s], self.top_k), tokens)
+
+    def move(
+        self, source: RoundBuffer, first: int, running: RunningRound, rows: NDArray[np.int64], target: RoundBuffer
+    ) -> None:
+        places = slice(target.fill, target.fill + len(rows))
+        np.take(source.pixels, first + rows, axis=0, out=target.pixels[places])
+        assert target.tokens is not None
+        np.take(running.tokens, rows, axis=0, out=target.tokens[places])
+
+    def shrink(self) -> None:
+        pass

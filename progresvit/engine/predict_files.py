@@ -1,6 +1,6 @@
-"""Many pictures into one table, in a run that can be stopped at any moment and goes on.
+"""Predictions for many image files, as one parquet table. An interrupted run can be resumed.
 
-Finished stretches of pictures lie in ``NAME.parts`` beside the table until all are there.
+Finished parts are in ``NAME.parts`` next to the table until all of them are there.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,13 @@ import pyarrow.parquet as pq
 
 from progresvit.data.dataset import Entry, ImageDataset
 from progresvit.engine.engine import Engine
-from progresvit.engine.images import Unread
+from progresvit.engine.images import UnreadImage
 from progresvit.engine.prediction import Prediction
-from progresvit.io import resumable
 from progresvit.io.files import replace_file
+from progresvit.io.resumable import PartialOutput
 
-SUFFIX = "parquet"
 PART = 2048
-"""Pictures of a part; a crash costs what is not yet in one."""
+"""Images per part."""
 
 CANDIDATE = pa.struct(
     [
@@ -36,7 +35,7 @@ CANDIDATE = pa.struct(
 )
 SCHEMA = pa.schema(
     [
-        pa.field("picture", pa.string(), nullable=False),
+        pa.field("picture", pa.string(), nullable=False),  # the name of the image; tables of all versions have it
         pa.field("index", pa.int32(), nullable=False),
         pa.field("class_id", pa.string()),
         pa.field("label", pa.string()),
@@ -53,45 +52,54 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Summary:
-    """What became of the pictures."""
+    """Totals of a run."""
 
-    pictures: int
+    images: int
     errors: int
     abstained: int
     exits: tuple[int, ...]
-    """Pictures that left after each round."""
+    """Number of images that exited after each round."""
     gmacs: float
-    """Average over those that were looked at; NaN if none was."""
+    """Average over the images that were classified; NaN if there are none."""
 
 
 def classify_files(
     engine: Engine,
-    pictures: ImageDataset,
+    dataset: ImageDataset,
     out: Path,
     *,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
-    """Predictions for all pictures, in their order, as a parquet table. A stopped run goes on where it stopped."""
-    parts = _Parts(out.with_name(out.name + ".parts"), len(pictures))
+    """Write the predictions for all images, in their order, to a parquet table. An interrupted run is continued.
+
+    Args:
+        engine: Makes the predictions.
+        dataset: The images.
+        out: The table.
+        overwrite: Replace an existing table, and the parts of another run.
+        progress: Called with the number of images that are done and their total.
+    """
+    folder, total = out.with_name(out.name + ".parts"), len(dataset)
+    parts = PartialOutput(folder, total=total, size=PART, suffix="parquet", is_whole=_is_whole)
     if out.exists():
         if not overwrite:
             raise ValueError(f"{out} is there already; use --overwrite to replace it, or name another file.")
-        parts.remove()  # what a run left that was killed at its very end
-    parts.claim(_identity(engine, pictures), overwrite=overwrite)
-    done = min(parts.whole() * PART, len(pictures))
-    waiting: list[dict[str, Any]] = []
-    first = done
-    for place, prediction in enumerate(predictions(engine, pictures, done), done):
-        waiting.append(row(pictures.entries[place].name, prediction, engine))
-        if len(waiting) == PART:
-            parts.write(first // PART, waiting)
-            first, waiting = first + PART, []
-        if progress is not None and (place % 64 == 0 or place + 1 == len(pictures)):
-            progress(place + 1, len(pictures))
-    if waiting:
-        parts.write(first // PART, waiting)
-    table = parts.merge()
+        parts.remove()  # of a run that was killed after it wrote the table
+    parts.claim(_identity(engine, dataset), overwrite=overwrite)
+    finished = set(parts.done())
+    number = next((number for number in range(len(parts.ranges)) if number not in finished), len(parts.ranges))
+    rows: list[dict[str, Any]] = []
+    first = min(number * PART, total)
+    for index, prediction in enumerate(predictions(engine, dataset, first), first):
+        rows.append(row(dataset.entries[index].name, prediction, engine))
+        if len(rows) == len(parts.ranges[number]):
+            parts.write(number, _parquet(pa.Table.from_pylist(rows, SCHEMA)))
+            number, rows = number + 1, []
+        if progress is not None and (index % 64 == 0 or index + 1 == total):
+            progress(index + 1, total)
+    tables = [pq.read_table(path) for path in parts.paths()]
+    table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
     replace_file(out, _parquet(table))
     parts.remove()
     columns = (table[name].to_pylist() for name in ("exit_round", "gmacs", "abstained"))
@@ -99,10 +107,10 @@ def classify_files(
 
 
 def predictions(
-    engine: Engine, pictures: ImageDataset, first: int = 0, *, deadline: float | None = None
+    engine: Engine, dataset: ImageDataset, first: int = 0, *, deadline: float | None = None
 ) -> Iterator[Prediction]:
-    """One for each picture from a place on, in their order; files are read as they are needed."""
-    return engine.stream(_batches(pictures, first, engine.batch), deadline=deadline)
+    """Predictions from the image ``first`` on, in order; files are read as they are needed."""
+    return engine.stream(_batches(dataset, first, engine.batch), deadline=deadline)
 
 
 def row(name: str, prediction: Prediction, engine: Engine) -> dict[str, Any]:
@@ -113,43 +121,43 @@ def row(name: str, prediction: Prediction, engine: Engine) -> dict[str, Any]:
 
 
 def summarise(answers: Iterable[Prediction], rounds: int) -> Summary:
-    """Of predictions by a model of so many rounds."""
-    return _summary(((one.exit_round, one.gmacs, one.abstained) for one in answers), rounds)
+    """Totals of predictions by a model of so many rounds."""
+    return _summary(((answer.exit_round, answer.gmacs, answer.abstained) for answer in answers), rounds)
 
 
 def _summary(facts: Iterable[tuple[int, float, bool]], rounds: int) -> Summary:
-    """From the round of exit, GMACs, and whether there was no answer; round 0 stands for a picture not opened."""
-    every = list(facts)
-    seen = [one for one in every if one[0]]
+    """From exit round, GMACs and abstention of each image; exit round 0 means that it could not be opened."""
+    known = list(facts)
+    classified = [fact for fact in known if fact[0]]
     return Summary(
-        pictures=len(every),
-        errors=len(every) - len(seen),
-        abstained=sum(abstained for _, _, abstained in seen),
-        exits=tuple(sum(exit_ == s + 1 for exit_, _, _ in seen) for s in range(rounds)),
-        gmacs=sum(gmacs for _, gmacs, _ in seen) / len(seen) if seen else float("nan"),
+        images=len(known),
+        errors=len(known) - len(classified),
+        abstained=sum(abstained for _, _, abstained in classified),
+        exits=tuple(sum(exit_round == s + 1 for exit_round, _, _ in classified) for s in range(rounds)),
+        gmacs=sum(gmacs for _, gmacs, _ in classified) / len(classified) if classified else float("nan"),
     )
 
 
-def _batches(pictures: ImageDataset, first: int, size: int) -> Iterator[list[bytes | Unread]]:
-    for begin in range(first, len(pictures), size):
-        yield [_content(pictures, place) for place in range(begin, min(begin + size, len(pictures)))]
+def _batches(dataset: ImageDataset, first: int, size: int) -> Iterator[list[bytes | UnreadImage]]:
+    for begin in range(first, len(dataset), size):
+        yield [_content(dataset, index) for index in range(begin, min(begin + size, len(dataset)))]
 
 
-def _content(pictures: ImageDataset, place: int) -> bytes | Unread:
+def _content(dataset: ImageDataset, index: int) -> bytes | UnreadImage:
     try:
-        return pictures.read(place)
+        return dataset.read(index)
     except OSError as error:
-        return Unread(f"cannot be read ({error.strerror or error})")
+        return UnreadImage(f"cannot be read ({error.strerror or error})")
 
 
-def _identity(engine: Engine, pictures: ImageDataset) -> dict[str, Any]:
-    """What a run must have in common with one that it goes on with."""
-    listing = json.dumps([_about(entry) for entry in pictures.entries])
+def _identity(engine: Engine, dataset: ImageDataset) -> dict[str, Any]:
+    """What must be equal for a run to be continued."""
+    listing = json.dumps([_describe(entry) for entry in dataset.entries])
     return {"pictures": hashlib.sha256(listing.encode()).hexdigest(), "part": PART, **engine.identity()}
 
 
-def _about(entry: Entry) -> list[Any]:
-    """Where a picture lies, and which it is; a file that was changed is another picture."""
+def _describe(entry: Entry) -> list[Any]:
+    """Path, name, size and time of an image; a file that was changed is another image."""
     path = Path(entry.path).resolve()
     try:
         known = path.stat()
@@ -164,40 +172,8 @@ def _parquet(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-class _Parts:
-    """The folder, for so many pictures."""
-
-    def __init__(self, folder: Path, pictures: int) -> None:
-        self.folder, self.pictures = folder, pictures
-
-    def claim(self, about: dict[str, Any], *, overwrite: bool) -> None:
-        """Make the folder, or see that the one there is of this very run."""
-        resumable.claim(self.folder, about, suffix=SUFFIX, overwrite=overwrite)
-
-    def whole(self) -> int:
-        """How many parts are there and whole, from the first on without a gap."""
-        number = 0
-        while number * PART < self.pictures and self._is_whole(number):
-            number += 1
-        return number
-
-    def write(self, number: int, rows: Sequence[dict[str, Any]]) -> None:
-        replace_file(self._path(number), _parquet(pa.Table.from_pylist(list(rows), SCHEMA)))
-
-    def merge(self) -> pa.Table:
-        tables = [pq.read_table(self._path(number)) for number in range(self.whole())]
-        return pa.concat_tables(tables) if tables else SCHEMA.empty_table()
-
-    def remove(self) -> None:
-        """The folder has served."""
-        resumable.clear(self.folder, suffix=SUFFIX)
-
-    def _is_whole(self, number: int) -> bool:
-        try:
-            rows = pq.read_table(self._path(number), columns=["index"]).num_rows
-        except (OSError, pa.ArrowInvalid):
-            return False
-        return bool(rows == min(PART, self.pictures - number * PART))
-
-    def _path(self, number: int) -> Path:
-        return resumable.part(self.folder, number, suffix=SUFFIX)
+def _is_whole(path: Path, items: int) -> bool:
+    try:
+        return bool(pq.read_table(path, columns=["index"]).num_rows == items)
+    except (OSError, pa.ArrowInvalid):
+        return False

@@ -1,4 +1,4 @@
-"""What the engine says of an image."""
+"""The engine's answer for an image."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One of the classes that a round holds likely."""
+    """One of the most probable classes."""
 
     index: int
     label: str | None
-    """Its name, if the model knows names."""
+    """The name of the class, if the model has names."""
     probability: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The answer of the round in which the image left."""
+    """The answer of the round after which the image exited."""
 
     index: int
-    """The likeliest class; -1 if the logits were not finite, or there were none."""
+    """The most probable class; -1 if the logits are not finite, or there are none."""
     label: str | None
-    """Its name, if the model knows names."""
+    """The name of the class, if the model has names."""
     probability: float
     exit_round: int
-    """From 1; 0 for a picture that could not be opened."""
+    """From 1; 0 if the image could not be opened."""
     entropy: float
     """Top-10 entropy of that round."""
     gmacs: float
-    """Spent on the image, in the paper's convention."""
+    """Compute spent on the image, in the paper's convention."""
     abstained: bool
-    """The engine would rather not answer; index and label are its best guess."""
+    """The answer is withheld; index and label are the best guess."""
     top: tuple[Candidate, ...] = ()
-    """The likeliest classes, the answer first, if the engine is to name several (``top_k``); else empty."""
+    """The ``top_k`` most probable classes, the answer first; empty if the engine reports one class only."""
     error: str | None = None
-    """Why the picture could not be opened; then there is no answer."""
+    """Why the image could not be opened; then there is no answer."""
 
     @classmethod
     def failed(cls, error: str) -> Prediction:
-        """For a picture that could not be opened."""
+        """For an image that could not be opened."""
         return cls(
             index=-1,
             label=None,

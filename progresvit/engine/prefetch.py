@@ -1,4 +1,4 @@
-"""Work done ahead by a thread: the next batch is read and opened while this one is computed."""
+"""A thread that prepares the next batches while the current one is computed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 JOIN = 1.0
-"""Seconds that the thread is waited for at the end; it may be busy inside the source for longer."""
+"""Seconds to wait for the thread at the end; the source may block it for longer."""
 
 
-class Ahead(Generic[T]):
-    """What ``prepare`` makes of each item of a source, up to ``depth`` items ahead. Use it in a ``with``."""
+class Prefetcher(Generic[T]):
+    """The results of ``prepare`` for the items of a source, up to ``depth`` items ahead. Use it in a ``with``."""
 
     END = object()
 
@@ -24,9 +24,11 @@ class Ahead(Generic[T]):
             raise ValueError(f"ahead is 1 batch or more, not {depth}.")
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, args=(source, prepare), daemon=True, name="progresvit-ahead")
+        self._thread = threading.Thread(
+            target=self._work, args=(source, prepare), daemon=True, name="progresvit-prefetch"
+        )
 
-    def __enter__(self) -> Ahead[T]:
+    def __enter__(self) -> Prefetcher[T]:
         self._thread.start()
         return self
 
@@ -37,7 +39,7 @@ class Ahead(Generic[T]):
         self._thread.join(timeout=JOIN)
 
     def get(self, timeout: float | None) -> T | object:
-        """The next item, ``END`` after the last, None if there is none in time. What the source raises is raised."""
+        """The next result, ``END`` after the last, or None after the timeout. Errors of the source are raised here."""
         try:
             item = self._queue.get(timeout=timeout)
         except queue.Empty:
@@ -52,7 +54,7 @@ class Ahead(Generic[T]):
                 if not self._put(prepare(item)):
                     return
             self._put(self.END)
-        except BaseException as error:  # it belongs to whoever waits for the items
+        except BaseException as error:  # raised again in the thread that calls get
             self._put(_Raised(error))
 
     def _put(self, item: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The rounds under torch: plain folded modules on any device, or fused kernels in CUDA graphs on a GPU.
+"""The torch backend: folded modules on any device, or fused kernels in CUDA graphs on a GPU.
 
 Letters: B images, C channels, R side of the images, N tokens, d channels of tokens, s a round from 0.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from progresvit.data.transforms import normalise
-from progresvit.engine.buffers import Ran, Room, padded_size, power_sizes
+from progresvit.engine.buffers import RoundBuffer, RunningRound, padded_size, power_sizes
 from progresvit.engine.fold import FoldedRound, fold
 from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS, autocast
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sent:
-    """Images on their way to the device."""
+class Upload:
+    """Images that are being copied to the device."""
 
     pixels: Tensor
     event: torch.cuda.Event | None = None
 
 
 @dataclass
-class TorchRan:
-    """Facts on their way to the host."""
+class TorchRunningRound:
+    """A running round whose answers are being copied to the host."""
 
-    facts: Tensor
-    """(3 + 2k, B) on the host, there once the event has happened."""
+    packed: Tensor
+    """The answers, (3 + 2k, B), on the host; complete after the event."""
     tokens: Tensor | None
     event: torch.cuda.Event | None = None
 
@@ -50,14 +50,15 @@ class TorchRan:
     def answers(self) -> Answers:
         if self.event is not None:
             self.event.synchronize()
-        (exits, entropy, abstains), named = self.facts[:3].numpy(), self.facts[3:].numpy()
-        classes, probabilities = np.split(named.T, 2, axis=1)  # (2k, B) -> (B, k) twice
+        (exits, entropy, abstains), top = self.packed[:3].numpy(), self.packed[3:].numpy()
+        classes, probabilities = np.split(top.T, 2, axis=1)  # (2k, B) -> (B, k) twice
         return Answers(exits > 0, classes.astype(np.int64), probabilities, entropy, abstains > 0)
 
 
-class TorchRounds:
-    """A model folded, with the decisions made where the logits are."""
+class TorchBackend:
+    """A folded model; decisions are made on its device."""
 
+    identity = "TorchRounds"  # the name that runs of all versions have
     sizes: tuple[int, ...] | None = None
     out_of_memory: tuple[type[Exception], ...] = (torch.OutOfMemoryError,)
 
@@ -77,61 +78,63 @@ class TorchRounds:
         if device.type == "cuda":
             self._upload = torch.cuda.Stream(device)
 
-    def make_room(self, s: int, capacity: int, side: int) -> Room:
+    def make_buffer(self, s: int, capacity: int, side: int) -> RoundBuffer:
         pixels = torch.zeros(capacity, self.config.in_channels, side, side, dtype=torch.uint8, device=self.device)
-        return Room(pixels, self._tokens_before(s, capacity) if s else None)
+        return RoundBuffer(pixels, self._tokens_before(s, capacity) if s else None)
 
-    def send(self, pixels: Tensor | NDArray[np.uint8]) -> Sent:
+    def send(self, pixels: Tensor | NDArray[np.uint8]) -> Upload:
         given = pixels if isinstance(pixels, Tensor) else torch.from_numpy(np.ascontiguousarray(pixels))
         if self.device.type != "cuda" or given.is_cuda or not len(given):
-            return Sent(given)
+            return Upload(given)
         try:
-            with torch.cuda.stream(self._upload):  # beside what is being computed
+            with torch.cuda.stream(self._upload):  # concurrent with computation
                 sent = given.pin_memory().to(self.device, non_blocking=True)
                 event = torch.cuda.Event()
                 event.record()
         except self.out_of_memory:
-            return Sent(given)  # it is copied from the host when its turn comes
-        return Sent(sent, event)
+            return Upload(given)  # it is copied from the host when it is loaded
+        return Upload(sent, event)
 
-    def receive(self, sent: Sent) -> Tensor:
+    def receive(self, sent: Upload) -> Tensor:
         if sent.event is not None:
             now = torch.cuda.current_stream(self.device)
             now.wait_event(sent.event)
             sent.pixels.record_stream(now)
         return sent.pixels
 
-    def load(self, room: Room, pixels: Tensor) -> None:
-        room.pixels[room.fill : room.fill + len(pixels)].copy_(pixels)
+    def load(self, buffer: RoundBuffer, pixels: Tensor) -> None:
+        buffer.pixels[buffer.fill : buffer.fill + len(pixels)].copy_(pixels)
 
     @torch.inference_mode()
-    def run(self, s: int, room: Room, first: int, count: int) -> Ran:
+    def run(self, s: int, buffer: RoundBuffer, first: int, count: int) -> RunningRound:
         places = slice(first, first + count)
-        tokens = None if room.tokens is None else room.tokens[places]
+        tokens = None if buffer.tokens is None else buffer.tokens[places]
         with autocast(self.device, self.precision):
-            output = self.folded[s](normalise(room.pixels[places], self.config), tokens)
-        facts = self.facts(s, output.logits)
-        tokens = None if self._is_last(s) else output.tokens.float()  # under autocast some come out in half precision
-        return TorchRan(facts.cpu(), tokens)
+            output = self.folded[s](normalise(buffer.pixels[places], self.config), tokens)
+        packed = self.pack_answers(s, output.logits)
+        tokens = None if self._is_last(s) else output.tokens.float()  # autocast gives half precision
+        return TorchRunningRound(packed.cpu(), tokens)
 
     @torch.inference_mode()
-    def move(self, source: Room, first: int, ran: Ran, rows: NDArray[np.int64], target: Room) -> None:
+    def move(
+        self, source: RoundBuffer, first: int, running: RunningRound, rows: NDArray[np.int64], target: RoundBuffer
+    ) -> None:
         where = torch.from_numpy(rows)
         if self.device.type == "cuda":
             where = where.pin_memory().to(self.device, non_blocking=True)
         places = slice(target.fill, target.fill + len(rows))
         assert target.tokens is not None
         torch.index_select(source.pixels[first:], 0, where, out=target.pixels[places])
-        torch.index_select(ran.tokens, 0, where, out=target.tokens[places])
+        torch.index_select(running.tokens, 0, where, out=target.tokens[places])
 
     def shrink(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def facts(self, s: int, logits: Tensor) -> Tensor:
-        """All that the host asks for, in one tensor: (B, K) -> (3 + 2k, B)."""
+    def pack_answers(self, s: int, logits: Tensor) -> Tensor:
+        """Everything that the host needs, in one tensor: (B, K) -> (3 + 2k, B)."""
         decision = self.policy.decide(s, logits)
-        classes, probabilities = _answers(logits.float() / self.temperatures[s], self.top_k)  # (k, B) twice
+        classes, probabilities = _top_classes(logits.float() / self.temperatures[s], self.top_k)  # (k, B) twice
         return torch.stack([decision.exits, decision.entropy, decision.abstains, *classes, *probabilities])
 
     def _is_last(self, s: int) -> bool:
@@ -145,66 +148,70 @@ class TorchRounds:
         return torch.float32
 
 
-class FusedRounds(TorchRounds):
-    """The same on a GPU, fast: each round in each batch size is one CUDA graph, captured when it is first needed."""
+class FusedBackend(TorchBackend):
+    """Fused kernels on a GPU: each round in each batch size is one CUDA graph, captured on first use."""
+
+    identity = "FusedRounds"
 
     def __init__(self, *args: Any, largest: int, **options: Any) -> None:
         super().__init__(*args, **options)
         self._check_fp8()
-        for one in self.folded:
-            one.cpu()  # on the GPU their constants live in the fused rounds alone
+        for folded in self.folded:
+            folded.cpu()  # on the GPU, only the fused rounds keep the constants
         self.sizes = power_sizes(largest)
         self._fused: dict[tuple[int, int], FusedRound] = {}
         self._graphs: dict[tuple[int, int], _Captured] = {}
-        self._pools = [torch.cuda.graph_pool_handle() for _ in self.folded]  # rounds must not share: tokens are read
-        # while the next round runs
+        # one pool per round: the tokens of a round are read while the next one runs
+        self._pools = [torch.cuda.graph_pool_handle() for _ in self.folded]
 
-    def make_room(self, s: int, capacity: int, side: int) -> Room:
-        """A new room takes the place of the old one, whose graphs are of no use any more."""
+    def make_buffer(self, s: int, capacity: int, side: int) -> RoundBuffer:
+        """A new buffer replaces the old one and invalidates its graphs."""
         torch.cuda.synchronize(self.device)
         self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] != s}
         self._fused = {key: fused for key, fused in self._fused.items() if key[0] != s or key[1] == side}
         self._pools[s] = torch.cuda.graph_pool_handle()
-        return super().make_room(s, capacity, side)
+        return super().make_buffer(s, capacity, side)
 
     @torch.inference_mode()
-    def run(self, s: int, room: Room, first: int, count: int) -> Ran:
+    def run(self, s: int, buffer: RoundBuffer, first: int, count: int) -> RunningRound:
         assert self.sizes is not None
         size = padded_size(count, self.sizes)
-        if first:  # graphs look at the first places
-            for held in (room.pixels, room.tokens):
+        if first:  # graphs read the first places
+            for held in (buffer.pixels, buffer.tokens):
                 if held is not None:
                     held[:count].copy_(held[first : first + count].clone())
         with torch.cuda.device(self.device):
-            captured = self._captured(s, room, size)
+            captured = self._captured(s, buffer, size)
             captured.graph.replay()
-            facts = torch.empty(captured.facts.shape, pin_memory=True)
-            facts.copy_(captured.facts, non_blocking=True)
+            packed = torch.empty(captured.packed.shape, pin_memory=True)
+            packed.copy_(captured.packed, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-        return TorchRan(facts[:, :count], captured.tokens, event)
+        return TorchRunningRound(packed[:, :count], captured.tokens, event)
 
-    def move(self, source: Room, first: int, ran: Ran, rows: NDArray[np.int64], target: Room) -> None:
-        super().move(source, 0, ran, rows, target)  # they were brought to the first places
+    def move(
+        self, source: RoundBuffer, first: int, running: RunningRound, rows: NDArray[np.int64], target: RoundBuffer
+    ) -> None:
+        super().move(source, 0, running, rows, target)  # run moved them to the first places
 
     def shrink(self) -> None:
-        torch.cuda.synchronize(self.device)  # a graph may be at work
+        torch.cuda.synchronize(self.device)  # a graph may be running
         self._graphs.clear()
         self._pools = [torch.cuda.graph_pool_handle() for _ in self.folded]
         super().shrink()
 
-    def _captured(self, s: int, room: Room, size: int) -> _Captured:
+    def _captured(self, s: int, buffer: RoundBuffer, size: int) -> _Captured:
         key = (s, size)
         if key not in self._graphs:
-            fused = self._fused_round(s, room.pixels.shape[-1])
-            inputs = (room.pixels[:size], None if room.tokens is None else room.tokens[:size])
+            fused = self._fused_round(s, buffer.pixels.shape[-1])
+            inputs = (buffer.pixels[:size], None if buffer.tokens is None else buffer.tokens[:size])
 
             def compute() -> tuple[Tensor, Tensor]:
                 output = fused(*inputs)
-                return self.facts(s, output.logits), output.tokens
+                return self.pack_answers(s, output.logits), output.tokens
 
-            self._graphs[key] = _capture(compute, self._pools[s], room)
-        assert self._graphs[key].room is room
+            self._graphs[key] = _capture(compute, self._pools[s], buffer)
+        assert self._graphs[key].buffer is buffer
         return self._graphs[key]
 
     def _fused_round(self, s: int, side: int) -> FusedRound:
@@ -223,7 +230,7 @@ class FusedRounds(TorchRounds):
         widths = [round_.width for round_ in self.config.rounds]
         if self.precision == "fp8" and max(widths) < FP8_WIDTH:
             raise ValueError(
-                f"fp8 pays from {FP8_WIDTH} channels on, and the rounds of this model have "
+                f"fp8 needs {FP8_WIDTH} channels or more, and the rounds of this model have "
                 f"{' and '.join(map(str, widths))}; use bf16."
             )
 
@@ -234,31 +241,31 @@ class FusedRounds(TorchRounds):
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    facts: Tensor
+    packed: Tensor
     tokens: Tensor
-    room: Room
-    """Whose images it looks at."""
+    buffer: RoundBuffer
+    """The input of the graph."""
 
 
-def _capture(compute: Any, pool: Any, room: Room) -> _Captured:
-    """Run it once to build its kernels, then record it."""
+def _capture(compute: Any, pool: Any, buffer: RoundBuffer) -> _Captured:
+    """Run once to build the kernels, then record the graph."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         compute()
     torch.cuda.current_stream().wait_stream(aside)
     torch.cuda.synchronize()
-    torch.cuda.empty_cache()  # the recording takes its memory anew
+    torch.cuda.empty_cache()  # the recording allocates its own memory
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # another thread may be uploading
-        facts, tokens = compute()
-    return _Captured(graph, facts, tokens, room)
+        packed, tokens = compute()
+    return _Captured(graph, packed, tokens, buffer)
 
 
-def _answers(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The likeliest classes and their probabilities: (B, K) -> (k, B) twice; -1 and NaN where logits are not finite."""
+def _top_classes(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The most probable classes and their probabilities: (B, K) -> (k, B) twice; -1 and NaN where not finite."""
     every = logits.softmax(dim=-1)
-    # max is the cheaper one, and takes the first of equals on a CPU, which topk does not
+    # max is cheaper than topk, and on a CPU it takes the first of equal values
     probabilities, classes = every.max(dim=-1, keepdim=True) if top_k == 1 else every.topk(top_k, dim=-1)
     finite = logits.isfinite().all(dim=-1)
     return classes.mT.where(finite, -1), probabilities.mT.where(finite, torch.nan)

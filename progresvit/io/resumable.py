@@ -1,67 +1,106 @@
-"""The folder of a run that is not finished: numbered parts and ``run.json``, which says whose they are."""
+"""An output that is written in parts and can be resumed: a folder of numbered parts, and ``run.json``.
+
+``run.json`` identifies the run that the parts belong to. A part covers a fixed range of items, so any number of
+processes can continue what others began. Parts are written atomically; a damaged one counts as missing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from progresvit.io.files import replace_file
 
-ABOUT = "run.json"
+RUN_FILE = "run.json"
 
 
-def claim(folder: Path, about: Mapping[str, Any], *, suffix: str, overwrite: bool) -> None:
-    """Make the folder, or see that the one there is of this very run; another run's is replaced only if asked.
+class PartialOutput:
+    """An unfinished output: its finished parts.
 
-    ``about`` tells runs apart, ``suffix`` is that of the parts. What is not a run's is never touched.
+    Args:
+        folder: Where the parts are.
+        total: Number of items.
+        size: Items per part; a crash loses what is not in a part yet.
+        suffix: Of the files of the parts.
+        is_whole: Whether a file is a complete part with the number of items given.
     """
-    wanted = json.loads(json.dumps(about))
-    if folder.exists():
-        before = _read(folder / ABOUT)
-        differing = sorted(key for key in {*before, *wanted} if before.get(key) != wanted.get(key))
-        if not differing:
-            return
-        foreign = [path.name for path in folder.iterdir() if not _is_ours(path, suffix)]
+
+    def __init__(
+        self, folder: Path, *, total: int, size: int, suffix: str, is_whole: Callable[[Path, int], bool]
+    ) -> None:
+        self.folder, self.suffix = folder, suffix
+        self.ranges = [range(first, min(first + size, total)) for first in range(0, total, size)]
+        """The items of each part."""
+        self._is_whole = is_whole
+
+    def claim(self, about: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Create the folder, or check that it belongs to the run that ``about`` identifies.
+
+        Parts of another run are removed only with ``overwrite``; files that no run wrote are never touched.
+        """
+        wanted = json.loads(json.dumps(about))
+        if self.folder.exists():
+            known = _read(self.folder / RUN_FILE)
+            differing = sorted(key for key in {*known, *wanted} if known.get(key) != wanted.get(key))
+            if not differing:
+                return
+            self._check_replaceable(known, differing, overwrite=overwrite)
+            self.remove()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(self.folder / RUN_FILE, json.dumps(wanted))
+
+    def done(self) -> list[int]:
+        """Numbers of the parts that are complete."""
+        return [number for number, items in enumerate(self.ranges) if self._is_whole(self.path(number), len(items))]
+
+    def write(self, number: int, content: bytes) -> None:
+        """Write a part."""
+        replace_file(self.path(number), content)
+
+    def path(self, number: int) -> Path:
+        """The file of a part."""
+        return self.folder / f"{number:06d}.{self.suffix}"
+
+    def paths(self) -> list[Path]:
+        """The files of all parts, in order."""
+        return [self.path(number) for number in range(len(self.ranges))]
+
+    def remove(self) -> None:
+        """Remove the files of the run, and the folder if nothing else is in it."""
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if self._is_ours(path):
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def _check_replaceable(self, known: Mapping[str, Any], differing: list[str], *, overwrite: bool) -> None:
+        foreign = [path.name for path in self.folder.iterdir() if not self._is_ours(path)]
         if foreign:
-            raise ValueError(f"{folder} holds {foreign[0]}, which is not ours; move it away or name another file.")
-        if not before and any(folder.glob(f"*.{suffix}")) and not overwrite:
-            raise ValueError(f"{folder / ABOUT} is damaged; use --overwrite to begin again.")
-        if before and not overwrite:
             raise ValueError(
-                f"{folder} holds the beginning of another run (other {', '.join(differing)}); go on with that one, use "
-                "--overwrite, or name another file."
+                f"{self.folder} holds {foreign[0]}, which no run wrote; move it away or name another file."
             )
-        clear(folder, suffix=suffix)
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / ABOUT, json.dumps(wanted))
+        if overwrite:
+            return
+        if known:
+            raise ValueError(
+                f"{self.folder} holds the beginning of another run (other {', '.join(differing)}); continue that one, "
+                "use --overwrite, or name another file."
+            )
+        if any(self.folder.glob(f"*.{self.suffix}")):
+            raise ValueError(f"{self.folder / RUN_FILE} is damaged; use --overwrite to start again.")
 
-
-def clear(folder: Path, *, suffix: str) -> None:
-    """Remove what is a run's, and the folder unless it holds more."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if _is_ours(path, suffix):
-            path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
-def part(folder: Path, number: int, *, suffix: str) -> Path:
-    """Where a part lies."""
-    return folder / f"{number:06d}.{suffix}"
-
-
-def _is_ours(path: Path, suffix: str) -> bool:
-    """A part, ``run.json``, or what a crash left of writing one of them."""
-    name = rf"(run\.json|\d{{6}}\.{suffix})"
-    return re.fullmatch(rf"{name}|\.{name}\.[0-9a-f]{{8}}", path.name) is not None
+    def _is_ours(self, path: Path) -> bool:
+        """A part, ``run.json``, or the temporary file of one of them after a crash."""
+        name = rf"(run\.json|\d{{6}}\.{self.suffix})"
+        return re.fullmatch(rf"{name}|\.{name}\.[0-9a-f]{{8}}", path.name) is not None
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Nothing if it is missing or damaged."""
+    """Empty if the file is missing or damaged."""
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -103,7 +103,7 @@ def test_what_cannot_be_read_is_listed_and_the_rest_is_classified(model, picture
     result = run("classify", *bad, picture, "https://a.org/b.jpg", "--model", model, "--threshold", "0.5")
     assert result.exit_code == 1
     assert "1 picture: " in result.output
-    for path, reason in zip(bad, ("holds no pictures", "not a picture", "not a picture", "cut short", "no such file")):
+    for path, reason in zip(bad, ("holds no images", "not an image", "not an image", "truncated", "no such file")):
         line = next(line for line in result.output.splitlines() if line.startswith(f"left out: {path}"))
         assert reason in line
     assert "download it" in result.output
@@ -116,9 +116,9 @@ def test_what_cannot_be_read_is_listed_and_the_rest_is_classified(model, picture
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda path: path.mkdir(), "holds no pictures"),
-        (lambda path: path.write_text("hello"), "not a picture"),
-        (lambda path: path.write_bytes(b""), "not a picture"),
+        (lambda path: path.mkdir(), "holds no images"),
+        (lambda path: path.write_text("hello"), "not an image"),
+        (lambda path: path.write_bytes(b""), "not an image"),
         (lambda path: None, "no such file"),
     ],
 )
@@ -151,5 +151,5 @@ def test_wrong_arguments_are_refused(model, picture, tmp_path):
     refused("unknown backend", "classify", picture, "--model", model, "--threshold", "0.5", "--backend", "tflite")
     refused("written as .parquet", "classify", picture, "--model", model, "--threshold", "1", "--out", "x.csv")
     refused("unknown precision", "classify", picture, "--model", model, "--threshold", "1", "--precision", "int4")
-    refused("one image at least", "classify", picture, "--model", model, "--threshold", "1", "--batch", "0")
+    refused("at least one image", "classify", picture, "--model", model, "--threshold", "1", "--batch", "0")
     refused("", "classify", picture, "--model", tmp_path / "nowhere", "--threshold", "1")

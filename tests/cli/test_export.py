@@ -6,7 +6,8 @@ from typer.testing import CliRunner
 
 import progresvit
 from progresvit.cli import app
-from progresvit.engine.onnx_backend import GraphRounds, Manifest
+from progresvit.engine.export.manifest import Manifest
+from progresvit.engine.onnx_backend import GraphRounds
 from progresvit.model import ProgResViT
 from tests.engine.test_engine import a_setting
 
@@ -87,7 +88,7 @@ def test_a_wrong_argument_is_one_line_and_exit_code_two(folder, digits, tmp_path
         ((folder, *out, "--data", digits), "give both"),
         ((folder, *out, "--int8", "--data", tmp_path / "nowhere"), "there is no data at"),
         ((folder, *out, "--int8", "--data", digits, "--format", "openvino"), "use --format onnx"),
-        ((folder, *out, "--format", "tflite"), "choose onnx or openvino"),
+        ((folder, *out, "--format", "tflite"), "choose one of onnx, openvino"),
         ((folder, *out, "--threshold", "low"), "has no setting 'low'"),
         ((folder, *out, "--threshold", tmp_path / "none.json"), "there is no setting at"),
         ((folder, *out, "--threshold", "0.1,0.2"), "so 1 for 2 rounds"),

@@ -52,8 +52,8 @@ def random_pixels(config, count, seed=0):
     side = config.input_side
     coarse = rng.integers(0, 256, (count, config.in_channels, 4, 4))
     fine = rng.integers(-40, 41, (count, config.in_channels, side, side))
-    picture = coarse.repeat(-(-side // 4), axis=2).repeat(-(-side // 4), axis=3)[..., :side, :side]
-    return np.clip(picture + fine, 0, 255).astype(np.uint8)
+    image = coarse.repeat(-(-side // 4), axis=2).repeat(-(-side // 4), axis=3)[..., :side, :side]
+    return np.clip(image + fine, 0, 255).astype(np.uint8)
 
 
 @torch.no_grad()

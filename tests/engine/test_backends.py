@@ -34,15 +34,15 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def pictures(model):
+def images(model):
     torch.manual_seed(5)
     side = model.config.input_side
     return torch.randint(0, 256, (60, 3, side, side), dtype=torch.uint8)
 
 
 @pytest.fixture(scope="module")
-def threshold(model, pictures):
-    entropy = [one.entropy for one in Engine(model, float("inf")).classify(pictures)]
+def threshold(model, images):
+    entropy = [one.entropy for one in Engine(model, float("inf")).classify(images)]
     return float(np.quantile(entropy, 0.4))
 
 
@@ -59,32 +59,32 @@ def facts(predictions):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_export_answers_as_the_model_does(model, pictures, threshold, folder, backend):
-    expected = Engine(model, threshold, batch=16).classify(pictures)
+def test_an_export_answers_as_the_model_does(model, images, threshold, folder, backend):
+    expected = Engine(model, threshold, batch=16).classify(images)
     engine = Engine(folder, backend=backend, batch=16, threads=1)
     assert engine.backend == backend
-    found = engine.classify(pictures)
+    found = engine.classify(images)
     assert facts(found) == facts(expected)
     assert [one.probability for one in found] == pytest.approx([one.probability for one in expected], abs=1e-4)
-    assert facts(engine.stream(pictures.numpy()[at : at + 7] for at in range(0, 60, 7))) == facts(expected)
+    assert facts(engine.stream(images.numpy()[at : at + 7] for at in range(0, 60, 7))) == facts(expected)
     assert {one.exit_round for one in found} == {1, 2}
-    other = Engine(folder, float("inf"), backend=backend).classify(pictures[:5])
+    other = Engine(folder, float("inf"), backend=backend).classify(images[:5])
     assert {one.exit_round for one in other} == {1}
 
 
 @pytest.mark.slow
-def test_a_model_may_be_run_by_another_backend_on_the_spot(model, pictures, threshold):
-    expected = Engine(model, threshold).classify(pictures)
+def test_a_model_may_be_run_by_another_backend_on_the_spot(model, images, threshold):
+    expected = Engine(model, threshold).classify(images)
     engine = Engine(model, threshold, backend="openvino", threads=1)
-    assert facts(engine.classify(pictures)) == facts(expected)
+    assert facts(engine.classify(images)) == facts(expected)
 
 
-def test_learned_routers_and_abstention_work_on_graphs(model, pictures, folder):
+def test_learned_routers_and_abstention_work_on_graphs(model, images, folder):
     router, rejecting = made_router(), made_router("unrecoverable", seed=3)
-    chances = rejecting.score(0, all_rounds(model, pictures)[:, 0])
+    chances = rejecting.score(0, all_rounds(model, images)[:, 0])
     abstain = Abstention(unrecoverable=chances.double().median().item(), router=rejecting)
-    expected = Engine(model, 0.5, router=router, abstain=abstain).classify(pictures)
-    found = Engine(folder, 0.5, router=router, abstain=abstain).classify(pictures)
+    expected = Engine(model, 0.5, router=router, abstain=abstain).classify(images)
+    found = Engine(folder, 0.5, router=router, abstain=abstain).classify(images)
     assert facts(found) == facts(expected)
     assert 0 < sum(one.abstained for one in found) < 60
 
@@ -95,13 +95,13 @@ def test_an_exports_own_threshold_is_for_entropies_alone(folder):
 
 
 @pytest.mark.slow
-def test_a_setting_travels_with_the_export(model, pictures, threshold, tmp_path):
+def test_a_setting_travels_with_the_export(model, images, threshold, tmp_path):
     setting = a_setting(model, threshold=threshold)
     export(model, tmp_path / "export", threshold=setting)
     with warnings.catch_warnings():
         warnings.simplefilter("error", SettingWarning)
-        found = Engine(tmp_path / "export").classify(pictures)
-    assert facts(found) == facts(Engine(model, threshold).classify(pictures))
+        found = Engine(tmp_path / "export").classify(images)
+    assert facts(found) == facts(Engine(model, threshold).classify(images))
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_a_certificate_for_fp32_does_not_hold_for_bf16_graphs(model, tmp_path):
         Engine(tmp_path / "export", backend="openvino", precision="bf16")  # refused where the CPU has no bf16
 
 
-def test_what_graphs_cannot_do_is_refused(model, folder, pictures, tmp_path):
+def test_what_graphs_cannot_do_is_refused(model, folder, images, tmp_path):
     larger = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
     cases = [
         (lambda: Engine(folder, backend="torch"), "torch runs models, not graphs"),
@@ -140,7 +140,7 @@ def test_an_export_classifies_where_torch_is_not_installed(model, threshold, fol
     paths = [tmp_path / f"{number}.png" for number in range(6)]
     for path in paths:
         Image.fromarray(rng.integers(0, 256, (50, 70, 3), dtype=np.uint8)).save(path)
-    (tmp_path / "bad.png").write_bytes(b"no picture")
+    (tmp_path / "bad.png").write_bytes(b"no image")
     code = """
 import json
 import progresvit
@@ -181,5 +181,5 @@ except SystemExit as end:
 assert not {"torch", "timm", "torchvision"} & set(sys.modules)
 """
     output = run_without_torch(code, folder, tmp_path / "noise.png", tmp_path / "out.parquet")
-    assert "1 picture: " in output
+    assert "1 image: " in output
     assert (tmp_path / "out.parquet").is_file()

@@ -24,20 +24,20 @@ def model(small_config, randomize):
 
 
 @pytest.fixture
-def pictures():
+def images():
     torch.manual_seed(5)
     return torch.randint(0, 256, (40, 3, 32, 32), dtype=torch.uint8)
 
 
-def normalise(pictures, config):
+def normalise(images, config):
     mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
-    return (pictures.float() / 255 - mean) / std
+    return (images.float() / 255 - mean) / std
 
 
-def all_rounds(model, pictures):
-    """Logits of every round for every picture, (B, S, K)."""
+def all_rounds(model, images):
+    """Logits of every round for every image, (B, S, K)."""
     with torch.no_grad():
-        return torch.stack([output.logits for output in model(normalise(pictures, model.config))], dim=1)
+        return torch.stack([output.logits for output in model(normalise(images, model.config))], dim=1)
 
 
 def made_router(target="benefit", seed=0):
@@ -49,11 +49,11 @@ def made_router(target="benefit", seed=0):
 
 @pytest.mark.parametrize("quantile", [0.0, 0.3, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("batch", [1, 7, 64])
-def test_every_answer_is_that_of_the_round_in_which_the_image_leaves(model, pictures, quantile, batch):
-    logits = all_rounds(model, pictures)
+def test_every_answer_is_that_of_the_round_after_which_the_image_exits(model, images, quantile, batch):
+    logits = all_rounds(model, images)
     entropy = top10_entropy(logits[:, 0])
     threshold = {0.0: 0.0, 1.0: float("inf")}.get(quantile, entropy.double().quantile(quantile).item())
-    found = Engine(model, threshold, batch=batch).classify(pictures)
+    found = Engine(model, threshold, batch=batch).classify(images)
     gmacs = compute.cumulative_gmacs(model.config)
     assert len(found) == 40
     for row, prediction in enumerate(found):
@@ -82,46 +82,46 @@ def test_paths_pil_images_and_tensors_give_the_same(model, tmp_path):
     assert engine.classify([]) == []
 
 
-def test_a_learned_router_decides_in_place_of_entropy(model, pictures, tmp_path):
+def test_a_learned_router_decides_in_place_of_entropy(model, images, tmp_path):
     router = made_router()
-    logits = all_rounds(model, pictures)
+    logits = all_rounds(model, images)
     scores = router.score(0, logits[:, 0])
     threshold = scores.double().median().item()
     path = save_router(router, tmp_path / "router.safetensors")
     for given in (router, path):
-        found = Engine(model, threshold, router=given).classify(pictures)
+        found = Engine(model, threshold, router=given).classify(images)
         assert [p.exit_round == 1 for p in found] == (scores.double() < threshold).tolist()
 
 
-def test_unsure_answers_are_withheld_and_keep_their_guess(model, pictures):
-    plain = Engine(model, 0.0).classify(pictures)
+def test_unsure_answers_are_withheld_and_keep_their_guess(model, images):
+    plain = Engine(model, 0.0).classify(images)
     limit = float(np.median([p.entropy for p in plain]))
-    found = Engine(model, 0.0, abstain=limit).classify(pictures)
+    found = Engine(model, 0.0, abstain=limit).classify(images)
     assert [p.abstained for p in found] == [p.entropy >= limit for p in plain]
     assert 0 < sum(p.abstained for p in found) < 40
     assert [p.index for p in found] == [p.index for p in plain]
 
 
-def test_unrecoverable_images_are_not_refined(model, pictures):
+def test_unrecoverable_images_are_not_refined(model, images):
     router = made_router("unrecoverable", seed=3)
-    chances = router.score(0, all_rounds(model, pictures)[:, 0]).double()
+    chances = router.score(0, all_rounds(model, images)[:, 0]).double()
     limit = chances.quantile(0.6).item()
-    found = Engine(model, 0.0, abstain=Abstention(unrecoverable=limit, router=router)).classify(pictures)
+    found = Engine(model, 0.0, abstain=Abstention(unrecoverable=limit, router=router)).classify(images)
     assert [p.exit_round == 1 for p in found] == (chances >= limit).tolist()
     assert [p.abstained for p in found] == (chances >= limit).tolist()
 
 
-def test_temperatures_change_the_stated_probability_alone(model, pictures):
-    plain = Engine(model, 1.0).classify(pictures)
-    soft = Engine(model, 1.0, temperatures=(4.0, 4.0)).classify(pictures)
+def test_temperatures_change_the_stated_probability_alone(model, images):
+    plain = Engine(model, 1.0).classify(images)
+    soft = Engine(model, 1.0, temperatures=(4.0, 4.0)).classify(images)
     assert [(p.index, p.exit_round, p.entropy) for p in soft] == [(p.index, p.exit_round, p.entropy) for p in plain]
     assert all(a.probability < b.probability for a, b in zip(soft, plain))
 
 
-def test_images_with_broken_logits_run_every_round(model, pictures):
+def test_images_with_broken_logits_run_every_round(model, images):
     with torch.no_grad():
         model.head.bias[3] = torch.nan
-    found = Engine(model, float("inf")).classify(pictures[:3])
+    found = Engine(model, float("inf")).classify(images[:3])
     assert [(p.exit_round, p.index, p.label) for p in found] == [(2, -1, None)] * 3
 
 
@@ -138,13 +138,13 @@ def a_setting(model, **changes):
     return Setting(**(known | changes))
 
 
-def test_a_setting_is_used_for_its_own_model_in_silence(model, pictures, tmp_path):
+def test_a_setting_is_used_for_its_own_model_in_silence(model, images, tmp_path):
     setting = a_setting(model)
     setting.save(tmp_path / "t.json")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = Engine(model, threshold=str(tmp_path / "t.json")).classify(pictures)
-    assert found == Engine(model, setting).classify(pictures) == Engine(model, 1.5).classify(pictures)
+        found = Engine(model, threshold=str(tmp_path / "t.json")).classify(images)
+    assert found == Engine(model, setting).classify(images) == Engine(model, 1.5).classify(images)
 
 
 def test_a_certificate_does_not_hold_for_another_model_preprocessing_or_precision(model):
@@ -175,11 +175,11 @@ def test_a_setting_for_a_router_needs_that_router(model):
         Engine(model, a_setting(model), router=router)
 
 
-def test_bad_input_is_refused(model, pictures, tmp_path, small_config):
+def test_bad_input_is_refused(model, images, tmp_path, small_config):
     cases = [
         (lambda: Engine(model, -0.5), "0 .* or more, not -0.5"),
         (lambda: Engine(model, (0.1, 0.2)), "so 1 for 2 rounds, not 2"),
-        (lambda: Engine(model, 0.5, batch=0), "one image at least"),
+        (lambda: Engine(model, 0.5, batch=0), "at least one image"),
         (lambda: Engine(model, 0.5, precision="fp16"), "fp16 needs a CUDA device"),
         (lambda: Engine(model, 0.5, temperatures=(1.0,)), "2 numbers above 0"),
         (lambda: Engine(model, 0.5, workers=0), "workers are 1 or more"),
@@ -189,15 +189,15 @@ def test_bad_input_is_refused(model, pictures, tmp_path, small_config):
         (lambda: Engine(model, tmp_path / "none.json"), "no setting at"),
         (lambda: Engine(model, a_setting(model, rounds=3)), "for a model of 3 rounds and this one has 2"),
         (lambda: Engine(ProgResViT(small_config.replace(num_classes=0)), 0.5), "nothing to fold"),
-        (lambda: Engine(model, 0.5).classify(pictures.float()), "uint8"),
+        (lambda: Engine(model, 0.5).classify(images.float()), "uint8"),
         (lambda: Engine(model, 0.5).classify([3]), "or a PIL image, not int"),
         (lambda: Engine(model), "needs a threshold"),
-        (lambda: Engine(model, 0.5, backend="tflite"), "unknown backend 'tflite'; choose torch"),
+        (lambda: Engine(model, 0.5, backend="tflite"), "unknown backend 'tflite'; choose one of torch"),
         (lambda: Engine(model, 0.5, kernels="fused"), "for a GPU, not for cpu"),
-        (lambda: Engine(model, 0.5, kernels="fast"), "choose fused or plain"),
+        (lambda: Engine(model, 0.5, kernels="fast"), "choose one of fused, plain"),
         (lambda: Engine(model, 0.5, precision="fp8"), "fp8 needs a GPU"),
         (lambda: Engine(model, 0.5, precision="fp4"), "unknown precision 'fp4'"),
-        (lambda: Engine(model, 0.5).classify(pictures[..., :30]), r"r at least 32, .* shape \(40, 3, 32, 30\)"),
+        (lambda: Engine(model, 0.5).classify(images[..., :30]), r"r at least 32, .* shape \(40, 3, 32, 30\)"),
     ]
     for make, match in cases:
         with pytest.raises(ValueError, match=match):
@@ -209,7 +209,7 @@ def test_the_engine_is_at_the_front_door():
     assert progresvit.Prediction.__name__ == "Prediction"
 
 
-def test_temperatures_change_no_answer_in_bfloat16(model, pictures, monkeypatch):
+def test_temperatures_change_no_answer_in_bfloat16(model, images, monkeypatch):
     logits = (torch.randn(40, 12) * 3).bfloat16()
     logits[:, 1] = logits[:, 0]  # ties and near ties are where a division in bfloat16 would decide otherwise
     many = torch.cat([logits, (logits.float() * 1.004).bfloat16()])
@@ -219,13 +219,13 @@ def test_temperatures_change_no_answer_in_bfloat16(model, pictures, monkeypatch)
         return forward(self, images, previous)._replace(logits=many[: len(images)])
 
     monkeypatch.setattr(FoldedRound, "forward", rough)
-    plain = Engine(model, float("inf")).classify(pictures)
+    plain = Engine(model, float("inf")).classify(images)
     for temperature in (0.37, 1.37, 3.3):
-        scaled = Engine(model, float("inf"), temperatures=(temperature, 1.0)).classify(pictures)
+        scaled = Engine(model, float("inf"), temperatures=(temperature, 1.0)).classify(images)
         assert [p.index for p in scaled] == [p.index for p in plain]
 
 
-def test_a_router_of_another_model_is_told(model):
+def test_a_router_of_another_model_warns(model):
     router = made_router()
     router.origin = RouterOrigin(target="benefit", images=1, epochs=1, seed=0, model="of another")
     with pytest.warns(SettingWarning, match="fitted on another model's records"):
@@ -237,27 +237,27 @@ def test_any_number_will_do_to_abstain_by(model, abstain):
     assert Engine(model, 0.5, abstain=abstain).policy.abstention.entropy == float(abstain)
 
 
-def test_one_picture_belongs_into_a_list(model, tmp_path):
+def test_one_image_belongs_into_a_list(model, tmp_path):
     for one in ("cat.jpg", tmp_path / "cat.jpg", Image.new("RGB", (40, 40))):
-        with pytest.raises(ValueError, match=r"classify\(\[picture\]\)"):
+        with pytest.raises(ValueError, match=r"classify\(\[image\]\)"):
             Engine(model, 0.5).classify(one)
 
 
-def test_an_engine_has_routers_of_its_own(model, pictures):
+def test_an_engine_has_routers_of_its_own(model, images):
     router = made_router()
-    scores = router.score(0, all_rounds(model, pictures)[:, 0]).double()
+    scores = router.score(0, all_rounds(model, images)[:, 0]).double()
     engine = Engine(model, scores.median().item(), router=router)
-    before = engine.classify(pictures)
+    before = engine.classify(images)
     for parameter in router.parameters():
         torch.nn.init.zeros_(parameter)
-    assert engine.classify(pictures) == before
+    assert engine.classify(images) == before
 
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")
-def test_a_gpu_without_triton_is_told_that_it_will_be_slower(monkeypatch):
-    assert backends._checked_kernels(None, torch.device("cpu"), "fp32") == "plain"
+def test_a_gpu_without_triton_warns_that_it_will_be_slower(monkeypatch):
+    assert backends._choose_kernels(None, torch.device("cpu"), "fp32") == "plain"
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
     with pytest.warns(UserWarning, match="triton is not installed, so the engine runs plain kernels"):
-        assert backends._checked_kernels(None, torch.device("cuda"), "fp32") == "plain"
+        assert backends._choose_kernels(None, torch.device("cuda"), "fp32") == "plain"
     with pytest.raises(ValueError, match="fused kernels need triton"):
-        backends._checked_kernels("fused", torch.device("cuda"), "fp32")
+        backends._choose_kernels("fused", torch.device("cuda"), "fp32")

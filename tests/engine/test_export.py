@@ -14,8 +14,8 @@ from progresvit.data.dataset import find_images
 from progresvit.engine import Engine
 from progresvit.engine.export.export import export
 from progresvit.engine.export.int8 import Int8Check
-from progresvit.engine.onnx_backend import GraphRounds, Manifest, hash_file
-from progresvit.io.weights import weights_hash
+from progresvit.engine.export.manifest import Manifest, hash_file
+from progresvit.engine.onnx_backend import GraphRounds
 from progresvit.model import ProgResViT
 from progresvit.model.vit import resize, resizing_matrix
 from progresvit.routing import Setting, SettingWarning
@@ -43,9 +43,9 @@ def no_graphs(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """Twelve classes of pictures, two of each."""
-    root = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory):
+    """Twelve classes of images, two of each."""
+    root = tmp_path_factory.mktemp("images")
     pixels = random_pixels(CONFIGS["two rounds"].replace(input_resolution=40), 24, seed=7)
     for number, image in enumerate(pixels):
         folder = root / "val" / f"{number // 2:02}"
@@ -131,9 +131,9 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(models, t
     (tmp_path / "file").touch()
     (tmp_path / "busy").mkdir()
     (tmp_path / "busy" / "thesis.tex").touch()
-    check = Int8Check(pictures=find_nothing(), labels=())
+    check = Int8Check(dataset=find_nothing(), labels=())
     for make, match in (
-        (lambda: export(model, out, format="tflite"), "choose onnx or openvino"),
+        (lambda: export(model, out, format="tflite"), "choose one of onnx, openvino"),
         (lambda: export(model, out, format="openvino", int8=check), "use --format onnx"),
         (lambda: export(model, tmp_path / "file"), "is a file"),
         (lambda: export(model, tmp_path / "busy"), r"such as thesis\.tex; give a new folder"),
@@ -190,10 +190,10 @@ def test_an_export_replaces_an_older_one_and_leaves_none_of_it(models, tmp_path,
 
 
 @pytest.mark.slow
-def test_int8_is_measured_on_pictures_and_kept(models, tmp_path, pictures):
+def test_int8_is_measured_on_images_and_kept(models, tmp_path, images):
     model = models["two rounds"]
-    found = find_images(pictures, "val")
-    check = Int8Check(pictures=found, labels=found.targets, data="made", batch=10, threads=1)
+    found = find_images(images, "val")
+    check = Int8Check(dataset=found, labels=found.targets, data="made", batch=10, threads=1)
     paths = [entry.path for entry in found.entries]
     threshold = float(np.median([one.entropy for one in Engine(model, math.inf).classify(paths)]))
     made = export(model, tmp_path / "out", threshold=threshold, int8=check)
@@ -231,9 +231,9 @@ def export_free_logits(model, pixels):
     return expected_rounds(model, pixels)[0].logits.numpy()
 
 
-def test_an_int8_check_needs_a_label_for_each_picture(pictures):
-    with pytest.raises(ValueError, match="1 labels for 24 pictures"):
-        Int8Check(pictures=find_images(pictures, "val"), labels=(0,))
+def test_an_int8_check_needs_a_label_for_each_image(images):
+    with pytest.raises(ValueError, match="1 labels for 24 images"):
+        Int8Check(dataset=find_images(images, "val"), labels=(0,))
 
 
 def test_temperatures_may_be_arrays_and_a_threshold_must_be_its_settings(models, tmp_path, no_graphs):

@@ -1,4 +1,4 @@
-"""Pictures of every kind: the right answer, or an error for that picture alone."""
+"""Images of every kind: the right answer, or an error for that image alone."""
 
 import io
 import warnings
@@ -35,21 +35,21 @@ def alike(one, other):
     return near and (one.index, one.exit_round, one.error) == (other.index, other.exit_round, other.error)
 
 
-def test_bad_pictures_have_their_reason_and_harm_no_other(engine, photo, tmp_path, monkeypatch):
+def test_bad_images_have_their_reason_and_harm_no_other(engine, photo, tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60 * 80)
     good = saved(photo, "PNG")
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty.jpg").write_bytes(b"")
-    (tmp_path / "text.jpg").write_text("no picture")
+    (tmp_path / "text.jpg").write_text("no image")
     cases = [
         (good, None),
-        (saved(photo, "JPEG")[:-300], "damaged or cut short"),
-        (good[:-100], "damaged or cut short"),
+        (saved(photo, "JPEG")[:-300], "damaged or truncated"),
+        (good[:-100], "damaged or truncated"),
         (saved(photo.resize((120, 90)), "PNG"), "too large to be opened safely"),
         (saved(photo.resize((800, 600)), "PNG"), "too large to be opened safely"),
-        (b"", "not a picture"),
-        (tmp_path / "empty.jpg", "not a picture"),
-        (str(tmp_path / "text.jpg"), "not a picture"),
+        (b"", "not an image"),
+        (tmp_path / "empty.jpg", "not an image"),
+        (str(tmp_path / "text.jpg"), "not an image"),
         (tmp_path / "none.jpg", "there is no such file"),
         (tmp_path / "folder", "a folder"),
         ("https://example.org/cat.jpg", "download it"),
@@ -57,8 +57,8 @@ def test_bad_pictures_have_their_reason_and_harm_no_other(engine, photo, tmp_pat
         (Image.new("RGB", (0, 10)), "no pixels"),
         (Image.new("RGB", (1, 4000)), "too long and thin"),
     ]
-    pictures = [one for case, _ in cases for one in (case, photo)]
-    found = engine.classify(pictures)
+    images = [one for case, _ in cases for one in (case, photo)]
+    found = engine.classify(images)
     (expected,) = engine.classify([photo])
     assert expected.error is None
     assert all(alike(one, expected) for one in found[1::2])
@@ -68,11 +68,11 @@ def test_bad_pictures_have_their_reason_and_harm_no_other(engine, photo, tmp_pat
         else:
             assert reason in one.error
             assert (one.index, one.label, one.exit_round, one.gmacs, one.abstained) == (-1, None, 0, 0.0, True)
-    assert all(map(alike, engine.stream([pictures]), found))
+    assert all(map(alike, engine.stream([images]), found))
     assert engine.classify([b"", b""])[1].error
 
 
-def test_cameras_and_scanners_get_the_answer_of_the_plain_picture(engine, photo):
+def test_cameras_and_scanners_get_the_answer_of_the_plain_image(engine, photo):
     (expected,) = engine.classify([photo])
     turned = photo.transpose(Image.Transpose.ROTATE_90)
     exif = Image.Exif()
@@ -115,7 +115,7 @@ def test_anything_that_can_be_walked_through_will_do(engine, photo):
     assert engine.classify(pixels[:, ::-1]) == engine.classify(pixels)
 
 
-def test_a_grey_model_takes_pictures_and_another_number_of_channels_arrays_alone(small_config, randomize, photo):
+def test_a_grey_model_takes_images_and_another_number_of_channels_arrays_alone(small_config, randomize, photo):
     grey = ProgResViT(small_config.replace(in_channels=1, mean=(0.5,), std=(0.5,)))
     (found,) = Engine(randomize(grey), 0.5).classify([photo])
     assert found.error is None

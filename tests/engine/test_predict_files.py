@@ -6,7 +6,8 @@ from PIL import Image
 from progresvit.data.dataset import find_unlabelled
 from progresvit.engine import Engine, predict_files
 from progresvit.engine.predict_files import classify_files, summarise
-from progresvit.engine.torch_backend import TorchRounds
+from progresvit.engine.torch_backend import TorchBackend
+from progresvit.io.resumable import PartialOutput
 from progresvit.model import ProgResViT
 
 
@@ -20,11 +21,11 @@ def model(small_config, randomize):
 def folder(tmp_path):
     torch.manual_seed(0)
     for number in range(40):
-        path = tmp_path / "pictures" / f"{number % 3}" / f"{number:02}.png"
+        path = tmp_path / "images" / f"{number % 3}" / f"{number:02}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(torch.randint(0, 256, (36, 40, 3), dtype=torch.uint8).numpy()).save(path)
-    (tmp_path / "pictures" / "1" / "torn.jpg").write_bytes(b"torn")
-    return tmp_path / "pictures"
+    (tmp_path / "images" / "1" / "torn.jpg").write_bytes(b"torn")
+    return tmp_path / "images"
 
 
 @pytest.fixture
@@ -33,16 +34,16 @@ def small_parts(monkeypatch):
 
 
 def middling(model, folder):
-    """A threshold that parts the pictures."""
+    """A threshold that parts the images."""
     entropies = [one.entropy for one in Engine(model, float("inf")).classify(sorted(folder.rglob("*.png")))]
     return float(torch.tensor(entropies).median())
 
 
 def test_the_table_holds_what_the_engine_says(model, folder, tmp_path, small_parts):
     engine = Engine(model, middling(model, folder), batch=16)
-    told = []
+    calls = []
     summary = classify_files(
-        engine, find_unlabelled(folder), tmp_path / "r.parquet", progress=lambda *one: told.append(one)
+        engine, find_unlabelled(folder), tmp_path / "r.parquet", progress=lambda *done: calls.append(done)
     )
     rows = pq.read_table(tmp_path / "r.parquet").to_pylist()
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -54,34 +55,34 @@ def test_the_table_holds_what_the_engine_says(model, folder, tmp_path, small_par
         assert row["class_id"] == (None if answer.error else f"n{answer.index:02}")
     assert summary.exits == summarise(answers, 2).exits
     assert summary.gmacs == pytest.approx(summarise(answers, 2).gmacs, rel=1e-6)
-    assert (summary.pictures, summary.errors, sum(summary.exits)) == (41, 1, 40)
+    assert (summary.images, summary.errors, sum(summary.exits)) == (41, 1, 40)
     assert min(summary.exits) > 5
-    assert told[-1] == (41, 41)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["pictures", "r.parquet"]
+    assert calls[-1] == (41, 41)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "r.parquet"]
 
 
 def test_a_stopped_run_goes_on_with_what_is_missing_and_ends_the_same(
     model, folder, tmp_path, small_parts, monkeypatch
 ):
-    pictures = find_unlabelled(folder)
+    images = find_unlabelled(folder)
     threshold = middling(model, folder)
-    classify_files(Engine(model, threshold), pictures, tmp_path / "whole.parquet")
+    classify_files(Engine(model, threshold), images, tmp_path / "whole.parquet")
     read = []
     content = predict_files._content
 
-    def breaking(pictures, place):
+    def breaking(images, place):
         read.append(place)
         if len(read) == 25:
             raise KeyboardInterrupt
-        return content(pictures, place)
+        return content(images, place)
 
     monkeypatch.setattr(predict_files, "_content", breaking)
     with pytest.raises(KeyboardInterrupt):
-        classify_files(Engine(model, threshold, batch=4), pictures, tmp_path / "r.parquet")
+        classify_files(Engine(model, threshold, batch=4), images, tmp_path / "r.parquet")
     parts = sorted(path.name for path in (tmp_path / "r.parquet.parts").glob("*.parquet"))
     assert 1 <= len(parts) <= 3
     assert not (tmp_path / "r.parquet").exists()
-    classify_files(Engine(model, threshold, batch=4), pictures, tmp_path / "r.parquet")
+    classify_files(Engine(model, threshold, batch=4), images, tmp_path / "r.parquet")
     assert read[25:] == list(range(8 * len(parts), 41))
     found, whole = (pq.read_table(tmp_path / name).to_pylist() for name in ("r.parquet", "whole.parquet"))
     for one, other in zip(found, whole, strict=True):
@@ -91,46 +92,46 @@ def test_a_stopped_run_goes_on_with_what_is_missing_and_ends_the_same(
 
 
 def test_answers_of_another_run_are_neither_mixed_in_nor_replaced(model, folder, tmp_path, small_parts, monkeypatch):
-    pictures, out = find_unlabelled(folder), tmp_path / "r.parquet"
+    images, out = find_unlabelled(folder), tmp_path / "r.parquet"
     with monkeypatch.context() as patch:
-        patch.setattr(predict_files._Parts, "merge", lambda self: 1 / 0)
+        patch.setattr(PartialOutput, "paths", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            classify_files(Engine(model, 0.5), pictures, out)
+            classify_files(Engine(model, 0.5), images, out)
     with pytest.raises(ValueError, match=r"beginning of another run \(other thresholds\)"):
-        classify_files(Engine(model, 0.6), pictures, out)
+        classify_files(Engine(model, 0.6), images, out)
     with pytest.raises(ValueError, match=r"beginning of another run \(other pictures\)"):
-        classify_files(Engine(model, 0.5), pictures.subset(range(5)), out)
-    classify_files(Engine(model, 0.6), pictures, out, overwrite=True)
+        classify_files(Engine(model, 0.5), images.subset(range(5)), out)
+    classify_files(Engine(model, 0.6), images, out, overwrite=True)
     with pytest.raises(ValueError, match="there already; use --overwrite"):
-        classify_files(Engine(model, 0.6), pictures, out)
-    assert classify_files(Engine(model, 0.6), pictures.subset(range(3)), out, overwrite=True).pictures == 3
+        classify_files(Engine(model, 0.6), images, out)
+    assert classify_files(Engine(model, 0.6), images.subset(range(3)), out, overwrite=True).images == 3
 
 
-def begun(model, pictures, out, monkeypatch):
+def begun(model, images, out, monkeypatch):
     """A run that was killed when all its parts were there."""
     with monkeypatch.context() as patch:
-        patch.setattr(predict_files._Parts, "merge", lambda self: 1 / 0)
+        patch.setattr(PartialOutput, "paths", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            classify_files(Engine(model, 0.5), pictures, out)
+            classify_files(Engine(model, 0.5), images, out)
     return out.with_name(out.name + ".parts")
 
 
 def test_damaged_parts_are_made_again(model, folder, tmp_path, small_parts, monkeypatch):
-    pictures, out = find_unlabelled(folder), tmp_path / "r.parquet"
-    parts = begun(model, pictures, out, monkeypatch)
+    images, out = find_unlabelled(folder), tmp_path / "r.parquet"
+    parts = begun(model, images, out, monkeypatch)
     content = (parts / "000002.parquet").read_bytes()
     (parts / "000002.parquet").write_bytes(content[: len(content) // 2])
-    classify_files(Engine(model, 0.5), pictures, out)
+    classify_files(Engine(model, 0.5), images, out)
     assert pq.read_table(out).num_rows == 41
     assert not parts.exists()
-    parts = begun(model, pictures, tmp_path / "s.parquet", monkeypatch)
+    parts = begun(model, images, tmp_path / "s.parquet", monkeypatch)
     (parts / "run.json").write_text("{")
     with pytest.raises(ValueError, match=r"run\.json is damaged; use --overwrite"):
-        classify_files(Engine(model, 0.5), pictures, tmp_path / "s.parquet")
-    classify_files(Engine(model, 0.5), pictures, tmp_path / "s.parquet", overwrite=True)
+        classify_files(Engine(model, 0.5), images, tmp_path / "s.parquet")
+    classify_files(Engine(model, 0.5), images, tmp_path / "s.parquet", overwrite=True)
 
 
-def test_other_labels_and_changed_pictures_are_another_run(model, folder, tmp_path, small_parts, monkeypatch):
+def test_other_labels_and_changed_images_are_another_run(model, folder, tmp_path, small_parts, monkeypatch):
     out = tmp_path / "r.parquet"
     begun(model, find_unlabelled(folder), out, monkeypatch)
     other = ProgResViT(model.config.replace(labels=tuple("abcdefghijkl")))
@@ -145,33 +146,33 @@ def test_other_labels_and_changed_pictures_are_another_run(model, folder, tmp_pa
 def test_overwriting_never_brings_back_old_answers_nor_removes_foreign_files(
     model, folder, tmp_path, small_parts, monkeypatch
 ):
-    pictures, out = find_unlabelled(folder), tmp_path / "r.parquet"
+    images, out = find_unlabelled(folder), tmp_path / "r.parquet"
     with monkeypatch.context() as patch:
-        patch.setattr(predict_files._Parts, "remove", lambda self: None)  # killed when all but the tidying was done
-        classify_files(Engine(model, 0.5), pictures, out)
+        patch.setattr(PartialOutput, "remove", lambda self: None)  # killed when all but the tidying was done
+        classify_files(Engine(model, 0.5), images, out)
     read = []
     content = predict_files._content
     monkeypatch.setattr(predict_files, "_content", lambda *one: (read.append(one), content(*one))[1])
-    classify_files(Engine(model, 0.5), pictures, out, overwrite=True)
+    classify_files(Engine(model, 0.5), images, out, overwrite=True)
     assert len(read) == 41
     parts = tmp_path / "q.parquet.parts"
     parts.mkdir()
     (parts / "mine.txt").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(ValueError, match=r"mine\.txt, which is not ours"):
-            classify_files(Engine(model, 0.5), pictures, tmp_path / "q.parquet", overwrite=overwrite)
+        with pytest.raises(ValueError, match=r"mine\.txt, which no run wrote"):
+            classify_files(Engine(model, 0.5), images, tmp_path / "q.parquet", overwrite=overwrite)
     assert (parts / "mine.txt").exists()
 
 
 def test_bulk_runs_wait_for_full_batches_however_slow_the_loading(model, folder, tmp_path, monkeypatch):
     counts = []
-    run = TorchRounds.run
+    run = TorchBackend.run
 
-    def counting(self, s, room, first, count):
+    def counting(self, s, buffer, first, count):
         counts.append((s, count))
-        return run(self, s, room, first, count)
+        return run(self, s, buffer, first, count)
 
-    monkeypatch.setattr(TorchRounds, "run", counting)
+    monkeypatch.setattr(TorchBackend, "run", counting)
     monkeypatch.setattr("progresvit.engine.engine.DEADLINE", 0.0)
     classify_files(Engine(model, 0.0, batch=16), find_unlabelled(folder), tmp_path / "r.parquet")
     assert sorted(counts) == sorted([(0, 16), (1, 16), (0, 16), (1, 16), (0, 8), (1, 8)])

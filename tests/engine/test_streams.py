@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.engine import Engine, MemoryWarning
-from progresvit.engine.torch_backend import TorchRounds
+from progresvit.engine.torch_backend import TorchBackend
 from progresvit.model import ProgResViT
 from progresvit.routing import top10_entropy
 from tests.engine.test_engine import all_rounds
@@ -27,27 +27,27 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def pictures():
+def images():
     torch.manual_seed(5)
     return torch.randint(0, 256, (90, 3, 32, 32), dtype=torch.uint8)
 
 
 @pytest.fixture(scope="module")
-def expected(model, pictures):
+def expected(model, images):
     """Of the plain model: logits (B, S, K) and entropies (B, S)."""
-    logits = all_rounds(model, pictures)
+    logits = all_rounds(model, images)
     return logits, top10_entropy(logits.flatten(0, 1)).view(90, -1)
 
 
 @pytest.fixture(scope="module")
 def middling(expected):
-    """Thresholds that let some images leave in each round."""
+    """Thresholds that let some images exit in each round."""
     return tuple(expected[1][:, s].double().quantile(0.4).item() for s in range(2))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_random_thresholds_and_batches_give_the_plain_models_answers_in_order(model, pictures, expected, data):
+def test_random_thresholds_and_batches_give_the_plain_models_answers_in_order(model, images, expected, data):
     logits, entropy = expected
     levels = st.sampled_from([0.0, 0.1, 0.35, 0.5, 0.8, 0.97, None])
     thresholds = [
@@ -58,13 +58,13 @@ def test_random_thresholds_and_batches_give_the_plain_models_answers_in_order(mo
     batch = data.draw(st.integers(1, 40))
     engine = Engine(model, thresholds, batch=batch)
     ends = np.cumsum(sizes).tolist()
-    pieces = [pictures[end - size : end] for size, end in zip(sizes, ends)]
+    pieces = [images[end - size : end] for size, end in zip(sizes, ends)]
     found = list(engine.stream(pieces, deadline=data.draw(st.sampled_from([None, 0.0, 1.0]))))
     assert len(found) == min(sum(sizes), 90)
-    leaves = torch.cat(
+    exiting = torch.cat(
         [entropy[:, :2].double() < torch.tensor(thresholds, dtype=torch.double), torch.ones(90, 1) > 0], 1
     )
-    rounds = leaves.int().argmax(dim=1)
+    rounds = exiting.int().argmax(dim=1)
     close = ((entropy[:, :2].double() - torch.tensor(thresholds)).abs() < 1e-5).any(dim=1)
     for row, one in enumerate(found):
         if not close[row]:
@@ -74,109 +74,109 @@ def test_random_thresholds_and_batches_give_the_plain_models_answers_in_order(mo
             assert one.probability == pytest.approx(answer.max().item(), abs=1e-4)
 
 
-def test_arrays_tensors_and_streams_of_them_agree(model, pictures, middling):
+def test_arrays_tensors_and_streams_of_them_agree(model, images, middling):
     engine = Engine(model, middling, batch=16)
-    whole = engine.classify(pictures)
-    assert engine.classify(pictures.numpy()) == whole
-    assert list(engine.stream(pictures.numpy()[first : first + 7] for first in range(0, 90, 7))) == whole
+    whole = engine.classify(images)
+    assert engine.classify(images.numpy()) == whole
+    assert list(engine.stream(images.numpy()[first : first + 7] for first in range(0, 90, 7))) == whole
     assert {one.exit_round for one in whole} == {1, 2, 3}
 
 
-def test_images_of_other_sides_may_follow_each_other(model, pictures, middling):
+def test_images_of_other_sides_may_follow_each_other(model, images, middling):
     engine = Engine(model, middling, batch=16)
-    larger = torch.nn.functional.interpolate(pictures.float(), size=(40, 40)).to(torch.uint8)
-    found = list(engine.stream([pictures[:20], larger[:20], pictures[20:30]]))
-    apart = [Engine(model, middling).classify(some) for some in (pictures[:20], larger[:20], pictures[20:30])]
+    larger = torch.nn.functional.interpolate(images.float(), size=(40, 40)).to(torch.uint8)
+    found = list(engine.stream([images[:20], larger[:20], images[20:30]]))
+    apart = [Engine(model, middling).classify(some) for some in (images[:20], larger[:20], images[20:30])]
     assert [one.index for one in found] == [one.index for some in apart for one in some]
 
 
-def test_nobody_waits_longer_than_the_deadline_even_if_the_loader_does(model, pictures):
+def test_nobody_waits_longer_than_the_deadline_even_if_the_loader_does(model, images):
     engine = Engine(model, 0.0, batch=64)
     go_on = threading.Event()
 
     def slow():
-        yield pictures[:5]
+        yield images[:5]
         assert go_on.wait(60), "the first results never came"
-        yield pictures[5:10]
+        yield images[5:10]
 
     stream = engine.stream(slow(), deadline=0.05)
     first = [next(stream) for _ in range(5)]
     go_on.set()
-    assert first + list(stream) == engine.classify(pictures[:10])
+    assert first + list(stream) == engine.classify(images[:10])
 
 
-def test_without_a_deadline_batches_fill_up(model, pictures, monkeypatch):
+def test_without_a_deadline_batches_fill_up(model, images, monkeypatch):
     counts = []
-    run = TorchRounds.run
+    run = TorchBackend.run
     monkeypatch.setattr(
-        TorchRounds, "run", lambda self, s, room, first, n: (counts.append(n), run(self, s, room, first, n))[1]
+        TorchBackend, "run", lambda self, s, buffer, first, n: (counts.append(n), run(self, s, buffer, first, n))[1]
     )
-    list(Engine(model, 0.0, batch=30).stream(pictures.split(4), deadline=None))
+    list(Engine(model, 0.0, batch=30).stream(images.split(4), deadline=None))
     assert counts == [30] * 9
 
 
-def test_what_the_loader_raises_comes_out_and_the_engine_is_free_again(model, pictures):
+def test_what_the_loader_raises_comes_out_and_the_engine_is_free_again(model, images):
     engine = Engine(model, 1.0)
 
     def broken():
-        yield pictures[:5]
+        yield images[:5]
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
         list(engine.stream(broken()))
     with pytest.raises(ValueError, match="uint8"):
-        list(engine.stream([pictures.float()]))
+        list(engine.stream([images.float()]))
     with pytest.raises(ValueError, match="ahead is 1 batch or more, not 0"):
-        list(engine.stream([pictures], ahead=0))
-    assert len(engine.classify(pictures)) == 90
+        list(engine.stream([images], ahead=0))
+    assert len(engine.classify(images)) == 90
 
 
-def test_an_engine_serves_one_stream_at_a_time(model, pictures):
+def test_an_engine_serves_one_stream_at_a_time(model, images):
     engine = Engine(model, 1.0)
-    stream = engine.stream(pictures.split(10))
+    stream = engine.stream(images.split(10))
     next(stream)
     with pytest.raises(RuntimeError, match="busy with a stream"):
-        engine.classify(pictures)
+        engine.classify(images)
     stream.close()
-    assert len(engine.classify(pictures)) == 90
+    assert len(engine.classify(images)) == 90
 
 
 @pytest.mark.slow
-def test_two_hundred_batches_leave_no_tensors_behind(model, pictures):
+def test_two_hundred_batches_leave_no_tensors_behind(model, images):
     engine = Engine(model, 1.0, batch=16)
 
     def held():
         gc.collect()
         return sum(one.nbytes for one in gc.get_objects() if type(one) is torch.Tensor and one.layout is torch.strided)
 
-    list(engine.stream(pictures.split(11)))
+    list(engine.stream(images.split(11)))
     before = held()
-    assert sum(1 for _ in engine.stream(pictures[: 1 + number % 17] for number in range(200))) > 1000
+    assert sum(1 for _ in engine.stream(images[: 1 + number % 17] for number in range(200))) > 1000
     assert held() <= before + 2**16
 
 
-def test_out_of_memory_halves_the_batch_remembers_it_and_says_so_once(model, pictures, middling, monkeypatch):
-    whole = Engine(model, middling).classify(pictures)
-    run = TorchRounds.run
+def test_out_of_memory_halves_the_batch_remembers_it_and_says_so_once(model, images, middling, monkeypatch):
+    whole = Engine(model, middling).classify(images)
+    run = TorchBackend.run
 
-    def narrow(self, s, room, first, count):
+    def narrow(self, s, buffer, first, count):
         if count > 10:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return run(self, s, room, first, count)
+        return run(self, s, buffer, first, count)
 
-    monkeypatch.setattr(TorchRounds, "run", narrow)
+    monkeypatch.setattr(TorchBackend, "run", narrow)
     engine = Engine(model, middling, batch=64)
-    with pytest.warns(MemoryWarning, match="goes on with smaller batches") as caught:
-        found = engine.classify(pictures)
+    with pytest.warns(MemoryWarning, match="continues with smaller batches") as caught:
+        found = engine.classify(images)
     assert len(caught) == 1
     assert engine.batch == 8
     assert [one.index for one in found] == [one.index for one in whole]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert [one.index for one in engine.classify(pictures)] == [one.index for one in whole]
+        assert [one.index for one in engine.classify(images)] == [one.index for one in whole]
 
 
-def test_warming_up_changes_no_answer(model, pictures):
+def test_warming_up_changes_no_answer(model, images):
     engine = Engine(model, 1.0)
     engine.warm_up()
-    assert engine.classify(pictures) == Engine(model, 1.0).classify(pictures)
+    assert engine.classify(images) == Engine(model, 1.0).classify(images)

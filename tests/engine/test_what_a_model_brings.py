@@ -17,7 +17,7 @@ from tests.engine.test_engine import a_setting
 
 
 @pytest.fixture
-def pictures(small_config):
+def images(small_config):
     return torch.randint(0, 256, (40, 3, small_config.input_side, small_config.input_side), dtype=torch.uint8)
 
 
@@ -49,12 +49,12 @@ def test_saving_a_model_again_keeps_its_settings_and_they_warn_if_it_has_changed
         Engine(folder)
 
 
-def test_a_setting_may_bring_when_to_abstain_and_a_number_wins_over_it(folder, pictures):
+def test_a_setting_may_bring_when_to_abstain_and_a_number_wins_over_it(folder, images):
     careful = Engine(folder, "careful")
     assert careful.policy.abstention.entropy == 2.0
     assert Engine(folder, "careful", abstain=1.0).policy.abstention.entropy == 1.0
-    assert [one.abstained for one in careful.classify(pictures)] == [
-        one.entropy >= 2.0 for one in Engine(folder).classify(pictures)
+    assert [one.abstained for one in careful.classify(images)] == [
+        one.entropy >= 2.0 for one in Engine(folder).classify(images)
     ]
 
 
@@ -63,7 +63,7 @@ def test_a_loaded_model_has_no_folder_to_look_in(folder):
         Engine(progresvit.load(folder), "sloppy")
 
 
-def test_a_budget_is_kept_on_the_pictures_that_it_was_measured_on(digits, tmp_path, randomize):
+def test_a_budget_is_kept_on_the_images_that_it_was_measured_on(digits, tmp_path, randomize):
     from progresvit.config import ModelConfig, make_rounds
     from progresvit.model import ProgResViT
 
@@ -88,11 +88,11 @@ def test_a_budget_is_kept_on_the_pictures_that_it_was_measured_on(digits, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
-def test_several_classes_are_named_in_order_on_every_backend(small_model, pictures, backend):
+def test_several_classes_are_named_in_order_on_every_backend(small_model, images, backend):
     if backend != "torch":
         pytest.importorskip("onnxscript")
-    one, three = (Engine(small_model, 2.1, backend=backend, top_k=k).classify(pictures) for k in (1, 3))
-    logits = [output.logits for output in small_model(normalise(pictures, small_model.config))]
+    one, three = (Engine(small_model, 2.1, backend=backend, top_k=k).classify(images) for k in (1, 3))
+    logits = [output.logits for output in small_model(normalise(images, small_model.config))]
     for number, (alone, several) in enumerate(zip(one, three)):
         assert alone.top == ()
         assert (alone.index, alone.exit_round) == (several.index, several.exit_round)
@@ -124,10 +124,10 @@ def shipped(folder, monkeypatch):
     return folder
 
 
-def test_the_model_that_ships_is_there_by_name_and_by_default(shipped, small_model, pictures):
+def test_the_model_that_ships_is_there_by_name_and_by_default(shipped, small_model, images):
     for model in (progresvit.load(), progresvit.load("shipped")):
         assert torch.equal(model.head.weight, small_model.head.weight)
-    assert Engine().classify(pictures) == Engine("shipped").classify(pictures) == Engine(shipped).classify(pictures)
+    assert Engine().classify(images) == Engine("shipped").classify(images) == Engine(shipped).classify(images)
 
 
 def test_a_folder_called_shipped_wins_over_the_name_but_not_over_the_default(shipped, tmp_path, monkeypatch, randomize):

@@ -1,9 +1,9 @@
-"""A model as one graph per round, for CPUs and for hosts without torch.
+"""Export a model as one graph per round, for CPUs and for hosts without torch.
 
-A graph takes the bytes of the evaluation crop, so that resizing and normalising cannot be done differently elsewhere:
-``pixels`` (B, C, r, r), and from the second round on ``previous`` (B, N, d), the tokens of the round
-before. It gives ``logits`` (B, K), and ``tokens`` for the next round. The exit decision stays in the host. Letters: B
-images, C channels, r the side of the model's input, R the resolution of a round, N tokens, d channels, K classes.
+A graph takes the bytes of the evaluation crop, so that resizing and normalisation are part of it: ``pixels``
+(B, C, r, r), and after the first round ``previous`` (B, N, d), the tokens of the previous round. It gives ``logits``
+(B, K), and ``tokens`` for the next round. The host makes the exit decision. Letters: B images, C channels, r the side
+of the model's input, R the resolution of a round, N tokens, d channels, K classes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +26,21 @@ from progresvit import checkpoint
 from progresvit.data.crop import preprocessing_hash
 from progresvit.data.transforms import normalise
 from progresvit.engine.export.int8 import Int8Check, measure_int8, quantise
-from progresvit.engine.export.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, Threshold, graph_files
+from progresvit.engine.export.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, graph_files, hash_file
 from progresvit.engine.fold import FoldedRound, fold
-from progresvit.engine.onnx_backend import hash_file
 from progresvit.io.files import replacing_folder
+from progresvit.io.parse import did_you_mean
 from progresvit.model import ProgResViT
 from progresvit.model.vit import resizing_matrix
-from progresvit.routing.decide import as_thresholds
+from progresvit.routing.decide import Threshold, as_thresholds
 from progresvit.routing.settings import Setting, SettingWarning
 
 OPSET = 18
 PACKAGES = {"onnx": ("onnx", "onnxscript"), "openvino": ("openvino", "onnx", "onnxscript")}
-"""What making each format takes."""
+"""The packages that each format needs."""
 
-Progress = Callable[[str], None]
-"""Told what is being done."""
+StatusCallback = Callable[[str], None]
+"""Called with a description of each step."""
 
 
 def export(
@@ -52,15 +51,20 @@ def export(
     threshold: float | Sequence[float] | Setting | None = None,
     temperatures: Sequence[float] | None = None,
     int8: Int8Check | None = None,
-    progress: Progress | None = None,
+    progress: StatusCallback | None = None,
 ) -> Manifest:
-    """Write the graphs of a model and ``export.json`` to a folder, in one step: a crash leaves no half of it.
+    """Write the graphs of a model and ``export.json`` to a folder, atomically.
 
-    An export that is there already is replaced; a folder of other things is refused. ``threshold`` is kept for the
-    host: a number, one for each round but the last, or a ``Setting`` for entropies. With ``int8`` the graphs are
-    quantised, and what that costs is measured and kept.
+    Args:
+        model: The model; it is folded.
+        folder: Created, or replaced if it holds an export; a folder with other files is refused.
+        format: onnx or openvino.
+        threshold: For the host: a number, one for each round but the last, or a ``Setting`` for entropies.
+        temperatures: One for each round, for the reported probabilities.
+        int8: Quantise the graphs, and measure the cost on these images.
+        progress: Called with a description of each step.
     """
-    tell = progress or (lambda what: None)
+    report = progress or (lambda step: None)
     target = Path(os.path.expanduser(folder))
     _check_format(format, int8)
     _check_target(target)
@@ -70,29 +74,28 @@ def export(
         plain = Path(scratch) if format == "openvino" or int8 is not None else staged
         for s, round_ in enumerate(rounds):
             assert isinstance(round_, FoldedRound)
-            tell(f"round {s + 1} to ONNX")
+            report(f"round {s + 1} to ONNX")
             _write_onnx(RoundGraph(round_, model), plain / graph_files("onnx", s)[0], s)
         if format == "openvino":
             for s in range(len(rounds)):
-                tell(f"round {s + 1} to OpenVINO")
+                report(f"round {s + 1} to OpenVINO")
                 _write_openvino(plain / graph_files("onnx", s)[0], staged / graph_files("openvino", s)[0])
         if int8 is not None:
             for s in range(len(rounds)):
-                tell(f"round {s + 1} to int8")
+                report(f"round {s + 1} to int8")
                 name = graph_files("onnx", s)[0]
                 quantise(plain / name, staged / name)
-            before = replace(manifest, precision="fp32")
-            for one, where in ((before, plain), (manifest, staged)):
-                write_manifest(one, where)
-            tell("measuring int8")
-            manifest = replace(manifest, int8=measure_int8(plain, staged, int8))
+            write_manifest(manifest.model_copy(update={"precision": "fp32"}), plain)
+            write_manifest(manifest, staged)
+            report("measuring int8")
+            manifest = manifest.model_copy(update={"int8": measure_int8(plain, staged, int8)})
         return write_manifest(manifest, staged)
 
 
 class RoundGraph(nn.Module):
-    """A folded round from bytes on: normalised, resized by two products with constants, run.
+    """A folded round that takes bytes: it normalises them and resizes them with two constant matrix products.
 
-    Backends differ in how they antialias (OpenVINO does not), but not in matrix products.
+    Backends differ in antialiasing (OpenVINO has none), but not in matrix products.
     """
 
     resizer: Tensor
@@ -117,7 +120,7 @@ def _describe(
     temperatures: Sequence[float] | None,
     precision: Any,
 ) -> Manifest:
-    """All but the hashes of the files."""
+    """The manifest without the hashes of the files."""
     config, rounds = model.config, len(model.config.rounds)
     setting = threshold if isinstance(threshold, Setting) else None
     number = threshold.threshold if isinstance(threshold, Setting) else threshold
@@ -130,7 +133,7 @@ def _describe(
         precision=precision,
         threshold=None if number is None else _plain_threshold(number, rounds),
         setting=setting,
-        temperatures=() if temperatures is None else tuple(float(one) for one in temperatures),
+        temperatures=(1.0,) * rounds if temperatures is None else tuple(temperatures),
     )
     if setting is not None:
         caveat = setting.caveat(weights=manifest.weights, preprocessing=manifest.preprocessing, precision=precision)
@@ -145,9 +148,9 @@ def _plain_threshold(threshold: float | Sequence[float], rounds: int) -> Thresho
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> Manifest:
-    """Beside the graphs, with the hashes of their files."""
+    """Write the manifest next to the graphs, with the hashes of their files."""
     files = tuple({name: hash_file(folder / name) for name in files} for files in manifest.files)
-    manifest = replace(manifest, files=files)
+    manifest = manifest.model_copy(update={"files": files})
     (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
 
@@ -179,7 +182,7 @@ def _write_onnx(graph: RoundGraph, path: Path, s: int) -> None:
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """It warns of its own parts."""
+    """The exporter warns about its own internals."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -199,9 +202,9 @@ def _write_openvino(source: Path, path: Path) -> None:
 
 def _check_format(format: str, int8: Int8Check | None) -> None:
     if format not in SUFFIXES:
-        raise ValueError(f"unknown format {format!r}; choose {' or '.join(SUFFIXES)}.")
+        raise ValueError(f"unknown format {format!r}; {did_you_mean(format, SUFFIXES)}")
     if int8 is not None and format != "onnx":
-        raise ValueError("int8 graphs are made for onnxruntime; use --format onnx.")
+        raise ValueError("int8 graphs are for onnxruntime; use --format onnx.")
     for package in (*PACKAGES[format], *(("onnxruntime",) if int8 is not None else ())):
         try:
             importlib.import_module(package)

@@ -1,6 +1,6 @@
-"""Graphs in int8 and what that costs: answers and exit decisions beside those of float32, on real pictures.
+"""Graphs in int8, and their cost: answers and exit decisions compared with those of float32, on real images.
 
-Letters: B images, N of them all, S rounds.
+Letters: B images of a batch, N images, S rounds.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ METHOD = "dynamic: weights per channel in int8, activations in uint8; matrix pro
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Check:
-    """The pictures on which int8 is compared with float32."""
+    """The images on which int8 is compared with float32."""
 
-    pictures: ImageDataset
+    dataset: ImageDataset
     labels: tuple[int, ...]
-    """The model's class of each picture, or -1 where it is not known."""
+    """The model's class of each image, or -1 if it is unknown."""
     data: str = ""
-    """How the report calls them."""
+    """Name of the dataset in the report."""
     batch: int = 32
     workers: int = 0
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        if len(self.pictures) != len(self.labels):
-            raise ValueError(f"{len(self.labels)} labels for {len(self.pictures)} pictures; give one for each.")
+        if len(self.dataset) != len(self.labels):
+            raise ValueError(f"{len(self.labels)} labels for {len(self.dataset)} images; give one for each.")
         if self.batch < 1 or self.workers < 0:
-            raise ValueError(f"a batch holds one picture at least, not {self.batch}, and workers are 0 or more.")
+            raise ValueError(f"a batch has at least one image, not {self.batch}, and workers are 0 or more.")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What graphs said of every picture; both (N, S)."""
+class GraphAnswers:
+    """The answers of an export for all images; both (N, S)."""
 
     index: NDArray[np.int64]
     entropy: NDArray[np.float32]
@@ -59,9 +59,9 @@ def quantise(source: Path, target: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(source)
-    del model.graph.value_info[:]  # the quantiser trusts them, and they are wrong after it has changed types
+    del model.graph.value_info[:]  # the quantiser uses them, and they are wrong once it has changed types
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # it advises a pass over the graph that would only fold constants
+    logging.disable(logging.WARNING)  # it recommends a pass that would only fold constants
     try:
         quantize_dynamic(
             model,
@@ -76,18 +76,20 @@ def quantise(source: Path, target: Path) -> None:
 
 
 def measure_int8(before: Path, after: Path, check: Int8Check) -> dict[str, Any]:
-    """Both exports on every picture: top-1, and how often answers and exit decisions are the same."""
+    """Run both exports on every image: top-1, and how often answers and exit decisions agree."""
     rounds = GraphRounds(before, threads=check.threads), GraphRounds(after, threads=check.threads)
     manifest = rounds[1].manifest
     numbers: list[int] = []
-    parts: tuple[list[Seen], list[Seen]] = ([], [])
-    for some, pixels in _batches(check, rounds[0]):
-        numbers += some
-        for graphs, found in zip(rounds, parts):
-            found.append(_look(graphs, pixels))
+    batches: tuple[list[GraphAnswers], list[GraphAnswers]] = ([], [])
+    for indices, pixels in _batches(check, rounds[0]):
+        numbers += indices
+        for graphs, answers in zip(rounds, batches):
+            answers.append(_run(graphs, pixels))
     plain, small = (
-        Seen(np.concatenate([one.index for one in found]), np.concatenate([one.entropy for one in found]))
-        for found in parts
+        GraphAnswers(
+            np.concatenate([batch.index for batch in answers]), np.concatenate([batch.entropy for batch in answers])
+        )
+        for answers in batches
     )
     labels = np.array(check.labels, np.int64)[numbers]
     every = np.arange(len(numbers))
@@ -96,24 +98,24 @@ def measure_int8(before: Path, after: Path, check: Int8Check) -> dict[str, Any]:
         _compare(plain.index[:, s], small.index[:, s], labels) for s in range(len(manifest.config.rounds))
     ]
     if manifest.threshold is not None:
-        left = [exit_rounds(seen.entropy, manifest.threshold) for seen in (plain, small)]
+        exits = [exit_rounds(answers.entropy, manifest.threshold) for answers in (plain, small)]
         report["routed"] = {
-            **_compare(plain.index[every, left[0]], small.index[every, left[1]], labels),
-            "same_exit": float((left[0] == left[1]).mean()),
-            "gmacs_fp32": float(np.asarray(manifest.gmacs)[left[0]].mean()),
-            "gmacs_int8": float(np.asarray(manifest.gmacs)[left[1]].mean()),
+            **_compare(plain.index[every, exits[0]], small.index[every, exits[1]], labels),
+            "same_exit": float((exits[0] == exits[1]).mean()),
+            "gmacs_fp32": float(np.asarray(manifest.gmacs)[exits[0]].mean()),
+            "gmacs_int8": float(np.asarray(manifest.gmacs)[exits[1]].mean()),
         }
     return report
 
 
 def _batches(check: Int8Check, rounds: GraphRounds) -> Iterator[tuple[list[int], NDArray[np.uint8]]]:
-    count, pictures = len(check.pictures), check.pictures
+    count, dataset = len(check.dataset), check.dataset
     groups = [list(range(first, min(first + check.batch, count))) for first in range(0, count, check.batch)]
-    unreadable = Unreadable(pictures)
+    unreadable = Unreadable(dataset)
     transform = NamedTransform(rounds.manifest.config)
     device = torch.device("cpu")
     for numbers, pixels, bad in numbered_batches(
-        pictures, groups, transform=transform, workers=check.workers, device=device
+        dataset, groups, transform=transform, workers=check.workers, device=device
     ):
         for index, reason in bad.items():
             unreadable.add(index, reason)
@@ -121,24 +123,24 @@ def _batches(check: Int8Check, rounds: GraphRounds) -> Iterator[tuple[list[int],
             yield numbers, pixels.numpy()
 
 
-def _look(graphs: GraphRounds, pixels: NDArray[np.uint8]) -> Seen:
+def _run(graphs: GraphRounds, pixels: NDArray[np.uint8]) -> GraphAnswers:
     index, entropy, tokens = [], [], None
     for s in range(len(graphs.manifest.config.rounds)):
         logits, tokens = graphs.run(s, pixels, tokens)
         entropy.append(top10_entropy(logits))
         index.append(np.where(np.isfinite(entropy[-1]), logits.argmax(axis=-1), -2))  # no class, and not UNLABELLED
-    return Seen(np.stack(index, axis=1), np.stack(entropy, axis=1))  # S times (B,) -> (B, S)
+    return GraphAnswers(np.stack(index, axis=1), np.stack(entropy, axis=1))  # S times (B,) -> (B, S)
 
 
 def _compare(plain: NDArray[np.int64], small: NDArray[np.int64], labels: NDArray[np.int64]) -> dict[str, Any]:
     known = labels != UNLABELLED
-    top1 = [float((one[known] == labels[known]).mean()) if known.any() else None for one in (plain, small)]
+    top1 = [float((index[known] == labels[known]).mean()) if known.any() else None for index in (plain, small)]
     return {"top1_fp32": top1[0], "top1_int8": top1[1], "same_answer": float((plain == small).mean())}
 
 
 def _layers_of_blocks(graph: Any) -> list[str]:
-    """Names of the products with weights from the first norm on; what comes before it makes the tokens."""
-    weights = {one.name for one in graph.initializer}
+    """Names of the matrix products with weights after the first norm; those before it make the tokens."""
+    weights = {tensor.name for tensor in graph.initializer}
     operations = [node.op_type for node in graph.node]
     blocks = list(graph.node)[operations.index("LayerNormalization") :]
     return [node.name for node in blocks if node.op_type == "MatMul" and node.input[1] in weights]
