@@ -107,7 +107,7 @@ def ours(options: argparse.Namespace, processes: Processes, batch: int) -> dict[
 
 
 def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
-    """ImageDataset resident on the device, cropped, flipped, jittered, erased and mixed there."""
+    """Images in device memory, cropped, flipped, jittered, erased and mixed there."""
     from progresvit.data.dataset import find_images
     from progresvit.data.in_memory import InMemoryBatches, in_memory_for_training
     from progresvit.data.sampler import EpochSampler

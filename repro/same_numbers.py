@@ -67,7 +67,8 @@ def check(baseline: dict[str, Any], items: Iterator[tuple[str, Any]]) -> int:
         if name not in missing:
             print(f"{name}: not in the file")
             continue
-        found, added = [], []
+        found: list[str] = []
+        added: list[str] = []
         compare(missing.pop(name), json.loads(json.dumps(value)), "", found, added)
         wrong += bool(found)
         more = f" (new: {', '.join(added)})" if added else ""

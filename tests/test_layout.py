@@ -19,7 +19,7 @@ FLOORS = (  # each may import from those above it
     {"_lazy", "_torchvision"},
     FOUNDATION,
     {"model", "data"},
-    {"checkpoint", "routing", "baselines"},
+    {"routing", "baselines"},
     {"interop"},
     {"api"},
     {"training", "evaluation", "engine"},

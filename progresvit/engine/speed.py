@@ -29,7 +29,7 @@ from progresvit.data.transforms import normalise
 from progresvit.distributed import processor_name
 from progresvit.engine.engine import Engine
 from progresvit.engine.export.export import export
-from progresvit.engine.images import open_pictures
+from progresvit.engine.images import open_images
 from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS
 from progresvit.routing import Policy
@@ -183,7 +183,7 @@ def load_images(data: str | None, config: ModelConfig, *, device: str, batch: in
         return torch.randint(0, 256, shape, dtype=torch.uint8, device=device, generator=generator)
     found = find_unlabelled(data)
     chosen = random.Random(0).sample(range(len(found)), min(count, len(found)))
-    opened = open_pictures([found.read(place) for place in chosen], config)
+    opened = open_images([found.read(place) for place in chosen], config)
     if not len(opened.pixels):
         raise ValueError(f"{data}: none of {len(chosen)} images can be read; the first: {opened.errors[0]}.")
     places = torch.arange(batch * math.ceil(len(opened.pixels) / batch)) % len(opened.pixels)

@@ -2,7 +2,7 @@
 
 An image is unrecoverable if this round and all later ones are wrong. The paper names it as a limit that the entropy
 rule refines such images. Two remedies are compared with that rule: stop at images that a router predicts to be
-unrecoverable (the target ``hopeless``), and refine only images that a router predicts to benefit.
+unrecoverable (the target ``unrecoverable``), and refine only images that a router predicts to benefit.
 Letters: N images, S rounds.
 """
 
@@ -39,7 +39,7 @@ class Rule:
 
 def rules(*, unrecoverable: Router, benefit: Router | None = None) -> list[Rule]:
     """Entropy with and without stopping at unrecoverable images; the same for a benefit router if there is one."""
-    for router, target in ((unrecoverable, "hopeless"), (benefit, "benefit")):
+    for router, target in ((unrecoverable, "unrecoverable"), (benefit, "benefit")):
         if router is not None and router.origin.target != target:
             raise ValueError(
                 f"a router with the target {target!r} is needed here, and this one was fitted for "
@@ -50,7 +50,7 @@ def rules(*, unrecoverable: Router, benefit: Router | None = None) -> list[Rule]
         scored.append(Rule(name="benefit router", router=benefit))
     stopping = [
         # the name that files of results hold
-        Rule(name=f"{rule.name}, hopeless given up", router=rule.router, unrecoverable=unrecoverable)
+        Rule(name=f"{rule.name}, unrecoverable rejected", router=rule.router, unrecoverable=unrecoverable)
         for rule in scored
     ]
     return [rule for pair in zip(scored, stopping) for rule in pair]

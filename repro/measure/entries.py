@@ -10,12 +10,13 @@ from typing import Any
 import torch
 import yaml
 
-from progresvit import api, checkpoint, compute
+from progresvit import api, compute
 from progresvit.distributed import processor_name
 from progresvit.evaluation import Records, read_records
 from progresvit.evaluation.shift import plan as plan_shift
+from progresvit.io.weights import weights_hash
 from progresvit.training.logger import git_revision, read_log, training_seconds
-from progresvit.training.recipe import Run, make_recipe
+from progresvit.training.recipe import RunOptions, make_recipe
 from progresvit.training.run_folder import ABOUT_FILE, RECIPE_FILE, changed_keys
 from repro.formats import (
     FORMAT,
@@ -26,14 +27,20 @@ from repro.formats import (
     ShiftResult,
     read_measurement,
 )
-from repro.measure.records import data_of, measure_frontier, measure_near_lossless, measure_rounds
+from repro.measure.records import (
+    data_of,
+    measure_frontier,
+    measure_near_lossless,
+    measure_rounds,
+    progresvit_config,
+)
 from repro.measure.routing import measure_routing
 from repro.measure.shift import measure_shift
 from repro.study import Entry, Places, Study, entries_of, reader_commands
 
 SEED = 0
 """Of halves, folds and routers."""
-NOT_LEARNED = {"data.workers", *(f"run.{key}" for key in Run.model_fields if key != "precision")}
+NOT_LEARNED = {"data.workers", *(f"run.{key}" for key in RunOptions.model_fields if key != "precision")}
 """Keys of a recipe that do not change the trained model."""
 
 
@@ -61,7 +68,7 @@ def measure_entry(study: Study, entry: Entry, places: Places) -> Measurement:
 
 
 def _weights(model: str) -> str:
-    return checkpoint.weights_hash(api.load(model))
+    return weights_hash(api.load(model))
 
 
 def _common(study: Study, entry: Entry, places: Places, records: Records) -> dict[str, Any]:
@@ -105,7 +112,7 @@ def _training(study: Study, entry: Entry, places: Places, records: Records, *, j
         "data": data_of(records, name=study.data, train=about["pictures"], learned=about["names"]),
         "recipe": without_folders(recipe),
         "epochs": recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"],
-        "parameters": compute.parameters(records.config),
+        "parameters": compute.parameters(progresvit_config(records)),
         "rounds": measure_rounds(records),
         "frontier": measure_frontier(records),
         "near_lossless": measure_near_lossless(records),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from progresvit.config import ModelConfig
 from progresvit.evaluation import Records
 from progresvit.routing import HIGHEST, OperatingPoint, near_lossless
 from progresvit.routing.frontier import every_threshold, exit_counts, frontier
@@ -34,10 +35,17 @@ def data_of(records: Records, *, name: str, train: int | None = None, learned: s
     )
 
 
+def progresvit_config(records: Records) -> ModelConfig:
+    """The config of the model, whose rounds differ in resolution and heads; results files know no other kind."""
+    if not isinstance(records.config, ModelConfig):
+        raise ValueError(f"results files describe models of kind progresvit, not {records.config.kind}.")
+    return records.config
+
+
 def measure_rounds(records: Records) -> Rounds:
     """Cost of each round and whether it is right, images in the order of their names."""
     correct = records.correct[np.argsort(records.ids, kind="stable")]  # (N, S)
-    rounds = records.config.rounds
+    rounds = progresvit_config(records).rounds
     return Rounds(
         resolutions=tuple(one.resolution for one in rounds),
         heads=tuple(one.heads for one in rounds),

@@ -107,8 +107,8 @@ def measure_equal_accuracy(
 
 def _equal_accuracy_rows(val: Records, learned: Records | None, *, seed: int) -> list[Row]:
     fitting, tested = (learned, val) if learned is not None else val.split(0.5, seed)
-    hopeless, benefit = (fit_on(fitting, target=target, seed=seed) for target in ("hopeless", "benefit"))
-    compared = rules(unrecoverable=hopeless, benefit=benefit)
+    unrecoverable = fit_on(fitting, target="unrecoverable", seed=seed)
+    compared = rules(unrecoverable=unrecoverable, benefit=fit_on(fitting, target="benefit", seed=seed))
     table = equal_accuracy_table(tested, compared, seed=seed + 1)  # with the same seed, one part would be empty
     return list(table.rows)
 

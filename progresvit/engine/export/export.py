@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from progresvit import checkpoint
 from progresvit.data.crop import preprocessing_hash
 from progresvit.data.transforms import normalise
 from progresvit.engine.export.int8 import Int8Check, measure_int8, quantise
@@ -30,6 +29,7 @@ from progresvit.engine.export.manifest import MANIFEST_FILE, SUFFIXES, Kind, Man
 from progresvit.engine.fold import FoldedRound, fold
 from progresvit.io.files import replacing_folder
 from progresvit.io.parse import did_you_mean
+from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.model.vit import resizing_matrix
 from progresvit.routing.decide import Threshold, as_thresholds
@@ -128,7 +128,7 @@ def _describe(
         kind=format,
         config=config,
         files=tuple(dict.fromkeys(graph_files(format, s), "") for s in range(rounds)),
-        weights=checkpoint.weights_hash(model),
+        weights=weights_hash(model),
         preprocessing=preprocessing_hash(config),
         precision=precision,
         threshold=None if number is None else _plain_threshold(number, rounds),
