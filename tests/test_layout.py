@@ -18,7 +18,7 @@ FOUNDATION = {"config", "compute", "io", "distributed"}
 FLOORS = (  # each may import from those above it
     {"_lazy", "_torchvision"},
     FOUNDATION,
-    {"model", "data"},
+    {"model", "data", "metrics"},
     {"routing", "baselines"},
     {"interop"},
     {"api"},

@@ -116,7 +116,7 @@ class TorchSource:
 
     @cached_property
     def weights(self) -> str:
-        from progresvit.checkpoint import weights_hash
+        from progresvit.io.weights import weights_hash
 
         return weights_hash(self.model)
 
