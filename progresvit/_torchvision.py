@@ -1,8 +1,8 @@
-"""Makes ``import torchvision`` work beside a CPU build of torch; imported ahead of timm, which needs it.
+"""Make ``import torchvision`` work with a CPU build of torch; imported before timm, which needs it.
 
-PyPI's torchvision links CUDA. Beside a CPU build of torch its compiled half does not load, and its Python half
-then stops at ``operator torchvision::nms does not exist``. We use only the Python half, so the two missing
-schemas are declared and the import is tried again. Where torchvision imports as it is, nothing happens.
+PyPI's torchvision links CUDA. With a CPU build of torch its compiled part does not load, and its Python part then
+fails with ``operator torchvision::nms does not exist``. We use only the Python part, so the two missing schemas are
+declared and the import is repeated. If torchvision imports without this, nothing is changed.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""One process or many: what torchrun started, seen through a small window. Without torchrun everything is local."""
+"""The processes that torchrun started; without torchrun, a single process."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Processes:
-    """This process and its siblings."""
+    """This process and the others of the run."""
 
     rank: int
     count: int
     device: torch.device
     control: Any = None
-    """A group for words between hosts, so that saying them does not wait for a GPU."""
+    """A CPU process group, so that control messages do not wait for a GPU."""
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files and talks to the user."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:
@@ -35,12 +35,12 @@ class Processes:
         return values
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is up in any process."""
+        """Whether the flag is set in any process."""
         if self.count == 1:
             return flag
-        word = torch.tensor(int(flag))
-        dist.all_reduce(word, op=dist.ReduceOp.MAX, group=self.control)
-        return bool(word.item())
+        value = torch.tensor(int(flag))
+        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.control)
+        return bool(value.item())
 
     def gather(self, value: Any) -> list[Any]:
         """The value of every process, in order of rank."""
@@ -51,13 +51,13 @@ class Processes:
         return values
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait until every process has reached this call."""
         if self.count > 1:
             dist.barrier(group=self.control)
 
 
 def start_processes(device: str | None = None) -> Processes:
-    """Join the siblings that torchrun started; ``device`` is cpu or cuda, by default cuda where there is one."""
+    """Join the processes that torchrun started; ``device`` is cpu or cuda, by default cuda if available."""
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind not in ("cpu", "cuda"):
         raise ValueError(f"unknown device {kind!r}; use cpu or cuda (CUDA_VISIBLE_DEVICES chooses which).")
@@ -75,13 +75,13 @@ def start_processes(device: str | None = None) -> Processes:
 
 
 def end_processes() -> None:
-    """Leave the siblings."""
+    """Destroy the process group."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def processor_name() -> str:
-    """What the CPU is called, as far as the system tells."""
+    """The name of the CPU, as far as the system reports it."""
     known = Path("/proc/cpuinfo")
     lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -1,7 +1,7 @@
-"""The figures of the model that ships: records, settings and run folders in, plain data out.
+"""The figures of the bundled model: records, settings and run folders in, plain data out.
 
-Every accuracy is told for all pictures and for the easy ten and the ten dogs apart, for an average over both hides that
-ten breeds of dogs are hard and ten different things are not.
+Every accuracy is given for all images, and for the easy ten and the ten dogs separately, because an average over both hides
+that the dogs are harder.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ GROUPS = {"easy ten": EASY, "ten dogs": DOGS}
 
 
 def calibrate_all(records: Records, max_error: float) -> dict[str, Setting]:
-    """The settings that ship, on all pictures of the records."""
+    """The settings of the bundled model, calibrated on all images of the records."""
     return {name: calibrate(records) for name, calibrate in calibrations(max_error).items()}
 
 
 def measure(
     records: Records, settings: Mapping[str, Setting], training: Sequence[Mapping[str, Any]], *, picked: bool
 ) -> dict[str, Any]:
-    """Everything that the card tells; ``picked`` if the checkpoint was chosen by its accuracy on these pictures."""
+    """Everything on the card; ``picked`` if the checkpoint was selected by its accuracy on these images."""
     config = records.config
     groups = _groups(records)
     rounds = [
@@ -75,7 +75,7 @@ def measure(
 
 
 def _groups(records: Records) -> dict[str, NDArray[np.int64]]:
-    """Rows of the records by group: all, and those of each group that has pictures."""
+    """Rows of the records by group: all, and those of each group that has images."""
     ids = np.array(records.config.class_ids)[records.need_labels()]
     strange = sorted(set(ids.tolist()) - set(DOGS) - set(EASY))
     if strange:
@@ -87,31 +87,31 @@ def _groups(records: Records) -> dict[str, NDArray[np.int64]]:
 def _routed(records: Records, setting: Setting, groups: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
     answers = answer(records, setting)
     found = {name: summarize(answers, rows) for name, rows in groups.items()}
-    told: dict[str, Any] = {"threshold": setting.threshold}
+    values: dict[str, Any] = {"threshold": setting.threshold}
     if setting.epsilon is not None and setting.delta is not None:
-        told |= {"max_drop": setting.epsilon, "confidence": round(1 - setting.delta, 12), "harmed": setting.k}
-    told |= {
+        values |= {"max_drop": setting.epsilon, "confidence": round(1 - setting.delta, 12), "harmed": setting.k}
+    values |= {
         "top1": {name: one.top1 for name, one in found.items()},
         "gmacs": {name: one.gmacs_paper for name, one in found.items()},
         "saving": {name: 1 - one.gmacs_paper / records.gmacs()[-1] for name, one in found.items()},
         "exit_shares": {name: list(one.exit_shares) for name, one in found.items()},
     }
     if setting.abstain is not None:
-        told |= {
+        values |= {
             "abstain": setting.abstain,
             "answered": {name: one.answered for name, one in found.items()},
             "top1_of_answered": {name: one.top1_of_answered for name, one in found.items()},
         }
-    return told
+    return values
 
 
 def _halves(records: Records) -> dict[str, Any]:
-    told = {}
+    values = {}
     for name, calibrate in calibrations().items():
-        if name == CAREFUL:  # it leaves where the near-lossless setting does
+        if name == CAREFUL:  # it exits where near-lossless does
             continue
-        told[name] = measure_halves(records, calibrate).model_dump(exclude={"number", "wrong"}, exclude_none=True)
-    return {"number": HALVES, "settings": told}
+        values[name] = measure_halves(records, calibrate).model_dump(exclude={"number", "wrong"}, exclude_none=True)
+    return {"number": HALVES, "settings": values}
 
 
 def describe_run(run: Path) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Makes the model that ships: rounds a trained model to float16, measures it, calibrates it, writes its card.
+"""Make the bundled model: round a trained model to float16, measure and calibrate it, write its card.
 
     python scripts/ship_model.py RUN/model --runs RUN --data 'photos/*.tar'
 
-Everything is measured with the rounded weights, since a threshold holds for the weights that it was calibrated with. A
-training in stages gives its run folders in order: --runs FIRST SECOND. The folder changes in one step, at the end.
+Everything is measured with the rounded weights, because a threshold is valid only for the weights it was calibrated with.
+A training in stages gives its run folders in order: --runs FIRST SECOND. The folder is replaced atomically at the end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _evaluate(model: RoundModel, given: argparse.Namespace) -> Records:
-    """The records of this very model: those that are there already, or new ones."""
+    """The records of this model: existing ones, or new ones."""
     if given.records is not None and given.records.exists():
         records = evaluation.read_records(given.records)
         if records.header.weights != weights_hash(model) or records.header.precision != "fp32":
@@ -75,12 +75,12 @@ def _evaluate(model: RoundModel, given: argparse.Namespace) -> Records:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="the trained model's folder")
-    parser.add_argument("--data", required=True, help="a folder or tars with <split>/<class>/<picture>")
+    parser.add_argument("--data", required=True, help="folder or tars with <split>/<class>/<image>")
     parser.add_argument("--split", default="val")
     parser.add_argument("--runs", type=Path, nargs="+", required=True, help="run folders of the training, in order")
     parser.add_argument("--stopped-at", type=int, help="the step of the weights, if the last run did not reach its end")
-    parser.add_argument("--records", type=Path, help="keep the records here, or go on with those that are here")
-    parser.add_argument("--max-error", type=float, default=0.05, help="share of wrong answers that careful allows")
+    parser.add_argument("--records", type=Path, help="where to keep the records; existing records are reused")
+    parser.add_argument("--max-error", type=float, default=0.05, help="maximum error rate among answered images of the setting careful")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=shipped_folder())
