@@ -1,7 +1,7 @@
 """The figures of the bundled model: records, settings and run folders in, plain data out.
 
-Every accuracy is given for all images, and for the easy ten and the ten dogs separately, because an average over both hides
-that the dogs are harder.
+Every accuracy is given for all images, and for the easy ten and the ten dogs separately, because an average over both
+hides that the dogs are harder.
 """
 
 from __future__ import annotations

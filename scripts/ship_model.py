@@ -2,8 +2,8 @@
 
     python scripts/ship_model.py RUN/model --runs RUN --data 'photos/*.tar'
 
-Everything is measured with the rounded weights, because a threshold is valid only for the weights it was calibrated with.
-A training in stages gives its run folders in order: --runs FIRST SECOND. The folder is replaced atomically at the end.
+Everything is measured with the rounded weights, because a threshold is valid only for the weights it was
+calibrated with. A training in stages gives its run folders in order: --runs FIRST SECOND. The folder is replaced atomically at the end.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, nargs="+", required=True, help="run folders of the training, in order")
     parser.add_argument("--stopped-at", type=int, help="the step of the weights, if the last run did not reach its end")
     parser.add_argument("--records", type=Path, help="where to keep the records; existing records are reused")
-    parser.add_argument("--max-error", type=float, default=0.05, help="maximum error rate among answered images of the setting careful")
+    parser.add_argument("--max-error", type=float, default=0.05, help="maximum error rate of the setting careful")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=shipped_folder())
