@@ -22,7 +22,7 @@ SECTIONS: dict[str, tuple[str, ...] | None] = {
     "progresvit.evaluation": None,
     "progresvit.model": None,
     "progresvit.data": None,
-    "progresvit.data.dataset": ("Entry", "Pictures", "find_pictures", "find_unlabelled"),
+    "progresvit.data.dataset": ("Entry", "ImageDataset", "find_images", "find_unlabelled"),
     "progresvit.training.recipe": (
         *("Recipe", "Model", "Data", "Augmentation", "Mixing", "Optimizer", "Schedule", "Distillation", "Run"),
         *("load_recipe", "make_recipe", "shipped_recipes"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from progresvit.io.parse import dump_json
 
 Row = dict[str, Any]
 
@@ -97,15 +97,7 @@ class Table:
 
     def to_json(self) -> str:
         """The same as objects."""
-        rows = [{key: _in_json(value) for key, value in row.items()} for row in self.rows]
-        return json.dumps({"title": self.title, "rows": rows}, indent=2, allow_nan=False) + "\n"
-
-
-def _in_json(value: Any) -> Any:
-    """JSON has no infinity; a threshold may be one."""
-    if isinstance(value, tuple):
-        return [_in_json(one) for one in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        return dump_json({"title": self.title, "rows": self.rows}) + "\n"
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {".csv": Table.to_csv, ".json": Table.to_json, ".md": Table.to_markdown}

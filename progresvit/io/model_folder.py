@@ -15,9 +15,9 @@ from progresvit.config import ModelConfig
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 SETTINGS = "settings"
-"""The folder inside that one, if there is one, of calibrated thresholds by name (see routing/named.py)."""
+"""The folder inside that one, if there is one, of calibrated thresholds by name (see routing/settings.py)."""
 BUDGETS_FILE = "budgets.json"
-"""What thresholds spend, if it is known (see routing/budgets.py)."""
+"""What thresholds spend, if it is known (see routing/settings.py)."""
 SHIPPED = "shipped"
 """The name of the model that ships inside the package, wherever a model folder is asked for."""
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pkl", ".pickle")

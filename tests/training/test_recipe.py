@@ -124,5 +124,5 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, text, remedy):
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="the nearest are 192_240"):
+    with pytest.raises(ValueError, match="did you mean '192_240'"):
         load_recipe("192_24")
