@@ -3,7 +3,8 @@
     python scripts/ship_model.py RUN/model --runs RUN --data 'photos/*.tar'
 
 Everything is measured with the rounded weights, because a threshold is valid only for the weights it was
-calibrated with. A training in stages gives its run folders in order: --runs FIRST SECOND. The folder is replaced atomically at the end.
+calibrated with. A training in stages gives its run folders in order: --runs FIRST SECOND. The folder is
+replaced atomically at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files and folders that change in one step: a crash leaves the old one or the new one, whole."""
+"""Atomic replacement of files and folders: after a crash the old or the new one is there, complete."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NO_SWAP = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 
 @contextmanager
 def replacing_folder(target: Path) -> Iterator[Path]:
-    """Yields an empty folder to fill. If the block ends well it takes the place of ``target``, else it is removed.
+    """Yields an empty folder. It replaces ``target`` if the block succeeds, and is removed otherwise.
 
-    Everything is on the disk before the change and the change itself is one system call. Only on a system that
-    cannot exchange two folders (Windows, some network drives) is an old folder first moved aside, to
-    ``.NAME.previous`` next to it: a crash in that instant leaves it there, whole.
+    Everything is on the disk before the replacement, which is one system call. Only on a system that cannot exchange
+    two folders (Windows, some network drives) the old folder is first renamed to ``.NAME.previous`` next to it, where
+    it remains after a crash at that moment.
     """
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -38,11 +38,11 @@ def replacing_folder(target: Path) -> Iterator[Path]:
         _put(staged, target)
         _sync(target.parent)
     finally:
-        shutil.rmtree(staged, ignore_errors=True)  # what failed, or after an exchange what was replaced
+        shutil.rmtree(staged, ignore_errors=True)  # after a failure, or the old folder after an exchange
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Write a file that fits in memory; whoever reads it finds the old content or the new."""
+    """Write a file that fits in memory; readers see the old content or the new one."""
     staged = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         staged.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -55,7 +55,7 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 def _put(staged: Path, target: Path) -> None:
     try:
-        staged.rename(target)  # there is none yet, or an empty one
+        staged.rename(target)  # there is no target, or an empty one
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
@@ -63,7 +63,7 @@ def _put(staged: Path, target: Path) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Two folders trade places."""
+    """Exchange two folders."""
     libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
     here, there = os.fsencode(new), os.fsencode(old)
     if sys.platform == "linux" and hasattr(libc, "renameat2"):
@@ -92,9 +92,9 @@ def _exchange_in_steps(new: Path, old: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file, or the list of a folder's entries, is on the disk."""
+    """Wait until a file, or the list of entries of a folder, is on the disk."""
     if os.name != "posix" and path.is_dir():
-        return  # other systems do not open folders
+        return  # only POSIX systems can open folders
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -129,5 +129,5 @@ def test_a_recipe_is_found_by_its_earlier_name():
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="the nearest are 192_240"):
+    with pytest.raises(ValueError, match="did you mean '192_240'"):
         load_recipe("192_24")
