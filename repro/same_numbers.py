@@ -76,7 +76,7 @@ def check(baseline: dict[str, Any], items: Iterator[tuple[str, Any]]) -> int:
     for name in missing:
         print(f"{name}: not checked (needs --data)" if name.startswith("data ") else f"{name}: DIFFERENT, it is gone")
         wrong += not name.startswith("data ")
-    print(f"{wrong} items differ" if wrong else "all equal")
+    print(f"{wrong} items differ" if wrong else "all that was checked is equal")
     return int(wrong > 0)
 
 
