@@ -158,7 +158,7 @@ def _to_terminal(engine: Engine, found: list[Entry], as_json: bool) -> int:
     good = [(entry, answer) for entry, answer in zip(found, answers) if answer.error is None]
     if good and not as_json:
         columns = [
-            Column("image", "image"),
+            Column("picture", "image"),
             Column("answer", "answer"),
             Column("probability", "probability %", rough_percent),
             Column("exit_round", "round"),
