@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -260,6 +261,11 @@ def test_a_model_of_another_kind_trains_and_what_it_lacks_is_named(digits):
     assert not torch.equal(model.layer.weight, before)
     metrics = started.task.validate(model, started.data, processes=ALONE, dtype=None)
     assert metrics.values["full_gmacs"] == 2e-9
+    assert "near-lossless" in started.task.summarize(metrics.values)
+    model.config = SimpleNamespace(rounds=model.config.rounds, routable=False)  # rounds that are alternatives
+    metrics = started.task.validate(model, started.data, processes=ALONE, dtype=None)
+    assert "near_lossless" not in metrics.values
+    assert started.task.summarize(metrics.values).startswith("top-1 of the rounds")
     with pytest.raises(ValueError, match=r"needs a model with 'blocks', which Small lacks; set run\.compile=true"):
         compile_blocks(model)
     with pytest.raises(ValueError, match=r"grad_checkpointing needs a model with .* set run\.grad_checkpointing=false"):

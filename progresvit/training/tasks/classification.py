@@ -64,7 +64,10 @@ class Classification(Task):
     def validate(
         self, model: RoundModel, data: TaskData, *, processes: Processes, dtype: torch.dtype | None
     ) -> Metrics:
-        """Top-1 of every round and of the near-lossless routed point; the last round's selects the best model."""
+        """Top-1 of every round and of the near-lossless routed point; the last round's selects the best model.
+
+        A model whose rounds are alternatives (``config.routable`` is false) has no routed point.
+        """
         cast(nn.Module, model).eval()
         entropy, correct = [], []
         for images, targets in data.val():
@@ -76,23 +79,19 @@ class Classification(Task):
         shares = [share for share in processes.gather(mine) if share is not None]
         scores, hits = (np.concatenate([share[part] for share in shares]) for part in (0, 1))
         gmacs, top1 = model.gmacs(CONVENTION), hits.mean(axis=0).tolist()
-        return Metrics(
-            primary=top1[-1],
-            values={
-                "images": len(hits),
-                "top1": top1,
-                "near_lossless": asdict(near_lossless(scores, hits, gmacs)),
-                "full_gmacs": gmacs[-1],
-                "convention": CONVENTION,
-            },
-        )
+        values: dict[str, Any] = {"images": len(hits), "top1": top1}
+        if getattr(model.config, "routable", True):
+            values["near_lossless"] = asdict(near_lossless(scores, hits, gmacs))
+        return Metrics(primary=top1[-1], values={**values, "full_gmacs": gmacs[-1], "convention": CONVENTION})
 
     def summarize(self, values: Mapping[str, Any]) -> str:
-        point = values["near_lossless"]
-        rounds = " ".join(f"{top1:.2%}" for top1 in values["top1"])
+        rounds = f"top-1 of the rounds {' '.join(f'{top1:.2%}' for top1 in values['top1'])}"
+        point = values.get("near_lossless")
+        if point is None:
+            return rounds
         return (
-            f"top-1 of the rounds {rounds}; near-lossless {point['top1']:.2%} at {point['gmacs']:.3f} of "
-            f"{values['full_gmacs']:.3f} GMACs ({values['convention']}), threshold {point['threshold']:.4f}"
+            f"{rounds}; near-lossless {point['top1']:.2%} at {point['gmacs']:.3f} of {values['full_gmacs']:.3f} GMACs "
+            f"({values['convention']}), threshold {point['threshold']:.4f}"
         )
 
 
