@@ -163,7 +163,7 @@ def test_train_is_refused_in_one_line_when_it_cannot_start(digits, tmp_path):
     for arguments, remedy in (
         (("photos_tiny", "--data", tmp_path / "nowhere", *out), "there is no data at"),
         (("photos_tinny", "--data", digits, *out), "did you mean 'photos_tiny'"),
-        (("photos_tiny", "--data", digits, *out, "--set", "optimizer.bacth=3"), "did you mean batch?"),
+        (("photos_tiny", "--data", digits, *out, "--set", "optimizer.bacth=3"), "did you mean 'batch'"),
         (("photos_tiny", "--data", digits, *out), "larger than the dataset of 48 images"),
         (("photos_tiny", "--data", digits, "--out", digits, "--device", "cpu"), "holds other files and no run"),
         (("192_240", "--data", digits, *out, "--set", "data.mode=resident", "--set", "optimizer.batch=8",
