@@ -47,7 +47,7 @@ def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp
     refused("no corruption with a severity from 1 to 5", *base, "--data", digits, "--corruption", "fog/9")
     refused("no corruption", *base, "--data", digits, "--corruption", "rain")
     refused("unknown precision", *base, "--data", digits, "--precision", "fp64")
-    refused("one picture at least", *base, "--data", digits, "--batch", 0)
+    refused("at least one image", *base, "--data", digits, "--batch", 0)
     refused("unknown device 'gpu'", "evaluate", model, "--data", digits, "--out", out, "--device", "gpu")
     refused("there is no model folder", "evaluate", tmp_path / "nobody", "--data", digits, "--out", out)
     assert not out.parent.exists()
