@@ -73,6 +73,11 @@ def test_imports_point_one_way():
     assert wrong == []
 
 
+def test_the_package_does_not_import_repro():
+    lines = [(path, line) for path in source_files() for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [f"{path}: {line}" for path, line in lines if line.strip().startswith(("import repro", "from repro"))] == []
+
+
 def test_importing_the_package_is_light():
     code = "import sys, progresvit as p; p.compute.parameters(p.preset('progresvit_tiny_160_224')); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -23,6 +23,8 @@ STUDY = {
     "comparisons": {"both": {"title": "Both", "rows": {"first": "one"}, "against": "two"}},
     "routing": {"routing": {"model": "two", "learned_from": False}},
 }
+UNTRAINED = {"title": "made", "data": "digits", "recipe": "digits", "routing": {"routing": {"model": "shipped"}}}
+"""A study that loads without torch."""
 EVERYTHING = [
     *("train one-1", "train two-1", "evaluate one-1", "evaluate two-1", "evaluate routing"),
     *("measure one-1", "measure two-1", "measure routing"),
@@ -193,23 +195,24 @@ import sys
 from tests.repro.dodo import doit, load
 module = load(True, study="study.yaml", data="D", runs="runs")
 slow = '''
-import pathlib, signal, sys, time
-def save(*_):
-    with open("saved", "a") as file:
-        file.write("x")
-signal.signal(signal.SIGTERM, save)
-signal.signal(signal.SIGINT, save)
+import pathlib, signal, time
+stop = []
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, frame: stop.append("x"))
 pathlib.Path("ready").touch()
-time.sleep(3)
+while not stop:
+    time.sleep(0.05)
+time.sleep(1)
+pathlib.Path("saved").write_text("".join(stop))
 '''
 module.progresvit = lambda entry, command: module.run(entry, [sys.executable, "-c", slow])
-sys.exit(doit(module, "-n", "2", "train:one-1"))
+sys.exit(doit(module, "-n", "2", "evaluate:routing"))
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_commands_once_and_waits_until_they_have_saved(tmp_path, number):
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY))
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(UNTRAINED))
     environment = {**os.environ, "PYTHONPATH": str(DODO.parents[1])}
     process = subprocess.Popen(
         [sys.executable, "-c", STOPPED], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, process_group=0
@@ -241,9 +244,11 @@ def test_a_wrong_variable_is_an_error_before_anything_begins(variables, message,
 
 
 def test_doit_lists_the_commands_of_a_study_from_any_folder(tmp_path):
-    words = [sys.executable, "-m", "doit", "list", "--all", "-f", DODO, "study=digits", "data=digits", "runs=out"]
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(UNTRAINED))
+    words = [sys.executable, "-m", "doit", "list", "--all", "-f", DODO, "study=study.yaml", "data=D", "runs=out"]
     shown = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
-    (train,) = [line for line in shown.stdout.splitlines() if line.startswith("train:full-2 ")]
-    assert f"progresvit train digits --data digits --out {tmp_path / 'out' / 'full-2'} --set seed=2" in train
+    (evaluate,) = [line for line in shown.stdout.splitlines() if line.startswith("evaluate:routing ")]
+    records = tmp_path / "out" / "records" / "routing.parquet"
+    assert evaluate.endswith(f"progresvit evaluate shipped --data D --out {records}")
     assert not (Path(DODO).parent / "out").exists()
