@@ -125,7 +125,7 @@ def test_the_card_is_what_the_figures_render_to(shipped):
     card = (shipped / "README.md").read_text()
     assert card == load_script("model_card").render(figures)
     assert "Stage 2: 12 epochs, seed 7, hard distillation from efficientnet-lite2" in card
-    assert "the best one on them was taken" in card
+    assert "The checkpoint was selected by its accuracy on these images" in card
 
 
 def test_records_of_other_weights_are_refused(shipped, trained, pictures, tmp_path, randomize):

@@ -180,7 +180,7 @@ class Engine:
         """Everything that determines its answers, in plain data."""
         return {
             "weights": self._source.weights,
-            "config": self.config.to_dict(),
+            "config": {key: value for key, value in self.config.to_dict().items() if key != "kind"},  # progresvit
             "kernels": self.rounds.identity,
             "preprocessing": self._source.preprocessing,
             "thresholds": [str(threshold) for threshold in self.policy.thresholds],

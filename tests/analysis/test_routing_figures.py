@@ -21,7 +21,7 @@ def test_frontiers_of_several_models_lie_over_each_other():
     found = lines(figure)
     for name, records in models.items():
         ends = np.column_stack([records.gmacs(), 100 * records.correct.mean(axis=0)])
-        assert found[f"{name}: each round alone"] == pytest.approx(ends)
+        assert found[f"{name}: single rounds"] == pytest.approx(ends)
         assert found[name][0] == pytest.approx(ends[-1])  # from every round ...
         assert found[name][-1] == pytest.approx(ends[0])  # ... to the first alone
     assert "GMACs" in figure.axes[0].get_xlabel()

@@ -28,7 +28,7 @@ def test_a_table_of_answers_and_what_was_saved(model, digits, picture):
     output = works("classify", picture, digits / "val" / "0", "--model", model, "--threshold", "0.9")
     assert picture.name in output
     assert any(name in output for name in ("zero", "one", "two", "three"))
-    assert "7 pictures: " in output
+    assert "7 images: " in output
     assert "GMACs on average instead of" in output
 
 
@@ -74,14 +74,14 @@ def test_a_setting_is_asked_for_by_name_and_a_budget_by_number(model, digits, tm
 def test_without_a_model_it_is_the_one_that_ships_and_unsure_answers_are_declined():
     output = works("classify", "--samples")
     assert "church.jpg" in output
-    assert "10 pictures: " in output
-    assert "calibrated by the rule near-lossless on 3932 pictures" in output
+    assert "10 images: " in output
+    assert "calibrated by the rule near-lossless on 3932 images" in output
     assert "none (" in works("classify", "--samples", "--threshold", "careful")
 
 
 def test_nothing_to_look_at_is_refused(picture):
-    refused("--samples for the pictures", "classify")
-    refused("--samples for the pictures", "classify", picture, "--samples")
+    refused("--samples for the bundled sample images", "classify")
+    refused("--samples for the bundled sample images", "classify", picture, "--samples")
 
 
 def test_many_pictures_go_into_a_parquet_table(model, digits, tmp_path):
@@ -102,9 +102,9 @@ def test_what_cannot_be_read_is_listed_and_the_rest_is_classified(model, picture
     bad = [tmp_path / name for name in ("empty", "nothing.jpg", "note.txt", "cut.jpg", "none.jpg")]
     result = run("classify", *bad, picture, "https://a.org/b.jpg", "--model", model, "--threshold", "0.5")
     assert result.exit_code == 1
-    assert "1 picture: " in result.output
+    assert "1 image: " in result.output
     for path, reason in zip(bad, ("holds no images", "not an image", "not an image", "truncated", "no such file")):
-        line = next(line for line in result.output.splitlines() if line.startswith(f"left out: {path}"))
+        line = next(line for line in result.output.splitlines() if line.startswith(f"skipped: {path}"))
         assert reason in line
     assert "download it" in result.output
     assert run("classify", tmp_path / "none.jpg", "--model", model, "--threshold", "0.5").exit_code == 1
@@ -127,7 +127,7 @@ def test_a_bad_input_alone_is_told_with_its_reason(model, tmp_path, make, reason
     result = run("classify", tmp_path / "thing", "--model", model, "--threshold", "0.5")
     assert result.exit_code == 1
     (line,) = result.output.strip().splitlines()
-    assert line.startswith(f"left out: {tmp_path / 'thing'}: ")
+    assert line.startswith(f"skipped: {tmp_path / 'thing'}: ")
     assert reason in line
 
 
@@ -141,7 +141,7 @@ def test_bad_pictures_in_a_folder_leave_the_good_ones_their_answers(model, pictu
     told = [json.loads(line) for line in result.stdout.strip().splitlines() if line.startswith("{")]
     assert [one["error"] is None for one in told if one["picture"] == "good.png"] == [True]
     assert {one["picture"] for one in told if one["error"]} == {"cut.jpg", "empty.png"}
-    assert "left out: cut.jpg: " in result.stderr
+    assert "skipped: cut.jpg: " in result.stderr
 
 
 def test_wrong_arguments_are_refused(model, picture, tmp_path):

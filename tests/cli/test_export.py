@@ -84,7 +84,7 @@ def test_a_wrong_argument_is_one_line_and_exit_code_two(folder, digits, tmp_path
     (tmp_path / "busy" / "thesis.tex").touch()
     out = ("--out", tmp_path / "out")
     for arguments, remedy in (
-        ((folder, *out, "--int8"), "give pictures with --data"),
+        ((folder, *out, "--int8"), "give images with --data"),
         ((folder, *out, "--data", digits), "give both"),
         ((folder, *out, "--int8", "--data", tmp_path / "nowhere"), "there is no data at"),
         ((folder, *out, "--int8", "--data", digits, "--format", "openvino"), "use --format onnx"),

@@ -49,7 +49,7 @@ def test_digits_are_written_again_as_they_were_and_never_beside_foreign_pictures
     assert {path: path.read_bytes() for path in written.rglob("*.png")} == before
     mine = written / "test" / "3" / "mine.png"
     mine.touch()
-    with pytest.raises(ValueError, match=r"mine\.png is none of the digits; move it away"):
+    with pytest.raises(ValueError, match=r"mine\.png is not one of the digits; move it away"):
         write_digits(written)
     mine.unlink()
 
@@ -60,7 +60,7 @@ def test_what_is_not_a_quickstarts_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "digits").write_text("mine")
     for options in ([], ["--overwrite"]):
-        refused("holds other files and no quickstart", "quickstart", "--out", tmp_path / "thesis", *options)
+        refused("holds other files; name a new folder", "quickstart", "--out", tmp_path / "thesis", *options)
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["digits"]
 
 
@@ -78,7 +78,7 @@ def test_a_command_that_fails_ends_the_story_with_its_error(tmp_path):
     result = run("quickstart", "--out", tmp_path)
     assert result.exit_code == 2
     assert "holds a run of another recipe" in result.stderr
-    assert "--overwrite trains anew" in result.stderr
+    assert "use --overwrite to train from the start" in result.stderr
     assert "evaluate" not in result.stdout
     assert "Traceback" not in result.output
 
