@@ -91,7 +91,7 @@ def test_a_module_that_needs_timm_can_be_the_first_that_is_imported(module):
     subprocess.run([sys.executable, "-c", f"import progresvit.data.{module}"], check=True)
 
 
-@pytest.mark.parametrize("room", [progresvit.data, progresvit.routing])
+@pytest.mark.parametrize("room", [progresvit.data, progresvit.evaluation, progresvit.model, progresvit.routing])
 def test_every_name_of_a_lazy_room_is_there(room):
     assert set(dir(room)) >= set(room.__all__)
     for name in room.__all__:
