@@ -106,7 +106,7 @@ def test_every_module_that_imports_timm_can_be_the_first_that_is_imported():
     assert wrong == []
 
 
-@pytest.mark.parametrize("room", [progresvit.data, progresvit.routing])
+@pytest.mark.parametrize("room", [progresvit.data, progresvit.evaluation, progresvit.model, progresvit.routing])
 def test_every_name_of_a_lazy_room_is_there(room):
     assert set(dir(room)) >= set(room.__all__)
     for name in room.__all__:
