@@ -112,7 +112,7 @@ def test_what_graphs_cannot_do_is_refused(model, folder, images, tmp_path):
     cases = [
         (lambda: Engine(folder, backend="torch"), "torch runs models, not graphs"),
         (lambda: Engine(folder, device="cuda"), "on the CPU, not on cuda"),
-        (lambda: Engine(folder, kernels="plain"), "a choice of torch's"),
+        (lambda: Engine(folder, kernels="plain"), "an option of torch"),
         (lambda: Engine(folder, precision="bf16"), "bf16"),
         (lambda: Engine(folder).classify(larger), "not 64; crop or resize them first"),
         (lambda: Engine(folder, (0.1, 0.2)), "so 1 for 2 rounds, not 2"),
