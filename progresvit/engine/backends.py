@@ -18,7 +18,7 @@ from progresvit.engine.buffers import RoundBackend
 from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest
 from progresvit.engine.onnx_backend import GraphBackend, GraphRounds
 from progresvit.io.parse import did_you_mean
-from progresvit.routing.decide import Policy
+from progresvit.routing.decide import Policy, Threshold
 from progresvit.routing.settings import Setting, default_setting
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ModelSource(Protocol):
         ...
 
     @property
-    def threshold(self) -> float | tuple[float, ...] | Setting | None:
+    def threshold(self) -> Threshold | Setting | None:
         """The default threshold."""
         ...
 

@@ -115,8 +115,8 @@ def test_what_graphs_cannot_do_is_refused(model, folder, images, tmp_path):
     larger = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
     cases = [
         (lambda: Engine(folder, backend="torch"), "torch runs models, not graphs"),
-        (lambda: Engine(folder, device="cuda"), "on the CPU here, not on cuda"),
-        (lambda: Engine(folder, kernels="plain"), "a choice of torch's"),
+        (lambda: Engine(folder, device="cuda"), "on the CPU, not on cuda"),
+        (lambda: Engine(folder, kernels="plain"), "an option of torch"),
         (lambda: Engine(folder, precision="bf16"), "bf16"),
         (lambda: Engine(folder).classify(larger), "not 64; crop or resize them first"),
         (lambda: Engine(folder, (0.1, 0.2)), "so 1 for 2 rounds, not 2"),
@@ -181,5 +181,5 @@ except SystemExit as end:
 assert not {"torch", "timm", "torchvision"} & set(sys.modules)
 """
     output = run_without_torch(code, folder, tmp_path / "noise.png", tmp_path / "out.parquet")
-    assert "1 image: " in output
+    assert "1 picture: " in output
     assert (tmp_path / "out.parquet").is_file()
