@@ -57,7 +57,7 @@ class RoutedCase(Routed):
             "share_continuing": 1 - shares[0] if len(shares) > 1 else None,
             "gmacs": gmacs if self.eager else gmacs - shares[-1] * unread_gmacs(self.config),
             "threshold": list(self.thresholds),
-            "note": f"memory ran out; {self.runner.batch} images at a time" if short else None,
+            "note": f"memory running out; {self.runner.batch} images at a time" if short else None,
         }
 
 
@@ -76,21 +76,21 @@ class RoundAlone:
         limits = [0.0] * (len(self.model.config.rounds) - 1)
         engine = Engine(self.model, limits, device=case.device, precision=case.precision, batch=batch)
         self.rounds, side = engine.rounds, self.inputs.shape[-1]
-        self.room = self.rounds.make_room(0, batch, side)
-        self.rounds.load(self.room, self.rounds.receive(self.rounds.send(self.inputs)))
+        self.buffer = self.rounds.make_buffer(0, batch, side)
+        self.rounds.load(self.buffer, self.rounds.receive(self.rounds.send(self.inputs)))
         for s in range(self.s):
-            ran = self.rounds.run(s, self.room, 0, batch)
-            ran.answers()
-            following = self.rounds.make_room(s + 1, batch, side)
-            self.rounds.move(self.room, 0, ran, np.arange(batch), following)
-            self.room = following
+            running = self.rounds.run(s, self.buffer, 0, batch)
+            running.answers()
+            following = self.rounds.make_buffer(s + 1, batch, side)
+            self.rounds.move(self.buffer, 0, running, np.arange(batch), following)
+            self.buffer = following
 
     def run(self, passes: int) -> None:
         for _ in range(passes):
-            self.rounds.run(self.s, self.room, 0, self.images)
+            self.rounds.run(self.s, self.buffer, 0, self.images)
 
     def one(self, number: int) -> None:
-        self.rounds.run(self.s, self.room, 0, self.images).answers()
+        self.rounds.run(self.s, self.buffer, 0, self.images).answers()
 
     def facts(self) -> dict[str, Any]:
         return {"gmacs": folded_gmacs(self.model.config)[self.s]}

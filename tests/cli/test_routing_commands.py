@@ -75,7 +75,7 @@ def test_frontier_in_every_format_and_of_several_models(records, tmp_path):
     works("frontier", tmp_path / "three.parquet", "--per-round", "0.2,0.4", "--per-round", "0.1,0.9")
     refused("use one of them", "frontier", records, "--thresholds", "0", "--per-round", "0.1")
     refused("0 (every round runs) or more, not -0.5", "frontier", records, "--thresholds", "-0.5")
-    refused("takes numbers with commas", "frontier", records, "--thresholds", "low")
+    refused("takes comma-separated numbers", "frontier", records, "--thresholds", "low")
     refused("so 1 for 2 rounds, not 2", "frontier", records, "--per-round", "0.1,0.2")
     refused("the suffix names the format", "frontier", records, "--out", tmp_path / "f.xlsx")
     refused("given twice", "frontier", records, records)

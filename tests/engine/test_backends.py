@@ -181,5 +181,5 @@ except SystemExit as end:
 assert not {"torch", "timm", "torchvision"} & set(sys.modules)
 """
     output = run_without_torch(code, folder, tmp_path / "noise.png", tmp_path / "out.parquet")
-    assert "1 picture: " in output
+    assert "1 image: " in output
     assert (tmp_path / "out.parquet").is_file()

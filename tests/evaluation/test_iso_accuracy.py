@@ -21,13 +21,15 @@ def test_not_refining_unrecoverable_images_saves_compute_at_equal_accuracy():
         return make_records(3000, seed=seed, logits=logits)
 
     train, test = made(1), made(2)
-    unrecoverable, benefit = (fit_router(train.statistics, train.correct, target=t) for t in ("hopeless", "benefit"))
+    unrecoverable, benefit = (
+        fit_router(train.statistics, train.correct, target=t) for t in ("unrecoverable", "benefit")
+    )
     compared = rules(unrecoverable=unrecoverable, benefit=benefit)
     rows = {row["rule"]: row for row in equal_accuracy_table(test, compared, drops=(0.0003,)).rows}
-    full, plain, given_up = rows["every round"], rows["entropy"], rows["entropy, hopeless given up"]
-    assert given_up["saving"] > plain["saving"] + 0.05
+    full, plain, rejected = rows["every round"], rows["entropy"], rows["entropy, unrecoverable rejected"]
+    assert rejected["saving"] > plain["saving"] + 0.05
     assert rows["benefit router"]["saving"] > plain["saving"] + 0.05
-    assert given_up["given_up_wrong"] > 0.8
+    assert rejected["given_up_wrong"] > 0.8
     for row in rows.values():
         assert row["top1"] > full["top1"] - 0.02
         assert row["saving"] <= rows["oracle"]["saving"] + 0.02
@@ -36,10 +38,10 @@ def test_not_refining_unrecoverable_images_saves_compute_at_equal_accuracy():
 
 def test_a_larger_allowed_drop_never_costs_more():
     records = make_records(2000)
-    unrecoverable = fit_router(records.statistics, records.correct, target="hopeless", epochs=1)
+    unrecoverable = fit_router(records.statistics, records.correct, target="unrecoverable", epochs=1)
     design, _ = records.split(0.5)
     table = equal_accuracy_table(records, rules(unrecoverable=unrecoverable))
-    for rule in ("entropy", "entropy, hopeless given up"):
+    for rule in ("entropy", "entropy, unrecoverable rejected"):
         spent = [row["gmacs_paper"] for row in table.rows if row["rule"] == rule]
         assert len(spent) == 3
         assert spent == sorted(spent, reverse=True)
@@ -51,7 +53,7 @@ def test_a_larger_allowed_drop_never_costs_more():
 
 def test_the_oracle_is_more_accurate_and_cheaper_than_every_rule():
     records = make_records(2000, rounds=3)
-    unrecoverable = fit_router(records.statistics, records.correct, target="hopeless", epochs=1)
+    unrecoverable = fit_router(records.statistics, records.correct, target="unrecoverable", epochs=1)
     *rows, oracle = equal_accuracy_table(records, rules(unrecoverable=unrecoverable)).rows
     assert oracle["rule"] == "oracle"
     assert all(oracle["top1"] >= row["top1"] for row in rows)
@@ -62,11 +64,15 @@ def test_the_oracle_is_more_accurate_and_cheaper_than_every_rule():
 
 def test_routers_in_each_others_place_and_broken_records():
     records = make_records(500)
-    targets = ("hopeless", "benefit")
+    targets = ("unrecoverable", "benefit")
     unrecoverable, benefit = (fit_router(records.statistics, records.correct, target=target) for target in targets)
-    with pytest.raises(ValueError, match="target 'hopeless' is needed here, and this one was fitted for 'benefit'"):
+    with pytest.raises(
+        ValueError, match="target 'unrecoverable' is needed here, and this one was fitted for 'benefit'"
+    ):
         rules(unrecoverable=benefit)
-    with pytest.raises(ValueError, match="target 'benefit' is needed here, and this one was fitted for 'hopeless'"):
+    with pytest.raises(
+        ValueError, match="target 'benefit' is needed here, and this one was fitted for 'unrecoverable'"
+    ):
         rules(unrecoverable=unrecoverable, benefit=unrecoverable)
     broken = make_records(100, logits=np.full((2, 100, 12), np.nan))
     rows = equal_accuracy_table(broken, rules(unrecoverable=unrecoverable)).rows

@@ -105,7 +105,7 @@ def test_a_resumed_run_has_the_same_split_and_another_set_of_names_is_refused(ow
 
 def test_a_batch_larger_than_a_small_set_is_refused_with_the_largest_that_fits(tmp_path):
     small = make_images(tmp_path / "few", 2)
-    with pytest.raises(ValueError, match=r"larger than the set of 3 pictures; .* --set optimizer\.batch=3\."):
+    with pytest.raises(ValueError, match=r"larger than the dataset of 3 images; .* --set optimizer\.batch=3\."):
         run(short(), small, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -134,8 +134,8 @@ def test_own_folder_to_adaptive_model_in_three_commands(shipped, own_images, tmp
     model, records = tmp_path / "own" / "model", tmp_path / "own.parquet"
 
     result = command("evaluate", model, "--data", own_images, "--out", records, "--workers", 0, "--device", "cpu")
-    assert "these are 6 of its 30 pictures, a fifth of each class" in result.stderr
-    assert "has learned from" not in result.stderr
+    assert "using 6 of its 30 images, a fifth of each class" in result.stderr
+    assert "training images of this model" not in result.stderr
     table = read_records(records)
     assert sorted(table.ids) == sorted(entry.name for entry in find_images(own_images, "val").entries)
     assert (table.header.split, table.header.drawn_from) == ("val", 30)
@@ -157,6 +157,6 @@ def test_evaluating_warns_if_the_model_was_trained_on_validation_images_of_now(s
     assert moved > 0  # or the test shows nothing
     evaluate = ("evaluate", model, "--data", own_images, "--workers", 0, "--device", "cpu")
     result = command(*evaluate, "--out", tmp_path / "new.parquet")
-    assert f"this model has learned from {moved} of these {len(now)} pictures" in result.stderr
+    assert f"{moved} of these {len(now)} images are training images of this model" in result.stderr
     result = command(*evaluate, "--split", ".", "--out", tmp_path / "all.parquet")
-    assert f"this model has learned from {len(before)} of these 50 pictures" in result.stderr
+    assert f"{len(before)} of these 50 images are training images of this model" in result.stderr

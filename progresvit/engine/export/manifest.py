@@ -141,8 +141,9 @@ class Manifest(Section):
         try:
             return cls._from_dict(json.loads(path.read_text(encoding="utf-8")), origin=str(path))
         except ValueError as error:
-            why = str(error).removeprefix(f"{path}: ").rstrip(".")
-            raise ValueError(f"{path}: {why}. If the file was changed by hand, export the model again.") from error
+            why = str(error).removeprefix(f"{path}: ")
+            end = "" if why.endswith((".", "?")) else "."
+            raise ValueError(f"{path}: {why}{end} If it was changed by hand, export the model again.") from error
 
     @classmethod
     def _from_dict(cls, values: Any, *, origin: str) -> Manifest:
