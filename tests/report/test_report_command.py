@@ -68,6 +68,7 @@ def test_changed_prose_is_kept_and_a_changed_table_is_not(reported):
     assert page.read_text().endswith("\nAn end.\n")
 
 
+@pytest.mark.slow
 def test_a_missing_or_foreign_figure_fails_the_check(reported):
     path = reported / "figures" / "construction-accuracy.png"
     other = reported / "figures" / "construction-frontier.png"
