@@ -1,4 +1,4 @@
-"""Tiny models and their exports, made once: an export takes seconds."""
+"""Tiny models and their exports, made once. An export takes seconds, so every test that needs one is slow."""
 
 import os
 
@@ -18,6 +18,12 @@ CONFIGS = {
     "three rounds": ModelConfig(rounds=make_rounds([16, 24, 32], [1, 2, 3]), **SMALL),
     "larger input": ModelConfig(rounds=make_rounds([24, 24], [1, 2]), input_resolution=36, layer_scale=0.1, **SMALL),
 }
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "exports" in item.fixturenames:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
