@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from progresvit.io.parse import Section, parse
 
@@ -219,8 +219,7 @@ class RiskCurve(Part):
 class EqualAccuracy(Part):
     """Compute of a rule whose thresholds were chosen on other images for an allowed drop; means over random splits."""
 
-    rule: Annotated[str, BeforeValidator(lambda rule: str(rule).replace("hopeless given up", "unrecoverable rejected"))]
-    """Results of version 0.1.0 name unrecoverable images hopeless."""
+    rule: str
     splits: int
     drop: float | None
     top1: Share

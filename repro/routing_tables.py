@@ -15,7 +15,12 @@ def settings_of(result: RoutingResult) -> dict[str, SettingResult]:
 
 def rules_of(result: RoutingResult) -> dict[tuple[str, float | None], EqualAccuracy]:
     """Compute at equal accuracy, by rule and allowed drop."""
-    return {(one.rule, one.drop): one for one in result.equal_accuracy}
+    return {(rule_name(one), one.drop): one for one in result.equal_accuracy}
+
+
+def rule_name(one: EqualAccuracy) -> str:
+    """The name of a rule; results of version 0.1.0 call unrecoverable images hopeless."""
+    return one.rule.replace("hopeless given up", "unrecoverable rejected")
 
 
 def gains_of(one: MatchedResult) -> dict[float, Difference]:
@@ -118,7 +123,7 @@ def equal_accuracy_means(result: RoutingResult) -> str | None:
     """Compute of the rules when each may lose the same: means over the splits of ``equal_accuracy_table``."""
     rows = [
         [
-            one.rule,
+            rule_name(one),
             None if one.drop is None else f"{100 * one.drop:g}",
             percent(one.top1, 2),
             gmacs(one.gmacs_paper),

@@ -170,7 +170,7 @@ def test_fp8_runs_where_the_chip_can(images):
     plain, rough = (Engine(model, 0.0, precision=one).classify(images) for one in ("fp32", "fp8"))
     assert sum(a.index == b.index for a, b in zip(plain, rough)) > 200
     narrow = ModelConfig(rounds=make_rounds([64, 96], [1, 3]), heads=3, depth=1, num_classes=20)
-    with pytest.raises(ValueError, match=r"from 256 channels on, .* have 64 and 192; use bf16"):
+    with pytest.raises(ValueError, match=r"fp8 needs 256 channels or more, .* have 64 and 192; use bf16"):
         Engine(ProgResViT(narrow).cuda(), 0.5, precision="fp8")
 
 

@@ -108,7 +108,7 @@ def test_withheld_answers_rules_and_groups(results):
 def test_single_values_of_routing_are_found_by_name(results):
     result = results.routing["routing"]
     assert routing_tables.settings_of(result)["drop-1"] == result.settings[2]
-    assert routing_tables.rules_of(result)["entropy, hopeless given up", 0.005].given_up == 0.03
+    assert routing_tables.rules_of(result)["entropy, unrecoverable rejected", 0.005].given_up == 0.03
     assert interval(routing_tables.gains_of(result.matched[1])[0.5], 2) == "+0.30 (−0.10 to +0.70)"
     assert len(routing_tables.open_gains(result)) == 33
 
