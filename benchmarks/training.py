@@ -1,7 +1,7 @@
 """Training speed: images a second, peak memory and time to the first step, in one run and beside timm's DeiT-S.
 
     python benchmarks/training.py                              # synthetic pictures, already on the device
-    python benchmarks/training.py --data 'photos/*.tar'        # and real ones, resident on the device, augmented there
+    python benchmarks/training.py --data 'photos/*.tar'        # and real ones, in device memory, augmented there
     python benchmarks/training.py --batches 128,256,512,1024   # speed and memory against the batch
 
 What is timed is the step that ``progresvit train`` takes: mixup, all rounds, losses, gradients, AdamW, moving average.
@@ -159,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="progresvit_small_192_240")
     parser.add_argument("--batches", default="512", help="batch sizes, with commas")
-    parser.add_argument("--data", help="pictures for the resident rows")
+    parser.add_argument("--data", help="images for the in-memory rows")
     parser.add_argument("--steps", type=int, default=20, help="steps of each of five timed stretches")
     parser.add_argument("--precision", default="bf16", choices=list(PRECISIONS))
     parser.add_argument("--eager", dest="compile", action="store_false", help="do not compile")

@@ -108,12 +108,21 @@ def _refuse_foreign(section: Any, owners: Mapping[str, Sequence[str]]) -> None:
 class Data(Section):
     """How images reach the device."""
 
-    mode: Literal["loader", "resident"] = "loader"
+    mode: Literal["loader", "in_memory"] = "loader"
     workers: int = Field(8, ge=0)
     train: str = "train"
     val: str = "val"
-    resident_side: int | None = Field(None, ge=1)
-    """Side of the images that the resident mode stores; None: the model's input resolution."""
+    in_memory_side: int | None = Field(None, ge=1)
+    """Side of the images that the mode in_memory stores; None: the model's input resolution."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_names(cls, values: Any) -> Any:
+        """Version 0.1.0 calls the mode resident."""
+        if not isinstance(values, dict):
+            return values
+        values = {{"resident_side": "in_memory_side"}.get(key, key): value for key, value in values.items()}
+        return {**values, "mode": "in_memory"} if values.get("mode") == "resident" else values
 
 
 class Mixing(Section):

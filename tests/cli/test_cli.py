@@ -166,7 +166,7 @@ def test_train_is_refused_in_one_line_when_it_cannot_start(digits, tmp_path):
         (("photos_tiny", "--data", digits, *out, "--set", "optimizer.bacth=3"), "did you mean 'batch'"),
         (("photos_tiny", "--data", digits, *out), "larger than the dataset of 48 images"),
         (("photos_tiny", "--data", digits, "--out", digits, "--device", "cpu"), "holds other files and no run"),
-        (("192_240", "--data", digits, *out, "--set", "data.mode=resident", "--set", "optimizer.batch=8",
+        (("192_240", "--data", digits, *out, "--set", "data.mode=in_memory", "--set", "optimizer.batch=8",
           "--set", "model.start=null"), "augment.rand_augment=null"),
     ):  # fmt: skip
         result = run("train", *arguments)

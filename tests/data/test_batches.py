@@ -30,7 +30,7 @@ def loader(images, augmentation=FULL, workers=0, **order):
     )
 
 
-def resident(images, augmentation=FULL, **order):
+def in_memory(images, augmentation=FULL, **order):
     stored = in_memory_for_training(images, side=32, device=CPU)
     order = EpochSampler(count=len(stored), batch=8, **order)
     return InMemoryBatches(stored, config=CONFIG, augmentation=augmentation, sampler=order, resolution=32)
@@ -38,12 +38,12 @@ def resident(images, augmentation=FULL, **order):
 
 def test_without_augmentation_both_modes_give_the_same_batches(digits):
     images = find_images(digits, "train")
-    for one, other in zip(loader(images, PLAIN).steps(0, 12), resident(images, PLAIN).steps(0, 12)):
+    for one, other in zip(loader(images, PLAIN).steps(0, 12), in_memory(images, PLAIN).steps(0, 12)):
         assert torch.equal(one[0].targets, other[0].targets)
         assert torch.allclose(one[0].images, other[0].images, atol=1e-5)
 
 
-@pytest.mark.parametrize("make", [loader, resident])
+@pytest.mark.parametrize("make", [loader, in_memory])
 def test_batches_of_a_step_do_not_depend_on_where_the_run_began(digits, make):
     images = find_images(digits, "train")
     whole = list(make(images).steps(0, 9))
@@ -71,9 +71,9 @@ def test_evaluation_is_the_same_in_both_modes(digits):
         assert torch.allclose(left.images, right.images, atol=1e-6)
 
 
-def test_rand_augment_is_refused_in_the_resident_mode(digits):
+def test_rand_augment_is_refused_in_the_in_memory_mode(digits):
     with pytest.raises(ValueError, match=r"augment\.rand_augment=null"):
-        resident(find_images(digits, "train"), Augmentation(rand_augment="rand-m9-mstd0.5-inc1"))
+        in_memory(find_images(digits, "train"), Augmentation(rand_augment="rand-m9-mstd0.5-inc1"))
 
 
 def test_rand_augment_replaces_colour_jitter_in_the_loader(digits):
@@ -96,7 +96,7 @@ def damaged(digits, tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("make", [loader, resident])
+@pytest.mark.parametrize("make", [loader, in_memory])
 def test_an_unreadable_image_is_skipped_and_listed(damaged, make):
     batches = make(find_images(damaged, "train"))
     seen = sum(len(step[0].targets) for step in batches.steps(0, 25))
@@ -114,7 +114,7 @@ def test_evaluation_leaves_an_unreadable_image_out(damaged):
     assert len(unreadable.lines()) == 1
 
 
-@pytest.mark.parametrize("make", [loader, resident])
+@pytest.mark.parametrize("make", [loader, in_memory])
 def test_more_than_one_in_a_hundred_stops_the_run(damaged, make):
     for number in (3, 9):
         (damaged / "train" / "1" / f"{number}.png").write_bytes(b"not an image")

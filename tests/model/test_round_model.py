@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 
 import progresvit
 from progresvit import compute
@@ -84,6 +85,32 @@ def test_another_model_goes_from_evaluation_to_a_calibrated_threshold(model, rec
         "--corruptions", "fog", "--severities", "1", "--threshold", tmp_path / "t.json", "--workers", 0,
         "--device", "cpu",
     )  # fmt: skip
+
+
+def test_another_model_is_trained_by_the_one_loop_evaluated_and_calibrated(digits, tmp_path):
+    recipe = {
+        "model": {"kind": "test_pooled", "fields": {"rounds": ROUNDS, "crop": 1.0}},
+        "data": {"mode": "in_memory", "workers": 0},
+        "augment": {"crop_scale": [0.9, 1.0], "flip": 0.0},
+        "optimizer": {"lr": 0.01, "lr_batch": 16, "batch": 16},
+        "schedule": {"epochs": 12, "cooldown": 0, "warmup": 0},
+        "ema": 0.5,
+    }
+    (tmp_path / "pooled.yaml").write_text(yaml.safe_dump(recipe))
+    works("train", tmp_path / "pooled.yaml", "--data", digits, "--out", tmp_path / "run", "--device", "cpu")
+    model = progresvit.load(tmp_path / "run" / "model")
+    assert isinstance(model, PooledModel)
+    out = tmp_path / "r.parquet"
+    works("evaluate", tmp_path / "run" / "model", "--data", digits, "--out", out, "--workers", 0, "--device", "cpu")
+    records = read_records(out)
+    assert records.correct[:, -1].mean() > 0.7  # four classes
+    assert records.gmacs() == model.gmacs()
+    works("frontier", out, "--out", tmp_path / "f.json")
+    rows = json.loads((tmp_path / "f.json").read_text())["rows"]
+    assert rows[0]["gmacs_paper"] == pytest.approx(model.gmacs()[-1])
+    works("calibrate", out, "--exit-share", 0.5, "--out", tmp_path / "t.json")
+    setting = json.loads((tmp_path / "t.json").read_text())
+    assert setting["expected"]["exit_shares"][0] == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_folder_says_which_kind_of_model_it_holds(model, folder, digits):

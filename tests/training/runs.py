@@ -18,7 +18,7 @@ ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
 def recipe(**sections):
     values = {
         "model": {"resolutions": [16, 32], "heads": [1, 2], "depth": 2, "patch_size": 8, "drop_path": 0.1},
-        "data": {"mode": "resident", "workers": 0},
+        "data": {"mode": "in_memory", "workers": 0},
         "augment": {"crop_scale": [0.5, 1.0], "colour": [0.2, 0.2, 0.2], "erasing": 0.25},
         "mixing": {"mixup": 0.8, "cutmix": 1.0, "smoothing": 0.1},
         "optimizer": {"lr": 2e-3, "lr_batch": 16, "batch": 16},

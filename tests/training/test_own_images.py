@@ -128,7 +128,7 @@ def test_own_folder_to_adaptive_model_in_three_commands(shipped, own_images, tmp
     assert load_recipe("own_images").model.start == model_folder.SHIPPED
     micro = {**MICRO, "preset": None}
     settings = [f"model.{key}={json.dumps(value)}" for key, value in micro.items()]
-    settings += ["schedule.epochs=3", "data.resident_side=null"]
+    settings += ["schedule.epochs=3", "data.in_memory_side=null"]
     options = [part for setting in settings for part in ("--set", setting)]
     command("train", "own_images", "--data", own_images, "--out", tmp_path / "own", "--device", "cpu", *options)
     model, records = tmp_path / "own" / "model", tmp_path / "own.parquet"

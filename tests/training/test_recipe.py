@@ -131,3 +131,9 @@ def test_a_recipe_is_found_by_its_earlier_name():
 def test_an_unknown_recipe_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean '192_240'"):
         load_recipe("192_24")
+
+
+def test_names_of_version_0_1_0_are_read():
+    recipe = load_recipe("digits", ["data.mode=resident", "data.resident_side=24"])
+    assert (recipe.data.mode, recipe.data.in_memory_side) == ("in_memory", 24)
+    assert load_recipe("own_pictures") == load_recipe("own_images")

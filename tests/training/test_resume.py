@@ -20,7 +20,7 @@ from progresvit.training.tasks.supervised import Supervised
 from tests.training.runs import KilledError, kill_in_step, losses, recipe, run
 
 
-@pytest.mark.parametrize(("mode", "log_every"), [("resident", 1), ("loader", 5)])
+@pytest.mark.parametrize(("mode", "log_every"), [("in_memory", 1), ("loader", 5)])
 def test_resumed_run_equals_an_unbroken_one(digits, tmp_path, mode, log_every, monkeypatch):
     wanted = recipe(data={"mode": mode}, run={"log_every": log_every, "keep": 9})
     run(wanted, digits, tmp_path / "whole")
@@ -83,7 +83,7 @@ def start(out, digits, *options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "mode"), [(signal.SIGTERM, "resident"), (signal.SIGINT, "loader")])
+@pytest.mark.parametrize(("number", "mode"), [(signal.SIGTERM, "in_memory"), (signal.SIGINT, "loader")])
 def test_a_signal_finishes_the_step_saves_and_prints_how_to_resume(digits, tmp_path, number, mode):
     out = tmp_path / "out"
     process = start(out, digits, "--set", f"data.mode={mode}", "--set", "data.workers=1")

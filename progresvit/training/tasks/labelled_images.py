@@ -76,8 +76,8 @@ def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: P
             )
 
         return TaskData(loader, from_loader, [loader.unreadable, unreadable])
-    stored = in_memory_for_training(splits.train, side=recipe.data.resident_side or config.input_side, device=device)
-    resident = InMemoryBatches(
+    stored = in_memory_for_training(splits.train, side=recipe.data.in_memory_side or config.input_side, device=device)
+    batches = InMemoryBatches(
         stored,
         config=config,
         augmentation=recipe.augment,
@@ -90,4 +90,4 @@ def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: P
     def from_memory() -> Iterator[Batch]:
         return in_memory_evaluation_batches(stored_val, config=config, batch=val_batch)
 
-    return TaskData(resident, from_memory, [stored.unreadable, stored_val.unreadable])
+    return TaskData(batches, from_memory, [stored.unreadable, stored_val.unreadable])
