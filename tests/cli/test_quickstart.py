@@ -49,7 +49,7 @@ def test_digits_are_written_again_as_they_were_and_never_beside_foreign_pictures
     assert {path: path.read_bytes() for path in written.rglob("*.png")} == before
     mine = written / "test" / "3" / "mine.png"
     mine.touch()
-    with pytest.raises(ValueError, match=r"mine\.png is none of the digits; move it away"):
+    with pytest.raises(ValueError, match=r"mine\.png is not one of the digits; move it away"):
         write_digits(written)
     mine.unlink()
 

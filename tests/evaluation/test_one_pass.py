@@ -212,7 +212,7 @@ def test_unreadable_pictures_are_left_out_and_named_up_to_one_in_a_hundred(model
     assert [line.split(":")[0] for line in records.header.unreadable] == ["val/2/2.png"]
     assert "val/2/2.png" not in records.ids
     (data / "val" / "3" / "3.png").write_bytes(b"")
-    with pytest.raises(ValueError, match="2 of 120 pictures cannot be read, more than 1%"):
+    with pytest.raises(ValueError, match="2 of 120 images cannot be read, more than 1%"):
         run(model, data, tmp_path / "s.parquet")
     assert not list(tmp_path.glob("s.parquet*"))
 
@@ -308,7 +308,7 @@ def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path, small
     (tmp_path / "bare").mkdir()
     cases = [
         ({"data": tmp_path / "none"}, "no data at"),
-        ({"data": tmp_path / "empty"}, "hold no pictures"),
+        ({"data": tmp_path / "empty"}, "hold no images"),
         ({"data": tmp_path / "bare"}, "no pictures under val/<class>/.*'.' if the class folders lie at the top"),
         ({"data": tmp_path / "bare", "unlabelled": True}, "holds no pictures"),
         ({"data": digits, "split": "test"}, "no pictures under test"),

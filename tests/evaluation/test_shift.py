@@ -167,7 +167,7 @@ def test_imagenet_c_is_read_from_its_folders_and_must_be_imagenets(digit_model, 
 def test_a_missing_set_is_told_before_the_first_is_evaluated(imagenet_model, tmp_path):
     one_picture_each(tmp_path / "c" / "fog" / "1", ImageNetInfo().label_names())
     sets = plan("imagenet-c", str(tmp_path / "c"), corruptions=("fog",), severities=(1, 2))
-    with pytest.raises(ValueError, match="no pictures under fog/2"):
+    with pytest.raises(ValueError, match="no images under fog/2"):
         run(imagenet_model, sets, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -106,7 +106,7 @@ def test_a_resumed_run_has_the_same_split_and_another_set_of_names_is_refused(pi
 
 def test_a_batch_larger_than_a_small_set_is_refused_with_the_largest_that_fits(tmp_path):
     small = make_pictures(tmp_path / "few", 2)
-    with pytest.raises(ValueError, match=r"larger than the set of 3 pictures; .* --set optimizer\.batch=3\."):
+    with pytest.raises(ValueError, match=r"larger than the dataset of 3 images; .* --set optimizer\.batch=3\."):
         run(short(), small, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
