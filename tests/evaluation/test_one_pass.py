@@ -309,9 +309,9 @@ def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path, small
     cases = [
         ({"data": tmp_path / "none"}, "no data at"),
         ({"data": tmp_path / "empty"}, "hold no images"),
-        ({"data": tmp_path / "bare"}, "no pictures under val/<class>/.*'.' if the class folders lie at the top"),
-        ({"data": tmp_path / "bare", "unlabelled": True}, "holds no pictures"),
-        ({"data": digits, "split": "test"}, "no pictures under test"),
+        ({"data": tmp_path / "bare"}, "no images under val/<class>/.*'.' if the class folders are at the top"),
+        ({"data": tmp_path / "bare", "unlabelled": True}, "holds no images"),
+        ({"data": digits, "split": "test"}, "no images under test"),
         ({"data": digits, "unlabelled": True, "restrict_classes": True}, "have no labels"),
         ({"data": "hfds/some/thing", "unlabelled": True}, "timm's data sets have labels"),
         ({"data": digits, "how": replace(PLAIN, precision="fp16")}, "fp16 needs a CUDA device"),

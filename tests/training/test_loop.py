@@ -92,7 +92,7 @@ def test_a_head_with_too_few_classes_is_refused(digits, tmp_path):
 
 
 def test_a_batch_larger_than_the_set_is_refused(digits, tmp_path):
-    with pytest.raises(ValueError, match="larger than the set of 48"):
+    with pytest.raises(ValueError, match="larger than the dataset of 48"):
         run(recipe(optimizer={"batch": 64}), digits, tmp_path / "out")
 
 
