@@ -1,6 +1,6 @@
 """Training speed: images a second, peak memory and time to the first step, in one run and beside timm's DeiT-S.
 
-    python benchmarks/training.py                              # synthetic pictures, already on the device
+    python benchmarks/training.py                              # synthetic images, already on the device
     python benchmarks/training.py --data 'photos/*.tar'        # and real ones, in device memory, augmented there
     python benchmarks/training.py --batches 128,256,512,1024   # speed and memory against the batch
 
@@ -45,7 +45,7 @@ def make(preset: str, batch: int, *, precision: str, compile_: bool) -> Recipe:
 
 
 def synthetic(batch: int, resolution: int, classes: int, device: torch.device) -> Iterator[list[Batch]]:
-    """The same random pictures again and again (a copy: mixup writes into its batch)."""
+    """The same random images again and again (a copy: mixup writes into its batch)."""
     images = torch.randn(batch, 3, resolution, resolution, device=device)
     targets = torch.randint(classes, (batch,), device=device)
     while True:
@@ -97,7 +97,7 @@ def make_step(config: progresvit.ModelConfig, recipe: Recipe, processes: Process
 
 
 def ours(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
-    """Synthetic pictures."""
+    """Synthetic images."""
     fresh()
     recipe = make(options.preset, batch, precision=options.precision, compile_=options.compile)
     config = progresvit.preset(options.preset)
@@ -114,10 +114,10 @@ def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch
 
     fresh()
     recipe = make(options.preset, batch, precision=options.precision, compile_=options.compile)
-    pictures = find_images(options.data, "train")
+    dataset = find_images(options.data, "train")
     config = progresvit.preset(options.preset, num_classes=1000)
     start = time.perf_counter()
-    stored = in_memory_for_training(pictures, side=config.resolution, device=processes.device)
+    stored = in_memory_for_training(dataset, side=config.resolution, device=processes.device)
     decoding = time.perf_counter() - start
     step = make_step(config, recipe, processes)
     sampler = EpochSampler(count=len(stored), batch=batch, seed=0)

@@ -134,10 +134,10 @@ def _to_file(engine: Engine, found: list[Entry], out: Path, overwrite: bool) -> 
     from progresvit.data.dataset import UNLABELLED, ImageDataset
     from progresvit.engine.predict_files import classify_files
 
-    pictures = ImageDataset((), tuple(found), (UNLABELLED,) * len(found))
+    dataset = ImageDataset((), tuple(found), (UNLABELLED,) * len(found))
     with output.progress_bars(wanted=True) as begin:
         progress = begin("classifying") if begin else None
-        summary = classify_files(engine, pictures, out, overwrite=overwrite, progress=progress)
+        summary = classify_files(engine, dataset, out, overwrite=overwrite, progress=progress)
     _report(summary, engine)
     typer.echo(f"wrote {out}" + (f"; {summary.errors} unreadable (see column error)" if summary.errors else ""))
     return summary.errors
@@ -149,9 +149,9 @@ def _to_terminal(engine: Engine, found: list[Entry], as_json: bool) -> int:
     from progresvit.engine.predict_files import predictions, row, summarise
     from progresvit.evaluation.table import Column, Table, decimals, rough_percent
 
-    pictures = ImageDataset((), tuple(found), (UNLABELLED,) * len(found))
+    dataset = ImageDataset((), tuple(found), (UNLABELLED,) * len(found))
     answers: list[Prediction] = []
-    for entry, answer in zip(found, predictions(engine, pictures, deadline=DEADLINE)):
+    for entry, answer in zip(found, predictions(engine, dataset, deadline=DEADLINE)):
         answers.append(answer)
         if as_json:
             typer.echo(json.dumps(_json_row(row(entry.name, answer, engine)), allow_nan=False))

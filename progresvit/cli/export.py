@@ -74,10 +74,10 @@ def _find_images(data: str, split: str, workers: int, config: ModelConfig) -> In
     from progresvit.evaluation import DataSource
     from progresvit.evaluation.classes import relabel
 
-    pictures = DataSource(data=data, split=split).find()
-    output.report_drawn_split(data, split, images=len(pictures), drawn_from=pictures.drawn_from)
-    labels = tuple(relabel(pictures, config))
-    return Int8Check(dataset=pictures, labels=labels, data=f"{data} ({split})", workers=workers)
+    dataset = DataSource(data=data, split=split).find()
+    output.report_drawn_split(data, split, images=len(dataset), drawn_from=dataset.drawn_from)
+    labels = tuple(relabel(dataset, config))
+    return Int8Check(dataset=dataset, labels=labels, data=f"{data} ({split})", workers=workers)
 
 
 def _int8_table(report: dict[str, Any]) -> Table:

@@ -25,9 +25,9 @@ Columns = dict[str, Any]
 class Parts:
     """The parts of the records of a dataset."""
 
-    def __init__(self, folder: Path, pictures: ImageDataset) -> None:
-        self.pictures = pictures
-        self._parts = PartialOutput(folder, total=len(pictures), size=CHUNK, suffix="npz", is_whole=_is_whole)
+    def __init__(self, folder: Path, dataset: ImageDataset) -> None:
+        self.dataset = dataset
+        self._parts = PartialOutput(folder, total=len(dataset), size=CHUNK, suffix="npz", is_whole=_is_whole)
         self.chunks = self._parts.ranges
         self.done, self.remove = self._parts.done, self._parts.remove
 

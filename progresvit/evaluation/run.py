@@ -216,7 +216,7 @@ def _run(
         for first in range(0, len(chunk), options.batch):
             groups.append(chunk[first : first + options.batch])
             owners.append(number)
-    batches = numbered_batches(parts.pictures, groups, transform=transform, workers=options.workers, device=device)
+    batches = numbered_batches(parts.dataset, groups, transform=transform, workers=options.workers, device=device)
     batch_columns: list[dict[str, Tensor]] = []
     unreadable: dict[int, str] = {}
     indices: list[int] = []
@@ -290,13 +290,13 @@ def _skip(unreadable: Mapping[int, str], skipped: Unreadable, parts: Parts) -> N
 def _gather(parts: Parts, header: Header, labels: Sequence[int]) -> Records:
     """The records of all chunks."""
     columns, unreadable = parts.merge()
-    skipped = Unreadable(parts.pictures)
+    skipped = Unreadable(parts.dataset)
     _skip(unreadable, skipped, parts)
     order = columns.pop("index")
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Records(
         header=replace(header, unreadable=tuple(skipped.lines()), date=now),
-        ids=np.array([parts.pictures.entries[index].name for index in order], dtype=np.str_),
+        ids=np.array([parts.dataset.entries[index].name for index in order], dtype=np.str_),
         labels=np.array(labels, np.int64)[order],
         **columns,
     )
