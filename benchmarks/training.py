@@ -124,7 +124,7 @@ def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch
     batches = InMemoryBatches(
         stored, config=config, augmentation=recipe.augment, sampler=sampler, resolution=config.input_side
     ).steps(0, 10**9)
-    return {**timed(step, batches, steps=options.steps, batch=batch), "decoding_s": decoding, "pictures": len(stored)}
+    return {**timed(step, batches, steps=options.steps, batch=batch), "decoding_s": decoding, "images": len(stored)}
 
 
 def timm_deit(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:

@@ -21,7 +21,7 @@ def create_model(name: str, *, drop_path: float = 0.0, **fields: Any) -> ProgRes
 
 
 def load(source: Source | None = None, *, revision: str | None = None) -> RoundModel:
-    """A trained model, in evaluation mode. Its ``config.kind`` says of which class it is.
+    """A trained model, in evaluation mode. ``config.kind`` names its model class.
 
     Args:
         source: A model folder, a hub id, or a hub id of the authors. None or ``shipped`` is the bundled model; a folder
@@ -40,7 +40,7 @@ def load_with_folder(source: Source | None = None, *, revision: str | None = Non
 
 
 def as_progresvit(model: RoundModel, what: str) -> ProgResViT:
-    """The same model, for ``what`` runs no other kind; an error if it is of another kind."""
+    """Return the model; raise ``ValueError`` if it is not a ProgResViT, which ``what`` requires."""
     if not isinstance(model, ProgResViT):
         kind = model.config.kind if hasattr(model, "config") else type(model).__name__
         raise ValueError(f"{what} runs models of kind 'progresvit' only, not {kind!r}; call the model itself.")

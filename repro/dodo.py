@@ -160,7 +160,7 @@ def write_study() -> None:
 
 
 def progresvit(entry: Entry, command: Command) -> TaskFailed | None:
-    """Run a command. A begun training goes on; records of an earlier model are replaced."""
+    """Run a command. A training with a checkpoint resumes; records of an earlier model are replaced."""
     words = [sys.executable]
     if GIVEN.processes > 1:
         words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(GIVEN.processes)]

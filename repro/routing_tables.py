@@ -135,7 +135,7 @@ def equal_accuracy_means(result: RoutingResult) -> str | None:
     ]
     if not rows:
         return None
-    heads = ["<rule", "allowed drop (points)", "top-1 (%)", "GMACs", "saved (%)", "given up (%)"]
+    heads = ["<rule", "allowed drop (points)", "top-1 (%)", "GMACs", "saved (%)", "rejected (%)"]
     heads += ["of them wrong in every round (%)"]
     splits = result.equal_accuracy[0].splits
     title = f"Compute at equal accuracy, thresholds chosen on other images; means over {splits} random halves"

@@ -193,9 +193,9 @@ def digits(folder: Path) -> Iterator[tuple[str, Any]]:
     steps = [line for line in log if line["event"] == "train"]
     assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
     yield f"digits, losses of the first {STEPS} steps", [line["losses"] for line in steps[:STEPS]]
-    told = [[*line["losses"], line["lr"]] for line in steps]
-    whole = hashlib.sha256(json.dumps(told).encode()).hexdigest()
-    yield f"digits, losses and rates of all {len(steps)} steps", {"sha256": whole, "last": told[-1]}
+    values = [[*line["losses"], line["lr"]] for line in steps]
+    whole = hashlib.sha256(json.dumps(values).encode()).hexdigest()
+    yield f"digits, losses and rates of all {len(steps)} steps", {"sha256": whole, "last": values[-1]}
     yield "digits, top-1 of the rounds", [line["top1"] for line in log if line["event"] == "evaluation"]
 
 

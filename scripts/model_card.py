@@ -124,15 +124,15 @@ def _careful(figures: Figures, groups: list[str]) -> str:
 
 
 def _halves(figures: Figures) -> str:
-    told = figures["halves"]
+    values = figures["halves"]
     rows = []
-    for name, one in told["settings"].items():
-        broken = "–" if "broken" not in one else f"{one['broken']} of {told['number']}"
+    for name, one in values["settings"].items():
+        broken = "–" if "broken" not in one else f"{one['broken']} of {values['number']}"
         rows.append([name, _range(one["drop"], 2), _range(one["saving"], 1), broken])
     heads = ["setting", "top-1 lost, points", "GMACs saved, %", "splits in which the bound was exceeded"]
     return (
         f"## On other images than the calibration images\n\nCalibrated on a random half, measured on the other half, "
-        f"{told['number']} times: mean (lowest to highest).\n\n{_table(heads, rows)}\n\n"
+        f"{values['number']} times: mean (lowest to highest).\n\n{_table(heads, rows)}\n\n"
         "The bound counts correct answers that are lost and ignores errors that are corrected, so it can be exceeded "
         "while top-1\ndrops by less."
     )
@@ -151,11 +151,11 @@ def _training(figures: Figures) -> str:
             if stopped
             else ""
         )
-        told = (
+        values = (
             f"{stage}{run['epochs']} epochs, seed {run['seed']}{teacher}; {machines}, torch {run['torch']}, "
             f"{run['minutes']:g} minutes of optimizer steps.{short}"
         )
-        lines.append(f"{fill(told, 120)}\n\n```\n{run['command']}\n```")
+        lines.append(f"{fill(values, 120)}\n\n```\n{run['command']}\n```")
     lines.append("The whole recipe is in `figures.json`.")
     return "\n\n".join(lines)
 
@@ -187,8 +187,8 @@ def _terms() -> str:
     return """## Terms
 
 The images are ImageNet's, whose terms allow non-commercial research and education; none is part of this package. The
-weights are under the licence of this project (Apache 2.0), as far as it is ours to give. Whether the terms of images
-extend to models trained on them is unsettled, so treat the weights as made for research."""
+weights are under the licence of this project (Apache 2.0), to the extent that the project can license them. Whether
+the terms of images extend to models trained on them is unsettled, so treat the weights as made for research."""
 
 
 def _percent(share: float | None) -> str:

@@ -24,7 +24,7 @@ def abstention(
         list[Path] | None, typer.Option(help="Output file of the equal-accuracy table; repeatable: .csv, .json, .md.")
     ] = None,
 ) -> None:
-    """Risk against coverage; with --unrecoverable, the GMACs saved at equal accuracy by not refining such images."""
+    """Print risk against coverage; with --unrecoverable, also the GMACs saved by not refining such images."""
     from progresvit.analysis.routing_figures import risk_coverage_figure
     from progresvit.evaluation import equal_accuracy_table, read_records, risk_coverage_curves
     from progresvit.evaluation.iso_accuracy import rules

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def calibrate(
     records: Annotated[Path, typer.Argument(help="Records of the model.")],
     near_lossless: Annotated[
-        bool, typer.Option("--near-lossless", help="Top-1 within 0.03 points of the full path.")
+        bool, typer.Option("--near-lossless", help="Lowest compute with top-1 within 0.03 points of the full path.")
     ] = False,
     budget_gmacs: Annotated[float | None, typer.Option(help="Average GMACs per image.")] = None,
     exit_share: Annotated[float | None, typer.Option(help="Share of images that exit early, such as 0.4.")] = None,
@@ -38,9 +38,13 @@ def calibrate(
     router: Annotated[Path | None, typer.Option(help="Calibrate a threshold for this router's probabilities.")] = None,
     convention: Annotated[Convention, typer.Option(help="Convention for counting GMACs.")] = "paper",
     seed: Annotated[int, typer.Option(help="Seed of the split that orders thresholds; three or more rounds only.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Setting file to write, such as threshold.json.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Setting file to write, such as threshold.json; printed if not given.")
+    ] = None,
 ) -> None:
     """Choose a threshold: --near-lossless, --budget-gmacs, --exit-share, or --max-drop with a certificate.
+
+    --budgets writes a table for all budgets instead.
 
     A setting saved as MODEL/settings/NAME.json is found by name: Engine(MODEL, threshold="NAME").
     """
@@ -59,7 +63,7 @@ def calibrate(
     if unlabelled and max_drop is None:
         raise ValueError("--unlabelled applies to the certificate; give --max-drop too.")
     if out is not None and out.suffix != ".json":
-        raise ValueError(f"{out}: a setting is a .json file.")
+        raise ValueError(f"{out}: a setting is a .json file; use --out {out}.json.")
     from progresvit import evaluation
 
     table = evaluation.read_records(records)

@@ -15,7 +15,7 @@ def compare_routers(
     router: Annotated[list[Path], typer.Option(help="Router file; repeatable.")],
     out: Annotated[list[Path] | None, typer.Option(help=options.TABLE_HELP)] = None,
 ) -> None:
-    """Top-1 when the same share of images, 0 to 100 %, continues to round 2."""
+    """Compare entropy with learned routers: top-1 when the same share of images, 0 to 100 %, continues to round 2."""
     from progresvit.evaluation import matched_table, read_records
     from progresvit.evaluation.table import check_outputs
 

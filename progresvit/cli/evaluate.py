@@ -31,7 +31,10 @@ def evaluate(
     device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing records.")] = False,
 ) -> None:
-    """Run every round on every image once. Uses several GPUs under torchrun. Run it again to resume."""
+    """Run every round on every image once and write one record per image. Run it again to resume.
+
+    Uses several GPUs under torchrun.
+    """
     from progresvit import api
     from progresvit.data.split import count_training_images
     from progresvit.data.transforms import Corruption

@@ -16,11 +16,11 @@ def fit_router(
         typer.Option(help="benefit: the last round corrects this one; error: this one errs; unrecoverable: all err."),
     ] = "benefit",
     epochs: Annotated[int, typer.Option(help="Epochs over the records.")] = 6,
-    seed: Annotated[int, typer.Option(help="Seed of initialisation and order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and of the batch order.")] = 0,
 ) -> None:
     """Fit the small network that decides from a round's logits whether to continue."""
     if out.suffix != ".safetensors":
-        raise ValueError(f"{out}: a router is a .safetensors file.")
+        raise ValueError(f"{out}: a router is a .safetensors file; use --out {out}.safetensors.")
     if epochs < 1:
         raise ValueError(f"--epochs must be at least 1, not {epochs}.")
     from progresvit.evaluation import read_records

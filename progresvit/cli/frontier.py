@@ -23,7 +23,7 @@ def frontier(
     router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
     out: Annotated[list[Path] | None, typer.Option(help=options.OUT_HELP)] = None,
 ) -> None:
-    """Top-1, top-5, average GMACs in both conventions and exit shares, and the near-lossless point."""
+    """Print top-1, top-5, average GMACs and exit shares by threshold, and the near-lossless point."""
     from progresvit.analysis.routing_figures import frontier_figure
     from progresvit.evaluation import frontier_table, read_records
     from progresvit.evaluation.table import check_outputs

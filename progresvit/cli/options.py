@@ -104,7 +104,9 @@ def short_names(paths: Sequence[Path]) -> list[str]:
         names = ["/".join(path.with_suffix("").parts[-parts:]) for path in paths]
         if len(set(names)) == len(names):
             return names
-    raise ValueError(f"{paths[0]} is given twice, or differs from another file only in its suffix.")
+    raise ValueError(
+        f"{paths[0]} is given twice, or differs from another file only in its suffix; remove or rename one."
+    )
 
 
 def open_router(path: Path | None, header: Header, ids: ArrayLike | None = None) -> Router | None:

@@ -37,7 +37,10 @@ def shift(
     device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing records.")] = False,
 ) -> None:
-    """Records, accuracy and a frontier for each set; mCE for ImageNet-C. Run it again to resume."""
+    """Evaluate under distribution shift: records, accuracy and a frontier for each set; mCE for ImageNet-C.
+
+    Run it again to resume.
+    """
     import progresvit
     from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
     from progresvit.distributed import end_processes, start_processes

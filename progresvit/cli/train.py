@@ -9,13 +9,17 @@ import typer
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="The name of a bundled recipe, or the path of a YAML file.")],
-    data: Annotated[str, typer.Option(help="A folder or tars with <split>/<class>/<image> or <class>/<image>.")],
-    out: Annotated[Path, typer.Option(help="The folder of the run: checkpoints, logs, and the trained model.")],
+    recipe: Annotated[str, typer.Argument(help="Name of a bundled recipe, or path of a YAML file.")],
+    data: Annotated[
+        str, typer.Option(help="Folder or tars with <split>/<class>/<image> or <class>/<image>; hfds/NAME; wds/FOLDER.")
+    ],
+    out: Annotated[Path, typer.Option(help="Run folder to write: checkpoints, logs and the trained model.")],
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a value of the recipe: --set optimizer.batch=256")
+        list[str] | None, typer.Option("--set", help="Change a recipe value, such as optimizer.batch=256; repeatable.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in the folder; start one if there is none.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove the run in the folder first.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda if available.")] = None,
 ) -> None:

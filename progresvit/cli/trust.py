@@ -23,7 +23,7 @@ def trust(
     seed: Annotated[int, typer.Option(help="Seed of the split into halves.")] = 0,
     out: Annotated[list[Path] | None, typer.Option(help=options.OUT_HELP)] = None,
 ) -> None:
-    """Expected calibration error of each round and routed."""
+    """Print the expected calibration error of each round and of the routed answers."""
     from progresvit.analysis.routing_figures import reliability_figure
     from progresvit.evaluation import read_records
     from progresvit.evaluation.reliability import measure_reliability, measure_scaled_reliability

@@ -1,4 +1,4 @@
-"""The model's class numbers for the class names of a data set."""
+"""The model's class numbers for the class names of a dataset."""
 
 from __future__ import annotations
 

@@ -49,7 +49,6 @@ def rules(*, unrecoverable: Router, benefit: Router | None = None) -> list[Rule]
     if benefit is not None:
         scored.append(Rule(name="benefit router", router=benefit))
     stopping = [
-        # the name that files of results hold
         Rule(name=f"{rule.name}, unrecoverable rejected", router=rule.router, unrecoverable=unrecoverable)
         for rule in scored
     ]
@@ -104,7 +103,7 @@ def equal_accuracy_table(
         Column("top1", "top-1 (%)", table.percent),
         Column("gmacs_paper", "GMACs (paper)", table.decimals),
         Column("saving", "saving (%)", table.rough_percent),
-        Column("given_up_share", "given up (%)", table.rough_percent),
+        Column("given_up_share", "rejected (%)", table.rough_percent),
         Column("given_up_wrong", "of these wrong in all rounds (%)", table.rough_percent),
     ]
     title = f"Compute at equal accuracy; thresholds from {len(design)} images, results on {len(report)} others"

@@ -14,6 +14,7 @@ import numpy as np
 from progresvit.data.dataset import ImageDataset
 from progresvit.evaluation.records import Header
 from progresvit.io.resumable import PartialOutput
+from progresvit.model.registry import DEFAULT_KIND
 
 CHUNK = 512
 """Images per part, and so the largest batch."""
@@ -34,6 +35,9 @@ class Parts:
     def claim(self, header: Header, *, keep_logits: bool, overwrite: bool) -> None:
         """Create the folder, or check that it belongs to this evaluation."""
         about = {**header.identity(), "chunk": CHUNK, "keep_logits": keep_logits}
+        about["pictures"] = about.pop("images")  # as version 0.1.0 wrote it, so that its parts are continued
+        if about["config"].get("kind") == DEFAULT_KIND:
+            about["config"] = {key: value for key, value in about["config"].items() if key != "kind"}
         self._parts.claim(about, overwrite=overwrite)
 
     def write(self, number: int, columns: Columns, unreadable: Mapping[int, str]) -> None:

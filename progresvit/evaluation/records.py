@@ -198,7 +198,7 @@ class Records:
 def check_records(records: Records) -> Records:
     """The same records, or an error that says what is wrong with them."""
     if not len(records):
-        raise ValueError("there are no records: the data set is empty, or none of its images could be read.")
+        raise ValueError("there are no records: the dataset is empty, or none of its images could be read.")
     if records.rounds != records.header.rounds:
         raise ValueError(f"records of {records.rounds} rounds for a model of {records.header.rounds}.")
     names, counts = np.unique(records.ids, return_counts=True)
@@ -226,7 +226,9 @@ def read_records(path: str | Path) -> Records:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is no whole Parquet file ({error}); evaluate again.") from error
+        raise ValueError(
+            f"{path} is not a complete Parquet file ({error}); give a file of progresvit evaluate."
+        ) from error
     try:
         return check_records(_from_table(table))
     except (KeyError, TypeError) as error:

@@ -55,7 +55,7 @@ class DataSource:
     def find(self) -> ImageDataset:
         """The images, with targets by the data's own classes. Names must be unique."""
         if self.unlabelled and is_timm_name(self.data):
-            raise ValueError("--unlabelled takes a folder or tars; timm's data sets have labels.")
+            raise ValueError("--unlabelled takes a folder or tars; timm's datasets have labels.")
         if self.unlabelled:
             images = find_unlabelled(self.data)
         elif is_timm_name(self.data):
@@ -98,7 +98,7 @@ def evaluate(
     options: EvalOptions | None = None,
     progress: ProgressCallback | None = None,
 ) -> Records:
-    """Write the records of a model on a data set, and return them.
+    """Write the records of a model on a dataset, and return them.
 
     Args:
         model: It is moved to the device of the processes and set to evaluation mode.

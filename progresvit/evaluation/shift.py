@@ -1,4 +1,4 @@
-"""Distribution shift: ImageNet's variants from their folders, and corruptions of any data set.
+"""Distribution shift: ImageNet's variants from their folders, and corruptions of any dataset.
 
 Every set gets records and a frontier of its own. Letters: N images, S rounds.
 """
@@ -65,7 +65,7 @@ def plan(
 ) -> list[ShiftedSet]:
     """The sets of a suite.
 
-    ``generated`` corrupts the split of any data set; ``imagenet-c`` reads DATA/<corruption>/<severity>/<class>; the
+    ``generated`` corrupts the split of any dataset; ``imagenet-c`` reads DATA/<corruption>/<severity>/<class>; the
     others read DATA/<class>.
     """
     if suite not in get_args(Suite):

@@ -31,7 +31,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(str(name), names, n=2, cutoff=0.5)
     if nearest:
         return f"did you mean {' or '.join(map(repr, nearest))}?"
-    return f"choose one of {', '.join(names)}." if names else "none are known."
+    return f"choose one of {', '.join(names)}." if names else "there are none to choose from; remove it."
 
 
 def parse(model: type[Model], values: object, *, origin: str) -> Model:
@@ -54,7 +54,8 @@ def read_json(model: type[Model], path: str | Path, *, what: str, remedy: str) -
     try:
         return parse(model, values, origin=f"{path} is no {what}")
     except ValueError as error:
-        raise ValueError(f"{error}; {remedy}") from error
+        why = str(error).rstrip(".")
+        raise ValueError(f"{why}{' ' if why.endswith('?') else '; '}{remedy}") from error
 
 
 def explain(problem: Mapping[str, Any], model: type[BaseModel]) -> str:
@@ -62,11 +63,15 @@ def explain(problem: Mapping[str, Any], model: type[BaseModel]) -> str:
     location: Sequence[Any] = problem["loc"]
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
-        return f"{key}: unknown key, {did_you_mean(location[-1], _known_keys(model, location[:-1]))}"
+        return f"{key}: unknown key; {did_you_mean(location[-1], _known_keys(model, location[:-1]))}"
     if problem["type"] == "literal_error":
         known = re.findall("'([^']*)'", problem["ctx"]["expected"])
-        return f"{key}: unknown value {problem['input']!r}, {did_you_mean(problem['input'], known)}"
+        return f"{key}: unknown value {problem['input']!r}; {did_you_mean(problem['input'], known)}"
+    if problem["type"] in ("tuple_type", "list_type"):
+        return f"{key}: a list is needed, such as [{problem['input']}], not {problem['input']!r}"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if problem["type"] not in ("value_error", "assertion_error", "missing"):  # pydantic's own: show the value
+        message = f"{message[:1].lower()}{message[1:]}, not {problem['input']!r:.60}"
     return f"{key}: {message}" if key else message
 
 

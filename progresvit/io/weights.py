@@ -18,7 +18,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(
-            f"{path} is no whole safetensors file ({error}); it was cut short or is of another format. "
+            f"{path} is not a complete safetensors file ({error}); it is truncated or has another format. "
             "Copy or download it again."
         ) from error
 
@@ -29,6 +29,10 @@ def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:
     mode = path.stat().st_mode
     try:
         save_file({key: value.contiguous() for key, value in weights.items()}, path, metadata={"format": "pt"})
+    except RuntimeError as error:
+        raise ValueError(
+            f"{path.name} cannot be written: {error} Store one of the tensors that share memory."
+        ) from error
     except SafetensorError as error:  # how safetensors reports a full disk or missing permissions
         raise OSError(f"{path} could not be written: {error}") from error
     path.chmod(mode)

@@ -62,3 +62,10 @@ class RoundModel(Protocol):
     def eval(self) -> Self: ...
 
     def train(self, mode: bool = True) -> Self: ...
+
+
+def capability(model: RoundModel, name: str, key: str, remedy: str) -> Any:
+    """An attribute that only some models have; ``key`` is the option that needs it."""
+    if not hasattr(model, name):
+        raise ValueError(f"{key} needs a model with {name!r}, which {type(model).__name__} lacks; set {remedy}.")
+    return getattr(model, name)

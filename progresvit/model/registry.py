@@ -80,7 +80,7 @@ def model_class(kind: str) -> Any:
 
 
 def _find(kind: str) -> Kind:
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(
             f"this version knows no model of kind {kind!r}; {did_you_mean(kind, KINDS)} "
             "Install a newer version of progresvit, or import the module that registers this kind."

@@ -22,7 +22,13 @@ from progresvit.model.registry import build, model_class, read_config
 _LISTED = 8  # keys that an error message lists before it counts the rest
 
 
-def save(model: RoundModel, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Path:
+def save(
+    model: RoundModel,
+    folder: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    extra: Mapping[str, Mapping[str, Tensor]] | None = None,
+) -> Path:
     """Write a model folder in one step: a crash leaves the old folder or the new one, whole.
 
     Args:
@@ -30,6 +36,7 @@ def save(model: RoundModel, folder: str | os.PathLike[str], *, dtype: torch.dtyp
         folder: A new folder or one that holds a model. Its other files are kept.
         dtype: Precision of the file; by default that of the model. ``torch.float16`` halves the file and rounds the
             weights: the model that ``load`` returns has another hash, so evaluate and calibrate that one.
+        extra: More safetensors files of the folder, by name.
     """
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"weights are written as floating-point numbers, not as {dtype}; use torch.float16.")
@@ -51,9 +58,11 @@ def save(model: RoundModel, folder: str | os.PathLike[str], *, dtype: torch.dtyp
     with replacing_folder(target) as staged:
         values = {**model.config.to_dict(), **model.config.foreign_keys()}
         (staged / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        write_safetensors(weights, staged / WEIGHTS_FILE)
+        files = {WEIGHTS_FILE: weights, **(extra or {})}
+        for name, tensors in files.items():
+            write_safetensors(tensors, staged / name)
         if target.is_dir():
-            _keep_other_files(target, staged)
+            _keep_other_files(target, staged, written={CONFIG_FILE, *files})
     return target
 
 
@@ -118,9 +127,9 @@ def _rounded(key: str, value: Tensor, dtype: torch.dtype) -> Tensor:
     return rounded
 
 
-def _keep_other_files(source: Path, target: Path) -> None:
+def _keep_other_files(source: Path, target: Path, *, written: set[str]) -> None:
     def ours(folder: str, names: list[str]) -> set[str]:
-        return {CONFIG_FILE, WEIGHTS_FILE} & set(names) if Path(folder) == source else set()
+        return written & set(names) if Path(folder) == source else set()
 
     shutil.copytree(source, target, ignore=ours, symlinks=True, dirs_exist_ok=True, copy_function=_link_or_copy)
 

@@ -164,7 +164,7 @@ class Policy:
 
     @property
     def routers(self) -> list[Router]:
-        """The learned routers that it asks."""
+        """The learned routers of the policy."""
         return [router for router in (self.router, self.abstention.router) if router is not None]
 
     def decide(self, s: int, logits: Array) -> Decision:
@@ -258,7 +258,7 @@ class Routed:
 def route_records(policy: Policy, entropy: ArrayLike, statistics: ArrayLike | None = None) -> Routed:
     """The same decisions from records: ``entropy`` (N, S), ``statistics`` (N, S, 23) where a router is used."""
     if policy.routers and statistics is None:
-        raise ValueError("a learned router needs the statistics of the records.")
+        raise ValueError("a learned router needs statistics; pass statistics=records.statistics.")
     entropies, rejecting = as_scores(entropy), policy.abstention.router
     scores = entropies if policy.router is None else policy.router.scores(statistics)  # type: ignore[arg-type]
     chances = None if rejecting is None else rejecting.scores(statistics)  # type: ignore[arg-type]

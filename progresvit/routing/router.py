@@ -236,7 +236,7 @@ def load_router(path: str | Path) -> Router:
         with safe_open(path, framework="pt") as file:
             about, weights = file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path} is no whole safetensors file ({error}); fit the router again.") from error
+        raise ValueError(f"{path} is not a complete safetensors file ({error}); fit the router again.") from error
     if about.get("format") != _FORMAT:
         raise ValueError(f"{path} is no router; make one with: progresvit fit-router RECORDS --out FILE")
     try:

@@ -24,11 +24,14 @@ def build_model(recipe: Recipe, class_ids: tuple[str, ...]) -> RoundModel:
     if classes < count:
         raise ValueError(f"the data has {count} classes and the head {classes}; set model.num_classes={count} or null.")
     named = bool(class_ids) and classes == count
-    config = recipe.model.config(
-        num_classes=classes,
-        class_ids=class_ids if named else None,
-        labels=_labels(class_ids) if named else None,
-    )
+    try:
+        config = recipe.model.config(
+            num_classes=classes,
+            class_ids=class_ids if named else None,
+            labels=_labels(class_ids) if named else None,
+        )
+    except ValueError as error:
+        raise ValueError(f"model: {error}") from error
     model: RoundModel = registry.build(config, drop_path=recipe.model.drop_path)
     start = recipe.model.start
     if start and (start == api.SHIPPED or Path(start).expanduser().is_dir()):

@@ -51,9 +51,9 @@ def train(
 
     Args:
         recipe: What to train and how.
-        data: The images: a folder, tars, or a data set that timm reads.
+        data: The images: a folder, tars, or a dataset that timm reads.
         out: The folder of the run.
-        processes: This process and its siblings.
+        processes: The processes of the run.
         resume: Continue the run in the folder from its newest checkpoint.
         overwrite: Remove the run in the folder first.
         task: A task, or its class, instead of the one that the recipe names.
@@ -95,7 +95,7 @@ def resume_state(folder: Path, step: TrainingStep) -> TrainState:
     for path in reversed(found):
         try:
             state, scaler = load_state(path, trained=step.trained, average=step.ema.module, optimizer=step.optimizer)
-        except (ValueError, KeyError, OSError, RuntimeError) as error:
+        except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
             print(f"{path} is damaged and skipped: {error}", file=sys.stderr)
             continue
         step.scaler.load_state_dict(scaler)
@@ -114,7 +114,7 @@ class Loop:
     Args:
         recipe: The recipe of the run.
         out: The folder of the run.
-        processes: This process and its siblings.
+        processes: The processes of the run.
         step: Model, task and optimizer.
         data: Training and validation batches.
         state: The position of the run.
@@ -258,7 +258,7 @@ class Loop:
             self.logger.end_bar()
             summary = f" ({task.summarize(self.state.history[-1])})" if self.state.history else ""
             self.logger.say(f"the model is in {self.out / 'model'}{summary}")
-            self.logger.say(f"look at it with: progresvit info {self.out / 'model'}")
+            self.logger.say(f"next: progresvit evaluate {self.out / 'model'} --data DATA --out records.parquet")
         self.processes.wait()
 
 

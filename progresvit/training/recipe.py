@@ -13,10 +13,9 @@ from progresvit.config import make_rounds, preset
 from progresvit.data.transforms import Augmentation
 from progresvit.io.parse import Section, parse
 from progresvit.io.yaml_files import find_file, read_mapping, shipped_files
-from progresvit.model.registry import config_class
+from progresvit.model.registry import DEFAULT_KIND, config_class
 from progresvit.training.tasks.registry import check_name
 
-PROGRESVIT = "progresvit"
 """The kind of model that this package is about."""
 
 _RENAMED = {"own_pictures": "own_images"}
@@ -31,7 +30,7 @@ _PROGRESVIT_KEYS = (
 class Model(Section):
     """The network: a preset or rounds of your own, with fields of the config changed."""
 
-    kind: str = PROGRESVIT
+    kind: str = DEFAULT_KIND
     """The kind of model, as in ``model/registry.py``."""
     fields: dict[str, Any] = Field(default_factory=dict)
     """More fields of the model's config; all of them for a kind other than progresvit."""
@@ -60,11 +59,11 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _one_description(self) -> Model:
-        if self.kind != PROGRESVIT:
+        if self.kind != DEFAULT_KIND:
             foreign = [key for key in _PROGRESVIT_KEYS if getattr(self, key) is not None]
             if foreign:
                 raise ValueError(
-                    f"{', '.join(foreign)} describe a model of the kind {PROGRESVIT}; "
+                    f"{', '.join(foreign)} describe a model of the kind {DEFAULT_KIND}; "
                     f"put the config of the kind {self.kind} under fields"
                 )
         elif (self.preset is None) == (not self.resolutions) or (not self.resolutions) != (not self.heads):
@@ -75,22 +74,15 @@ class Model(Section):
         """The config of this model for a set of classes."""
         classes = {"num_classes": num_classes, "class_ids": class_ids, "labels": labels}
         fields = {**self.fields, **classes}
-        if self.kind != PROGRESVIT:
-            return _make_config(config_class(self.kind), fields)
+        if self.kind != DEFAULT_KIND:
+            return config_class(self.kind)(**fields)
         changed = {key: getattr(self, key) for key in _PROGRESVIT_KEYS[3:] if getattr(self, key) is not None}
         if self.preset is not None:
             return preset(self.preset, **{**changed, **fields})
         assert self.resolutions is not None
         assert self.heads is not None
         rounds = make_rounds(self.resolutions, self.heads)
-        return _make_config(config_class(self.kind), {"rounds": rounds, "heads": self.heads[-1], **changed, **fields})
-
-
-def _make_config(config: Any, fields: Mapping[str, Any]) -> Any:
-    try:
-        return config(**fields)
-    except TypeError as error:  # a missing or an unknown field
-        raise ValueError(f"model.fields: {error}.") from error
+        return config_class(self.kind)(**{"rounds": rounds, "heads": self.heads[-1], **changed, **fields})
 
 
 def _changed(section: Section, keys: Sequence[str]) -> list[str]:
@@ -121,6 +113,8 @@ class Data(Section):
         """Version 0.1.0 calls the mode resident."""
         if not isinstance(values, dict):
             return values
+        if {"resident_side", "in_memory_side"} <= values.keys():
+            raise ValueError("resident_side is the former name of in_memory_side; give one of them")
         values = {{"resident_side": "in_memory_side"}.get(key, key): value for key, value in values.items()}
         return {**values, "mode": "in_memory"} if values.get("mode") == "resident" else values
 
@@ -144,11 +138,11 @@ class Optimizer(Section):
     lr_batch: int = Field(512, ge=1)
     weight_decay: float = Field(0.05, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW."""
+    """Betas of AdamW."""
     eps: float = Field(1e-8, gt=0)
-    """AdamW."""
+    """Epsilon of AdamW."""
     momentum: float = Field(0.9, ge=0, lt=1)
-    """SGD."""
+    """Momentum of SGD."""
     batch: int = Field(1024, ge=1)
     """Images per step, over all processes."""
     accumulate: int = Field(1, ge=1)
@@ -175,7 +169,7 @@ class Schedule(Section):
     epochs: int = Field(300, ge=1)
     cooldown: int = Field(10, ge=0)
     warmup: int = Field(5, ge=0)
-    """Epochs."""
+    """Warm-up epochs."""
     warmup_lr: float = Field(1e-6, ge=0)
     min_lr: float = Field(1e-5, ge=0)
     power: float = Field(0.9, gt=0)
@@ -293,7 +287,7 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
     values = read_mapping(path, "recipe", "model: and schedule:")
     for override in overrides:
         _override(values, override)
-    return make_recipe(values, origin=str(path))
+    return make_recipe(values, origin=f"{path} with --set" if overrides else str(path))
 
 
 def make_recipe(values: Mapping[str, Any], *, origin: str) -> Recipe:

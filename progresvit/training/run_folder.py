@@ -75,7 +75,7 @@ def claim_folder(
 ) -> None:
     """Create the folder of a run that can start; on resuming, check that the data is that of the run."""
     about: dict[str, Any] = {
-        "pictures": len(splits.train),
+        "pictures": len(splits.train),  # the keys of version 0.1.0
         "held_back": len(splits.val),
         "names": _names_hash(splits),
         "class_ids": list(splits.train.class_ids),
@@ -101,7 +101,7 @@ def claim_folder(
 
 
 def _names_hash(splits: Splits) -> str:
-    """SHA-256 of the names of all images; a data set without splits is split by name."""
+    """SHA-256 of the names of all images; a dataset without splits is split by name."""
     names = [sorted(unicodedata.normalize("NFC", entry.name) for entry in split.entries) for split in splits]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 

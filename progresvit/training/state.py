@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,11 +117,8 @@ def prune(folder: Path, *, keep: int) -> None:
 
 def save_model(model: RoundModel, task: Task, folder: Path) -> None:
     """Write a model folder; the state of a task that has modules (a head, a decoder) is stored in the same folder."""
-    save(cast(Any, model), folder)
-    if state := task.state_dict():
-        staged = folder / f".{TASK_FILE}"
-        write_safetensors(state, staged)
-        staged.replace(folder / TASK_FILE)
+    state = task.state_dict()
+    save(model, folder, extra={TASK_FILE: state} if state else None)
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from progresvit.data.sampler import Draw, seed_all
 from progresvit.distributed import Processes
-from progresvit.model.interface import RoundModel
+from progresvit.model.interface import RoundModel, capability
 from progresvit.model.precision import PRECISIONS
 from progresvit.training.optim import freeze, make_optimizer
 from progresvit.training.recipe import Recipe
@@ -42,21 +42,23 @@ class TrainingStep:
         model: The model, on the device.
         task: The task, set up for this model.
         recipe: The recipe of the run.
-        processes: This process and its siblings.
+        processes: The processes of the run.
         steps_per_epoch: Steps of one epoch, by which parameters are unfrozen and tasks know their progress.
     """
 
     def __init__(
         self, model: RoundModel, task: Task, recipe: Recipe, processes: Processes, *, steps_per_epoch: int
     ) -> None:
-        check_run_options(recipe, processes)
         self.model, self.task, self.recipe, self.processes = model, task.to(processes.device), recipe, processes
         self.steps_per_epoch = steps_per_epoch
         self.dtype = PRECISIONS[recipe.run.precision]
         if recipe.run.grad_checkpointing:
-            _capability(model, "set_grad_checkpointing", "run.grad_checkpointing", "false")(True)
+            capability(model, "set_grad_checkpointing", "run.grad_checkpointing", "run.grad_checkpointing=false")(True)
         self.trained = RoundLosses(model, task)
         self.frozen = freeze(self.trained, recipe.optimizer)
+        later = {id(parameter) for parameter, _ in self.frozen}
+        if all(id(parameter) in later for parameter in self.trained.parameters() if parameter.requires_grad):
+            raise ValueError("optimizer.freeze_epochs leaves no parameter to train in the first epoch; freeze fewer.")
         self.ema = ModelEmaV3(self.trained, decay=recipe.ema, use_warmup=recipe.ema_warmup)
         self.optimizer = make_optimizer(self.trained, recipe)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.run.precision == "fp16")
@@ -114,13 +116,20 @@ class TrainingStep:
         """Record forward and backward pass of the rounds on a batch; from then on they are replayed."""
         device = self.processes.device.type
         with torch.autocast(device, self.dtype, enabled=self.dtype is not None, cache_enabled=False):
-            self.losses = torch.cuda.make_graphed_callables(self.losses, (batch,))  # type: ignore[assignment]
+            self.losses = torch.cuda.make_graphed_callables(  # type: ignore[assignment]
+                self.losses, (batch,), allow_unused_input=not self.task.uses_all_parameters
+            )
         self.record = False
 
     def _update(self, step: int, step_losses: Tensor) -> None:
         for parameter, epochs in self.frozen:
             if step < epochs * self.steps_per_epoch:
                 parameter.grad = None
+        if self.sums.ndim and self.sums.shape != step_losses.shape:
+            raise ValueError(
+                f"the task returned {len(step_losses)} losses after {len(self.sums)}; return one for each round in "
+                "every step, 0 for a round that did not run."
+            )
         finite = step_losses.isfinite().all()
         gradients = [parameter.grad for parameter in self.trained.parameters() if parameter.grad is not None]
         if not self.scaler.is_enabled():  # a loss scaler lets gradients overflow occasionally and handles that itself
@@ -153,7 +162,7 @@ class TrainingStep:
 
 def compile_blocks(model: RoundModel) -> None:
     """Compile one block for each width, for all blocks: this takes seconds where the whole model takes minutes."""
-    blocks = _capability(model, "blocks", "run.compile=blocks", "true")
+    blocks = capability(model, "blocks", "run.compile=blocks", "run.compile=true")
     versions = 2 * len(model.config.rounds) * len(blocks)  # stochastic depth makes the blocks different
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, versions)
     for block in blocks:
@@ -170,16 +179,6 @@ def check_run_options(recipe: Recipe, processes: Processes) -> None:
             "run.cuda_graphs works on one GPU, without accumulating (optimizer.accumulate=1) and without "
             "run.grad_checkpointing; set it to false."
         )
-
-
-def _capability(model: RoundModel, name: str, key: str, otherwise: str) -> Any:
-    """Something that only some kinds of models have."""
-    if not hasattr(model, name):
-        raise ValueError(
-            f"{key} needs a model with {name!r}, which {type(model).__name__} lacks; "
-            f"set {key.partition('=')[0]}={otherwise}."
-        )
-    return getattr(model, name)
 
 
 def _device_ids(processes: Processes) -> list[int] | None:

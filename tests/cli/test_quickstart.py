@@ -95,10 +95,10 @@ def commands(output):
 
 
 @pytest.mark.slow
-def test_the_whole_story_keeps_its_promises_and_can_be_told_again(tmp_path):
+def test_the_whole_story_keeps_its_promises_and_can_be_run_again(tmp_path):
     out = tmp_path / "quick start"  # a name that must be quoted
-    told = works("quickstart", "--out", out)
-    names = [name for name, _ in commands(told)]
+    shown = works("quickstart", "--out", out)
+    names = [name for name, _ in commands(shown)]
     assert names == ["train", "evaluate", "evaluate", "calibrate", "calibrate", "frontier", "classify"]
     test = read_records(out / "test.parquet")
     assert len(test) == SPLITS["test"]
@@ -111,13 +111,13 @@ def test_the_whole_story_keeps_its_promises_and_can_be_told_again(tmp_path):
     assert rows[CALIBRATED]["saving"] >= 0.25
     assert rows[CALIBRATED]["top1"] > 0.95
     assert rows[CERTIFIED]["saving"] >= rows[CALIBRATED]["saving"] / 2
-    assert f"{CALIBRATED} on others: top-1 {rows[CALIBRATED]['top1']:.2%}" in told
-    assert "10 pictures: " in told
-    with Image.open(out / "frontier.png") as picture:
-        assert picture.size[0] > 900
+    assert f"test, {CALIBRATED} on val: top-1 {rows[CALIBRATED]['top1']:.2%}" in shown
+    assert "10 images: " in shown
+    with Image.open(out / "frontier.png") as image:
+        assert image.size[0] > 900
 
     again = works("quickstart", "--out", out)
     first = next(iter(commands(again)))
     assert (first[0], first[1]["resume"]) == ("train", True)
     assert "step" not in again.split("$ progresvit evaluate")[0].split("$ progresvit train")[1]  # nothing is left to do
-    assert again.splitlines()[-4:-1] == told.splitlines()[-4:-1]  # the same figures
+    assert again.splitlines()[-4:-1] == shown.splitlines()[-4:-1]  # the same figures

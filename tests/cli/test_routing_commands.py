@@ -183,11 +183,11 @@ def test_routers_are_fitted_compared_and_used(records, others, tmp_path):
     refused("for the probabilities of a learned router", "trust", others, "--threshold", tmp_path / "t.json")
     refused("unknown target 'luck'", "fit-router", records, "--out", tmp_path / "x.safetensors", "--target", "luck")
     refused(".safetensors file", "fit-router", records, "--out", tmp_path / "x.bin")
-    refused("one epoch at least", "fit-router", records, "--out", tmp_path / "x.safetensors", "--epochs", 0)
+    refused("--epochs must be at least 1", "fit-router", records, "--out", tmp_path / "x.safetensors", "--epochs", 0)
     refused("the suffix", "compare-routers", others, "--router", router, "--out", tmp_path / "t.png")
     foreign = read_records(others)
     write_records(replace(foreign, header=replace(foreign.header, weights="x")), tmp_path / "foreign.parquet")
-    assert "another model's records" in run("frontier", tmp_path / "foreign.parquet", "--router", router).output
+    assert "records of another model" in run("frontier", tmp_path / "foreign.parquet", "--router", router).output
 
 
 @pytest.mark.slow
@@ -199,13 +199,13 @@ def test_abstention_and_hopeless_images(records, others, tmp_path):
         "--benefit", tmp_path / "benefit.safetensors", "--out", tmp_path / "risk.png", "--out", tmp_path / "risk.csv",
         "--compute-out", tmp_path / "compute.json",
     )  # fmt: skip
-    for text in ("area under risk", "oracle", "entropy, hopeless given up", "benefit router"):
+    for text in ("area under risk", "oracle", "entropy, unrecoverable rejected", "benefit router"):
         assert text in output
     rules = [row["rule"] for row in json.loads((tmp_path / "compute.json").read_text())["rows"]]
     assert rules[0] == "every round"
     assert (tmp_path / "risk.png").stat().st_size > 1000
-    refused("needs --hopeless", "abstention", others, "--benefit", tmp_path / "benefit.safetensors")
-    refused("takes numbers", "abstention", others, "--threshold", "x")
+    refused("needs --unrecoverable", "abstention", others, "--benefit", tmp_path / "benefit.safetensors")
+    refused("takes comma-separated numbers", "abstention", others, "--threshold", "x")
 
 
 def test_a_setting_of_another_model_is_told_wherever_it_is_used(records, tmp_path):

@@ -1,4 +1,5 @@
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -230,7 +231,7 @@ def test_pictures_that_share_a_name_are_refused_before_anything_is_done(model, d
 
 
 def stop_after(count, monkeypatch):
-    """Ctrl-C in the batch after so many pictures."""
+    """Ctrl-C in the batch after so many images."""
     seen, forward = [], ProgResViT.forward
 
     def counting(self, images):
@@ -253,6 +254,16 @@ def test_damaged_parts_are_done_again(model, digits, tmp_path, small_chunks, mon
     first.write_bytes(b"")
     second.write_bytes(second.read_bytes()[:-30])
     assert np.array_equal(run(model, digits, tmp_path / "r.parquet").ids, whole.ids)
+
+
+def test_parts_name_their_run_as_version_0_1_0_does(model, digits, tmp_path, small_chunks, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(14, patch)
+        with pytest.raises(KeyboardInterrupt):
+            run(model, digits, tmp_path / "r.parquet")
+    about = json.loads((tmp_path / "r.parquet.parts" / "run.json").read_text())
+    assert about["pictures"] == 24
+    assert not {"images", "gmacs", "routable", "kind"} & {*about, *about["config"]}
 
 
 def test_a_damaged_description_of_the_parts_is_named(model, digits, tmp_path, small_chunks, monkeypatch):

@@ -98,7 +98,7 @@ def test_withheld_answers_rules_and_groups(results):
     result = results.routing["routing"]
     assert table(routing_tables.withheld_table(result))[0][0]["answered (%)"] == "85.0"
     assert table(routing_tables.risk_table(result))[0][1]["mean risk over all coverages (%)"] == "4.00"
-    assert table(routing_tables.equal_accuracy_means(result))[0][1]["given up (%)"] == "3.00"
+    assert table(routing_tables.equal_accuracy_means(result))[0][1]["rejected (%)"] == "3.00"
     rows, _ = table(routing_tables.groups_table(result))
     assert [row["classes"] for row in rows] == ["easy ten"] * 6 + ["ten dogs"] * 6
     at = result.groups[1].at[0]

@@ -68,7 +68,9 @@ def test_a_run_writes_what_is_needed_to_understand_it(digits, tmp_path, capsys):
     assert evaluation["convention"] == "paper"
     shown = capsys.readouterr().err
     assert "images/s" in shown
-    assert shown.strip().splitlines()[-1] == f"look at it with: progresvit info {out / 'model'}"
+    assert (
+        shown.strip().splitlines()[-1] == f"next: progresvit evaluate {out / 'model'} --data DATA --out records.parquet"
+    )
 
 
 def test_fine_tuning_starts_from_a_model_folder(digits, tmp_path):

@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 import progresvit
 from progresvit.cli import app
+from progresvit.io import files
 from progresvit.model import RoundOutput
 from progresvit.training.logger import read_log
 from progresvit.training.recipe import load_recipe
-from progresvit.training.state import TrainState, checkpoints
+from progresvit.training.state import TrainState, checkpoints, save_model
 from progresvit.training.step import TrainingStep, compile_blocks
 from progresvit.training.tasks.distillation import Distillation
 from progresvit.training.tasks.registry import make_task, task_name
@@ -64,6 +65,24 @@ def test_an_extra_head_trains_and_is_averaged_and_saved_with_the_model(digits, t
     optimizer = load_file(newest / "optimizer.safetensors")
     model = load_file(newest / "model.safetensors")
     assert sum(key.endswith("/exp_avg") for key in optimizer) == len(model) + 4  # the heads, and not their follower
+
+
+def test_a_crash_while_saving_keeps_model_and_head_of_one_evaluation(digits, tmp_path, monkeypatch):
+    started = ready(recipe(task=COLOUR), digits).step
+    save_model(*started.average(), tmp_path / "best")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()}
+    with torch.no_grad():
+        for parameter in started.ema.module.parameters():
+            parameter.add_(1)
+    monkeypatch.setattr(files, "_put", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        save_model(*started.average(), tmp_path / "best")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()} == before
+    monkeypatch.undo()
+    save_model(*started.average(), tmp_path / "best")
+    after = {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()}
+    assert after.keys() == before.keys()
+    assert all(after[name] != before[name] for name in ("model.safetensors", "task.safetensors"))
 
 
 def test_the_extra_loss_reaches_its_head_and_the_model(digits):

@@ -155,7 +155,9 @@ class Manifest(Section):
                 "export the model again with it, or install the version that wrote it."
             )
         rounds = values.get("rounds")
-        files = [round_.get("files") if isinstance(round_, dict) else None for round_ in rounds or ()]
+        if not isinstance(rounds, list):
+            raise ValueError("its rounds are no list.")
+        files = [round_.get("files") if isinstance(round_, dict) else None for round_ in rounds]
         known = {key: value for key, value in values.items() if key in cls.model_fields}
         manifest = parse(cls, {**known, "files": files}, origin=origin)
         own = json.loads(manifest.to_json())

@@ -38,7 +38,7 @@ class Classification(Task):
     sections = ("mixing",)
 
     def find_splits(self, recipe: Recipe, source: str) -> Splits:
-        """Folders or tars with one folder per class, or a data set that timm reads."""
+        """Folders or tars with one folder per class, or a dataset that timm reads."""
         return find_splits(recipe, source)
 
     def describe(self, splits: Splits) -> str:
@@ -80,7 +80,7 @@ class Classification(Task):
         scores, hits = (np.concatenate([share[part] for share in shares]) for part in (0, 1))
         gmacs, top1 = model.gmacs(CONVENTION), hits.mean(axis=0).tolist()
         values: dict[str, Any] = {"images": len(hits), "top1": top1}
-        if getattr(model.config, "routable", True):
+        if model.config.routable:
             values["near_lossless"] = asdict(near_lossless(scores, hits, gmacs))
         return Metrics(primary=top1[-1], values={**values, "full_gmacs": gmacs[-1], "convention": CONVENTION})
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from progresvit.data.loader import Batch
 from progresvit.distributed import Processes
 from progresvit.model import RoundOutput, slicing
-from progresvit.model.interface import RoundModel
+from progresvit.model.interface import RoundModel, capability
 from progresvit.training.recipe import DistillationOptions
 from progresvit.training.tasks.classification import Classification, soft_cross_entropy
 from progresvit.training.tasks.task import Frozen, Splits
@@ -75,10 +75,10 @@ class Distillation(Classification):
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
         """Load the teacher."""
         if self.options.classes == "teacher":
-            _require(model, "keep_classes", "distillation.classes=teacher", "distillation.classes=data")
+            capability(model, "keep_classes", "distillation.classes=teacher", "distillation.classes=data")
             self.register_buffer("rows", torch.tensor(_data_rows(model, splits)), persistent=False)
         if self.map_weight:
-            _require(model, "head", "distillation.map_weight", "distillation.map_weight=0")
+            capability(model, "head", "distillation.map_weight", "distillation.map_weight=0")
         super().setup(model, splits, recipe, processes)
         teacher = load_teacher(
             self.options.teacher, model.config, resolution=self.options.resolution, as_map=self.map_weight > 0
@@ -160,8 +160,3 @@ def _data_rows(model: RoundModel, splits: Splits) -> list[int]:
             "(ImageNet's are folders named like n01440764), or set distillation.classes=data."
         )
     return [row[name] for name in splits.train.class_ids]
-
-
-def _require(model: RoundModel, attribute: str, key: str, remedy: str) -> None:
-    if not hasattr(model, attribute):
-        raise ValueError(f"{key} needs a model with {attribute!r}, which {type(model).__name__} lacks; set {remedy}.")

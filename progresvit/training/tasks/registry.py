@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ def check_name(name: str) -> None:
     """Refuse a name that is neither a built-in task nor an import path."""
     module, colon, attribute = name.partition(":")
     if name not in TASKS and not (colon and module and attribute):
-        raise ValueError(f"unknown task {name!r}, {did_you_mean(name, TASKS)} A task of your own is my_module:MyTask.")
+        raise ValueError(f"unknown task {name!r}; {did_you_mean(name, TASKS)} A task of your own is my_module:MyTask.")
 
 
 def task_class(name: str) -> type[Task]:
@@ -47,7 +48,7 @@ def task_class(name: str) -> type[Task]:
     known = {
         key: value
         for key, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, Task) and value is not Task
+        if isinstance(value, type) and issubclass(value, Task) and not inspect.isabstract(value)
     }
     if attribute not in known:
         raise ValueError(f"task: {module_name} has no Task class {attribute!r}; {did_you_mean(attribute, known)}")

@@ -1,6 +1,6 @@
 """``Task``: what a training method adds to the loop.
 
-The loop, the step and the checkpoint know this class and no method. A new method is a new task, never a new loop.
+The loop, the step and the checkpoint use only this class. A new method is a new task, never a new loop.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Metrics:
 class Frozen:
     """A module that is neither trained nor averaged nor saved, such as a pretrained teacher.
 
-    It is no submodule of the task that holds it, and copies of the task share it.
+    It is not a submodule of the task that holds it, and copies of the task share it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -137,7 +137,7 @@ class Task(nn.Module, ABC):
 
     @abstractmethod
     def losses(self, outputs: Any, batch: Any) -> Tensor:
-        """One loss per round that was run: (S,). The loop minimises their mean."""
+        """One loss per round: (S,), the same S in every step. The loop minimises their mean."""
 
     def after_step(self, model: RoundModel, step: int, total_steps: int) -> None:
         """Called without gradients after step number ``step``, counted from 0, has changed the weights."""
