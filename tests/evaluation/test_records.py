@@ -120,7 +120,7 @@ def test_a_split_has_no_image_twice_and_depends_on_ids_alone():
 def test_bad_records_are_refused_and_nothing_is_written(tmp_path):
     records = make_records(10)
     target = tmp_path / "r.parquet"
-    with pytest.raises(ValueError, match="the data set is empty"):
+    with pytest.raises(ValueError, match="the dataset is empty"):
         write_records(records.take(np.zeros(0, int)), target)
     with pytest.raises(ValueError, match="2 ids occur more than once, such as"):
         write_records(records.take(np.array([0, 0, 1, 2, 2])), target)
@@ -135,7 +135,7 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no records at .*progresvit evaluate"):
         read_records(target)
     target.write_bytes(b"PAR1 or not")
-    with pytest.raises(ValueError, match="no whole Parquet file"):
+    with pytest.raises(ValueError, match="not a complete Parquet file"):
         read_records(target)
     pq.write_table(pa.table({"x": [1, 2]}), target)
     with pytest.raises(ValueError, match="no records of this library"):
@@ -159,7 +159,7 @@ def test_a_cut_file_is_refused(tmp_path):
     target = tmp_path / "r.parquet"
     write_records(make_records(100), target)
     target.write_bytes(target.read_bytes()[:-200])
-    with pytest.raises(ValueError, match="no whole Parquet file"):
+    with pytest.raises(ValueError, match="not a complete Parquet file"):
         read_records(target)
 
 

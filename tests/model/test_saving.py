@@ -219,7 +219,7 @@ def test_a_truncated_safetensors_is_refused(folder, keep):
 
 @pytest.mark.parametrize(
     ("key", "value", "remedy"),
-    [("dept", 2, "did you mean 'depth'"), ("depth", None, "depth: Input should be a valid integer")],
+    [("dept", 2, "did you mean 'depth'"), ("depth", None, "depth: input should be a valid integer")],
 )
 def test_a_wrong_config_json_is_refused_by_name(folder, key, value, remedy):
     path = edit_config(folder, **{key: value})
@@ -253,7 +253,7 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(folder, small_mod
 
 def test_a_pickle_under_the_name_of_the_weights_is_refused(folder, small_model):
     torch.save(small_model.state_dict(), folder / "model.safetensors")
-    with pytest.raises(ValueError, match="of another format"):
+    with pytest.raises(ValueError, match="has another format"):
         progresvit.load(folder)
 
 

@@ -99,7 +99,7 @@ def test_a_written_study_reads_as_the_same(made, tmp_path):
         ),
         ({"runs": {"one": {"set": ["schedule.epoch=2"]}}, "comparisons": {}}, "runs.one: .*epochs"),
         ({"runs": {"one": {"recipe": "digit"}}, "comparisons": {}}, "runs.one: .*digits"),
-        ({"runs": {"one": {"seed": 3}}, "comparisons": {}}, "runs.one.seed: unknown key, did you mean 'seeds'"),
+        ({"runs": {"one": {"seed": 3}}, "comparisons": {}}, "runs.one.seed: unknown key; did you mean 'seeds'"),
         ({"colour": "red"}, "colour: unknown key"),
         ({"runs": {"one": {"seeds": []}}, "comparisons": {}}, "runs.one.seeds"),
         (

@@ -94,7 +94,7 @@ def test_bad_policies_are_refused():
         (lambda: Abstention(unrecoverable=0.5), "takes both"),
         (lambda: Abstention(router=unrecoverable), "takes both"),
         (lambda: Abstention(unrecoverable=0.5, router=benefit), "fitted for 'benefit'"),
-        (lambda: route_records(Policy.make(3, 0.1, router=benefit), np.zeros((4, 3))), "needs the statistics"),
+        (lambda: route_records(Policy.make(3, 0.1, router=benefit), np.zeros((4, 3))), "needs statistics"),
     ]
     for make, match in cases:
         with pytest.raises(ValueError, match=match):

@@ -123,7 +123,7 @@ def test_a_file_that_is_no_router_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no router at"):
         load_router(tmp_path / "none.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(b"1234")
-    with pytest.raises(ValueError, match="no whole safetensors file"):
+    with pytest.raises(ValueError, match="not a complete safetensors file"):
         load_router(tmp_path / "cut.safetensors")
     save_router(fit_router(*records(200), epochs=1), tmp_path / "whole.safetensors")
     with safe_open(tmp_path / "whole.safetensors", framework="pt") as file:

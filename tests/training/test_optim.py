@@ -211,7 +211,7 @@ def test_freezing_everything_is_refused(digits):
 @pytest.mark.parametrize(
     ("override", "remedy"),
     [
-        ("optimizer.name=adam", r"optimizer\.name: unknown value 'adam', did you mean 'adamw'"),
+        ("optimizer.name=adam", r"optimizer\.name: unknown value 'adam'; did you mean 'adamw'"),
         ("optimizer.name=lion", "choose one of adamw, sgd"),
         ("schedule.name=cosin", "did you mean 'cosine'"),
         ("schedule.by=iteration", "choose one of epoch, step"),

@@ -95,13 +95,13 @@ def test_a_recipe_survives_yaml():
 @pytest.mark.parametrize(
     ("overrides", "remedy"),
     [
-        (["optimizer.bacth=256"], r"optimizer\.bacth: unknown key, did you mean 'batch'"),
+        (["optimizer.bacth=256"], r"optimizer\.bacth: unknown key; did you mean 'batch'"),
         (["optimiser.batch=256"], "did you mean 'optimizer'"),
-        (["augment.mixup=1"], "unknown key, choose one of colour, crop_ratio"),
+        (["augment.mixup=1"], "unknown key; choose one of colour, crop_ratio"),
         (["distillation.techer=x"], "did you mean 'teacher'"),
         (["optimizer.batch=many"], r"optimizer\.batch"),
         (["optimizer.batch=0"], "greater than or equal to 1"),
-        (["run.precision=fp64"], "unknown value 'fp64', did you mean 'fp16' or 'fp32'"),
+        (["run.precision=fp64"], "unknown value 'fp64'; did you mean 'fp16' or 'fp32'"),
         (["optimizer.batch"], "--set takes key=value"),
         (["optimizer.betas=[1"], "is no YAML value"),
         (["augment.rand_augment=foo"], "such as rand-m9-mstd0.5-inc1"),

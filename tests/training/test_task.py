@@ -221,12 +221,12 @@ def test_the_task_of_an_older_recipe_follows_from_its_sections():
 @pytest.mark.parametrize(
     ("changes", "remedy"),
     [
-        ({"task": "supervized"}, "task: unknown task 'supervized', did you mean 'supervised'"),
+        ({"task": "supervized"}, "task: unknown task 'supervized'; did you mean 'supervised'"),
         ({"task": "dino"}, "choose one of supervised, distillation.* my_module:MyTask"),
         ({"task": "no_such_module:MyTask"}, r"cannot be imported \(No module named.*PYTHONPATH"),
         ({"task": "tests.training.toy_tasks:Color"}, "has no Task class 'Color'; did you mean 'Colour'"),
         ({"task": "tests.training.toy_tasks:not_a_task"}, "has no Task class 'not_a_task'"),
-        ({"task": COLOUR, "task_options": {"wieght": 1}}, "task_options: wieght: unknown key, did you mean 'weight'"),
+        ({"task": COLOUR, "task_options": {"wieght": 1}}, "task_options: wieght: unknown key; did you mean 'weight'"),
         ({"task_options": {"weight": 1}}, "task_options: weight: unknown key"),
         (
             {"task": "supervised", "distillation": {"teacher": "x"}},
