@@ -326,7 +326,7 @@ def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path, small
         ({"data": tmp_path / "bare", "unlabelled": True}, "holds no images"),
         ({"data": digits, "split": "test"}, "no images under test"),
         ({"data": digits, "unlabelled": True, "restrict_classes": True}, "have no labels"),
-        ({"data": "hfds/some/thing", "unlabelled": True}, "timm's data sets have labels"),
+        ({"data": "hfds/some/thing", "unlabelled": True}, "timm's datasets have labels"),
         ({"data": digits, "options": replace(PLAIN, precision="fp16")}, "fp16 needs a CUDA device"),
         ({"data": digits, "options": replace(PLAIN, precision="int3")}, "unknown precision 'int3'"),
     ]

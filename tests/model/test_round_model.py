@@ -136,7 +136,7 @@ def test_weights_that_do_not_fit_a_config_of_another_kind_are_refused(folder):
     with pytest.raises(ValueError, match=r"have other shapes for layers\.0\.weight"):
         progresvit.load(folder)
     (folder / "config.json").write_text(json.dumps({**values, "featurs": 8}))
-    with pytest.raises(ValueError, match=r"config\.json: featurs: unknown key, did you mean 'features'"):
+    with pytest.raises(ValueError, match=r"config\.json: featurs: unknown key; did you mean 'features'"):
         progresvit.load(folder)
 
 

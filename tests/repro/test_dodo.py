@@ -229,9 +229,9 @@ def test_a_signal_stops_the_commands_once_and_waits_until_they_have_saved(tmp_pa
     ("variables", "message"),
     [
         ({"study": "photo"}, "there is no study 'photo'; did you mean 'photos'"),
-        ({"study": "digits", "gpu": 2}, "gpu: unknown key, did you mean 'gpus'"),
-        ({"study": "digits", "gpus": "all"}, "gpus: Input should be a valid integer"),
-        ({"study": "digits", "processes": 0}, "processes: Input should be greater than or equal to 1"),
+        ({"study": "digits", "gpu": 2}, "gpu: unknown key; did you mean 'gpus'"),
+        ({"study": "digits", "gpus": "all"}, "gpus: input should be a valid integer"),
+        ({"study": "digits", "processes": 0}, "processes: input should be greater than or equal to 1"),
         ({"study": "digits", "set": "schedule.epoch=1"}, "epochs"),
         ({}, "study: Field required"),
     ],

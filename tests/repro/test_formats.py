@@ -45,10 +45,10 @@ BROKEN = {
     "data.colour: unknown key": lambda values: values["data"].update(colour="red"),
     "rounds: right and bits disagree": flip_a_bit,
     "calls itself full-7; rename the file to full-7.json": lambda values: values.update(name="full-7"),
-    "near_lossless.top1: Input should be less than or equal to 1": lambda values: values["near_lossless"].update(
+    "near_lossless.top1: input should be less than or equal to 1": lambda values: values["near_lossless"].update(
         top1=88.5
     ),
-    "near_lossless.top1: Input should be a finite number": lambda values: values["near_lossless"].update(
+    "near_lossless.top1: input should be a finite number": lambda values: values["near_lossless"].update(
         top1=float("nan")
     ),
     "is no results file: its kind is 'walk', not run, routing, shift": lambda values: values.update(kind="walk"),
