@@ -47,6 +47,10 @@ def images():
 
 
 def pytest_collection_modifyitems(items):
+    """Skip GPU tests without a GPU; ``make check`` covers the package, ``make test`` repro/ and benchmarks/ too."""
+    for item in items:
+        if item.nodeid.startswith(("tests/repro/", "tests/benchmarks/")):
+            item.add_marker(pytest.mark.slow)
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:
@@ -55,7 +59,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
-    """Real handwritten digits as picture files: four classes, twelve to learn from and six held back of each."""
+    """Real handwritten digits as image files: four classes, twelve training and six validation images of each."""
     from PIL import Image
     from sklearn.datasets import load_digits
 

@@ -113,12 +113,14 @@ def expected_macs(config):
     return sum(e.total + p.block_gates + p.fusion_gates for p, e in zip(paper, executed))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(configs())
 def test_closed_form_equals_torchs_flop_counter(config):
     assert count_macs(ProgResViT(config).eval(), config) == expected_macs(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_closed_form_equals_torchs_flop_counter_on_the_presets(name):
     config = preset(name)

@@ -166,6 +166,7 @@ def test_a_classification_that_was_stopped_continues_with_the_answers_that_are_t
     assert not parts.exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_run_resumes_and_ends_with_the_same_losses():
     works("train", "recipe.yaml", "--data", "digits", "--out", "run", *CPU, "--resume")
     log = [json.loads(line) for line in Path("run", "log.jsonl").read_text().splitlines()]

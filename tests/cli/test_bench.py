@@ -21,6 +21,7 @@ def rows_of(output):
     return {row["name"]: row for row in report["rows"]}
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_a_fresh_process(model):
     subject = {"model": str(model), "eager": True, "device": "cpu", "precision": "fp32", "batch": 4, "continuing": 1}
     timing = {"device": "cpu", "threads": 1, "seconds": 0}
@@ -45,6 +46,7 @@ def test_a_table_and_a_ratio_are_printed(model, here):
     assert "times as fast as the model run round by round at batch 4" in output
 
 
+@pytest.mark.slow
 def test_images_and_thresholds_can_be_given(model, digits, here):
     for threshold, share in (("inf", 0), ("0", 1)):
         rows = rows_of(works("bench", model, *QUICK, "--data", digits / "val", "--threshold", threshold, "--json"))

@@ -54,6 +54,7 @@ def test_several_classes_are_named_in_the_table_in_json_and_in_parquet(model, pi
     refused("between 1 and the model's 4 classes", *common[:-1], "9")
 
 
+@pytest.mark.slow
 def test_a_setting_is_asked_for_by_name_and_a_budget_by_number(model, digits, tmp_path):
     records, val = tmp_path / "r.parquet", digits / "val"
     works("evaluate", model, "--data", digits, "--out", records, "--workers", 0, "--device", "cpu")
@@ -71,6 +72,7 @@ def test_a_setting_is_asked_for_by_name_and_a_budget_by_number(model, digits, tm
     refused("out of reach", "classify", val, "--model", model, "--budget-gmacs", "100")
 
 
+@pytest.mark.slow
 def test_without_a_model_it_is_the_one_that_ships_and_unsure_answers_are_declined():
     output = works("classify", "--samples")
     assert "church.jpg" in output

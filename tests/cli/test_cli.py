@@ -25,6 +25,7 @@ def run_process(*arguments, code="from progresvit.cli import app; app()"):
     return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_help_names_the_commands_and_imports_no_torch():
     code = """
 import sys
@@ -158,6 +159,7 @@ def test_info_prints_names_as_they_are_and_never_cuts_a_number(tmp_path, small_c
     assert "…" not in shown
 
 
+@pytest.mark.slow
 def test_train_is_refused_in_one_line_when_it_cannot_start(digits, tmp_path):
     out = ("--out", tmp_path / "out", "--device", "cpu")
     for arguments, remedy in (

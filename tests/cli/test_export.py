@@ -79,6 +79,7 @@ def test_an_export_takes_the_models_own_setting_along_unless_another_is_asked_fo
         assert progresvit.Engine(tmp_path / "out").policy.thresholds == (threshold,)
 
 
+@pytest.mark.slow
 def test_a_wrong_argument_is_one_line_and_exit_code_two(folder, digits, tmp_path):
     (tmp_path / "busy").mkdir()
     (tmp_path / "busy" / "thesis.tex").touch()

@@ -42,6 +42,7 @@ def test_every_digit_is_written_to_one_split_and_can_be_read(written):
         assert np.corrcoef(small.ravel(), data.images[int(path.stem)].ravel())[0, 1] > 0.97
 
 
+@pytest.mark.slow
 def test_digits_are_written_again_as_they_were_and_never_beside_foreign_pictures(written):
     before = {path: path.read_bytes() for path in written.rglob("*.png")}
     next(iter(before)).unlink()  # a run that was stopped
@@ -71,6 +72,7 @@ def test_without_its_packages_the_error_names_the_extra(tmp_path, monkeypatch):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_ends_the_story_with_its_error(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / ABOUT_FILE).touch()

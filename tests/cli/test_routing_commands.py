@@ -40,6 +40,7 @@ def test_from_pictures_to_a_threshold_to_predictions(model, digits, tmp_path):
     assert sum(prediction.exit_round == 1 for prediction in found) == 12
 
 
+@pytest.mark.slow
 def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp_path):
     out = tmp_path / "x" / "r.parquet"
     base = ["evaluate", model, "--workers", 0, "--device", "cpu", "--out", out]
@@ -63,6 +64,7 @@ def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp
     assert "24 images have NaN or infinite logits" in output
 
 
+@pytest.mark.slow
 def test_frontier_in_every_format_and_of_several_models(records, tmp_path):
     write_records(make_records(500, rounds=3), tmp_path / "three.parquet")
     outs = [tmp_path / "f" / f"frontier.{suffix}" for suffix in ("csv", "json", "md", "png", "svg")]
@@ -88,6 +90,7 @@ def test_frontier_in_every_format_and_of_several_models(records, tmp_path):
     refused("no records at", "frontier", tmp_path / "none.parquet")
 
 
+@pytest.mark.slow
 def test_frontier_shows_what_settings_give_on_other_records(records, others, tmp_path):
     works("calibrate", records, "--near-lossless", "--out", tmp_path / "mine.json")
     works("calibrate", records, "--exit-share", 0.5, "--out", tmp_path / "half.json")
@@ -133,6 +136,7 @@ def test_calibrate_writes_a_table_to_look_up_any_budget_in(records, tmp_path):
     refused("choose one of", "calibrate", records, "--budgets", "--near-lossless", "--out", tmp_path / "b.json")
 
 
+@pytest.mark.slow
 def test_calibrate_refuses_bad_input_and_writes_nothing(records, tmp_path):
     write_records(make_records(50, labelled=False), tmp_path / "free.parquet")
     out = tmp_path / "new" / "t.json"
@@ -218,12 +222,14 @@ def test_a_setting_of_another_model_is_told_wherever_it_is_used(records, tmp_pat
         assert "other weights: the certificate does not hold here" in output
 
 
+@pytest.mark.slow
 def test_trust_with_and_without_temperatures(records, others, tmp_path):
     assert "calibration error" in works("trust", records, "--out", tmp_path / "t.json", "--out", tmp_path / "t.png")
     assert "after scaling" in works("trust", records, "--temperature", "--out", tmp_path / "scaled.png")
     refused("evaluate again with --logits", "trust", others, "--temperature")
 
 
+@pytest.mark.slow
 def test_shift_over_generated_corruptions(model, digits, tmp_path):
     out = tmp_path / "shift"
     base = ["shift", model, "--data", digits, "--out", out, "--workers", 0, "--device", "cpu"]

@@ -96,6 +96,7 @@ def damaged(digits, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [loader, in_memory])
 def test_an_unreadable_image_is_skipped_and_listed(damaged, make):
     batches = make(find_images(damaged, "train"))

@@ -110,6 +110,7 @@ def test_elastic_damage_grows_within_its_two_kinds(cat):
     assert hurt[2] < hurt[3] < hurt[4]
 
 
+@pytest.mark.slow
 @EVERY
 def test_damage_hardly_depends_on_the_size_of_the_image(cat, corruption):
     """Of one smooth image at two sizes, so that only the corruption differs."""

@@ -45,6 +45,7 @@ def assert_same(image, config):
     assert found.flags.c_contiguous
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", CROPS)
 def test_the_crop_is_timms_byte_for_byte(share):
     for width, height in itertools.product(SIDES, SIDES):

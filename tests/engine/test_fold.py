@@ -44,6 +44,7 @@ def test_a_folded_round_does_not_follow_the_model(small_model, images):
     assert not list(folded.parameters())
 
 
+@pytest.mark.slow
 def test_a_folded_round_is_one_graph(small_model, images):
     first, second = fold(small_model)
     with torch.no_grad():

@@ -45,6 +45,7 @@ def middling(expected):
     return tuple(expected[1][:, s].double().quantile(0.4).item() for s in range(2))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_thresholds_and_batches_give_the_plain_models_answers_in_order(model, images, expected, data):

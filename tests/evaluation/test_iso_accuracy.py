@@ -7,6 +7,7 @@ from progresvit.routing import fit_router
 from tests.evaluation.made import make_records
 
 
+@pytest.mark.slow
 def test_not_refining_unrecoverable_images_saves_compute_at_equal_accuracy():
     """Images whose logits betray that no round will help: a router can learn that, entropy cannot tell them apart."""
 
@@ -36,6 +37,7 @@ def test_not_refining_unrecoverable_images_saves_compute_at_equal_accuracy():
     assert full["saving"] == 0
 
 
+@pytest.mark.slow
 def test_a_larger_allowed_drop_never_costs_more():
     records = make_records(2000)
     unrecoverable = fit_router(records.statistics, records.correct, target="unrecoverable", epochs=1)
@@ -51,6 +53,7 @@ def test_a_larger_allowed_drop_never_costs_more():
     assert kept >= design.correct[:, 1].sum() - int(0.01 * len(design))
 
 
+@pytest.mark.slow
 def test_the_oracle_is_more_accurate_and_cheaper_than_every_rule():
     records = make_records(2000, rounds=3)
     unrecoverable = fit_router(records.statistics, records.correct, target="unrecoverable", epochs=1)

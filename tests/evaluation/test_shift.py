@@ -75,6 +75,7 @@ def test_mce_of_alexnet_itself_is_one_hundred_and_severities_are_averaged_first(
         mean_corruption_error({**half, "fog": [0.5]})
 
 
+@pytest.mark.slow
 def test_imagenet_v2s_folders_are_numbers(imagenet_model, tmp_path):
     one_picture_each(tmp_path / "v2", [str(number) for number in range(1000)])
     found = run(imagenet_model, plan("imagenet-v2", str(tmp_path / "v2")), tmp_path / "out")["imagenet-v2"]
@@ -83,6 +84,7 @@ def test_imagenet_v2s_folders_are_numbers(imagenet_model, tmp_path):
     assert found.header.classes is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", ["imagenet-a", "imagenet-r"])
 def test_imagenet_a_and_r_predict_among_their_200_classes(imagenet_model, tmp_path, suite):
     names = ImageNetInfo().label_names()

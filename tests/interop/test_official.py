@@ -53,6 +53,7 @@ def test_imported_model_gives_the_logits_of_the_original_formula(case, tmp_path)
         assert (output.logits - logits).abs().max() <= 1e-4
 
 
+@pytest.mark.slow
 def test_a_model_of_the_papers_size_is_read_off_its_weights(tmp_path):
     state = authors_state(width=384, widths=[192, 384], depth=12, patch_size=16, grid=15, classes=1000)
     torch.save({"state_dict_ema": state}, tmp_path / "checkpoint.pth.tar")
@@ -162,6 +163,7 @@ def test_a_damaged_file_is_refused(tmp_path, content):
     assert "weights_only" not in str(caught.value)  # torch's own advice is to switch it off
 
 
+@pytest.mark.slow
 def test_bytes_changed_at_random_never_escape_as_anything_but_a_clear_error(tmp_path):
     torch.save(make_state(CASES["two rounds"], depth=1), tmp_path / "whole.pth")
     whole, chance = (tmp_path / "whole.pth").read_bytes(), random.Random(0)

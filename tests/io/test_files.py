@@ -107,6 +107,7 @@ def test_two_first_writers_do_not_collide(tmp_path):
     assert os.listdir(tmp_path) == ["folder"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kills a process group the POSIX way")
 def test_a_killed_writer_leaves_the_old_folder_or_the_new_one(tmp_path):
     """Twenty writers, each killed at a random moment in the middle of its work."""

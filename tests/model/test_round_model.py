@@ -87,6 +87,7 @@ def test_another_model_goes_from_evaluation_to_a_calibrated_threshold(model, rec
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_another_model_is_trained_by_the_one_loop_evaluated_and_calibrated(digits, tmp_path):
     recipe = {
         "model": {"kind": "test_pooled", "fields": {"rounds": ROUNDS, "crop": 1.0}},

@@ -30,6 +30,7 @@ def test_saved_and_loaded_model_gives_the_same_logits(small_model, images, tmp_p
     assert torch.equal(logits(loaded, images), logits(small_model, images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -155,6 +156,7 @@ def test_save_refuses_a_head_that_was_exchanged_by_hand(small_model, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.slow
 def test_save_refuses_a_wrapped_model(small_model, tmp_path):
     with pytest.raises(ValueError, match="_orig_mod"):
         progresvit.save(torch.compile(small_model), tmp_path / "model")

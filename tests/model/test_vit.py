@@ -57,6 +57,7 @@ def test_narrow_round_equals_a_standalone_vit_of_that_width(resolution, position
         assert (output.logits - narrow.forward_head(tokens)).abs().max() <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resolution", [224, 192, 240])
 def test_one_full_round_equals_timms_deit_small(resolution):
     model = ProgResViT(plain_vit(resolution=resolution, heads=6, position_resolution=224)).eval()
@@ -67,6 +68,7 @@ def test_one_full_round_equals_timms_deit_small(resolution):
         assert (model(images)[0].logits - deit(images)).abs().max() <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [3, 6, 12])
 def test_one_full_round_equals_timms_vit_in_every_width(heads):
     name = {3: "vit_tiny_patch16_224", 6: "vit_small_patch16_224", 12: "vit_base_patch16_224"}[heads]

@@ -178,6 +178,7 @@ def test_a_one_round_model_has_nothing_to_certify():
     assert near_lossless(np.zeros((3, 1)), np.ones((3, 1)), [1.0]).exit_shares == (1.0,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("floor", [0.0, 0.05, 0.3, 1.0])
 def test_every_round_of_three_gets_its_share_wherever_the_entropies_begin(floor):
     """A model that is never quite sure, as after label smoothing, has no entropies near zero."""

@@ -39,6 +39,7 @@ def run_rounds(policy, logits):
     return rounds, abstained
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10**6), st.booleans(), st.booleans(), st.sampled_from([None, 0.5, 1.5]))
 def test_records_are_routed_as_a_running_model_routes(seed, learned, giving_up, unsure):

@@ -33,6 +33,7 @@ def test_a_few_dozen_images_are_learned_by_heart_within_300_steps(digits, tmp_pa
     assert progresvit.load(model).config.class_ids == ("0", "1", "2", "3")
 
 
+@pytest.mark.slow
 def test_draws_for_images_and_for_the_step_are_unrelated(digits, tmp_path, monkeypatch):
     """Stochastic depth must not follow from how an image was cropped."""
     seeds = {"torch": [], "generator": []}
@@ -51,6 +52,7 @@ def test_draws_for_images_and_for_the_step_are_unrelated(digits, tmp_path, monke
     assert not set(seeds["torch"]) & set(seeds["generator"])
 
 
+@pytest.mark.slow
 def test_a_run_writes_what_is_needed_to_understand_it(digits, tmp_path, capsys):
     out = tmp_path / "out"
     run(recipe(), digits, out)
@@ -73,6 +75,7 @@ def test_a_run_writes_what_is_needed_to_understand_it(digits, tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_from_a_model_folder(digits, tmp_path):
     first = run(recipe(), digits, tmp_path / "first")
     wanted = recipe(model={"start": str(first)}, schedule={"epochs": 1, "cooldown": 0, "warmup": 1, "warmup_lr": 0.0})

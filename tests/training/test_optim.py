@@ -116,6 +116,7 @@ def test_sgd_with_momentum_steps_as_written_in_books(digits):
             assert torch.allclose(after, before[name] - 0.1 * velocity[name], atol=1e-6), name
 
 
+@pytest.mark.slow
 def test_a_run_with_sgd_and_poly_resumes_to_the_bit(digits, tmp_path):
     schedule = {"name": "poly", "by": "step", "epochs": 4, "cooldown": 0, "warmup": 0, "min_lr": 1e-5}
     wanted = plain(optimizer=SGD, schedule=schedule, run={"keep": 9})
@@ -201,6 +202,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest(digits, patt
             ready(recipe(optimizer=key), digits)
 
 
+@pytest.mark.slow
 def test_freezing_everything_is_refused(digits):
     with pytest.raises(ValueError, match="no parameter"):
         ready(recipe(optimizer={"freeze": ["*"]}), digits)

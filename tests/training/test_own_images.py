@@ -93,6 +93,7 @@ def test_a_run_prints_its_training_and_validation_images(shipped, own_images, tm
     assert (about["pictures"], about["held_back"]) == (24, 6)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_split_and_another_set_of_names_is_refused(own_images, tmp_path):
     run(short(), own_images, tmp_path / "out")
     whole = losses(tmp_path / "out")
@@ -123,6 +124,7 @@ def test_an_average_that_warms_up_does_not_keep_the_start_of_a_short_run(own_ima
     assert apart[True] < 0.6
 
 
+@pytest.mark.slow
 def test_own_folder_to_adaptive_model_in_three_commands(shipped, own_images, tmp_path):
     """The recipe itself, at the size of a micro model."""
     assert load_recipe("own_images").model.start == model_folder.SHIPPED
@@ -147,6 +149,7 @@ def test_own_folder_to_adaptive_model_in_three_commands(shipped, own_images, tmp
     assert any(name in answer.stdout for name in COLOURS)
 
 
+@pytest.mark.slow
 def test_evaluating_warns_if_the_model_was_trained_on_validation_images_of_now(shipped, own_images, tmp_path):
     model = run(short(), own_images, tmp_path / "out")
     before = {entry.name for entry in find_images(own_images, "train").entries}

@@ -20,6 +20,7 @@ from progresvit.training.tasks.supervised import Supervised
 from tests.training.runs import KilledError, kill_in_step, losses, recipe, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "log_every"), [("in_memory", 1), ("loader", 5)])
 def test_resumed_run_equals_an_unbroken_one(digits, tmp_path, mode, log_every, monkeypatch):
     wanted = recipe(data={"mode": mode}, run={"log_every": log_every, "keep": 9})
@@ -44,6 +45,7 @@ def test_resumed_run_equals_an_unbroken_one(digits, tmp_path, mode, log_every, m
     assert evaluations[0] == evaluations[1]
 
 
+@pytest.mark.slow
 def test_a_run_from_before_a_key_existed_resumes(digits, tmp_path):
     wanted = recipe()
     run(wanted, digits, tmp_path)
@@ -260,6 +262,7 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(digits, tmp_pa
     assert losses(out) == whole
 
 
+@pytest.mark.slow
 def test_last_and_best_are_kept(digits, tmp_path):
     run(recipe(run={"keep": 2}), digits, tmp_path / "out")
     assert [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")] == ["step-000000009", "step-000000012"]
@@ -287,6 +290,7 @@ def test_a_folder_with_another_run_is_refused(digits, tmp_path):
     assert losses(out) != before
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_changes_nothing(digits, tmp_path):
     run(recipe(), digits, tmp_path / "out")
     before = losses(tmp_path / "out")
@@ -302,6 +306,7 @@ def test_lines_after_the_checkpoint_and_lines_cut_short_are_removed(tmp_path):
     assert log.read_text().splitlines() == lines[:3]
 
 
+@pytest.mark.slow
 def test_a_damaged_description_of_the_run_is_refused(digits, tmp_path):
     run(recipe(), digits, tmp_path / "out")
     (tmp_path / "out" / "run.json").write_text("{")

@@ -33,6 +33,7 @@ def soft(teacher, **changes):
     )
 
 
+@pytest.mark.slow
 def test_the_model_keeps_the_rows_of_the_data(digits, teacher, tmp_path):
     folder = run(soft(teacher), digits, tmp_path / "out")
     model = progresvit.load(folder)

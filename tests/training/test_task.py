@@ -42,6 +42,7 @@ def same(left, right):
     return all(torch.equal(left[key], right[key]) for key in left)
 
 
+@pytest.mark.slow
 def test_an_extra_head_trains_and_is_averaged_and_saved_with_the_model(digits, tmp_path):
     folder = run(recipe(task=COLOUR), digits, tmp_path)
     newest = checkpoints(tmp_path / "checkpoints")[-1]
@@ -94,6 +95,7 @@ def test_the_extra_loss_reaches_its_head_and_the_model(digits):
     assert {"task.heads.0.weight", "task.heads.1.bias", "task.center", "model.blocks.0.mlp.fc1.weight"} <= moved
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_equals_an_unbroken_one_with_head_average_and_buffer(digits, tmp_path, monkeypatch):
     wanted = recipe(task=COLOUR, optimizer={"freeze_epochs": {"task.heads.0.*": 2}}, run={"keep": 9})
     run(wanted, digits, tmp_path / "whole")
@@ -110,6 +112,7 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one_with_head_average_and_b
     assert same(*(load_file(tmp_path / name / "model" / "task.safetensors") for name in ("whole", "broken")))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_the_tasks_state_is_damaged(digits, tmp_path, capsys):
     run(recipe(task=COLOUR), digits, tmp_path)
     whole, newest = losses(tmp_path), checkpoints(tmp_path / "checkpoints")[-1]
@@ -154,6 +157,7 @@ def test_a_recipe_names_a_task_of_your_own(digits, tmp_path, monkeypatch):
     assert Path("run/model/task.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_train_takes_a_task_or_its_class_and_the_folder_names_it(digits, tmp_path):
     run(recipe(), digits, tmp_path / "instance", task=Colour(ColourOptions(weight=0.25)))
     run(recipe(task_options={"weight": 0.25}), digits, tmp_path / "class", task=Colour)
@@ -168,12 +172,14 @@ def test_train_takes_a_task_or_its_class_and_the_folder_names_it(digits, tmp_pat
         run(recipe(), digits, folders[0], resume=True)
 
 
+@pytest.mark.slow
 def test_a_batch_may_be_a_list_of_crops_of_two_sizes(digits, tmp_path):
     run(recipe(mixing={"mixup": 0.0, "cutmix": 0.0, "smoothing": 0.0}), digits, tmp_path, task=Crops)
     assert len(losses(tmp_path)) == 12
     assert all(len(rounds) == 2 for _, rounds, _ in losses(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_task_may_run_some_of_the_rounds(digits, tmp_path):
     run(recipe(), digits, tmp_path, task=OneRound)
     assert all(len(rounds) == 1 for _, rounds, _ in losses(tmp_path))
@@ -181,6 +187,7 @@ def test_a_task_may_run_some_of_the_rounds(digits, tmp_path):
     assert len(evaluation["top1"]) == 2  # all rounds are validated
 
 
+@pytest.mark.slow
 def test_the_primary_metric_selects_the_best_model(digits, tmp_path, capsys):
     run(recipe(run={"keep": 9}), digits, tmp_path, task=Scored)
     saved = {path.name: load_file(path / "ema.safetensors") for path in checkpoints(tmp_path / "checkpoints")}
@@ -192,6 +199,7 @@ def test_the_primary_metric_selects_the_best_model(digits, tmp_path, capsys):
     assert "epoch 2: score 1.0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_checkpoint_from_before_tasks_knows_its_best(digits, tmp_path):
     assert TrainState.from_dict({"step": 3, "best_top1": 0.5, "best_step": 3}).best == 0.5
     assert TrainState.from_dict({"step": 3, "best_top1": -1.0, "best_step": -1}).best is None
