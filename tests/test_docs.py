@@ -129,6 +129,12 @@ def test_the_readme_shows_what_the_first_command_prints():
         assert float(gmacs) == pytest.approx(found.gmacs, abs=1e-3)
 
 
+def test_every_test_file_that_a_page_names_exists():
+    named = {file for page in PAGES for file in re.findall(r"tests/[\w/]+\.py", page.read_text(encoding="utf-8"))}
+    assert len(named) > 10
+    assert [file for file in sorted(named) if not (ROOT / file).exists()] == []
+
+
 def test_every_function_that_a_page_names_exists():
     """``engine/fold.py::FoldedRound.forward`` is a file of the package and a name in it."""
     named = [

@@ -30,6 +30,8 @@ def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:
     try:
         save_file({key: value.contiguous() for key, value in weights.items()}, path, metadata={"format": "pt"})
     except RuntimeError as error:
+        if "share memory" not in str(error):
+            raise
         raise ValueError(
             f"{path.name} cannot be written: {error} Store one of the tensors that share memory."
         ) from error

@@ -57,7 +57,7 @@ class TrainingStep:
         self.trained = RoundLosses(model, task)
         self.frozen = freeze(self.trained, recipe.optimizer)
         later = {id(parameter) for parameter, _ in self.frozen}
-        if all(id(parameter) in later for parameter in self.trained.parameters() if parameter.requires_grad):
+        if later and all(id(parameter) in later for parameter in self.trained.parameters() if parameter.requires_grad):
             raise ValueError("optimizer.freeze_epochs leaves no parameter to train in the first epoch; freeze fewer.")
         self.ema = ModelEmaV3(self.trained, decay=recipe.ema, use_warmup=recipe.ema_warmup)
         self.optimizer = make_optimizer(self.trained, recipe)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import progresvit
 from progresvit.config import make_rounds
 from progresvit.io import weights
-from progresvit.io.weights import weights_hash
+from progresvit.io.weights import weights_hash, write_safetensors
 from progresvit.model import ProgResViT, saving
 
 
@@ -277,3 +277,9 @@ def test_the_hash_of_weights_is_that_of_what_they_compute(small_model, tmp_path)
     with torch.no_grad():
         small_model.head.bias[0] += 1e-3
     assert weights_hash(small_model) != before
+
+
+def test_tensors_that_share_memory_are_refused_with_the_remedy(tmp_path):
+    shared = torch.zeros(3)
+    with pytest.raises(ValueError, match="Store one of the tensors that share memory"):
+        write_safetensors({"a": shared, "b": shared}, tmp_path / "task.safetensors")

@@ -204,7 +204,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest(digits, patt
 
 @pytest.mark.slow
 def test_freezing_everything_is_refused(digits):
-    with pytest.raises(ValueError, match="no parameter"):
+    with pytest.raises(ValueError, match="no parameter is left to train"):
         ready(recipe(optimizer={"freeze": ["*"]}), digits)
     with pytest.raises(ValueError, match="leaves no parameter to train in the first epoch"):
         ready(recipe(optimizer={"freeze_epochs": {"*": 1}}), digits)

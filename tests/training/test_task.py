@@ -309,3 +309,10 @@ def test_fields_of_the_config_can_be_set_by_name():
     assert load_recipe("192_240", ["model.fields={crop: 1.0}"]).model.config(**names).crop == 1.0
     with pytest.raises(ValueError, match="crpo"):
         load_recipe("192_240", ["model.fields={crpo: 1.0}"]).model.config(**names)
+
+
+def test_another_number_of_losses_in_a_later_step_is_refused(digits):
+    started = ready(recipe(), digits)
+    take_steps(started, 1)
+    with pytest.raises(ValueError, match="returned 1 losses after 2; return one for each round"):
+        started.step._update(1, torch.ones(1))
