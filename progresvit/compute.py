@@ -14,10 +14,11 @@ Letters: N patches, T tokens (N + 1), d active channels, W channels of the whole
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from itertools import accumulate
 from typing import Literal, get_args
 
-from progresvit.config import MLP_RATIO, PSG_METADATA, PSG_WIDTH, ModelConfig, Round
+from progresvit.config import MLP_RATIO, PSG_METADATA, PSG_WIDTH, BackboneConfig, ModelConfig, Round
 
 Convention = Literal["paper", "executed"]
 CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
@@ -38,9 +39,9 @@ class RoundMacs:
     attention_products: int
     mlp: int
     head: int
-    block_gates: int
-    projector: int
-    fusion_gates: int
+    block_gates: int = 0
+    projector: int = 0
+    fusion_gates: int = 0
 
     @property
     def total(self) -> int:
@@ -59,8 +60,7 @@ class RoundMacs:
 
 def round_macs(config: ModelConfig, convention: Convention = "paper") -> tuple[RoundMacs, ...]:
     """MACs that each round adds to those before it."""
-    if convention not in CONVENTIONS:
-        raise ValueError(f"unknown convention {convention!r}; use 'paper' or 'executed'.")
+    check_convention(convention)
     previous_rounds = (None, *config.rounds[:-1])
     return tuple(
         _one_round(config, round_, previous, folded=convention == "executed")
@@ -70,11 +70,12 @@ def round_macs(config: ModelConfig, convention: Convention = "paper") -> tuple[R
 
 def cumulative_gmacs(config: ModelConfig, convention: Convention = "paper") -> list[float]:
     """GMACs spent on an image that exits after each round."""
-    total, after = 0, []
-    for macs in round_macs(config, convention):
-        total += macs.total
-        after.append(total / 1e9)
-    return after
+    return accumulated_gmacs(round_macs(config, convention))
+
+
+def accumulated_gmacs(rounds: Sequence[RoundMacs]) -> list[float]:
+    """GMACs after each of rounds that build on each other."""
+    return [total / 1e9 for total in accumulate(macs.total for macs in rounds)]
 
 
 def average_gmacs(config: ModelConfig, exit_shares: Sequence[float], convention: Convention = "paper") -> float:
@@ -103,19 +104,59 @@ def parameters(config: ModelConfig) -> int:
 
 
 def _one_round(config: ModelConfig, round_: Round, previous: Round | None, *, folded: bool) -> RoundMacs:
-    patches = config.grid(round_) ** 2
-    tokens, width, depth = patches + 1, round_.width, config.depth
+    patches, depth = config.grid(round_) ** 2, config.depth
     gated = config.psg and not folded
-    return RoundMacs(
-        patch_embedding=patches * config.in_channels * config.patch_size**2 * (width if folded else config.width),
-        attention_projections=depth * tokens * 4 * width * width,  # q, k, v and the output
-        attention_products=depth * 2 * tokens * tokens * width,  # queries with keys, weights with values
-        mlp=depth * tokens * 2 * MLP_RATIO * width * width,
-        head=width * config.num_classes,
+    return replace(
+        stack_macs(config, "executed" if folded else "paper", resolution=round_.resolution, width=round_.width),
         block_gates=depth * (PSG_METADATA * PSG_WIDTH + BLOCK_GATES * _gate(config.width)) if gated else 0,
-        projector=_projector(previous.width, width, patches) if previous else 0,
-        fusion_gates=FUSION_GATES * _gate(width) if gated and previous else 0,
+        projector=_projector(previous.width, round_.width, patches) if previous else 0,
+        fusion_gates=FUSION_GATES * _gate(round_.width) if gated and previous else 0,
     )
+
+
+def stack_macs(
+    config: BackboneConfig,
+    convention: Convention,
+    *,
+    resolution: int,
+    width: int,
+    attention_width: int | None = None,
+    hidden: int | None = None,
+    blocks: int | None = None,
+    embeds: bool = True,
+) -> RoundMacs:
+    """MACs of a pass through a plain ViT, from the patch embedding to the head.
+
+    Args:
+        config: The whole backbone.
+        convention: Under ``paper`` the patch embedding counts at the full width.
+        resolution: Side of the image.
+        width: Channels of the tokens.
+        attention_width: Channels of queries, keys and values; None: as wide as the tokens.
+        hidden: Hidden channels of the MLP; None: four times the width.
+        blocks: Blocks that run; None: all.
+        embeds: Whether the image is embedded, or tokens are continued.
+    """
+    check_convention(convention)
+    patches = (resolution // config.patch_size) ** 2
+    tokens = patches + 1
+    attention_width = width if attention_width is None else attention_width
+    hidden = MLP_RATIO * width if hidden is None else hidden
+    blocks = config.depth if blocks is None else blocks
+    embedded = (config.width if convention == "paper" else width) if embeds else 0
+    return RoundMacs(
+        patch_embedding=patches * config.in_channels * config.patch_size**2 * embedded,
+        attention_projections=blocks * tokens * 4 * width * attention_width,  # q, k, v and the output
+        attention_products=blocks * 2 * tokens * tokens * attention_width,  # queries with keys, weights with values
+        mlp=blocks * tokens * 2 * width * hidden,
+        head=width * config.num_classes,
+    )
+
+
+def check_convention(convention: str) -> None:
+    """Refuse a convention that does not exist."""
+    if convention not in CONVENTIONS:
+        raise ValueError(f"unknown convention {convention!r}; use 'paper' or 'executed'.")
 
 
 def _gate(width: int) -> int:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PlainValidator, StrictBool, ValidationError, model_validator
+from pydantic import Field, PlainValidator, ValidationError, model_validator
 
 from progresvit.io.parse import Section, did_you_mean, explain
 
@@ -184,25 +185,21 @@ class Round(BaseRound):
         return self.heads * HEAD_WIDTH
 
 
-class ModelConfig(BaseConfig):
-    """Everything needed to build a ProgResViT and to preprocess its images; validated on creation."""
+class BackboneConfig(BaseConfig):
+    """What the configs of ProgResViT and of the baselines share: rounds of one ViT backbone.
 
-    kind: Literal["progresvit"] = "progresvit"
-    rounds: tuple[Round, ...]
-    """First to last. Neither resolution nor heads may shrink on the way."""
+    A kind of model names its type of rounds and sets ``kind``.
+    """
+
     heads: Count
     """Attention heads of the whole backbone: 3 is Ti, 6 is S, 12 is B."""
     depth: Count = 12
-    """Transformer blocks; every round runs all of them."""
+    """Transformer blocks of the whole backbone."""
     patch_size: Count = 16
     position_resolution: Count | None = None
     """Resolution whose grid the position embedding is stored for; None becomes the highest of the rounds."""
-    psg: StrictBool = True
-    """Progress-Conditioned Soft Gating on or off."""
     layer_scale: Number | None = None
     """Start value of the backbone's LayerScale; None omits LayerScale."""
-
-    ignored_keys: ClassVar[frozenset[str]] = frozenset({"architecture", "pretrained_cfg"})
 
     @property
     def width(self) -> int:
@@ -215,7 +212,7 @@ class ModelConfig(BaseConfig):
         assert self.position_resolution is not None, "resolved on creation"
         return self.position_resolution // self.patch_size
 
-    def grid(self, round_: Round) -> int:
+    def grid(self, round_: BaseRound) -> int:
         """Side of a round's patch grid."""
         return round_.resolution // self.patch_size
 
@@ -224,6 +221,38 @@ class ModelConfig(BaseConfig):
         if "rounds" in changes:
             changes = {"position_resolution": None, **changes}
         return super().replace(**changes)
+
+    @model_validator(mode="after")
+    def _check_backbone(self) -> Self:
+        if self.position_resolution is None:
+            object.__setattr__(self, "position_resolution", self.resolution)
+        for resolution in (*(round_.resolution for round_ in self.rounds), self.position_resolution):
+            assert resolution is not None
+            _require_patches(resolution, self.patch_size)
+        for number, round_ in enumerate(self.rounds, start=1):
+            if isinstance(round_, Round) and round_.heads > self.heads:
+                raise ValueError(
+                    f"round {number} asks for {round_.heads} heads but the model has {self.heads}; "
+                    f"use at most {self.heads} or build a model with heads={round_.heads}."
+                )
+        if self.layer_scale is not None and self.layer_scale <= 0:
+            raise ValueError(
+                f"layer_scale is a start value above 0 (DeiT-III uses 1e-6) or null for none, not {self.layer_scale!r}."
+            )
+        return self
+
+
+class ModelConfig(BackboneConfig):
+    """Everything needed to build a ProgResViT and to preprocess its images; validated on creation."""
+
+    kind: Literal["progresvit"] = "progresvit"
+    rounds: tuple[Round, ...]
+    """First to last. Neither resolution nor heads may shrink on the way."""
+    psg: Literal[True, False, "static"] = True
+    """Progress-Conditioned Soft Gating on or off; ``static`` gates see the same metadata in every round, so they are
+    learned scales that do not depend on the round (the control of the construction study)."""
+
+    ignored_keys: ClassVar[frozenset[str]] = frozenset({"architecture", "pretrained_cfg"})
 
     def foreign_keys(self) -> dict[str, Any]:
         """What timm's loader reads."""
@@ -245,34 +274,24 @@ class ModelConfig(BaseConfig):
         }
 
     @model_validator(mode="after")
-    def _check_geometry(self) -> Self:
-        if self.position_resolution is None:
-            object.__setattr__(self, "position_resolution", self.resolution)
-        for resolution in (*(round_.resolution for round_ in self.rounds), self.position_resolution):
-            assert resolution is not None
-            _require_patches(resolution, self.patch_size)
-        for number, round_ in enumerate(self.rounds, start=1):
-            if round_.heads > self.heads:
-                raise ValueError(
-                    f"round {number} asks for {round_.heads} heads but the model has {self.heads}; "
-                    f"use at most {self.heads} or build a model with heads={round_.heads}."
-                )
-        for number, (previous, round_) in enumerate(zip(self.rounds, self.rounds[1:]), start=2):
-            if round_.heads < previous.heads:
-                raise ValueError(
-                    f"round {number} is narrower than the one before ({round_.heads} after {previous.heads} heads); "
-                    "order the rounds from narrow to wide."
-                )
-            if round_.resolution < previous.resolution:
-                raise ValueError(
-                    f"round {number} is coarser than the one before "
-                    f"({round_.resolution} after {previous.resolution} pixels); order the rounds from coarse to fine."
-                )
-        if self.layer_scale is not None and self.layer_scale <= 0:
-            raise ValueError(
-                f"layer_scale is a start value above 0 (DeiT-III uses 1e-6) or null for none, not {self.layer_scale!r}."
-            )
+    def _check_rounds(self) -> Self:
+        check_growing(self.rounds)
         return self
+
+
+def check_growing(rounds: Sequence[Round]) -> None:
+    """Refuse rounds that become narrower or coarser on the way."""
+    for number, (previous, round_) in enumerate(pairwise(rounds), start=2):
+        if round_.heads < previous.heads:
+            raise ValueError(
+                f"round {number} is narrower than the one before ({round_.heads} after {previous.heads} heads); "
+                "order the rounds from narrow to wide."
+            )
+        if round_.resolution < previous.resolution:
+            raise ValueError(
+                f"round {number} is coarser than the one before "
+                f"({round_.resolution} after {previous.resolution} pixels); order the rounds from coarse to fine."
+            )
 
 
 def parse_object(text: str) -> dict[str, Any]:

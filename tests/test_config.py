@@ -82,7 +82,7 @@ def small(**changes):
         (lambda: Round(resolution=192.0, heads=3), "resolution: input should be a valid integer"),
         (lambda: small(depth=0), "depth: input should be greater than or equal to 1"),
         (lambda: small(heads=True), "heads: input should be a valid integer"),
-        (lambda: small(psg="yes"), "psg: input should be a valid boolean"),
+        (lambda: small(psg="yes"), "psg: unknown value 'yes'"),
         (lambda: small(layer_scale=-1.0), "layer_scale is a start value above 0"),
         (lambda: small(mean=(0.5,)), "mean needs 3 numbers"),
         (lambda: small(std=(0.2, 0.0, 0.2)), "must be above 0"),

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from progresvit.config import HEAD_WIDTH, MLP_RATIO
 from progresvit.model import ProgResViT, RoundOutput
+from progresvit.model.backbone import resize
 from progresvit.model.blocks import NORM_EPS, Block, LayerScale
 from progresvit.model.projector import TokenProjector
 from progresvit.model.psg import BlockGates
-from progresvit.model.vit import resize
 
 
 class Dense(nn.Module):

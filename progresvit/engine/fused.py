@@ -22,8 +22,8 @@ from progresvit.config import HEAD_WIDTH, ModelConfig
 from progresvit.engine import kernels
 from progresvit.engine.fold import Dense, FoldedBlock, FoldedRound
 from progresvit.model import RoundOutput
+from progresvit.model.backbone import resizing_matrix
 from progresvit.model.blocks import NORM_EPS
-from progresvit.model.vit import resizing_matrix
 
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0

@@ -65,7 +65,7 @@ def explain(problem: Mapping[str, Any], model: type[BaseModel]) -> str:
     if problem["type"] == "extra_forbidden":
         return f"{key}: unknown key; {did_you_mean(location[-1], _known_keys(model, location[:-1]))}"
     if problem["type"] == "literal_error":
-        known = re.findall("'([^']*)'", problem["ctx"]["expected"])
+        known = [text or word for text, word in re.findall(r"'([^']*)'|\b(True|False)\b", problem["ctx"]["expected"])]
         return f"{key}: unknown value {problem['input']!r}; {did_you_mean(problem['input'], known)}"
     if problem["type"] in ("tuple_type", "list_type"):
         return f"{key}: a list is needed, such as [{problem['input']}], not {problem['input']!r}"

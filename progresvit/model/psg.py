@@ -110,14 +110,26 @@ class FusionPSG(nn.Module):
 
 
 class PSG(nn.Module):
-    """The shared encoder and all gates of a model."""
+    """The shared encoder and all gates of a model.
+
+    Static gates see the metadata of round 0 in every round: the same number of scales, but none that depends on the
+    round.
+    """
 
     metadata: Tensor
 
-    def __init__(self, *, resolutions: Sequence[int], widths: Sequence[int], depth: int, full_width: int) -> None:
+    def __init__(
+        self,
+        *,
+        resolutions: Sequence[int],
+        widths: Sequence[int],
+        depth: int,
+        full_width: int,
+        static: bool = False,
+    ) -> None:
         super().__init__()
-        self.resolutions, self.widths, self.depth = tuple(resolutions), tuple(widths), depth
-        self.register_buffer("metadata", stage_metadata(resolutions, depth), persistent=False)  # (S, D, 5)
+        self.resolutions, self.widths, self.depth, self.static = tuple(resolutions), tuple(widths), depth, static
+        self.register_buffer("metadata", self._make_metadata(), persistent=False)  # (S, D, 5)
         self.encoder = nn.Linear(PSG_METADATA, PSG_WIDTH)
         self.blocks = nn.ModuleList(BlockPSG(width=full_width) for _ in range(depth))
         self.fusions = nn.ModuleList(FusionPSG(width=width) for width in self.widths[1:])
@@ -154,5 +166,9 @@ class PSG(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PSG:
         """Metadata moves with the module but stays exact: ``model.half().float()`` must not round it."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.metadata = stage_metadata(self.resolutions, self.depth).to(self.metadata.device)
+        self.metadata = self._make_metadata().to(self.metadata.device)
         return self
+
+    def _make_metadata(self) -> Tensor:
+        metadata = stage_metadata(self.resolutions, self.depth)
+        return metadata[:1].expand_as(metadata).clone() if self.static else metadata

@@ -1,6 +1,6 @@
 """Kinds of models: for each, where its config class and its model class are imported from.
 
-No torch is imported until a model is built, so a config is read without it.
+The config of a ProgResViT is read without importing torch; a baseline keeps its config beside its model.
 """
 
 from __future__ import annotations
@@ -32,6 +32,13 @@ class Kind(NamedTuple):
 
 KINDS: dict[str, Kind] = {
     DEFAULT_KIND: Kind(config="progresvit.config:ModelConfig", model="progresvit.model.vit:ProgResViT"),
+    **{
+        name.lower(): Kind(
+            config=f"progresvit.baselines.{name.lower()}:{name}Config",
+            model=f"progresvit.baselines.{name.lower()}:{name}",
+        )
+        for name in ("ThinkingViT",)
+    },
 }
 
 

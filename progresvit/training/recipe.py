@@ -40,7 +40,7 @@ class Model(Section):
     """Heads of each round, given together with resolutions; the last number is the model's."""
     num_classes: int | None = Field(None, ge=1)
     """None: as many as the data has."""
-    psg: bool | None = None
+    psg: Literal[True, False, "static"] | None = None
     layer_scale: float | None = None
     depth: int | None = None
     patch_size: int | None = None

@@ -18,7 +18,7 @@ from progresvit.engine.export.manifest import Manifest, hash_file
 from progresvit.engine.onnx_backend import GraphRounds
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
-from progresvit.model.vit import resize, resizing_matrix
+from progresvit.model.backbone import resize, resizing_matrix
 from progresvit.routing import Setting, SettingWarning
 from tests.engine.conftest import CONFIGS, LABELS, random_pixels
 

@@ -31,7 +31,7 @@ from progresvit.io.files import replacing_folder
 from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
-from progresvit.model.vit import resizing_matrix
+from progresvit.model.backbone import resizing_matrix
 from progresvit.routing.decide import Threshold, as_thresholds
 from progresvit.routing.settings import Setting, SettingWarning
 

@@ -1,0 +1,204 @@
+"""The ViT that ProgResViT and the baselines share: patch embedding, blocks, final norm and head, sliced to any width.
+
+Parameters have timm's names, so that a plain ViT's weights load by name.
+
+Letters: B images, C image channels, r resolution, g side of the patch grid, N tokens (g * g patches and the class
+token), d active channels, W channels of the whole backbone, K classes, s a round counted from 0.
+"""
+
+from __future__ import annotations
+
+import progresvit._torchvision  # noqa: F401  (ahead of timm)
+
+# isort: split
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import calculate_drop_path_rates, resample_abs_pos_embed, trunc_normal_
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from progresvit.config import BackboneConfig, BaseRound
+from progresvit.model import registry, slicing
+from progresvit.model.blocks import NORM_EPS, Block
+from progresvit.model.interface import RoundModel
+from progresvit.model.outputs import RoundOutput
+
+
+class PatchEmbed(nn.Module):
+    """Holds the patch embedding, shared by all rounds."""
+
+    def __init__(self, *, in_channels: int, width: int, patch_size: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_channels, width, kernel_size=patch_size, stride=patch_size)
+
+
+class Backbone(nn.Module):
+    """A plain ViT whose layers run at the width of their input. A model adds ``run_round``."""
+
+    config: BackboneConfig
+
+    def __init__(self, config: BackboneConfig, *, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.config = config
+        self.grad_checkpointing = False
+        width = config.width
+        self.patch_embed = PatchEmbed(in_channels=config.in_channels, width=width, patch_size=config.patch_size)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, config.stored_grid**2 + 1, width))
+        self.blocks = nn.ModuleList(
+            Block(width=width, layer_scale=config.layer_scale, drop_path=rate)
+            for rate in calculate_drop_path_rates(drop_path, config.depth)
+        )
+        self.norm = nn.LayerNorm(width, eps=NORM_EPS)
+        self.head = _new_head(width, config.num_classes)
+        trunc_normal_(self.pos_embed, std=0.02)  # as timm initialises a ViT
+        nn.init.normal_(self.cls_token, std=1e-6)
+        self.apply(_init_linear)
+
+    def forward(self, images: Tensor) -> tuple[RoundOutput, ...]:
+        """Every round, first to last, with no early exit. Images are (B, C, H, H), H the highest resolution or more."""
+        check_images(images, channels=self.config.in_channels, smallest=self.config.resolution)
+        outputs: list[RoundOutput] = []
+        for s in range(len(self.config.rounds)):
+            previous = outputs[-1].tokens if outputs and self.config.routable else None
+            outputs.append(self.run_round(s, images, previous))
+        return tuple(outputs)
+
+    def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
+        """Round s, counted from 0; ``previous`` holds the tokens of the round before, if rounds build on each other."""
+        raise NotImplementedError
+
+    def embed(self, images: Tensor, *, resolution: int, width: int) -> Tensor:
+        """Tokens of the image at a resolution and width: (B, C, H, H) -> (B, N, d)."""
+        grid = resolution // self.config.patch_size
+        images = resize(images, resolution)  # (B, C, H, H) -> (B, C, r, r)
+        x = slicing.patches(images, self.patch_embed.proj, width)  # (B, C, r, r) -> (B, g * g, d)
+        class_token = self.cls_token[..., :width].expand(x.shape[0], -1, -1)  # (1, 1, W) -> (B, 1, d)
+        position: Tensor = resample_abs_pos_embed(self.pos_embed[..., :width], new_size=[grid, grid])  # -> (1, N, d)
+        return torch.cat([class_token.to(x.dtype), x], dim=1) + position
+
+    def run_block(self, block: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
+        """One block, recomputed in the backward pass if gradient checkpointing is on."""
+        if self.grad_checkpointing and torch.is_grad_enabled():
+            recomputed: Tensor = checkpoint(block, x, *arguments, use_reentrant=False)
+            return recomputed
+        return block(x, *arguments)
+
+    def classify(self, tokens: Tensor) -> Tensor:
+        """Logits of the class token, from any round's width: (B, N, d) -> (B, K)."""
+        class_token = tokens[:, 0]  # (B, N, d) -> (B, d)
+        return slicing.linear(class_token, self.head) if isinstance(self.head, nn.Linear) else class_token
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """A fresh head for another set of classes; 0 removes it. The class names of the old head are removed."""
+        self.config = self.config.replace(num_classes=num_classes, class_ids=None, labels=None)
+        self.head = _new_head(self.config.width, num_classes).to(self.cls_token)
+        _init_linear(self.head)
+
+    def keep_classes(self, rows: Sequence[int]) -> RoundModel:
+        """A copy with only these classes, in this order."""
+        known = range(self.config.num_classes)
+        if not rows or len(set(rows)) < len(rows) or not all(row in known for row in rows):
+            raise ValueError(f"give distinct rows of the head, from 0 to {len(known) - 1}, not {list(rows)}.")
+        names = {
+            name: None if values is None else tuple(values[row] for row in rows)
+            for name, values in (("class_ids", self.config.class_ids), ("labels", self.config.labels))
+        }
+        chosen = torch.tensor(rows)
+        weights = {
+            key: value[chosen.to(value.device)] if key.startswith("head.") else value
+            for key, value in self.state_dict().items()
+        }
+        kept = registry.build(self.config.replace(num_classes=len(rows), **names)).to(self.cls_token)
+        kept.load_state_dict(weights)
+        return kept.train(self.training)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block's activations in the backward pass instead of storing them."""
+        self.grad_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that no optimizer should decay, besides vectors and biases."""
+        return {"pos_embed", "cls_token"}
+
+    def check_round(self, s: int, images: Tensor) -> BaseRound:
+        """The round's config; refuses a round that does not exist and images that it cannot take."""
+        rounds = self.config.rounds
+        if not 0 <= s < len(rounds):
+            raise ValueError(f"there is no round {s}; this model has rounds 0 to {len(rounds) - 1}.")
+        check_images(images, channels=self.config.in_channels, smallest=rounds[s].resolution)
+        return rounds[s]
+
+    def check_alternative(self, s: int, previous: Tensor | None) -> None:
+        """Refuse tokens of another round in a model whose rounds are alternatives of each other."""
+        if previous is not None:
+            raise ValueError(
+                f"the rounds of {type(self).__name__} are alternatives that start from the image alone; "
+                f"call round {s} without previous."
+            )
+
+    def check_previous(self, s: int, images: Tensor, previous: Tensor | None, *, tokens: int, width: int) -> None:
+        """Refuse anything but the tokens of the previous round, shaped (B, tokens, width), or nothing in round 0."""
+        if s == 0:
+            if previous is not None:
+                raise ValueError("round 0 starts from the image alone; call it without previous.")
+            return
+        expected = (images.shape[0], tokens, width)
+        if previous is None or tuple(previous.shape) != expected:
+            got = "nothing" if previous is None else tuple(previous.shape)
+            raise ValueError(
+                f"round {s} needs the tokens of round {s - 1} for the same images, shaped {expected}, and got {got}; "
+                f"pass previous=model.run_round({s - 1}, ...).tokens."
+            )
+
+
+def check_images(images: Tensor, *, channels: int, smallest: int) -> None:
+    """Refuse anything but a batch of square, normalised images that are large enough."""
+    if images.ndim != 4 or images.shape[1] != channels:
+        raise ValueError(
+            f"images are a batch shaped (B, {channels}, H, H), not {tuple(images.shape)}; "
+            f"this model takes {channels} channels (change in_channels to build another)."
+        )
+    height, width = images.shape[-2:]
+    if height != width:
+        raise ValueError(f"images must be square, not {height}x{width}; crop or pad them first.")
+    if height < smallest:
+        raise ValueError(
+            f"images of {height} pixels are too small; give at least {smallest}, "
+            "the resolution of the rounds, or resize them first."
+        )
+    if not images.is_floating_point():
+        raise ValueError(
+            f"images are normalised floating-point pixels, not {images.dtype}; "
+            "scale them to 0..1, subtract config.mean and divide by config.std."
+        )
+
+
+def resize(images: Tensor, resolution: int) -> Tensor:
+    """Bicubic with antialias, in float32 (on a CPU there is no kernel of lower precision)."""
+    if images.shape[-1] == resolution:
+        return images
+    size = (resolution, resolution)
+    resized = F.interpolate(images.float(), size=size, mode="bicubic", antialias=True, align_corners=False)
+    return resized.to(images.dtype)
+
+
+def resizing_matrix(source: int, target: int) -> Tensor:
+    """``resize`` along one side as a matrix, with the same float32 weights: (target, source)."""
+    identity = torch.eye(source)[None, None]  # resized in one direction only, it becomes the matrix
+    size = (target, source)
+    return F.interpolate(identity, size=size, mode="bicubic", antialias=True, align_corners=False)[0, 0]
+
+
+def _new_head(width: int, num_classes: int) -> nn.Module:
+    return nn.Linear(width, num_classes) if num_classes else nn.Identity()
+
+
+def _init_linear(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

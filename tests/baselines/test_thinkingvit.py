@@ -1,0 +1,123 @@
+"""ThinkingViT: its sum written out, its MACs by hand, shared weights, and what it refuses."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from progresvit.baselines.thinkingvit import ThinkingViT, ThinkingViTConfig
+from progresvit.config import make_rounds
+from progresvit.model import RoundModel, registry
+
+TINY = {"rounds": make_rounds([32, 32], [1, 2]), "heads": 2, "depth": 2, "num_classes": 5}
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    made = ThinkingViT(ThinkingViTConfig(**TINY)).eval()
+    with torch.no_grad():
+        made.transitions[0].alpha.fill_(0.7)
+    return made
+
+
+@pytest.fixture
+def images():
+    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def plain_blocks(model, x):
+    """Blocks and final norm at the width of x, written with nothing but products."""
+    d = x.shape[-1]
+    for block in model.blocks:
+        seen = F.layer_norm(x, (d,), block.norm1.weight[:d], block.norm1.bias[:d], 1e-6)
+        rows = [slice(part * model.config.width, part * model.config.width + d) for part in range(3)]
+        qkv, layer = [], block.attn.qkv
+        for row in rows:
+            projected = seen @ layer.weight[row, :d].T + layer.bias[row]
+            qkv.append(projected.unflatten(-1, (-1, 64)).transpose(1, 2))
+        weights = (qkv[0] @ qkv[1].mT / 8).softmax(dim=-1)
+        mixed = (weights @ qkv[2]).transpose(1, 2).flatten(2)
+        x = x + mixed @ block.attn.proj.weight[:d, :d].T + block.attn.proj.bias[:d]
+        seen = F.layer_norm(x, (d,), block.norm2.weight[:d], block.norm2.bias[:d], 1e-6)
+        hidden = F.gelu(seen @ block.mlp.fc1.weight[: 4 * d, :d].T + block.mlp.fc1.bias[: 4 * d])
+        x = x + hidden @ block.mlp.fc2.weight[:d, : 4 * d].T + block.mlp.fc2.bias[:d]
+    return F.layer_norm(x, (d,), model.norm.weight[:d], model.norm.bias[:d], 1e-6)
+
+
+def literal_rounds(model, images):
+    """The two rounds of ThinkingViT as METHOD describes them."""
+    embedded = F.conv2d(images, model.patch_embed.proj.weight, model.patch_embed.proj.bias, stride=16)
+    patches = embedded.flatten(2).mT
+    embedded = torch.cat([model.cls_token.expand(len(images), -1, -1), patches], dim=1) + model.pos_embed
+    first = plain_blocks(model, embedded[..., :64])
+    step = model.transitions[0]
+    second = plain_blocks(model, embedded + step.alpha * (first @ step.widen.weight.T + step.widen.bias))
+    return [x[:, 0] @ model.head.weight[:, : x.shape[-1]].T + model.head.bias for x in (first, second)]
+
+
+def test_both_rounds_equal_the_sum_written_out(model, images):
+    for output, literal in zip(model(images), literal_rounds(model, images), strict=True):
+        torch.testing.assert_close(output.logits, literal, atol=1e-5, rtol=0)
+
+
+def test_the_loss_is_the_mean_of_the_rounds_cross_entropies(model, images):
+    from progresvit.data.loader import Batch
+    from progresvit.training.tasks.supervised import Supervised
+
+    targets = F.one_hot(torch.tensor([0, 4, 2]), 5).float()
+    losses = Supervised().losses(model(images), Batch(images, targets))
+    literal = [-(targets * logits.log_softmax(-1)).sum(1).mean() for logits in literal_rounds(model, images)]
+    torch.testing.assert_close(losses.mean(), sum(literal) / 2, atol=1e-5, rtol=0)
+
+
+def test_at_the_start_the_last_round_is_the_plain_vit(images):
+    torch.manual_seed(0)
+    model = ThinkingViT(ThinkingViTConfig(**TINY)).eval()
+    alone = ThinkingViT(ThinkingViTConfig(**{**TINY, "rounds": make_rounds([32], [2])})).eval()
+    weights = {key: value for key, value in model.state_dict().items() if key in alone.state_dict()}
+    alone.load_state_dict(weights)
+    assert torch.equal(model(images)[1].logits, alone(images)[0].logits)
+
+
+def test_rounds_share_their_weights(model, images):
+    before = [output.logits for output in model(images)]
+    with torch.no_grad():
+        model.blocks[0].mlp.fc1.weight[0, 0] += 1
+    after = [output.logits for output in model(images)]
+    assert not torch.equal(before[0], after[0])
+    assert not torch.equal(before[1], after[1])
+
+
+def test_alpha_learns_from_its_start_at_zero(images):
+    torch.manual_seed(0)
+    model = ThinkingViT(ThinkingViTConfig(**TINY))
+    model(images)[1].logits.square().sum().backward()
+    assert model.transitions[0].alpha.grad != 0
+
+
+def test_macs_by_hand_for_deit_s():
+    config = ThinkingViTConfig(rounds=make_rounds([224, 224], [3, 6]), heads=6)
+    with torch.device("meta"):
+        model = ThinkingViT(config)
+
+    def stack(d, embedded):
+        return 196 * 768 * embedded + 12 * (197 * 12 * d * d + 2 * 197 * 197 * d) + 1000 * d
+
+    transition = 197 * 192 * 384
+    executed = stack(192, 192) + stack(384, 384) + transition
+    paper = stack(192, 384) + stack(384, 384) + transition
+    assert model.gmacs("executed")[-1] == executed / 1e9
+    assert model.gmacs("paper")[-1] == paper / 1e9
+    assert [round(number / 1e9, 3) for number in (executed, paper)] == [5.867, 5.896]
+    assert round((executed - transition) / 1e9, 2) == 5.85  # as published
+
+
+def test_it_is_a_registered_round_model(model):
+    assert isinstance(model, RoundModel)
+    again = registry.build(registry.parse_config(model.config.to_dict()))
+    again.load_state_dict(model.state_dict())
+
+
+def test_two_resolutions_are_refused():
+    with pytest.raises(ValueError, match="one resolution, not at 32 and 64"):
+        ThinkingViTConfig(**{**TINY, "rounds": make_rounds([32, 64], [1, 2])})
