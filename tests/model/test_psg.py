@@ -2,7 +2,9 @@ import math
 
 import torch
 
+import progresvit
 from progresvit.config import ModelConfig, make_rounds
+from progresvit.engine.fold import fold
 from progresvit.model import ProgResViT
 from progresvit.model.psg import stage_metadata
 
@@ -59,3 +61,31 @@ def test_metadata_survives_a_change_of_precision(small_model):
 
 def test_metadata_is_not_stored_with_the_weights(small_model):
     assert not any("metadata" in key for key in small_model.state_dict())
+
+
+def test_static_gates_do_not_depend_on_the_round(small_config, randomize, tmp_path):
+    static = randomize(ProgResViT(small_config.replace(psg="static")))
+    conditioned = ProgResViT(small_config)
+    conditioned.load_state_dict(static.state_dict())  # the same parameters
+    assert static.gmacs() == conditioned.gmacs()
+    for first, second in zip(static.gates(0).blocks, static.gates(1).blocks, strict=True):
+        for narrow, wide in zip(first, second, strict=True):
+            assert torch.equal(narrow, wide[: len(narrow)])
+    for first, second in zip(conditioned.gates(0).blocks, conditioned.gates(1).blocks, strict=True):
+        assert not torch.allclose(first.attn, second.attn[: len(first.attn)])
+    progresvit.save(static, tmp_path / "static")
+    loaded = progresvit.load(tmp_path / "static")
+    assert loaded.config.psg == "static"
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(loaded(images)[1].logits, static.eval()(images)[1].logits)
+    assert torch.equal(loaded.half().float().psg.metadata[1], stage_metadata([16, 32], 2)[0])
+
+
+def test_the_engine_folds_static_gates(small_config, randomize):
+    model = randomize(ProgResViT(small_config.replace(psg="static"))).eval()
+    images = torch.randn(2, 3, 32, 32)
+    first = model.run_round(0, images)
+    folded = fold(model)
+    torch.testing.assert_close(folded[0](images).logits, first.logits, atol=1e-4, rtol=1e-4)
+    second = model.run_round(1, images, first.tokens)
+    torch.testing.assert_close(folded[1](images, first.tokens).logits, second.logits, atol=1e-4, rtol=1e-4)
