@@ -11,6 +11,7 @@ import progresvit._torchvision  # noqa: F401  (ahead of timm)
 # isort: split
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -145,6 +146,11 @@ class ProgResViT(nn.Module):
         kept = ProgResViT(self.config.replace(num_classes=len(rows), **names)).to(self.cls_token)
         kept.load_state_dict(weights)
         return kept.train(self.training)
+
+    def start_quiet(self) -> None:
+        """Begin with rounds that ignore the round before, so that the last one is the plain ViT of the backbone."""
+        for projector in self.projectors:
+            cast(TokenProjector, projector).start_quiet()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block's activations in the backward pass instead of storing them."""
