@@ -1,11 +1,11 @@
-"""Models from elsewhere: timm's registry, its DeiT and ViT weights, and the authors' checkpoints.
+"""Models from elsewhere: timm's registry, pretrained starts, and the authors' checkpoints.
 
 Importing this package registers every preset with timm.
 """
 
 import progresvit._torchvision  # noqa: F401  (ahead of timm)
 from progresvit.interop.official import OFFICIAL_MODELS, import_official
+from progresvit.interop.start import start_from, start_from_timm
 from progresvit.interop.timm_registry import TimmProgResViT
-from progresvit.interop.timm_start import start_from_timm
 
-__all__ = ["OFFICIAL_MODELS", "TimmProgResViT", "import_official", "start_from_timm"]
+__all__ = ["OFFICIAL_MODELS", "TimmProgResViT", "import_official", "start_from", "start_from_timm"]

@@ -1,13 +1,7 @@
-"""The authors' checkpoints, PyTorch pickles with key names of their own, converted to ProgResViT models.
-
-This is the only module that opens a pickle, always with ``weights_only=True``: tensors and plain containers are read,
-code is refused. One more class is allowed, ``argparse.Namespace``, in which timm's training script stores its options;
-it holds values and runs nothing.
-"""
+"""The authors' checkpoints, PyTorch pickles with key names of their own, converted to ProgResViT models."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -19,6 +13,7 @@ from torch import Tensor
 
 from progresvit.config import HEAD_WIDTH, ModelConfig, make_rounds, preset
 from progresvit.io.model_folder import download
+from progresvit.io.weights import read_pickle
 from progresvit.model.saving import check_fit
 from progresvit.model.vit import ProgResViT
 
@@ -33,7 +28,6 @@ OFFICIAL_MODELS: Mapping[str, ModelConfig] = {
 }
 """Hub ids of the authors' ImageNet models and their configs."""
 
-_WEIGHTS_UNDER = ("state_dict_ema", "model_ema", "state_dict", "model")  # the first found; else the file itself
 _NEEDED = {
     "cls_token": 3,
     "pos_embed": 3,
@@ -78,12 +72,11 @@ def import_official(file: str | os.PathLike[str], *, resolutions: Sequence[int] 
     file = Path(file)
     if not file.is_file():
         raise ValueError(f"there is no file {file}; give the path of one of the authors' .pth.tar files.")
-    weights = _read_pickle(file)
+    weights = read_pickle(file)
     missing = [key for key in _NEEDED if key not in weights]
     if missing:
         raise ValueError(f"{file} is no ProgResViT checkpoint of the authors: it has no {', '.join(missing)}.")
-    unfit = [key for key, value in weights.items() if value.layout != torch.strided or value.is_meta]
-    unfit += [key for key, dimensions in _NEEDED.items() if weights[key].ndim != dimensions]
+    unfit = [key for key, dimensions in _NEEDED.items() if weights[key].ndim != dimensions]
     if unfit:
         raise ValueError(f"{file} is damaged: {', '.join(unfit[:4])} are not weights of this kind; download it again.")
     config = _config(weights, file.name, resolutions)
@@ -103,30 +96,6 @@ def load_official(repo_id: str, *, revision: str | None = None) -> ProgResViT:
         raise ValueError(f"{repo_id} should hold one .pth.tar file and holds: {names}; see progresvit import-official.")
     config = OFFICIAL_MODELS[repo_id]
     return import_official(files[0], resolutions=[round_.resolution for round_ in config.rounds])
-
-
-def _read_pickle(file: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint, the EMA's if it has them, without the ``module.`` of a distributed run."""
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            stored = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch and pickle raise nearly anything on damaged files
-        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if asked:
-            raise ValueError(
-                f"{file} contains {asked[1]}, which could run code, so it was not opened. Only tensors are read; save "
-                "the weights alone with torch.save({'state_dict': model.state_dict()}, FILE)."
-            ) from error
-        raise ValueError(
-            f"{file} is damaged or no PyTorch checkpoint ({type(error).__name__}); copy or download it again."
-        ) from error
-    for name in _WEIGHTS_UNDER:
-        if isinstance(stored, Mapping) and isinstance(stored.get(name), Mapping):
-            stored = stored[name]
-            break
-    if not isinstance(stored, Mapping) or not all(isinstance(value, Tensor) for value in stored.values()):
-        raise ValueError(f"{file} holds no weights under {', '.join(_WEIGHTS_UNDER)} nor at its top level.")
-    return {str(key).removeprefix("module."): value for key, value in stored.items()}
 
 
 def _config(weights: Mapping[str, Tensor], name: str, resolutions: Sequence[int] | None) -> ModelConfig:

@@ -32,6 +32,13 @@ class TokenProjector(nn.Module):
         assert self.widen_patches.bias is not None
         nn.init.zeros_(self.widen_patches.bias)
 
+    @torch.no_grad()
+    def start_quiet(self) -> None:
+        """Set the widening layers to zero: nothing is added to the next round until training changes them."""
+        for layer in (self.widen_patches, self.widen_class):
+            for parameter in layer.parameters():
+                parameter.zero_()
+
     def forward(self, tokens: Tensor) -> Tensor:
         class_token, patches = tokens[:, :1], tokens[:, 1:]
         side = math.isqrt(patches.shape[1])

@@ -7,6 +7,7 @@ a round, s a round counted from 0.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -67,6 +68,11 @@ class ProgResViT(Backbone):
         """Fuse the new tokens of round s with the projected tokens of the previous round: both (B, N, d)."""
         projected: Tensor = self.projectors[s - 1](previous)  # to the grid and the width of round s
         return gates.image * x + gates.previous * projected
+
+    def start_quiet(self) -> None:
+        """Begin with rounds that ignore the round before, so that the last one is the plain ViT of the backbone."""
+        for projector in self.projectors:
+            cast(TokenProjector, projector).start_quiet()
 
     def _check_input(self, s: int, images: Tensor, previous: Tensor | None) -> None:
         self.check_round(s, images)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, cast
-
 from timm.data import ImageNetInfo
-from torch import nn
 
-from progresvit import api
-from progresvit.interop import start_from_timm
-from progresvit.io.model_folder import find_folder
+from progresvit.interop import start_from
 from progresvit.model import registry
 from progresvit.model.interface import RoundModel
-from progresvit.model.saving import check_fit
 from progresvit.training.recipe import Recipe
 
 
 def build_model(recipe: Recipe, class_ids: tuple[str, ...]) -> RoundModel:
-    """The recipe's model for these classes (none: without a head), with the weights that it starts from."""
+    """The recipe's model for these classes (none: without a head), with random weights."""
     count = len(class_ids)
     classes = recipe.model.num_classes or count
     if classes < count:
@@ -32,25 +25,17 @@ def build_model(recipe: Recipe, class_ids: tuple[str, ...]) -> RoundModel:
         )
     except ValueError as error:
         raise ValueError(f"model: {error}") from error
-    model: RoundModel = registry.build(config, drop_path=recipe.model.drop_path)
+    return registry.build(config, drop_path=recipe.model.drop_path)
+
+
+def start_model(model: RoundModel, recipe: Recipe) -> str | None:
+    """Give the model the weights that it starts from; returns a line about what was not copied."""
     start = recipe.model.start
-    if start and (start == api.SHIPPED or Path(start).expanduser().is_dir()):
-        _start_from_folder(model, find_folder(start))
-    elif start:
-        start_from_timm(cast(Any, model), start)
-    return model
-
-
-def _start_from_folder(model: RoundModel, folder: Path) -> None:
-    """Weights of a model folder; a head of other classes keeps its random weights."""
-    assert isinstance(model, nn.Module)
-    source = api.load(folder)
-    weights = source.state_dict()
-    if source.config.class_ids != model.config.class_ids:
-        fresh = {key: value for key, value in model.state_dict().items() if key.startswith("head.")}
-        weights = {**weights, **fresh}
-    check_fit(weights, model.config, origin=str(folder))
-    model.load_state_dict(weights)
+    if start is None:
+        return None
+    fresh = start_from(model, start, fusion=recipe.model.start_fusion)
+    parts = ", ".join(dict.fromkeys(name.partition(".")[0] for name in fresh))
+    return f"start: {start}; not copied: {parts or 'nothing'}"
 
 
 def _labels(class_ids: tuple[str, ...]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from torch import nn
 from progresvit.data.sampler import Draw, seed_all
 from progresvit.data.split import save_training_list
 from progresvit.distributed import Processes
-from progresvit.training.build import build_model
+from progresvit.training.build import build_model, start_model
 from progresvit.training.logger import RunLogger
 from progresvit.training.optim import Schedules
 from progresvit.training.recipe import Recipe
@@ -64,6 +64,8 @@ def train(
     check_folder(out, recipe, resume=resume, overwrite=overwrite)
     splits = method.find_splits(recipe, data)
     model = build_model(recipe, method.class_ids(splits))
+    resumes = resume and bool(checkpoints(out / "checkpoints"))
+    started = None if resumes else start_model(model, recipe)
     cast(nn.Module, model).to(processes.device)
     method.setup(model, splits, recipe, processes)
     loaded = method.load_data(model, splits, recipe, processes)
@@ -78,6 +80,8 @@ def train(
         evaluated_step=state.history[-1]["step"] if state.history else 0,
     )
     logger.say(method.describe(splits))
+    if started:
+        logger.say(started)
     try:
         with stop_signals() as stop:
             Loop(recipe, out, processes, step, loaded, state, logger, stop).run()

@@ -49,7 +49,10 @@ class Model(Section):
     """Side of the images in training and evaluation. A teacher may need a higher resolution than the rounds."""
     drop_path: float = Field(0.0, ge=0, lt=1)
     start: str | None = None
-    """Initial weights: the name of a timm model, a model folder, or ``shipped`` for the bundled model."""
+    """Initial weights: the name of a timm model, a file of its weights, a model folder, or ``shipped`` for the bundled
+    model."""
+    start_fusion: Literal["paper", "quiet"] = "paper"
+    """``quiet``: the last round begins as the pretrained ViT, without the tokens of the round before."""
 
     @field_validator("kind")
     @classmethod
@@ -68,6 +71,12 @@ class Model(Section):
                 )
         elif (self.preset is None) == (not self.resolutions) or (not self.resolutions) != (not self.heads):
             raise ValueError("give either preset, or resolutions and heads")
+        return self
+
+    @model_validator(mode="after")
+    def _quiet_start(self) -> Model:
+        if self.start_fusion == "quiet" and self.start is None:
+            raise ValueError("start_fusion: quiet is for a pretrained start; give start, or remove start_fusion")
         return self
 
     def config(self, *, num_classes: int, class_ids: Sequence[str] | None, labels: Sequence[str] | None) -> Any:

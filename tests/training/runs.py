@@ -6,7 +6,7 @@ import torch
 
 from progresvit.distributed import Processes
 from progresvit.training import loop
-from progresvit.training.build import build_model
+from progresvit.training.build import build_model, start_model
 from progresvit.training.logger import read_log
 from progresvit.training.recipe import make_recipe
 from progresvit.training.step import TrainingStep
@@ -45,6 +45,7 @@ def ready(wanted, data, task=None):
     wanted, task = make_task(wanted, task)
     splits = task.find_splits(wanted, str(data))
     model = build_model(wanted, task.class_ids(splits))
+    start_model(model, wanted)
     task.setup(model, splits, wanted, ALONE)
     loaded = task.load_data(model, splits, wanted, ALONE)
     step = TrainingStep(model, task, wanted, ALONE, steps_per_epoch=loaded.train.sampler.steps_per_epoch)

@@ -16,7 +16,7 @@ from progresvit.data.dataset import find_images
 from progresvit.evaluation import read_records
 from progresvit.io import model_folder
 from progresvit.model import ProgResViT
-from progresvit.training.build import build_model
+from progresvit.training.build import build_model, start_model
 from progresvit.training.recipe import load_recipe
 from tests.training.runs import losses, ready, recipe, run, take_steps
 
@@ -70,6 +70,7 @@ def command(*arguments):
 def test_the_bundled_model_gives_its_backbone_and_the_head_is_new(shipped, own_images):
     wanted = short(model={"start": model_folder.SHIPPED})
     model = build_model(wanted, find_images(own_images, "train").class_ids)
+    assert start_model(model, wanted) == "start: shipped; not copied: head"
     assert model.config.class_ids == model.config.labels == ("bella", "luna", "rex")
     weights, before = model.state_dict(), load_file(shipped / "model.safetensors")
     assert weights["head.weight"].shape[0] == 3
@@ -78,8 +79,9 @@ def test_the_bundled_model_gives_its_backbone_and_the_head_is_new(shipped, own_i
 
 
 def test_a_wrong_start_is_refused_with_what_to_give(shipped, own_images):
-    with pytest.raises(ValueError, match="shiped"):
-        build_model(short(model={"start": "shiped"}), ("a", "b"))
+    wanted = short(model={"start": "shiped"})
+    with pytest.raises(ValueError, match="timm has no model 'shiped', and there is no such file or folder"):
+        start_model(build_model(wanted, ("a", "b")), wanted)
 
 
 def test_a_run_prints_its_training_and_validation_images(shipped, own_images, tmp_path, capsys):

@@ -1,0 +1,238 @@
+"""Initial weights from a pretrained model: a plain ViT of timm, by name or from a file, or a model folder.
+
+The weights of a plain ViT have the same names in timm and here. Every other parameter of a model is its own part, which
+only a folder of the same kind of model can fill; otherwise it keeps its initial weights.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import timm
+import torch
+from timm.data import ImageNetInfo
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from progresvit.config import HEAD_WIDTH, BaseConfig
+from progresvit.io.model_folder import SHIPPED, find_folder
+from progresvit.io.weights import WEIGHT_SUFFIXES, read_weights
+from progresvit.model.interface import RoundModel, capability
+from progresvit.model.registry import DEFAULT_KIND
+from progresvit.model.saving import load_folder
+
+Fusion = Literal["paper", "quiet"]
+"""How rounds after the first begin: with the paper's projectors, or without the tokens of the round before."""
+
+_PLAIN = re.compile(
+    r"cls_token|pos_embed|(patch_embed\.proj|norm|head)\.(weight|bias)"
+    r"|blocks\.\d+\.((norm1|attn\.qkv|attn\.proj|norm2|mlp\.fc1|mlp\.fc2)\.(weight|bias)|ls[12]\.gamma)"
+)
+_NEEDED = {"cls_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.0.norm1.weight": 1}
+"""What tells a plain ViT, and the dimensions."""
+_HEAD = ("head.weight", "head.bias")
+_IMAGENET_CLASSES = 1000
+
+Weights = Mapping[str, Tensor]
+
+
+def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper") -> list[str]:
+    """Initial weights from what ``model.start`` of a recipe names; returns the parameters that were not copied."""
+    if source == SHIPPED or Path(source).expanduser().is_dir():
+        return start_from_folder(model, find_folder(source), fusion=fusion)
+    return start_from_timm(model, source, fusion=fusion)
+
+
+def start_from_timm(
+    model: RoundModel, source: str | os.PathLike[str] | nn.Module | Weights, fusion: Fusion = "paper"
+) -> list[str]:
+    """Copy a plain ViT's weights into the backbone; the model's other parts keep their initial weights.
+
+    The position grid is resampled to the model's; if the source has no class position (DeiT-III), it is set to zero.
+    A head of ImageNet's 1000 classes gives the rows of the model's ``class_ids``, if it has them all. Without
+    ``class_ids`` the head is copied if it has as many classes. Any other head is not copied.
+
+    Args:
+        model: The model to initialise.
+        source: The name of a pretrained timm model, a file of its weights, a timm model, or its state dict.
+        fusion: ``quiet`` sets the projectors' widening layers to zero, so that the last round begins as the source.
+
+    Returns:
+        The names of the parameters that were not copied.
+    """
+    if isinstance(source, str | os.PathLike):
+        origin, source = str(source), _read(os.fspath(source))
+    else:
+        origin = "the source"
+    weights: Weights = source.state_dict() if isinstance(source, nn.Module) else source
+    own = model.state_dict()
+    if any(key not in own for key in _NEEDED):
+        raise ValueError(f"{type(model).__name__} has no backbone of a plain ViT to start; remove model.start.")
+    _check_plain(weights, own, model.config, origin)
+    if isinstance(source, nn.Module):
+        _check_heads(source, width=own["cls_token"].shape[-1], origin=origin)
+    foreign = [key for key in weights if not _PLAIN.fullmatch(key)]
+    if foreign:
+        raise ValueError(
+            f"{origin} is no plain ViT: it has {', '.join(foreign[:4])}; take the plain variant, and for the weights "
+            "of a model folder give the folder."
+        )
+    of_imagenet = model.config.class_ids is not None and _classes(weights) == _IMAGENET_CLASSES
+    class_ids = ImageNetInfo().label_names() if of_imagenet else None
+    return _copy(model, weights, class_ids=class_ids, fusion=fusion, origin=origin)
+
+
+def start_from_folder(model: RoundModel, folder: Path, *, fusion: Fusion = "paper") -> list[str]:
+    """Copy the weights of a model folder: the backbone, and from a model of the same kind all that fits.
+
+    The position grid is resampled. Rows of the head are copied by class id, if the source has all classes of the model.
+
+    Returns:
+        The names of the parameters that were not copied.
+    """
+    source = load_folder(folder)
+    weights, own = source.state_dict(), model.state_dict()
+    same_kind = source.config.kind == model.config.kind
+    if same_kind and len(source.config.rounds) > 1 and fusion == "quiet":
+        raise ValueError(
+            f"{folder} brings what it learned between its rounds, which a quiet start would set to zero; "
+            "remove model.start_fusion."
+        )
+    if all(key in own for key in _NEEDED):
+        _check_plain(weights, own, model.config, str(folder))
+        weights = {
+            key: value
+            for key, value in weights.items()
+            if _PLAIN.fullmatch(key) or (same_kind and key in own and value.shape == own[key].shape)
+        }
+    elif not same_kind:
+        raise ValueError(
+            f"{folder} holds a model of the kind {source.config.kind}, of which {type(model).__name__} takes no "
+            "weights; give a folder of its own kind, or remove model.start."
+        )
+    return _copy(model, weights, class_ids=source.config.class_ids, fusion=fusion, origin=str(folder))
+
+
+def _read(source: str) -> nn.Module | Weights:
+    """A timm model by name, or the weights in a file."""
+    path = Path(source).expanduser()
+    if path.is_file() or path.suffix in WEIGHT_SUFFIXES or len(path.parts) > 1:
+        return read_weights(path)
+    if not timm.is_model(source):
+        raise ValueError(
+            f"timm has no model {source!r}, and there is no such file or folder; timm.list_models('*deit*') lists "
+            "models that fit."
+        )
+    module: nn.Module = timm.create_model(source, pretrained=True)
+    return module
+
+
+@torch.no_grad()
+def _copy(
+    model: RoundModel, weights: Weights, *, class_ids: Sequence[str] | None, fusion: Fusion, origin: str
+) -> list[str]:
+    if fusion not in get_args(Fusion):
+        raise ValueError(f"fusion is 'paper' or 'quiet', not {fusion!r}.")
+    own = model.state_dict()
+    rows = _head_rows(class_ids, _classes(weights), model.config)
+    copied = {key: value for key, value in weights.items() if key not in _HEAD}
+    if rows is not None:
+        copied |= {key: weights[key][rows] for key in _HEAD if key in weights and key in own}
+    if "pos_embed" in own:
+        copied["pos_embed"] = _resample(weights["pos_embed"].to(own["pos_embed"]), like=own["pos_embed"])
+    problems = {
+        "lacks": [key for key in own if key not in copied and _PLAIN.fullmatch(key) and key not in _HEAD],
+        "has unknown": [key for key in copied if key not in own],
+        "has another shape or type for": [key for key in copied if key in own and not _fits(copied[key], own[key])],
+    }
+    described = ", ".join(f"{what} {', '.join(keys[:4])}" for what, keys in problems.items() if keys)
+    if described:
+        raise ValueError(f"{origin} does not fit the model: it {described}; choose another start.")
+    model.load_state_dict({**own, **copied})
+    if fusion == "quiet":
+        capability(model, "start_quiet", "model.start_fusion=quiet", "model.start_fusion=paper")()
+    return [key for key in own if key not in copied]
+
+
+def _fits(value: Tensor, own: Tensor) -> bool:
+    return value.shape == own.shape and value.is_floating_point() == own.is_floating_point()
+
+
+def _classes(weights: Weights) -> int:
+    """Rows of the head; 0 without one."""
+    return len(weights["head.weight"]) if "head.weight" in weights else 0
+
+
+def _head_rows(class_ids: Sequence[str] | None, count: int, config: BaseConfig) -> list[int] | None:
+    """Rows of the source's head for the model's classes; None if they are unknown."""
+    if config.class_ids is None:
+        return list(range(count)) if class_ids is None and count == config.num_classes else None
+    place = {name: row for row, name in enumerate(class_ids or ())}
+    known = all(name in place for name in config.class_ids)
+    return [place[name] for name in config.class_ids] if known else None
+
+
+def _resample(position: Tensor, *, like: Tensor) -> Tensor:
+    """(1, g * g [+ 1], W) -> (1, 1 + N, W), the class position zero if there was none."""
+    patches = position.shape[1]
+    if math.isqrt(patches) ** 2 == patches:  # no class position: DeiT-III
+        position = torch.cat([torch.zeros_like(position[:, :1]), position], dim=1)
+    elif math.isqrt(patches - 1) ** 2 != patches - 1:
+        raise ValueError(
+            f"a position embedding of {patches} tokens is not a square grid with one class token; "
+            "models with register or distillation tokens are not supported, take the plain variant."
+        )
+    side = math.isqrt(like.shape[1] - 1)
+    resampled: Tensor = resample_abs_pos_embed(position, new_size=[side, side])
+    return resampled
+
+
+def _check_plain(weights: Weights, own: Weights, config: BaseConfig, origin: str) -> None:
+    """The source must be a plain ViT of the model's width, depth and patch size; errors name the key to change."""
+    lacking = [key for key, dimensions in _NEEDED.items() if key not in weights or weights[key].ndim != dimensions]
+    if lacking:
+        raise ValueError(
+            f"{origin} is no plain ViT: it has no {', '.join(lacking)}; take a ViT or DeiT, or another kind of start."
+        )
+    section = "model" if config.kind == DEFAULT_KIND else "model.fields"
+    (width, depth, patch), (own_width, own_depth, own_patch) = _sizes(weights), _sizes(own)
+    changes = []
+    if width != own_width:
+        remedy = (
+            f"choose another start, since heads have {HEAD_WIDTH} channels"
+            if width % HEAD_WIDTH
+            else f"set {section}.heads so that it ends in {width // HEAD_WIDTH}, or choose a preset of that width"
+        )
+        changes.append(f"it is {width} channels wide and the model {own_width}: {remedy}")
+    if depth != own_depth:
+        changes.append(f"it has {depth} blocks and the model {own_depth}: set {section}.depth={depth}")
+    if patch != own_patch:
+        changes.append(f"its patches have {patch} pixels and the model's {own_patch}: set {section}.patch_size={patch}")
+    if changes:
+        raise ValueError(f"{origin} does not fit the model; {'; '.join(changes)}.")
+    scale = "blocks.0.ls1.gamma"
+    if (scale in weights) != (scale in own):
+        remedy = "layer_scale=1e-6" if scale in weights else "layer_scale=None"
+        raise ValueError(f"only one of source and model has LayerScale; build the model with {remedy}.")
+
+
+def _sizes(weights: Weights) -> tuple[int, int, int]:
+    """Width, depth and patch size."""
+    blocks = {key.split(".")[1] for key in weights if key.startswith("blocks.")}
+    return weights["cls_token"].shape[-1], len(blocks), weights["patch_embed.proj.weight"].shape[-1]
+
+
+def _check_heads(source: nn.Module, *, width: int, origin: str) -> None:
+    """The number of heads does not follow from weights alone, but from a module."""
+    heads = {part.num_heads for part in source.modules() if hasattr(part, "num_heads")}
+    expected = width // HEAD_WIDTH
+    if heads - {expected}:
+        raise ValueError(
+            f"{origin} has {heads.pop()} heads for {width} channels; only heads of {HEAD_WIDTH} channels fit, "
+            f"so take a source with {expected}."
+        )

@@ -1,0 +1,198 @@
+"""What ``model.start`` of a recipe takes, from the recipe to a run."""
+
+from typing import Literal
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from timm.layers import resample_abs_pos_embed
+
+import progresvit
+from progresvit.config import ModelConfig, make_rounds, plain_vit
+from progresvit.model import ProgResViT, registry
+from progresvit.training.build import build_model, start_model
+from tests.model.pooled import PooledConfig, PooledModel
+from tests.training.runs import KilledError, kill_in_step, losses, recipe, run
+
+CLASSES = tuple("abcde")
+MICRO = {"depth": 2, "patch_size": 8, "num_classes": 5, "class_ids": CLASSES}
+
+
+class KinConfig(ModelConfig):
+    """Another kind of model on the same backbone."""
+
+    kind: Literal["test_kin"] = "test_kin"
+
+
+class KinModel(ProgResViT):
+    """Its own parts have the names of ProgResViT's, which need not mean the same."""
+
+
+registry.register("test_kin", config=f"{__name__}:KinConfig", model=f"{__name__}:KinModel")
+
+
+@pytest.fixture
+def saved(tmp_path, randomize):
+    """Saves a model with random weights; returns its folder and its weights."""
+
+    def save(model):
+        folder = progresvit.save(randomize(model), tmp_path / "source")
+        return folder, load_file(folder / "model.safetensors")
+
+    return save
+
+
+def two_rounds(**changes):
+    return ModelConfig(**{"rounds": make_rounds([16, 32], [1, 2]), "heads": 2, **MICRO, **changes})
+
+
+def started(folder, classes=CLASSES, **model):
+    """The model of a recipe with this start, and the line about it."""
+    wanted = recipe(model={"start": str(folder), **model})
+    fresh = build_model(wanted, classes)
+    line = start_model(fresh, wanted)
+    return fresh, line
+
+
+def equal_parts(model, weights):
+    """The parts of the model whose weights are all those of the source."""
+    own = model.state_dict()
+    parts = {key.partition(".")[0] for key in own}
+    same = {key for key in own if key in weights and torch.equal(own[key], weights[key])}
+    return {part for part in parts if {key for key in own if key.partition(".")[0] == part} <= same}
+
+
+def test_a_folder_of_the_same_rounds_gives_everything(saved):
+    folder, weights = saved(ProgResViT(two_rounds()))
+    model, line = started(folder)
+    assert line == f"start: {folder}; not copied: nothing"
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+
+
+def test_a_plain_folder_gives_the_backbone_and_its_position_grid_is_resampled(saved):
+    folder, weights = saved(ProgResViT(plain_vit(resolution=48, heads=2, **MICRO)))
+    model, line = started(folder, start_fusion="quiet")
+    assert line == f"start: {folder}; not copied: projectors, psg"
+    assert equal_parts(model, weights) == {"cls_token", "patch_embed", "blocks", "norm", "head"}
+    assert model.pos_embed.shape[1] == 1 + 4 * 4
+    assert torch.equal(model.pos_embed, resample_abs_pos_embed(weights["pos_embed"], new_size=[4, 4]))
+    assert not model.projectors[0].widen_class.weight.any()
+
+
+def test_a_folder_of_other_rounds_gives_what_fits(saved):
+    """The source's second transition is 64 to 128 channels wide, the model's is its first."""
+    source = two_rounds(rounds=make_rounds([16, 24, 32], [1, 1, 2]))
+    folder, weights = saved(ProgResViT(source))
+    model, line = started(folder)
+    assert line == f"start: {folder}; not copied: projectors, psg"
+    own = model.state_dict()
+    copied = {key for key in own if torch.equal(own[key], weights[key])}
+    assert {"projectors.0.depthwise.weight", "psg.encoder.weight", "blocks.1.norm2.weight"} <= copied
+    assert "projectors.0.widen_class.weight" not in copied
+
+
+def test_a_folder_of_another_kind_gives_the_backbone_alone(saved):
+    fields = {name: getattr(two_rounds(), name) for name in ModelConfig.model_fields if name != "kind"}
+    folder, weights = saved(KinModel(KinConfig(**fields)))
+    model, line = started(folder)
+    assert line == f"start: {folder}; not copied: projectors, psg"
+    assert equal_parts(model, weights) == {"cls_token", "pos_embed", "patch_embed", "blocks", "norm", "head"}
+
+
+def test_rows_of_the_head_follow_the_class_ids(saved):
+    folder, weights = saved(ProgResViT(two_rounds()))
+    for chosen in ("edcba", "db"):
+        model, line = started(folder, classes=tuple(chosen))
+        assert line.endswith("not copied: nothing")
+        assert torch.equal(model.head.weight, weights["head.weight"][[CLASSES.index(name) for name in chosen]])
+    assert started(folder, classes=("a", "x"))[1].endswith("not copied: head")
+    assert started(folder, num_classes=7)[1].endswith("not copied: head")
+
+
+def test_a_kind_of_model_without_a_vit_starts_from_its_own_folder_only(saved, randomize):
+    rounds = [{"resolution": 32, "grid": 2}]
+    config = PooledConfig(rounds=rounds, num_classes=5, class_ids=CLASSES)
+    folder, weights = saved(PooledModel(config))
+    wanted = {"kind": "test_pooled", "fields": {"rounds": rounds}, "start": str(folder)}
+    pooled = recipe().model_copy(update={"model": type(recipe().model)(**wanted)})
+    model = build_model(pooled, CLASSES)
+    assert start_model(model, pooled) == f"start: {folder}; not copied: nothing"
+    assert torch.equal(model.layers[0].weight, weights["layers.0.weight"])
+    with pytest.raises(ValueError, match=r"no plain ViT: it has no cls_token"):
+        started(folder)
+    vit = progresvit.save(randomize(ProgResViT(two_rounds())), folder.parent / "vit")
+    pooled = pooled.model_copy(update={"model": type(recipe().model)(**{**wanted, "start": str(vit)})})
+    with pytest.raises(ValueError, match="kind progresvit, of which PooledModel takes no weights"):
+        start_model(model, pooled)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"depth": 3}, r"it has 3 blocks and the model 2: set model\.depth=3"),
+        ({"patch_size": 4}, r"set model\.patch_size=4"),
+        (
+            {"rounds": make_rounds([16, 32], [1, 3]), "heads": 3},
+            r"192 channels wide.*model\.heads so that it ends in 3",
+        ),
+        ({"layer_scale": 0.1}, "layer_scale=1e-6"),
+    ],
+)
+def test_a_folder_of_another_backbone_is_refused(changes, message, saved):
+    folder, _ = saved(ProgResViT(two_rounds(**changes)))
+    with pytest.raises(ValueError, match=message):
+        started(folder)
+
+
+def test_a_quiet_start_is_refused_where_it_cannot_be(saved):
+    with pytest.raises(ValueError, match="give start, or remove start_fusion"):
+        recipe(model={"start_fusion": "quiet"})
+    folder, _ = saved(ProgResViT(two_rounds()))
+    with pytest.raises(ValueError, match=r"remove model\.start_fusion"):
+        started(folder, start_fusion="quiet")
+    with pytest.raises(ValueError, match=r"remove model\.start_fusion"):
+        started("shipped", start_fusion="quiet", depth=12, patch_size=16)
+
+
+def test_a_recipe_names_the_missing_file():
+    with pytest.raises(ValueError, match=r"there is no file or folder weights/foo\.safetensors"):
+        started("weights/foo.safetensors")
+
+
+@pytest.fixture
+def weights_file(tmp_path, randomize):
+    """Plain weights in float16, in a file."""
+    plain = randomize(ProgResViT(plain_vit(resolution=32, heads=2, depth=2, patch_size=8, num_classes=1000)))
+    save_file({key: value.half() for key, value in plain.state_dict().items()}, tmp_path / "vit.safetensors")
+    return tmp_path / "vit.safetensors"
+
+
+def short(start, **sections):
+    model = {"start": str(start), "start_fusion": "quiet"}
+    return recipe(model=model, schedule={"epochs": 1, "cooldown": 0, "warmup": 0}, **sections)
+
+
+def test_a_run_starts_from_a_file_and_says_what_is_new(weights_file, digits, tmp_path, capsys):
+    rate = {"optimizer": {"lr": 1e-9}}
+    model = progresvit.load(run(short(weights_file, **rate), digits, tmp_path / "run"))
+    assert f"start: {weights_file}; not copied: head, projectors, psg" in capsys.readouterr().err.splitlines()
+    weights = load_file(weights_file)
+    assert torch.allclose(model.blocks[0].attn.qkv.weight, weights["blocks.0.attn.qkv.weight"].float(), atol=1e-5)
+    assert model.projectors[0].widen_class.weight.abs().max() < 1e-5
+
+
+def test_a_resumed_run_needs_its_start_only_without_a_checkpoint(weights_file, digits, tmp_path, monkeypatch):
+    wanted = short(weights_file, run={"log_every": 1, "save_minutes": 1e-9})
+    run(wanted, digits, tmp_path / "whole")
+    heal = kill_in_step(0, monkeypatch)
+    with pytest.raises(KilledError):
+        run(wanted, digits, tmp_path / "run")
+    heal()
+    heal = kill_in_step(2, monkeypatch)
+    with pytest.raises(KilledError):
+        run(wanted, digits, tmp_path / "run", resume=True)  # no checkpoint yet
+    heal()
+    assert len(losses(tmp_path / "run")) == 2
+    weights_file.unlink()
+    run(wanted, digits, tmp_path / "run", resume=True)
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
