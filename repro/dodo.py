@@ -80,6 +80,7 @@ DOIT_CONFIG = {
     "par_type": "thread",
     "continue": True,  # a failed task does not stop the others
     "verbosity": 0,
+    "default_tasks": [f"measure:{name}" for name in (STUDY_FILE, *(entry.name for entry in ENTRIES))],  # entry by entry
 }
 PLACES.runs.mkdir(parents=True, exist_ok=True)
 

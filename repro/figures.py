@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from progresvit.analysis.style import COLOURS, MARKERS, curve_style, new_figure, new_panels
-from repro.compare import LineUp
+from repro.compare import CrossedDifference, LineUp
 from repro.formats import FULL, MatchedResult, Point, RiskCurve, RoutingResult, ShiftResult
+from repro.outcomes import Outcomes
 from repro.routing_tables import matched_title
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 GMACS = "average GMACs per image (paper convention)"
 TOP1 = "top-1 accuracy (%)"
 STAR: dict[str, Any] = {"color": "0.4", "marker": "*", "linestyle": "", "markersize": 11}
+MARGIN: dict[str, Any] = {"color": "black", "marker": "|", "linestyle": "", "markersize": 13, "markeredgewidth": 2}
 SINGLES = ("P", "X", "D")
 """Markers of models that are points beside frontiers."""
 BESIDE = 1.3
@@ -34,15 +36,15 @@ def comparison_figure(compared: LineUp) -> Figure:
     entries: dict[str, dict[str, Any]] = {}
     for number, run in enumerate(compared.rows):
         curve, several = curve_style(number), run.rounds > 1
-        entries[run.label] = _mark(number) | (curve if several else {})
+        entries[run.label] = _mark(number) | (curve if several and run.near_lossless else {})
         for one in run.seeds:
             name = f"{run.label}, seed {one.seed}"
-            if several:
+            if several and one.near_lossless is not None:
                 _draw_frontier(axes, one.frontier, label=name, linewidth=1.8 if len(run.seeds) == 1 else 1, **curve)
                 _draw_star(axes, one.near_lossless, number, f"{name}: near-lossless")
             right = 100 * np.array(one.rounds.right) / one.data.val
             axes.plot(one.rounds.gmacs_paper, right, label=f"{name}: each round alone", **_mark(number))
-    if any(run.rounds > 1 for run in compared.rows):
+    if any(run.rounds > 1 and run.near_lossless for run in compared.rows):
         entries["near-lossless"] = STAR
     _legend_below(figure, entries)
     return figure
@@ -80,6 +82,43 @@ def accuracy_figure(compared: LineUp) -> Figure:
     right.axvline(0, color="0.4", linewidth=1)
     _legend_below(figure, entries)
     return figure
+
+
+def tests_figure(outcomes: Outcomes) -> Figure:
+    """A row for each test, with the intervals of both rounds. Left: top-1 and margins. Right: log-loss."""
+    rows = outcomes.measured
+    with_loss = any(one.last.log_loss is not None for one in rows)
+    xs = ["top-1 difference (points)", *(["log-loss difference (nats)"] if with_loss else [])]
+    figure, (left, *right) = new_panels(title=f"{outcomes.title}: tests", xs=xs, y="", height=1.9 + 0.5 * len(rows))
+    entries: dict[str, dict[str, Any]] = {}
+    for number, name in enumerate(("round 1", "full path")):
+        style = _mark(number) | {"markerfacecolor": COLOURS[number], "markersize": 5}
+        for level, one in enumerate(rows):
+            of_round = one.first if name == "round 1" else one.last
+            if of_round is None:
+                continue
+            height, label = level + 0.14 * (2 * number - 1), f"{one.label}: {name}"
+            entries[name] = style
+            _draw_interval(left, of_round.top1, height, label, scale=100, style=style)
+            if right and of_round.log_loss is not None:
+                _draw_interval(right[0], of_round.log_loss, height, label, scale=1, style=style)
+    for level, one in enumerate(rows):
+        left.plot([one.margin], [level + 0.14], label=f"{one.label}: margin", **MARGIN)
+    entries["margin, full path"] = MARGIN
+    left.set_yticks(range(len(rows)), [one.label for one in rows])
+    left.set_ylim(len(rows) - 0.5, -0.5)
+    for axes in (left, *right):
+        axes.axvline(0, color="0.4", linewidth=1)
+        axes.locator_params(axis="x", nbins=5)
+    _legend_below(figure, entries)
+    return figure
+
+
+def _draw_interval(
+    axes: Axes, found: CrossedDifference, height: float, label: str, *, scale: float, style: dict[str, Any]
+) -> None:
+    arms = [[scale * (found.mean - found.lowest)], [scale * (found.highest - found.mean)]]
+    axes.errorbar([scale * found.mean], [height], xerr=arms, capsize=4, **style).set_label(label)
 
 
 def routing_frontier_figure(result: RoutingResult) -> Figure:

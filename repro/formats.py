@@ -7,6 +7,7 @@ Accuracy is kept image by image, as bits, so that two models are compared on the
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from progresvit.io.parse import Section, parse
 
@@ -65,14 +66,24 @@ class Rounds(Part):
     """Each round's cost and, image by image, whether it is right."""
 
     resolutions: tuple[int, ...]
-    heads: tuple[int, ...]
+    heads: tuple[int, ...] | None = None
+    """None if the kind of model has rounds without heads."""
     gmacs_paper: tuple[float, ...]
-    """Of an image that exits after each round, earlier rounds included."""
+    """Of an image that exits after each round, earlier rounds included; if rounds are alternatives, of each alone."""
     gmacs_executed: tuple[float, ...]
     right: tuple[int, ...]
     """Images that each round has right."""
     bits: tuple[str, ...]
     """The same image by image: hexadecimal, the first image in the highest bit."""
+    log_loss: tuple[str, ...] | None = None
+    """Minus the natural logarithm of the label's probability, image by image: float16, little-endian, base64. None in
+    files of earlier versions, and if it is not finite for every image."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fields that earlier versions did not have are written only if they are there."""
+        values: dict[str, Any] = dump(self)
+        return {key: value for key, value in values.items() if value is not None}
 
     @model_validator(mode="after")
     def _agree(self) -> Rounds:
@@ -83,6 +94,12 @@ class Rounds(Part):
     def correct(self, images: int) -> NDArray[np.bool_]:
         """(N, S)"""
         return np.stack([unpack(bits, images) for bits in self.bits], axis=1)
+
+    def log_losses(self, images: int) -> NDArray[np.float64] | None:
+        """(N, S)"""
+        if self.log_loss is None:
+            return None
+        return np.stack([unpack_floats(text, images) for text in self.log_loss], axis=1)
 
 
 class Point(Part):
@@ -127,8 +144,9 @@ class RunResult(Measurement):
     parameters: int
     rounds: Rounds
     frontier: tuple[Point, ...]
-    """From the cheapest to the full path."""
-    near_lossless: Point
+    """From the cheapest to the full path; empty if the rounds are alternatives, among which there is no routing."""
+    near_lossless: Point | None
+    """None if the rounds are alternatives."""
     history: tuple[tuple[int, Shares], ...]
     """Epochs done, and top-1 of each round then."""
 
@@ -348,6 +366,19 @@ def unpack(bits: str, images: int) -> NDArray[np.bool_]:
     if len(bits) != 2 * -(-images // 8):
         raise ValueError(f"{len(bits) * 4} bits for {images} images; measure again.")
     return np.unpackbits(np.frombuffer(bytes.fromhex(bits), np.uint8), count=images).astype(bool)
+
+
+def pack_floats(values: NDArray[np.floating[Any]]) -> str:
+    """(N,) -> base64 of float16."""
+    return b64encode(values.astype("<f2").tobytes()).decode("ascii")
+
+
+def unpack_floats(text: str, images: int) -> NDArray[np.float64]:
+    """Base64 of float16 -> (N,)"""
+    values = np.frombuffer(b64decode(text, validate=True), "<f2")
+    if len(values) != images:
+        raise ValueError(f"{len(values)} log-losses for {images} images; measure again.")
+    return values.astype(np.float64)
 
 
 def check_comparable(results: Sequence[Measurement], what: str) -> None:

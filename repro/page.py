@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from progresvit.io.files import replace_file
 from repro import figures, routing_tables, tables
 from repro.compare import gather, line_up
 from repro.formats import FULL, Measurement, Results, ShiftResult, check_comparable, read_results
+from repro.outcomes import gather_outcomes
 from repro.study import STUDY_FILE, Study, read_study
 
 if TYPE_CHECKING:
@@ -51,13 +52,17 @@ class Plot:
 class Page:
     """What a template can ask for: blocks of Markdown by name, and single results. Plots are noted in ``plots``."""
 
-    def __init__(self, results: Results, study: Study, figures: str) -> None:
-        """``figures`` is the path of the plots' folder from the page."""
-        self.results, self.study, self.figures = results, study, figures
-        self.plots: dict[str, Plot] = {}
+    def __init__(self, folder: Path, figures: str, plots: dict[str, Plot], prefix: str = "") -> None:
+        """``figures`` is the path of the plots' folder from the page, ``prefix`` begins the names of the plots."""
+        self.results: Results = read_results(folder)
+        if not (folder / STUDY_FILE).is_file():
+            raise ValueError(f"{folder} has no {STUDY_FILE}, which says what is compared; copy the study's file there.")
+        self.study: Study = read_study(folder / STUDY_FILE)
+        self.figures, self.plots, self.prefix = figures, plots, prefix
 
     def plot(self, name: str, alt: str, draw: Callable[[], Figure], *data: Any) -> str:
         """An image tag; ``data`` is everything that the plot shows."""
+        name = f"{self.prefix}{name}"
         content = json.dumps([name, *data], sort_keys=True, default=_shown)
         plot = Plot(draw, hashlib.sha256(content.encode()).hexdigest())
         if self.plots.setdefault(f"{name}.png", plot).data != plot.data:
@@ -77,7 +82,7 @@ class Page:
         return "\n".join(lines)
 
     def comparison(self, name: str) -> str:
-        """Accuracy, differences and early exit of runs side by side."""
+        """Accuracy, differences and early exit of runs side by side. Differences are the declared tests, if any."""
         compared = line_up(self.results, self.study, name)
         if not compared.rows:
             return NOT_MEASURED
@@ -86,13 +91,36 @@ class Page:
             notes.append(f"Not measured, and so compared with nothing: {compared.unmeasured_base}.")
         accuracy = f"{compared.title}: top-1 of each run, and the differences with their 95 % intervals"
         cost = f"{compared.title}: top-1 against average GMACs of each run"
+        differences: list[str | None]
+        if self.study.comparisons[name].tests:
+            differences = [tables.seeds_table(compared), " ".join(notes), *self._tests(name)]
+        else:
+            plot = self.plot(f"{name}-accuracy", accuracy, partial(figures.accuracy_figure, compared), compared)
+            differences = [tables.accuracy_table(compared), " ".join(notes), plot]
         return _blocks(
-            tables.accuracy_table(compared),
-            " ".join(notes),
-            self.plot(f"{name}-accuracy", accuracy, partial(figures.accuracy_figure, compared), compared),
+            *differences,
             tables.exit_table(compared),
             self.plot(f"{name}-frontier", cost, partial(figures.comparison_figure, compared), compared),
         )
+
+    def _tests(self, name: str) -> list[str | None]:
+        """The declared tests of a comparison."""
+        outcomes = gather_outcomes(self.results, self.study, name)
+        missing = outcomes.missing and f"Tests that were not measured on two seeds: {', '.join(outcomes.missing)}."
+        if not outcomes.measured:
+            return [missing or None]
+        alt = f"{outcomes.title}: differences with their 95 % intervals over seeds and images"
+        tests = self.study.comparisons[name].tests
+        tested = {run for test in tests for run in (test.ours, test.theirs)}
+        runs = [one for one in self.results.runs.values() if one.run in tested]
+        declared = [test.model_dump() for test in tests]
+        draw = partial(figures.tests_figure, outcomes)
+        return [
+            tables.tests_table(outcomes),
+            missing or None,
+            self.plot(f"{name}-tests", alt, draw, outcomes.title, declared, runs),  # no computed floats: they may round
+            tables.first_round_table(outcomes),
+        ]
 
     def settings(self, name: str) -> str:
         """The thresholds of a routing measurement."""
@@ -199,13 +227,13 @@ class Page:
         """Everything that a template can use, by name."""
         blocks: list[Callable[..., str]] = [self.about, self.comparison, self.settings, self.routers, self.abstention]
         blocks += [self.equal_accuracy, self.groups, self.severities, self.corruptions, self.measurements]
-        routed = [one for one in self.results.runs.values() if len(one.rounds.bits) > 1]
+        routed = [(one.near_lossless, one.rounds) for one in self.results.runs.values() if len(one.rounds.bits) > 1]
         return {
             "study": self.study,
             "run": {name: gather(self.results, name) for name in {one.run for one in self.results.runs.values()}},
             "routing": self.results.routing,
             "shift": self.results.shift,
-            "savings": [1 - one.near_lossless.gmacs_paper / one.rounds.gmacs_paper[FULL] for one in routed],
+            "savings": [1 - point.gmacs_paper / rounds.gmacs_paper[FULL] for point, rounds in routed if point],
             "settings_of": routing_tables.settings_of,
             "rules_of": routing_tables.rules_of,
             "gains_of": routing_tables.gains_of,
@@ -257,10 +285,12 @@ class Built:
 
 def build(folder: Path, template: Path, out: Path) -> Built:
     """The page of a results folder."""
-    results = read_results(folder)
-    if not (folder / STUDY_FILE).is_file():
-        raise ValueError(f"{folder} has no {STUDY_FILE}, which says what is compared; copy the study's file there.")
-    page = Page(results, read_study(folder / STUDY_FILE), f"figures/{out.stem}")
+    figures, plots = f"figures/{out.stem}", dict[str, Plot]()
+
+    @cache
+    def sub_study(name: str) -> dict[str, Any]:
+        return Page(folder / name, figures, plots, prefix=f"{name}-").values()
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(template.parent),
         undefined=jinja2.StrictUndefined,
@@ -270,9 +300,9 @@ def build(folder: Path, template: Path, out: Path) -> Built:
     )
     words = {"percent": tables.percent, "gmacs": tables.gmacs, "each": tables.each, "interval": tables.interval}
     environment.filters |= words
-    values = page.values()
+    values = Page(folder, figures, plots).values() | {"sub_study": sub_study}
     values["claims"] = lambda: yaml.safe_load(environment.get_template("claims.yaml.j2").render(values))
-    return Built(out, environment.get_template(template.name).render(values), page.plots)
+    return Built(out, environment.get_template(template.name).render(values), plots)
 
 
 def drawn_from(path: Path) -> str | None:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Literal
@@ -35,6 +36,19 @@ class Run(Section):
     """None: the recipe's."""
 
 
+class DeclaredTest(Section):
+    """A difference of two runs that is tested, declared before the runs."""
+
+    label: str
+    ours: str
+    theirs: str
+    margin: float = Field(gt=0)
+    """Points of top-1 in the last round. An interval that includes 0 and stays below it shows that there is no such
+    gain."""
+    paper: float | None = None
+    """The paper's gain in points, for readers."""
+
+
 class Comparison(Section):
     """Runs side by side: tables and plots."""
 
@@ -43,6 +57,8 @@ class Comparison(Section):
     """Label of a row, and its run."""
     against: str | None = None
     """The run that is the base of all differences; None: the row above."""
+    tests: tuple[DeclaredTest, ...] = ()
+    """Differences that are tested over seeds and images, instead of those to the base over images."""
 
 
 class Routing(Section):
@@ -92,7 +108,8 @@ class Study(Section):
             if not re.fullmatch(r"[\w.-]+", name):
                 raise ValueError(f"{name!r} names files; use letters, digits, dots, hyphens and underscores")
         for name, comparison in self.comparisons.items():
-            for run in (*comparison.rows.values(), *filter(None, [comparison.against])):
+            tested = [run for test in comparison.tests for run in (test.ours, test.theirs)]
+            for run in (*comparison.rows.values(), *filter(None, [comparison.against]), *tested):
                 if run not in self.runs:
                     raise ValueError(f"comparisons.{name}: unknown run {run!r}, {did_you_mean(run, self.runs)}")
         return self
@@ -160,12 +177,15 @@ class Entry:
 
 
 def entries_of(study: Study) -> list[Entry]:
-    """All entries of a study in order. Of several seeds, the first one's model is measured further."""
+    """All entries of a study in order. Of several seeds, the first one's model is measured further.
+
+    The first seed of every run comes before the second of any, so that a study that was stopped compares equals.
+    """
+    seeds = {run: study.runs[run].seeds or (study.load_recipe_of(run).seed,) for run in study.runs}
     runs = [
-        Entry(name=name, kind="run", key=run, model=run, seed=seed, trained=name)
-        for run in study.runs
-        for seed in study.runs[run].seeds or (study.load_recipe_of(run).seed,)
-        for name in [f"{run}-{seed}"]
+        Entry(name=f"{run}-{seed}", kind="run", key=run, model=run, seed=seed, trained=f"{run}-{seed}")
+        for turn in zip_longest(*([(run, seed) for seed in seeds[run]] for run in seeds))
+        for run, seed in filter(None, turn)
     ]
     trained = {entry.key: entry.name for entry in reversed(runs)}
     others = [

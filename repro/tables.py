@@ -8,7 +8,8 @@ import numpy as np
 
 from progresvit.evaluation.table import Column, Table
 from repro.compare import ComparedRun, Difference, LineUp
-from repro.formats import FULL, Measurement, Rounds, RunResult, ShiftedAt, ShiftedSet, ShiftResult
+from repro.formats import FULL, Measurement, RunResult, ShiftedAt, ShiftedSet, ShiftResult
+from repro.outcomes import POINTS, Outcome, Outcomes, RoundOutcome, log_loss_verdict
 
 MINUS = "\N{MINUS SIGN}"
 Row = Sequence[str | None]
@@ -19,16 +20,16 @@ def percent(share: float, digits: int = 1) -> str:
     return f"{round(100 * share, digits) + 0.0:.{digits}f}".replace("-", MINUS)
 
 
-def signed(share: float, digits: int = 1) -> str:
-    """A difference of shares in points, with its sign; zero has none."""
-    value = round(100 * share, digits)
+def signed(difference: float, digits: int = 1, scale: float = POINTS) -> str:
+    """A difference, by default of shares and in points, with its sign; zero has none."""
+    value = round(scale * difference, digits)
     return f"{value:+.{digits}f}".replace("-", MINUS) if value else f"{0:.{digits}f}"
 
 
-def interval(difference: Difference, digits: int = 1) -> str:
-    """A difference in points, with the ends of the 95 % interval."""
+def interval(difference: Difference, digits: int = 1, scale: float = POINTS) -> str:
+    """A difference, by default of shares and in points, with the ends of the 95 % interval."""
     ends = difference.mean, difference.lowest, difference.highest
-    return "{} ({} to {})".format(*(signed(value, digits) for value in ends))
+    return "{} ({} to {})".format(*(signed(value, digits, scale) for value in ends))
 
 
 def gmacs(value: float) -> str:
@@ -64,7 +65,7 @@ def accuracy_table(compared: LineUp) -> str:
         rows.append(
             [
                 run.label,
-                _schedule(run.first.rounds),
+                _schedule(run),
                 gmacs(run.gmacs()),
                 percent(run.top1(0)) if several else None,
                 interval(run.less(base, 0)) if base and several and base.rounds > 1 else None,
@@ -79,9 +80,73 @@ def accuracy_table(compared: LineUp) -> str:
     return table(f"{compared.title}: accuracy, and the compute of the full path", heads, rows)
 
 
-def _schedule(rounds: Rounds) -> str:
-    resolutions, heads = ("→".join(map(str, values)) for values in (rounds.resolutions, rounds.heads))
-    return f"{resolutions}, {heads} heads"
+def seeds_table(compared: LineUp) -> str:
+    """Top-1 of round 1 and of the full path: mean and standard deviation over seeds."""
+    rows = [
+        [
+            run.label,
+            _schedule(run),
+            gmacs(run.gmacs(0)) if run.rounds > 1 else None,
+            _over_seeds(run, 0) if run.rounds > 1 else None,
+            gmacs(run.gmacs()),
+            _over_seeds(run, FULL),
+            str(len(run.seeds)),
+            str(run.first.epochs),
+        ]
+        for run in compared.rows
+    ]
+    heads = ["<", "<rounds", "GMACs of round 1", "round 1, top-1 (%)", "GMACs", "full path, top-1 (%)"]
+    title = f"{compared.title}: accuracy, mean ± standard deviation over seeds"
+    return table(title, [*heads, "seeds", "epochs"], rows)
+
+
+def _over_seeds(run: ComparedRun, place: int) -> str:
+    deviation = run.deviation(place)
+    return percent(run.top1(place), 2) + (f" ± {percent(deviation, 2)}" if deviation is not None else "")
+
+
+def tests_table(outcomes: Outcomes) -> str:
+    """The declared tests in the last round."""
+    rows = [
+        [
+            one.label,
+            *_endpoints(one, one.last),
+            None if one.paper is None else signed(one.paper, 2, scale=1),
+            one.verdict,
+            *_log_loss(one.last),
+        ]
+        for one in outcomes.measured
+    ]
+    heads = ["<", *ENDPOINTS, "the paper's (points)", "<verdict", *LOG_LOSS]
+    return table(f"{outcomes.title}: tests of the full path, 95 % intervals over seeds and images", heads, rows)
+
+
+def first_round_table(outcomes: Outcomes) -> str | None:
+    """The same differences in round 1; None if there are none."""
+    rows = [[one.label, *_endpoints(one, one.first), *_log_loss(one.first)] for one in outcomes.measured if one.first]
+    title = f"{outcomes.title}: the same differences in round 1"
+    return table(title, ["<", *ENDPOINTS, *LOG_LOSS], rows) if rows else None
+
+
+ENDPOINTS = ("seeds", "images", "top-1 (points)", "detectable at 80 % power (points)")
+LOG_LOSS = ("log-loss", "<log-loss is")
+
+
+def _endpoints(outcome: Outcome, of_round: RoundOutcome) -> Row:
+    top1 = of_round.top1
+    return [str(len(outcome.seeds)), f"{outcome.images:,}", interval(top1, 2), percent(top1.detectable, 2)]
+
+
+def _log_loss(of_round: RoundOutcome) -> Row:
+    difference = of_round.log_loss
+    return [None, None] if difference is None else [interval(difference, 4, scale=1), log_loss_verdict(difference)]
+
+
+def _schedule(run: ComparedRun) -> str:
+    between = "→" if run.near_lossless else " / "  # rounds that are alternatives do not follow each other
+    rounds = run.first.rounds
+    resolutions = between.join(map(str, rounds.resolutions))
+    return resolutions if rounds.heads is None else f"{resolutions}, {between.join(map(str, rounds.heads))} heads"
 
 
 def exit_table(compared: LineUp) -> str | None:
@@ -95,12 +160,13 @@ def exit_table(compared: LineUp) -> str | None:
 
 def _exit_row(run: ComparedRun) -> Row:
     several, repeated = run.rounds > 1, len(run.seeds) > 1
+    points = run.near_lossless if several else ()
     return [
         run.label,
-        percent(run.mean(lambda one: one.near_lossless.top1)) if several else None,
-        gmacs(run.mean(lambda one: one.near_lossless.gmacs_paper)) if several else None,
-        percent(run.saving) if several else None,
-        percent(run.mean(lambda one: one.near_lossless.exit_shares[0])) if several else None,
+        percent(float(np.mean([point.top1 for point in points]))) if points else None,
+        gmacs(float(np.mean([point.gmacs_paper for point in points]))) if points else None,
+        percent(run.saving) if points else None,
+        percent(float(np.mean([point.exit_shares[0] for point in points]))) if points else None,
         each(run.top1_of_seeds(0)) if several and repeated else None,
         each(run.top1_of_seeds()) if repeated else None,
         percent(run.spread()) if repeated else None,

@@ -47,7 +47,10 @@ class Parts:
         self._parts.write(number, buffer.getvalue())
 
     def merge(self) -> tuple[Columns, dict[int, str]]:
-        """The columns of all parts in order, and why images are unreadable."""
+        """The columns of all parts in order, and why images are unreadable.
+
+        A column that some parts lack is left out: parts of version 0.1.0 have no ``log_probability``.
+        """
         columns: dict[str, list[Any]] = {}
         unreadable: dict[int, str] = {}
         for path in self._parts.paths():
@@ -57,7 +60,8 @@ class Parts:
                     for name in part.files:
                         columns.setdefault(name, []).append(part[name])
         columns.pop("unreadable", None)
-        return {name: np.concatenate(values) for name, values in columns.items()}, unreadable
+        whole = len(columns.get("index", ()))
+        return {name: np.concatenate(values) for name, values in columns.items() if len(values) == whole}, unreadable
 
 
 def _is_whole(path: Path, items: int) -> bool:

@@ -104,6 +104,9 @@ class Records:
     """(N, S), of all classes."""
     statistics: Floats
     """(N, S, 23)"""
+    log_probability: Floats | None = None
+    """(N, S), natural logarithm of the label's probability, NaN where logits are not finite. None without labels and in
+    records of version 0.1.0."""
     logits: Floats | None = None
     """(N, S, K), if they were kept."""
 
@@ -247,6 +250,8 @@ def _to_table(records: Records) -> pa.Table:
         columns[f"{name}_top10_entropy"] = pa.array(records.top10_entropy[:, s])
         columns[f"{name}_entropy"] = pa.array(records.entropy[:, s])
         columns[f"{name}_statistics"] = _lists(records.statistics[:, s])
+        if records.log_probability is not None:
+            columns[f"{name}_log_probability"] = pa.array(records.log_probability[:, s])
         if records.logits is not None:
             columns[f"{name}_logits"] = _lists(records.logits[:, s])
     about = {"format": FORMAT, "rounds": records.rounds, "statistics": STATISTICS, "header": asdict(records.header)}
@@ -272,6 +277,7 @@ def _from_table(table: pa.Table) -> Records:
         top10_entropy=rounds_of("top10_entropy"),
         entropy=rounds_of("entropy"),
         statistics=rounds_of("statistics"),
+        log_probability=rounds_of("log_probability") if "round1_log_probability" in table.column_names else None,
         logits=rounds_of("logits") if "round1_logits" in table.column_names else None,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import yaml
 
-from progresvit import api, compute
+from progresvit import api
 from progresvit.distributed import processor_name
 from progresvit.evaluation import Records, read_records
 from progresvit.evaluation.shift import plan as plan_shift
@@ -32,7 +32,6 @@ from repro.measure.records import (
     measure_frontier,
     measure_near_lossless,
     measure_rounds,
-    progresvit_config,
 )
 from repro.measure.routing import measure_routing
 from repro.measure.shift import measure_shift
@@ -112,7 +111,7 @@ def _training(study: Study, entry: Entry, places: Places, records: Records, *, j
         "data": data_of(records, name=study.data, train=about["pictures"], learned=about["names"]),
         "recipe": without_folders(recipe),
         "epochs": recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"],
-        "parameters": compute.parameters(progresvit_config(records)),
+        "parameters": sum(weights.numel() for _, weights in api.load(places.model(entry)).named_parameters()),
         "rounds": measure_rounds(records),
         "frontier": measure_frontier(records),
         "near_lossless": measure_near_lossless(records),

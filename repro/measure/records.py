@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from progresvit.config import ModelConfig
 from progresvit.evaluation import Records
 from progresvit.routing import HIGHEST, OperatingPoint, near_lossless
 from progresvit.routing.frontier import every_threshold, exit_counts, frontier
-from repro.formats import Data, Point, Rounds, pack
+from repro.formats import Data, Point, Rounds, pack, pack_floats
 
 POINTS = 60
 """Of a frontier, about: two may coincide."""
@@ -35,25 +35,27 @@ def data_of(records: Records, *, name: str, train: int | None = None, learned: s
     )
 
 
-def progresvit_config(records: Records) -> ModelConfig:
-    """The config of the model, whose rounds differ in resolution and heads; results files know no other kind."""
-    if not isinstance(records.config, ModelConfig):
-        raise ValueError(f"results files describe models of kind progresvit, not {records.config.kind}.")
-    return records.config
-
-
 def measure_rounds(records: Records) -> Rounds:
-    """Cost of each round and whether it is right, images in the order of their names."""
-    correct = records.correct[np.argsort(records.ids, kind="stable")]  # (N, S)
-    rounds = progresvit_config(records).rounds
+    """Cost of each round, whether it is right and its log-loss, images in the order of their names."""
+    order = np.argsort(records.ids, kind="stable")
+    correct = records.correct[order]  # (N, S)
+    rounds = records.config.rounds
+    heads = tuple(getattr(one, "heads", None) for one in rounds)  # not every kind's rounds have heads
     return Rounds(
         resolutions=tuple(one.resolution for one in rounds),
-        heads=tuple(one.heads for one in rounds),
+        heads=None if None in heads else heads,
         gmacs_paper=tuple(records.gmacs("paper")),
         gmacs_executed=tuple(records.gmacs("executed")),
         right=tuple(correct.sum(axis=0).tolist()),
         bits=tuple(pack(column) for column in correct.T),
+        log_loss=_log_loss(records, order),
     )
+
+
+def _log_loss(records: Records, order: NDArray[np.int64]) -> tuple[str, ...] | None:
+    if records.log_probability is None or not np.isfinite(records.log_probability).all():
+        return None
+    return tuple(pack_floats(column) for column in -records.log_probability[order].T)
 
 
 def measure_point(records: Records, threshold: float | Sequence[float]) -> Point:
@@ -64,8 +66,10 @@ def measure_point(records: Records, threshold: float | Sequence[float]) -> Point
     return _point(records, frontier(records.scores(), records.correct, records.gmacs(), [_finite(threshold)])[0])
 
 
-def measure_near_lossless(records: Records) -> Point:
-    """The cheapest point within 0.03 points of the full path's top-1."""
+def measure_near_lossless(records: Records) -> Point | None:
+    """The cheapest point within 0.03 points of the full path's top-1; None if the rounds are alternatives."""
+    if not records.header.routable:
+        return None
     return _point(records, near_lossless(records.scores(), records.correct, records.gmacs()))
 
 
@@ -73,7 +77,10 @@ def measure_frontier(records: Records, points: int = POINTS) -> tuple[Point, ...
     """From the cheapest point to the full path, both included, at evenly spread costs.
 
     All rounds share one threshold. The cheapest point is round 1 alone, but for images whose logits are not finite.
+    Rounds that are alternatives have no frontier.
     """
+    if not records.header.routable:
+        return ()
     scores, correct, gmacs = records.scores(), records.correct, records.gmacs()
     thresholds = every_threshold(scores)  # rising, so costs fall
     spent = exit_counts(scores, thresholds)[::-1] @ np.asarray(gmacs)  # cheapest first

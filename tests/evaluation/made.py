@@ -31,7 +31,9 @@ def make_logits(count=400, rounds=2, seed=0):
 def make_records(count=400, rounds=2, seed=0, *, labelled=True, keep_logits=False, classes=None, logits=None):
     values, labels = make_logits(count, rounds, seed)
     values = values if logits is None else logits
-    columns = record_columns([torch.tensor(z, dtype=torch.float32) for z in values], classes, keep_logits=keep_logits)
+    answers = torch.tensor(labels) if labelled else None
+    tensors = [torch.tensor(z, dtype=torch.float32) for z in values]
+    columns = record_columns(tensors, classes, answers, keep_logits=keep_logits)
     model = config(rounds)
     header = Header(
         model="made",

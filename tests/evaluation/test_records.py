@@ -55,6 +55,8 @@ def test_every_column_is_what_the_logits_say():
         assert np.array_equal(records.top10_entropy[:, s], top10_entropy(tensor).numpy())
         assert np.array_equal(records.entropy[:, s], full_entropy(tensor).numpy())
         assert np.array_equal(records.statistics[:, s], logit_statistics(tensor).numpy())
+        chosen = probabilities[np.arange(50), labels]
+        assert records.log_probability[:, s] == pytest.approx(np.log(chosen), rel=1e-4, abs=1e-6)
         assert np.array_equal(records.correct[:, s], logits[s].argmax(axis=1) == labels)
         assert np.array_equal(records.correct5[:, s], (order == labels[:, None]).any(axis=1))
 
@@ -66,6 +68,10 @@ def test_restricted_classes_change_predictions_and_not_entropies():
     assert np.array_equal(restricted.predictions[:, 0], best)
     assert restricted.top5_labels[0, 0, 3:].tolist() == [-1, -1]
     assert restricted.top5_probabilities[:, 0, :3].sum(axis=1) == pytest.approx(1)
+    inside = np.isin(restricted.labels, [1, 4, 7])
+    among = torch.tensor(logits[0][inside][:, [1, 4, 7]]).log_softmax(dim=1).numpy()
+    labels = np.searchsorted([1, 4, 7], restricted.labels[inside])
+    assert restricted.log_probability[inside, 0] == pytest.approx(among[np.arange(len(among)), labels], abs=1e-5)
     assert np.array_equal(restricted.top10_entropy, free.top10_entropy)
     assert np.array_equal(restricted.statistics, free.statistics)
 
@@ -81,6 +87,8 @@ def test_broken_logits_are_counted_and_neither_right_nor_leaving(tmp_path, bad):
     assert not records.top10_entropy[7, 0] < np.inf
     assert records.top5_labels[7, 0].tolist() == [-1] * 5
     assert not records.correct5[7, 0]
+    assert np.isnan(records.log_probability[7, 0])
+    assert np.isfinite(np.delete(records.log_probability, 7, axis=0)).all()
     assert np.isfinite(records.top10_entropy[7, 1])
 
 
@@ -94,6 +102,7 @@ def test_missing_labels_are_an_error_only_where_needed(tmp_path):
     write_records(make_records(20, labelled=False), tmp_path / "r.parquet")
     records = read_records(tmp_path / "r.parquet")
     assert not records.labelled
+    assert records.log_probability is None
     assert records.scores().shape == (20, 2)
     with pytest.raises(ValueError, match=r"20 of 20 images in these records have no label; .* --unlabelled"):
         records.correct  # noqa: B018
@@ -164,8 +173,8 @@ def test_a_cut_file_is_refused(tmp_path):
 
 
 def test_records_of_the_version_before_are_read(tmp_path):
-    """They have ``pictures`` for ``images``, no kind of model and no GMACs."""
-    records = make_records(20)
+    """They have ``pictures`` for ``images``, no kind of model, no GMACs and no log-probability of the label."""
+    records = replace(make_records(20), log_probability=None)
     write_records(records, tmp_path / "r.parquet")
     table = pq.read_table(tmp_path / "r.parquet")
     about = json.loads(table.schema.metadata[b"progresvit"])

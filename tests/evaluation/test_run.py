@@ -59,6 +59,8 @@ def test_records_hold_what_the_model_says_of_each_picture(model, digits, tmp_pat
             outputs = model(normalise(transform(picture, "")[None], model.config))
         for s, output in enumerate(outputs):
             assert records.logits[row, s] == pytest.approx(output.logits[0].numpy(), abs=1e-5)
+            expected = output.logits[0].log_softmax(dim=0)[records.labels[row]].item()
+            assert records.log_probability[row, s] == pytest.approx(expected, abs=1e-5)
         assert records.labels[row] == int(records.ids[row].split("/")[1])
     header = records.header
     assert (header.weights, header.images, header.precision) == (weights_hash(model), 24, "fp32")
@@ -264,6 +266,24 @@ def test_parts_name_their_run_as_version_0_1_0_does(model, digits, tmp_path, sma
     about = json.loads((tmp_path / "r.parquet.parts" / "run.json").read_text())
     assert about["pictures"] == 24
     assert not {"images", "gmacs", "routable", "kind"} & {*about, *about["config"]}
+
+
+def test_parts_of_version_0_1_0_are_continued_without_the_column_that_they_lack(
+    model, digits, tmp_path, small_chunks, monkeypatch
+):
+    whole = run(model, digits, tmp_path / "whole.parquet")
+    with monkeypatch.context() as patch:
+        stop_after(14, patch)
+        with pytest.raises(KeyboardInterrupt):
+            run(model, digits, tmp_path / "r.parquet")
+    for path in (tmp_path / "r.parquet.parts").glob("*.npz"):
+        with np.load(path) as part:
+            columns = {name: part[name] for name in part.files if name != "log_probability"}
+        np.savez(path, **columns)
+    records = run(model, digits, tmp_path / "r.parquet")
+    assert np.array_equal(records.ids, whole.ids)
+    assert np.array_equal(records.entropy, whole.entropy)
+    assert records.log_probability is None
 
 
 def test_a_damaged_description_of_the_parts_is_named(model, digits, tmp_path, small_chunks, monkeypatch):

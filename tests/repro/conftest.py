@@ -1,12 +1,18 @@
 import pytest
 
-from tests.repro.made import write_results
+from tests.repro.made import write_results, write_tested
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """A results folder that no test may change."""
     return write_results(tmp_path_factory.mktemp("made") / "results")
+
+
+@pytest.fixture(scope="session")
+def tested(tmp_path_factory):
+    """Results of a comparison that declares tests; no test may change them."""
+    return write_tested(tmp_path_factory.mktemp("tested") / "results")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import numpy as np
 import yaml
 
 from progresvit.routing import frontier, near_lossless
-from repro.formats import KINDS, pack
+from repro.formats import KINDS, pack, pack_floats
 
 CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog")
 MEASUREMENT = {
@@ -47,11 +47,37 @@ STUDY = {
         "shift_later": {"models": ["nowhere"]},
     },
 }
+TESTED = {
+    "title": "A study of seeds",
+    "data": "Made-up pictures",
+    "recipe": "digits",
+    "runs": {
+        "width": {"seeds": [1, 2, 3]},
+        "full": {"seeds": [1, 2, 3, 4]},
+        "plain": {"seeds": [1, 2, 3]},
+        "widths": {"seeds": [1, 2, 3]},
+        "never": {"seeds": [1, 2, 3]},
+    },
+    "comparisons": {
+        "construction": {
+            "title": "Construction",
+            "rows": {"width only": "width", "+ PSG": "full", "widths": "widths", "plain ViT": "plain"},
+            "tests": [
+                {"label": "PSG", "ours": "full", "theirs": "width", "margin": 0.46, "paper": 0.46},
+                {"label": "rounds", "ours": "full", "theirs": "plain", "margin": 20},
+                {"label": "alternatives", "ours": "widths", "theirs": "full", "margin": 1},
+                {"label": "one day", "ours": "never", "theirs": "full", "margin": 1},
+            ],
+        }
+    },
+}
+"""A comparison that declares tests; its runs are written by ``write_tested``."""
 RUNS = {  # resolutions, heads, GMACs, and how well each round does
     "width": ((224, 224), (2, 3), (0.561, 1.821), (0.9, 1.5)),
     "full": ((160, 224), (2, 3), (0.286, 1.546), (1.0, 1.8)),
     "three": ((128, 176, 224), (1, 2, 3), (0.06, 0.4, 1.66), (0.3, 1.0, 1.7)),
     "plain": ((224,), (3,), (1.26,), (1.7,)),
+    "widths": ((224, 224), None, (0.561, 1.26), (0.8, 1.3)),  # alternatives
 }
 
 
@@ -259,6 +285,29 @@ def write_results(folder, pictures=40, study=STUDY):
     (folder / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False, allow_unicode=True))
     for result in all_results(pictures):
         write_result(folder, result)
+    return folder
+
+
+def log_losses(run, pictures, seed):
+    """(N, S)"""
+    return np.log1p(measured(run, pictures, seed)[0])
+
+
+def tested_result(run, seed, pictures):
+    """Of a run with log-losses; the rounds of ``widths`` are alternatives without heads."""
+    result = run_result(run, seed, pictures)
+    result["rounds"]["log_loss"] = [pack_floats(column) for column in log_losses(run, pictures, seed).T]
+    if run == "widths":
+        result |= {"frontier": [], "near_lossless": None}
+    return result
+
+
+def write_tested(folder, pictures=200):
+    folder.mkdir(parents=True)
+    (folder / "study.yaml").write_text(yaml.safe_dump(TESTED, sort_keys=False))
+    for run in ("width", "full", "plain", "widths"):
+        for seed in TESTED["runs"][run]["seeds"]:
+            write_result(folder, tested_result(run, seed, pictures))
     return folder
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from repro.compare import gather, line_up, paired_difference
+from repro.compare import crossed_difference, gather, line_up, paired_difference
 from repro.formats import read_results
 from repro.study import read_study
 from tests.repro.made import change, measured, run_result, write_result
@@ -114,3 +114,83 @@ def test_equal_runs_differ_by_exactly_zero():
     right = np.array([1.0, 0.0, 1.0])
     found = paired_difference(right, right)
     assert (found.mean, found.lowest, found.highest) == (0, 0, 0)
+
+
+def simulated(rng, seeds, images, *, of_seeds, of_images, of_flips, mean=0.0):
+    """A table with known variances."""
+    table = rng.normal(mean, of_flips**0.5, (seeds, images))
+    return table + rng.normal(0, of_seeds**0.5, (seeds, 1)) + rng.normal(0, of_images**0.5, images)
+
+
+@pytest.mark.parametrize(
+    ("of_seeds", "of_images"), [(0.0, 0.0), (0.01, 0.0), (0.02, 0.2), (0.1, 0.2), (1.0, 0.0), (0.0, 2.0)]
+)
+def test_intervals_over_seeds_and_images_cover_the_truth_in_95_of_100_studies(of_seeds, of_images):
+    rng = np.random.default_rng(1)
+    seeds, images, studies = 8, 80, 300
+    covered, errors = 0, []
+    for _ in range(studies):
+        ours = simulated(rng, seeds, images, of_seeds=of_seeds, of_images=of_images, of_flips=1.0, mean=0.3)
+        found = crossed_difference(ours, np.zeros_like(ours), draws=400)
+        covered += found.lowest <= 0.3 <= found.highest
+        errors.append(found.error)
+    assert 0.915 <= covered / studies <= 0.985  # 2.8 standard errors of 300 studies about 0.95
+    expected = (of_seeds / seeds + of_images / images + 1 / (seeds * images)) ** 0.5
+    assert 0.92 < np.mean(errors) / expected < 1.15
+
+
+def test_flips_are_counted_once():
+    """Of independent flips alone, the mean varies by E / KN."""
+    rng = np.random.default_rng(0)
+    errors = [crossed_difference(rng.normal(size=(8, 400)), np.zeros((8, 400)), draws=500).error for _ in range(40)]
+    assert np.median(errors) == pytest.approx((8 * 400) ** -0.5, rel=0.1)
+
+
+def test_the_part_of_the_seeds_is_not_understated():
+    """Images that agree leave the shift of each seed alone: its unbiased standard error."""
+    shifts = np.random.default_rng(0).normal(size=(8, 1))
+    found = crossed_difference(np.repeat(shifts, 50, axis=1), np.zeros((8, 50)))
+    error = shifts.std(ddof=1) / 8**0.5
+    assert found.error == pytest.approx(error, rel=0.02)
+    assert found.detectable == pytest.approx((2.365 + 0.84) * error, rel=0.02)  # t of 7 degrees of freedom
+    assert (found.highest - found.lowest) / 2 == pytest.approx(2.365 * error, rel=0.06)
+
+
+def test_the_power_is_80_percent_at_the_detectable_difference():
+    rng = np.random.default_rng(2)
+    shape = {"of_seeds": 0.0, "of_images": 2.0, "of_flips": 1.0}
+    detectable = 2.8 * (2 / 80 + 1 / (8 * 80)) ** 0.5
+    zeros, hits, reported = np.zeros((8, 80)), 0, []
+    for _ in range(300):
+        found = crossed_difference(simulated(rng, 8, 80, mean=detectable, **shape), zeros, draws=400)
+        hits += found.lowest > 0
+        reported.append(found.detectable)
+    assert 0.7 < hits / 300 < 0.9
+    assert np.median(reported) == pytest.approx(detectable, rel=0.1)
+
+
+def test_a_constant_difference_is_exact():
+    theirs = np.random.default_rng(0).integers(0, 2, (3, 20)).astype(float)
+    found = crossed_difference(theirs + 0.5, theirs)
+    assert (found.mean, found.lowest, found.highest, found.error, found.detectable) == (0.5, 0.5, 0.5, 0, 0)
+
+
+def test_swapping_the_runs_turns_the_difference_round():
+    rng = np.random.default_rng(0)
+    ours, theirs = rng.random((2, 5, 60))
+    there, back = crossed_difference(ours, theirs), crossed_difference(theirs, ours)
+    assert (back.mean, back.lowest, back.highest) == pytest.approx((-there.mean, -there.highest, -there.lowest))
+    assert (back.error, back.detectable) == pytest.approx((there.error, there.detectable))
+
+
+def test_the_bootstrap_is_the_same_every_time_and_other_draws_differ():
+    ours, theirs = np.random.default_rng(0).random((2, 5, 60))
+    assert crossed_difference(ours, theirs) == crossed_difference(ours, theirs)
+    other = crossed_difference(ours, theirs, seed=1)
+    assert other.lowest != crossed_difference(ours, theirs).lowest
+    assert other.mean == crossed_difference(ours, theirs).mean
+
+
+def test_one_seed_has_no_interval_over_seeds():
+    with pytest.raises(ValueError, match="1 seeds and 60 images; compare at least two of each"):
+        crossed_difference(np.zeros((1, 60)), np.zeros((1, 60)))

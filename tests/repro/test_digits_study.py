@@ -3,15 +3,19 @@
 import json
 from unittest import mock
 
+import numpy as np
 import pytest
 import yaml
 from doit.exceptions import InvalidDodoFile
 
+import progresvit
+from progresvit.compute import parameters
 from repro import page
 from repro.formats import read_results
 from repro.measure import __main__ as measure
 from repro.measure import entries
 from tests import commands
+from tests.model import pooled  # noqa: F401  registers its kinds
 from tests.repro.dodo import doit, load
 
 STUDY = {
@@ -68,12 +72,46 @@ def done(digits, study):
     return study.parent / "runs"
 
 
+ALTERNATIVES = {
+    "kind": "test_alternatives",
+    "fields": {"rounds": [{"resolution": 16, "grid": 2}, {"resolution": 32, "grid": 8}], "crop": 1.0},
+}
+TEST = {"label": "+ grid", "ours": "other", "theirs": "first", "margin": 1}
+OTHER_KIND = STUDY | {
+    "set": ["schedule.epochs=1", "schedule.cooldown=0", "schedule.warmup=0", "optimizer.batch=16", "ema=0"],
+    "runs": {
+        name: {"seeds": [1, 2], "set": [f"model={json.dumps(ALTERNATIVES)}", f"optimizer.lr={rate}"]}
+        for name, rate in (("first", 0.001), ("other", 0.01))
+    },
+    "comparisons": {"kinds": {"title": "Kinds", "rows": {"1": "first", "2": "other"}, "tests": [TEST]}},
+    "routing": {},
+    "shift": {},
+}
+
+
+def test_another_kind_of_model_goes_from_its_run_list_to_a_tested_difference(digits, tmp_path):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(OTHER_KIND))
+    code, printed = carry_out(tmp_path / "study.yaml", digits)
+    assert code == 0, printed
+    folder = tmp_path / "runs" / "results"
+    one = read_results(folder).runs["other-2"]
+    assert (one.rounds.heads, one.near_lossless, one.frontier) == (None, None, ())
+    assert one.parameters == (12 + 1) * 16 + (192 + 1) * 16 + 2 * 2 * 16 + (16 + 1) * one.data.classes
+    assert one.rounds.log_losses(one.data.val).mean() == pytest.approx(np.log(one.data.classes), rel=0.6)
+    page.main([str(folder)])
+    text = (folder / "results.md").read_text()
+    assert "| 1 | 16 / 32 |" in text
+    assert "| + grid | 2 |" in text
+    assert carry_out(tmp_path / "study.yaml", digits) == (0, "")
+
+
 def test_every_entry_has_results(done, digits):
     results = read_results(done / "results")
     full, shift = results.runs["full-42"], results.shift["shift"]
     held_out = len(list(digits.glob("val/*/*")))
     assert (full.data.val, full.data.train) == (held_out, len(list(digits.glob("train/*/*"))))
     assert full.rounds.resolutions == (16, 32)
+    assert full.parameters == parameters(progresvit.load(done / "full-42" / "model").config)
     assert full.seconds > 0
     assert full.machine.jobs == 2
     assert full.commands[0].startswith("progresvit train digits --data DATA --out RUNS/full-42 --set ")

@@ -25,9 +25,10 @@ STUDY = {
 }
 UNTRAINED = {"title": "made", "data": "digits", "recipe": "digits", "routing": {"routing": {"model": "shipped"}}}
 """A study that loads without torch."""
+STEPS = ("train", "evaluate", "measure")
 EVERYTHING = [
-    *("train one-1", "train two-1", "evaluate one-1", "evaluate two-1", "evaluate routing"),
-    *("measure one-1", "measure two-1", "measure routing"),
+    *("train one-1", "evaluate one-1", "measure one-1", "train two-1", "evaluate two-1", "measure two-1"),
+    *("evaluate routing", "measure routing"),
 ]
 
 
@@ -65,6 +66,14 @@ def test_every_entry_is_trained_evaluated_and_measured(study):
     assert study() == 0
     assert study.done == EVERYTHING
     assert yaml.safe_load((study.results / "study.yaml").read_text()) == STUDY
+
+
+def test_a_study_that_is_stopped_has_as_many_seeds_of_every_run(study, tmp_path):
+    runs = {"one": {"seeds": [1, 2, 3]}, "two": {"seeds": [1, 2]}}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY | {"runs": runs}))
+    assert study() == 0
+    order = [f"{step} {name}" for name in ("one-1", "two-1", "one-2", "two-2", "one-3") for step in STEPS]
+    assert study.done == [*order, "evaluate routing", "measure routing"]
 
 
 def test_several_at_a_time_do_the_same(study):
@@ -114,7 +123,7 @@ def test_a_failure_does_not_stop_the_others(study):
 
 def test_what_needs_a_failed_model_is_not_run(study):
     assert study(failing=["train two-1"]) != 0
-    assert study.done == ["train one-1", "train two-1", "evaluate one-1", "measure one-1"]
+    assert study.done == ["train one-1", "evaluate one-1", "measure one-1", "train two-1"]
 
 
 @pytest.mark.parametrize(

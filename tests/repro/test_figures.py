@@ -10,6 +10,7 @@ from progresvit.analysis.style import render
 from repro import figures as draw
 from repro.compare import line_up
 from repro.formats import read_results
+from repro.outcomes import gather_outcomes
 from repro.routing_tables import matched_title
 from repro.study import read_study
 
@@ -26,13 +27,19 @@ def compared(made, results):
 
 
 @pytest.fixture(scope="module")
-def figures(results, compared):
+def outcomes(tested):
+    return gather_outcomes(read_results(tested), read_study(tested / "study.yaml"), "construction")
+
+
+@pytest.fixture(scope="module")
+def figures(results, compared, outcomes):
     routing = results.routing["routing"]
     both = {run: results.shift[f"shift_both-{run}"] for run in ("full", "plain")}
     return {
         "comparison": draw.comparison_figure(compared["schedules"]),
         "accuracy": draw.accuracy_figure(compared["construction"]),
         "accuracy of one round too": draw.accuracy_figure(compared["schedules"]),
+        "tests": draw.tests_figure(outcomes),
         "thresholds": draw.routing_frontier_figure(routing),
         "gains": draw.gains_figure(routing.matched),
         "risk": draw.risk_figure(routing.abstention),
@@ -58,7 +65,7 @@ def on_frontier(points):
 def test_every_axis_has_a_name_and_numbers_have_units(figures):
     for name, figure in figures.items():
         for axes in figure.axes:
-            assert any(unit in axes.get_xlabel() for unit in ("GMACs", "(%)", "points", "severity")), name
+            assert any(unit in axes.get_xlabel() for unit in ("GMACs", "(%)", "points", "severity", "nats")), name
         first = figure.axes[0]
         named = [label.get_text() for label in first.get_yticklabels()]
         assert "(%)" in first.get_ylabel() or "points" in first.get_ylabel() or not named[0].isdigit(), name
@@ -104,6 +111,28 @@ def test_seeds_are_dots_and_differences_have_their_intervals(figures, compared):
     assert bar.get_segments()[0][:, 0] == pytest.approx([100 * difference.lowest, 100 * difference.highest])
     assert figures["accuracy"].axes[1].get_xlabel() == "points over the row above"
     assert figures["accuracy of one round too"].axes[1].get_xlabel() == "points over 160→224"
+
+
+def test_tests_have_their_intervals_and_margins(figures, outcomes):
+    top1, losses = ({one.get_label(): one for one in axes.containers} for axes in figures["tests"].axes)
+    names = {"PSG: round 1", "PSG: full path", "rounds: full path", "alternatives: round 1", "alternatives: full path"}
+    assert set(top1) == set(losses) == names
+    psg = outcomes.measured[0]
+    for bars, found, scale in ((top1, psg.last.top1, 100), (losses, psg.last.log_loss, 1)):
+        data, _, (bar,) = bars["PSG: full path"].lines
+        assert data.get_xdata() == pytest.approx([scale * found.mean])
+        assert bar.get_segments()[0][:, 0] == pytest.approx([scale * found.lowest, scale * found.highest])
+    margins = [lines(figures["tests"])[f"{one.label}: margin"][0, 0] for one in outcomes.measured]
+    assert margins == [0.46, 20, 1]
+    assert legend(figures["tests"]) == ["round 1", "full path", "margin, full path"]
+
+
+def test_rounds_that_are_alternatives_are_points_without_a_frontier(tested):
+    study = read_study(tested / "study.yaml")
+    drawn = lines(draw.comparison_figure(line_up(read_results(tested), study, "construction")))
+    assert "width only, seed 1" in drawn
+    assert not {"widths, seed 1", "widths, seed 1: near-lossless"} & set(drawn)
+    assert drawn["widths, seed 1: each round alone"].shape == (2, 2)
 
 
 def test_thresholds_lie_where_they_lead_and_equal_ones_share_a_mark(figures, results):

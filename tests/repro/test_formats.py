@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repro.formats import pack, read_measurement, read_results, to_json, unpack
-from tests.repro.made import change, measured
+from repro.formats import pack, pack_floats, read_measurement, read_results, to_json, unpack, unpack_floats
+from tests.repro.made import change, log_losses, measured
 
 TRACKED = Path(__file__).parents[2] / "repro" / "results"
 
@@ -27,6 +27,22 @@ def test_bits_are_read_as_they_were_written(made):
         assert (unpack(pack(marks), count) == marks).all()
     with pytest.raises(ValueError, match="32 bits for 40 images"):
         unpack("00" * 4, 40)
+
+
+def test_log_losses_are_read_as_float16(tested):
+    full = read_results(tested).runs["full-1"]
+    assert full.rounds.log_losses(200) == pytest.approx(log_losses("full", 200, 1), rel=2**-11)
+    assert len(full.rounds.log_loss[0]) < 2.7 * 200 + 4  # two bytes in base64
+    with pytest.raises(ValueError, match="3 log-losses for 4 images"):
+        unpack_floats(pack_floats(np.ones(3)), 4)
+
+
+def test_files_without_log_loss_and_heads_have_none(made, tested):
+    assert read_results(made).runs["full-1"].rounds.log_losses(40) is None
+    assert "log_loss" not in (made / "full-1.json").read_text()
+    widths = read_results(tested).runs["widths-1"]
+    assert (widths.rounds.heads, widths.near_lossless, widths.frontier) == (None, None, ())
+    assert json.loads(to_json(widths)) == json.loads((tested / "widths-1.json").read_text())
 
 
 @pytest.mark.parametrize("path", sorted(TRACKED.glob("*.json")), ids=lambda path: path.stem)

@@ -2,13 +2,15 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from repro.formats import Point
 from repro.measure.records import data_of, measure_frontier, measure_near_lossless, measure_point, measure_rounds
-from tests.evaluation.made import make_logits, make_records
+from tests.evaluation.made import CLASSES, make_logits, make_records
+from tests.model.pooled import AlternativesConfig, PooledConfig
 
 
 def test_bits_are_the_hits_in_the_order_of_the_names():
@@ -21,6 +23,46 @@ def test_bits_are_the_hits_in_the_order_of_the_names():
     assert measure_rounds(records.take(order[::-1])) == rounds
     assert (rounds.resolutions, rounds.heads) == ((24, 32), (2, 3))
     assert rounds.gmacs_executed != rounds.gmacs_paper
+
+
+def of_kind(records, kind):
+    """The same records of another kind of model."""
+    rounds = [{"resolution": 16, "grid": 2}, {"resolution": 32, "grid": 8}]
+    config = kind(rounds=rounds, num_classes=CLASSES)
+    return replace(records, header=replace(records.header, config=config.to_dict(), routable=kind.routable))
+
+
+def test_rounds_without_heads_are_known_by_their_resolution():
+    records = of_kind(make_records(100), PooledConfig)
+    rounds = measure_rounds(records)
+    assert (rounds.resolutions, rounds.heads) == ((16, 32), None)
+    assert len(measure_frontier(records)) > 2
+    assert measure_near_lossless(records) is not None
+
+
+def test_rounds_that_are_alternatives_have_no_thresholds():
+    records = of_kind(make_records(100), AlternativesConfig)
+    assert measure_rounds(records).right == tuple(records.correct.sum(axis=0))
+    assert measure_frontier(records) == ()
+    assert measure_near_lossless(records) is None
+
+
+def test_log_losses_are_those_of_the_logits_in_the_order_of_the_names():
+    logits, labels = make_logits(403)
+    records = make_records(403)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    losses = np.log(np.exp(shifted).sum(axis=-1)) - shifted[:, np.arange(403), labels]  # (S, N)
+    order = np.argsort(records.ids)
+    assert measure_rounds(records).log_losses(403) == pytest.approx(losses.T[order], rel=2**-10, abs=1e-6)
+    assert measure_rounds(replace(records, log_probability=None)).log_loss is None
+
+
+def test_a_log_loss_that_is_not_finite_is_left_out():
+    logits, _ = make_logits(50)
+    logits[0, 3, 0] = np.nan
+    rounds = measure_rounds(make_records(50, logits=logits))
+    assert rounds.log_loss is None
+    assert len(rounds.bits) == 2
 
 
 def test_data_identify_their_images_in_any_order():

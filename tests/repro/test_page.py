@@ -131,6 +131,64 @@ def test_a_template_of_ones_own_shows_what_it_asks_for(folder):
     assert "\nGood: " in page
 
 
+def test_a_comparison_with_tests_shows_them(tested, tmp_path):
+    folder = shutil.copytree(tested, tmp_path / "results")
+    main([str(folder)])
+    page = (folder / "results.md").read_text()
+    assert "Construction: accuracy, mean ± standard deviation over seeds" in page
+    assert "Construction: tests of the full path" in page
+    assert "Tests that were not measured on two seeds: one day." in page
+    assert "paired by seed and by image" in page
+    assert "\n\n\n" not in page
+    names = {path.name for path in (folder / "figures" / "results").iterdir()}
+    assert names == {"construction-tests.png", "construction-frontier.png"}
+    main([str(folder), "--check"])
+
+
+def test_a_comparison_without_a_measured_test_says_so(tested, tmp_path):
+    folder = shutil.copytree(tested, tmp_path / "results")
+    for path in folder.glob("*-[234].json"):
+        path.unlink()
+    main([str(folder)])
+    page = (folder / "results.md").read_text()
+    assert "Tests that were not measured on two seeds: PSG, rounds, alternatives, one day." in page
+    assert not (folder / "figures" / "results" / "construction-tests.png").exists()
+
+
+def test_a_page_shows_the_study_of_a_folder_below_its_results(folder, tested, capsys):
+    shutil.copytree(tested, folder / "seeds")
+    (folder / "results.md.j2").write_text(
+        """{{ comparison("construction") }}
+{% set seeds = sub_study("seeds") %}
+# {{ seeds.study.title }}
+{{ seeds.comparison("construction") }}
+{{ seeds.run.full.seeds | length }} seeds against {{ run.full.seeds | length }}
+"""
+    )
+    main([str(folder)])
+    page = (folder / "results.md").read_text()
+    names = [f"{name}.png" for name in ("construction-accuracy", "construction-frontier")]
+    names += [f"seeds-construction-{name}.png" for name in ("frontier", "tests")]
+    assert sorted(path.name for path in (folder / "figures" / "results").iterdir()) == names
+    assert all(f'src="figures/results/{name}"' in page for name in names)
+    assert "# A study of seeds\n" in page
+    assert "\n4 seeds against 2\n" in page
+    main([str(folder), "--check"])
+    change(folder / "seeds" / "full-1.json", lambda values: values["rounds"].pop("log_loss"))
+    capsys.readouterr()
+    code, printed = fails(capsys, folder, "--check")
+    assert code == 1
+    assert "seeds-construction-tests.png" in printed
+    assert f"{Path('results') / 'construction-accuracy.png'}" not in printed
+    main([str(folder / "seeds")])  # and has a page of its own
+    assert (folder / "seeds" / "results.md").read_text().startswith("# A study of seeds\n")
+
+
+def test_a_folder_below_without_results_is_an_error(folder, capsys):
+    (folder / "results.md.j2").write_text('{{ sub_study("nowhere").about() }}')
+    refused(capsys, folder, f"{folder / 'nowhere'} holds no results")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -21,6 +21,9 @@ MADE = {
 }
 
 
+TEST = {"label": "a gain", "ours": "two", "theirs": "one", "margin": 0.46}
+
+
 def write(path, **changes):
     path.write_text(yaml.safe_dump({**MADE, **changes}))
     return path
@@ -47,6 +50,7 @@ def test_imagenet_asks_for_the_papers_tables():
 
 def test_every_seed_is_an_entry_and_further_measurements_know_who_trains_their_model(made):
     trained = {entry.name: entry.trained for entry in entries_of(made)}
+    assert list(trained)[:3] == ["one-1", "two-42", "one-2"]  # the first seed of every run comes first
     runs = {name: name for name in ("one-1", "one-2", "two-42")}
     assert trained == runs | {"routing": "two-42", "shift-one": "one-1", "shift-shipped": None}
 
@@ -90,12 +94,28 @@ def test_a_written_study_reads_as_the_same(made, tmp_path):
     assert load_study(tmp_path / STUDY_FILE) == made
 
 
+def test_declared_tests_are_written_with_the_study(tmp_path):
+    comparison = MADE["comparisons"]["both"] | {"tests": [TEST, TEST | {"label": "b", "paper": 0.3}]}
+    study = load_study(write(tmp_path / "made.yaml", comparisons={"both": comparison}))
+    assert [(test.margin, test.paper) for test in study.comparisons["both"].tests] == [(0.46, None), (0.46, 0.3)]
+    (tmp_path / STUDY_FILE).write_text(study.to_yaml())
+    assert load_study(tmp_path / STUDY_FILE) == study
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (
             {"comparisons": {"both": {"title": "x", "rows": {"a": "ones"}}}},
             "unknown run 'ones', did you mean 'one'",
+        ),
+        (
+            {"comparisons": {"both": MADE["comparisons"]["both"] | {"tests": [TEST | {"theirs": "tow"}]}}},
+            "comparisons.both: unknown run 'tow', did you mean 'two'",
+        ),
+        (
+            {"comparisons": {"both": MADE["comparisons"]["both"] | {"tests": [TEST | {"margin": 0}]}}},
+            r"tests.*margin: input should be greater than 0",
         ),
         ({"runs": {"one": {"set": ["schedule.epoch=2"]}}, "comparisons": {}}, "runs.one: .*epochs"),
         ({"runs": {"one": {"recipe": "digit"}}, "comparisons": {}}, "runs.one: .*digits"),

@@ -6,6 +6,7 @@ import pytest
 from repro import routing_tables, tables
 from repro.compare import Difference, line_up
 from repro.formats import read_results
+from repro.outcomes import gather_outcomes
 from repro.study import read_study
 from repro.tables import interval, percent, signed
 from tests.repro.made import RUNS, measured
@@ -50,6 +51,48 @@ def test_accuracy_in_a_comparison_is_that_of_the_bits(results, study):
     expected = [interval(compared.rows[number].less(compared.rows[0])) for number in (1, 2)]
     assert [row["points over 160→224"] for row in rows] == ["–", *expected]
     assert heads[6] == "points over 160→224"
+
+
+@pytest.fixture(scope="module")
+def tested_study(tested):
+    return read_results(tested), read_study(tested / "study.yaml"), "construction"
+
+
+def test_accuracy_beside_tests_is_a_mean_and_a_deviation_over_seeds(tested_study):
+    rows, heads = table(tables.seeds_table(line_up(*tested_study)))
+    assert len(heads) <= 9
+    each = [100 * measured("full", 200, seed)[1].mean(axis=0) for seed in (1, 2, 3, 4)]
+    (first, last), (first_deviation, last_deviation) = np.mean(each, axis=0), np.std(each, axis=0, ddof=1)
+    assert rows[1]["round 1, top-1 (%)"] == f"{first:.2f} ± {first_deviation:.2f}"
+    assert rows[1]["full path, top-1 (%)"] == f"{last:.2f} ± {last_deviation:.2f}"
+    assert [row["seeds"] for row in rows] == ["3", "4", "3", "3"]
+    assert [row["rounds"] for row in rows[1:]] == ["160→224, 2→3 heads", "224 / 224", "224, 3 heads"]
+    assert rows[3]["round 1, top-1 (%)"] == "–"
+
+
+def test_a_test_is_a_row_with_its_intervals_and_its_verdict(tested_study):
+    outcomes = gather_outcomes(*tested_study)
+    rows, heads = table(tables.tests_table(outcomes))
+    assert len(heads) <= 9
+    assert [row[""] for row in rows] == ["PSG", "rounds", "alternatives"]
+    psg = outcomes.measured[0]
+    assert (rows[0]["seeds"], rows[0]["images"], rows[0]["the paper's (points)"]) == ("3", "200", "+0.46")
+    assert rows[0]["top-1 (points)"] == interval(psg.last.top1, 2)
+    assert rows[0]["detectable at 80 % power (points)"] == f"{100 * psg.last.top1.detectable:.2f}"
+    assert [row["verdict"] for row in rows] == [one.verdict for one in outcomes.measured]
+    assert rows[0]["log-loss"] == interval(psg.last.log_loss, 4, scale=1)
+    assert (rows[0]["log-loss is"], rows[2]["log-loss is"]) == ("better", "worse")
+    assert rows[1]["the paper's (points)"] == "–"
+    rows, _ = table(tables.first_round_table(outcomes))
+    assert [row[""] for row in rows] == ["PSG", "alternatives"]
+    assert rows[0]["top-1 (points)"] == interval(psg.first.top1, 2)
+
+
+def test_rounds_that_are_alternatives_have_no_early_exit(tested_study):
+    rows, _ = table(tables.exit_table(line_up(*tested_study)))
+    assert rows[2][""] == "widths"
+    assert {rows[2][head] for head in ("top-1 (%)", "GMACs", "saved (%)", "exit after round 1 (%)")} == {"–"}
+    assert rows[2]["round 1 of each seed (%)"].count(",") == 2
 
 
 def test_early_exit_is_a_mean_over_seeds_and_each_seed_is_given(results, study):
@@ -159,5 +202,7 @@ def test_how_numbers_are_written():
     assert signed(-0.0001) == "0.0"
     assert signed(-0.012) == "−1.2"
     assert interval(Difference(mean=0.004, lowest=-0.003, highest=0.011)) == "+0.4 (−0.3 to +1.1)"
+    small = Difference(mean=-0.01234, lowest=-0.02, highest=0.00001)
+    assert interval(small, 4, scale=1) == "−0.0123 (−0.0200 to 0.0000)"
     assert tables.gmacs(0.00123) == "0.00123"
     assert tables.each([0.5, 0.25], " / ") == "50.0 / 25.0"

@@ -1,0 +1,121 @@
+"""The tests that a comparison declares: what was measured of each, and what follows from it.
+
+A test compares two runs on the seeds and images that they share. Top-1 of the last round decides; top-1 of round 1 and
+the log-loss of both rounds stand beside it. Letters: K seeds, N images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repro.compare import ComparedRun, CrossedDifference, crossed_difference, gather
+from repro.formats import FULL, Results, check_comparable
+from repro.study import DeclaredTest, Study
+
+POINTS = 100
+"""Points in a share of 1."""
+GAIN, LOSS, UNKNOWN = "gain", "loss", "cannot be told"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundOutcome:
+    """Both endpoints in a round."""
+
+    top1: CrossedDifference
+    log_loss: CrossedDifference | None
+    """None if a results file holds none. Lower is better."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A test whose runs were measured."""
+
+    label: str
+    margin: float
+    """In points."""
+    paper: float | None
+    seeds: tuple[int, ...]
+    """That both runs have."""
+    images: int
+    last: RoundOutcome
+    first: RoundOutcome | None
+    """None if a run has one round."""
+
+    @property
+    def verdict(self) -> str:
+        """Of top-1 of the last round."""
+        found = self.last.top1
+        if found.clear:
+            return GAIN if found.lowest > 0 else LOSS
+        return f"no gain of {self.margin:g}" if POINTS * found.highest < self.margin else UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcomes:
+    """The tests of a comparison."""
+
+    title: str
+    measured: tuple[Outcome, ...]
+    missing: tuple[str, ...]
+    """Labels of tests whose runs have fewer than two seeds in common."""
+
+
+def log_loss_verdict(difference: CrossedDifference) -> str:
+    """Lower is better."""
+    if not difference.clear:
+        return "no difference shown"
+    return "better" if difference.highest < 0 else "worse"
+
+
+def gather_outcomes(results: Results, study: Study, name: str) -> Outcomes:
+    """The tests of a comparison as far as they were measured; refused if runs are not of the same images."""
+    tests = study.comparisons[name].tests
+    found = [(test.label, _outcome(results, test)) for test in tests]
+    return Outcomes(
+        title=study.comparisons[name].title,
+        measured=tuple(outcome for _, outcome in found if outcome is not None),
+        missing=tuple(label for label, outcome in found if outcome is None),
+    )
+
+
+def _outcome(results: Results, test: DeclaredTest) -> Outcome | None:
+    runs = [gather(results, run) for run in (test.ours, test.theirs)]
+    check_comparable([one for run in runs for one in run.seeds], f"the test {test.label!r}")
+    common = set.intersection(*({one.seed for one in run.seeds if one.seed is not None} for run in runs))
+    if len(common) < 2:
+        return None
+    ours, theirs = (
+        ComparedRun(run.label, run.run, tuple(one for one in run.seeds if one.seed in common)) for run in runs
+    )
+    return Outcome(
+        label=test.label,
+        margin=test.margin,
+        paper=test.paper,
+        seeds=tuple(sorted(common)),
+        images=ours.first.data.val,
+        last=_round_outcome(ours, theirs, FULL),
+        first=_round_outcome(ours, theirs, 0) if ours.rounds > 1 and theirs.rounds > 1 else None,
+    )
+
+
+def _round_outcome(ours: ComparedRun, theirs: ComparedRun, place: int) -> RoundOutcome:
+    losses = [_log_losses(run, place) for run in (ours, theirs)]
+    return RoundOutcome(
+        top1=crossed_difference(_correct(ours, place), _correct(theirs, place)),
+        log_loss=None if losses[0] is None or losses[1] is None else crossed_difference(losses[0], losses[1]),
+    )
+
+
+def _correct(run: ComparedRun, place: int) -> NDArray[np.float64]:
+    """(K, N)"""
+    return np.stack([one.rounds.correct(one.data.val)[:, place] for one in run.seeds]).astype(np.float64)
+
+
+def _log_losses(run: ComparedRun, place: int) -> NDArray[np.float64] | None:
+    """(K, N); None if a seed has none."""
+    each = [one.rounds.log_losses(one.data.val) for one in run.seeds]
+    known = [losses[:, place] for losses in each if losses is not None]
+    return np.stack(known) if len(known) == len(each) else None

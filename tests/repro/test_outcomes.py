@@ -1,0 +1,97 @@
+"""Declared tests: which seeds and images they use, and what follows from an interval."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from repro.compare import CrossedDifference, crossed_difference
+from repro.formats import read_results
+from repro.outcomes import Outcome, RoundOutcome, gather_outcomes, log_loss_verdict
+from repro.study import read_study
+from tests.repro.made import change, log_losses, measured
+
+
+@pytest.fixture
+def changed(tested, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(tested, tmp_path / "results")
+
+
+def outcomes_of(folder):
+    return gather_outcomes(read_results(folder), read_study(folder / "study.yaml"), "construction")
+
+
+def stacked(values, place, seeds=(1, 2, 3)):
+    """(K, N)"""
+    return np.stack([values(seed)[:, place] for seed in seeds]).astype(float)
+
+
+def test_a_test_pairs_common_seeds_and_images_in_both_rounds(tested):
+    psg = outcomes_of(tested).measured[0]
+    assert (psg.label, psg.seeds, psg.images, psg.margin, psg.paper) == ("PSG", (1, 2, 3), 200, 0.46, 0.46)
+    for place, found in ((0, psg.first), (1, psg.last)):
+        hits = [stacked(lambda seed, run=run: measured(run, 200, seed)[1], place) for run in ("full", "width")]
+        assert found.top1 == crossed_difference(*hits)
+        losses = [stacked(lambda seed, run=run: log_losses(run, 200, seed), place) for run in ("full", "width")]
+        assert found.log_loss.mean == pytest.approx(crossed_difference(*losses).mean, abs=1e-4)
+        assert found.log_loss.error == pytest.approx(crossed_difference(*losses).error, rel=1e-2)
+
+
+def test_a_model_of_one_round_is_tested_in_its_last_round_alone(tested):
+    _, rounds, alternatives = outcomes_of(tested).measured
+    assert rounds.first is None
+    assert alternatives.first is not None
+
+
+def test_fewer_than_two_common_seeds_are_not_measured(changed):
+    assert outcomes_of(changed).missing == ("one day",)
+    for seed in (2, 3):
+        (changed / f"width-{seed}.json").unlink()
+    found = outcomes_of(changed)
+    assert found.missing == ("PSG", "one day")
+    assert [one.label for one in found.measured] == ["rounds", "alternatives"]
+
+
+def test_log_loss_that_a_file_lacks_is_left_out(changed):
+    change(changed / "width-2.json", lambda values: values["rounds"].pop("log_loss"))
+    psg, rounds, _ = outcomes_of(changed).measured
+    assert psg.last.log_loss is None
+    assert psg.first.log_loss is None
+    assert rounds.last.log_loss is not None
+
+
+def test_runs_of_different_images_are_not_tested(changed):
+    for seed in (1, 2, 3):
+        change(changed / f"width-{seed}.json", lambda values: values["data"].update(names="others"))
+    with pytest.raises(ValueError, match=r"the test 'PSG' compares full-1 and width-1, which differ in data\.names"):
+        outcomes_of(changed)
+
+
+def difference(lowest, highest):
+    return CrossedDifference(
+        mean=(lowest + highest) / 2, lowest=lowest, highest=highest, error=(highest - lowest) / 4, detectable=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest", "verdict"),
+    [
+        (0.0001, 0.002, "gain"),
+        (0.006, 0.008, "gain"),
+        (-0.008, -0.0001, "loss"),
+        (-0.002, 0.0045, "no gain of 0.46"),
+        (-0.002, 0.0047, "cannot be told"),
+        (0.0, 0.002, "no gain of 0.46"),
+    ],
+)
+def test_the_verdict_follows_from_interval_and_margin(lowest, highest, verdict):
+    last = RoundOutcome(top1=difference(lowest, highest), log_loss=None)
+    one = Outcome(label="", margin=0.46, paper=None, seeds=(1, 2), images=9, last=last, first=None)
+    assert one.verdict == verdict
+
+
+def test_lower_log_loss_is_better():
+    assert log_loss_verdict(difference(-0.2, -0.1)) == "better"
+    assert log_loss_verdict(difference(0.1, 0.2)) == "worse"
+    assert log_loss_verdict(difference(-0.1, 0.2)) == "no difference shown"
