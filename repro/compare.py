@@ -78,8 +78,9 @@ def crossed_difference(
     - The variance of a few seeds is itself uncertain. The distances of both percentiles from the mean are multiplied by
       t / 1.96, with t of Satterthwaite's degrees of freedom: 1.2 at most for 8 seeds, 1.0 if A is estimated as 0.
 
-    Simulated intervals of 8 seeds cover the truth in 94 to 97 %, those of 2 or 3 seeds in 88 to 97 %. A difference is
-    detectable with 80 % power if it is t + 0.84 standard errors: 2.8 if A is estimated as 0.
+    On simulated tables (normal effects, 100 images) intervals of 8 seeds cover the truth in 94 to 97 %, those of 2 or 3
+    seeds in 88 to 97 %. A difference is detectable with 80 % power if it is t + 0.84 standard errors: 2.8 if A is
+    estimated as 0.
     """
     between = ours - theirs
     seeds, images = between.shape
