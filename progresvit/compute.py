@@ -4,7 +4,7 @@ There are two conventions. Never compare figures of one with figures of the othe
 
 - ``"paper"``: matrix products, convolutions and attention products; the patch embedding at the model's full
   width in every round; every gate at its full width once per use. Norms, activations, interpolation and
-  elementwise work are not counted.
+  elementwise work are not counted. Merging tokens counts the products that match them.
 - ``"executed"``: the products of a deployed round. Only the active channels are embedded, and gates are constants
   folded into the weights, so they cost nothing.
 
@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
 from typing import Literal, get_args
 
-from progresvit.config import MLP_RATIO, PSG_METADATA, PSG_WIDTH, BackboneConfig, ModelConfig, Round
+from progresvit.config import HEAD_WIDTH, MLP_RATIO, PSG_METADATA, PSG_WIDTH, BackboneConfig, ModelConfig, Round
 
 Convention = Literal["paper", "executed"]
 CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
@@ -42,6 +42,7 @@ class RoundMacs:
     block_gates: int = 0
     projector: int = 0
     fusion_gates: int = 0
+    token_merging: int = 0
 
     @property
     def total(self) -> int:
@@ -106,8 +107,9 @@ def parameters(config: ModelConfig) -> int:
 def _one_round(config: ModelConfig, round_: Round, previous: Round | None, *, folded: bool) -> RoundMacs:
     patches, depth = config.grid(round_) ** 2, config.depth
     gated = config.psg and not folded
+    convention: Convention = "executed" if folded else "paper"
     return replace(
-        stack_macs(config, "executed" if folded else "paper", resolution=round_.resolution, width=round_.width),
+        stack_macs(config, convention, resolution=round_.resolution, width=round_.width, merge=round_.merge),
         block_gates=depth * (PSG_METADATA * PSG_WIDTH + BLOCK_GATES * _gate(config.width)) if gated else 0,
         projector=_projector(previous.width, round_.width, patches) if previous else 0,
         fusion_gates=FUSION_GATES * _gate(round_.width) if gated and previous else 0,
@@ -124,6 +126,7 @@ def stack_macs(
     hidden: int | None = None,
     blocks: int | None = None,
     embeds: bool = True,
+    merge: int = 0,
 ) -> RoundMacs:
     """MACs of a pass through a plain ViT, from the patch embedding to the head.
 
@@ -136,20 +139,23 @@ def stack_macs(
         hidden: Hidden channels of the MLP; None: four times the width.
         blocks: Blocks that run; None: all.
         embeds: Whether the image is embedded, or tokens are continued.
+        merge: Tokens merged between attention and MLP of each block.
     """
     check_convention(convention)
     patches = (resolution // config.patch_size) ** 2
-    tokens = patches + 1
     attention_width = width if attention_width is None else attention_width
     hidden = MLP_RATIO * width if hidden is None else hidden
     blocks = config.depth if blocks is None else blocks
+    merged = [merge * number for number in range(blocks)]  # ahead of each block
+    tokens = [patches + 1 - before for before in merged]
     embedded = (config.width if convention == "paper" else width) if embeds else 0
     return RoundMacs(
         patch_embedding=patches * config.in_channels * config.patch_size**2 * embedded,
-        attention_projections=blocks * tokens * 4 * width * attention_width,  # q, k, v and the output
-        attention_products=blocks * 2 * tokens * tokens * attention_width,  # queries with keys, weights with values
-        mlp=blocks * tokens * 2 * width * hidden,
+        attention_projections=sum(tokens) * 4 * width * attention_width,  # q, k, v and the output
+        attention_products=sum(2 * T * T for T in tokens) * attention_width,  # queries with keys, weights with values
+        mlp=sum(T - merge for T in tokens) * 2 * width * hidden,
         head=width * config.num_classes,
+        token_merging=sum(_matching(patches - before) for before in merged) if merge else 0,
     )
 
 
@@ -157,6 +163,11 @@ def check_convention(convention: str) -> None:
     """Refuse a convention that does not exist."""
     if convention not in CONVENTIONS:
         raise ValueError(f"unknown convention {convention!r}; use 'paper' or 'executed'.")
+
+
+def _matching(patches: int) -> int:
+    """Similarities of the two halves of the patch tokens, by their keys."""
+    return (patches - patches // 2) * (patches // 2) * HEAD_WIDTH
 
 
 def _gate(width: int) -> int:

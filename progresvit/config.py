@@ -11,7 +11,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PlainValidator, ValidationError, model_validator
+from pydantic import (
+    Field,
+    PlainValidator,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from progresvit.io.parse import Section, did_you_mean, explain
 
@@ -178,11 +185,18 @@ class Round(BaseRound):
     """Image side in pixels, a multiple of the patch size."""
     heads: Count
     """Leading attention heads; the active width is heads * 64."""
+    merge: CountOrZero = 0
+    """Patch tokens merged in each block of the round (ToMe's r); left out of the JSON if it is 0."""
 
     @property
     def width(self) -> int:
         """Active channels, d in the paper."""
         return self.heads * HEAD_WIDTH
+
+    @model_serializer(mode="wrap")
+    def _without_zero(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The config of a model that does not merge stays as it was before merging existed."""
+        return {key: value for key, value in write(self).items() if key != "merge" or value}
 
 
 class BackboneConfig(BaseConfig):
@@ -200,6 +214,9 @@ class BackboneConfig(BaseConfig):
     """Resolution whose grid the position embedding is stored for; None becomes the highest of the rounds."""
     layer_scale: Number | None = None
     """Start value of the backbone's LayerScale; None omits LayerScale."""
+
+    can_merge: ClassVar[bool] = False
+    """Whether the model merges tokens (``Round.merge``)."""
 
     @property
     def width(self) -> int:
@@ -235,11 +252,25 @@ class BackboneConfig(BaseConfig):
                     f"round {number} asks for {round_.heads} heads but the model has {self.heads}; "
                     f"use at most {self.heads} or build a model with heads={round_.heads}."
                 )
+            if isinstance(round_, Round):
+                self._check_merge(number, round_)
         if self.layer_scale is not None and self.layer_scale <= 0:
             raise ValueError(
                 f"layer_scale is a start value above 0 (DeiT-III uses 1e-6) or null for none, not {self.layer_scale!r}."
             )
         return self
+
+    def _check_merge(self, number: int, round_: Round) -> None:
+        """Each block merges at most half of its patch tokens, and the last block has the fewest."""
+        if round_.merge and not self.can_merge:
+            raise ValueError(f"a model of kind {self.kind} does not merge tokens; remove merge from round {number}.")
+        patches = self.grid(round_) ** 2
+        largest = patches // (self.depth + 1)
+        if round_.merge > largest:
+            raise ValueError(
+                f"round {number} has {patches} patch tokens, too few to merge {round_.merge} of them in each of "
+                f"{self.depth} blocks, at most half of those left; merge at most {largest}."
+            )
 
 
 class ModelConfig(BackboneConfig):
@@ -252,7 +283,20 @@ class ModelConfig(BackboneConfig):
     """Progress-Conditioned Soft Gating on or off; ``static`` gates see the same metadata in every round, so they are
     learned scales that do not depend on the round (the control of the construction study)."""
 
+    can_merge: ClassVar[bool] = True
     ignored_keys: ClassVar[frozenset[str]] = frozenset({"architecture", "pretrained_cfg"})
+
+    def with_merge(self, merge: Sequence[int]) -> Self:
+        """A copy that merges this many tokens in each block of each round: ``with_merge([0, 8])``."""
+        if len(merge) != len(self.rounds):
+            raise ValueError(
+                f"{len(merge)} numbers of merged tokens for {len(self.rounds)} rounds; give one per round."
+            )
+        rounds = tuple(
+            Round(resolution=round_.resolution, heads=round_.heads, merge=r) for round_, r in zip(self.rounds, merge)
+        )
+        sides = {name: getattr(self, name) for name in ("position_resolution", "input_resolution")}
+        return self.replace(rounds=rounds, **sides)
 
     def foreign_keys(self) -> dict[str, Any]:
         """What timm's loader reads."""

@@ -15,10 +15,11 @@ def configs(draw):
     heads = sorted(draw(st.lists(st.integers(1, 3), min_size=count, max_size=count)))
     classes = draw(st.integers(0, 20))
     names = tuple(f"class {index}" for index in range(classes))
-    return ModelConfig(
+    depth = draw(st.integers(1, 3))
+    config = ModelConfig(
         rounds=make_rounds([grid * patch for grid in grids], heads),
         heads=draw(st.integers(heads[-1], 4)),
-        depth=draw(st.integers(1, 3)),
+        depth=depth,
         patch_size=patch,
         num_classes=classes,
         position_resolution=draw(st.none() | st.integers(1, 6).map(lambda grid: grid * patch)),
@@ -26,6 +27,7 @@ def configs(draw):
         layer_scale=draw(st.none() | st.just(1e-6)),
         labels=draw(st.none() | st.just(names)),
     )
+    return config.with_merge([draw(st.integers(0, grid**2 // (depth + 1))) for grid in grids])
 
 
 @given(configs())
@@ -44,6 +46,22 @@ def test_position_grid_is_stored_for_the_highest_resolution_unless_told():
     assert preset("progresvit_small_192_240", position_resolution=224).stored_grid == 14
     rounds = make_rounds([192, 288], [3, 6])
     assert preset("progresvit_small_192_240", rounds=rounds).position_resolution == 288
+
+
+def test_every_block_can_merge_as_many_tokens_as_a_config_allows():
+    config = small().with_merge([11, 17])  # of 144 and 225 patches, 12 times
+    for round_ in config.rounds:
+        left = config.grid(round_) ** 2
+        for _ in range(config.depth):
+            assert round_.merge <= left // 2
+            left -= round_.merge
+        assert round_.merge + 1 > (config.grid(round_) ** 2 - (config.depth - 1) * (round_.merge + 1)) // 2
+
+
+def test_the_json_names_merging_only_if_it_is_on():
+    """Configs, records and unfinished runs from before merging existed stay equal to new ones."""
+    rounds = small().with_merge([0, 8]).to_dict()["rounds"]
+    assert rounds == [{"resolution": 192, "heads": 3}, {"resolution": 240, "heads": 6, "merge": 8}]
 
 
 def test_equal_rounds_are_allowed():
@@ -98,6 +116,9 @@ def small(**changes):
         (lambda: preset("resnet50"), "progresvit_tiny_160_224"),
         (lambda: preset("progresvit_tiny_160_224", num_clases=3), "did you mean 'num_classes'"),
         (lambda: small(kind="resnet"), "kind: "),
+        (lambda: small().with_merge([0, 18]), "round 2 has 225 patch tokens, too few to merge 18 .* merge at most 17"),
+        (lambda: small().with_merge([0, -1]), "merge: input should be greater than or equal to 0"),
+        (lambda: small().with_merge([8]), "1 numbers of merged tokens for 2 rounds; give one per round"),
     ],
 )
 def test_a_wrong_config_is_refused_with_the_remedy(build, remedy):

@@ -141,7 +141,8 @@ class TorchSource:
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         batch = options.batch or (512 if device.type == "cuda" else 64)
-        kernels = _choose_kernels(options.kernels, device, options.precision)
+        merges = any(round_.merge for round_ in self.config.rounds)
+        kernels = _choose_kernels(options.kernels, device, options.precision, merges=merges)
         policy = _policy_on(policy, device)
         known: dict[str, Any] = {"device": device, "precision": options.precision, "top_k": options.top_k}
         if kernels == "fused":
@@ -203,7 +204,8 @@ def _policy_on(policy: Policy, device: torch.device) -> Policy:
     return replace(policy, router=copied(policy.router), abstention=abstention)
 
 
-def _choose_kernels(kernels: str | None, device: torch.device, precision: str) -> str:
+def _choose_kernels(kernels: str | None, device: torch.device, precision: str, *, merges: bool = False) -> str:
+    """The kernels that were asked for, else fused on a GPU; a model that merges tokens runs plain ones."""
     import torch
 
     from progresvit.model.precision import autocast
@@ -212,13 +214,18 @@ def _choose_kernels(kernels: str | None, device: torch.device, precision: str) -
         raise ValueError(f"unknown kernels {kernels!r}; {did_you_mean(kernels, KERNELS)}")
     if kernels == "fused" and device.type != "cuda":
         raise ValueError(f"fused kernels are for a GPU, not for {device.type}; leave kernels out.")
+    if merges and (kernels == "fused" or precision == "fp8"):
+        raise ValueError(
+            "fused kernels and fp8 are not available for a model that merges tokens; use kernels='plain' and bf16, "
+            "or switch merging off with model.set_merge."
+        )
     if kernels == "fused" and importlib.util.find_spec("triton") is None:
         raise ValueError("fused kernels need triton; install it, or ask for kernels='plain'.")
     if precision != "fp8":
         autocast(device, precision)
     elif device.type != "cuda" or kernels == "plain" or torch.cuda.get_device_capability(device) < (8, 9):
         raise ValueError("fp8 needs a GPU of compute capability 8.9 or more and the fused kernels; use bf16.")
-    if kernels is not None or device.type != "cuda":
+    if kernels is not None or device.type != "cuda" or merges:
         return kernels or "plain"
     if importlib.util.find_spec("triton") is None:
         warnings.warn("triton is not installed, so the engine runs plain kernels, which are slower.", stacklevel=4)

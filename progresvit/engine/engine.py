@@ -63,7 +63,8 @@ class Engine:
         device: For torch, such as ``cuda``; by default that of the model.
         precision: fp32, bf16, fp16 (GPU) or fp8 (recent GPUs, large matrix products only).
         batch: Largest batch; by default 512 on a GPU, else 64.
-        kernels: fused (our kernels in CUDA graphs, the default on a GPU) or plain (those of torch).
+        kernels: fused (our kernels in CUDA graphs, the default on a GPU) or plain (those of torch, and always those of
+            a model that merges tokens).
         threads: Threads of the backend on a CPU; by default its own choice.
         workers: Threads that decode images.
     """

@@ -5,7 +5,7 @@ resampled position embedding are constants. They are folded once, in float64. Th
 output gate of a block remains a vector, because a norm follows it.
 
 Letters: B images, C image channels, r resolution, g side of the patch grid, N tokens, d channels of the round, d'
-channels of the previous round, h heads, K classes, G_... gates.
+channels of the previous round, h heads, K classes, G_... gates, M tokens with a query.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from progresvit.model.backbone import resize
 from progresvit.model.blocks import NORM_EPS, Block, LayerScale
 from progresvit.model.projector import TokenProjector
 from progresvit.model.psg import BlockGates
+from progresvit.model.token_merging import Merging, merge, unmerge
 
 
 class Dense(nn.Module):
@@ -61,27 +62,28 @@ class FoldedBlock(nn.Module):
         self.fc2 = _gated(mlp.fc2, width, hidden, _vector(gates.mlp, width) * _scale(block.ls2, width))
         self.register_buffer("out_gate", _vector(gates.out, width).float().to(qkv_weight.device))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.proj(self.attend(_norm(x)))
+    def forward(self, x: Tensor, merging: Merging | None = None) -> tuple[Tensor, Merging | None]:
+        """(B, N, d) -> (B, N, d), with fewer tokens if some are merged."""
+        qkv = self.qkv(_norm(x)).unflatten(-1, (3, -1, HEAD_WIDTH))  # (B, N, 3d) -> (B, N, 3, h, 64)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, N, 3, h, 64) -> 3 x (B, h, N, 64)
+        x = x + self.proj(_attend(q, k, v, merging))
+        if merging is not None:
+            x, merging = merge(x, k, merging)  # (B, N, d) -> fewer tokens
         x = x + self.fc2(F.gelu(self.fc1(_norm(x))))
-        return self.out_gate * x
+        return self.out_gate * x, merging
 
-    def attend(self, x: Tensor) -> Tensor:
-        """(B, N, d) -> (B, N, d)"""
-        x = self.qkv(x).unflatten(-1, (3, -1, HEAD_WIDTH))  # (B, N, 3d) -> (B, N, 3, h, 64)
-        q, k, v = x.permute(2, 0, 3, 1, 4)  # (B, N, 3, h, 64) -> 3 x (B, h, N, 64)
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (B, h, N, 64) -> (B, N, d)
+    def class_token_only(self, x: Tensor, merging: Merging | None = None) -> Tensor:
+        """The block's output for the class token only; all tokens are keys and values: (B, N, d) -> (B, 1, d).
 
-    def class_token_only(self, x: Tensor) -> Tensor:
-        """The block's output for the class token only; all tokens are keys and values: (B, N, d) -> (B, 1, d)."""
+        It merges no tokens, which would change only the patches.
+        """
         d = x.shape[-1]
         seen = _norm(x)
         q = F.linear(seen[:, :1], self.qkv.weight[:d], self.qkv.bias[:d])  # (B, N, d) -> (B, 1, d)
         kv = F.linear(seen, self.qkv.weight[d:], self.qkv.bias[d:])  # (B, N, d) -> (B, N, 2d)
         q = q.unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2)  # (B, 1, d) -> (B, h, 1, 64)
         k, v = kv.unflatten(-1, (2, -1, HEAD_WIDTH)).permute(2, 0, 3, 1, 4)  # (B, N, 2d) -> 2 x (B, h, N, 64)
-        found = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (B, h, 1, 64) -> (B, 1, d)
-        x = x[:, :1] + self.proj(found)
+        x = x[:, :1] + self.proj(_attend(q, k, v, merging))  # (B, h, 1, 64) -> (B, 1, d)
         x = x + self.fc2(F.gelu(self.fc1(_norm(x))))
         return self.out_gate * x
 
@@ -130,6 +132,7 @@ class FoldedRound(nn.Module):
         d = round_.width
         self.resolution, self.patch_size = round_.resolution, config.patch_size
         self.is_last = s == len(config.rounds) - 1
+        self.merge = round_.merge
         gates = model.gates(s)
         embed = model.patch_embed.proj
         assert embed.bias is not None
@@ -162,13 +165,21 @@ class FoldedRound(nn.Module):
         if self.projector is not None:
             assert previous is not None
             x = x + self.projector(previous)
-        for block in list(self.blocks)[:-1]:
-            x = block(x)
-        last = self.blocks[-1]
-        assert isinstance(last, FoldedBlock)
-        x = last.class_token_only(x) if self.is_last else last(x)
+        x = self._run_blocks(x)
         tokens = F.layer_norm(x, (x.shape[-1],), self.norm_weight, self.norm_bias, NORM_EPS)
         return RoundOutput(logits=self.head(tokens[:, 0]), tokens=tokens)
+
+    def _run_blocks(self, x: Tensor) -> Tensor:
+        """(B, N, d) -> (B, N, d), or (B, 1, d) in the last round."""
+        merging = Merging.start(x, self.merge) if self.merge else None
+        for block in list(self.blocks)[:-1]:
+            x, merging = block(x, merging)
+        last = self.blocks[-1]
+        assert isinstance(last, FoldedBlock)
+        if self.is_last:
+            return last.class_token_only(x, merging)
+        x, merging = last(x, merging)
+        return x if merging is None else unmerge(x, merging)
 
 
 def fold(model: ProgResViT) -> nn.ModuleList:
@@ -184,6 +195,12 @@ def _position(model: ProgResViT, s: int) -> Tensor:
     position = position.detach().double().clone()
     position[:, :1] += model.cls_token.double()[..., : round_.width]
     return position
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, merging: Merging | None) -> Tensor:
+    """(B, h, M, 64) and 2 x (B, h, N, 64) -> (B, M, d)"""
+    bias = None if merging is None else merging.attention_bias(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
 
 
 def _norm(x: Tensor) -> Tensor:

@@ -91,8 +91,14 @@ def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 def weights_hash(model: Any) -> str:
-    """SHA-256 of the weights as float32, by name: the same wherever the model was loaded from."""
+    """SHA-256 of the weights as float32, by name: the same wherever the model was loaded from.
+
+    Token merging changes the answers of the same weights, so it is part of the hash if it is on.
+    """
     digest = hashlib.sha256()
+    merge = [getattr(round_, "merge", 0) for round_ in model.config.rounds]
+    if any(merge):
+        digest.update(f"merge{merge}".encode())
     for key, value in sorted(model.state_dict().items()):
         digest.update(f"{key}{tuple(value.shape)}".encode())
         digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())

@@ -80,11 +80,10 @@ class Backbone(nn.Module):
         position: Tensor = resample_abs_pos_embed(self.pos_embed[..., :width], new_size=[grid, grid])  # -> (1, N, d)
         return torch.cat([class_token.to(x.dtype), x], dim=1) + position
 
-    def run_block(self, block: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
-        """One block, recomputed in the backward pass if gradient checkpointing is on."""
+    def run_block(self, block: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
+        """One block, recomputed in the backward pass if gradient checkpointing is on; returns what the block does."""
         if self.grad_checkpointing and torch.is_grad_enabled():
-            recomputed: Tensor = checkpoint(block, x, *arguments, use_reentrant=False)
-            return recomputed
+            return checkpoint(block, x, *arguments, use_reentrant=False)
         return block(x, *arguments)
 
     def classify(self, tokens: Tensor) -> Tensor:

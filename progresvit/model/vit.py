@@ -1,11 +1,12 @@
 """ProgResViT: one shared backbone that processes an image in rounds.
 
 Letters: B images, C image channels, H side of the images, N tokens (patches and the class token), d active channels of
-a round, s a round counted from 0.
+a round, s a round counted from 0, D blocks, r tokens merged in a block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -17,7 +18,8 @@ from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
 from progresvit.model.outputs import RoundOutput
 from progresvit.model.projector import TokenProjector
-from progresvit.model.psg import PSG, FusionGates, RoundGates
+from progresvit.model.psg import PSG, BlockGates, FusionGates, RoundGates
+from progresvit.model.token_merging import Merging, unmerge
 
 
 class ProgResViT(Backbone):
@@ -50,10 +52,20 @@ class ProgResViT(Backbone):
         x = self.embed(images, resolution=round_.resolution, width=round_.width)  # (B, C, H, H) -> (B, N, d)
         if previous is not None:
             x = self.fuse(s, x, previous, gates.fusion)
-        for block, block_gates in zip(self.blocks, gates.blocks):
-            x = self.run_block(block, x, block_gates)
+        x = self.run_blocks(x, gates.blocks, merge=round_.merge)
         tokens = slicing.layer_norm(x, self.norm)
         return RoundOutput(logits=self.classify(tokens), tokens=tokens)
+
+    def run_blocks(self, x: Tensor, gates: Sequence[BlockGates], *, merge: int) -> Tensor:
+        """All blocks; each merges ``merge`` patch tokens into others if it is not 0. (B, N, d) -> (B, N, d)"""
+        if not merge:
+            for block, block_gates in zip(self.blocks, gates):
+                x = self.run_block(block, x, block_gates)
+            return x
+        merging = Merging.start(x, merge)
+        for block, block_gates in zip(self.blocks, gates):
+            x, merging = self.run_block(block, x, block_gates, merging)  # (B, N, d) -> (B, N - r, d)
+        return unmerge(x, merging)  # (B, N - D * r, d) -> (B, N, d)
 
     def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
         """GMACs spent on an image that exits after each round."""
@@ -73,6 +85,13 @@ class ProgResViT(Backbone):
         """Begin with rounds that ignore the round before, so that the last one is the plain ViT of the backbone."""
         for projector in self.projectors:
             cast(TokenProjector, projector).start_quiet()
+
+    def set_merge(self, merge: Sequence[int]) -> None:
+        """Merge this many patch tokens in each block of each round (ToMe's r), 0 for none: ``set_merge([0, 8])``.
+
+        It needs no training. Thresholds that were calibrated before do not hold any more.
+        """
+        self.config = self.config.with_merge(merge)
 
     def _check_input(self, s: int, images: Tensor, previous: Tensor | None) -> None:
         self.check_round(s, images)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from progresvit.config import make_rounds, preset
+from progresvit.config import ModelConfig, make_rounds, preset
 from progresvit.data.transforms import Augmentation
 from progresvit.io.parse import Section, parse
 from progresvit.io.yaml_files import find_file, read_mapping, shipped_files
@@ -22,7 +22,7 @@ _RENAMED = {"own_pictures": "own_images"}
 """Earlier names of bundled recipes."""
 
 _PROGRESVIT_KEYS = (
-    *("preset", "resolutions", "heads", "psg", "layer_scale", "depth", "patch_size"),
+    *("preset", "resolutions", "heads", "merge", "psg", "layer_scale", "depth", "patch_size"),
     *("position_resolution", "input_resolution"),
 )
 
@@ -38,6 +38,8 @@ class Model(Section):
     resolutions: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
     """Heads of each round, given together with resolutions; the last number is the model's."""
+    merge: tuple[int, ...] | None = None
+    """Patch tokens merged in each block of each round; None: none."""
     num_classes: int | None = Field(None, ge=1)
     """None: as many as the data has."""
     psg: Literal[True, False, "static"] | None = None
@@ -85,13 +87,15 @@ class Model(Section):
         fields = {**self.fields, **classes}
         if self.kind != DEFAULT_KIND:
             return config_class(self.kind)(**fields)
-        changed = {key: getattr(self, key) for key in _PROGRESVIT_KEYS[3:] if getattr(self, key) is not None}
+        changed = {key: getattr(self, key) for key in _PROGRESVIT_KEYS[4:] if getattr(self, key) is not None}
         if self.preset is not None:
-            return preset(self.preset, **{**changed, **fields})
-        assert self.resolutions is not None
-        assert self.heads is not None
-        rounds = make_rounds(self.resolutions, self.heads)
-        return config_class(self.kind)(**{"rounds": rounds, "heads": self.heads[-1], **changed, **fields})
+            config = preset(self.preset, **{**changed, **fields})
+        else:
+            assert self.resolutions is not None
+            assert self.heads is not None
+            rounds = make_rounds(self.resolutions, self.heads)
+            config = ModelConfig(**{"rounds": rounds, "heads": self.heads[-1], **changed, **fields})
+        return config if self.merge is None else config.with_merge(self.merge)
 
 
 def _changed(section: Section, keys: Sequence[str]) -> list[str]:

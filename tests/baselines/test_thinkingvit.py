@@ -121,3 +121,9 @@ def test_it_is_a_registered_round_model(model):
 def test_two_resolutions_are_refused():
     with pytest.raises(ValueError, match="one resolution, not at 32 and 64"):
         ThinkingViTConfig(**{**TINY, "rounds": make_rounds([32, 64], [1, 2])})
+
+
+def test_token_merging_is_refused():
+    rounds = [{"resolution": 32, "heads": 1}, {"resolution": 32, "heads": 2, "merge": 1}]
+    with pytest.raises(ValueError, match="kind thinkingvit does not merge tokens; remove merge from round 2"):
+        ThinkingViTConfig(**{**TINY, "rounds": rounds})

@@ -40,6 +40,19 @@ def test_from_pictures_to_a_threshold_to_predictions(model, digits, tmp_path):
     assert sum(prediction.exit_round == 1 for prediction in found) == 12
 
 
+def test_a_saved_model_that_merges_tokens_is_described_and_evaluated(model, digits, tmp_path):
+    merging = progresvit.load(model)
+    merging.set_merge([0, 1])
+    folder = progresvit.save(merging, tmp_path / "merging")
+    report = json.loads(works("info", folder, "--json"))
+    assert [round_.get("merge") for round_ in report["config"]["rounds"]] == [None, 1]
+    assert [macs["token_merging"] > 0 for macs in report["compute"]["paper"]["round_macs"]] == [False, True]
+    works("evaluate", folder, "--data", digits, "--out", tmp_path / "r.parquet", "--workers", 0, "--device", "cpu")
+    records = read_records(tmp_path / "r.parquet")
+    assert records.config == merging.config
+    assert records.gmacs() == report["compute"]["paper"]["cumulative_gmacs"]
+
+
 @pytest.mark.slow
 def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp_path):
     out = tmp_path / "x" / "r.parquet"

@@ -17,6 +17,7 @@ CONFIGS = {
     "two rounds": ModelConfig(rounds=make_rounds([16, 32], [1, 3]), labels=LABELS, **SMALL),
     "three rounds": ModelConfig(rounds=make_rounds([16, 24, 32], [1, 2, 3]), **SMALL),
     "larger input": ModelConfig(rounds=make_rounds([24, 24], [1, 2]), input_resolution=36, layer_scale=0.1, **SMALL),
+    "merged tokens": ModelConfig(rounds=make_rounds([24, 32], [1, 3]), **SMALL).with_merge([3, 5]),
 }
 
 

@@ -253,6 +253,31 @@ def test_an_engine_has_routers_of_its_own(model, images):
     assert engine.classify(images) == before
 
 
+def test_an_engine_merges_tokens_as_its_model_does(model, images):
+    setting = a_setting(model)
+    model.set_merge([1, 5])
+    logits = all_rounds(model, images)
+    entropy = top10_entropy(logits[:, 0]).double().sort().values
+    threshold = (entropy[19] + entropy[20]).item() / 2
+    found = Engine(model, threshold, batch=16).classify(images)
+    assert {prediction.exit_round for prediction in found} == {1, 2}
+    for row, prediction in enumerate(found):
+        expected = logits[row, prediction.exit_round - 1].softmax(dim=-1)
+        assert prediction.probability == pytest.approx(expected.max().item(), abs=1e-4)
+        assert prediction.gmacs == model.gmacs()[prediction.exit_round - 1]
+    with pytest.warns(SettingWarning, match="other weights"):  # thresholds do not hold across merging
+        Engine(model, setting)
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+def test_a_model_that_merges_tokens_runs_plain_kernels_on_a_gpu():
+    gpu = torch.device("cuda")
+    assert backends._choose_kernels(None, gpu, "fp32", merges=True) == "plain"
+    for kernels, precision in (("fused", "fp32"), (None, "fp8")):
+        with pytest.raises(ValueError, match="not available for a model that merges tokens; use kernels='plain'"):
+            backends._choose_kernels(kernels, gpu, precision, merges=True)
+
+
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")
 def test_a_gpu_without_triton_warns_that_it_will_be_slower(monkeypatch):
     assert backends._choose_kernels(None, torch.device("cpu"), "fp32") == "plain"

@@ -191,8 +191,9 @@ def test_an_export_replaces_an_older_one_and_leaves_none_of_it(models, tmp_path,
 
 
 @pytest.mark.slow
-def test_int8_is_measured_on_images_and_kept(models, tmp_path, images):
-    model = models["two rounds"]
+@pytest.mark.parametrize("name", ["two rounds", "merged tokens"])
+def test_int8_is_measured_on_images_and_kept(models, tmp_path, images, name):
+    model = models[name]
     found = find_images(images, "val")
     check = Int8Check(dataset=found, labels=found.targets, data="made", batch=10, threads=1)
     paths = [entry.path for entry in found.entries]

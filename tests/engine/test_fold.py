@@ -14,6 +14,10 @@ CONFIGS = {
     "same resolution": ModelConfig(rounds=make_rounds([32, 32], [1, 3]), **SMALL),
     "narrow to the end": ModelConfig(rounds=make_rounds([16, 32], [1, 2]), **SMALL),
     "another position grid": ModelConfig(rounds=make_rounds([16, 32], [1, 3]), position_resolution=40, **SMALL),
+    "merged tokens": ModelConfig(rounds=make_rounds([24, 32], [1, 3]), **SMALL).with_merge([3, 5]),
+    "merged tokens in a plain ViT": plain_vit(
+        resolution=32, heads=3, depth=3, patch_size=8, num_classes=12, layer_scale=0.1
+    ).with_merge([4]),
     "a plain ViT": plain_vit(resolution=32, heads=3, depth=2, patch_size=8, num_classes=12),
 }
 

@@ -36,6 +36,8 @@ def run_all(graphs, pixels):
         ("three rounds", "onnx", "openvino"),
         ("larger input", "onnx", "onnxruntime"),
         ("larger input", "onnx", "openvino"),
+        ("merged tokens", "onnx", "onnxruntime"),
+        ("merged tokens", "openvino", "openvino"),
     ],
 )
 def test_graphs_equal_the_model_for_any_batch(exports, models, name, format, backend):

@@ -87,6 +87,14 @@ def test_overrides_change_nested_values():
     assert load_recipe("photos_tiny", ["distillation.teacher=efficientnet-lite2"]).distillation.weight == 0.5
 
 
+@pytest.mark.parametrize("name", ["192_240", "width_resolution"])
+def test_a_recipe_may_merge_tokens(name):
+    config = load_recipe(name, ["model.merge=[0, 8]"]).model.config(**NAMES)
+    assert config == load_recipe(name).model.config(**NAMES).with_merge([0, 8])
+    with pytest.raises(ValueError, match="give one per round"):
+        load_recipe(name, ["model.merge=[8]"]).model.config(**NAMES)
+
+
 def test_a_recipe_survives_yaml():
     recipe = load_recipe("photos_tiny_kd")
     assert Recipe.model_validate(yaml.safe_load(recipe.to_yaml())) == recipe

@@ -174,10 +174,20 @@ def _write_onnx(graph: RoundGraph, path: Path, s: int) -> None:
             output_names=["logits"] if graph.round.is_last else ["logits", "tokens"],
             dynamic_shapes=tuple({0: batch} for _ in arguments),
             opset_version=OPSET,
+            custom_translation_table={torch.ops.aten.sort.stable: _stable_sort},
             verbose=False,
         )
     assert program is not None
     program.save(path, external_data=False)
+
+
+def _stable_sort(x: Any, stable: bool, dim: int = -1, descending: bool = False) -> Any:
+    """In ONNX, which torch's exporter does not know: TopK orders equal values by position. For token merging."""
+    from onnxscript import opset18
+
+    op: Any = opset18
+    size = op.Constant(value_ints=[x.shape[dim]])
+    return op.TopK(x, size, axis=dim, largest=int(descending), sorted=1)
 
 
 @contextmanager
