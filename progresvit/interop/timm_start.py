@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from progresvit.config import HEAD_WIDTH
 from progresvit.model import ProgResViT
 
-_OWN_PARTS = ("psg.", "projectors.")  # what a plain ViT does not have
+_OWN_PARTS = ("psg.", "projectors.", "transitions.")  # what a plain ViT does not have
 
 
 @torch.no_grad()
