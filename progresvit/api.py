@@ -42,6 +42,10 @@ def load_with_folder(source: Source | None = None, *, revision: str | None = Non
 def as_progresvit(model: RoundModel, what: str) -> ProgResViT:
     """Return the model; raise ``ValueError`` if it is not a ProgResViT, which ``what`` requires."""
     if not isinstance(model, ProgResViT):
-        kind = model.config.kind if hasattr(model, "config") else type(model).__name__
-        raise ValueError(f"{what} runs models of kind 'progresvit' only, not {kind!r}; call the model itself.")
+        config = getattr(model, "config", None)
+        kind = type(model).__name__ if config is None else config.kind
+        remedy = "call the model itself"
+        if config is not None and not config.routable:
+            remedy = "its rounds are alternatives without routing among them, so call model.run_round(s, images)"
+        raise ValueError(f"{what} runs models of kind 'progresvit' only, not {kind!r}; {remedy}.")
     return model

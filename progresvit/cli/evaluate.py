@@ -80,4 +80,5 @@ def evaluate(
     if records.labelled:
         shares = ", ".join(f"round {s + 1} {share:.2%}" for s, share in enumerate(records.correct.mean(axis=0)))
         typer.echo(f"top-1 of {len(records)} images: {shares}")
-    typer.echo(f"{out} is ready: progresvit frontier {out}")
+    following = f": progresvit frontier {out}" if records.header.routable else "; its rounds are alternatives"
+    typer.echo(f"{out} is ready{following}")

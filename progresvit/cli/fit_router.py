@@ -28,6 +28,7 @@ def fit_router(
     from progresvit.routing import save_router
 
     table = read_records(records)
+    table.header.check_routable()
     router = fit(
         table.statistics,
         table.correct,

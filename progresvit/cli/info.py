@@ -66,12 +66,13 @@ def _describe_other_kind(name: str, config: BaseConfig) -> dict[str, Any]:
 
     with torch.device("meta"):
         model = build(config)
+    gmacs = "cumulative_gmacs" if config.routable else "alternative_gmacs"
     return {
         "model": name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "config": config.to_dict(),
         "rounds": [{"round": number, **round_.model_dump()} for number, round_ in enumerate(config.rounds, start=1)],
-        "compute": {convention: {"cumulative_gmacs": model.gmacs(convention)} for convention in CONVENTIONS},
+        "compute": {convention: {gmacs: model.gmacs(convention)} for convention in CONVENTIONS},
     }
 
 
@@ -125,18 +126,20 @@ def _rounds_table(report: dict[str, Any]) -> Table:
 def _compute_table(report: dict[str, Any], convention: str) -> Table:
     from rich.table import Table
 
-    rounds = report["compute"][convention].get("round_macs")
-    cumulative = report["compute"][convention]["cumulative_gmacs"]
+    figures = report["compute"][convention]
+    rounds, cumulative = figures.get("round_macs"), figures.get("cumulative_gmacs")
+    totals = figures["alternative_gmacs"] if cumulative is None else cumulative
     table = Table(title=f"GMACs, {convention} convention", title_justify="left")
     table.add_column("component")
-    for number in range(1, len(cumulative) + 1):
+    for number in range(1, len(totals) + 1):
         table.add_column(f"round {number}", justify="right")
     if rounds is not None:
         for component in COMPONENTS:
             table.add_row(component.replace("_", " "), *(_gmacs(macs[component]) for macs in rounds))
         table.add_section()
         table.add_row("this round", *(f"{macs['total'] / 1e9:.3f}" for macs in rounds))
-    table.add_row("cumulative", *(f"[bold]{gmacs:.3f}[/bold]" for gmacs in cumulative))
+    name = "each round alone" if cumulative is None else "cumulative"
+    table.add_row(name, *(f"[bold]{gmacs:.3f}[/bold]" for gmacs in totals))
     return table
 
 

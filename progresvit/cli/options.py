@@ -63,6 +63,7 @@ def parse_threshold(text: str | None, header: Header, router: Router | None = No
     """
     if text is None:
         return None
+    header.check_routable()
     rounds = header.rounds
     if Path(text).suffix == ".json":
         from progresvit.routing import load_setting
@@ -113,6 +114,7 @@ def open_router(path: Path | None, header: Header, ids: ArrayLike | None = None)
     """Load a router; print a note if it was fitted on another model or on images in ``ids``."""
     if path is None:
         return None
+    header.check_routable()
     from progresvit.routing import load_router
 
     router = load_router(path)

@@ -87,10 +87,11 @@ def _report(
     from progresvit.routing import PAPER_THRESHOLDS, TENTHS
 
     table = shift_table(sets, found, tau, router)
-    sweep = PAPER_THRESHOLDS if router is None else TENTHS
-    frontiers = frontier_table({**found, **(by_severity(sets, found) if len(sets) > 1 else {})}, sweep, router)
     outputs = output.make_outputs([out / f"shift.{suffix}" for suffix in ("csv", "json", "md")], table)
-    outputs += output.make_outputs([out / f"frontiers.{suffix}" for suffix in ("csv", "json")], frontiers)
+    if next(iter(found.values())).header.routable:
+        sweep = PAPER_THRESHOLDS if router is None else TENTHS
+        frontiers = frontier_table({**found, **(by_severity(sets, found) if len(sets) > 1 else {})}, sweep, router)
+        outputs += output.make_outputs([out / f"frontiers.{suffix}" for suffix in ("csv", "json")], frontiers)
     output.show_table(table)
     mce = mce_table(sets, found, tau, router)
     if mce is not None:

@@ -77,6 +77,14 @@ class Header:
         """Number of rounds."""
         return len(self.gmacs["paper"])
 
+    def check_routable(self) -> None:
+        """Refuse rounds that are alternatives."""
+        if not self.routable:
+            raise ValueError(
+                f"the rounds of a model of kind {self.config.get('kind')!r} are alternatives, so there is no routing "
+                "among them; compare the accuracy and the GMACs of its rounds."
+            )
+
     def identity(self) -> dict[str, Any]:
         """All but the outcome and what follows from the rest: equal for two evaluations of one model on one data."""
         known = asdict(self)
@@ -165,11 +173,7 @@ class Records:
 
     def scores(self, router: Router | None = None) -> Floats:
         """What thresholds are compared with: entropies, or a router's probabilities. (N, S)"""
-        if not self.header.routable:
-            raise ValueError(
-                f"the rounds of a model of kind {self.header.config.get('kind')!r} are alternatives, so there is no "
-                "routing among them; compare the accuracy and the GMACs of its rounds."
-            )
+        self.header.check_routable()
         return self.top10_entropy if router is None else router.scores(self.statistics)
 
     def near_lossless_threshold(self, router: Router | None = None) -> float:

@@ -12,7 +12,7 @@ import progresvit._torchvision  # noqa: F401  (ahead of timm)
 
 # isort: split
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,7 @@ class Backbone(nn.Module):
     """A plain ViT whose layers run at the width of their input. A model adds ``run_round``."""
 
     config: BackboneConfig
+    block_class: ClassVar[type[Block]] = Block
 
     def __init__(self, config: BackboneConfig, *, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class Backbone(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, config.stored_grid**2 + 1, width))
         self.blocks = nn.ModuleList(
-            Block(width=width, layer_scale=config.layer_scale, drop_path=rate)
+            self.block_class(width=width, layer_scale=config.layer_scale, drop_path=rate)
             for rate in calculate_drop_path_rates(drop_path, config.depth)
         )
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)

@@ -37,7 +37,7 @@ KINDS: dict[str, Kind] = {
             config=f"progresvit.baselines.{name.lower()}:{name}Config",
             model=f"progresvit.baselines.{name.lower()}:{name}",
         )
-        for name in ("ThinkingViT",)
+        for name in ("ThinkingViT", "HydraViT", "SortedNet", "MatFormer")
     },
 }
 

@@ -60,7 +60,7 @@ def train(
     """
     seed_all(Draw.START, recipe.seed)
     recipe, method = make_task(recipe, task)
-    check_run_options(recipe, processes)
+    check_run_options(recipe, method, processes)
     check_folder(out, recipe, resume=resume, overwrite=overwrite)
     splits = method.find_splits(recipe, data)
     model = build_model(recipe, method.class_ids(splits))

@@ -169,8 +169,8 @@ def compile_blocks(model: RoundModel) -> None:
         block.compile(fullgraph=True, dynamic=False)
 
 
-def check_run_options(recipe: Recipe, processes: Processes) -> None:
-    """Refuse options that do not work on this device or together."""
+def check_run_options(recipe: Recipe, task: Task, processes: Processes) -> None:
+    """Refuse options that do not work on this device, with this task or together."""
     if recipe.run.precision == "fp16" and processes.device.type != "cuda":
         raise ValueError("fp16 needs a CUDA device; set run.precision=bf16 or fp32.")
     plain = recipe.optimizer.accumulate == 1 and not recipe.run.grad_checkpointing
@@ -178,6 +178,11 @@ def check_run_options(recipe: Recipe, processes: Processes) -> None:
         raise ValueError(
             "run.cuda_graphs works on one GPU, without accumulating (optimizer.accumulate=1) and without "
             "run.grad_checkpointing; set it to false."
+        )
+    if recipe.run.cuda_graphs and not task.static_graph:
+        raise ValueError(
+            f"run.cuda_graphs replays the same rounds in every step, and the task {recipe.task} draws others each "
+            "time; set run.cuda_graphs=false."
         )
 
 

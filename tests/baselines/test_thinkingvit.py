@@ -6,7 +6,9 @@ import torch.nn.functional as F
 
 from progresvit.baselines.thinkingvit import ThinkingViT, ThinkingViTConfig
 from progresvit.config import make_rounds
+from progresvit.interop import start_from_timm
 from progresvit.model import RoundModel, registry
+from tests.baselines.literal import plain_blocks, plain_embedding, plain_head
 
 TINY = {"rounds": make_rounds([32, 32], [1, 2]), "heads": 2, "depth": 2, "num_classes": 5}
 
@@ -25,34 +27,13 @@ def images():
     return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-def plain_blocks(model, x):
-    """Blocks and final norm at the width of x, written with nothing but products."""
-    d = x.shape[-1]
-    for block in model.blocks:
-        seen = F.layer_norm(x, (d,), block.norm1.weight[:d], block.norm1.bias[:d], 1e-6)
-        rows = [slice(part * model.config.width, part * model.config.width + d) for part in range(3)]
-        qkv, layer = [], block.attn.qkv
-        for row in rows:
-            projected = seen @ layer.weight[row, :d].T + layer.bias[row]
-            qkv.append(projected.unflatten(-1, (-1, 64)).transpose(1, 2))
-        weights = (qkv[0] @ qkv[1].mT / 8).softmax(dim=-1)
-        mixed = (weights @ qkv[2]).transpose(1, 2).flatten(2)
-        x = x + mixed @ block.attn.proj.weight[:d, :d].T + block.attn.proj.bias[:d]
-        seen = F.layer_norm(x, (d,), block.norm2.weight[:d], block.norm2.bias[:d], 1e-6)
-        hidden = F.gelu(seen @ block.mlp.fc1.weight[: 4 * d, :d].T + block.mlp.fc1.bias[: 4 * d])
-        x = x + hidden @ block.mlp.fc2.weight[:d, : 4 * d].T + block.mlp.fc2.bias[:d]
-    return F.layer_norm(x, (d,), model.norm.weight[:d], model.norm.bias[:d], 1e-6)
-
-
 def literal_rounds(model, images):
     """The two rounds of ThinkingViT as METHOD describes them."""
-    embedded = F.conv2d(images, model.patch_embed.proj.weight, model.patch_embed.proj.bias, stride=16)
-    patches = embedded.flatten(2).mT
-    embedded = torch.cat([model.cls_token.expand(len(images), -1, -1), patches], dim=1) + model.pos_embed
+    embedded = plain_embedding(model, images)
     first = plain_blocks(model, embedded[..., :64])
     step = model.transitions[0]
     second = plain_blocks(model, embedded + step.alpha * (first @ step.widen.weight.T + step.widen.bias))
-    return [x[:, 0] @ model.head.weight[:, : x.shape[-1]].T + model.head.bias for x in (first, second)]
+    return [plain_head(model, x) for x in (first, second)]
 
 
 def test_both_rounds_equal_the_sum_written_out(model, images):
@@ -127,3 +108,10 @@ def test_token_merging_is_refused():
     rounds = [{"resolution": 32, "heads": 1}, {"resolution": 32, "heads": 2, "merge": 1}]
     with pytest.raises(ValueError, match="kind thinkingvit does not merge tokens; remove merge from round 2"):
         ThinkingViTConfig(**{**TINY, "rounds": rounds})
+
+
+def test_a_plain_vit_is_a_start_that_leaves_the_transitions_alone(model):
+    alone = ThinkingViT(ThinkingViTConfig(**{**TINY, "rounds": make_rounds([32], [2])}))
+    left = start_from_timm(model, alone.state_dict())
+    assert left == ["transitions.0.alpha", "transitions.0.widen.weight", "transitions.0.widen.bias"]
+    assert torch.equal(model.blocks[1].mlp.fc1.weight, alone.blocks[1].mlp.fc1.weight)

@@ -1,8 +1,12 @@
 import pytest
+import torch
 import yaml
 
 from progresvit.config import plain_vit, preset
+from progresvit.distributed import Processes
+from progresvit.model import registry
 from progresvit.training.recipe import Recipe, load_recipe, shipped_recipes
+from progresvit.training.tasks.registry import make_task
 
 NAMES = {"num_classes": 1000, "class_ids": None, "labels": None}
 
@@ -12,7 +16,7 @@ def test_the_bundled_recipes_are_complete():
         "192_240", "160_240", "160_384", "128_192_240", "192_240_kd", "160_384_kd",
         "width_only", "width_resolution", "deit_small_224", "deit_small_240", "deit_small_384",
         "photos_tiny", "photos_tiny_kd", "photos_tiny_soft", "photos_tiny_pretrained",
-        "photos_small", "photos_small_kd", "own_images", "digits",
+        "photos_small", "photos_small_kd", "own_images", "digits", "thinkingvit", "hydravit", "sortednet", "matformer",
     }  # fmt: skip
 
 
@@ -77,6 +81,32 @@ def test_ablation_and_plain_recipes_are_what_they_say():
     assert [round_.resolution for round_ in width_only.rounds] == [224, 224]
     assert with_resolution == preset("progresvit_small_192_240", psg=False)
     assert load_recipe("deit_small_240").model.config(**NAMES) == plain_vit(resolution=240, heads=6)
+
+
+@pytest.mark.parametrize("name", ["thinkingvit", "hydravit", "sortednet", "matformer"])
+def test_a_baseline_is_trained_like_deit_s(name):
+    recipe, plain = load_recipe(name), load_recipe("deit_small_224")
+    assert recipe.model.kind == name
+    for section in ("data", "augment", "mixing", "optimizer", "schedule", "ema", "seed", "run"):
+        assert getattr(recipe, section) == getattr(plain, section)
+    assert (recipe.model.start, recipe.model.drop_path) == (plain.model.start, plain.model.drop_path)
+    _, task = make_task(recipe)
+    with torch.device("meta"):
+        model = registry.build(recipe.model.config(**NAMES))
+    task.setup(model, None, recipe, Processes(rank=0, count=1, device=torch.device("cpu")))
+    assert model.config.resolution == 224
+    assert round(model.gmacs()[-1], 3) == (5.896 if name == "thinkingvit" else 4.599)
+
+
+def test_baselines_are_trained_by_their_own_rules():
+    rules = {name: load_recipe(name).task_options for name in ("hydravit", "sortednet", "matformer")}
+    assert rules["hydravit"] == {"per_step": 1, "reduction": "mean"}
+    assert rules["sortednet"] == {"per_step": 3, "reduction": "mean"}
+    assert rules["matformer"] == {"per_step": "all", "reduction": "sum"}
+    heads = [[round_.heads for round_ in load_recipe(name).model.config(**NAMES).rounds] for name in list(rules)[:2]]
+    assert heads == [[3, 4, 5, 6], [3, 4, 5, 6]]
+    matformer = load_recipe("matformer").model.config(**NAMES)
+    assert [matformer.hidden(round_) for round_ in matformer.rounds] == [192, 384, 768, 1536]
 
 
 def test_overrides_change_nested_values():

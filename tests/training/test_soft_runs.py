@@ -12,6 +12,7 @@ from progresvit.distributed import Processes
 from progresvit.training import loop
 from progresvit.training.recipe import RunOptions
 from progresvit.training.step import check_run_options, compile_blocks
+from progresvit.training.tasks.supervised import Supervised
 from progresvit.training.teachers import load_teacher, teacher_class_ids
 from tests.training.runs import ALONE, KilledError, kill_in_step, losses, ready, recipe, run
 
@@ -94,13 +95,13 @@ def test_a_teacher_that_does_not_name_its_classes_cannot_give_them(digits, tmp_p
 
 def test_recording_needs_one_gpu():
     with pytest.raises(ValueError, match="works on one GPU"):
-        check_run_options(recipe(run={"cuda_graphs": True}), ALONE)
+        check_run_options(recipe(run={"cuda_graphs": True}), Supervised(), ALONE)
 
 
 def test_recording_does_not_go_with_gradient_checkpointing():
     gpu = Processes(rank=0, count=1, device=torch.device("cuda"))
     with pytest.raises(ValueError, match=r"without run\.grad_checkpointing"):
-        check_run_options(recipe(run={"cuda_graphs": True, "grad_checkpointing": True}), gpu)
+        check_run_options(recipe(run={"cuda_graphs": True, "grad_checkpointing": True}), Supervised(), gpu)
 
 
 def test_the_bundled_model_can_teach():

@@ -92,7 +92,8 @@ class Task(nn.Module, ABC):
     must not be saved are wrapped in :class:`Frozen`. A model reference must not be stored: methods receive the model.
 
     A batch is any nesting of named tuples, tuples, lists and dicts whose leaves are tensors, so that it passes through
-    ``torch.compile``, DDP and CUDA graphs. ``outputs`` reads ``batch.images`` unless it is overridden.
+    ``torch.compile``, DDP and CUDA graphs. If ``static_graph`` is false, a leaf may be a Python number, and
+    ``torch.compile`` compiles each of its values. ``outputs`` reads ``batch.images`` unless it is overridden.
     """
 
     Options: ClassVar[type[Section]] = Section
@@ -101,8 +102,10 @@ class Task(nn.Module, ABC):
     """The section of the recipe that holds the options."""
     sections: ClassVar[tuple[str, ...]] = ()
     """Other sections that only some tasks read (``registry.TASK_SECTIONS``) and this one does."""
-    uses_all_parameters: ClassVar[bool] = True
+    uses_all_parameters: bool = True
     """False if some trained parameters may have no gradient in a step, which DDP must know."""
+    static_graph: bool = True
+    """False if the modules that run change from step to step, so that no CUDA graph can be recorded."""
 
     def __init__(self, options: Section | None = None) -> None:
         super().__init__()

@@ -1,0 +1,56 @@
+"""HydraViT: one ViT that holds narrower ViTs, each the leading heads of the next wider one.
+
+A round of h heads runs the first 64 * h channels of every layer. The rounds are alternatives: one of them is chosen
+before inference, and no image goes from one to another. Training draws one round at random for every batch
+(:mod:`progresvit.training.tasks.subnetworks`).
+
+Letters: B images, C image channels, H side of the images, N tokens, d active channels of a round, s a round counted
+from 0.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from progresvit import compute
+from progresvit.config import BackboneConfig, Round
+from progresvit.model import slicing
+from progresvit.model.backbone import Backbone
+from progresvit.model.outputs import RoundOutput
+from progresvit.model.psg import BlockGates
+
+
+class HydraViTConfig(BackboneConfig):
+    """Rounds that differ in heads, in resolution, or in both."""
+
+    kind: Literal["hydravit"] = "hydravit"
+    rounds: tuple[Round, ...]
+    """In any order; the accuracy of the last one selects the best checkpoint."""
+
+    routable: ClassVar[bool] = False
+
+
+class HydraViT(Backbone):
+    """A ViT of which any number of leading heads is a ViT."""
+
+    config: HydraViTConfig
+
+    def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
+        """Round s, counted from 0, on its own; it takes no ``previous``."""
+        self.check_round(s, images)
+        self.check_alternative(s, previous)
+        round_ = self.config.rounds[s]
+        x = self.embed(images, resolution=round_.resolution, width=round_.width)  # (B, C, H, H) -> (B, N, d)
+        for block in self.blocks:
+            x = self.run_block(block, x, BlockGates())
+        tokens = slicing.layer_norm(x, self.norm)
+        return RoundOutput(logits=self.classify(tokens), tokens=tokens)
+
+    def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
+        """GMACs of each round alone."""
+        return [
+            compute.stack_macs(self.config, convention, resolution=round_.resolution, width=round_.width).total / 1e9
+            for round_ in self.config.rounds
+        ]

@@ -1,0 +1,108 @@
+"""MatFormer: one ViT whose MLPs hold narrower MLPs.
+
+A round runs the leading share of the hidden channels of every MLP. Tokens and attention keep their full width. The
+rounds are alternatives: one of them is chosen before inference. Training minimises the sum of the cross entropies of
+all rounds (:mod:`progresvit.training.tasks.subnetworks`).
+
+Letters: B images, C image channels, H side of the images, N tokens, W channels of the whole backbone, m active hidden
+channels of the MLPs (at most 4W), s a round counted from 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal, Self
+
+import torch.nn.functional as F
+from pydantic import model_validator
+from torch import Tensor
+
+from progresvit import compute
+from progresvit.config import MLP_RATIO, BackboneConfig, BaseRound, Number
+from progresvit.model import slicing
+from progresvit.model.backbone import Backbone
+from progresvit.model.blocks import Block
+from progresvit.model.outputs import RoundOutput
+
+_ROUNDING = 0.01
+"""Largest distance of share * 4W from a whole number: a share such as 1/3 has no exact decimals."""
+
+
+class MatFormerRound(BaseRound):
+    """How much of every MLP runs, and on what image."""
+
+    mlp_share: Number
+    """Share of the MLPs' hidden channels, above 0 and at most 1."""
+
+    @model_validator(mode="after")
+    def _check_share(self) -> Self:
+        if not 0 < self.mlp_share <= 1:
+            raise ValueError(f"mlp_share is above 0 and at most 1, not {self.mlp_share!r}; 1 runs the whole MLP.")
+        return self
+
+
+class MatFormerConfig(BackboneConfig):
+    """Rounds that differ in the share of the MLPs, in resolution, or in both."""
+
+    kind: Literal["matformer"] = "matformer"
+    rounds: tuple[MatFormerRound, ...]
+    """In any order; the accuracy of the last one selects the best checkpoint."""
+
+    routable: ClassVar[bool] = False
+
+    def hidden(self, round_: MatFormerRound) -> int:
+        """Active hidden channels of the MLPs in a round."""
+        return round(round_.mlp_share * MLP_RATIO * self.width)
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> Self:
+        whole = MLP_RATIO * self.width
+        for number, round_ in enumerate(self.rounds, start=1):
+            channels = round_.mlp_share * whole
+            if abs(channels - round(channels)) > _ROUNDING:
+                nearest = [f"{m / whole:.6g}" for m in (math.floor(channels), math.ceil(channels)) if m]
+                raise ValueError(
+                    f"round {number} runs {channels:.6g} of {whole} hidden channels (mlp_share {round_.mlp_share:g}), "
+                    f"which is not a whole number; the nearest mlp_share is {' or '.join(nearest)}."
+                )
+        return self
+
+
+class MatFormerBlock(Block):
+    """A block that runs the leading hidden channels of its MLP."""
+
+    def forward(self, x: Tensor, hidden: int) -> Tensor:  # type: ignore[override]
+        x = x + self.drop_path(self.ls1(self.attn(slicing.layer_norm(x, self.norm1))))
+        y = F.gelu(slicing.linear(slicing.layer_norm(x, self.norm2), self.mlp.fc1, hidden))  # (B, N, W) -> (B, N, m)
+        y = slicing.linear(y, self.mlp.fc2)  # (B, N, m) -> (B, N, W)
+        update: Tensor = self.drop_path(self.ls2(y))
+        return x + update
+
+
+class MatFormer(Backbone):
+    """A ViT of which any leading share of the MLPs is a ViT."""
+
+    config: MatFormerConfig
+    block_class = MatFormerBlock
+
+    def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
+        """Round s, counted from 0, on its own; it takes no ``previous``."""
+        self.check_round(s, images)
+        self.check_alternative(s, previous)
+        round_ = self.config.rounds[s]
+        x = self.embed(images, resolution=round_.resolution, width=self.config.width)  # (B, C, H, H) -> (B, N, W)
+        for block in self.blocks:
+            x = self.run_block(block, x, self.config.hidden(round_))
+        tokens = slicing.layer_norm(x, self.norm)
+        return RoundOutput(logits=self.classify(tokens), tokens=tokens)
+
+    def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
+        """GMACs of each round alone."""
+        config = self.config
+        macs = (
+            compute.stack_macs(
+                config, convention, resolution=round_.resolution, width=config.width, hidden=config.hidden(round_)
+            )
+            for round_ in config.rounds
+        )
+        return [round_macs.total / 1e9 for round_macs in macs]
