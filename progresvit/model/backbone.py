@@ -53,10 +53,10 @@ class Backbone(nn.Module):
             for rate in calculate_drop_path_rates(drop_path, config.depth)
         )
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
-        self.head = _new_head(width, config.num_classes)
+        self.head = new_head(width, config.num_classes)
         trunc_normal_(self.pos_embed, std=0.02)  # as timm initialises a ViT
         nn.init.normal_(self.cls_token, std=1e-6)
-        self.apply(_init_linear)
+        self.apply(init_linear)
 
     def forward(self, images: Tensor) -> tuple[RoundOutput, ...]:
         """Every round, first to last, with no early exit. Images are (B, C, H, H), H the highest resolution or more."""
@@ -93,10 +93,11 @@ class Backbone(nn.Module):
         return slicing.linear(class_token, self.head) if isinstance(self.head, nn.Linear) else class_token
 
     def reset_classifier(self, num_classes: int) -> None:
-        """A fresh head for another set of classes; 0 removes it. The class names of the old head are removed."""
+        """Fresh heads for another set of classes; 0 removes them. The class names of the old heads are removed."""
         self.config = self.config.replace(num_classes=num_classes, class_ids=None, labels=None)
-        self.head = _new_head(self.config.width, num_classes).to(self.cls_token)
-        _init_linear(self.head)
+        for module in [module for module in self.modules() if hasattr(module, "head")]:
+            module.head = new_head(self.config.width, num_classes).to(self.cls_token)
+            init_linear(module.head)
 
     def keep_classes(self, rows: Sequence[int]) -> RoundModel:
         """A copy with only these classes, in this order."""
@@ -109,8 +110,7 @@ class Backbone(nn.Module):
         }
         chosen = torch.tensor(rows)
         weights = {
-            key: value[chosen.to(value.device)] if key.startswith("head.") else value
-            for key, value in self.state_dict().items()
+            key: value[chosen.to(value.device)] if is_head(key) else value for key, value in self.state_dict().items()
         }
         kept = registry.build(self.config.replace(num_classes=len(rows), **names)).to(self.cls_token)
         kept.load_state_dict(weights)
@@ -193,11 +193,18 @@ def resizing_matrix(source: int, target: int) -> Tensor:
     return F.interpolate(identity, size=size, mode="bicubic", antialias=True, align_corners=False)[0, 0]
 
 
-def _new_head(width: int, num_classes: int) -> nn.Module:
+def is_head(key: str) -> bool:
+    """Whether a weight has a row for each class: those of all modules with the name ``head``."""
+    return "head" in key.split(".")
+
+
+def new_head(width: int, num_classes: int) -> nn.Module:
+    """A classifier; without classes, the features themselves."""
     return nn.Linear(width, num_classes) if num_classes else nn.Identity()
 
 
-def _init_linear(module: nn.Module) -> None:
+def init_linear(module: nn.Module) -> None:
+    """Initialise a linear layer as timm does in a ViT."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

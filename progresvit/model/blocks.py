@@ -1,6 +1,9 @@
 """Attention, MLP and the gated block. A block runs at the width of its input tokens.
 
-Letters: B images, N tokens, d active channels, h active heads, W channels of the whole backbone.
+Attention and MLP are as wide as the tokens, unless the call asks for fewer heads or neurons.
+
+Letters: B images, N tokens, d active channels, h active heads, a channels of these heads (64 h), m hidden channels of
+the MLP, W channels of the whole backbone.
 """
 
 import progresvit._torchvision  # noqa: F401  (ahead of timm)
@@ -26,14 +29,15 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, attention_width: int | None = None) -> Tensor:
         d = x.shape[-1]
-        x = slicing.qkv(x, self.qkv)  # (B, N, d) -> (B, N, 3d)
-        x = x.unflatten(-1, (3, d // HEAD_WIDTH, HEAD_WIDTH))  # (B, N, 3d) -> (B, N, 3, h, 64)
+        a = d if attention_width is None else attention_width
+        x = slicing.qkv(x, self.qkv, a)  # (B, N, d) -> (B, N, 3a)
+        x = x.unflatten(-1, (3, a // HEAD_WIDTH, HEAD_WIDTH))  # (B, N, 3a) -> (B, N, 3, h, 64)
         q, k, v = x.permute(2, 0, 3, 1, 4)  # (B, N, 3, h, 64) -> 3 x (B, h, N, 64)
         x = F.scaled_dot_product_attention(q, k, v)
-        x = x.transpose(1, 2).flatten(2)  # (B, h, N, 64) -> (B, N, d)
-        return slicing.linear(x, self.proj, d)
+        x = x.transpose(1, 2).flatten(2)  # (B, h, N, 64) -> (B, N, a)
+        return slicing.linear(x, self.proj, d)  # (B, N, a) -> (B, N, d)
 
 
 class Mlp(nn.Module):
@@ -44,10 +48,11 @@ class Mlp(nn.Module):
         self.fc1 = nn.Linear(width, MLP_RATIO * width)
         self.fc2 = nn.Linear(MLP_RATIO * width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, hidden: int | None = None) -> Tensor:
         d = x.shape[-1]
-        x = F.gelu(slicing.linear(x, self.fc1, MLP_RATIO * d))  # (B, N, d) -> (B, N, 4d)
-        return slicing.linear(x, self.fc2, d)  # (B, N, 4d) -> (B, N, d)
+        m = MLP_RATIO * d if hidden is None else hidden
+        x = F.gelu(slicing.linear(x, self.fc1, m))  # (B, N, d) -> (B, N, m)
+        return slicing.linear(x, self.fc2, d)  # (B, N, m) -> (B, N, d)
 
 
 class LayerScale(nn.Module):
@@ -78,7 +83,9 @@ class Block(nn.Module):
         self.ls2 = scale()
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, gates: BlockGates) -> Tensor:
-        x = x + self.drop_path(gates.attn * self.ls1(self.attn(slicing.layer_norm(x, self.norm1))))
-        x = x + self.drop_path(gates.mlp * self.ls2(self.mlp(slicing.layer_norm(x, self.norm2))))
+    def forward(
+        self, x: Tensor, gates: BlockGates, attention_width: int | None = None, hidden: int | None = None
+    ) -> Tensor:
+        x = x + self.drop_path(gates.attn * self.ls1(self.attn(slicing.layer_norm(x, self.norm1), attention_width)))
+        x = x + self.drop_path(gates.mlp * self.ls2(self.mlp(slicing.layer_norm(x, self.norm2), hidden)))
         return gates.out * x

@@ -243,9 +243,9 @@ class Recipe(Section):
     """A training run."""
 
     task: str = "supervised"
-    """The method: supervised, distillation, or your own as ``my_module:MyTask``."""
+    """The method: supervised, distillation, dynabert, or your own as ``my_module:MyTask``."""
     task_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of a task of your own; its class validates them."""
+    """Options of the task dynabert or of your own; its class validates them."""
     model: Model
     data: Data = Data()
     augment: Augmentation = Augmentation()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 TASKS = {
     "supervised": "progresvit.training.tasks.supervised:Supervised",
     "distillation": "progresvit.training.tasks.distillation:Distillation",
+    "dynabert": "progresvit.training.tasks.dynabert:DynaBERTDistillation",
 }
 
 TASK_SECTIONS = ("mixing", "distillation", "task_options")
