@@ -78,7 +78,8 @@ class DynaBERTDistillation(Classification):
             )
         super().setup(model, splits, recipe, processes)
         teacher = cast(DynaBERT, build_model(recipe, self.class_ids(splits))).to(processes.device)
-        if not torch.equal(cast(nn.Linear, teacher.head).weight, cast(nn.Linear, model.head).weight):  # both random
+        heads = [cast(nn.Linear, each.head).weight for each in (teacher, model)]
+        if not torch.equal(*heads):  # drawn at random for each, so not part of the start
             raise ValueError(
                 f"{recipe.model.start} does not know the classes of the data, so there is nothing to learn from it; "
                 "train it on them first (task: supervised), and start from the folder of that model."
