@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from progresvit.baselines.dynabert import DynaBERT, reorder
 from progresvit.data.loader import Batch
 from progresvit.distributed import Processes
+from progresvit.interop import start_from
 from progresvit.io.parse import Section
 from progresvit.model import RoundOutput
 from progresvit.model.interface import RoundModel
-from progresvit.training.build import build_model
 from progresvit.training.tasks.classification import Classification, soft_cross_entropy
 from progresvit.training.tasks.task import Frozen, Splits, TaskData
 
@@ -68,7 +68,7 @@ class DynaBERTDistillation(Classification):
     Options = DynaBERTOptions
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
-        """Load the teacher: the start of the run at its full width, before heads and neurons are reordered."""
+        """Load the teacher, which is ``model.start`` at its full width; a model that resumes is not started again."""
         if not isinstance(model, DynaBERT):
             raise ValueError(f"the task dynabert trains models of the kind dynabert, not {model.config.kind}.")
         if recipe.model.start is None:
@@ -77,14 +77,13 @@ class DynaBERTDistillation(Classification):
                 "such as deit_small_patch16_224.fb_in1k, or a model folder."
             )
         super().setup(model, splits, recipe, processes)
-        teacher = cast(DynaBERT, build_model(recipe, self.class_ids(splits))).to(processes.device)
-        heads = [cast(nn.Linear, each.head).weight for each in (teacher, model)]
-        if not torch.equal(*heads):  # drawn at random for each, so not part of the start
+        teacher = DynaBERT(model.config)
+        if "head.weight" in start_from(teacher, recipe.model.start):
             raise ValueError(
                 f"{recipe.model.start} does not know the classes of the data, so there is nothing to learn from it; "
                 "train it on them first (task: supervised), and start from the folder of that model."
             )
-        self.teacher = Frozen(FullWidth(teacher))
+        self.teacher = Frozen(FullWidth(teacher).to(processes.device))
         if recipe.run.compile:
             self.teacher.module.compile(dynamic=False)
 
