@@ -338,6 +338,16 @@ def check_growing(rounds: Sequence[Round]) -> None:
             )
 
 
+def check_one_resolution(rounds: Sequence[BaseRound]) -> None:
+    """Refuse rounds that see the image at different resolutions."""
+    resolutions = sorted({round_.resolution for round_ in rounds})
+    if len(resolutions) > 1:
+        raise ValueError(
+            f"this kind of model sees every image at one resolution, not at {' and '.join(map(str, resolutions))}; "
+            "give all rounds the same, or use the kind progresvit."
+        )
+
+
 def parse_object(text: str) -> dict[str, Any]:
     """The object that the text of a config.json holds."""
     try:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Literal, Self
 
-import torch.nn.functional as F
 from pydantic import model_validator
 from torch import Tensor
 
@@ -21,8 +20,8 @@ from progresvit import compute
 from progresvit.config import MLP_RATIO, BackboneConfig, BaseRound, Number
 from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
-from progresvit.model.blocks import Block
 from progresvit.model.outputs import RoundOutput
+from progresvit.model.psg import BlockGates
 
 _ROUNDING = 0.01
 """Largest distance of share * 4W from a whole number: a share such as 1/3 has no exact decimals."""
@@ -68,22 +67,10 @@ class MatFormerConfig(BackboneConfig):
         return self
 
 
-class MatFormerBlock(Block):
-    """A block that runs the leading hidden channels of its MLP."""
-
-    def forward(self, x: Tensor, hidden: int) -> Tensor:  # type: ignore[override]
-        x = x + self.drop_path(self.ls1(self.attn(slicing.layer_norm(x, self.norm1))))
-        y = F.gelu(slicing.linear(slicing.layer_norm(x, self.norm2), self.mlp.fc1, hidden))  # (B, N, W) -> (B, N, m)
-        y = slicing.linear(y, self.mlp.fc2)  # (B, N, m) -> (B, N, W)
-        update: Tensor = self.drop_path(self.ls2(y))
-        return x + update
-
-
 class MatFormer(Backbone):
     """A ViT of which any leading share of the MLPs is a ViT."""
 
     config: MatFormerConfig
-    block_class = MatFormerBlock
 
     def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
         """Round s, counted from 0, on its own; it takes no ``previous``."""
@@ -92,7 +79,7 @@ class MatFormer(Backbone):
         round_ = self.config.rounds[s]
         x = self.embed(images, resolution=round_.resolution, width=self.config.width)  # (B, C, H, H) -> (B, N, W)
         for block in self.blocks:
-            x = self.run_block(block, x, self.config.hidden(round_))
+            x = self.run_block(block, x, BlockGates(), hidden=self.config.hidden(round_))
         tokens = slicing.layer_norm(x, self.norm)
         return RoundOutput(logits=self.classify(tokens), tokens=tokens)
 

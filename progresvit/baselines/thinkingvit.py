@@ -19,7 +19,7 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from progresvit import compute
-from progresvit.config import BackboneConfig, Round, check_growing
+from progresvit.config import BackboneConfig, Round, check_growing, check_one_resolution
 from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
 from progresvit.model.outputs import RoundOutput
@@ -36,12 +36,7 @@ class ThinkingViTConfig(BackboneConfig):
     @model_validator(mode="after")
     def _check_rounds(self) -> Self:
         check_growing(self.rounds)
-        resolutions = sorted({round_.resolution for round_ in self.rounds})
-        if len(resolutions) > 1:
-            raise ValueError(
-                f"ThinkingViT sees every image at one resolution, not at {' and '.join(map(str, resolutions))}; "
-                "give all rounds the same, or use the kind progresvit."
-            )
+        check_one_resolution(self.rounds)
         return self
 
 

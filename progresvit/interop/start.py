@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from progresvit.config import HEAD_WIDTH, BaseConfig
 from progresvit.io.model_folder import SHIPPED, find_folder
 from progresvit.io.weights import WEIGHT_SUFFIXES, read_weights
+from progresvit.model.backbone import is_head
 from progresvit.model.interface import RoundModel, capability
 from progresvit.model.registry import DEFAULT_KIND
 from progresvit.model.saving import load_folder
@@ -35,7 +36,6 @@ _PLAIN = re.compile(
 )
 _NEEDED = {"cls_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.0.norm1.weight": 1}
 """What tells a plain ViT, and the dimensions."""
-_HEAD = ("head.weight", "head.bias")
 _IMAGENET_CLASSES = 1000
 
 Weights = Mapping[str, Tensor]
@@ -108,7 +108,7 @@ def start_from_folder(model: RoundModel, folder: Path, *, fusion: Fusion = "pape
         weights = {
             key: value
             for key, value in weights.items()
-            if _PLAIN.fullmatch(key) or (same_kind and key in own and value.shape == own[key].shape)
+            if _PLAIN.fullmatch(key) or (same_kind and key in own and (is_head(key) or value.shape == own[key].shape))
         }
     elif not same_kind:
         raise ValueError(
@@ -140,13 +140,13 @@ def _copy(
         raise ValueError(f"fusion is 'paper' or 'quiet', not {fusion!r}.")
     own = model.state_dict()
     rows = _head_rows(class_ids, _classes(weights), model.config)
-    copied = {key: value for key, value in weights.items() if key not in _HEAD}
+    copied = {key: value for key, value in weights.items() if not is_head(key)}
     if rows is not None:
-        copied |= {key: weights[key][rows] for key in _HEAD if key in weights and key in own}
+        copied |= {key: value[rows] for key, value in weights.items() if is_head(key) and key in own}
     if "pos_embed" in own:
         copied["pos_embed"] = _resample(weights["pos_embed"].to(own["pos_embed"]), like=own["pos_embed"])
     problems = {
-        "lacks": [key for key in own if key not in copied and _PLAIN.fullmatch(key) and key not in _HEAD],
+        "lacks": [key for key in own if key not in copied and _PLAIN.fullmatch(key) and not is_head(key)],
         "has unknown": [key for key in copied if key not in own],
         "has another shape or type for": [key for key in copied if key in own and not _fits(copied[key], own[key])],
     }

@@ -25,6 +25,7 @@ from progresvit.model import registry, slicing
 from progresvit.model.blocks import NORM_EPS, Block
 from progresvit.model.interface import RoundModel
 from progresvit.model.outputs import RoundOutput
+from progresvit.model.psg import BlockGates
 
 
 class PatchEmbed(nn.Module):
@@ -39,7 +40,6 @@ class Backbone(nn.Module):
     """A plain ViT whose layers run at the width of their input. A model adds ``run_round``."""
 
     config: BackboneConfig
-    block_class: ClassVar[type[Block]] = Block
 
     def __init__(self, config: BackboneConfig, *, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -50,14 +50,14 @@ class Backbone(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, config.stored_grid**2 + 1, width))
         self.blocks = nn.ModuleList(
-            self.block_class(width=width, layer_scale=config.layer_scale, drop_path=rate)
+            Block(width=width, layer_scale=config.layer_scale, drop_path=rate)
             for rate in calculate_drop_path_rates(drop_path, config.depth)
         )
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
-        self.head = _new_head(width, config.num_classes)
+        self.head = new_head(width, config.num_classes)
         trunc_normal_(self.pos_embed, std=0.02)  # as timm initialises a ViT
         nn.init.normal_(self.cls_token, std=1e-6)
-        self.apply(_init_linear)
+        self.apply(init_linear)
 
     def forward(self, images: Tensor) -> tuple[RoundOutput, ...]:
         """Every round, first to last, with no early exit. Images are (B, C, H, H), H the highest resolution or more."""
@@ -81,11 +81,11 @@ class Backbone(nn.Module):
         position: Tensor = resample_abs_pos_embed(self.pos_embed[..., :width], new_size=[grid, grid])  # -> (1, N, d)
         return torch.cat([class_token.to(x.dtype), x], dim=1) + position
 
-    def run_block(self, block: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
+    def run_block(self, block: Callable[..., Any], x: Tensor, gates: BlockGates, **options: Any) -> Any:
         """One block, recomputed in the backward pass if gradient checkpointing is on; returns what the block does."""
         if self.grad_checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, x, *arguments, use_reentrant=False)
-        return block(x, *arguments)
+            return checkpoint(block, x, gates, use_reentrant=False, **options)
+        return block(x, gates, **options)
 
     def classify(self, tokens: Tensor) -> Tensor:
         """Logits of the class token, from any round's width: (B, N, d) -> (B, K)."""
@@ -93,10 +93,11 @@ class Backbone(nn.Module):
         return slicing.linear(class_token, self.head) if isinstance(self.head, nn.Linear) else class_token
 
     def reset_classifier(self, num_classes: int) -> None:
-        """A fresh head for another set of classes; 0 removes it. The class names of the old head are removed."""
+        """Fresh heads for another set of classes; 0 removes them. The class names of the old heads are removed."""
         self.config = self.config.replace(num_classes=num_classes, class_ids=None, labels=None)
-        self.head = _new_head(self.config.width, num_classes).to(self.cls_token)
-        _init_linear(self.head)
+        for module in [module for module in self.modules() if hasattr(module, "head")]:
+            module.head = new_head(self.config.width, num_classes).to(self.cls_token)
+            init_linear(module.head)
 
     def keep_classes(self, rows: Sequence[int]) -> RoundModel:
         """A copy with only these classes, in this order."""
@@ -109,8 +110,7 @@ class Backbone(nn.Module):
         }
         chosen = torch.tensor(rows)
         weights = {
-            key: value[chosen.to(value.device)] if key.startswith("head.") else value
-            for key, value in self.state_dict().items()
+            key: value[chosen.to(value.device)] if is_head(key) else value for key, value in self.state_dict().items()
         }
         kept = registry.build(self.config.replace(num_classes=len(rows), **names)).to(self.cls_token)
         kept.load_state_dict(weights)
@@ -193,11 +193,18 @@ def resizing_matrix(source: int, target: int) -> Tensor:
     return F.interpolate(identity, size=size, mode="bicubic", antialias=True, align_corners=False)[0, 0]
 
 
-def _new_head(width: int, num_classes: int) -> nn.Module:
+def is_head(key: str) -> bool:
+    """Whether a weight has a row for each class: those of all modules with the name ``head``."""
+    return "head" in key.split(".")
+
+
+def new_head(width: int, num_classes: int) -> nn.Module:
+    """A classifier; without classes, the features themselves."""
     return nn.Linear(width, num_classes) if num_classes else nn.Identity()
 
 
-def _init_linear(module: nn.Module) -> None:
+def init_linear(module: nn.Module) -> None:
+    """Initialise a linear layer as timm does in a ViT."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

@@ -1,7 +1,9 @@
 """Attention, MLP and the gated block. A block runs at the width of its input tokens.
 
-Letters: B images, N tokens, d active channels, h active heads, W channels of the whole backbone, r tokens merged in a
-block.
+Attention and MLP are as wide as the tokens, unless the call asks for fewer heads or hidden channels.
+
+Letters: B images, N tokens, d active channels, h active heads, a channels of these heads (64 h), m hidden channels of
+the MLP, W channels of the whole backbone, r tokens merged in a block.
 """
 
 import progresvit._torchvision  # noqa: F401  (ahead of timm)
@@ -30,22 +32,22 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attend(*self.heads(x))
+    def forward(self, x: Tensor, attention_width: int | None = None) -> Tensor:
+        return self.attend(*self.heads(x, attention_width), width=x.shape[-1])
 
-    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, x: Tensor, attention_width: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the heads: (B, N, d) -> 3 x (B, h, N, 64)."""
-        d = x.shape[-1]
-        x = slicing.qkv(x, self.qkv)  # (B, N, d) -> (B, N, 3d)
-        x = x.unflatten(-1, (3, d // HEAD_WIDTH, HEAD_WIDTH))  # (B, N, 3d) -> (B, N, 3, h, 64)
+        a = x.shape[-1] if attention_width is None else attention_width
+        x = slicing.qkv(x, self.qkv, a)  # (B, N, d) -> (B, N, 3a)
+        x = x.unflatten(-1, (3, a // HEAD_WIDTH, HEAD_WIDTH))  # (B, N, 3a) -> (B, N, 3, h, 64)
         q, k, v = x.permute(2, 0, 3, 1, 4)  # (B, N, 3, h, 64) -> 3 x (B, h, N, 64)
         return q, k, v
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Attention, with a bias of its logits if given: 3 x (B, h, N, 64) -> (B, N, d)."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, width: int, bias: Tensor | None = None) -> Tensor:
+        """Attention, with a bias of its logits if given, to tokens of a width: 3 x (B, h, N, 64) -> (B, N, d)."""
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        x = x.transpose(1, 2).flatten(2)  # (B, h, N, 64) -> (B, N, d)
-        return slicing.linear(x, self.proj, x.shape[-1])
+        x = x.transpose(1, 2).flatten(2)  # (B, h, N, 64) -> (B, N, a)
+        return slicing.linear(x, self.proj, width)  # (B, N, a) -> (B, N, d)
 
 
 class Mlp(nn.Module):
@@ -56,10 +58,11 @@ class Mlp(nn.Module):
         self.fc1 = nn.Linear(width, MLP_RATIO * width)
         self.fc2 = nn.Linear(MLP_RATIO * width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, hidden: int | None = None) -> Tensor:
         d = x.shape[-1]
-        x = F.gelu(slicing.linear(x, self.fc1, MLP_RATIO * d))  # (B, N, d) -> (B, N, 4d)
-        return slicing.linear(x, self.fc2, d)  # (B, N, 4d) -> (B, N, d)
+        m = MLP_RATIO * d if hidden is None else hidden
+        x = F.gelu(slicing.linear(x, self.fc1, m))  # (B, N, d) -> (B, N, m)
+        return slicing.linear(x, self.fc2, d)  # (B, N, m) -> (B, N, d)
 
 
 class LayerScale(nn.Module):
@@ -90,18 +93,26 @@ class Block(nn.Module):
         self.ls2 = scale()
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, gates: BlockGates, merging: Merging | None = None) -> Any:
+    def forward(
+        self,
+        x: Tensor,
+        gates: BlockGates,
+        *,
+        attention_width: int | None = None,
+        hidden: int | None = None,
+        merging: Merging | None = None,
+    ) -> Any:
         """The new tokens (B, N, d); with ``merging``, fewer of them (B, N - r, d), and how far they are merged now."""
         if merging is not None:
             return self._merge_tokens(x, gates, merging)
-        x = x + self.drop_path(gates.attn * self.ls1(self.attn(slicing.layer_norm(x, self.norm1))))
-        x = x + self.drop_path(gates.mlp * self.ls2(self.mlp(slicing.layer_norm(x, self.norm2))))
+        x = x + self.drop_path(gates.attn * self.ls1(self.attn(slicing.layer_norm(x, self.norm1), attention_width)))
+        x = x + self.drop_path(gates.mlp * self.ls2(self.mlp(slicing.layer_norm(x, self.norm2), hidden)))
         return gates.out * x
 
     def _merge_tokens(self, x: Tensor, gates: BlockGates, merging: Merging) -> tuple[Tensor, Merging]:
         """The block with tokens merged between attention and MLP."""
         q, k, v = self.attn.heads(slicing.layer_norm(x, self.norm1))
-        update = self.attn.attend(q, k, v, merging.attention_bias(q.dtype))
+        update = self.attn.attend(q, k, v, width=x.shape[-1], bias=merging.attention_bias(q.dtype))
         x = x + self.drop_path(gates.attn * self.ls1(update))
         x, merging = merge(x, k, merging)  # (B, N, d) -> (B, N - r, d)
         x = x + self.drop_path(gates.mlp * self.ls2(self.mlp(slicing.layer_norm(x, self.norm2))))

@@ -14,4 +14,4 @@ class RoundOutput(NamedTuple):
     logits: Tensor
     """(B, K)"""
     tokens: Tensor
-    """(B, N, d), after the final norm, class token first."""
+    """(B, N, d), after the final norm, class token first. Early exits hand on the residual stream before the norm."""

@@ -33,11 +33,15 @@ class Kind(NamedTuple):
 KINDS: dict[str, Kind] = {
     DEFAULT_KIND: Kind(config="progresvit.config:ModelConfig", model="progresvit.model.vit:ProgResViT"),
     **{
-        name.lower(): Kind(
-            config=f"progresvit.baselines.{name.lower()}:{name}Config",
-            model=f"progresvit.baselines.{name.lower()}:{name}",
-        )
-        for name in ("ThinkingViT", "HydraViT", "SortedNet", "MatFormer")
+        kind: Kind(config=f"progresvit.baselines.{kind}:{name}Config", model=f"progresvit.baselines.{kind}:{name}")
+        for kind, name in {
+            "thinkingvit": "ThinkingViT",
+            "hydravit": "HydraViT",
+            "sortednet": "SortedNet",
+            "matformer": "MatFormer",
+            "dynabert": "DynaBERT",
+            "early_exit": "EarlyExit",
+        }.items()
     },
 }
 

@@ -1,7 +1,7 @@
 """Prefix views: every layer of the shared backbone, sliced to the width of its input.
 
-Letters: B images, C image channels, r resolution, p patch size, g side of the patch grid, d active channels, W channels
-of the whole backbone.
+Letters: B images, C image channels, r resolution, p patch size, g side of the patch grid, d active channels, a channels
+of queries, keys and values, W channels of the whole backbone.
 """
 
 import torch.nn.functional as F
@@ -14,11 +14,12 @@ def linear(x: Tensor, layer: nn.Linear, width: int | None = None) -> Tensor:
     return F.linear(x, layer.weight[:width, : x.shape[-1]], bias)
 
 
-def qkv(x: Tensor, layer: nn.Linear) -> Tensor:
-    """Queries, keys and values: of each of the three blocks of rows, the first d rows and d columns."""
+def qkv(x: Tensor, layer: nn.Linear, width: int | None = None) -> Tensor:
+    """Queries, keys and values: of each of the three blocks of rows, the first ``width`` rows (a; d if None)."""
     d, full = x.shape[-1], layer.in_features
-    weight = layer.weight.view(3, full, full)[:, :d, :d].reshape(3 * d, d)  # (3W, W) -> (3, d, d) -> (3d, d)
-    bias = layer.bias.view(3, full)[:, :d].reshape(3 * d)  # (3W,) -> (3, d) -> (3d,)
+    a = d if width is None else width
+    weight = layer.weight.view(3, full, full)[:, :a, :d].reshape(3 * a, d)  # (3W, W) -> (3, a, d) -> (3a, d)
+    bias = layer.bias.view(3, full)[:, :a].reshape(3 * a)  # (3W,) -> (3, a) -> (3a,)
     return F.linear(x, weight, bias)
 
 

@@ -64,7 +64,7 @@ class ProgResViT(Backbone):
             return x
         merging = Merging.start(x, merge)
         for block, block_gates in zip(self.blocks, gates):
-            x, merging = self.run_block(block, x, block_gates, merging)  # (B, N, d) -> (B, N - r, d)
+            x, merging = self.run_block(block, x, block_gates, merging=merging)  # (B, N, d) -> (B, N - r, d)
         return unmerge(x, merging)  # (B, N - D * r, d) -> (B, N, d)
 
     def gmacs(self, convention: compute.Convention = "paper") -> list[float]:

@@ -247,9 +247,9 @@ class Recipe(Section):
     """A training run."""
 
     task: str = "supervised"
-    """The method: supervised, distillation, subnetworks, or your own as ``my_module:MyTask``."""
+    """The method: supervised, distillation, subnetworks, dynabert, or your own as ``my_module:MyTask``."""
     task_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of subnetworks or of a task of your own; its class validates them."""
+    """Options of subnetworks, dynabert or a task of your own; its class validates them."""
     model: Model
     data: Data = Data()
     augment: Augmentation = Augmentation()

@@ -18,6 +18,7 @@ TASKS = {
     "supervised": "progresvit.training.tasks.supervised:Supervised",
     "distillation": "progresvit.training.tasks.distillation:Distillation",
     "subnetworks": "progresvit.training.tasks.subnetworks:Subnetworks",
+    "dynabert": "progresvit.training.tasks.dynabert:DynaBERTDistillation",
 }
 
 TASK_SECTIONS = ("mixing", "distillation", "task_options")

@@ -1,0 +1,174 @@
+"""The task dynabert: its loss written out, its teacher, the order of heads and neurons, and resuming."""
+
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import progresvit
+from progresvit.baselines.dynabert import DynaBERT, DynaBERTConfig
+from progresvit.config import plain_vit
+from progresvit.model import ProgResViT
+from progresvit.training.logger import read_log
+from progresvit.training.state import checkpoints
+from progresvit.training.tasks import dynabert
+from progresvit.training.tasks.dynabert import DynaBERTDistillation
+from tests.training.runs import KilledError, kill_in_step, losses, ready, recipe, run, take_steps
+from tests.training.test_processes import train
+
+ROUNDS = [{"resolution": 32, "share": 0.5}, {"resolution": 32, "share": 1}]
+CLASSES = ("0", "1", "2", "3")
+
+
+@pytest.fixture
+def start(tmp_path, randomize):
+    """A folder with a plain ViT that knows the classes of the digits."""
+    torch.manual_seed(3)
+    config = plain_vit(resolution=32, heads=2, depth=2, patch_size=8, num_classes=4, class_ids=CLASSES, labels=CLASSES)
+    return progresvit.save(randomize(ProgResViT(config)), tmp_path / "start")
+
+
+def distilled(start, **sections):
+    wanted = recipe(task="dynabert", task_options={"importance_batches": 2}, **sections)
+    fields = {"rounds": ROUNDS, "heads": 2, "depth": 2, "patch_size": 8}
+    model = type(wanted.model)(kind="dynabert", fields=fields, start=start and str(start))
+    return wanted.model_copy(update={"model": model})
+
+
+def first_batch(started):
+    (batch,) = next(iter(started.data.train.steps(0, 1)))
+    torch.manual_seed(5)
+    return started.task.prepare(batch)
+
+
+def literal_loss(student, teacher, images, s, weight=0.1):
+    """CE with the teacher's probabilities, and a tenth of the squared distances of the residual streams."""
+    output, states = student.run_with_hidden(s, images)
+    with torch.no_grad():
+        answer, wanted = teacher.run_with_hidden(1, images)
+    loss = -(answer.logits.softmax(-1) * output.logits.log_softmax(-1)).sum(1).mean()
+    for state, goal in zip(states, wanted, strict=True):
+        loss = loss + weight * ((state - goal) ** 2).mean()
+    return loss
+
+
+def plain_start(start):
+    teacher = DynaBERT(DynaBERTConfig(rounds=ROUNDS, heads=2, depth=2, patch_size=8, num_classes=4)).eval()
+    teacher.load_state_dict(load_file(start / "model.safetensors"))
+    return teacher
+
+
+def test_the_loss_of_every_width_is_the_one_written_out(digits, start):
+    started = ready(distilled(start), digits)
+    take_steps(started, 2)
+    batch, model = first_batch(started), started.model.eval()
+    measured = started.task.losses(started.task.outputs(model, batch), batch)
+    literal = [literal_loss(model, plain_start(start), batch.images, s) for s in (0, 1)]
+    torch.testing.assert_close(measured, torch.stack(literal), atol=1e-5, rtol=1e-5)
+    started.task.options = dynabert.DynaBERTOptions(hidden_weight=0)
+    without = started.task.losses(started.task.outputs(model, batch), batch)
+    assert (without < measured - 1e-4).all()
+
+
+def test_before_the_first_step_the_whole_width_has_nothing_to_learn(digits, start):
+    """Heads and neurons are in another order than the teacher's, which changes nothing at the full width."""
+    started = ready(distilled(start), digits)
+    teacher = started.task.teacher.module.model
+    assert not torch.equal(started.model.blocks[0].mlp.fc1.weight, teacher.blocks[0].mlp.fc1.weight)
+    assert torch.equal(teacher.blocks[0].mlp.fc1.weight, plain_start(start).blocks[0].mlp.fc1.weight)
+    batch = first_batch(started)
+    outputs = started.task.outputs(started.model, batch)
+    distances = [dynabert.hidden_distance(states, batch.states) for _, states in outputs]
+    assert distances[1] < 1e-9
+    assert distances[0] > 1e-3
+
+
+def test_the_teacher_stays_while_the_student_learns(digits, start):
+    started = ready(distilled(start), digits)
+    teacher = started.task.teacher.module
+    before = {key: value.clone() for key, value in teacher.state_dict().items()}
+    first = started.step.trained(first_batch(started)).detach()
+    take_steps(started, 10)
+    assert all(torch.equal(value, before[key]) for key, value in teacher.state_dict().items())
+    assert started.step.trained(first_batch(started))[0] < first[0]
+    assert not started.task.state_dict()  # neither saved nor averaged
+
+
+def test_the_teacher_sees_the_mixed_images(digits, start):
+    started = ready(distilled(start), digits)
+    batch = first_batch(started)
+    output, states = plain_start(start).run_with_hidden(1, batch.images)
+    torch.testing.assert_close(batch.answer, output.logits.softmax(dim=-1))
+    torch.testing.assert_close(batch.states, states)
+    (raw,) = next(iter(started.data.train.steps(0, 1)))
+    assert not torch.equal(batch.images, raw.images)
+
+
+@pytest.mark.slow
+def test_a_killed_and_resumed_run_equals_an_unbroken_one(digits, start, tmp_path, monkeypatch):
+    wanted = distilled(start, run={"keep": 9})
+    run(wanted, digits, tmp_path / "whole")
+    revive = kill_in_step(7, monkeypatch)
+    with pytest.raises(KilledError):
+        run(wanted, digits, tmp_path / "broken")
+    revive()
+    teachers = []
+    setup = DynaBERTDistillation.setup
+
+    def remember(self, *arguments):
+        setup(self, *arguments)
+        teachers.append(self.teacher.module.model)
+
+    monkeypatch.setattr(DynaBERTDistillation, "setup", remember)
+    run(wanted, digits, tmp_path / "broken", resume=True)
+    for key, value in plain_start(start).state_dict().items():
+        assert torch.equal(teachers[0].state_dict()[key], value)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
+    whole, broken = (checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "broken"))
+    assert whole.name == broken.name == "step-000000012"
+    for file in ("model", "ema", "optimizer"):
+        left, right = (load_file(folder / f"{file}.safetensors") for folder in (whole, broken))
+        assert all(torch.equal(left[key], right[key]) for key in left), file
+    evaluation = [line for line in read_log(tmp_path / "whole") if line["event"] == "evaluation"][-1]
+    assert len(evaluation["top1"]) == 2
+    assert isinstance(progresvit.load(tmp_path / "whole" / "model"), DynaBERT)
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_learns_in_two_turns(digits, start, tmp_path):
+    """They agree on the order of heads and neurons, although each has its own batches."""
+    schedule = {"epochs": 1, "cooldown": 0, "warmup": 0}
+    turns = distilled(start, optimizer={"accumulate": 2}, schedule=schedule)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    alone = train(digits, tmp_path / "alone", turns, sys.executable)
+    together = train(digits, tmp_path / "together", distilled(start, schedule=schedule), *torchrun)
+    assert len(alone) == 3
+    for (_, left, _), (_, right, _) in zip(alone, together, strict=True):
+        assert left == pytest.approx(right, abs=1e-5)
+
+
+def test_the_compiler_sees_the_losses_as_a_whole(digits, start):
+    started = ready(distilled(start), digits)
+    compiled = torch.compile(started.step.trained, backend="eager", fullgraph=True, dynamic=False)
+    batch = first_batch(started)
+    torch.testing.assert_close(compiled(batch), started.step.trained(batch))
+
+
+def test_a_run_without_a_start_has_no_teacher(digits):
+    with pytest.raises(ValueError, match=r"learns from a trained model of the full width; name it as model\.start"):
+        ready(distilled(None), digits)
+
+
+def test_a_start_of_other_classes_is_no_teacher(digits, start):
+    model = progresvit.load(start)
+    model.reset_classifier(5)
+    progresvit.save(model, start)
+    with pytest.raises(ValueError, match="does not know the classes of the data"):
+        ready(distilled(start), digits)
+
+
+def test_another_kind_of_model_is_refused(digits):
+    wanted = recipe(task="dynabert", model={"start": "x"})
+    with pytest.raises(ValueError, match="trains models of the kind dynabert, not progresvit"):
+        DynaBERTDistillation().setup(ready(recipe(), digits).model, None, wanted, None)
