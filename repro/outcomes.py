@@ -25,6 +25,8 @@ class RoundOutcome:
     """Both endpoints in a round."""
 
     top1: CrossedDifference
+    errors: float
+    """Error rate of the run that is compared with, mean over seeds."""
     log_loss: CrossedDifference | None
     """None if a results file holds none. Lower is better."""
 
@@ -105,6 +107,7 @@ def _round_outcome(ours: ComparedRun, theirs: ComparedRun, place: int) -> RoundO
     losses = [_log_losses(run, place) for run in (ours, theirs)]
     return RoundOutcome(
         top1=crossed_difference(_correct(ours, place), _correct(theirs, place)),
+        errors=1 - float(_correct(theirs, place).mean()),
         log_loss=None if losses[0] is None or losses[1] is None else crossed_difference(losses[0], losses[1]),
     )
 

@@ -27,7 +27,7 @@ from progresvit.io.files import replace_file
 from repro import figures, routing_tables, tables
 from repro.compare import gather, line_up
 from repro.formats import FULL, Measurement, Results, ShiftResult, check_comparable, read_results
-from repro.outcomes import gather_outcomes
+from repro.outcomes import Outcome, gather_outcomes
 from repro.study import STUDY_FILE, Study, read_study
 
 if TYPE_CHECKING:
@@ -223,6 +223,10 @@ class Page:
         check_comparable([one for run in runs for one in run.seeds], f"{ours} minus {theirs}")
         return tables.interval(runs[0].less(runs[1], place))
 
+    def tested(self, name: str) -> dict[str, Outcome]:
+        """The declared tests of a comparison that were measured, by label."""
+        return {one.label: one for one in gather_outcomes(self.results, self.study, name).measured}
+
     def values(self) -> dict[str, Any]:
         """Everything that a template can use, by name."""
         blocks: list[Callable[..., str]] = [self.about, self.comparison, self.settings, self.routers, self.abstention]
@@ -239,6 +243,7 @@ class Page:
             "gains_of": routing_tables.gains_of,
             "open_gains": routing_tables.open_gains,
             "difference": self.difference,
+            "tested": self.tested,
             "mean_top1": tables.mean_top1,
             "mean_at": tables.mean_at,
             **{block.__name__: block for block in blocks},

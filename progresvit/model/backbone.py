@@ -12,7 +12,7 @@ import progresvit._torchvision  # noqa: F401  (ahead of timm)
 
 # isort: split
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F

@@ -94,7 +94,8 @@ def test_a_merged_token_gets_the_attention_of_its_patches():
     size = torch.tensor([[1.0, 3.0, 2.0]])
     many = few.repeat_interleave(size[0].long(), dim=1)
     q, k, v = attention.heads(few)
-    found = attention.attend(q, k, v, Merging(0, size, torch.zeros(1, 5)).attention_bias(q.dtype))
+    bias = Merging(0, size, torch.zeros(1, 5)).attention_bias(q.dtype)
+    found = attention.attend(q, k, v, width=64, bias=bias)
     assert torch.allclose(found, attention(many)[:, [0, 1, 4]], atol=1e-6)
 
 
