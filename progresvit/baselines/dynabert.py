@@ -122,15 +122,14 @@ def reorder(
         batches: Images with their classes (B,).
         mean: Averages a tensor over the processes of a run, each of which has its own batches.
     """
-    signed = mask_gradients(model, batches)
-    importance = Importance(*(mean(gradient).abs() for gradient in signed))
-    for block, heads, neurons in zip(model.blocks, *importance):
+    heads_and_neurons = (mean(values) for values in importance(model, batches))
+    for block, heads, neurons in zip(model.blocks, *heads_and_neurons):
         orders = (values.argsort(descending=True, stable=True) for values in (heads, neurons))
         permute(cast(Block, block), *orders)
 
 
-def mask_gradients(model: DynaBERT, batches: Iterable[tuple[Tensor, Tensor]]) -> Importance:
-    """The sum over batches of dL/dmask at mask = 1, L the cross entropy of the whole backbone.
+def importance(model: DynaBERT, batches: Iterable[tuple[Tensor, Tensor]]) -> Importance:
+    """The sum over batches of |dL/dmask| at mask = 1, L the cross entropy of the whole backbone.
 
     A mask multiplies the output of a head or neuron, which is the same as multiplying its columns of the layer that
     follows: dL/dmask_j = sum over i, and over j's columns, of W_ij dL/dW_ij, with W of ``attn.proj`` and ``mlp.fc2``.
@@ -138,18 +137,20 @@ def mask_gradients(model: DynaBERT, batches: Iterable[tuple[Tensor, Tensor]]) ->
     """
     blocks = [cast(Block, block) for block in model.blocks]
     weights = [block.attn.proj.weight for block in blocks] + [block.mlp.fc2.weight for block in blocks]
-    sums = [torch.zeros_like(weight[0]) for weight in weights]  # W values of proj or m of fc2, for each block
+    depth, total = len(blocks), None
     was_training = model.training
     model.eval()
     with torch.enable_grad():
         for images, targets in batches:
             output = model.run_round(len(model.config.rounds) - 1, images)
             gradients = torch.autograd.grad(F.cross_entropy(output.logits, targets), weights)
-            for total, weight, gradient in zip(sums, weights, gradients):
-                total += (weight.detach() * gradient).sum(dim=0)
+            columns = [(weight.detach() * gradient).sum(dim=0) for weight, gradient in zip(weights, gradients)]
+            channels, neurons = torch.stack(columns[:depth]), torch.stack(columns[depth:])  # (L, W), (L, m)
+            heads = channels.unflatten(1, (-1, HEAD_WIDTH)).sum(dim=2)  # (L, W) -> (L, h)
+            total = Importance(*(now.abs() + before for now, before in zip((heads, neurons), total or (0, 0))))
     model.train(was_training)
-    channels, neurons = torch.stack(sums[: len(blocks)]), torch.stack(sums[len(blocks) :])  # (L, W), (L, m)
-    return Importance(channels.unflatten(1, (-1, HEAD_WIDTH)).sum(dim=2), neurons)  # (L, W) -> (L, h)
+    assert total is not None, "no batches"
+    return total
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from progresvit.baselines.dynabert import DynaBERT, DynaBERTConfig, mask_gradients, permute, reorder
+from progresvit.baselines.dynabert import DynaBERT, DynaBERTConfig, importance, permute, reorder
 from progresvit.config import plain_vit
 from progresvit.model import ProgResViT, RoundModel, registry
 from progresvit.training.recipe import load_recipe
@@ -107,12 +107,15 @@ def test_macs_by_hand_for_deit_s():
 
 
 def test_importance_is_the_gradient_of_masks_written_out(model, batches):
-    masks = (torch.ones(2, 3, requires_grad=True), torch.ones(2, 768, requires_grad=True))
+    heads, neurons = torch.zeros(2, 3), torch.zeros(2, 768)
     for images, targets in batches:
+        masks = (torch.ones(2, 3, requires_grad=True), torch.ones(2, 768, requires_grad=True))
         F.cross_entropy(literal_round(model, images, 3, 768, masks)[0], targets).backward()
-    measured = mask_gradients(model, batches)
-    torch.testing.assert_close(measured.heads, masks[0].grad, atol=1e-5, rtol=1e-3)
-    torch.testing.assert_close(measured.neurons, masks[1].grad, atol=1e-5, rtol=1e-3)
+        heads += masks[0].grad.abs()
+        neurons += masks[1].grad.abs()
+    measured = importance(model, batches)
+    torch.testing.assert_close(measured.heads, heads, atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(measured.neurons, neurons, atol=1e-5, rtol=1e-3)
 
 
 def test_reordering_keeps_the_whole_backbone_and_changes_its_parts(model, images, batches):
@@ -138,8 +141,7 @@ ATTENTION = ("attn.qkv.weight", "attn.qkv.bias", "attn.proj.weight")
 
 def test_the_order_is_that_of_the_absolute_gradients(model, batches):
     reorder(model, batches)
-    for values in mask_gradients(model, batches):
-        sizes = values.abs()
+    for sizes in importance(model, batches):
         assert (sizes[:, :-1] >= sizes[:, 1:] - 1e-4 * sizes.max()).all()
 
 
@@ -180,7 +182,7 @@ def test_processes_agree_on_the_order_through_the_mean(model, batches):
     """Two processes with one batch each, against one process with both."""
     alone, first = copy.deepcopy(model), copy.deepcopy(model)
     reorder(alone, batches)
-    others = iter(mask_gradients(model, batches[1:]))
+    others = iter(importance(model, batches[1:]))
     reorder(first, batches[:1], mean=lambda mine: (mine + next(others)) / 2)
     assert all(torch.equal(value, first.state_dict()[key]) for key, value in alone.state_dict().items())
 
