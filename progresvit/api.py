@@ -44,7 +44,7 @@ def as_progresvit(model: RoundModel, what: str) -> ProgResViT:
     if not isinstance(model, ProgResViT):
         config = getattr(model, "config", None)
         kind = type(model).__name__ if config is None else config.kind
-        remedy = "call the model itself"
+        remedy = "call the model itself, or run progresvit evaluate"
         if config is not None and not config.routable:
             remedy = "its rounds are alternatives without routing among them, so call model.run_round(s, images)"
         raise ValueError(f"{what} runs models of kind 'progresvit' only, not {kind!r}; {remedy}.")

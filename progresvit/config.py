@@ -268,8 +268,8 @@ class BackboneConfig(BaseConfig):
         largest = patches // (self.depth + 1)
         if round_.merge > largest:
             raise ValueError(
-                f"round {number} has {patches} patch tokens, too few to merge {round_.merge} of them in each of "
-                f"{self.depth} blocks, at most half of those left; merge at most {largest}."
+                f"round {number} has {patches} patch tokens, and each of {self.depth} blocks can merge at most half of "
+                f"those left, so it cannot merge {round_.merge} in each; set merge to {largest} or less."
             )
 
 

@@ -57,7 +57,11 @@ class CrossedDifference(Difference):
     error: float
     """Standard error of the bootstrap."""
     detectable: float
-    """The smallest true difference that the test finds 80 % of the time, at two-sided 5 %."""
+    """The smallest true difference that the test finds 80 % of the time, at two-sided 5 %, by the observed error."""
+
+    def power(self, difference: float) -> float:
+        """How often the test would find this true difference, by the observed error."""
+        return float(stats.norm.cdf((difference - self.detectable) / self.error + POWER))
 
 
 def crossed_difference(
@@ -79,8 +83,8 @@ def crossed_difference(
       t / 1.96, with t of Satterthwaite's degrees of freedom: 1.2 at most for 8 seeds, 1.0 if A is estimated as 0.
 
     On simulated tables (normal effects, 100 images) intervals of 8 seeds cover the truth in 94 to 97 %, those of 2 or 3
-    seeds in 88 to 97 %. A difference is detectable with 80 % power if it is t + 0.84 standard errors: 2.8 if A is
-    estimated as 0.
+    seeds in 88 to 97 %; with binary outcomes of 3,932 images and 8 seeds in 92 to 98 %. A difference is detectable with
+    80 % power if it is t + 0.84 standard errors: 2.8 if A is estimated as 0, up to 3.2 as soon as it is above 0.
     """
     between = ours - theirs
     seeds, images = between.shape

@@ -70,6 +70,7 @@ class EarlyExit(Backbone):
     """A ViT whose images may exit between its blocks."""
 
     config: EarlyExitConfig
+    one_head = False
 
     def __init__(self, config: EarlyExitConfig, *, drop_path: float = 0.0) -> None:
         if config.frozen and drop_path:

@@ -11,7 +11,6 @@ round, s a round counted from 0.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Literal, Self
 
 import torch
@@ -41,16 +40,15 @@ class ThinkingViTConfig(BackboneConfig):
 
 
 class Transition(nn.Module):
-    """The tokens of the previous round at the next width, times a learned scalar."""
+    """The tokens of the previous round at the width of the last round, times a learned scalar; sliced to the next."""
 
     def __init__(self, *, source_width: int, target_width: int) -> None:
         super().__init__()
         self.widen = nn.Linear(source_width, target_width)
         self.alpha = nn.Parameter(torch.zeros(()))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        widened: Tensor = self.widen(tokens)  # (B, N, d') -> (B, N, d)
-        return self.alpha * widened
+    def forward(self, tokens: Tensor, width: int) -> Tensor:
+        return self.alpha * slicing.linear(tokens, self.widen, width)  # (B, N, d') -> (B, N, d)
 
 
 class ThinkingViT(Backbone):
@@ -61,7 +59,7 @@ class ThinkingViT(Backbone):
     def __init__(self, config: ThinkingViTConfig, *, drop_path: float = 0.0) -> None:
         super().__init__(config, drop_path=drop_path)
         self.transitions = nn.ModuleList(
-            Transition(source_width=a.width, target_width=b.width) for a, b in pairwise(config.rounds)
+            Transition(source_width=before.width, target_width=config.rounds[-1].width) for before in config.rounds[:-1]
         )
 
     def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
@@ -71,7 +69,7 @@ class ThinkingViT(Backbone):
         self.check_previous(s, images, previous, tokens=self.config.grid(before) ** 2 + 1, width=before.width)
         x = self.embed(images, resolution=round_.resolution, width=round_.width)  # (B, C, H, H) -> (B, N, d)
         if previous is not None:
-            x = x + self.transitions[s - 1](previous)
+            x = x + self.transitions[s - 1](previous, round_.width)
         for block in self.blocks:
             x = self.run_block(block, x, BlockGates())
         tokens = slicing.layer_norm(x, self.norm)
@@ -86,5 +84,6 @@ class ThinkingViT(Backbone):
         for round_, before in zip(rounds, (None, *rounds[:-1])):
             stack = compute.stack_macs(self.config, convention, resolution=round_.resolution, width=round_.width)
             tokens = self.config.grid(round_) ** 2 + 1
-            macs.append(replace(stack, projector=tokens * before.width * round_.width if before else 0))
+            widened = rounds[-1].width if convention == "paper" else round_.width
+            macs.append(replace(stack, projector=tokens * before.width * widened if before else 0))
         return compute.accumulated_gmacs(macs)

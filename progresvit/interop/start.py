@@ -98,7 +98,7 @@ def start_from_folder(model: RoundModel, folder: Path, *, fusion: Fusion = "pape
     source = load_folder(folder)
     weights, own = source.state_dict(), model.state_dict()
     same_kind = source.config.kind == model.config.kind
-    if same_kind and len(source.config.rounds) > 1 and fusion == "quiet":
+    if same_kind and source.config.routable and len(source.config.rounds) > 1 and fusion == "quiet":
         raise ValueError(
             f"{folder} brings what it learned between its rounds, which a quiet start would set to zero; "
             "remove model.start_fusion."
@@ -128,7 +128,14 @@ def _read(source: str) -> nn.Module | Weights:
             f"timm has no model {source!r}, and there is no such file or folder; timm.list_models('*deit*') lists "
             "models that fit."
         )
-    module: nn.Module = timm.create_model(source, pretrained=True)
+    try:
+        module: nn.Module = timm.create_model(source, pretrained=True)
+    except Exception as error:  # without a network, timm and the hub raise many kinds
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise ValueError(
+            f"timm cannot load the weights of {source} ({reason}); check the name (timm.list_pretrained) and the "
+            "network, or give a file of them as model.start."
+        ) from error
     return module
 
 
@@ -199,26 +206,32 @@ def _check_plain(weights: Weights, own: Weights, config: BaseConfig, origin: str
         raise ValueError(
             f"{origin} is no plain ViT: it has no {', '.join(lacking)}; take a ViT or DeiT, or another kind of start."
         )
-    section = "model" if config.kind == DEFAULT_KIND else "model.fields"
+    own_kind = config.kind == DEFAULT_KIND
+    section = "model" if own_kind else "model.fields"
     (width, depth, patch), (own_width, own_depth, own_patch) = _sizes(weights), _sizes(own)
     changes = []
     if width != own_width:
         remedy = (
             f"choose another start, since heads have {HEAD_WIDTH} channels"
             if width % HEAD_WIDTH
-            else f"set {section}.heads so that it ends in {width // HEAD_WIDTH}, or choose a preset of that width"
+            else f"set model.heads so that it ends in {width // HEAD_WIDTH}, or choose a preset of that width"
+            if own_kind
+            else f"set model.fields.heads={width // HEAD_WIDTH}, and no more heads than that in model.fields.rounds"
         )
         changes.append(f"it is {width} channels wide and the model {own_width}: {remedy}")
     if depth != own_depth:
         changes.append(f"it has {depth} blocks and the model {own_depth}: set {section}.depth={depth}")
+    inputs, own_inputs = (parts["patch_embed.proj.weight"].shape[1] for parts in (weights, own))
+    if inputs != own_inputs:
+        changes.append(f"it takes {inputs} channels and the model {own_inputs}: set model.fields.in_channels={inputs}")
     if patch != own_patch:
         changes.append(f"its patches have {patch} pixels and the model's {own_patch}: set {section}.patch_size={patch}")
     if changes:
         raise ValueError(f"{origin} does not fit the model; {'; '.join(changes)}.")
     scale = "blocks.0.ls1.gamma"
     if (scale in weights) != (scale in own):
-        remedy = "layer_scale=1e-6" if scale in weights else "layer_scale=None"
-        raise ValueError(f"only one of source and model has LayerScale; build the model with {remedy}.")
+        value = "1e-6" if scale in weights else "null"
+        raise ValueError(f"only one of source and model has LayerScale; set {section}.layer_scale={value}.")
 
 
 def _sizes(weights: Weights) -> tuple[int, int, int]:

@@ -47,7 +47,10 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_pickle(file: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint, the EMA's if it has them, without the ``module.`` of a distributed run."""
+    """The weights of a checkpoint, the EMA's if it has them.
+
+    The ``module.`` of a distributed run and the ``_orig_mod.`` of a compiled model are removed from the names.
+    """
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             stored = torch.load(file, map_location="cpu", weights_only=True)
@@ -70,7 +73,7 @@ def read_pickle(file: Path) -> dict[str, Tensor]:
     unfit = [str(key) for key, value in stored.items() if value.layout != torch.strided or value.is_meta]
     if unfit:
         raise ValueError(f"{file} is damaged: {', '.join(unfit[:4])} hold no weights; download it again.")
-    return {str(key).removeprefix("module."): value for key, value in stored.items()}
+    return {str(key).removeprefix("module.").removeprefix("_orig_mod."): value for key, value in stored.items()}
 
 
 def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:
@@ -93,9 +96,11 @@ def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:
 def weights_hash(model: Any) -> str:
     """SHA-256 of the weights as float32, by name: the same wherever the model was loaded from.
 
-    Token merging changes the answers of the same weights, so it is part of the hash if it is on.
+    Token merging and static gates change the answers of the same weights, so they are part of the hash if they are on.
     """
     digest = hashlib.sha256()
+    if getattr(model.config, "psg", None) == "static":
+        digest.update(b"static gates")
     merge = [getattr(round_, "merge", 0) for round_ in model.config.rounds]
     if any(merge):
         digest.update(f"merge{merge}".encode())

@@ -12,7 +12,7 @@ import progresvit._torchvision  # noqa: F401  (ahead of timm)
 
 # isort: split
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from timm.layers import calculate_drop_path_rates, resample_abs_pos_embed, trunc
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from progresvit.config import BackboneConfig, BaseRound
+from progresvit.config import BackboneConfig
 from progresvit.model import registry, slicing
 from progresvit.model.blocks import NORM_EPS, Block
 from progresvit.model.interface import RoundModel
@@ -40,6 +40,8 @@ class Backbone(nn.Module):
     """A plain ViT whose layers run at the width of their input. A model adds ``run_round``."""
 
     config: BackboneConfig
+    one_head: ClassVar[bool] = True
+    """Whether ``head`` reads the tokens of every round, which are normalised."""
 
     def __init__(self, config: BackboneConfig, *, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -124,13 +126,12 @@ class Backbone(nn.Module):
         """Parameters that no optimizer should decay, besides vectors and biases."""
         return {"pos_embed", "cls_token"}
 
-    def check_round(self, s: int, images: Tensor) -> BaseRound:
-        """The round's config; refuses a round that does not exist and images that it cannot take."""
+    def check_round(self, s: int, images: Tensor) -> None:
+        """Refuse a round that does not exist and images that it cannot take."""
         rounds = self.config.rounds
         if not 0 <= s < len(rounds):
             raise ValueError(f"there is no round {s}; this model has rounds 0 to {len(rounds) - 1}.")
         check_images(images, channels=self.config.in_channels, smallest=rounds[s].resolution)
-        return rounds[s]
 
     def check_alternative(self, s: int, previous: Tensor | None) -> None:
         """Refuse tokens of another round in a model whose rounds are alternatives of each other."""

@@ -61,7 +61,7 @@ def match(keys: Tensor, r: int) -> Matching:
 
     Computed in float32 without autocast: in bfloat16 the similarities of neighbours would be equal.
     """
-    with torch.autocast(keys.device.type, enabled=False):
+    with torch.autocast("cpu" if keys.is_meta else keys.device.type, enabled=False):
         k = F.normalize(keys.detach().float().mean(dim=1), dim=-1)  # (B, h, N, 64) -> (B, N, 64)
         similarity = k[:, 1::2] @ k[:, 2::2].mT  # (B, A, C)
     best, target = similarity.max(dim=-1)  # (B, A, C) -> (B, A) twice

@@ -32,6 +32,11 @@ def start_model(model: RoundModel, recipe: Recipe) -> str | None:
     """Give the model the weights that it starts from; returns a line about what was not copied."""
     start = recipe.model.start
     if start is None:
+        if getattr(model.config, "frozen", False):
+            raise ValueError(
+                f"a model of the kind {model.config.kind} trains only its heads on a frozen backbone; name a trained "
+                "one as model.start, or set model.fields.frozen=false."
+            )
         return None
     fresh = start_from(model, start, fusion=recipe.model.start_fusion)
     parts = ", ".join(dict.fromkeys(name.partition(".")[0] for name in fresh))

@@ -68,7 +68,7 @@ class Model(Section):
             foreign = [key for key in _PROGRESVIT_KEYS if getattr(self, key) is not None]
             if foreign:
                 raise ValueError(
-                    f"{', '.join(foreign)} describe a model of the kind {DEFAULT_KIND}; "
+                    f"only models of the kind {DEFAULT_KIND} have {', '.join(foreign)}; "
                     f"put the config of the kind {self.kind} under fields"
                 )
         elif (self.preset is None) == (not self.resolutions) or (not self.resolutions) != (not self.heads):

@@ -88,6 +88,8 @@ class TrainingStep:
         """Take step number ``step``; ``batches`` are this process's micro-batches."""
         self.optimizer.zero_grad(set_to_none=True)
         step_losses = torch.zeros((), device=self.processes.device)
+        seed_all(Draw.STEP, self.recipe.seed, step)
+        self.task.before_step(step)
         for turn, batch in enumerate(batches):
             draw = (Draw.STEP, self.recipe.seed, step, self.processes.rank * len(batches) + turn)
             seed_all(*draw)

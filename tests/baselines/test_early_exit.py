@@ -106,8 +106,8 @@ def test_only_norms_and_heads_of_a_frozen_model_are_trained(model):
         EarlyExit(EarlyExitConfig(**TINY), drop_path=0.1)
 
 
-def test_steps_change_the_exits_and_leave_backbone_and_average_as_they_are(digits):
-    started = ready(run_recipe(), digits)
+def test_steps_change_the_exits_and_leave_backbone_and_average_as_they_are(digits, plain):
+    started = ready(run_recipe(plain), digits)
     before = {key: value.clone() for key, value in started.model.state_dict().items()}
     take_steps(started, 3)
     after, average = started.model.state_dict(), started.step.ema.module.model.state_dict()
@@ -118,16 +118,23 @@ def test_steps_change_the_exits_and_leave_backbone_and_average_as_they_are(digit
     assert sum(len(group["params"]) for group in started.step.optimizer.param_groups) == 2 * 4
 
 
-def run_recipe(**sections):
+@pytest.fixture
+def plain(tmp_path, randomize):
+    """The folder of a plain ViT to start from."""
+    config = plain_vit(resolution=32, heads=2, depth=2, patch_size=8, num_classes=10)
+    return progresvit.save(randomize(ProgResViT(config)), tmp_path / "plain")
+
+
+def run_recipe(start, **sections):
     fields = {"rounds": exits(1, 2), "heads": 2, "depth": 2, "patch_size": 8}
     wanted = recipe(**sections)
-    model = type(wanted.model)(kind="early_exit", fields=fields)
+    model = type(wanted.model)(kind="early_exit", fields=fields, start=None if start is None else str(start))
     return wanted.model_copy(update={"model": model})
 
 
 @pytest.mark.slow
-def test_it_is_trained_evaluated_and_calibrated_by_the_commands(digits, tmp_path):
-    wanted = run_recipe(optimizer={"lr": 0.02}, schedule={"epochs": 10, "cooldown": 0}, ema=0.5)
+def test_it_is_trained_evaluated_and_calibrated_by_the_commands(digits, plain, tmp_path):
+    wanted = run_recipe(plain, optimizer={"lr": 0.02}, schedule={"epochs": 10, "cooldown": 0}, ema=0.5)
     (tmp_path / "exits.yaml").write_text(wanted.to_yaml())
     works("train", tmp_path / "exits.yaml", "--data", digits, "--out", tmp_path / "run", "--device", "cpu")
     folder, out = tmp_path / "run" / "model", tmp_path / "r.parquet"
@@ -142,8 +149,8 @@ def test_it_is_trained_evaluated_and_calibrated_by_the_commands(digits, tmp_path
     assert setting["expected"]["exit_shares"][0] == pytest.approx(0.5, abs=0.05)
 
 
-def test_the_compiler_sees_the_losses_as_a_whole(digits):
-    started = ready(run_recipe(), digits)
+def test_the_compiler_sees_the_losses_as_a_whole(digits, plain):
+    started = ready(run_recipe(plain), digits)
     compiled = torch.compile(started.step.trained, backend="eager", fullgraph=True, dynamic=False)
     (batch,) = next(iter(started.data.train.steps(0, 1)))
     prepared = started.task.prepare(batch)
@@ -170,7 +177,7 @@ def test_a_start_with_other_classes_gives_fresh_heads(digits, tmp_path, randomiz
     config = EarlyExitConfig(**fields, num_classes=4, class_ids=("a", "b", "c", "d"))
     source = randomize(EarlyExit(config))
     progresvit.save(source, tmp_path / "source")
-    wanted = run_recipe()
+    wanted = run_recipe(None)
     model = wanted.model.model_copy(update={"start": str(tmp_path / "source")})
     started = ready(wanted.model_copy(update={"model": model}), digits).model
     assert torch.equal(started.exits[0].norm.weight, source.exits[0].norm.weight)
@@ -211,3 +218,14 @@ def test_a_later_round_needs_the_tokens_of_the_one_before(model, images):
         model.run_round(1, images)
     with pytest.raises(ValueError, match="round 0 starts from the image alone"):
         model.run_round(0, images, previous=torch.zeros(3, 5, 128))
+
+
+def test_a_frozen_backbone_needs_a_start(digits):
+    with pytest.raises(ValueError, match=r"name a trained one as model\.start, or set model\.fields\.frozen=false"):
+        ready(run_recipe(None), digits)
+
+
+def test_the_map_of_a_teacher_needs_one_head(digits, plain):
+    options = {"teacher": "efficientnet-lite2", "kind": "soft", "map_weight": 0.5}
+    with pytest.raises(ValueError, match=r"EarlyExit has one per round; set distillation\.map_weight=0"):
+        ready(run_recipe(plain, task="distillation", distillation=options), digits)

@@ -114,7 +114,7 @@ def test_a_source_without_a_head_fits():
         ("deit_tiny_patch16_224", {"depth": 1}, {}, r"set model\.depth=1"),
         ("deit_tiny_patch16_224", {"depth": 2, "patch_size": 32}, {}, r"set model\.patch_size=32"),
         ("deit_tiny_patch16_224", {"depth": 3, "patch_size": 8}, {}, r"model\.depth=3; .*model\.patch_size=8"),
-        ("deit_tiny_patch16_224", {"depth": 2}, {"layer_scale": 1e-6}, "layer_scale=None"),
+        ("deit_tiny_patch16_224", {"depth": 2}, {"layer_scale": 1e-6}, "layer_scale=null"),
         ("deit_tiny_patch16_224", {"depth": 2, "init_values": 0.1}, {}, "layer_scale=1e-6"),
         ("deit_tiny_distilled_patch16_224", {"depth": 2}, {}, "take the plain variant"),
         ("deit_tiny_patch16_224", {"depth": 2, "num_heads": 6}, {}, "take a source with 3"),
@@ -245,10 +245,20 @@ def test_the_weights_of_a_model_folder_are_refused_as_a_file(small_config):
 
 
 def test_weights_of_another_shape_or_type_are_named(small_config):
-    weights = small_vit(in_chans=1).state_dict()
+    weights = small_vit().state_dict()
     weights["norm.bias"] = weights["norm.bias"].int()
-    with pytest.raises(ValueError, match=r"another shape or type for patch_embed\.proj\.weight, norm\.bias"):
+    with pytest.raises(ValueError, match=r"another shape or type for norm\.bias"):
         start_from_timm(ProgResViT(small_config), weights)
+
+
+def test_a_start_of_other_channels_names_the_key(small_config):
+    with pytest.raises(ValueError, match=r"it takes 1 channels and the model 3: set model\.fields\.in_channels=1"):
+        start_from_timm(ProgResViT(small_config), small_vit(in_chans=1))
+
+
+def test_what_timm_cannot_load_is_one_line_with_the_reason(small_config):
+    with pytest.raises(ValueError, match=r"timm cannot load .*Invalid pretrained tag.*give a file of them"):
+        start_from_timm(ProgResViT(small_config), "deit_tiny_patch16_224.nonsense")
 
 
 def test_a_head_of_imagenet_gives_the_rows_of_the_models_classes(small_config):

@@ -5,6 +5,7 @@ import torch
 import progresvit
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.engine.fold import fold
+from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.model.psg import stage_metadata
 
@@ -68,6 +69,7 @@ def test_static_gates_do_not_depend_on_the_round(small_config, randomize, tmp_pa
     conditioned = ProgResViT(small_config)
     conditioned.load_state_dict(static.state_dict())  # the same parameters
     assert static.gmacs() == conditioned.gmacs()
+    assert weights_hash(static) != weights_hash(conditioned)  # a threshold of one is not one of the other
     for first, second in zip(static.gates(0).blocks, static.gates(1).blocks, strict=True):
         for narrow, wide in zip(first, second, strict=True):
             torch.testing.assert_close(narrow, wide[: len(narrow)], atol=1e-6, rtol=0)

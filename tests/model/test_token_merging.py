@@ -190,3 +190,10 @@ def test_hooks_on_blocks_fire_in_a_round_that_merges(model, images):
 def test_one_number_per_round_is_needed(model):
     with pytest.raises(ValueError, match="1 numbers of merged tokens for 2 rounds; give one per round"):
         model.set_merge([2])
+
+
+def test_a_merging_model_runs_without_memory():
+    with torch.device("meta"):
+        model = ProgResViT(CONFIG)
+        images = torch.zeros(2, CONFIG.in_channels, CONFIG.resolution, CONFIG.resolution)
+    assert model(images)[-1].logits.shape == (2, CONFIG.num_classes)

@@ -79,6 +79,11 @@ class Distillation(Classification):
             self.register_buffer("rows", torch.tensor(_data_rows(model, splits)), persistent=False)
         if self.map_weight:
             capability(model, "head", "distillation.map_weight", "distillation.map_weight=0")
+            if not getattr(model, "one_head", True):
+                raise ValueError(
+                    f"distillation.map_weight needs one head for the tokens of all rounds, and {type(model).__name__} "
+                    "has one per round; set distillation.map_weight=0."
+                )
         super().setup(model, splits, recipe, processes)
         teacher = load_teacher(
             self.options.teacher, model.config, resolution=self.options.resolution, as_map=self.map_weight > 0

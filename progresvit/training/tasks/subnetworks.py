@@ -1,10 +1,11 @@
 """Subnetworks: labels for some of a model's rounds in every step, where the rounds are alternatives.
 
-    HydraViT    per_step: 1              one round for every micro-batch
+    HydraViT    per_step: 1              one round
     SortedNet   per_step: 3              several different rounds, the mean of their cross entropies
     MatFormer   per_step: all, sum       every round, the sum of their cross entropies
 
-Only the drawn rounds run. Rounds are drawn uniformly, without replacement, for every micro-batch of every process.
+Only the drawn rounds run. Rounds are drawn uniformly, without replacement, once per step for all processes and
+micro-batches.
 
 Letters: B images, K classes, S rounds.
 """
@@ -41,7 +42,7 @@ class SubnetworksOptions(Section):
     """Which rounds a step trains, and how their losses are combined."""
 
     per_step: Annotated[int | Literal["all"], PlainValidator(_count_or_all)] = 1
-    """Number of different rounds that are drawn for a micro-batch, or all rounds."""
+    """Number of different rounds that are drawn for a step, or all rounds."""
     reduction: Literal["mean", "sum"] = "mean"
     """Over the rounds that ran."""
 
@@ -64,6 +65,8 @@ class Subnetworks(Classification):
     def __init__(self, options: SubnetworksOptions | None = None) -> None:
         super().__init__(options)
         self.static_graph = self.uses_all_parameters = self.options.per_step == "all"
+        self.drawn: tuple[int, ...] = ()
+        """Rounds of the present step; empty for all."""
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
         """Check that the model's rounds can be drawn."""
@@ -84,10 +87,14 @@ class Subnetworks(Classification):
         draws = math.comb(self.rounds, count)  # run.compile compiles each of them
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, draws)
 
+    def before_step(self, step: int) -> None:
+        """Draw the rounds of the step; the draw follows from the seed of the run and the step."""
+        self.drawn = self.draw()
+
     def prepare(self, batch: Batch) -> DrawnBatch:
-        """Mixed images, labels (B,) -> (B, K), and the draw, which follows from the seed of the micro-batch."""
+        """Mixed images, labels (B,) -> (B, K), and the rounds of the step."""
         images, targets = super().prepare(batch)
-        return DrawnBatch(images, targets, self.draw())
+        return DrawnBatch(images, targets, self.drawn)
 
     def draw(self) -> tuple[int, ...]:
         """Different rounds, each choice equally probable, from torch's generator on the CPU."""

@@ -82,9 +82,9 @@ class Frozen:
 class Task(nn.Module, ABC):
     """Modules, batches, losses and metrics of a training method.
 
-    The order of calls: ``find_splits``, ``class_ids``, ``setup``, ``load_data``; for every micro-batch ``prepare``,
-    ``outputs`` and ``losses``; ``after_step`` once per step; at an evaluation ``export`` and ``validate``, on a copy of
-    the task that holds the moving average.
+    The order of calls: ``find_splits``, ``class_ids``, ``setup``, ``load_data``; in every step ``before_step``, for
+    each micro-batch ``prepare``, ``outputs`` and ``losses``, then ``after_step``; at an evaluation ``export`` and
+    ``validate``, on a copy of the task that holds the moving average.
 
     Parameters and buffers of the task are treated like the model's: parameters that require a gradient are optimized,
     the state is averaged, saved in every checkpoint and restored on resuming. State must therefore be tensors, and
@@ -129,6 +129,9 @@ class Task(nn.Module, ABC):
     def describe(self, splits: Splits) -> str:
         """One line about the data, printed when the run starts."""
         return f"training on {len(splits.train):,} images; {len(splits.val):,} validation images"
+
+    def before_step(self, step: int) -> None:
+        """Called before the micro-batches of a step, with the same random numbers in every process."""
 
     def prepare(self, batch: Any) -> Any:
         """What ``losses`` needs of a batch, made without gradients and outside of the compiled part."""
