@@ -7,10 +7,11 @@ import pytest
 import yaml
 
 import progresvit
+from progresvit.baselines.dynabert import DynaBERT, DynaBERTConfig
+from progresvit.baselines.early_exit import EarlyExit, EarlyExitConfig
 from progresvit.baselines.hydravit import HydraViT, HydraViTConfig
 from progresvit.baselines.matformer import MatFormer, MatFormerConfig
 from progresvit.baselines.thinkingvit import ThinkingViT, ThinkingViTConfig
-from progresvit.config import make_rounds
 from progresvit.evaluation import read_records
 from progresvit.routing import fit_router, save_router
 from tests.commands import refused, works
@@ -90,24 +91,25 @@ def test_shift_measures_the_rounds_and_refuses_a_threshold_before_the_first_imag
     assert not (tmp_path / "s" / "frontiers.json").exists()
 
 
-MODELS = {
-    "hydravit": lambda: HydraViT(HydraViTConfig(rounds=make_rounds([32, 32], [1, 2]), **TINY)),
-    "matformer": lambda: MatFormer(
-        MatFormerConfig(rounds=[{"resolution": 32, "mlp_share": share} for share in (0.125, 1)], **TINY)
-    ),
-    "thinkingvit": lambda: ThinkingViT(ThinkingViTConfig(rounds=make_rounds([32, 32], [1, 2]), **TINY)),
+MODELS = {  # kind: model class, config class, rounds
+    "hydravit": (HydraViT, HydraViTConfig, [{"heads": 1}, {"heads": 2}]),
+    "matformer": (MatFormer, MatFormerConfig, [{"mlp_share": 0.125}, {"mlp_share": 1}]),
+    "dynabert": (DynaBERT, DynaBERTConfig, [{"share": 0.5}, {"share": 1}]),
+    "thinkingvit": (ThinkingViT, ThinkingViTConfig, [{"heads": 1}, {"heads": 2}]),
+    "early_exit": (EarlyExit, EarlyExitConfig, [{"blocks": 1}, {"blocks": 2}]),
 }
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_info_shows_the_gmacs_of_each_round(tmp_path, kind):
-    model = MODELS[kind]()
+    model_class, config_class, rounds = MODELS[kind]
+    model = model_class(config_class(rounds=[{"resolution": 32, **round_} for round_ in rounds], **TINY))
     folder = progresvit.save(model, tmp_path / "model")
     report, shown = json.loads(works("info", folder, "--json")), works("info", folder)
-    name = "cumulative_gmacs" if kind == "thinkingvit" else "alternative_gmacs"
+    name = "cumulative_gmacs" if model.config.routable else "alternative_gmacs"
     for convention in ("paper", "executed"):
         assert report["compute"][convention] == {name: model.gmacs(convention)}
         assert all(f"{gmacs:.3f}" in shown for gmacs in model.gmacs(convention))
     assert report["rounds"][0]["resolution"] == 32
-    assert ("cumulative" if kind == "thinkingvit" else "each round alone") in shown
-    assert ("0.125" if kind == "matformer" else "heads") in shown
+    assert ("cumulative" if model.config.routable else "each round alone") in shown
+    assert next(iter(rounds[0])) in shown
