@@ -61,7 +61,7 @@ class CrossedDifference(Difference):
 
     def power(self, difference: float) -> float:
         """How often the test would find this true difference, by the observed error."""
-        return float(stats.norm.cdf((difference - self.detectable) / self.error + POWER))
+        return float(stats.norm.cdf((difference - self.detectable) / self.error + POWER)) if self.error else 1.0
 
 
 def crossed_difference(

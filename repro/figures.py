@@ -109,7 +109,7 @@ def tests_figure(outcomes: Outcomes) -> Figure:
     left.set_ylim(len(rows) - 0.5, -0.5)
     for axes in (left, *right):
         axes.axvline(0, color="0.4", linewidth=1)
-        axes.locator_params(axis="x", nbins=4)
+        axes.locator_params(axis="x", nbins=6 if axes is left else 4)
     _legend_below(figure, entries)
     return figure
 

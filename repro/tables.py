@@ -128,14 +128,15 @@ def first_round_table(outcomes: Outcomes) -> str | None:
     return table(title, ["<", *ENDPOINTS, *LOG_LOSS], rows) if rows else None
 
 
-ENDPOINTS = ("seeds", "images", "top-1 (points)", "detectable at 80 % power (points)", "errors removed (%)")
+ENDPOINTS = ("seeds × images", "top-1 (points)", "detectable at 80 % power (points)", "errors removed (%)")
 LOG_LOSS = ("log-loss", "<log-loss is")
 
 
 def _endpoints(outcome: Outcome, of_round: RoundOutcome) -> Row:
     top1, errors = of_round.top1, of_round.errors
     removed = interval(top1, scale=100 / errors) if errors else None
-    return [str(len(outcome.seeds)), f"{outcome.images:,}", interval(top1, 2), percent(top1.detectable, 2), removed]
+    measured = f"{len(outcome.seeds)} × {outcome.images:,}"
+    return [measured, interval(top1, 2), percent(top1.detectable, 2), removed]
 
 
 def _log_loss(of_round: RoundOutcome) -> Row:

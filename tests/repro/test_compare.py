@@ -153,6 +153,8 @@ def test_the_part_of_the_seeds_is_not_understated():
     error = shifts.std(ddof=1) / 8**0.5
     assert found.error == pytest.approx(error, rel=0.02)
     assert found.detectable == pytest.approx((2.365 + 0.84) * error, rel=0.02)  # t of 7 degrees of freedom
+    assert found.power(found.detectable) == pytest.approx(0.8, abs=0.001)
+    assert found.power(found.detectable / 2) < 0.5 < found.power(found.highest - found.mean + 1e-9) < 0.8
     assert (found.highest - found.lowest) / 2 == pytest.approx(2.365 * error, rel=0.06)
 
 

@@ -101,7 +101,7 @@ def test_another_kind_of_model_goes_from_its_run_list_to_a_tested_difference(dig
     page.main([str(folder)])
     text = (folder / "results.md").read_text()
     assert "| 1 | 16 / 32 |" in text
-    assert "| + grid | 2 |" in text
+    assert "| + grid | 2 × 24 |" in text
     assert carry_out(tmp_path / "study.yaml", digits) == (0, "")
 
 

@@ -33,6 +33,7 @@ def test_a_test_pairs_common_seeds_and_images_in_both_rounds(tested):
     for place, found in ((0, psg.first), (1, psg.last)):
         hits = [stacked(lambda seed, run=run: measured(run, 200, seed)[1], place) for run in ("full", "width")]
         assert found.top1 == crossed_difference(*hits)
+        assert found.errors == pytest.approx(1 - hits[1].mean())
         losses = [stacked(lambda seed, run=run: log_losses(run, 200, seed), place) for run in ("full", "width")]
         assert found.log_loss.mean == pytest.approx(crossed_difference(*losses).mean, abs=1e-4)
         assert found.log_loss.error == pytest.approx(crossed_difference(*losses).error, rel=1e-2)
@@ -86,7 +87,7 @@ def difference(lowest, highest):
     ],
 )
 def test_the_verdict_follows_from_interval_and_margin(lowest, highest, verdict):
-    last = RoundOutcome(top1=difference(lowest, highest), log_loss=None)
+    last = RoundOutcome(top1=difference(lowest, highest), errors=0.2, log_loss=None)
     one = Outcome(label="", margin=0.46, paper=None, seeds=(1, 2), images=9, last=last, first=None)
     assert one.verdict == verdict
 

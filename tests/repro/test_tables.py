@@ -76,9 +76,10 @@ def test_a_test_is_a_row_with_its_intervals_and_its_verdict(tested_study):
     assert len(heads) <= 9
     assert [row[""] for row in rows] == ["PSG", "rounds", "alternatives"]
     psg = outcomes.measured[0]
-    assert (rows[0]["seeds"], rows[0]["images"], rows[0]["the paper's (points)"]) == ("3", "200", "+0.46")
+    assert (rows[0]["seeds × images"], rows[0]["the paper's (points)"]) == ("3 × 200", "+0.46")
     assert rows[0]["top-1 (points)"] == interval(psg.last.top1, 2)
     assert rows[0]["detectable at 80 % power (points)"] == f"{100 * psg.last.top1.detectable:.2f}"
+    assert rows[0]["errors removed (%)"] == interval(psg.last.top1, 1, scale=100 / psg.last.errors)
     assert [row["verdict"] for row in rows] == [one.verdict for one in outcomes.measured]
     assert rows[0]["log-loss"] == interval(psg.last.log_loss, 4, scale=1)
     assert (rows[0]["log-loss is"], rows[2]["log-loss is"]) == ("better", "worse")
