@@ -64,8 +64,7 @@ def round_macs(config: ModelConfig, convention: Convention = "paper") -> tuple[R
     check_convention(convention)
     previous_rounds = (None, *config.rounds[:-1])
     return tuple(
-        _one_round(config, round_, previous, folded=convention == "executed")
-        for round_, previous in zip(config.rounds, previous_rounds)
+        _one_round(config, round_, previous, convention) for round_, previous in zip(config.rounds, previous_rounds)
     )
 
 
@@ -104,10 +103,9 @@ def parameters(config: ModelConfig) -> int:
     return backbone + head + projectors + (_psg_parameters(config) if config.psg else 0)
 
 
-def _one_round(config: ModelConfig, round_: Round, previous: Round | None, *, folded: bool) -> RoundMacs:
+def _one_round(config: ModelConfig, round_: Round, previous: Round | None, convention: Convention) -> RoundMacs:
     patches, depth = config.grid(round_) ** 2, config.depth
-    gated = config.psg and not folded
-    convention: Convention = "executed" if folded else "paper"
+    gated = config.psg and convention == "paper"
     return replace(
         stack_macs(config, convention, resolution=round_.resolution, width=round_.width, merge=round_.merge),
         block_gates=depth * (PSG_METADATA * PSG_WIDTH + BLOCK_GATES * _gate(config.width)) if gated else 0,

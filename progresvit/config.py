@@ -247,13 +247,14 @@ class BackboneConfig(BaseConfig):
             assert resolution is not None
             _require_patches(resolution, self.patch_size)
         for number, round_ in enumerate(self.rounds, start=1):
-            if isinstance(round_, Round) and round_.heads > self.heads:
+            if not isinstance(round_, Round):
+                continue
+            if round_.heads > self.heads:
                 raise ValueError(
                     f"round {number} asks for {round_.heads} heads but the model has {self.heads}; "
                     f"use at most {self.heads} or build a model with heads={round_.heads}."
                 )
-            if isinstance(round_, Round):
-                self._check_merge(number, round_)
+            self._check_merge(number, round_)
         if self.layer_scale is not None and self.layer_scale <= 0:
             raise ValueError(
                 f"layer_scale is a start value above 0 (DeiT-III uses 1e-6) or null for none, not {self.layer_scale!r}."

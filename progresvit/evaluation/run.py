@@ -228,8 +228,8 @@ def _run(
         if pixels is not None:
             with autocast(device, options.precision):
                 logits = [output.logits for output in model(normalise(pixels, model.config))]
-            answers = None if labels is None else torch.tensor([labels[index] for index in good], device=device)
-            batch_columns.append(record_columns(logits, header.classes, answers, keep_logits=options.keep_logits))
+            targets = None if labels is None else torch.tensor([labels[index] for index in good], device=device)
+            batch_columns.append(record_columns(logits, header.classes, targets, keep_logits=options.keep_logits))
         counter.add(len(groups[turn]))
         if turn + 1 == len(groups) or owners[turn + 1] != owners[turn]:
             columns: Columns = {"index": np.array(indices, np.int64)}
@@ -242,14 +242,14 @@ def _run(
 def record_columns(
     rounds: Sequence[Tensor],
     classes: Sequence[int] | None = None,
-    answers: Tensor | None = None,
+    targets: Tensor | None = None,
     *,
     keep_logits: bool = False,
 ) -> dict[str, Tensor]:
     """What records keep of a batch: S tensors of logits (B, K) -> columns by name, each (B, S, ...).
 
     With ``classes``, predictions choose only among them, and the probability of the label is one among them; entropies
-    and statistics are of all classes. ``answers`` are the labels (B,), if there are any.
+    and statistics are of all classes. ``targets`` are the labels (B,), if there are any.
     """
     columns: dict[str, list[Tensor]] = {}
     for logits in rounds:
@@ -262,8 +262,8 @@ def record_columns(
             "entropy": full_entropy(values),
             "statistics": logit_statistics(values),
         }
-        if answers is not None:
-            round_columns["log_probability"] = _log_probability(values, classes, answers)
+        if targets is not None:
+            round_columns["log_probability"] = _log_probability(values, classes, targets)
         if keep_logits:
             round_columns["logits"] = values
         for name, column in round_columns.items():
@@ -287,14 +287,14 @@ def _top5(logits: Tensor, classes: Sequence[int] | None) -> tuple[Tensor, Tensor
     )
 
 
-def _log_probability(logits: Tensor, classes: Sequence[int] | None, answers: Tensor) -> Tensor:
+def _log_probability(logits: Tensor, classes: Sequence[int] | None, targets: Tensor) -> Tensor:
     """Natural logarithm of the label's probability: (B, K), (B,) -> (B,), NaN where logits are not finite."""
     finite = logits.isfinite().all(dim=-1)
     if classes is not None:
         excluded = torch.ones(logits.shape[-1], dtype=torch.bool, device=logits.device)
         excluded[list(classes)] = False
         logits = logits.masked_fill(excluded, -torch.inf)
-    chosen = logits.log_softmax(dim=-1).gather(1, answers[:, None])[:, 0]  # (B, K) -> (B,)
+    chosen = logits.log_softmax(dim=-1).gather(1, targets[:, None])[:, 0]  # (B, K) -> (B,)
     return chosen.where(finite, torch.nan)
 
 

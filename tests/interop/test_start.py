@@ -21,7 +21,7 @@ from tests.model.pooled import PooledConfig, PooledModel
 
 
 def tiny_backbone(**changes):
-    """192 channels, two blocks and two rounds, unless told otherwise."""
+    """192 channels, two blocks and two rounds by default."""
     return ModelConfig(**{"rounds": make_rounds([160, 224], [2, 3]), "heads": 3, "depth": 2, **changes})
 
 

@@ -20,7 +20,7 @@ MEASUREMENT = {
 }
 STUDY = {
     "title": "A made-up study",
-    "data": "Made-up pictures",
+    "data": "Made-up images",
     "recipe": "digits",
     "runs": {
         "width": {"seeds": [1, 2]},
@@ -49,7 +49,7 @@ STUDY = {
 }
 TESTED = {
     "title": "A study of seeds",
-    "data": "Made-up pictures",
+    "data": "Made-up images",
     "recipe": "digits",
     "runs": {
         "width": {"seeds": [1, 2, 3]},
@@ -81,16 +81,16 @@ RUNS = {  # resolutions, heads, GMACs, and how well each round does
 }
 
 
-def data(pictures):
-    return {"name": "made", "train": 5 * pictures, "val": pictures, "classes": 4, "names": "n" * 8, "learned": "l" * 8}
+def data(images):
+    return {"name": "made", "train": 5 * images, "val": images, "classes": 4, "names": "n" * 8, "learned": "l" * 8}
 
 
-def measured(run, pictures, seed, hardness=0.0):
+def measured(run, images, seed, hardness=0.0):
     """Entropies and what is right: (N, S), (N, S)."""
     skill = np.array(RUNS[run][3])
     shared, own = np.random.default_rng(7), np.random.default_rng([seed, *run.encode()])
-    ease = shared.normal(0.9, 1.3, pictures)[:, None] - hardness
-    margin = ease + skill + own.normal(0, 0.25, (pictures, len(skill)))
+    ease = shared.normal(0.9, 1.3, images)[:, None] - hardness
+    margin = ease + skill + own.normal(0, 0.25, (images, len(skill)))
     return np.exp(-np.clip(margin, -2, None)), margin + own.normal(0, 0.3, margin.shape) > 0.6
 
 
@@ -120,15 +120,15 @@ def rounds(run, right):
     }
 
 
-def run_result(run, seed, pictures):
-    scores, right = measured(run, pictures, seed)
+def run_result(run, seed, images):
+    scores, right = measured(run, images, seed)
     return MEASUREMENT | {
         "kind": "run",
         "name": f"{run}-{seed}",
         "run": run,
         "seed": seed,
         "commands": [f"progresvit train digits --set seed={seed} --out runs/{run}", "progresvit evaluate …"],
-        "data": data(pictures),
+        "data": data(images),
         "recipe": {"seed": seed, "ema": 0.998},
         "epochs": 40,
         "parameters": 7_152_980,
@@ -186,8 +186,8 @@ def risk(name, level):
     return {"name": name, "coverage": coverage.tolist(), "risk": (level * coverage**2).tolist(), "area": level / 3}
 
 
-def routing_result(pictures):
-    scores, right = measured("full", pictures, 1)
+def routing_result(images):
+    scores, right = measured("full", images, 1)
     settings = [
         setting("near-lossless", scores, right, 0.1),
         setting("drop-0.5", scores, right, 0.2, promise=0.005),
@@ -211,7 +211,7 @@ def routing_result(pictures):
         "name": "routing",
         "commands": ["progresvit evaluate …"],
         "seed": 0,
-        "data": data(pictures),
+        "data": data(images),
         "model": "full",
         "weights": "w" * 16,
         "rounds": rounds("full", right),
@@ -231,13 +231,13 @@ def routing_result(pictures):
     }
 
 
-def shift_result(name, run, pictures, severities, corruptions=CORRUPTIONS):
+def shift_result(name, run, images, severities, corruptions=CORRUPTIONS):
     sets, frontiers = [], []
     for severity in (0, *severities):
         kinds = corruptions if severity else (None,)
         together = []
         for number, kind in enumerate(kinds):
-            scores, right = measured(run, pictures, 1, hardness=0.4 * severity + 0.15 * number * bool(severity))
+            scores, right = measured(run, images, 1, hardness=0.4 * severity + 0.15 * number * bool(severity))
             together.append((scores, right))
             at = []
             if scores.shape[1] > 1:
@@ -246,7 +246,7 @@ def shift_result(name, run, pictures, severities, corruptions=CORRUPTIONS):
                     kept = {"top1": found.top1, "gmacs_paper": found.gmacs, "exit_shares": found.exit_shares}
                     at.append({"setting": limit, **kept})
             top1 = right.mean(axis=0).tolist()
-            sets.append({"corruption": kind, "severity": severity, "pictures": pictures, "top1": top1, "at": at})
+            sets.append({"corruption": kind, "severity": severity, "pictures": images, "top1": top1, "at": at})
         scores, right = (np.concatenate(parts) for parts in zip(*together))
         curve = points(scores, right, run)
         frontiers.append({"severity": severity, "pictures": len(right), "frontier": curve})
@@ -255,7 +255,7 @@ def shift_result(name, run, pictures, severities, corruptions=CORRUPTIONS):
         "name": name,
         "commands": ["progresvit shift …"],
         "seed": None,
-        "data": data(pictures),
+        "data": data(images),
         "model": run,
         "weights": "w" * 16,
         "gmacs_paper": RUNS[run][2],
@@ -264,12 +264,12 @@ def shift_result(name, run, pictures, severities, corruptions=CORRUPTIONS):
     }
 
 
-def all_results(pictures, corruptions=CORRUPTIONS):
-    runs = [run_result(run, seed, pictures) for run in ("width", "full") for seed in (1, 2)]
-    runs += [run_result(run, 1, pictures) for run in ("three", "plain")]
-    shifts = [shift_result("shift", "full", pictures, (1, 2, 3, 4, 5), corruptions)]
-    shifts += [shift_result(f"shift_both-{run}", run, pictures, (1, 3)) for run in ("full", "plain")]
-    return [*runs, routing_result(pictures), *shifts]
+def all_results(images, corruptions=CORRUPTIONS):
+    runs = [run_result(run, seed, images) for run in ("width", "full") for seed in (1, 2)]
+    runs += [run_result(run, 1, images) for run in ("three", "plain")]
+    shifts = [shift_result("shift", "full", images, (1, 2, 3, 4, 5), corruptions)]
+    shifts += [shift_result(f"shift_both-{run}", run, images, (1, 3)) for run in ("full", "plain")]
+    return [*runs, routing_result(images), *shifts]
 
 
 def write_result(folder, result):
@@ -278,36 +278,36 @@ def write_result(folder, result):
     (folder / f"{result['name']}.json").write_text(text)
 
 
-def write_results(folder, pictures=40, study=STUDY):
+def write_results(folder, images=40, study=STUDY):
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     (folder / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False, allow_unicode=True))
-    for result in all_results(pictures):
+    for result in all_results(images):
         write_result(folder, result)
     return folder
 
 
-def log_losses(run, pictures, seed):
+def log_losses(run, images, seed):
     """(N, S)"""
-    return np.log1p(measured(run, pictures, seed)[0])
+    return np.log1p(measured(run, images, seed)[0])
 
 
-def tested_result(run, seed, pictures):
+def tested_result(run, seed, images):
     """Of a run with log-losses; the rounds of ``widths`` are alternatives without heads."""
-    result = run_result(run, seed, pictures)
-    result["rounds"]["log_loss"] = [pack_floats(column) for column in log_losses(run, pictures, seed).T]
+    result = run_result(run, seed, images)
+    result["rounds"]["log_loss"] = [pack_floats(column) for column in log_losses(run, images, seed).T]
     if run == "widths":
         result |= {"frontier": [], "near_lossless": None}
     return result
 
 
-def write_tested(folder, pictures=200):
+def write_tested(folder, images=200):
     folder.mkdir(parents=True)
     (folder / "study.yaml").write_text(yaml.safe_dump(TESTED, sort_keys=False))
     for run in ("width", "full", "plain", "widths"):
         for seed in TESTED["runs"][run]["seeds"]:
-            write_result(folder, tested_result(run, seed, pictures))
+            write_result(folder, tested_result(run, seed, images))
     return folder
 
 

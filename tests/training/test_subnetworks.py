@@ -167,7 +167,7 @@ def test_a_compiled_step_takes_every_draw(images, monkeypatch):
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     model = HydraViT(HydraViTConfig(rounds=make_rounds([32] * 5, [1, 2, 3, 4, 5]), heads=5, depth=1, num_classes=5))
     task = Subnetworks(SubnetworksOptions(per_step=2))
-    task.setup(model, None, recipe(), ALONE)
+    task.setup(model, None, recipe(run={"compile": True}), ALONE)
     torch._dynamo.reset()
     plain = RoundLosses(model.eval(), task)
     compiled = torch.compile(plain, fullgraph=True, dynamic=False, backend="eager")

@@ -84,8 +84,9 @@ class Subnetworks(Classification):
                 f"task_options.per_step asks for {count} different rounds and the model has {self.rounds}; "
                 f"set it to {self.rounds} or less, or to all."
             )
-        draws = math.comb(self.rounds, count)  # run.compile compiles each of them
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, draws)
+        if recipe.run.compile:  # compiles each draw
+            draws = math.comb(self.rounds, count)
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, draws)
 
     def before_step(self, step: int) -> None:
         """Draw the rounds of the step; the draw follows from the seed of the run and the step."""
