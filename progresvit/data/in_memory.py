@@ -5,13 +5,18 @@ Letters: B images of a batch, C channels, N images of the dataset, S side of the
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from progresvit.config import BaseConfig
@@ -26,7 +31,15 @@ _CHUNK = 1024  # images that are copied to the device at a time
 
 
 class InMemoryImages:
-    """Square images as bytes on the device; unreadable ones are left out."""
+    """Square images as bytes on the device; unreadable ones are left out.
+
+    Args:
+        dataset: The images.
+        side: Side of the stored images.
+        prepare: Makes the stored image of a decoded one.
+        device: Where they are stored.
+        cache: File with the stored images: read if it is there, written otherwise.
+    """
 
     def __init__(
         self,
@@ -35,8 +48,19 @@ class InMemoryImages:
         side: int,
         prepare: Callable[[Image.Image], Tensor],
         device: torch.device,
+        cache: Path | None = None,
     ) -> None:
         self.unreadable = Unreadable(dataset)
+        if cache is not None and cache.is_file():
+            self._read(cache, device)
+            return
+        self._decode(dataset, side, prepare, device)
+        if cache is not None:
+            self._write(cache)
+
+    def _decode(
+        self, dataset: ImageDataset, side: int, prepare: Callable[[Image.Image], Tensor], device: torch.device
+    ) -> None:
         self.images = torch.empty((len(dataset), 3, side, side), dtype=torch.uint8, device=device)  # (N, C, S, S)
         sizes: list[tuple[int, int]] = []
         targets: list[int] = []
@@ -68,6 +92,29 @@ class InMemoryImages:
     def __len__(self) -> int:
         return len(self.targets)
 
+    def _read(self, cache: Path, device: torch.device) -> None:
+        stored = load_file(cache, device=str(device))
+        self.images, self.sizes, self.targets = (stored[name] for name in ("images", "sizes", "targets"))
+        with safe_open(cache, framework="pt") as file:
+            for index, reason in json.loads(file.metadata()["unreadable"]):
+                self.unreadable.add(index, reason)
+
+    def _write(self, cache: Path) -> None:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {"images": self.images, "sizes": self.sizes, "targets": self.targets}
+        part = cache.with_name(f"{cache.name}.{os.getpid()}.part")
+        save_file(tensors, part, metadata={"unreadable": json.dumps(list(self.unreadable.found.items()))})
+        os.replace(part, cache)
+
+
+def cache_file(folder: str | Path, dataset: ImageDataset, side: int) -> Path:
+    """The cache of these images in a folder; another name for changed files, classes, order or side."""
+    changed = {path: os.stat(path).st_mtime_ns for path in {entry.path for entry in dataset.entries}}
+    digest = hashlib.sha256(f"{side} {dataset.class_ids}".encode())
+    for entry, target in zip(dataset.entries, dataset.targets):
+        digest.update(f"\n{entry} {target} {changed[entry.path]}".encode())
+    return Path(folder).expanduser() / f"{digest.hexdigest()[:16]}.safetensors"
+
 
 def _squeeze(side: int) -> Callable[[Image.Image], Tensor]:
     """Resize whole images to a square; crops are drawn in their original shape."""
@@ -79,9 +126,12 @@ def _squeeze(side: int) -> Callable[[Image.Image], Tensor]:
     return squeeze
 
 
-def in_memory_for_training(dataset: ImageDataset, *, side: int, device: torch.device) -> InMemoryImages:
-    """Whole images, from which crops are drawn."""
-    return InMemoryImages(dataset, side=side, prepare=_squeeze(side), device=device)
+def in_memory_for_training(
+    dataset: ImageDataset, *, side: int, device: torch.device, cache: str | None = None
+) -> InMemoryImages:
+    """Whole images, from which crops are drawn; ``cache`` is a folder that keeps them for the next run."""
+    file = None if cache is None else cache_file(cache, dataset, side)
+    return InMemoryImages(dataset, side=side, prepare=_squeeze(side), device=device, cache=file)
 
 
 def in_memory_for_evaluation(dataset: ImageDataset, *, config: BaseConfig, device: torch.device) -> InMemoryImages:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2, param_groups_weight_decay
@@ -29,6 +31,7 @@ def make_optimizer(trained: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     groups = param_groups_weight_decay(
         trained, weight_decay=wanted.weight_decay or end or 0.0, no_weight_decay_list=_not_decayed(trained)
     )
+    groups = _scale_rates(groups, trained, wanted.lr_scale)
     if not groups:
         raise ValueError("optimizer.freeze: no parameter is left to train; freeze fewer.")
     for group in groups:
@@ -46,6 +49,21 @@ def make_optimizer(trained: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
             # torch would start from uninitialised memory if the first step is skipped
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
+
+
+def _scale_rates(groups: list[dict[str, Any]], trained: nn.Module, scales: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Split the groups by the factor of their learning rate, which timm's schedules read from ``lr_scale``."""
+    factor: dict[nn.Parameter, float] = {}
+    for pattern, scale in scales.items():
+        for parameter in find_parameters(trained, pattern, key="optimizer.lr_scale"):
+            factor[parameter] = scale
+    split = []
+    for group in groups:
+        factors = sorted({factor.get(parameter, 1.0) for parameter in group["params"]}, key=lambda scale: scale != 1)
+        for scale in factors:
+            chosen = [parameter for parameter in group["params"] if factor.get(parameter, 1.0) == scale]
+            split.append({**group, "params": chosen} | ({} if scale == 1 else {"lr_scale": scale}))
+    return split
 
 
 def _not_decayed(trained: nn.Module) -> set[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from progresvit.config import ModelConfig, make_rounds, preset
 from progresvit.data.transforms import Augmentation
@@ -119,6 +119,8 @@ class Data(Section):
     val: str = "val"
     in_memory_side: int | None = Field(None, ge=1)
     """Side of the images that the mode in_memory stores; None: the model's input resolution."""
+    in_memory_cache: str | None = None
+    """Folder that keeps the decoded training images for further runs on the same images; None: each run decodes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -160,6 +162,8 @@ class Optimizer(Section):
     """Images per step, over all processes."""
     accumulate: int = Field(1, ge=1)
     """Micro-batches per step in each process."""
+    lr_scale: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """Factors of the learning rate for parameters by name: ``{psg.*: 5}``. Of several patterns the last decides."""
     clip: float | None = Field(None, gt=0)
     """Largest norm of the gradient of all parameters together; None: no clipping."""
     freeze: tuple[str, ...] = ()
@@ -199,8 +203,9 @@ class Schedule(Section):
 class DistillationOptions(Section):
     """Options of the task ``distillation``: a frozen teacher."""
 
-    teacher: str
-    """The name of a pretrained timm model, a model folder, or efficientnet-lite2."""
+    teacher: str | tuple[str, ...] = Field(min_length=1)
+    """The name of a pretrained timm model, a model folder, or efficientnet-lite2. Several: the mean of their
+    probabilities."""
     kind: Literal["hard", "soft"] = "hard"
     """Learn the teacher's label, as in the paper, or its probabilities."""
     weight: float = Field(0.5, ge=0, le=1)
@@ -212,7 +217,12 @@ class DistillationOptions(Section):
     classes: Literal["data", "teacher"] = "data"
     """Soft: classes of the head in training. With ``teacher``, the saved model keeps the rows of the data's classes."""
     map_weight: float = Field(0.0, ge=0)
-    """Soft: weight of the teacher's map, which the patch tokens learn."""
+    """Soft: weight of the (first) teacher's map, which the patch tokens learn."""
+
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """The teachers' names."""
+        return (self.teacher,) if isinstance(self.teacher, str) else self.teacher
 
     @model_validator(mode="after")
     def _soft_alone(self) -> DistillationOptions:

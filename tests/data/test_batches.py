@@ -1,5 +1,6 @@
 """Both ways of feeding: the same images, the same evaluation, and images that cannot be read."""
 
+import os
 import shutil
 
 import pytest
@@ -104,6 +105,26 @@ def test_an_unreadable_image_is_skipped_and_listed(damaged, make):
     assert seen == 200
     (line,) = batches.unreadable.lines()
     assert line.startswith("train/2/7.png: ")
+
+
+def test_a_cache_gives_the_same_images_without_decoding_them_again(damaged, tmp_path, monkeypatch):
+    images = find_images(damaged, "train")
+    decoded = in_memory_for_training(images, side=32, device=CPU, cache=tmp_path / "cache")
+    with monkeypatch.context() as patched:
+        patched.setattr("progresvit.data.in_memory.open_image", None)
+        cached = in_memory_for_training(images, side=32, device=CPU, cache=tmp_path / "cache")
+    for name in ("images", "sizes", "targets"):
+        assert torch.equal(getattr(cached, name), getattr(decoded, name))
+    assert cached.unreadable.lines() == decoded.unreadable.lines() != []
+
+    changed = images.subset(range(len(images) - 1))
+    assert len(in_memory_for_training(changed, side=32, device=CPU, cache=tmp_path / "cache")) == len(decoded) - 1
+    assert in_memory_for_training(images, side=16, device=CPU, cache=tmp_path / "cache").images.shape[-1] == 16
+    file = damaged / "train" / "0" / "0.png"
+    shutil.copy(damaged / "train" / "1" / "0.png", file)
+    os.utime(file, ns=(1, 1))
+    again = in_memory_for_training(images, side=32, device=CPU, cache=tmp_path / "cache")
+    assert not torch.equal(again.images, decoded.images)
 
 
 def test_evaluation_leaves_an_unreadable_image_out(damaged):

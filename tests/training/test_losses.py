@@ -58,10 +58,10 @@ class Fixed(nn.Module):
         return self.logits
 
 
-def distillation(teacher, **options):
-    """The task with a teacher of its own, and labels that are mixed already."""
-    task = Distillation(DistillationOptions(teacher="given", **options))
-    task.teacher, task.mixup = Frozen(teacher), lambda images, labels: (images, labels)
+def distillation(*teachers, **options):
+    """The task with teachers of its own, and labels that are mixed already."""
+    task = Distillation(DistillationOptions(teacher=("given",) * len(teachers), **options))
+    task.teachers, task.mixup = [Frozen(teacher) for teacher in teachers], lambda images, labels: (images, labels)
     return task
 
 
@@ -96,6 +96,28 @@ def test_soft_distillation_is_the_labels_and_the_divergence_from_the_teacher(out
     ]
     assert losses.tolist() == pytest.approx(expected, abs=1e-5)
     assert not teacher.logits.requires_grad
+
+
+def test_several_teachers_are_one_with_the_mean_of_their_probabilities(outputs, labels):
+    teachers = [Fixed(torch.randn(5, 7)), Fixed(torch.randn(5, 7))]
+    mean = sum(teacher.logits.detach().softmax(dim=-1) for teacher in teachers) / 2
+    task = distillation(*teachers, kind="soft", weight=0.7)
+    losses = task.losses(outputs, task.prepare(Batch(IMAGES, labels)))
+    expected = [
+        0.3 * by_hand(output.logits, labels) + 0.7 * divergence(mean.log(), output.logits, 1.0) for output in outputs
+    ]
+    assert losses.tolist() == pytest.approx(expected, abs=1e-5)
+    hard = distillation(*teachers).prepare(Batch(IMAGES, labels))
+    assert hard.answer.tolist() == mean.argmax(dim=1).tolist()
+
+
+def test_of_several_teachers_the_first_gives_the_map(labels):
+    places, whole = Fixed(torch.randn(5, 4, 7)), Fixed(torch.randn(5, 7))
+    batch = distillation(places, whole, kind="soft", map_weight=0.5).prepare(Batch(IMAGES, labels))
+    logits = places.logits.detach()
+    assert torch.allclose(batch.places[0], logits.softmax(dim=-1))
+    expected = (logits.mean(dim=1).softmax(dim=-1) + whole.logits.detach().softmax(dim=-1)) / 2
+    assert torch.allclose(batch.answer, expected)
 
 
 def test_a_student_that_predicts_what_its_teacher_predicts_has_no_loss(labels):

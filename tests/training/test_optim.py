@@ -197,9 +197,32 @@ def test_parameters_frozen_for_one_epoch_learn_from_the_second(digits, name):
     ],
 )
 def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest(digits, pattern, remedy):
-    for key in ({"freeze": [pattern]}, {"freeze_epochs": {pattern: 1}}):
+    for key in ({"freeze": [pattern]}, {"freeze_epochs": {pattern: 1}}, {"lr_scale": {pattern: 2}}):
         with pytest.raises(ValueError, match=rf"optimizer\.{next(iter(key))}: no parameter matches .*{remedy}"):
             ready(recipe(optimizer=key), digits)
+
+
+def test_a_scaled_rate_reaches_its_parameters_alone_and_follows_the_schedule(digits):
+    scales = {"psg.*": 5, "psg.encoder.*": 0.5}
+    started = ready(recipe(optimizer={"lr_scale": scales}, schedule={"warmup": 0}), digits)
+    names = {parameter: name.removeprefix("model.") for name, parameter in started.step.trained.named_parameters()}
+
+    def expected(name):
+        return 0.5 if name.startswith("psg.encoder.") else 5 if name.startswith("psg.") else 1
+
+    schedules = Schedules(started.step.optimizer, started.recipe, steps_per_epoch=3)
+    for step in (0, 6):
+        schedules.set(step)
+        base = started.step.optimizer.param_groups[0]["lr"]
+        rates = {
+            names[parameter]: group["lr"]
+            for group in started.step.optimizer.param_groups
+            for parameter in group["params"]
+        }
+        assert rates == {name: pytest.approx(base * expected(name)) for name in names.values()}
+        decayed = {names[p] for g in started.step.optimizer.param_groups if g["weight_decay"] for p in g["params"]}
+        assert {"psg.encoder.weight", "head.weight"} <= decayed
+        assert not any(name.endswith("bias") for name in decayed)
 
 
 @pytest.mark.slow
@@ -221,6 +244,7 @@ def test_freezing_everything_is_refused(digits):
         ("optimizer={name: sgd, betas: [0.8, 0.9]}", "betas belong to adamw"),
         ("schedule.power=0.5", "power belong to poly"),
         ("optimizer.clip=0", "greater than 0"),
+        ("optimizer.lr_scale={psg.*: 0}", "greater than 0"),
         ("optimizer.freeze_epochs={head.*: 0}", "greater than 0"),
     ],
 )

@@ -16,7 +16,7 @@ def test_the_bundled_recipes_are_complete():
         "192_240", "160_240", "160_384", "128_192_240", "192_240_kd", "160_384_kd",
         "width_only", "width_resolution", "deit_small_224", "deit_small_240", "deit_small_384",
         "photos_tiny", "photos_tiny_kd", "photos_tiny_soft", "photos_tiny_pretrained",
-        "photos_small", "photos_small_kd", "own_images", "digits",
+        "photos_small", "photos_small_kd", "imagenet_tiny", "nettewoof_tiny", "own_images", "digits",
         "thinkingvit", "hydravit", "sortednet", "matformer", "dynabert", "early_exit",
     }  # fmt: skip
 
@@ -39,7 +39,8 @@ def test_the_papers_recipe_is_that_of_the_method(name):
     assert (recipe.ema, recipe.seed, recipe.epochs) == (0.99996, 42, 310)
     assert recipe.optimizer.model_dump() == {
         "name": "adamw", "lr": 5e-4, "lr_batch": 512, "weight_decay": 0.05, "betas": (0.9, 0.999), "eps": 1e-8,
-        "momentum": 0.9, "batch": 1024, "accumulate": 1, "clip": None, "freeze": (), "freeze_epochs": {},
+        "momentum": 0.9, "batch": 1024, "accumulate": 1, "lr_scale": {}, "clip": None, "freeze": (),
+        "freeze_epochs": {},
     }  # fmt: skip
     assert recipe.schedule.model_dump() == {
         "name": "cosine", "by": "epoch", "epochs": 300, "cooldown": 10, "warmup": 5, "warmup_lr": 1e-6,

@@ -72,8 +72,9 @@ def test_a_resumed_run_equals_an_unbroken_one(digits, teacher, tmp_path, monkeyp
 def test_the_teacher_is_neither_trained_nor_averaged_nor_saved(digits, teacher):
     started = ready(soft(teacher), digits)
     assert started.task.state_dict() == {}
-    assert started.step.ema.module.task.teacher is started.task.teacher
-    assert not any(parameter.requires_grad for parameter in started.task.teacher.module.parameters())
+    (frozen,) = started.task.teachers
+    assert started.step.ema.module.task.teachers[0] is frozen
+    assert not any(parameter.requires_grad for parameter in frozen.module.parameters())
 
 
 def test_classes_that_the_teacher_does_not_know_are_refused(digits, tmp_path):

@@ -1,6 +1,7 @@
 """Distillation: every round learns the labels and the answer of a frozen teacher on the same images.
 
 Hard, as in the paper: per round, (1 - w) CE(z, y) + w CE(z, argmax of the teacher), w = 1/2.
+Several teachers count as one whose probabilities are the mean of theirs.
 
 Soft: the teacher's probabilities at a temperature t, (1 - w) CE(z, y) + w t² KL(teacher || student). With a map, patch
 tokens also learn the teacher's answer at their place, through the same head as the class token.
@@ -59,6 +60,7 @@ class Distillation(Classification):
     Options = DistillationOptions
     options_key = "distillation"
     rows: Tensor | None
+    teachers: list[Frozen]
 
     def __init__(self, options: DistillationOptions) -> None:
         super().__init__(options)
@@ -70,10 +72,10 @@ class Distillation(Classification):
     def class_ids(self, splits: Splits) -> tuple[str, ...]:
         """The data's classes, or all that the teacher knows."""
         wide = self.options.classes == "teacher"
-        return teacher_class_ids(self.options.teacher) if wide else splits.train.class_ids
+        return teacher_class_ids(self.options.teachers[0]) if wide else splits.train.class_ids
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
-        """Load the teacher."""
+        """Load the teachers."""
         if self.options.classes == "teacher":
             capability(model, "keep_classes", "distillation.classes=teacher", "distillation.classes=data")
             self.register_buffer("rows", torch.tensor(_data_rows(model, splits)), persistent=False)
@@ -85,12 +87,14 @@ class Distillation(Classification):
                     "has one per round; set distillation.map_weight=0."
                 )
         super().setup(model, splits, recipe, processes)
-        teacher = load_teacher(
-            self.options.teacher, model.config, resolution=self.options.resolution, as_map=self.map_weight > 0
-        ).to(processes.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if recipe.run.compile:
-            teacher.compile(dynamic=False)
-        self.teacher = Frozen(teacher)
+        self.teachers = []
+        for number, name in enumerate(self.options.teachers):
+            mapped = self.map_weight > 0 and number == 0
+            teacher = load_teacher(name, model.config, resolution=self.options.resolution, as_map=mapped)
+            teacher = teacher.to(processes.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if recipe.run.compile:
+                teacher.compile(dynamic=False)
+            self.teachers.append(Frozen(teacher))
 
     def labelled_classes(self, model: RoundModel, splits: Splits) -> int:
         return super().labelled_classes(model, splits) if self.rows is None else len(self.rows)
@@ -98,12 +102,14 @@ class Distillation(Classification):
     def prepare(self, batch: Batch) -> TeacherBatch:
         """Mixed images, their labels, and the teacher's answer for these images."""
         images, targets = super().prepare(batch)
-        answer = self.teacher(images)  # (B, K), or with a map (B, P, K)
-        if not self.soft:
-            return TeacherBatch(images, targets, answer.argmax(dim=-1), ())
-        if not self.map_weight:
-            return TeacherBatch(images, targets, self._soften(answer), ())
-        return TeacherBatch(images, targets, self._soften(answer.float().mean(dim=1)), (self._soften(answer),))
+        logits = [teacher(images) for teacher in self.teachers]  # (B, K) each; with a map, the first is (B, P, K)
+        places = (self._soften(logits[0]),) if self.map_weight else ()
+        if places:
+            logits[0] = logits[0].float().mean(dim=1)  # (B, P, K) -> (B, K)
+        if not self.soft and len(logits) == 1:
+            return TeacherBatch(images, targets, logits[0].argmax(dim=-1), ())
+        answer = torch.stack([self._soften(values) for values in logits]).mean(dim=0)
+        return TeacherBatch(images, targets, answer if self.soft else answer.argmax(dim=-1), places)
 
     def outputs(self, model: RoundModel, batch: TeacherBatch) -> Sequence[RoundOutput | MapOutput]:
         """All rounds; with a map, also what the patch tokens predict."""

@@ -76,7 +76,12 @@ def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: P
             )
 
         return TaskData(loader, from_loader, [loader.unreadable, unreadable])
-    stored = in_memory_for_training(splits.train, side=recipe.data.in_memory_side or config.input_side, device=device)
+    stored = in_memory_for_training(
+        splits.train,
+        side=recipe.data.in_memory_side or config.input_side,
+        device=device,
+        cache=recipe.data.in_memory_cache,
+    )
     batches = InMemoryBatches(
         stored,
         config=config,
