@@ -41,12 +41,14 @@ def test_a_models_own_settings_are_used_by_name_in_silence(folder):
     assert Engine(folder, 0.5).setting is None
 
 
-def test_saving_a_model_again_keeps_its_settings_and_they_warn_if_it_has_changed(folder, small_model):
+def test_saving_a_model_again_keeps_its_settings_and_they_are_refused_if_it_has_changed(folder, small_model):
     with torch.no_grad():
         small_model.head.weight += 1
     progresvit.save(small_model, folder)
-    with pytest.warns(progresvit.routing.SettingWarning, match="other weights"):
-        Engine(folder)
+    for setting in (None, "sloppy"):
+        with pytest.raises(ValueError, match="other weights"):
+            Engine(folder, setting)
+    assert Engine(folder, 3.0).setting is None
 
 
 def test_a_setting_may_bring_when_to_abstain_and_a_number_wins_over_it(folder, images):
