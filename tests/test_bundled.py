@@ -18,7 +18,7 @@ from progresvit.data.samples import samples_folder
 from progresvit.distributed import Processes
 from progresvit.io.weights import weights_hash
 from progresvit.routing import load_budgets, load_setting
-from tests.test_ship_model import load_script
+from tests.test_bundle_model import load_script
 
 CLASSES = {"imagenet-tiny": 1000, "nettewoof-tiny": 20}
 SETTINGS = ("near-lossless", "drop-0.5", "drop-1", "careful")
@@ -84,18 +84,18 @@ def test_settings_and_budgets_are_for_these_weights(model, folder, figures):
     assert figures["weights"] == own[0]
     for name, setting in settings.items():
         assert figures["settings"][name]["threshold"] == setting.threshold
-        assert figures["settings"][name]["top1"]["all"] == pytest.approx(setting.expected["top1"])
+        assert figures["images"]["calibration half"] == setting.n
 
 
 def test_the_twenty_class_model_is_as_good_as_promised():
     figures = json.loads((bundled_folder("nettewoof-tiny") / "figures.json").read_text())
-    first, last = (one["top1"]["all"] for one in figures["rounds"])
+    first, last = (one["top1"]["all"]["mean"] for one in figures["rounds"])
     near = figures["settings"]["near-lossless"]
-    assert figures["pictures"]["all"] == 3932
+    assert figures["images"]["all"] == 3932
     assert last >= 0.85
     assert first >= 0.70
     assert near["saving"]["all"] >= 0.20
-    assert near["top1"]["all"] >= last - 0.0005
+    assert near["difference"]["highest"] >= -0.0003  # on other images than it was calibrated on
 
 
 @pytest.mark.skipif(
@@ -108,9 +108,9 @@ def test_the_figures_come_out_again(tmp_path):
     source = evaluation.DataSource(data=os.environ["PROGRESVIT_PHOTOS"])
     alone = Processes(0, 1, torch.device("cpu"))
     records = evaluation.evaluate(model, source, tmp_path / "val.parquet", name="nettewoof-tiny", processes=alone)
-    assert len(records) == figures["pictures"]["all"]
+    assert len(records) == figures["images"]["all"]
     for s, one in enumerate(figures["rounds"]):
-        assert records.correct[:, s].mean() == pytest.approx(one["top1"]["all"], abs=0.0006)
+        assert records.correct[:, s].mean() == pytest.approx(one["top1"]["all"]["mean"], abs=0.0006)
 
 
 def test_an_engine_without_arguments_is_silent_and_near_lossless():
