@@ -1,5 +1,5 @@
 # make setup   .venv with everything for development
-# make run     the bundled model on the sample images, then progresvit quickstart
+# make run     the default model on the sample images, then progresvit quickstart
 # make check   lint, types and fast tests
 # make test    lint, types and all tests
 # make lint    lint, spelling and types

@@ -1,15 +1,88 @@
-"""The card of the bundled model, rendered from its figures; no number on it is typed by hand."""
+"""The card of a bundled model, rendered from its figures; no number on it is typed by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from textwrap import fill
 from typing import Any
 
+from progresvit.io.model_folder import DEFAULT_MODEL
+
 Figures = Mapping[str, Any]
 
+DOGS = (
+    *("n02086240", "n02087394", "n02088364", "n02089973", "n02093754"),
+    *("n02096294", "n02099601", "n02105641", "n02111889", "n02115641"),
+)
+"""The classes of Imagewoof: Shih-Tzu to dingo."""
+EASY = (
+    *("n01440764", "n02102040", "n02979186", "n03000684", "n03028079"),
+    *("n03394916", "n03417042", "n03425413", "n03445777", "n03888257"),
+)
+"""The classes of Imagenette: tench to parachute. One of them, the English springer, is a dog too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What is not measured: data and terms of a bundled model."""
+
+    data: str
+    """The name of the evaluation images."""
+    classes: str
+    """The classes as a whole, after their number."""
+    sources: tuple[str, ...]
+    """Where the training images come from."""
+    shift: str = ""
+    """The name of the second dataset."""
+    shift_note: str = ""
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Ids of the classes of each group. An average over all classes hides that one group is harder."""
+    ood_note: str
+    limits: tuple[str, ...]
+    terms: str
+    """Of the training images."""
+
+
+ABOUT = {
+    "imagenet-tiny": About(
+        data="ImageNet-1k validation",
+        classes="classes, those of ImageNet-1k in their usual order",
+        sources=(
+            "ImageNetV2, the parts threshold-0.7 and top-images, without any image of matched-frequency",
+            "one training image per class of ImageNet-1k (the public collection imagenet-sample-images)",
+            "Stanford Dogs",
+            "Tiny-ImageNet, images of 64 pixels",
+            "Imagenette and Imagewoof, training images, without those that come from ImageNet's validation set",
+        ),
+        shift="ImageNetV2 matched-frequency (b-33)",
+        shift_note="Other parts of ImageNetV2 are among the training images, so the origin of these is not unseen.",
+        ood_note="The rows of the unknown classes were removed from the head for this measurement.",
+        limits=(
+            "Expect lower accuracy on images unlike ImageNet's: drawings, night scenes, small distant objects.",
+            "ImageNet's classes are uneven: many are breeds of dogs, hardly any are of people.",
+        ),
+        terms="The images are ImageNet's and ImageNetV2's; ImageNet's terms allow non-commercial research and "
+        "education",
+    ),
+    "nettewoof-tiny": About(
+        data="Imagenette and Imagewoof, validation",
+        classes="classes of ImageNet: those of Imagenette, ten different objects (easy ten), and those of Imagewoof "
+        "(ten dogs)",
+        sources=("Imagenette and Imagewoof, training images, squashed to 224×224 pixels",),
+        groups={"easy ten": EASY, "ten dogs": DOGS},
+        ood_note="The unknown images are of other classes of ImageNet.",
+        limits=(
+            "Expect lower accuracy on images unlike ImageNet's: drawings, night scenes, small distant objects. It was "
+            "trained on squashed squares, while your images are cropped.",
+            "Its accuracy is not comparable with that of models of 1,000 classes: fewer classes are easier.",
+        ),
+        terms="The images are ImageNet's, whose terms allow non-commercial research and education",
+    ),
+}
+
 WHAT = {
-    "near-lossless": "the default: top-1 within 0.03 points of all rounds, on these images",
+    "near-lossless": "the default: top-1 within 0.03 points of all rounds, on the calibration images",
     "drop-0.5": "certified: at most 0.5 % of answers lost, at 95 % confidence",
     "drop-1": "certified: at most 1 % of answers lost, at 95 % confidence",
     "careful": "as near-lossless, and uncertain answers are withheld",
@@ -17,98 +90,221 @@ WHAT = {
 
 
 def render(figures: Figures) -> str:
-    """The card, in Markdown."""
-    groups = list(figures["pictures"])
+    """The card, in Markdown. Sections without figures are left out."""
+    about = ABOUT[figures["name"]]
+    groups = [name for name in figures["images"] if name == "all" or name in about.groups]
     parts = [
-        _head(figures),
-        _data(figures),
-        _accuracy(figures, groups),
-        _routed(figures, groups),
-        _careful(figures, groups),
-        _halves(figures),
+        _head(figures, about),
+        _data(figures, about),
+        _accuracy(figures),
+        _early_exit(figures, groups),
+        _certificates(figures),
+        _shift(figures, about),
+        _plain(figures),
+        _abstention(figures, groups),
+        _ood(figures, about),
         _training(figures),
-        _limits(),
-        _terms(),
+        _limits(figures, about),
+        _terms(figures, about),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _head(figures: Figures) -> str:
+def _head(figures: Figures, about: About) -> str:
+    name = figures["name"]
     sides = ", then ".join(f"{one['resolution']} px, {one['channels']} channels" for one in figures["rounds"])
-    return f"""# The bundled model
+    model = "" if name == DEFAULT_MODEL else f" --model {name}"
+    uses = {
+        f"progresvit classify photo.jpg{model}": "with the setting near-lossless",
+        f"progresvit classify photo.jpg{model} --threshold careful": "uncertain answers are withheld",
+        f"progresvit evaluate {name} --data DATA --out records.parquet": "every round on your own labelled images",
+    }
+    width = max(map(len, uses))
+    commands = "\n".join(f"{command:<{width}}    # {what}" for command, what in uses.items())
+    rounds = fill(
+        f"A progressive vision transformer with {len(figures['rounds'])} rounds ({sides}) and "
+        f"{figures['parameters']:,} parameters, stored in float16 and run in float32.",
+        120,
+    )
+    made = fill(
+        "`scripts/bundle_model.py` measured the figures below (`figures.json`) and rendered this card. SHA-256 of the "
+        f"weights: `{figures['weights'][:16]}…`.",
+        120,
+    )
+    return f"# {name}\n\n{rounds}\n\n```\n{commands}\n```\n\n{fill(_known(figures, about), 120)}\n\n{made}"
 
-A progressive vision transformer with {len(figures["rounds"])} rounds ({sides}).
-{figures["parameters"]:,} parameters, stored in float16 and run in float32.
 
-```
-progresvit classify photo.jpg                        # this model, with the setting near-lossless
-progresvit classify photo.jpg --threshold careful    # the same, and uncertain answers are withheld
-```
-
-{fill(_known(figures), 120)}
-
-`scripts/ship_model.py` measured the figures below (`figures.json`) and rendered this card. SHA-256 of the weights:
-`{figures["weights"][:16]}…`."""
+def _known(figures: Figures, about: About) -> str:
+    names = ", ".join(f"{label} ({class_id})" for class_id, label in figures["classes"].items())
+    listed = f": {names}. To evaluate it on your own images, name the class folders as in brackets." if names else "."
+    return f"It knows {figures['num_classes']:,} {about.classes}{listed}"
 
 
-def _known(figures: Figures) -> str:
-    names = ", ".join(f"{label} ({class_id})" for label, class_id in zip(figures["classes"], figures["class_ids"]))
+def _data(figures: Figures, about: About) -> str:
+    counts = [f"{run['images']:,}" for run in figures["training"]]
+    stages = f" in {len(counts)} stages" if len(counts) > 1 else ""
+    sources = "\n".join(_bullet(f"{source}{';' if n < len(about.sources) else '.'}") for n, source in
+                        enumerate(about.sources, start=1))  # fmt: skip
+    images = figures["images"]
+    apart = [f"{count:,} of the {name}" for name, count in images.items() if name in about.groups]
+    of_groups = f" ({' and '.join(apart)})" if apart else ""
+    evaluated = (
+        f"Evaluated on {figures['data']}: {images['all']:,} images{of_groups} that were not used for training. "
+        f"{_selected(figures)} The settings were calibrated on {images['calibration half']:,} of them, drawn by name; "
+        f"figures of settings come from the other {images['test half']:,}."
+    )
     return (
-        f"It knows {len(figures['classes'])} classes: {names}. "
-        "To evaluate it on your own images, name the class folders as in brackets."
+        f"## Data\n\nTrained on {' and '.join(counts)} images{stages}:\n\n{sources}\n\n{fill(evaluated, 120)}\n\n"
+        f"{fill(_seen(figures), 120)}"
     )
 
 
-def _data(figures: Figures) -> str:
-    first = figures["training"][0] if figures["training"] else {"pictures": 0}
-    picked = (
-        " The checkpoint was selected by its accuracy on these images, so the figures are too optimistic."
-        if figures["picked_on_them"]
-        else " They were not used to select the checkpoint."
+def _selected(figures: Figures) -> str:
+    if figures["selected_on"] == "evaluation":
+        return "The checkpoint was selected by its accuracy on them, so the figures are too optimistic."
+    if figures["selected_on"] == "held-out":
+        held_out = figures["training"][-1]["held_out"]
+        return f"The checkpoint was selected by its accuracy on {held_out:,} others, held out of the training images."
+    return "They were not used to select the checkpoint."
+
+
+def _seen(figures: Figures) -> str:
+    seen = figures["in_imagenet_training_set"]
+    pretrained = [run["recipe"].get("model", {}).get("start") for run in figures["training"]]
+    teachers = sorted({run["teacher"] for run in figures["training"] if run["teacher"]})
+    others = [*(["the pretrained start"] if any(pretrained) else []), *(f"the teacher {name}" for name in teachers)]
+    if not others:
+        return "It was trained from scratch and without a teacher."
+    text = f"ImageNet's training set was used to train {' and '.join(others)}. "
+    if not seen["images"]:
+        return text + "By their file names, none of the evaluation images is part of it."
+    text += (
+        f"By their file names, {seen['images']:,} of the evaluation images are part of it: the figures are optimistic."
     )
-    text = (
-        f"{first['pictures']:,} training images of 20 ImageNet classes, squashed to 224×224 pixels: Imagenette, ten "
-        f'different objects ("easy ten"), and Imagewoof ("ten dogs"). Evaluated on {figures["pictures"]["all"]:,} '
-        f"validation images{_counts(figures)} that were not used for training.{picked}"
-    )
-    return f"## Data\n\n{fill(text, 120)}"
+    if not seen["others"]:
+        return text
+    tops = ", ".join(f"{_interval(top1)} in round {s}" for s, top1 in enumerate(seen["top1_of_others"], start=1))
+    return f"{text} Top-1 on the other {seen['others']:,}: {tops}."
 
 
-def _counts(figures: Figures) -> str:
-    apart = [f"{count:,} of the {name}" for name, count in figures["pictures"].items() if name != "all"]
-    return f" ({' and '.join(apart)})" if apart else ""
-
-
-def _accuracy(figures: Figures, groups: list[str]) -> str:
+def _accuracy(figures: Figures) -> str:
+    columns = list(figures["images"])
     rows = [
-        [f"round {number}", f"{one['gmacs']:.3f}", *(_percent(one["top1"][name]) for name in groups)]
+        [f"round {number}", f"{one['gmacs']:.3f}", _interval(one["top1"]["all"])]
+        + [_percent(one["top1"][name]["mean"]) for name in columns[1:]]
         for number, one in enumerate(figures["rounds"], start=1)
     ]
-    return "## Accuracy of each round\n\nTop-1 in percent, and cumulative GMACs.\n\n" + _table(
-        ["", "GMACs", *groups], rows
-    )
-
-
-def _routed(figures: Figures, groups: list[str]) -> str:
-    rows = []
-    for name, one in figures["settings"].items():
-        if "abstain" in one:
-            continue
-        rows.append([name, f"{one['threshold']:.4f}", *(_percent(one["top1"][group]) for group in groups)])
-        rows[-1] += [f"{one['gmacs']['all']:.3f}"]
-        rows[-1] += [f"{_percent(one['saving'][group])} / {_percent(one['exit_shares'][group][0])}" for group in groups]
-    heads = ["setting", "τ", *(f"top-1, {name}" for name in groups), "GMACs"]
-    heads += [f"saved / exit after round 1, {name}" for name in groups]
-    words = "\n".join(f"- `{name}`: {WHAT[name]}." for name in figures["settings"])
     return (
-        "## Early exit\n\nAn image exits after the first round whose top-10 entropy is below τ. "
-        "Figures are in percent, except τ and the average\nGMACs. They are measured on the calibration images.\n\n"
-        f"{_table(heads, rows)}\n\n{words}\n\n`--budget-gmacs G` selects a threshold from "
-        "`budgets.json` that spends G on average."
+        "## Accuracy of each round\n\nTop-1 in percent (with its 95 % interval), and cumulative GMACs in the paper's "
+        f"convention.\n\n{_table(['', 'GMACs', *columns], rows)}"
     )
 
 
-def _careful(figures: Figures, groups: list[str]) -> str:
+def _early_exit(figures: Figures, groups: list[str]) -> str:
+    routed = {name: one for name, one in figures["settings"].items() if "abstain" not in one}
+    first, full = figures["rounds"][0], figures["rounds"][-1]
+    rows = [["all rounds", "–", _interval(full["top1"]["test half"]), "–", f"{full['gmacs']:.3f}", "–", "–"]]
+    for name, one in routed.items():
+        rows.append([f"`{name}`", _threshold(one["threshold"]), _interval(one["top1"]["all"])])
+        rows[-1] += [_interval(one["difference"], 2), f"{one['gmacs']['all']:.3f}", _percent(one["saving"]["all"])]
+        rows[-1] += [" / ".join(map(_percent, one["exit_shares"]["all"][:-1]))]
+    saved = 1 - first["gmacs"] / full["gmacs"]
+    top1 = _interval(first["top1"]["test half"])
+    rows.append(["round 1 only", "–", top1, "–", f"{first['gmacs']:.3f}", _percent(saved), "100.0"])
+    heads = ["setting", "τ", "top-1", "less all rounds, points", "GMACs", "saved", "early exits"]
+    parts = [
+        "## Early exit",
+        fill(
+            "An image exits after the first round whose top-10 entropy is below τ. In percent, with 95 % intervals, on "
+            f"the {figures['images']['test half']:,} images that did not calibrate.",
+            120,
+        ),
+        _table(heads, rows),
+    ]
+    if len(groups) > 1:
+        parts.append(_by_group(routed, groups[1:]))
+    parts.append("\n".join(f"- `{name}`: {_what(name, one)}." for name, one in figures["settings"].items()))
+    parts.append("`--budget-gmacs G` selects a threshold from `budgets.json` that spends G on average.")
+    parts.append(
+        f"![Accuracy against GMACs on the test half](../../../docs/figures/{figures['name']}_frontier.png)",
+    )
+    return "\n\n".join(parts)
+
+
+def _by_group(routed: Mapping[str, Any], groups: list[str]) -> str:
+    rows = [
+        [f"`{name}`", *(_percent(one["top1"][group]["mean"]) for group in groups)]
+        + [f"{_percent(one['saving'][group])} / {_percent(1 - one['exit_shares'][group][-1])}" for group in groups]
+        for name, one in routed.items()
+    ]
+    heads = ["setting", *(f"top-1, {name}" for name in groups), *(f"saved / early exits, {name}" for name in groups)]
+    return f"The groups apart:\n\n{_table(heads, rows)}"
+
+
+def _what(name: str, setting: Figures) -> str:
+    if setting["rule"] == "budget":
+        return f"{name.removeprefix('budget-')} GMACs on average, on the calibration images"
+    return WHAT[name]
+
+
+def _certificates(figures: Figures) -> str:
+    found = figures["certificates"]
+    rows = []
+    for name, one in found["settings"].items():
+        exceeded = f"{one['exceeded']} of {found['draws']} ({_percent(one['exceeded'] / found['draws'])})"
+        lost = figures["settings"][name]["lost"]
+        rows.append([f"`{name}`", _percent(one["epsilon"], 2), _interval(lost, 2), exceeded, _percent(one["delta"])])
+        rows[-1] += [_percent(one["harm"]["mean"], 2), _percent(one["saving"])]
+    heads = ["setting", "bound", "lost, test half", "draws beyond the bound", "allowed", "mean harm", "mean saving"]
+    text = (
+        "A certificate bounds the correct answers that an early exit loses; errors that it corrects do not count. To "
+        f"check it, {found['images']:,} calibration images were drawn from all {figures['images']['all']:,} with "
+        f"replacement, {found['draws']} times; each time a threshold was certified and the share of all images that it "
+        "harms was counted. In percent:"
+    )
+    return f"## Check of the certificates\n\n{fill(text, 120)}\n\n{_table(heads, rows)}"
+
+
+def _shift(figures: Figures, about: About) -> str:
+    if "shift" not in figures:
+        return ""
+    found = figures["shift"]
+    full = found["rounds"][-1]["gmacs"]
+    rows = [
+        [f"round {number}", _interval(one["top1"]), f"{one['gmacs']:.3f}", _percent(1 - one["gmacs"] / full)]
+        for number, one in enumerate(found["rounds"], start=1)
+    ]
+    for name, one in found["settings"].items():
+        if "abstain" not in one:
+            rows.append([f"`{name}`", _interval(one["top1"]["all"]), f"{one['gmacs']['all']:.3f}"])
+            rows[-1] += [_percent(one["saving"]["all"])]
+    text = (
+        f"{found['images']:,} images of {found['data']}, with the same thresholds. The certificates do not hold here. "
+        f"{about.shift_note}"
+    )
+    heads = ["", "top-1", "GMACs", "saved"]
+    return f"## Distribution shift\n\n{fill(text.strip(), 120)}\n\n{_table(heads, rows)}"
+
+
+def _plain(figures: Figures) -> str:
+    if "plain" not in figures:
+        return ""
+    rows = [
+        [
+            f"{one['resolution']} px",
+            f"{one['gmacs']:.3f}",
+            *(_interval(one["top1"][key]) for key in ("all", "test half")),
+        ]
+        for one in figures["plain"]
+    ]
+    text = (
+        "DeiT-Tiny, one model for each resolution, on the same images; the plot above shows them beside the frontier."
+    )
+    heads = ["resolution", "GMACs", "top-1, all", "top-1, test half"]
+    return f"## Plain DeiT-Tiny\n\n{fill(text, 120)}\n\n{_table(heads, rows)}"
+
+
+def _abstention(figures: Figures, groups: list[str]) -> str:
     one = figures["settings"].get("careful", {})
     if "abstain" not in one:
         return "## Abstention\n\nThe setting `careful` withholds no answer."
@@ -117,25 +313,31 @@ def _careful(figures: Figures, groups: list[str]) -> str:
         ["top-1 among answered images", *(_percent(one["top1_of_answered"][group]) for group in groups)],
     ]
     return (
-        f"## Abstention\n\n`careful` withholds answers with an entropy of {one['abstain']:.4f} or more. In "
-        f"percent:\n\n{_table(['', *groups], rows)}\n\nThe limit was calibrated on images of the 20 classes. It "
-        "does not hold for out-of-distribution images."
+        f"## Abstention\n\n`careful` withholds answers with an entropy of {one['abstain']:.4f} or more. In percent, on "
+        f"the test half:\n\n{_table(['', *groups], rows)}\n\n"
+        "The limit was calibrated on images of the model's classes. It does not hold for out-of-distribution images."
     )
 
 
-def _halves(figures: Figures) -> str:
-    values = figures["halves"]
-    rows = []
-    for name, one in values["settings"].items():
-        broken = "–" if "broken" not in one else f"{one['broken']} of {values['number']}"
-        rows.append([name, _range(one["drop"], 2), _range(one["saving"], 1), broken])
-    heads = ["setting", "top-1 lost, points", "GMACs saved, %", "splits in which the bound was exceeded"]
-    return (
-        f"## On other images than the calibration images\n\nCalibrated on a random half, measured on the other half, "
-        f"{values['number']} times: mean (lowest to highest).\n\n{_table(heads, rows)}\n\n"
-        "The bound counts correct answers that are lost and ignores errors that are corrected, so it can be exceeded "
-        "while top-1\ndrops by less."
+def _ood(figures: Figures, about: About) -> str:
+    if "ood" not in figures:
+        return ""
+    found = figures["ood"]
+    rows = [
+        [name, f"{one['auroc']:.3f}", _percent(one["fpr95"])]
+        for name, one in found["scores"].items()
+    ]  # fmt: skip
+    text = (
+        f"{found['known']['images']:,} images of known classes against {found['unknown']['images']:,} images of "
+        f"{found['unknown']['classes']:,} unknown ones. {about.ood_note} FPR95 is the share (in percent) of unknown "
+        "images that are accepted where 95 % of the known ones are."
     )
+    limit = (
+        f"The calibrated limit on the score {found['score']} rejects {_percent(found['limit']['known_rejected'])} % of "
+        f"the known and {_percent(found['limit']['unknown_rejected'])} % of the unknown images."
+    )
+    table = _table(["score", "AUROC", "FPR95"], rows)
+    return f"## Out-of-distribution images\n\n{fill(text, 120)}\n\n{table}\n\n{fill(limit, 120)}"
 
 
 def _training(figures: Figures) -> str:
@@ -143,17 +345,14 @@ def _training(figures: Figures) -> str:
     for number, run in enumerate(figures["training"], start=1):
         stage = f"Stage {number}: " if len(figures["training"]) > 1 else ""
         teacher = f", {_distilled(run['recipe']['distillation'])}" if run["teacher"] else ""
+        start = run["recipe"].get("model", {}).get("start")
+        begun = f", begun from {start}" if start else ""
         machines = f"{run['processes']} × {run['device']}" if run["processes"] > 1 else f"one {run['device']}"
         stopped = run.get("stopped_at")
-        short = (
-            f" The weights are those after step {stopped:,} of {run['steps']:,}, the last checkpoint; "
-            "they were not selected by their score."
-            if stopped
-            else ""
-        )
+        short = f" The weights are those after step {stopped:,} of {run['steps']:,}." if stopped else ""
         values = (
-            f"{stage}{run['epochs']} epochs, seed {run['seed']}{teacher}; {machines}, torch {run['torch']}, "
-            f"{run['minutes']:g} minutes of optimizer steps.{short}"
+            f"{stage}{run['images']:,} images, {run['epochs']} epochs, seed {run['seed']}{begun}{teacher}; {machines}, "
+            f"torch {run['torch']}, {run['minutes']:g} minutes of optimizer steps.{short}"
         )
         lines.append(f"{fill(values, 120)}\n\n```\n{run['command']}\n```")
     lines.append("The whole recipe is in `figures.json`.")
@@ -169,35 +368,54 @@ def _distilled(wanted: Mapping[str, Any]) -> str:
     return f"soft distillation from {wanted['teacher']} over {among}{places}"
 
 
-def _limits() -> str:
-    return """## Limits
-
-- It knows only its 20 classes and assigns one of them to every image. It is confidently wrong on some
-  out-of-distribution images: of the sample images, it calls the rocket and the temple a church, and the flower a golf
-  ball.
-- It is a small model for trying the library. Do not use it for decisions about people, medicine, safety or law.
-- Expect lower accuracy on images unlike ImageNet's: drawings, night scenes, small distant objects. It was trained on
-  squashed squares, while your images are cropped.
-- Its accuracy is not comparable with models of 1,000 classes: 20 are easier.
-- The figures are optimistic. The teacher, EfficientNet-Lite2, was trained on ImageNet, the source of the validation
-  images of Imagenette and Imagewoof, so it has seen most of them."""
-
-
-def _terms() -> str:
-    return """## Terms
-
-The images are ImageNet's, whose terms allow non-commercial research and education; none is part of this package. The
-weights are under the licence of this project (Apache 2.0), to the extent that the project can license them. Whether
-the terms of images extend to models trained on them is unsettled, so treat the weights as made for research."""
+def _limits(figures: Figures, about: About) -> str:
+    limits = [
+        f"It knows only its {figures['num_classes']:,} classes and assigns one of them to every image.",
+        "It is a small model. Do not use it for decisions about people, medicine, safety or law.",
+        *about.limits,
+    ]
+    text = "## Limits\n\n" + "\n".join(_bullet(limit) for limit in limits)
+    if "unknown" not in figures:
+        return text
+    rows = [
+        [one["image"], one["answer"], _percent(one["probability"]), f"{one['exit_round']}", _yes(one["abstained"])]
+        for one in figures["unknown"]
+    ]
+    table = _table(["image", "answer", "probability", "round", "withheld"], rows)
+    return f"{text}\n\nImages that show none of its classes, with the setting `careful` (in percent):\n\n{table}"
 
 
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}"
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"
 
 
-def _range(spread: Mapping[str, float], digits: int) -> str:
+def _terms(figures: Figures, about: About) -> str:
+    starts = [run["recipe"].get("model", {}).get("start") or "" for run in figures["training"]]
+    from_deit = any("deit" in start for start in starts)
+    deit = " The pretrained start, DeiT-Tiny, is under Apache 2.0 too." if from_deit else ""
+    text = (
+        f"{about.terms}; none of the images is part of this package. The weights are under the licence of this project "
+        f"(Apache 2.0), to the extent that the project can license them.{deit} Whether the terms of images extend to "
+        "models trained on them is unsettled, so treat the weights as made for research."
+    )
+    return f"## Terms\n\n{fill(text, 120)}"
+
+
+def _bullet(text: str) -> str:
+    return fill(text, 120, initial_indent="- ", subsequent_indent="  ")
+
+
+def _threshold(value: float | Sequence[float]) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else " / ".join(f"{one:.4f}" for one in value)
+
+
+def _percent(share: float | None, digits: int = 1) -> str:
+    return "–" if share is None else f"{100 * share:.{digits}f}"
+
+
+def _interval(spread: Mapping[str, float], digits: int = 1) -> str:
     mean, lowest, highest = (f"{100 * spread[key]:.{digits}f}" for key in ("mean", "lowest", "highest"))
-    return f"{mean} ({lowest} to {highest})"
+    return mean if lowest == highest else f"{mean} ({lowest} to {highest})"  # equal: no answer differs
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:

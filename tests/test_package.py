@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import progresvit
+from progresvit.io.model_folder import BUNDLED
 
 ROOT = Path(__file__).parent.parent
 
@@ -50,11 +51,17 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     assert not folders & {"tests", "benchmarks", "repro", "scripts", "docs"}
     assert "progresvit/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    shipped = ("model.safetensors", "config.json", "README.md", "figures.json", "budgets.json")
+    files = ("model.safetensors", "config.json", "README.md", "figures.json", "budgets.json")
     settings = ("near-lossless", "drop-0.5", "drop-1", "careful")
-    assert {f"progresvit/shipped/{name}" for name in shipped} <= set(names)
-    assert {f"progresvit/shipped/settings/{name}.json" for name in settings} <= set(names)
+    for model in BUNDLED:
+        assert {f"progresvit/bundled/{model}/{name}" for name in files} <= set(names)
+        assert {f"progresvit/bundled/{model}/settings/{name}.json" for name in settings} <= set(names)
     assert {"progresvit/samples/church.jpg", "progresvit/samples/CREDITS.md"} <= set(names)
+
+
+@pytest.mark.slow
+def test_wheel_is_at_most_45_mb(wheel):
+    assert wheel.stat().st_size <= 45e6
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from progresvit.evaluation.reliability import Reliability
 from progresvit.evaluation.selective import RiskCoverage
 from progresvit.routing import Router, frontier, near_lossless
 from progresvit.routing.frontier import every_threshold
+from progresvit.routing.settings import DEFAULT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,11 +28,18 @@ def frontier_figure(
     *,
     router: Router | None = None,
     settings: Mapping[str, float | tuple[float, ...]] | None = None,
+    fixed: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
     convention: Convention = "paper",
 ) -> Figure:
     """Accuracy against compute, one curve per model; rounds are open marks, the near-lossless point is a star.
 
-    ``settings`` are named thresholds calibrated on other images; each is a filled mark.
+    Args:
+        models: Records by the name of the model.
+        router: Route by its probabilities instead of entropies.
+        settings: Named thresholds calibrated on other images; each is a filled mark. One that is named near-lossless
+            replaces the near-lossless point of these images.
+        fixed: Models without early exit, by the name of their series: GMACs and top-1 of each, by its label.
+        convention: Convention of the GMACs.
     """
     figure, axes = new_figure(
         title="Accuracy and compute", x=f"average GMACs per image ({convention} convention)", y="top-1 accuracy (%)"
@@ -45,14 +53,24 @@ def frontier_figure(
         ends = 100 * correct.mean(axis=0)
         colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
         axes.plot(gmacs, ends, marker, color=colour, markerfacecolor="white", label=f"{name}: single rounds")
-        best = near_lossless(scores, correct, gmacs)
-        axes.plot(best.gmacs, 100 * (best.top1 or 0), "*", color=colour, markersize=13, label=f"{name}: near-lossless")
-        for place, (setting, limit) in enumerate((settings or {}).items(), start=1):
+        limits = {DEFAULT: near_lossless(scores, correct, gmacs).threshold, **(settings or {})}
+        for place, (setting, limit) in enumerate(limits.items()):
             point = frontier(scores, correct, gmacs, [limit])[0]
-            shape = MARKERS[place % len(MARKERS)]
-            axes.plot(point.gmacs, 100 * (point.top1 or 0), shape, color=colour, label=f"{name}: {setting}")
+            mark = {"marker": MARKERS[place % len(MARKERS)]} if place else {"marker": "*", "markersize": 13}
+            label = f"{name}: {setting}"
+            axes.plot(point.gmacs, 100 * (point.top1 or 0), color=colour, linestyle="none", label=label, **mark)
+    for number, (name, sizes) in enumerate((fixed or {}).items(), start=len(models)):
+        axes.plot(*_columns(sizes), marker=MARKERS[number % len(MARKERS)], label=name, **curve_style(number))
+        for label, (spent, top1) in sizes.items():
+            axes.annotate(label, (spent, 100 * top1), xytext=(6, -10), textcoords="offset points", fontsize=9)
     axes.legend(fontsize=9)
     return figure
+
+
+def _columns(points: Mapping[str, tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """GMACs, and top-1 in percent, by rising GMACs."""
+    ordered = sorted(points.values())
+    return [spent for spent, _ in ordered], [100 * top1 for _, top1 in ordered]
 
 
 def risk_coverage_figure(curves: Mapping[str, RiskCoverage]) -> Figure:

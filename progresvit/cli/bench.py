@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from progresvit.cli import options, output
+
+if TYPE_CHECKING:
+    from progresvit.routing import Setting
 
 CONTINUING = 0.664
 """The paper's operating point."""
 
 
 def bench(
-    model: Annotated[
-        str, typer.Argument(help="Preset, model folder, 'shipped' (bundled model), or hub id.", metavar="PRESET|MODEL")
-    ],
+    model: Annotated[str, typer.Argument(help=f"Preset. {options.MODEL_HELP}", metavar="PRESET|MODEL")],
     device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
     batch: Annotated[int | None, typer.Option(help="Images per batch; 512 on a GPU, else 8.", min=1)] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None,
@@ -110,7 +111,7 @@ def _in_fresh_process(subject: dict[str, Any], timing: dict[str, Any]) -> dict[s
             raise ValueError("the GPU ran out of memory; use a smaller --batch.") from error
 
 
-def _thresholds(text: str | None, model: str) -> float | Sequence[float] | None:
+def _thresholds(text: str | None, model: str) -> float | Sequence[float] | Setting | None:
     limit = options.parse_limit(text)
     if not isinstance(limit, str):
         return limit
@@ -118,7 +119,7 @@ def _thresholds(text: str | None, model: str) -> float | Sequence[float] | None:
     from progresvit.io.model_folder import find_folder
     from progresvit.routing.settings import find_setting
 
-    return find_setting(limit, None if model in PRESETS else find_folder(model)).threshold
+    return find_setting(limit, None if model in PRESETS else find_folder(model))
 
 
 def _show(model: str, rows: Sequence[dict[str, Any]]) -> None:

@@ -23,7 +23,7 @@ def classify(
     images: Annotated[list[str] | None, typer.Argument(help="Image files, folders, tars.")] = None,
     samples: Annotated[bool, typer.Option("--samples", help="Classify the bundled sample images.")] = False,
     model: Annotated[
-        str | None, typer.Option(help="Model folder, hub id, or export folder; the bundled model by default.")
+        str | None, typer.Option(help=f"{options.MODEL_HELP} Or an export folder. imagenet-tiny by default.")
     ] = None,
     threshold: Annotated[str | None, typer.Option(help=options.LIMIT_HELP)] = None,
     budget_gmacs: Annotated[

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from progresvit import compute
+from progresvit.cli import options
 from progresvit.compute import CONVENTIONS
-from progresvit.config import PRESETS, BaseConfig, ModelConfig, preset
+from progresvit.config import PRESETS, BaseConfig, ModelConfig
+from progresvit.io.model_folder import BUNDLED, CONFIG_FILE, DEFAULT_MODEL, bundled_folder, find_folder, is_local
+from progresvit.io.parse import did_you_mean
+from progresvit.model.registry import read_config
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,17 +27,26 @@ HEADINGS = {"width": "channels"}
 
 def info(
     model: Annotated[
-        str, typer.Argument(help="Preset, model folder, 'shipped' (bundled model), or hub id.", metavar="PRESET|MODEL")
-    ],
+        str | None,
+        typer.Argument(
+            help=f"Preset. {options.MODEL_HELP} Without one, {DEFAULT_MODEL} and the list of names.",
+            metavar="[PRESET|MODEL]",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Rounds, parameters and multiply-accumulates of a model, by component and in both conventions."""
-    config = find_config(model)
-    report = describe(model, config)
+    if model is None:
+        report = describe(DEFAULT_MODEL, read_config(bundled_folder()))
+    else:
+        report = describe(model, find_config(model))
     if as_json:
         typer.echo(json.dumps(report, indent=2))
-    else:
-        _print(report)
+        return
+    _print(report)
+    if model is None:
+        typer.echo(f"Bundled models: {', '.join(BUNDLED)}\nPresets: {', '.join(PRESETS)}")
 
 
 def describe(name: str, config: BaseConfig) -> dict[str, Any]:
@@ -85,19 +98,17 @@ def _compute(config: ModelConfig, convention: compute.Convention) -> dict[str, A
 
 
 def find_config(source: str) -> BaseConfig:
-    """The config of a preset, a model folder or a hub id."""
+    """The config of a preset, a model folder, a bundled model or a hub id."""
     if source in PRESETS:
         return PRESETS[source]
-    from progresvit.io.model_folder import CONFIG_FILE, SHIPPED, find_folder
-    from progresvit.model.registry import read_config
-
     if source.startswith("NCPS/"):
         from progresvit.interop import OFFICIAL_MODELS
 
         if source in OFFICIAL_MODELS:
             return OFFICIAL_MODELS[source]
-    if source != SHIPPED and not Path(source).exists() and Path(source).name == source:
-        return preset(source)  # an unknown name: the error lists the nearest presets
+    if not is_local(source) and not Path(source).exists() and Path(source).name == source:
+        nearest = did_you_mean(source, (*BUNDLED, *PRESETS))
+        raise ValueError(f"there is no preset, bundled model or model folder {source!r}; {nearest}")
     return read_config(find_folder(source, files=(CONFIG_FILE,)))
 
 

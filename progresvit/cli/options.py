@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from progresvit.evaluation.records import Header
     from progresvit.routing import Router
 
-MODEL_HELP = "Model folder, 'shipped' (the bundled model), or hub id."
+MODEL_HELP = "Model folder, bundled model (imagenet-tiny, nettewoof-tiny), or hub id."
 DEVICE_HELP = "cpu or cuda; cuda by default if available."
 PRECISION_HELP = "fp32, bf16 or fp16."
 BATCH_HELP = "Images per batch."
@@ -59,7 +59,7 @@ def parse_limit(text: str | None) -> str | float | tuple[float, ...] | None:
 def parse_threshold(text: str | None, header: Header, router: Router | None = None) -> float | tuple[float, ...] | None:
     """Parse a threshold (a number, comma-separated numbers, or a setting file) for the model of ``header``.
 
-    A setting for another number of rounds or another router is an error; one for other weights prints a note.
+    A setting for other weights or another router is an error; one for another preprocessing or precision prints a note.
     """
     if text is None:
         return None
@@ -71,9 +71,8 @@ def parse_threshold(text: str | None, header: Header, router: Router | None = No
 
         setting = load_setting(text)
         setting.check_use(rounds, None if router is None else router_hash(router))
-        caveat = setting.caveat(
-            weights=header.weights, preprocessing=header.preprocessing_hash, precision=header.precision
-        )
+        setting.check_weights(header.weights)
+        caveat = setting.caveat(preprocessing=header.preprocessing_hash, precision=header.precision)
         if caveat:
             typer.echo(f"note: {caveat}", err=True)
         return setting.threshold

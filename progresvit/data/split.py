@@ -36,6 +36,16 @@ def hold_out(names: Sequence[str], *, class_id: str) -> set[str]:
     return set(sorted(names, key=_hash_name)[:count])
 
 
+def halves_by_name(names: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Indices of two halves, each in the given order: the lower half of the names' hashes, and the others.
+
+    Which half an image is in depends on the names only, not on their order. Of an odd number, the second has one more.
+    """
+    ranked = sorted(range(len(names)), key=lambda index: _hash_name(names[index]))
+    middle = len(ranked) // 2
+    return sorted(ranked[:middle]), sorted(ranked[middle:])
+
+
 def save_training_list(folder: Path, names: Iterable[str]) -> None:
     """Write the list of training images to a model folder."""
     replace_file(folder / TRAINING_LIST_FILE, json.dumps(sorted(_hash_name(name) for name in names)) + "\n")

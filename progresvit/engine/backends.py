@@ -86,7 +86,7 @@ class ModelSource(Protocol):
 
 
 def open_source(model: RoundModel | str | os.PathLike[str] | None, backend: BackendName | None) -> ModelSource:
-    """Open a model, the folder or hub id of one, or an export; None is the bundled model."""
+    """Open a model, the folder, bundled name or hub id of one, or an export; None is the default bundled model."""
     folder: Path | None = None
     if model is None or isinstance(model, str | os.PathLike):
         if model is not None and (Path(model).expanduser() / MANIFEST_FILE).is_file():

@@ -47,12 +47,12 @@ class Engine:
     """Classifies images in rounds. The model is folded when the engine is made; later changes to it have no effect.
 
     Args:
-        model: A model, the folder or hub id of one, or a folder that ``progresvit export`` wrote. None for the bundled
-            model.
+        model: A model, the folder or hub id of one, the name of a bundled model, or a folder that ``progresvit export``
+            wrote. None for the bundled model ``imagenet-tiny``.
         threshold: A number, one for each round but the last, a ``Setting``, or the path or name of one (in the model
-            folder, ``settings/NAME.json``). A setting for other weights, preprocessing or precision warns. By default
-            the setting of the export, or the near-lossless setting of the model folder. It is compared with top-10
-            entropies, or with the probabilities of ``router``.
+            folder, ``settings/NAME.json``). A setting for other weights is refused; one for another preprocessing or
+            precision warns. By default the setting of the export, or the near-lossless setting of the model folder. It
+            is compared with top-10 entropies, or with the probabilities of ``router``.
         budget_gmacs: Average GMACs per image, instead of a threshold; looked up in ``budgets.json`` of the folder.
         router: A learned router, or the path of one.
         abstain: The top-10 entropy from which answers are withheld, or an ``Abstention``. By default that of the
@@ -272,7 +272,8 @@ class Engine:
 
     def _check(self, setting: Setting, router: Router | None, source: ModelSource) -> None:
         setting.check_use(len(self.config.rounds), _router_hash(router))
-        caveat = setting.caveat(weights=source.weights, preprocessing=source.preprocessing, precision=self.precision)
+        setting.check_weights(source.weights)
+        caveat = setting.caveat(preprocessing=source.preprocessing, precision=self.precision)
         if caveat is not None:
             warnings.warn(caveat, SettingWarning, stacklevel=3)
 

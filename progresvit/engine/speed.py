@@ -30,9 +30,10 @@ from progresvit.distributed import processor_name
 from progresvit.engine.engine import Engine
 from progresvit.engine.export.export import export
 from progresvit.engine.images import open_images
+from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS
-from progresvit.routing import Policy
+from progresvit.routing import Policy, Setting
 
 HEAD_SCALE = 30.0
 """A new head gives all images nearly the same entropy; scaled, it separates random images."""
@@ -85,9 +86,9 @@ class Routed:
     """The engine on bytes, or with ``eager`` the model as it is on normalised images.
 
     Args:
-        model: A preset (random weights), a model folder or a hub id.
+        model: A preset (random weights), a model folder, a bundled model or a hub id.
         continuing: Share of the images that continue after each round, if there are no thresholds.
-        thresholds: One for all rounds, or one for each but the last.
+        thresholds: One for all rounds, one for each but the last, or a setting of the model.
         data: A folder or a tar of images; without it, random images are generated.
         count: Number of images; by default a few batches.
         engine: Further options of the engine.
@@ -102,13 +103,17 @@ class Routed:
         precision: str,
         batch: int,
         continuing: float,
-        thresholds: float | Sequence[float] | None = None,
+        thresholds: float | Sequence[float] | Setting | None = None,
         data: str | None = None,
         count: int | None = None,
         **engine: Any,
     ) -> None:
         self.eager, self.batch, self.model = eager, batch, find_model(model)
         self.config = self.model.config
+        if isinstance(thresholds, Setting):
+            thresholds.check_use(len(self.config.rounds), None)
+            thresholds.check_weights(weights_hash(self.model))
+            thresholds = thresholds.threshold
         self.options = {"device": device, "precision": precision, "batch": batch, **engine}
         self.inputs = load_images(data, self.config, device=device, batch=batch, count=count)
         if eager:

@@ -31,9 +31,16 @@ def class_numbers(names: Sequence[str], config: BaseConfig) -> list[int]:
         return [int(name) for name in names]
     if known:
         foreign = [name for name in names if name not in known]
+        if len(foreign) == len(names):
+            raise ValueError(
+                f"the model knows none of the {len(names)} classes of the data: the data has {_some(names)}, the model "
+                f"{_some(list(known))}. Name the class folders by the model's class ids, give data or a model of other "
+                "classes, or use --unlabelled; to train a model for these classes: progresvit train own_images --data "
+                "DATA --out DIR"
+            )
         raise ValueError(
             f"the model does not know {len(foreign)} of the {len(names)} classes of the data, such as {foreign[0]!r}; "
-            f"it knows {', '.join(list(known)[:3])}, … Use data of its own classes, or --unlabelled."
+            f"it knows {_some(list(known))}. Use data of its own classes, or --unlabelled."
         )
     if len(names) != config.num_classes:
         raise ValueError(
@@ -47,6 +54,11 @@ def relabel(images: ImageDataset, config: BaseConfig) -> list[int]:
     """The model's class of each image."""
     numbers = class_numbers(images.class_ids, config)
     return [numbers[target] for target in images.targets]
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, as examples."""
+    return ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
 
 
 def _are_numbers(names: Sequence[str], config: BaseConfig) -> bool:

@@ -20,7 +20,8 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from progresvit.config import HEAD_WIDTH, BaseConfig
-from progresvit.io.model_folder import SHIPPED, find_folder
+from progresvit.io.model_folder import BUNDLED, find_folder, is_local
+from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import WEIGHT_SUFFIXES, read_weights
 from progresvit.model.backbone import is_head
 from progresvit.model.interface import RoundModel, capability
@@ -43,7 +44,7 @@ Weights = Mapping[str, Tensor]
 
 def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper") -> list[str]:
     """Initial weights from what ``model.start`` of a recipe names; returns the parameters that were not copied."""
-    if source == SHIPPED or Path(source).expanduser().is_dir():
+    if is_local(source):
         return start_from_folder(model, find_folder(source), fusion=fusion)
     return start_from_timm(model, source, fusion=fusion)
 
@@ -125,8 +126,8 @@ def _read(source: str) -> nn.Module | Weights:
         return read_weights(path)
     if not timm.is_model(source):
         raise ValueError(
-            f"timm has no model {source!r}, and there is no such file or folder; timm.list_models('*deit*') lists "
-            "models that fit."
+            f"timm has no model {source!r}, and there is no such file, folder or bundled model; "
+            f"{did_you_mean(source, BUNDLED)} timm.list_models('*deit*') lists timm's models that fit."
         )
     try:
         module: nn.Module = timm.create_model(source, pretrained=True)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from progresvit.io.files import replace_file
-from progresvit.io.model_folder import BUDGETS_FILE, SETTINGS
+from progresvit.io.model_folder import BUDGETS_FILE, BUNDLED, SETTINGS, bundled_folder
 from progresvit.io.parse import Section, dump_json, read_json
 from progresvit.routing.calibrate import ROUNDING
 from progresvit.routing.decide import Threshold, as_thresholds
@@ -29,7 +29,7 @@ DEFAULT = "near-lossless"
 
 
 class SettingWarning(UserWarning):
-    """A threshold is used for another model, preprocessing or precision than it was calibrated for."""
+    """A threshold is used with another preprocessing or precision than it was calibrated for."""
 
 
 class Setting(Section):
@@ -76,16 +76,32 @@ class Setting(Section):
         as_thresholds([self.threshold], self.rounds)
         return self
 
-    def caveat(self, *, weights: str, preprocessing: str, precision: str) -> str | None:
-        """A warning if the setting is used with another model than it was calibrated for; None with its own."""
-        used = {"weights": weights, "preprocessing": preprocessing, "precision": precision}
+    def check_weights(self, weights: str) -> None:
+        """Refuse a model with other weights than the setting was calibrated for.
+
+        An export has the weights of its model, also in int8, which is another precision.
+        """
+        if self.weights == weights:
+            return
+        name = _bundled_model(self.weights)
+        origin = "" if name is None else f", those of the bundled model {name!r}"
+        numbers = self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
+        raise ValueError(
+            f"the setting was calibrated for a model with other weights{origin}, and does not hold for this one. "
+            "Calibrate on this model (progresvit evaluate, then progresvit calibrate), or give the number itself as "
+            f"the threshold: {','.join(f'{number:g}' for number in numbers)}"
+        )
+
+    def caveat(self, *, preprocessing: str, precision: str) -> str | None:
+        """A warning if the setting was calibrated with another preprocessing or precision; None with its own."""
+        used = {"preprocessing": preprocessing, "precision": precision}
         differing = [name for name, value in used.items() if getattr(self, name) != value]
         if not differing:
             return None
         effect = "the certificate does not hold here" if self.rule == "guarantee" else "expect other results"
         return (
             f"the threshold was calibrated with other {' and '.join(differing)}: {effect}. "
-            "Evaluate and calibrate again for this model."
+            "Evaluate and calibrate again."
         )
 
     def check_use(self, rounds: int, router: str | None) -> None:
@@ -124,6 +140,15 @@ def setting_names(folder: Path | None) -> list[str]:
 def default_setting(folder: Path | None) -> Setting | None:
     """The near-lossless setting, if the folder has it."""
     return find_setting(DEFAULT, folder) if DEFAULT in setting_names(folder) else None
+
+
+def _bundled_model(weights: str) -> str | None:
+    """The bundled model that has these weights, by its default setting."""
+    for name in BUNDLED:
+        setting = default_setting(bundled_folder(name))
+        if setting is not None and setting.weights == weights:
+            return name
+    return None
 
 
 def find_setting(wanted: str | os.PathLike[str], folder: Path | None) -> Setting:

@@ -35,6 +35,19 @@ def test_settings_are_marks_at_what_they_give():
     assert found["m: mine"][0, 0] < records.gmacs()[-1]
 
 
+def test_a_setting_named_near_lossless_replaces_that_of_these_images():
+    records = make_records()
+    found = lines(frontier_figure({"m": records}, settings={"near-lossless": 0.0}))
+    assert found["m: near-lossless"] == pytest.approx(found["m: single rounds"][-1:])
+
+
+def test_models_without_early_exit_are_a_line_with_labels():
+    points = {"224 px": (1.25, 0.73), "160 px": (0.6, 0.65)}
+    figure = frontier_figure({"m": make_records()}, fixed={"plain": points})
+    assert lines(figure)["plain"] == pytest.approx(np.array([[0.6, 65], [1.25, 73]]))
+    assert {text.get_text() for text in figure.axes[0].texts} == set(points)
+
+
 def test_the_other_figures_show_their_numbers():
     records = make_records()
     curves = risk_coverage_curves(records, 0.5)

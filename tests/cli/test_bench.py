@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from progresvit.io.model_folder import bundled_folder
 from tests.commands import refused, run, works
 
 bench = importlib.import_module("progresvit.cli.bench")  # the package has a function of this name
@@ -58,6 +59,10 @@ def test_images_and_thresholds_can_be_given(model, digits, here):
 def test_the_name_of_a_setting_is_a_threshold(model, here):
     refused("has no setting 'careful'", "bench", model, "--threshold", "careful")
     refused("the model has no setting 'careful'", "bench", "progresvit_tiny_160_224", "--threshold", "careful")
+    foreign = bundled_folder("nettewoof-tiny") / "settings" / "careful.json"
+    refused(
+        "other weights, those of the bundled model 'nettewoof-tiny'", "bench", model, *QUICK, "--threshold", foreign
+    )
 
 
 def test_wrong_arguments_are_refused_with_a_remedy(model, tmp_path, here):

@@ -76,9 +76,35 @@ def test_info_of_a_folder(small_model, tmp_path):
     assert report["parameters"] == sum(parameter.numel() for parameter in small_model.parameters())
 
 
-def test_info_of_the_model_that_ships():
-    result = run("info", "shipped", "--json")
-    assert json.loads(result.stdout)["config"]["num_classes"] == 20
+@pytest.mark.parametrize(("name", "classes"), [("imagenet-tiny", 1000), ("nettewoof-tiny", 20), ("shipped", 20)])
+def test_info_of_a_bundled_model(name, classes):
+    report = json.loads(run("info", name, "--json").stdout)
+    assert report["model"] == name
+    assert report["config"]["num_classes"] == classes
+
+
+def test_info_without_a_name_shows_the_default_model_and_lists_all_names():
+    assert json.loads(run("info", "--json").stdout) == json.loads(run("info", "imagenet-tiny", "--json").stdout)
+    shown = " ".join(run("info").stdout.split())
+    assert shown.startswith("imagenet-tiny")
+    assert "Bundled models: imagenet-tiny, nettewoof-tiny Presets: progresvit_small_192_240, " in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("info",), ("evaluate", "--data", ".", "--out", "r.parquet"), ("export", "--out", "x"), ("bench",)],
+    ids=lambda words: words[0],
+)
+def test_an_unknown_model_name_gets_the_nearest_bundled_name(words):
+    result = run(words[0], "imagenet-tinny", *words[1:])
+    assert result.exit_code == 2
+    assert "did you mean 'imagenet-tiny'?" in " ".join(result.stderr.split())
+
+
+def test_classify_names_the_nearest_bundled_model():
+    result = run("classify", "--samples", "--model", "nettewof-tiny")
+    assert result.exit_code == 2
+    assert "did you mean 'nettewoof-tiny'?" in " ".join(result.stderr.split())
 
 
 def test_info_of_an_authors_model_needs_no_network():
@@ -130,7 +156,7 @@ def test_a_wrong_argument_is_one_line_and_exit_code_two(tmp_path, small_model):
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("arguments", [["info"], ["inf"], ["info", "progresvit_tiny_160_224", "--jsn"]])
+@pytest.mark.parametrize("arguments", [["bench"], ["inf"], ["info", "progresvit_tiny_160_224", "--jsn"]])
 def test_misuse_is_exit_code_two(arguments):
     assert run(*arguments).exit_code == 2
 

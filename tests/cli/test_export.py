@@ -53,16 +53,15 @@ def test_export_in_int8_shows_what_it_costs(folder, digits, tmp_path):
     assert Manifest.read(tmp_path / "out").temperatures == (1.5, 2.0)
 
 
-def test_a_setting_of_another_model_is_told(folder, tmp_path, monkeypatch):
+def test_a_setting_of_another_model_is_refused(folder, tmp_path):
     from progresvit.routing import Setting
 
-    monkeypatch.setattr("progresvit.engine.export.export._write_onnx", lambda _, path, s: path.write_bytes(b"graph"))
     setting = Setting(rule="budget", threshold=0.3, rounds=2, weights="x", preprocessing="y", precision="fp32", n=1)
     setting.save(tmp_path / "setting.json")
     done = run("export", folder, "--out", tmp_path / "out", "--threshold", tmp_path / "setting.json")
-    assert done.exit_code == 0, done.output
-    assert "note: the threshold was calibrated with other weights and preprocessing" in done.stderr
-    assert Manifest.read(tmp_path / "out").setting == setting
+    assert done.exit_code == 2
+    assert "for a model with other weights" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

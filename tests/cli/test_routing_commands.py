@@ -115,7 +115,7 @@ def test_frontier_shows_what_settings_give_on_other_records(records, others, tmp
     assert rows[-1]["exit_share_1"] == pytest.approx(0.5, abs=0.05)
     other = read_records(others)
     write_records(replace(other, header=replace(other.header, weights="x")), tmp_path / "foreign.parquet")
-    assert "calibrated with other weights" in works("frontier", tmp_path / "foreign.parquet", *settings)
+    refused("calibrated for a model with other weights", "frontier", tmp_path / "foreign.parquet", *settings)
     refused("there is no setting at", "frontier", others, "--setting", tmp_path / "none.json")
     refused("a setting is a .json file", "frontier", others, "--setting", "0.5")
 
@@ -225,14 +225,16 @@ def test_abstention_and_hopeless_images(records, others, tmp_path):
     refused("takes comma-separated numbers", "abstention", others, "--threshold", "x")
 
 
-def test_a_setting_of_another_model_is_told_wherever_it_is_used(records, tmp_path):
+def test_a_setting_of_another_model_is_refused_wherever_it_is_used(records, tmp_path):
     works("calibrate", records, "--max-drop", 0.02, "--out", tmp_path / "t.json")
     assert "note" not in works("trust", records, "--threshold", tmp_path / "t.json")
     other = read_records(records)
     write_records(replace(other, header=replace(other.header, weights="x")), tmp_path / "other.parquet")
+    write_records(replace(other, header=replace(other.header, precision="bf16")), tmp_path / "bf16.parquet")
     for command in ("trust", "abstention"):
-        output = works(command, tmp_path / "other.parquet", "--threshold", tmp_path / "t.json")
-        assert "other weights: the certificate does not hold here" in output
+        refused("with other weights", command, tmp_path / "other.parquet", "--threshold", tmp_path / "t.json")
+        output = works(command, tmp_path / "bf16.parquet", "--threshold", tmp_path / "t.json")
+        assert "other precision: the certificate does not hold here" in output
 
 
 @pytest.mark.slow

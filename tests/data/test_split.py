@@ -1,12 +1,13 @@
 """Sets without splits: what training learns from and what is held back are drawn by name."""
 
+import hashlib
 import tarfile
 
 import pytest
 from PIL import Image
 
 from progresvit.data.dataset import find_images
-from progresvit.data.split import hold_out
+from progresvit.data.split import halves_by_name, hold_out
 
 
 def make_set(root, counts, *, below=""):
@@ -128,3 +129,14 @@ def test_what_systems_leave_behind_is_no_class_and_no_image(tmp_path):
     for source in (tmp_path / "set", tmp_path / "set.tar"):
         found = find_images(source, ".")
         assert [entry.name for entry in found.entries] == ["cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"]
+
+
+def test_halves_are_ranked_by_the_hash_of_the_name_whatever_the_order():
+    ids = [f"{number % 7}/image_{number}.jpg" for number in range(11)]
+    first, second = halves_by_name(ids)
+    assert (len(first), len(second)) == (5, 6)
+    assert sorted(first + second) == list(range(11))
+    hashes = [hashlib.sha256(name.encode()).hexdigest() for name in ids]
+    assert max(hashes[index] for index in first) < min(hashes[index] for index in second)
+    turned = ids[::-1]
+    assert {turned[index] for index in halves_by_name(turned)[0]} == {ids[index] for index in first}

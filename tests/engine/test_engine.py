@@ -157,10 +157,9 @@ def test_a_certificate_does_not_hold_for_another_model_preprocessing_or_precisio
         Engine(cropped, setting)
     with torch.no_grad():
         model.head.bias += 1e-3
-    with pytest.warns(SettingWarning, match="other weights: the certificate does not hold"):
+    with pytest.raises(ValueError, match=r"for a model with other weights, and .* itself as the threshold: 1\.5$"):
         Engine(model, setting)
-    with pytest.warns(SettingWarning, match="other weights: expect other results"):
-        Engine(model, a_setting(model, rule="budget", weights="none"))
+    assert Engine(model, setting.threshold).policy.thresholds == (1.5,)
 
 
 def test_a_setting_for_a_router_needs_that_router(model):
@@ -265,7 +264,7 @@ def test_an_engine_merges_tokens_as_its_model_does(model, images):
         expected = logits[row, prediction.exit_round - 1].softmax(dim=-1)
         assert prediction.probability == pytest.approx(expected.max().item(), abs=1e-4)
         assert prediction.gmacs == model.gmacs()[prediction.exit_round - 1]
-    with pytest.warns(SettingWarning, match="other weights"):  # thresholds do not hold across merging
+    with pytest.raises(ValueError, match="other weights"):  # thresholds do not hold across merging
         Engine(model, setting)
 
 

@@ -123,8 +123,11 @@ def test_a_setting_is_kept_whole(models, tmp_path, no_graphs):
     made = Manifest.read(tmp_path / "out")
     assert made.setting == setting
     assert made.threshold == (0.7,)
-    with pytest.warns(SettingWarning, match="other weights"):
-        export(models["two rounds"], tmp_path / "out", threshold=a_setting(models["two rounds"], weights="x"))
+    with pytest.raises(ValueError, match="other weights"):
+        export(models["two rounds"], tmp_path / "other", threshold=a_setting(models["two rounds"], weights="x"))
+    assert not (tmp_path / "other").exists()
+    with pytest.warns(SettingWarning, match="other precision"):
+        export(models["two rounds"], tmp_path / "out", threshold=a_setting(models["two rounds"], precision="bf16"))
 
 
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(models, tmp_path, no_graphs):

@@ -3,6 +3,8 @@ from timm.data import ImageNetInfo
 
 from progresvit.config import preset
 from progresvit.evaluation.classes import class_numbers
+from progresvit.io.model_folder import BUNDLED, bundled_folder
+from progresvit.model.registry import read_config
 
 IMAGENET = preset("progresvit_small_192_240")
 OWN = preset("progresvit_tiny_160_224", num_classes=3, class_ids=("ant", "bee", "fly"))
@@ -26,8 +28,18 @@ def test_folders_that_are_numbers_are_sorted_as_numbers():
 
 
 def test_numbers_are_not_taken_for_classes_of_a_model_that_has_other_names():
-    with pytest.raises(ValueError, match="does not know 2 of the 2 classes of the data, such as '1'"):
+    with pytest.raises(ValueError, match="knows none of the 2 classes"):
         class_numbers(["1", "2"], OWN)
+
+
+@pytest.mark.parametrize("model", BUNDLED)
+def test_data_without_any_class_of_the_model_is_refused_with_examples_of_both(model):
+    config = read_config(bundled_folder(model))
+    examples = r"data has Abyssinian, Bengal, Birman, …, the model n01440764, n\d{8}, n\d{8}, …\."
+    with pytest.raises(
+        ValueError, match=f"knows none of the 4 classes of the data: the {examples} Name the class folders"
+    ):
+        class_numbers(["Abyssinian", "Bengal", "Birman", "Bombay"], config)
 
 
 def test_foreign_classes_are_refused():

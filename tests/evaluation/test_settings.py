@@ -26,10 +26,13 @@ def test_a_setting_says_what_it_is_bound_to_and_comes_back(tmp_path):
     assert (known["weights"], known["precision"]) == (records.header.weights, "fp32")
     assert known["preprocessing"] == records.header.preprocessing_hash
     assert load_setting(tmp_path / "t.json") == setting
-    assert setting.caveat(weights="w" * 64, preprocessing=setting.preprocessing, precision="fp32") is None
-    assert "other weights and preprocessing: the certificate" in setting.caveat(
-        weights="x", preprocessing="y", precision="fp32"
-    )
+    setting.check_weights("w" * 64)
+    with pytest.raises(
+        ValueError, match=r"with other weights, and does not hold for this one\. Calibrate on this model"
+    ):
+        setting.check_weights("x")
+    assert setting.caveat(preprocessing=setting.preprocessing, precision="fp32") is None
+    assert "other preprocessing and precision: the certificate" in setting.caveat(preprocessing="y", precision="bf16")
 
 
 def test_the_labelled_guarantee_counts_right_answers_lost():

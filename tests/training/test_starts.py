@@ -151,7 +151,7 @@ def test_a_quiet_start_is_refused_where_it_cannot_be(saved):
     with pytest.raises(ValueError, match=r"remove model\.start_fusion"):
         started(folder, start_fusion="quiet")
     with pytest.raises(ValueError, match=r"remove model\.start_fusion"):
-        started("shipped", start_fusion="quiet", depth=12, patch_size=16)
+        started("nettewoof-tiny", start_fusion="quiet", depth=12, patch_size=16)
 
 
 def test_a_recipe_names_the_missing_file():

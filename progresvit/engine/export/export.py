@@ -59,7 +59,7 @@ def export(
         model: The model; it is folded.
         folder: Created, or replaced if it holds an export; a folder with other files is refused.
         format: onnx or openvino.
-        threshold: For the host: a number, one for each round but the last, or a ``Setting`` for entropies.
+        threshold: For the host: a number, one for each round but the last, or a ``Setting`` of the model for entropies.
         temperatures: One for each round, for the reported probabilities.
         int8: Quantise the graphs, and measure the cost on these images.
         progress: Called with a description of each step.
@@ -136,7 +136,8 @@ def _describe(
         temperatures=(1.0,) * rounds if temperatures is None else tuple(temperatures),
     )
     if setting is not None:
-        caveat = setting.caveat(weights=manifest.weights, preprocessing=manifest.preprocessing, precision=precision)
+        setting.check_weights(manifest.weights)
+        caveat = setting.caveat(preprocessing=manifest.preprocessing, precision=precision)
         if caveat is not None:
             warnings.warn(caveat, SettingWarning, stacklevel=3)
     return manifest
