@@ -30,7 +30,7 @@ def info(
         str | None,
         typer.Argument(
             help=f"Preset. {options.MODEL_HELP} Without one, {DEFAULT_MODEL} and the list of names.",
-            metavar="[PRESET|MODEL]",
+            metavar="PRESET|MODEL",
             show_default=False,
         ),
     ] = None,

@@ -33,9 +33,9 @@ def class_numbers(names: Sequence[str], config: BaseConfig) -> list[int]:
         foreign = [name for name in names if name not in known]
         if len(foreign) == len(names):
             raise ValueError(
-                f"the model knows none of the {len(names)} classes of the data: the data has {_some(names)}, the model "
-                f"{_some(list(known))}. Name the class folders by the model's class ids, give data or a model of other "
-                "classes, or use --unlabelled; to train a model for these classes: progresvit train own_images --data "
+                f"the model knows no class of the data: the classes of the data are {_some(names)}, those of the model "
+                f"{_some(list(known))}. Name the class folders by the model's class ids, give other data or another "
+                "model, or use --unlabelled; to train a model for these classes: progresvit train own_images --data "
                 "DATA --out DIR"
             )
         raise ValueError(
@@ -57,8 +57,9 @@ def relabel(images: ImageDataset, config: BaseConfig) -> list[int]:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first names, as examples."""
-    return ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
+    """The first names, as examples, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _are_numbers(names: Sequence[str], config: BaseConfig) -> bool:

@@ -41,7 +41,7 @@ def bundled_folder(name: str = DEFAULT_MODEL) -> Path:
 
 def is_bundled(source: Source) -> bool:
     """Whether ``source`` is the name of a bundled model."""
-    return source in BUNDLED or source in ALIASES
+    return os.fspath(source) in (*BUNDLED, *ALIASES)
 
 
 def is_local(source: Source) -> bool:
@@ -67,8 +67,8 @@ def find_folder(
     folder = Path(os.path.expanduser(source))
     if folder.is_dir():
         return folder
-    if isinstance(source, str) and is_bundled(source):
-        return bundled_folder(source)
+    if is_bundled(source):
+        return bundled_folder(os.fspath(source))
     if folder.exists():
         raise ValueError(_file_is_no_folder(folder))
     if not is_hub_id(source):

@@ -6,7 +6,10 @@ from PIL import Image
 
 import progresvit
 from progresvit.config import ModelConfig, make_rounds
+from progresvit.data.samples import samples_folder
+from progresvit.io.model_folder import bundled_folder
 from progresvit.model import ProgResViT
+from progresvit.routing import load_setting
 from tests.cli.test_routing_commands import refused, run, works
 
 
@@ -73,12 +76,14 @@ def test_a_setting_is_asked_for_by_name_and_a_budget_by_number(model, digits, tm
 
 
 @pytest.mark.slow
-def test_without_a_model_it_is_the_one_that_ships_and_unsure_answers_are_declined():
-    output = works("classify", "--samples")
+@pytest.mark.parametrize("model", [(), ("--model", "nettewoof-tiny")], ids=["default", "nettewoof-tiny"])
+def test_bundled_models_use_their_settings_and_withhold_unsure_answers(model):
+    output = works("classify", "--samples", *model)
     assert "church.jpg" in output
-    assert "10 images: " in output
-    assert "calibrated by the rule near-lossless on 3932 images" in output
-    assert "none (" in works("classify", "--samples", "--threshold", "careful")
+    assert f"{len(list(samples_folder().glob('*.jpg')))} images: " in output
+    n = load_setting(bundled_folder(*model[1:]) / "settings" / "near-lossless.json").n
+    assert f"calibrated by the rule near-lossless on {n} images" in output
+    assert "none (" in works("classify", "--samples", *model, "--threshold", "careful")
 
 
 def test_nothing_to_look_at_is_refused(picture):
