@@ -1,20 +1,17 @@
-"""The model and the pictures that come with the package: whole, small, and what they say they are."""
+"""The model that comes with the package: whole, small, and what it says it is."""
 
 import json
 import os
-import re
 import warnings
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 
 import progresvit
 from progresvit import evaluation
 from progresvit.api import shipped_folder
 from progresvit.data.crop import preprocessing_hash
-from progresvit.data.samples import samples_folder
 from progresvit.distributed import Processes
 from progresvit.io.weights import weights_hash
 from progresvit.routing import load_budgets, load_setting
@@ -87,19 +84,3 @@ def test_an_engine_without_arguments_is_silent_and_near_lossless():
 
 def test_the_card_says_what_the_figures_say(figures):
     assert (FOLDER / "README.md").read_text() == load_script("model_card").render(figures)
-
-
-def test_it_knows_the_church_among_the_samples():
-    (found,) = progresvit.Engine().classify([samples_folder() / "church.jpg"])
-    assert found.label == "church"
-
-
-def test_every_sample_is_a_small_picture_with_its_credit():
-    credits_ = (samples_folder() / "CREDITS.md").read_text()
-    told = set(re.findall(r"^\| `([^`]+)` \|", credits_, re.MULTILINE))
-    files = [path for path in samples_folder().iterdir() if path.name != "CREDITS.md"]
-    assert told == {path.name for path in files}
-    assert sum(path.stat().st_size for path in files) < 1.5e6
-    for path in files:
-        with Image.open(path) as picture:
-            assert max(picture.size) <= 512
