@@ -12,7 +12,7 @@ import typer
 
 import progresvit
 from progresvit.cli import app
-from progresvit.data.samples import samples_folder
+from progresvit.data.samples import sample_labels, samples_folder
 from progresvit.io.model_folder import bundled_folder
 
 ROOT = Path(__file__).parent.parent
@@ -120,15 +120,19 @@ def test_the_readme_shows_what_the_first_command_prints():
     """All but the last digits, which another machine may round another way."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     block = page[page.index("$ progresvit classify --samples") :].split("```")[0]
-    shown = {cells[1]: cells for line in block.splitlines() if len(cells := re.split(r"\s*│\s*", line)) == 8}
+    header, *rows = [cells for line in block.splitlines() if len(cells := re.split(r"\s*[│┃]\s*", line)) > 2]
+    assert len(rows) >= 2
+    shown = {row[1]: dict(zip(header, row)) for row in rows}
     paths = [samples_folder() / name for name in shown]
-    assert len(paths) == 4
-    for path, found in zip(paths, progresvit.Engine().classify(paths)):
-        _, _, answer, probability, round_, entropy, gmacs, _ = shown[path.name]
-        assert (answer, int(round_)) == (found.label, found.exit_round)
-        assert float(probability) == pytest.approx(100 * found.probability, abs=0.2)
-        assert float(entropy) == pytest.approx(found.entropy, abs=2e-3)
-        assert float(gmacs) == pytest.approx(found.gmacs, abs=1e-3)
+    engine = progresvit.Engine()
+    for path, found in zip(paths, engine.classify(paths)):
+        cells = shown[path.name]
+        is_correct = engine.config.class_ids[found.index] in sample_labels()[path.name]
+        assert (cells["answer"], int(cells["round"])) == (found.label, found.exit_round)
+        assert cells["correct"] == ("yes" if is_correct else "no")
+        assert float(cells["probability %"]) == pytest.approx(100 * found.probability, abs=0.2)
+        assert float(cells["entropy"]) == pytest.approx(found.entropy, abs=2e-3)
+        assert float(cells["GMACs"]) == pytest.approx(found.gmacs, abs=1e-3)
 
 
 def test_every_test_file_that_a_page_names_exists():

@@ -56,7 +56,7 @@ def classify(
     if out is not None:
         errors += _to_file(engine, found, out, overwrite)
     else:
-        errors += _to_terminal(engine, found, as_json)
+        errors += _to_terminal(engine, found, as_json, mark_correct=samples)
     for name, reason in bad:
         typer.echo(f"skipped: {name}: {reason}", err=True)
     if errors:
@@ -143,8 +143,9 @@ def _to_file(engine: Engine, found: list[Entry], out: Path, overwrite: bool) -> 
     return summary.errors
 
 
-def _to_terminal(engine: Engine, found: list[Entry], as_json: bool) -> int:
+def _to_terminal(engine: Engine, found: list[Entry], as_json: bool, *, mark_correct: bool) -> int:
     from progresvit.data.dataset import UNLABELLED, ImageDataset
+    from progresvit.data.samples import sample_labels
     from progresvit.engine.engine import DEADLINE
     from progresvit.engine.predict_files import predictions, row, summarise
     from progresvit.evaluation.table import Column, Table, decimals, rough_percent
@@ -171,6 +172,10 @@ def _to_terminal(engine: Engine, found: list[Entry], as_json: bool) -> int:
             {**row(entry.name, answer, engine), "answer": _answer(answer), "others": _others(answer)}
             for entry, answer in good
         ]
+        if mark_correct and engine.config.class_ids is not None:
+            columns.insert(2, Column("correct", "correct"))
+            labels = sample_labels()
+            rows = [{**cells, "correct": _correct(cells, labels[cells["picture"]])} for cells in rows]
         output.show_table(Table(_count(len(rows)), columns, rows))
         _report(summarise(answers, len(engine.gmacs)), engine)
     for entry, answer in zip(found, answers):
@@ -192,6 +197,13 @@ def _others(prediction: Prediction) -> str:
 def _answer(prediction: Prediction) -> str:
     name = prediction.label or f"class {prediction.index}"
     return f"none ({name}?)" if prediction.abstained else name
+
+
+def _correct(cells: dict[str, Any], accepted: list[str]) -> str:
+    """Whether the answer is an accepted class; a dash if it is withheld."""
+    if cells["abstained"]:
+        return "–"
+    return "yes" if cells["class_id"] in accepted else "no"
 
 
 def _count(images: int) -> str:

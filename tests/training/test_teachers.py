@@ -10,7 +10,8 @@ from progresvit.config import preset
 from progresvit.data import evaluation_transform
 from progresvit.training.teachers import Teacher, load_teacher, teacher_class_ids
 
-CAT = Path(__file__).parent.parent.parent / "progresvit" / "samples" / "cat.jpg"
+LORIKEET = 90  # its index among ImageNet's classes
+IMAGE = Path(__file__).parent.parent.parent / "progresvit" / "samples" / "lorikeet.jpg"
 WOOF = ("n02086240", "n02087394", "n02088364")  # three of Imagewoof's dogs
 
 
@@ -33,14 +34,13 @@ def test_a_teacher_sees_its_own_size_and_normalisation():
     assert logits.shape == (2, 2)
 
 
-def test_efficientnet_lite2_knows_a_cat_when_it_sees_one():
-    """The real weights on a real image: a tabby among ImageNet's thousand classes."""
+def test_efficientnet_lite2_knows_a_lorikeet_when_it_sees_one():
+    """The real weights on a real image: one of ImageNet's thousand classes."""
     student = preset("progresvit_small_192_240")
     teacher = load_teacher("efficientnet-lite2", student).eval()
-    image = evaluation_transform(student)(Image.open(CAT).convert("RGB"))
+    image = evaluation_transform(student)(Image.open(IMAGE).convert("RGB"))
     with torch.no_grad():
-        best = teacher(image.unsqueeze(0)).topk(3).indices[0].tolist()
-    assert set(best) & {281, 282, 285}  # tabby, tiger cat, Egyptian cat
+        assert teacher(image.unsqueeze(0)).argmax() == LORIKEET
 
 
 def test_a_teacher_answers_in_the_students_classes():
@@ -55,17 +55,17 @@ def test_a_wider_head_has_the_teachers_classes_in_its_order():
     assert load_teacher("efficientnet-lite2", student).classes is None
 
 
-def test_efficientnet_lite2_sees_the_cat_where_it_is():
+def test_efficientnet_lite2_sees_the_lorikeet_where_it_is():
     """The mean over its map is its prediction, checked on loading; here on a real image at another resolution."""
     student = preset("progresvit_tiny_160_224", num_classes=1000)
-    image = evaluation_transform(student)(Image.open(CAT).convert("RGB")).unsqueeze(0)
+    image = evaluation_transform(student)(Image.open(IMAGE).convert("RGB")).unsqueeze(0)
     with torch.no_grad():
         whole = load_teacher("efficientnet-lite2", student, resolution=224).eval()(image)
         places = load_teacher("efficientnet-lite2", student, resolution=224, as_map=True).eval()(image)
     assert places.shape == (1, 49, 1000)
     assert torch.allclose(places.mean(dim=1), whole, atol=1e-3)
     where_it_is_surest = places[0].softmax(dim=-1).amax(dim=1).argmax()
-    assert places[0, where_it_is_surest].argmax() in (281, 282, 285)  # tabby, tiger cat, Egyptian cat
+    assert places[0, where_it_is_surest].argmax() == LORIKEET
 
 
 def test_convolutional_timm_models_have_a_map(monkeypatch):
