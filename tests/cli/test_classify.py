@@ -7,6 +7,7 @@ from PIL import Image
 import progresvit
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.model import ProgResViT
+from progresvit.routing import load_setting
 from tests.cli.test_routing_commands import refused, run, works
 
 
@@ -79,6 +80,24 @@ def test_without_a_model_it_is_the_one_that_ships_and_unsure_answers_are_decline
     assert "10 images: " in output
     assert "calibrated by the rule near-lossless on 3932 images" in output
     assert "none (" in works("classify", "--samples", "--threshold", "careful")
+
+
+def test_images_of_no_class_are_declined_in_the_table_in_json_and_in_parquet(model, digits, tmp_path):
+    works("evaluate", model, "--data", digits, "--out", tmp_path / "r.parquet", "--workers", 0, "--device", "cpu")
+    words = ("--exit-share", 0.5, "--ood-share", 0.4, "--out", model / "settings" / "ood.json")
+    works("calibrate", tmp_path / "r.parquet", *words)
+    command = ("classify", digits / "val", "--model", model, "--threshold", "ood", "--device", "cpu")
+    lines = [json.loads(line) for line in works(*command, "--json").splitlines()]
+    limit = load_setting(model / "settings" / "ood.json").ood.limit
+    unknown = [line["out_of_distribution"] for line in lines]
+    assert 0 < sum(unknown) < len(lines)
+    assert [line["ood_score"] < limit for line in lines] == unknown == [line["abstained"] for line in lines]
+    output = works(*command)
+    assert output.count("none of its classes (") == sum(unknown)
+    assert f"{sum(unknown)} of them out-of-distribution" in output
+    works(*command, "--out", tmp_path / "a.parquet")
+    assert pq.read_table(tmp_path / "a.parquet")["out_of_distribution"].to_pylist() == unknown
+    assert "ood_score" not in works("classify", digits / "val", "--model", model, "--threshold", "0.5", "--json")
 
 
 def test_nothing_to_look_at_is_refused(picture):
