@@ -252,7 +252,7 @@ class Engine:
                 gmacs=self.gmacs[s],
                 abstained=abstained,
                 out_of_distribution=unknown,
-                ood_score=score,
+                ood_score=None if self.policy.ood is None else score,
                 top=self._candidates(classes, probabilities) if self.top_k > 1 and classes[0] >= 0 else (),
             )
             for classes, probabilities, entropy, abstained, unknown, score in zip(

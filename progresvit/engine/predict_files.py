@@ -45,7 +45,7 @@ SCHEMA = pa.schema(
         pa.field("gmacs", pa.float32(), nullable=False),
         pa.field("abstained", pa.bool_(), nullable=False),
         pa.field("out_of_distribution", pa.bool_(), nullable=False),
-        pa.field("ood_score", pa.float32(), nullable=False),
+        pa.field("ood_score", pa.float32()),
         pa.field("top", pa.list_(CANDIDATE), nullable=False),
         pa.field("error", pa.string()),
     ]
@@ -136,7 +136,7 @@ def _with_ood_columns(part: pa.Table) -> pa.Table:
         return part
     place, rows = part.column_names.index("abstained") + 1, part.num_rows
     part = part.add_column(place, SCHEMA.field("out_of_distribution"), pa.array([False] * rows, pa.bool_()))
-    return part.add_column(place + 1, SCHEMA.field("ood_score"), pa.array([float("nan")] * rows, pa.float32()))
+    return part.add_column(place + 1, SCHEMA.field("ood_score"), pa.nulls(rows, pa.float32()))
 
 
 def _summary(facts: Iterable[tuple[int, float, bool, bool]], rounds: int) -> Summary:

@@ -97,7 +97,8 @@ def test_images_of_no_class_are_declined_in_the_table_in_json_and_in_parquet(mod
     assert f"{sum(unknown)} of them out-of-distribution" in output
     works(*command, "--out", tmp_path / "a.parquet")
     assert pq.read_table(tmp_path / "a.parquet")["out_of_distribution"].to_pylist() == unknown
-    assert "ood_score" not in works("classify", digits / "val", "--model", model, "--threshold", "0.5", "--json")
+    line = works("classify", digits / "val", "--model", model, "--threshold", "0.5", "--json").splitlines()[0]
+    assert (json.loads(line)["out_of_distribution"], json.loads(line)["ood_score"]) == (False, None)
 
 
 def test_nothing_to_look_at_is_refused(picture):
