@@ -19,6 +19,7 @@ from progresvit.cli.fit_router import fit_router
 from progresvit.cli.frontier import frontier
 from progresvit.cli.import_official import import_official
 from progresvit.cli.info import info
+from progresvit.cli.ood import ood
 from progresvit.cli.quickstart import quickstart
 from progresvit.cli.shift import shift
 from progresvit.cli.train import train
@@ -61,6 +62,7 @@ app.command("calibrate")(calibrate)
 app.command("fit-router")(fit_router)
 app.command("compare-routers")(compare_routers)
 app.command("abstention")(abstention)
+app.command("ood")(ood)
 app.command("trust")(trust)
 app.command("shift")(shift)
 app.command("export")(export)

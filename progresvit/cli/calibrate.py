@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -13,6 +13,7 @@ from progresvit.compute import Convention
 if TYPE_CHECKING:
     from progresvit.evaluation import Records
     from progresvit.routing import Setting
+    from progresvit.routing.scores import OODScore
 
 
 def calibrate(
@@ -34,6 +35,16 @@ def calibrate(
     ] = False,
     max_error: Annotated[
         float | None, typer.Option(help="Maximum error rate among answered images; uncertain answers are withheld.")
+    ] = None,
+    ood_share: Annotated[
+        float | None,
+        typer.Option(
+            help="Reject out-of-distribution images with a limit that rejects this share of the images in the records, "
+            "such as 0.05."
+        ),
+    ] = None,
+    ood_score: Annotated[
+        str | None, typer.Option(help="Out-of-distribution score: energy (the default), max-logit, msp or entropy.")
     ] = None,
     router: Annotated[Path | None, typer.Option(help="Calibrate a threshold for this router's probabilities.")] = None,
     convention: Annotated[Convention, typer.Option(help="Convention for counting GMACs.")] = "paper",
@@ -62,13 +73,17 @@ def calibrate(
         raise ValueError(f"--confidence is between 0 and 1 (0.95 for 95 %), not {confidence:g}.")
     if unlabelled and max_drop is None:
         raise ValueError("--unlabelled applies to the certificate; give --max-drop too.")
+    if ood_score is not None and ood_share is None:
+        raise ValueError("--ood-score needs --ood-share, the share of known images that may be rejected: 0.05 for 5 %.")
     if out is not None and out.suffix != ".json":
         raise ValueError(f"{out}: a setting is a .json file; use --out {out}.json.")
     from progresvit import evaluation
+    from progresvit.routing.scores import DEFAULT_OOD_SCORE
 
     table = evaluation.read_records(records)
     if budgets:
-        _write_budgets(table, out, plain=router is None and max_error is None and convention == "paper")
+        extras = (router, max_error, ood_share)
+        _write_budgets(table, out, plain=convention == "paper" and all(extra is None for extra in extras))
         return
     fitted = options.open_router(router, table.header, table.ids)
     if budget_gmacs is not None:
@@ -89,6 +104,9 @@ def calibrate(
         setting = evaluation.calibrate_near_lossless(table, router=fitted, convention=convention)
     if max_error is not None:
         setting = evaluation.with_abstention(table, setting, max_error, router=fitted)
+    if ood_share is not None:
+        score = cast("OODScore", ood_score or DEFAULT_OOD_SCORE)
+        setting = evaluation.with_ood(table, setting, ood_share, score=score, router=fitted)
     if out is None:
         typer.echo(setting.to_json())
         return
@@ -105,7 +123,7 @@ def _write_budgets(table: Records, out: Path | None, *, plain: bool) -> None:
     if out is None or not plain:
         raise ValueError(
             "--budgets needs --out MODEL/budgets.json. It uses entropies and the paper's GMACs; leave out --router, "
-            "--max-error and --convention."
+            "--max-error, --ood-share and --convention."
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     evaluation.measure_budgets(table).save(out)
@@ -130,4 +148,9 @@ def _report(setting: Setting) -> None:
         typer.echo(
             f"withheld: {limit}; {expected['coverage']:.1%} of the images are answered, "
             f"{expected['answered_top1']:.3%} of the answers are correct"
+        )
+    if setting.ood is not None:
+        typer.echo(
+            f"out-of-distribution: {setting.ood.score} below {setting.ood.limit:.4g}; "
+            f"{expected['out_of_distribution']:.1%} of these images are rejected"
         )

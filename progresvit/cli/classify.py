@@ -196,6 +196,8 @@ def _others(prediction: Prediction) -> str:
 
 def _answer(prediction: Prediction) -> str:
     name = prediction.label or f"class {prediction.index}"
+    if prediction.out_of_distribution:
+        return f"none of its classes ({name}?)"
     return f"none ({name}?)" if prediction.abstained else name
 
 
@@ -218,7 +220,9 @@ def _report(summary: Summary, engine: Engine) -> None:
     saved = 1 - summary.gmacs / engine.gmacs[-1]
     typer.echo(
         f"{_count(classified)}: {rounds}; {summary.gmacs:.3f} GMACs on average instead of {engine.gmacs[-1]:.3f}, "
-        f"{saved:.1%} saved" + (f"; {summary.abstained} abstained" if summary.abstained else "")
+        f"{saved:.1%} saved"
+        + (f"; {summary.abstained} abstained" if summary.abstained else "")
+        + (f", {summary.out_of_distribution} of them out-of-distribution" if summary.out_of_distribution else "")
     )
     if engine.setting is not None:
         limits = ", ".join(f"{limit:.4g}" for limit in engine.policy.thresholds)

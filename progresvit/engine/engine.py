@@ -56,7 +56,7 @@ class Engine:
         budget_gmacs: Average GMACs per image, instead of a threshold; looked up in ``budgets.json`` of the folder.
         router: A learned router, or the path of one.
         abstain: The top-10 entropy from which answers are withheld, or an ``Abstention``. By default that of the
-            setting.
+            setting. Answers for out-of-distribution images are withheld if the setting has a limit for them.
         temperatures: One for each round; they divide the logits for the reported probability only.
         top_k: Number of classes in ``Prediction.top``.
         backend: torch, onnxruntime or openvino.
@@ -108,7 +108,8 @@ class Engine:
             self._check(threshold, router, source)
             abstain = threshold.abstain if abstain is None else abstain
             threshold = threshold.threshold
-        self.policy = Policy.make(len(config.rounds), threshold, router=router, abstain=abstain)
+        ood = None if self.setting is None else self.setting.ood
+        self.policy = Policy.make(len(config.rounds), threshold, router=router, abstain=abstain, ood=ood)
         self._check_routers(source)
         self.temperatures = _checked_temperatures(temperatures, source.temperatures, len(config.rounds))
         self.gmacs = compute.cumulative_gmacs(config)
@@ -187,6 +188,7 @@ class Engine:
             "thresholds": [str(threshold) for threshold in self.policy.thresholds],
             "routers": [_router_hash(router) for router in (self.policy.router, self.policy.abstention.router)],
             "abstain": [str(self.policy.abstention.entropy), str(self.policy.abstention.unrecoverable)],
+            **({} if self.policy.ood is None else {"ood": self.policy.ood.model_dump()}),  # runs of 0.1.0 have none
             "temperatures": list(self.temperatures),
             "top_k": self.top_k,
             "backend": self.backend,
@@ -236,7 +238,10 @@ class Engine:
             warnings.warn(text, MemoryWarning, stacklevel=2)
 
     def _predictions(self, s: int, answers: Answers, rows: NDArray[np.int64]) -> list[Prediction]:
-        facts = (answers.classes, answers.probabilities, answers.entropy, answers.abstains)
+        facts = (
+            *(answers.classes, answers.probabilities, answers.entropy, answers.abstains),
+            *(answers.out_of_distribution, answers.ood_score),
+        )
         return [
             Prediction(
                 index=classes[0],
@@ -246,9 +251,13 @@ class Engine:
                 entropy=entropy,
                 gmacs=self.gmacs[s],
                 abstained=abstained,
+                out_of_distribution=unknown,
+                ood_score=None if self.policy.ood is None else score,
                 top=self._candidates(classes, probabilities) if self.top_k > 1 and classes[0] >= 0 else (),
             )
-            for classes, probabilities, entropy, abstained in zip(*(fact[rows].tolist() for fact in facts))
+            for classes, probabilities, entropy, abstained, unknown, score in zip(
+                *(fact[rows].tolist() for fact in facts)
+            )
         ]
 
     def _candidates(self, classes: list[int], probabilities: list[float]) -> tuple[Candidate, ...]:

@@ -44,6 +44,8 @@ SCHEMA = pa.schema(
         pa.field("entropy", pa.float32(), nullable=False),
         pa.field("gmacs", pa.float32(), nullable=False),
         pa.field("abstained", pa.bool_(), nullable=False),
+        pa.field("out_of_distribution", pa.bool_(), nullable=False),
+        pa.field("ood_score", pa.float32()),
         pa.field("top", pa.list_(CANDIDATE), nullable=False),
         pa.field("error", pa.string()),
     ]
@@ -57,6 +59,8 @@ class Summary:
     images: int
     errors: int
     abstained: int
+    out_of_distribution: int
+    """These are among the abstained."""
     exits: tuple[int, ...]
     """Number of images that exited after each round."""
     gmacs: float
@@ -98,11 +102,11 @@ def classify_files(
             number, rows = number + 1, []
         if progress is not None and (index % 64 == 0 or index + 1 == total):
             progress(index + 1, total)
-    tables = [pq.read_table(path) for path in parts.paths()]
+    tables = [_with_ood_columns(pq.read_table(path)) for path in parts.paths()]
     table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
     replace_file(out, _parquet(table))
     parts.remove()
-    columns = (table[name].to_pylist() for name in ("exit_round", "gmacs", "abstained"))
+    columns = (table[name].to_pylist() for name in ("exit_round", "gmacs", "abstained", "out_of_distribution"))
     return _summary(zip(*columns), len(engine.gmacs))
 
 
@@ -122,19 +126,30 @@ def row(name: str, prediction: Prediction, engine: Engine) -> dict[str, Any]:
 
 def summarise(answers: Iterable[Prediction], rounds: int) -> Summary:
     """Totals of predictions by a model of so many rounds."""
-    return _summary(((answer.exit_round, answer.gmacs, answer.abstained) for answer in answers), rounds)
+    facts = ((answer.exit_round, answer.gmacs, answer.abstained, answer.out_of_distribution) for answer in answers)
+    return _summary(facts, rounds)
 
 
-def _summary(facts: Iterable[tuple[int, float, bool]], rounds: int) -> Summary:
-    """From exit round, GMACs and abstention of each image; exit round 0 means that it could not be opened."""
+def _with_ood_columns(part: pa.Table) -> pa.Table:
+    """A part of version 0.1.0, which had no out-of-distribution score, gets the columns for it."""
+    if "ood_score" in part.column_names:
+        return part
+    place, rows = part.column_names.index("abstained") + 1, part.num_rows
+    part = part.add_column(place, SCHEMA.field("out_of_distribution"), pa.array([False] * rows, pa.bool_()))
+    return part.add_column(place + 1, SCHEMA.field("ood_score"), pa.nulls(rows, pa.float32()))
+
+
+def _summary(facts: Iterable[tuple[int, float, bool, bool]], rounds: int) -> Summary:
+    """From exit round (0: it could not be opened), GMACs, abstained and out-of-distribution of each image."""
     known = list(facts)
     classified = [fact for fact in known if fact[0]]
     return Summary(
         images=len(known),
         errors=len(known) - len(classified),
-        abstained=sum(abstained for _, _, abstained in classified),
-        exits=tuple(sum(exit_round == s + 1 for exit_round, _, _ in classified) for s in range(rounds)),
-        gmacs=sum(gmacs for _, gmacs, _ in classified) / len(classified) if classified else float("nan"),
+        abstained=sum(fact[2] for fact in classified),
+        out_of_distribution=sum(fact[3] for fact in classified),
+        exits=tuple(sum(fact[0] == s + 1 for fact in classified) for s in range(rounds)),
+        gmacs=sum(fact[1] for fact in classified) / len(classified) if classified else float("nan"),
     )
 
 

@@ -33,6 +33,10 @@ class Prediction:
     """Compute spent on the image, in the paper's convention."""
     abstained: bool
     """The answer is withheld; index and label are the best guess."""
+    out_of_distribution: bool = False
+    """The image belongs to none of the model's classes, so the answer is withheld."""
+    ood_score: float | None = None
+    """Higher for more in-distribution images; None if the setting has no limit for it."""
     top: tuple[Candidate, ...] = ()
     """The ``top_k`` most probable classes, the answer first; empty if the engine reports one class only."""
     error: str | None = None

@@ -40,7 +40,7 @@ class TorchRunningRound:
     """A running round whose answers are being copied to the host."""
 
     packed: Tensor
-    """The answers, (3 + 2k, B), on the host; complete after the event."""
+    """The answers, (5 + 2k, B), on the host; complete after the event."""
     tokens: Tensor | None
     event: torch.cuda.Event | None = None
 
@@ -50,9 +50,17 @@ class TorchRunningRound:
     def answers(self) -> Answers:
         if self.event is not None:
             self.event.synchronize()
-        (exits, entropy, abstains), top = self.packed[:3].numpy(), self.packed[3:].numpy()
+        (exits, entropy, abstains, unknown, score), top = self.packed[:5].numpy(), self.packed[5:].numpy()
         classes, probabilities = np.split(top.T, 2, axis=1)  # (2k, B) -> (B, k) twice
-        return Answers(exits > 0, classes.astype(np.int64), probabilities, entropy, abstains > 0)
+        return Answers(
+            exits=exits > 0,
+            classes=classes.astype(np.int64),
+            probabilities=probabilities,
+            entropy=entropy,
+            abstains=abstains > 0,
+            out_of_distribution=unknown > 0,
+            ood_score=score,
+        )
 
 
 class TorchBackend:
@@ -132,10 +140,11 @@ class TorchBackend:
             torch.cuda.empty_cache()
 
     def pack_answers(self, s: int, logits: Tensor) -> Tensor:
-        """Everything that the host needs, in one tensor: (B, K) -> (3 + 2k, B)."""
+        """Everything that the host needs, in one tensor: (B, K) -> (5 + 2k, B)."""
         decision = self.policy.decide(s, logits)
         classes, probabilities = _top_classes(logits.float() / self.temperatures[s], self.top_k)  # (k, B) twice
-        return torch.stack([decision.exits, decision.entropy, decision.abstains, *classes, *probabilities])
+        flags = (decision.exits, decision.entropy, decision.abstains, decision.out_of_distribution, decision.ood_score)
+        return torch.stack([*flags, *classes, *probabilities])
 
     def _is_last(self, s: int) -> bool:
         return s == len(self.folded) - 1

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from progresvit import compute
+from progresvit.evaluation.ood import OOD_SHARE, ood_limit
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.selective import abstain_entropy, routed_answers
 from progresvit.routing import (
@@ -20,9 +21,10 @@ from progresvit.routing import (
     threshold_for_exit_share,
 )
 from progresvit.routing.calibrate import OutOfReachError, spread_points
-from progresvit.routing.decide import exit_rounds
+from progresvit.routing.decide import OODRule, exit_rounds, route_records
 from progresvit.routing.frontier import frontier
 from progresvit.routing.router import router_hash
+from progresvit.routing.scores import DEFAULT_OOD_SCORE, OODScore, recorded_ood_score
 from progresvit.routing.settings import Budgets, Loss, Setting
 
 
@@ -113,9 +115,49 @@ def with_abstention(records: Records, setting: Setting, max_error: float, *, rou
     """
     entropy, wrong = routed_answers(records, exit_rounds(records.scores(router), setting.threshold))
     limit = abstain_entropy(entropy, wrong, max_error)
-    answered = entropy < (float("inf") if limit is None else limit)
+    return _with_coverage(records, setting.model_copy(update={"abstain": limit}), router)
+
+
+def with_ood(
+    records: Records,
+    setting: Setting,
+    share: float = OOD_SHARE,
+    *,
+    score: OODScore = DEFAULT_OOD_SCORE,
+    router: Router | None = None,
+) -> Setting:
+    """The same threshold, with a limit below which images count as out-of-distribution.
+
+    No out-of-distribution images are needed. All rounds share one limit, on the score of the round after which an image
+    exits: most out-of-distribution images run all rounds, so a limit per round would reject confident early exits
+    instead.
+
+    Args:
+        records: In-distribution images that the model was not trained on.
+        setting: A setting for these records.
+        share: The share of in-distribution images that is rejected by mistake.
+        score: One of ``routing.scores.OOD_SCORES``.
+        router: The router of the setting's threshold.
+    """
+    rounds = exit_rounds(records.scores(router), setting.threshold)
+    scores = recorded_ood_score(score, records.statistics[range(len(records)), rounds])
+    rule = OODRule(score=score, limit=ood_limit(scores, share), share=share)
+    found = setting.model_copy(update={"ood": rule})
+    routed = route_records(found.policy(router), records.top10_entropy, records.statistics)
+    observed = {"out_of_distribution": float(routed.out_of_distribution.mean())}
+    found = found.model_copy(update={"expected": {**found.expected, **observed}})
+    return _with_coverage(records, found, router) if "coverage" in found.expected else found
+
+
+def _with_coverage(records: Records, setting: Setting, router: Router | None) -> Setting:
+    """The setting with the share of answered images, and how many of the answers are correct."""
+    routed = route_records(setting.policy(router), records.top10_entropy, records.statistics)
+    _, wrong = routed_answers(records, routed.rounds)
+    answered = ~routed.abstained
+    if not answered.any():
+        raise OutOfReachError("every answer would be withheld; allow more errors, or reject a smaller share.")
     observed = {"coverage": float(answered.mean()), "answered_top1": float(1 - wrong[answered].mean())}
-    return setting.model_copy(update={"abstain": limit, "expected": {**setting.expected, **observed}})
+    return setting.model_copy(update={"expected": {**setting.expected, **observed}})
 
 
 def measure_budgets(records: Records) -> Budgets:

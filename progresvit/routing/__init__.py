@@ -21,9 +21,17 @@ from progresvit.routing.frontier import (  # at once: the function has the name 
 if TYPE_CHECKING:
     from progresvit.routing.calibrate import threshold_for_budget, threshold_for_exit_share
     from progresvit.routing.certify import CertifiedThreshold, certified_threshold, certified_thresholds, needed_images
-    from progresvit.routing.decide import Abstention, Policy, Routed, route_records
+    from progresvit.routing.decide import Abstention, OODRule, Policy, Routed, route_records
     from progresvit.routing.router import Router, fit_router, load_router, save_router
-    from progresvit.routing.scores import HIGHEST, STATISTICS, full_entropy, logit_statistics, top10_entropy
+    from progresvit.routing.scores import (
+        HIGHEST,
+        OOD_SCORES,
+        STATISTICS,
+        full_entropy,
+        logit_statistics,
+        ood_score,
+        top10_entropy,
+    )
     from progresvit.routing.settings import (
         Budgets,
         Setting,
@@ -42,6 +50,7 @@ _HOME_OF = {
     "certified_thresholds": "certify",
     "needed_images": "certify",
     "Abstention": "decide",
+    "OODRule": "decide",
     "Policy": "decide",
     "Routed": "decide",
     "route_records": "decide",
@@ -50,9 +59,11 @@ _HOME_OF = {
     "load_router": "router",
     "save_router": "router",
     "HIGHEST": "scores",
+    "OOD_SCORES": "scores",
     "STATISTICS": "scores",
     "full_entropy": "scores",
     "logit_statistics": "scores",
+    "ood_score": "scores",
     "top10_entropy": "scores",
     "Budgets": "settings",
     "Setting": "settings",
@@ -66,12 +77,14 @@ _HOME_OF = {
 __all__ = [
     "HIGHEST",
     "NEAR_LOSSLESS_DROP",
+    "OOD_SCORES",
     "PAPER_THRESHOLDS",
     "STATISTICS",
     "TENTHS",
     "Abstention",
     "Budgets",
     "CertifiedThreshold",
+    "OODRule",
     "OperatingPoint",
     "Policy",
     "Routed",
@@ -90,6 +103,7 @@ __all__ = [
     "logit_statistics",
     "near_lossless",
     "needed_images",
+    "ood_score",
     "operating_point",
     "route_records",
     "save_router",

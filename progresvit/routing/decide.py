@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
 
-from progresvit.routing.scores import Float32s, finite_rows, top10_entropy
+from progresvit.io.parse import Section
+from progresvit.routing.scores import Float32s, OODScore, finite_rows, ood_score, recorded_ood_score, top10_entropy
 
 if TYPE_CHECKING:
     from progresvit.routing.router import Router
@@ -45,6 +47,11 @@ def is_unrecoverable(probability: Array, limit: float) -> Array:
     """Whether to reject an image instead of refining it; a probability that is not finite says nothing."""
     values = _float64(probability)
     return (values >= limit) & (values < math.inf)
+
+
+def is_out_of_distribution(score: Array, limit: float) -> Array:
+    """Whether an image belongs to none of the model's classes: its score is below the limit, or not finite."""
+    return ~(_float64(score) >= limit)
 
 
 def _float64(values: Array) -> Array:
@@ -122,6 +129,16 @@ class Abstention:
             )
 
 
+class OODRule(Section):
+    """When an image counts as out-of-distribution; its answer is withheld."""
+
+    score: OODScore
+    limit: float = Field(allow_inf_nan=False)
+    """Images with a score below it in the round after which they exit are out-of-distribution."""
+    share: float = Field(gt=0, lt=1)
+    """The share of in-distribution images for which the limit was calibrated: so many are rejected by mistake."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """What happens to each image after a round: all (B,), arrays or tensors as the logits are."""
@@ -130,6 +147,10 @@ class Decision:
     abstains: Array
     """Exits without an answer; never true where ``exits`` is false."""
     entropy: Array
+    out_of_distribution: Array
+    """Exits and belongs to none of the classes; these abstain too."""
+    ood_score: Array
+    """NaN without an ``OODRule``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +162,7 @@ class Policy:
     router: Router | None = None
     """Its probabilities are compared with the thresholds; without one, top-10 entropies are."""
     abstention: Abstention = Abstention()
+    ood: OODRule | None = None
 
     @classmethod
     def make(
@@ -150,13 +172,14 @@ class Policy:
         *,
         router: Router | None = None,
         abstain: float | Abstention | None = None,
+        ood: OODRule | None = None,
     ) -> Policy:
         """A policy for a model of so many rounds; a single threshold is used for all rounds."""
         limits = as_thresholds([threshold], rounds)[0]
         abstention = Abstention() if abstain is None else abstain
         if not isinstance(abstention, Abstention):
             abstention = Abstention(entropy=float(abstention))
-        policy = cls(thresholds=tuple(limits.tolist()), router=router, abstention=abstention)
+        policy = cls(thresholds=tuple(limits.tolist()), router=router, abstention=abstention, ood=ood)
         for known in policy.routers:
             if known.rounds != rounds:
                 raise ValueError(f"a router for {known.rounds} rounds cannot serve a model of {rounds}; fit another.")
@@ -174,7 +197,7 @@ class Policy:
         entropy = top10_entropy(logits)
         withheld = is_withheld(entropy, self.abstention.entropy)
         if s == len(self.thresholds):
-            return Decision(exits=withheld | True, abstains=withheld, entropy=entropy)
+            return self._decision(logits, withheld | True, withheld, entropy)
         score = entropy if self.router is None else self.router.score(s, logits)
         exiting = exits(score, self.thresholds[s])
         abstaining = exiting & withheld
@@ -182,7 +205,22 @@ class Policy:
             probability = self.abstention.router.score(s, logits)
             rejected = ~exiting & is_unrecoverable(probability, self.abstention.unrecoverable)
             exiting, abstaining = exiting | rejected, abstaining | rejected
-        return Decision(exits=exiting, abstains=abstaining, entropy=entropy)
+        return self._decision(logits, exiting, abstaining, entropy)
+
+    def _decision(self, logits: Array, exiting: Array, abstaining: Array, entropy: Array) -> Decision:
+        """The decision, with the out-of-distribution images among those that exit."""
+        if self.ood is None:
+            unknown, score = exiting & False, entropy * math.nan
+        else:
+            score = ood_score(self.ood.score, logits)
+            unknown = exiting & is_out_of_distribution(score, self.ood.limit)
+        return Decision(
+            exits=exiting,
+            abstains=abstaining | unknown,
+            entropy=entropy,
+            out_of_distribution=unknown,
+            ood_score=score,
+        )
 
     def _decide_in_torch(self, s: int, logits: NDArray[Any]) -> Decision:
         """Learned routers are torch modules."""
@@ -194,10 +232,7 @@ class Policy:
                 "a policy without routers."
             ) from error
         decision = self.decide(s, torch.tensor(logits, device=next(self.routers[0].parameters()).device))
-        exiting, abstaining, entropy = (
-            values.cpu().numpy() for values in (decision.exits, decision.abstains, decision.entropy)
-        )
-        return Decision(exits=exiting, abstains=abstaining, entropy=entropy)
+        return Decision(**{field.name: getattr(decision, field.name).cpu().numpy() for field in fields(decision)})
 
 
 class Answers(NamedTuple):
@@ -212,6 +247,10 @@ class Answers(NamedTuple):
     """Top-10 entropy."""
     abstains: Marks
     """Exits without an answer; never true where ``exits`` is false."""
+    out_of_distribution: Marks
+    """Exits and belongs to none of the classes; these abstain too."""
+    ood_score: Float32s
+    """NaN without an ``OODRule``."""
 
     @property
     def index(self) -> NDArray[np.int64]:  # type: ignore[override]  # replaces tuple.index, which has no use here
@@ -243,6 +282,8 @@ def decide(policy: Policy, s: int, logits: NDArray[Any], temperature: float = 1.
         probabilities=np.where(finite[:, None], kept, np.float32(np.nan)),
         entropy=decision.entropy,
         abstains=decision.abstains,
+        out_of_distribution=decision.out_of_distribution,
+        ood_score=decision.ood_score,
     )
 
 
@@ -253,18 +294,26 @@ class Routed:
     rounds: NDArray[np.int64]
     """The round, from 0, after which the image exits."""
     abstained: Marks
+    out_of_distribution: Marks
+    """These are among the abstained."""
 
 
 def route_records(policy: Policy, entropy: ArrayLike, statistics: ArrayLike | None = None) -> Routed:
-    """The same decisions from records: ``entropy`` (N, S), ``statistics`` (N, S, 23) where a router is used."""
-    if policy.routers and statistics is None:
-        raise ValueError("a learned router needs statistics; pass statistics=records.statistics.")
+    """The same decisions from records: ``entropy`` (N, S), and ``statistics`` (N, S, 23) for a router or an OODRule."""
+    if (policy.routers or policy.ood) and statistics is None:
+        what = "a learned router" if policy.routers else "an out-of-distribution score"
+        raise ValueError(f"{what} needs statistics; pass statistics=records.statistics.")
     entropies, rejecting = as_scores(entropy), policy.abstention.router
     scores = entropies if policy.router is None else policy.router.scores(statistics)  # type: ignore[arg-type]
     chances = None if rejecting is None else rejecting.scores(statistics)  # type: ignore[arg-type]
     rounds, rejected = exit_or_reject(scores, chances, policy.thresholds, policy.abstention.unrecoverable)
-    answers = entropies[np.arange(len(rounds)), rounds]
-    return Routed(rounds=rounds, abstained=rejected | is_withheld(answers, policy.abstention.entropy))
+    rows = np.arange(len(rounds))
+    unknown = np.zeros(len(rounds), bool)
+    if policy.ood is not None:
+        exit_statistics = np.asarray(statistics)[rows, rounds]  # (N, S, 23) -> (N, 23)
+        unknown = is_out_of_distribution(recorded_ood_score(policy.ood.score, exit_statistics), policy.ood.limit)
+    withheld = is_withheld(entropies[rows, rounds], policy.abstention.entropy)
+    return Routed(rounds=rounds, abstained=rejected | withheld | unknown, out_of_distribution=unknown)
 
 
 def exit_or_reject(

@@ -1,4 +1,5 @@
-"""How uncertain a prediction is: top-10 entropy, full entropy, and the statistics that a learned router takes.
+"""How uncertain a prediction is: top-10 entropy, full entropy, the statistics that a learned router takes, and scores
+that tell out-of-distribution images.
 
 Importing this needs no torch: arrays are scored with numpy, tensors with torch. Letters: B images, K classes, z logits
 and p probabilities in descending order.
@@ -7,10 +8,12 @@ and p probabilities in descending order.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from progresvit.io.parse import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +44,13 @@ STATISTICS = (
 )
 """Names of the statistics. The paper names their kinds only (top-10 and full entropy, confidence and logit margins,
 distribution moments, leading probabilities and logits); this selection is ours."""
+
+OODScore = Literal["energy", "max-logit", "msp", "entropy"]
+OOD_SCORES: tuple[OODScore, ...] = get_args(OODScore)
+"""Scores that tell out-of-distribution images: the negative free energy, which is the logsumexp of the logits (Liu et
+al. 2020), the maximum logit (Hendrycks et al. 2022), the maximum softmax probability (Hendrycks and Gimpel 2017), and
+the negative top-10 entropy for comparison. A higher score means more in-distribution."""
+DEFAULT_OOD_SCORE: OODScore = "energy"
 
 
 @overload
@@ -76,6 +86,53 @@ def _top10_of_array(logits: NDArray[Any]) -> Float32s:
     entropy = 0.0 - (np.exp(logs) * logs).sum(axis=-1)  # (B, 10) -> (B,); 0 and not -0 for a certain prediction
     bounded = np.clip(entropy.astype(np.float32), np.float32(0), np.float32(_largest_entropy(count)))
     return np.where(finite, bounded, np.float32(np.inf))
+
+
+@overload
+def ood_score(name: OODScore, logits: Tensor) -> Tensor: ...
+@overload
+def ood_score(name: OODScore, logits: NDArray[Any]) -> Float32s: ...
+def ood_score(name: OODScore, logits: Any) -> Any:
+    """A score of ``OOD_SCORES``, higher for more in-distribution images: (B, K) -> (B,), in float32.
+
+    It is minus infinity where a logit is NaN or infinite, so such an image is out-of-distribution. Arrays and tensors
+    agree to rounding.
+    """
+    check_ood_score(name)
+    if name == "entropy":
+        return -top10_entropy(logits)
+    return _ood_of_array(name, logits) if isinstance(logits, np.ndarray) else _ood_of_tensor(name, logits)
+
+
+def recorded_ood_score(name: OODScore, statistics: ArrayLike) -> Float32s:
+    """The same score from the statistics of records: (…, 23) -> (…,)."""
+    check_ood_score(name)
+    column = {"energy": "log_sum_exp", "max-logit": "logit_1", "msp": "probability_1", "entropy": "top10_entropy"}[name]
+    values = np.asarray(statistics, np.float32)[..., STATISTICS.index(column)]
+    return np.where(np.isfinite(values), -values if name == "entropy" else values, np.float32(-np.inf))
+
+
+def check_ood_score(name: str) -> None:
+    """Refuse an unknown name."""
+    if name not in OOD_SCORES:
+        raise ValueError(f"unknown out-of-distribution score {name!r}; {did_you_mean(name, OOD_SCORES)}")
+
+
+def _ood_of_tensor(name: OODScore, logits: Tensor) -> Tensor:
+    values = logits.float()
+    if name == "max-logit":
+        score = values.amax(dim=-1)
+    else:
+        score = values.logsumexp(dim=-1) if name == "energy" else values.softmax(dim=-1).amax(dim=-1)
+    return score.where(values.isfinite().all(dim=-1), -math.inf)
+
+
+def _ood_of_array(name: OODScore, logits: NDArray[Any]) -> Float32s:
+    values, finite = finite_rows(logits)
+    highest = values.max(axis=-1)
+    total = np.exp(values - highest[:, None]).sum(axis=-1)  # 1 or more
+    score = {"energy": highest + np.log(total), "max-logit": highest, "msp": 1 / total}[name]
+    return np.where(finite, score, np.float32(-np.inf)).astype(np.float32, copy=False)
 
 
 def full_entropy(logits: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,8 +18,11 @@ from progresvit.io.files import replace_file
 from progresvit.io.model_folder import BUDGETS_FILE, BUNDLED, SETTINGS, bundled_folder
 from progresvit.io.parse import Section, dump_json, read_json
 from progresvit.routing.calibrate import ROUNDING
-from progresvit.routing.decide import Threshold, as_thresholds
+from progresvit.routing.decide import OODRule, Policy, Threshold, as_thresholds
 from progresvit.routing.frontier import OperatingPoint
+
+if TYPE_CHECKING:
+    from progresvit.routing.router import Router
 
 Rule = Literal["near-lossless", "budget", "exit-share", "guarantee"]
 Loss = Literal["labelled", "unlabelled"]
@@ -59,6 +62,8 @@ class Setting(Section):
     p_value: float | None = None
     abstain: float | None = None
     """Answers of this top-10 entropy or more are withheld; None if all are given."""
+    ood: OODRule | None = None
+    """Which images count as out-of-distribution; None if none do."""
     expected: dict[str, Any] = Field(default_factory=dict)
     """What the threshold gave on the calibration images."""
     data: str = ""
@@ -118,9 +123,14 @@ class Setting(Section):
                 "if it was none."
             )
 
+    def policy(self, router: Router | None = None) -> Policy:
+        """The policy of the setting; ``router`` is the one that its threshold is for."""
+        return Policy.make(self.rounds, self.threshold, router=router, abstain=self.abstain, ood=self.ood)
+
     def to_json(self) -> str:
         """The JSON text; fields that are None are left out."""
-        return dump_json({name: value for name, value in self if value is not None})
+        values = {name: value for name, value in self if value is not None}
+        return dump_json(values if self.ood is None else {**values, "ood": self.ood.model_dump()})
 
     def save(self, path: str | Path) -> None:
         """Write the JSON file."""

@@ -13,7 +13,7 @@ from progresvit.evaluation.selective import routed_answers
 from progresvit.evaluation.settings import calibrate_guarantee, calibrate_near_lossless, with_abstention
 from progresvit.routing import Setting
 from progresvit.routing.calibrate import OutOfReachError
-from progresvit.routing.decide import exit_rounds
+from progresvit.routing.decide import route_records
 from repro.formats import GroupAt, GroupResult, HalvesResult, SettingResult, Spread
 from repro.measure.records import measure_point
 
@@ -118,13 +118,13 @@ class Answers:
 
 def answer(records: Records, setting: Setting) -> Answers:
     """The records at a setting."""
-    rounds = exit_rounds(records.scores(), setting.threshold)
-    entropy, wrong = routed_answers(records, rounds)
+    routed = route_records(setting.policy(), records.scores(), records.statistics)
+    _, wrong = routed_answers(records, routed.rounds)
     return Answers(
-        rounds=rounds,
+        rounds=routed.rounds,
         wrong=wrong,
-        given=entropy < (np.inf if setting.abstain is None else setting.abstain),
-        gmacs=np.array(records.gmacs())[rounds],
+        given=~routed.abstained,
+        gmacs=np.array(records.gmacs())[routed.rounds],
         number_of_rounds=records.rounds,
     )
 

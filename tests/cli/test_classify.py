@@ -87,6 +87,25 @@ def test_bundled_models_use_their_settings_and_withhold_unsure_answers(model):
     assert "none (" in works("classify", "--samples", *model, "--threshold", "careful")
 
 
+def test_images_of_no_class_are_declined_in_the_table_in_json_and_in_parquet(model, digits, tmp_path):
+    works("evaluate", model, "--data", digits, "--out", tmp_path / "r.parquet", "--workers", 0, "--device", "cpu")
+    words = ("--exit-share", 0.5, "--ood-share", 0.4, "--out", model / "settings" / "ood.json")
+    works("calibrate", tmp_path / "r.parquet", *words)
+    command = ("classify", digits / "val", "--model", model, "--threshold", "ood", "--device", "cpu")
+    lines = [json.loads(line) for line in works(*command, "--json").splitlines()]
+    limit = load_setting(model / "settings" / "ood.json").ood.limit
+    unknown = [line["out_of_distribution"] for line in lines]
+    assert 0 < sum(unknown) < len(lines)
+    assert [line["ood_score"] < limit for line in lines] == unknown == [line["abstained"] for line in lines]
+    output = works(*command)
+    assert output.count("none of its classes (") == sum(unknown)
+    assert f"{sum(unknown)} of them out-of-distribution" in output
+    works(*command, "--out", tmp_path / "a.parquet")
+    assert pq.read_table(tmp_path / "a.parquet")["out_of_distribution"].to_pylist() == unknown
+    line = works("classify", digits / "val", "--model", model, "--threshold", "0.5", "--json").splitlines()[0]
+    assert (json.loads(line)["out_of_distribution"], json.loads(line)["ood_score"]) == (False, None)
+
+
 def test_nothing_to_look_at_is_refused(picture):
     refused("--samples for the bundled sample images", "classify")
     refused("--samples for the bundled sample images", "classify", picture, "--samples")

@@ -140,6 +140,41 @@ def test_calibrate_says_when_to_withhold_an_answer(records, tmp_path):
     refused("between 0 and 1", "calibrate", records, "--near-lossless", "--max-error", 5)
 
 
+def test_calibrate_sets_a_limit_for_images_of_no_class(records, tmp_path):
+    words = ("calibrate", records, "--near-lossless")
+    output = works(*words, "--ood-share", 0.1, "--out", tmp_path / "ood.json")
+    assert "out-of-distribution: energy below" in output
+    setting = load_setting(tmp_path / "ood.json")
+    assert (setting.ood.score, setting.ood.share) == ("energy", 0.1)
+    assert setting.expected["out_of_distribution"] == pytest.approx(0.1, abs=0.001)
+    refused("between 0 and 1", *words, "--ood-share", 1.5)
+    refused("between 0 and 1", *words, "--ood-share", 0)
+    refused("did you mean 'max-logit'", *words, "--ood-share", 0.1, "--ood-score", "maxlogit")
+    refused("--ood-score needs --ood-share", *words, "--ood-score", "energy")
+    refused("leave out", "calibrate", records, "--budgets", "--ood-share", 0.1, "--out", tmp_path / "b.json")
+
+
+def test_ood_compares_scores_on_known_and_unknown_images(records, tmp_path):
+    logits = np.random.default_rng(1).normal(size=(2, 500, 12))
+    write_records(make_records(500, labelled=False, logits=logits), tmp_path / "unknown.parquet")
+    works("calibrate", records, "--near-lossless", "--ood-share", 0.05, "--out", tmp_path / "ood.json")
+    words = ("ood", records, tmp_path / "unknown.parquet")
+    output = works(*words, "--threshold", tmp_path / "ood.json", "--out", tmp_path / "t.json")
+    assert "5.0% of the known images and" in output
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert [row["answers"] for row in rows] == ["routed"] * 4 + ["round 2"] * 4
+    assert all(0.7 < row["auroc"] < 1 for row in rows)
+    assert {(row["known"], row["unknown"]) for row in rows} == {(3000, 500)}
+    assert "FPR95" in works(*words, "--threshold", 0.3)
+    assert "are rejected" not in works(*words)
+    refused("suffix names the format", *words, "--out", tmp_path / "t.png")
+    refused("known and unknown images are the same", "ood", records, records)
+    refused("there are no records at", "ood", records, tmp_path / "none.parquet")
+    others = make_records(50, seed=3)
+    write_records(replace(others, header=replace(others.header, weights="x")), tmp_path / "foreign.parquet")
+    refused("models with other weights", "ood", records, tmp_path / "foreign.parquet")
+
+
 def test_calibrate_writes_a_table_to_look_up_any_budget_in(records, tmp_path):
     output = works("calibrate", records, "--budgets", "--out", tmp_path / "model" / "budgets.json")
     assert "--budget-gmacs G" in output

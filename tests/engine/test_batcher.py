@@ -55,7 +55,8 @@ class PaperRounds:
             assert (tokens[:, 1] == s - 1).all()
         exiting = (pixels[:, 1] <= s) | (s == self.last)
         zeros = np.zeros(count, np.float32)
-        answers = Answers(exiting, pixels[:, :1], zeros[:, None], zeros, np.zeros(count, bool))
+        none = np.zeros(count, bool)
+        answers = Answers(exiting, pixels[:, :1], zeros[:, None], zeros, none, none, zeros)
         return FinishedRound(answers, np.stack([pixels[:, 0], np.full(count, s)], axis=1))
 
     def move(self, source, first, running, rows, target):

@@ -10,7 +10,7 @@ from progresvit.engine import Engine, MemoryWarning
 from progresvit.engine.buffers import power_sizes
 from progresvit.model import ProgResViT
 from progresvit.routing import top10_entropy
-from tests.engine.test_engine import all_rounds, made_router
+from tests.engine.test_engine import a_setting, all_rounds, made_router
 
 pytestmark = pytest.mark.gpu
 
@@ -204,3 +204,20 @@ def test_several_classes_are_named_as_by_the_plain_model(model, images):
         expected = logits[row, five.exit_round - 1].softmax(dim=-1).topk(5).values
         assert [candidate.probability for candidate in five.top] == pytest.approx(expected.tolist(), abs=1e-3)
         assert five.top[0].index == five.index
+
+
+def test_out_of_distribution_images_are_found_inside_the_graph(model, images):
+    from progresvit.routing import OODRule, ood_score
+
+    logits, entropy = entropies(model, images)
+    limit = entropy[:, 0].double().quantile(0.5).item()
+    rounds = torch.as_tensor(expected_rounds(entropy, limit)) - 1
+    scores = ood_score("energy", logits[torch.arange(len(rounds)), rounds]).double()
+    rule = OODRule(score="energy", limit=scores.quantile(0.3).item(), share=0.3)
+    away = ((entropy.double() - limit).abs() > 1e-4).all(dim=1) & ((scores - rule.limit).abs() > 1e-3)
+    setting = a_setting(model, threshold=limit, ood=rule, rounds=logits.shape[1])
+    found = Engine(model, setting).classify(images)
+    for row in away.nonzero().flatten().tolist():
+        assert found[row].out_of_distribution == found[row].abstained == (scores[row] < rule.limit)
+        assert found[row].ood_score == pytest.approx(scores[row].item(), abs=1e-3)
+    assert away.sum() > 200

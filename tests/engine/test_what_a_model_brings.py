@@ -12,6 +12,7 @@ from progresvit.distributed import Processes
 from progresvit.engine import Candidate, Engine
 from progresvit.evaluation import DataSource, evaluate, measure_budgets
 from progresvit.io import model_folder
+from progresvit.routing import OODRule, find_setting
 from progresvit.routing.decide import Policy, decide
 from tests.engine.test_engine import a_setting
 
@@ -153,3 +154,44 @@ def test_a_local_folder_comes_before_the_name_but_not_before_the_default(
     assert progresvit.load(name).config.num_classes == 3
     assert progresvit.load().config.num_classes == 12
     assert Engine().config.num_classes == 12
+
+
+@pytest.fixture
+def ood_rule(folder, images):
+    """A limit that rejects some of the images, away from all of their scores."""
+    setting = find_setting("near-lossless", folder)
+    every = OODRule(score="max-logit", limit=1e9, share=0.05)
+    predictions = Engine(folder, setting.model_copy(update={"ood": every})).classify(images)
+    assert all(one.out_of_distribution and one.abstained for one in predictions)
+    scores = sorted(one.ood_score for one in predictions)
+    return every.model_copy(update={"limit": (scores[11] + scores[12]) / 2})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime", "openvino"])
+def test_a_setting_may_bring_a_limit_for_images_of_no_class(folder, images, ood_rule, backend):
+    plain, setting = Engine(folder), find_setting("near-lossless", folder).model_copy(update={"ood": ood_rule})
+    setting.save(folder / "settings" / "ood.json")
+    found = Engine(folder, "ood", backend=backend).classify(images)
+    assert [one.out_of_distribution for one in found] == [one.ood_score < ood_rule.limit for one in found]
+    assert sum(one.out_of_distribution for one in found) == 12
+    assert [one.abstained for one in found] == [one.out_of_distribution for one in found]
+    assert [one.exit_round for one in found] == [one.exit_round for one in plain.classify(images)]
+    assert not any(one.out_of_distribution for one in plain.classify(images))
+    assert all(one.ood_score is None for one in plain.classify(images))
+    assert "ood" not in plain.identity()
+    assert Engine(folder, "ood").identity()["ood"]["limit"] == ood_rule.limit
+    careful = Engine(folder, "ood", abstain=0.0).classify(images)
+    assert all(one.abstained for one in careful)
+    assert sum(one.out_of_distribution for one in careful) == 12
+
+
+@pytest.mark.slow
+def test_an_export_brings_the_limit_of_its_setting(folder, images, ood_rule, tmp_path):
+    from progresvit.engine.export.export import export
+
+    setting = find_setting("near-lossless", folder).model_copy(update={"ood": ood_rule})
+    export(progresvit.load(folder), tmp_path / "export", threshold=setting)
+    engine = Engine(tmp_path / "export")
+    assert engine.policy.ood == ood_rule
+    assert sum(one.out_of_distribution for one in engine.classify(images)) == 12

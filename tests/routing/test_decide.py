@@ -7,12 +7,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from progresvit.routing import Abstention, Policy, fit_router, logit_statistics, route_records, top10_entropy
+from progresvit.routing import (
+    OOD_SCORES,
+    Abstention,
+    OODRule,
+    Policy,
+    fit_router,
+    logit_statistics,
+    ood_score,
+    route_records,
+    top10_entropy,
+)
 from progresvit.routing.decide import decide, exits, is_unrecoverable, is_withheld
 from progresvit.routing.router import Router, RouterOrigin
 from tests.routing.test_scores import many_logits
 
 ROUNDS, CLASSES = 3, 12
+OOD_LIMITS = {"energy": 5.0, "max-logit": 4.0, "msp": 0.6, "entropy": -1.0}
+"""About the middle of the scores of random logits."""
 
 
 def made_router(target, seed=0):
@@ -28,21 +40,29 @@ def run_rounds(policy, logits):
     """As a running model does: round by round, only with those who stay."""
     count = logits.shape[0]
     rounds, abstained, staying = np.full(count, -1), np.zeros(count, bool), np.arange(count)
+    unknown = np.zeros(count, bool)
     for s in range(ROUNDS):
         decision = policy.decide(s, logits[staying, s])
         exiting = decision.exits.numpy()
         assert not (decision.abstains & ~decision.exits).any()
         rounds[staying[exiting]] = s
         abstained[staying[exiting]] = decision.abstains.numpy()[exiting]
+        unknown[staying[exiting]] = decision.out_of_distribution.numpy()[exiting]
         staying = staying[~exiting]
     assert len(staying) == 0
-    return rounds, abstained
+    return rounds, abstained, unknown
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=40)
-@given(st.integers(0, 10**6), st.booleans(), st.booleans(), st.sampled_from([None, 0.5, 1.5]))
-def test_records_are_routed_as_a_running_model_routes(seed, learned, giving_up, unsure):
+@given(
+    st.integers(0, 10**6),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, 0.5, 1.5]),
+    st.sampled_from([None, *OOD_SCORES]),
+)
+def test_records_are_routed_as_a_running_model_routes(seed, learned, giving_up, unsure, score):
     torch.manual_seed(seed)
     logits = torch.randn(50, ROUNDS, CLASSES) * torch.rand(50, 1, 1) * 6
     logits[torch.rand(50, ROUNDS) < 0.05] = torch.nan
@@ -55,13 +75,16 @@ def test_records_are_routed_as_a_running_model_routes(seed, learned, giving_up, 
             unrecoverable=0.7 if giving_up else float("inf"),
             router=made_router("unrecoverable", seed=1) if giving_up else None,
         ),
+        ood=None if score is None else OODRule(score=score, limit=OOD_LIMITS[score], share=0.05),
     )
     entropy = top10_entropy(logits.flatten(0, 1)).view(50, ROUNDS).numpy()
     statistics = logit_statistics(logits.flatten(0, 1)).view(50, ROUNDS, -1).numpy()
     recorded = route_records(policy, entropy, statistics)
-    rounds, abstained = run_rounds(policy, logits)
+    rounds, abstained, unknown = run_rounds(policy, logits)
     assert np.array_equal(recorded.rounds, rounds)
     assert np.array_equal(recorded.abstained, abstained)
+    assert np.array_equal(recorded.out_of_distribution, unknown)
+    assert not (unknown & ~abstained).any()
 
 
 def test_a_threshold_is_not_rounded_to_the_precision_of_the_entropies():
@@ -95,7 +118,16 @@ def test_bad_policies_are_refused():
         (lambda: Abstention(unrecoverable=0.5), "takes both"),
         (lambda: Abstention(router=unrecoverable), "takes both"),
         (lambda: Abstention(unrecoverable=0.5, router=benefit), "fitted for 'benefit'"),
-        (lambda: route_records(Policy.make(3, 0.1, router=benefit), np.zeros((4, 3))), "needs statistics"),
+        (lambda: route_records(Policy.make(3, 0.1, router=benefit), np.zeros((4, 3))), "router needs statistics"),
+        (
+            lambda: route_records(
+                Policy.make(3, 0.1, ood=OODRule(score="msp", limit=0.5, share=0.05)), np.zeros((4, 3))
+            ),
+            "score needs statistics",
+        ),
+        (lambda: OODRule(score="energy", limit=math.nan, share=0.05), "finite"),
+        (lambda: OODRule(score="energy", limit=0.0, share=1.0), "less than 1"),
+        (lambda: OODRule(score="other", limit=0.0, share=0.5), "energy"),
     ]
     for make, match in cases:
         with pytest.raises(ValueError, match=match):
@@ -188,3 +220,42 @@ def test_the_former_name_of_unrecoverable_is_still_taken():
     router = made_router("hopeless")
     assert router.origin.target == "unrecoverable"
     assert Abstention(hopeless=0.5, router=router) == Abstention(unrecoverable=0.5, router=router)
+
+
+@pytest.mark.parametrize("score", OOD_SCORES)
+@pytest.mark.parametrize("s", [0, 2])
+def test_out_of_distribution_answers_are_withheld_on_arrays_as_on_tensors(score, s):
+    rule, logits = OODRule(score=score, limit=OOD_LIMITS[score], share=0.05), many_logits()
+    policy = Policy.make(3, 0.9, ood=rule)
+    expected, found = policy.decide(s, torch.from_numpy(logits)), decide(policy, s, logits)
+    assert np.array_equal(found.out_of_distribution, expected.out_of_distribution.numpy())
+    assert np.allclose(found.ood_score, expected.ood_score.numpy(), rtol=1e-6, atol=1e-6)
+    assert np.array_equal(found.out_of_distribution, found.exits & ~(ood_score(score, logits) >= rule.limit))
+    assert np.array_equal(found.abstains, found.out_of_distribution)
+    assert found.out_of_distribution.dtype == bool
+    if s == 2:
+        assert 0 < found.out_of_distribution.sum() < len(logits)
+        assert found.out_of_distribution[:3].all()  # NaN and infinite logits
+
+
+def test_without_a_rule_nothing_is_out_of_distribution():
+    found = decide(Policy.make(2, 0.5), 1, many_logits())
+    assert not found.out_of_distribution.any()
+    assert np.isnan(found.ood_score).all()
+
+
+def test_a_score_that_equals_the_limit_is_in_distribution():
+    logits = many_logits()[5:6]
+    score = float(ood_score("energy", logits)[0])
+    for limit, unknown in ((score, False), (np.nextafter(score, math.inf), True)):
+        policy = Policy.make(2, 0.5, ood=OODRule(score="energy", limit=limit, share=0.05))
+        assert decide(policy, 1, logits).out_of_distribution[0] == unknown
+
+
+def test_a_learned_router_and_an_out_of_distribution_rule_decide_on_arrays():
+    rule = OODRule(score="energy", limit=OOD_LIMITS["energy"], share=0.05)
+    policy = Policy.make(ROUNDS, 0.5, router=made_router("benefit"), ood=rule)
+    logits = many_logits()
+    expected, found = policy.decide(1, torch.from_numpy(logits)), decide(policy, 1, logits)
+    assert np.array_equal(found.out_of_distribution, expected.out_of_distribution.numpy())
+    assert found.out_of_distribution.any()

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from progresvit.routing import full_entropy, top10_entropy
+from progresvit.routing import OOD_SCORES, full_entropy, logit_statistics, ood_score, top10_entropy
+from progresvit.routing.scores import recorded_ood_score
 
 LOGITS = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=40)
 
@@ -109,3 +110,43 @@ def test_flat_logits_do_not_exceed_the_bound():
         bound = math.log(min(10, classes))
         assert float(top10_entropy(np.zeros((1, classes)))[0]) <= bound
         assert float(top10_entropy(torch.zeros(1, classes))) <= bound
+
+
+def test_out_of_distribution_scores_are_those_of_the_literature():
+    logits = np.random.default_rng(0).normal(size=(50, 12)).astype(np.float32) * 4
+    expected = {
+        "energy": scipy.special.logsumexp(logits.astype(np.float64), axis=1),
+        "max-logit": logits.max(axis=1),
+        "msp": scipy.special.softmax(logits.astype(np.float64), axis=1).max(axis=1),
+        "entropy": -top10_entropy(logits),
+    }
+    assert set(expected) == set(OOD_SCORES)
+    for name, values in expected.items():
+        assert ood_score(name, logits) == pytest.approx(values, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", OOD_SCORES)
+def test_out_of_distribution_scores_of_arrays_tensors_and_records_agree(name):
+    logits = many_logits()
+    array, tensor = ood_score(name, logits), ood_score(name, torch.from_numpy(logits)).numpy()
+    recorded = recorded_ood_score(name, logit_statistics(torch.from_numpy(logits)).numpy())
+    assert array.dtype == tensor.dtype == recorded.dtype == np.float32
+    for values in (tensor, recorded):
+        assert np.allclose(array, values, rtol=1e-6, atol=1e-6)
+    broken = ~np.isfinite(logits).all(axis=1)
+    assert (array[broken] == -np.inf).all()
+    assert np.isfinite(array[~broken]).all()
+    assert broken.sum() == 3
+
+
+@pytest.mark.parametrize("name", OOD_SCORES)
+def test_a_confident_answer_scores_higher_than_a_flat_one(name):
+    flat, confident = np.zeros((1, 12)), np.eye(12)[:1] * 9
+    assert ood_score(name, confident) > ood_score(name, flat)
+
+
+def test_an_unknown_score_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="unknown out-of-distribution score 'enery'; did you mean 'energy'"):
+        ood_score("enery", np.zeros((1, 3)))
+    with pytest.raises(ValueError, match="did you mean 'max-logit'"):
+        recorded_ood_score("max_logit", np.zeros((1, 23)))
