@@ -43,9 +43,15 @@ Weights = Mapping[str, Tensor]
 
 def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper") -> list[str]:
     """Initial weights from what ``model.start`` of a recipe names; returns the parameters that were not copied."""
-    if source == SHIPPED or Path(source).expanduser().is_dir():
-        return start_from_folder(model, find_folder(source), fusion=fusion)
+    folder = start_folder(source)
+    if folder is not None:
+        return start_from_folder(model, folder, fusion=fusion)
     return start_from_timm(model, source, fusion=fusion)
+
+
+def start_folder(source: str) -> Path | None:
+    """The model folder that ``model.start`` of a recipe names; None if it names a timm model or a file."""
+    return find_folder(source) if source == SHIPPED or Path(source).expanduser().is_dir() else None
 
 
 def start_from_timm(
