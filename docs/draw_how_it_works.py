@@ -15,7 +15,8 @@ from PIL import Image
 
 import progresvit
 from progresvit.data.samples import samples_folder
-from progresvit.io.model_folder import read_config, shipped_folder
+from progresvit.io.model_folder import bundled_folder
+from progresvit.model.registry import read_config
 
 OUT = Path(__file__).parent / "figures" / "how_it_works.png"
 BLUE, ORANGE, GREEN, GREY, PALE = "#0072B2", "#D55E00", "#009E73", "#555555", "#E8E8E8"
@@ -24,7 +25,7 @@ SAMPLE = "golden_retriever.jpg"
 
 def draw() -> Figure:
     """The figure, in units of a hundredth of its width."""
-    config = read_config(shipped_folder())
+    config = read_config(bundled_folder("nettewoof-tiny"))
     gmacs = progresvit.compute.cumulative_gmacs(config)
     figure = Figure(figsize=(10, 5.2))
     axes = figure.add_axes((0, 0, 1, 1))

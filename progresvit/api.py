@@ -7,12 +7,12 @@ from typing import Any
 
 from progresvit.config import preset
 from progresvit.interop.official import OFFICIAL_MODELS, load_official
-from progresvit.io.model_folder import SHIPPED, Source, find_folder, shipped_folder
+from progresvit.io.model_folder import BUNDLED, DEFAULT_MODEL, Source, bundled_folder, find_folder
 from progresvit.model.interface import RoundModel
 from progresvit.model.saving import load_folder
 from progresvit.model.vit import ProgResViT
 
-__all__ = ["SHIPPED", "as_progresvit", "create_model", "load", "load_with_folder", "shipped_folder"]
+__all__ = ["BUNDLED", "DEFAULT_MODEL", "as_progresvit", "bundled_folder", "create_model", "load", "load_with_folder"]
 
 
 def create_model(name: str, *, drop_path: float = 0.0, **fields: Any) -> ProgResViT:
@@ -24,8 +24,8 @@ def load(source: Source | None = None, *, revision: str | None = None) -> RoundM
     """A trained model, in evaluation mode. ``config.kind`` names its model class.
 
     Args:
-        source: A model folder, a hub id, or a hub id of the authors. None or ``shipped`` is the bundled model; a folder
-            named ``shipped`` in the working directory comes first.
+        source: A model folder, the name of a bundled model, a hub id, or a hub id of the authors. None is the bundled
+            model ``imagenet-tiny``. A local folder comes before a bundled model of the same name.
         revision: Branch, tag or commit of the hub repository.
     """
     return load_with_folder(source, revision=revision)[0]
@@ -35,7 +35,7 @@ def load_with_folder(source: Source | None = None, *, revision: str | None = Non
     """The model and the folder that may hold its settings; the authors' checkpoints have none."""
     if isinstance(source, str) and source in OFFICIAL_MODELS:
         return load_official(source, revision=revision), None
-    folder = shipped_folder() if source is None else find_folder(source, revision=revision)
+    folder = bundled_folder() if source is None else find_folder(source, revision=revision)
     return load_folder(folder), folder
 
 

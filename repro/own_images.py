@@ -34,7 +34,6 @@ import torch
 import progresvit
 from progresvit.cli import app
 from progresvit.evaluation import read_records
-from progresvit.interop import start_folder
 from progresvit.io.files import replace_file
 from progresvit.io.weights import weights_hash
 from progresvit.routing import load_setting
@@ -94,13 +93,10 @@ def find_breeds(pets: Path) -> dict[str, list[Path]]:
 
 def describe(start: str, draw: int, recipe: str, changes: Sequence[str]) -> Result:
     """What sets a result apart. The start's weights and the recipe are named by the first digits of their hashes."""
-    folder = start_folder(start)
-    if folder is None:
-        raise ValueError(f"{start} is neither a bundled model nor a model folder.")
     text = load_recipe(recipe, [*changes, "model.start=start"]).to_yaml()
     return {
         "start": Path(start).name,
-        "weights": weights_hash(progresvit.load(folder))[:12],
+        "weights": weights_hash(progresvit.load(start))[:12],
         "recipe": hashlib.sha256(text.encode()).hexdigest()[:12],
         "draw": draw,
     }

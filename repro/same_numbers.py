@@ -32,7 +32,7 @@ from PIL import Image, ImageOps
 import progresvit
 
 PACKAGE = Path(progresvit.__file__).resolve().parent
-BUNDLED = next(PACKAGE.glob("*/figures.json")).parent
+BUNDLED = PACKAGE / "bundled" / "nettewoof-tiny"
 SAMPLES = next(PACKAGE.glob("*/CREDITS.md")).parent
 STEPS = 20
 
@@ -113,8 +113,9 @@ def measure(folder: Path, presets: list[str], data: Path | None) -> Iterator[tup
         yield f"bundled model, {path.relative_to(BUNDLED)}", json.loads(path.read_text())
     yield from logits()
     yield "records of the sample images", records_of_samples(folder)
+    options = ("--top-k", 3, "--device", "cpu", "--json")
     for setting in ("near-lossless", "careful", "drop-0.5", "drop-1", "0"):
-        lines = command("classify", "--samples", "--threshold", setting, "--top-k", 3, "--device", "cpu", "--json")
+        lines = command("classify", "--samples", "--model", BUNDLED, *options, "--threshold", setting)
         yield f"answers to the sample images, threshold {setting}", [json.loads(line) for line in lines.splitlines()]
     for name in presets:
         yield f"info {name}", json.loads(command("info", name, "--json"))
@@ -146,7 +147,7 @@ def exact(values: Any) -> dict[str, Any]:
 
 def logits() -> Iterator[tuple[str, Any]]:
     """The bundled model on the sample images, cropped here and not by the package."""
-    model = progresvit.load()
+    model = progresvit.load(BUNDLED)
     paths = sorted(SAMPLES.glob("*.jpg"))
     images = torch.stack([crop(path, model.config) for path in paths])
     with torch.inference_mode():

@@ -65,7 +65,7 @@ class Routing(Section):
     """A model whose routing is measured."""
 
     model: str
-    """A run of the study, or what progresvit evaluate takes: a folder, shipped, a hub id."""
+    """A run of the study, or what progresvit evaluate takes: a folder, a bundled model, a hub id."""
     learned_from: bool = True
     """Also fit routers on the training split, as the paper does."""
 

@@ -24,7 +24,7 @@ import ship_figures
 
 import progresvit
 from progresvit import evaluation
-from progresvit.api import shipped_folder
+from progresvit.api import bundled_folder
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, Records
 from progresvit.io.files import replacing_folder
@@ -70,7 +70,7 @@ def _evaluate(model: RoundModel, given: argparse.Namespace) -> Records:
     with tempfile.TemporaryDirectory() as scratch:
         out = given.records or Path(scratch) / "records.parquet"
         options = EvalOptions(precision="fp32", workers=given.workers)
-        return evaluation.evaluate(model, source, out, name="shipped", processes=processes, options=options)
+        return evaluation.evaluate(model, source, out, name="nettewoof-tiny", processes=processes, options=options)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -84,7 +84,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-error", type=float, default=0.05, help="maximum error rate of the setting careful")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=shipped_folder())
+    parser.add_argument("--out", type=Path, default=bundled_folder("nettewoof-tiny"))
     return parser.parse_args(arguments)
 
 

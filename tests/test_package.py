@@ -50,10 +50,10 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     assert not folders & {"tests", "benchmarks", "repro", "scripts", "docs"}
     assert "progresvit/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    shipped = ("model.safetensors", "config.json", "README.md", "figures.json", "budgets.json")
+    files = ("model.safetensors", "config.json", "README.md", "figures.json", "budgets.json")
     settings = ("near-lossless", "drop-0.5", "drop-1", "careful")
-    assert {f"progresvit/shipped/{name}" for name in shipped} <= set(names)
-    assert {f"progresvit/shipped/settings/{name}.json" for name in settings} <= set(names)
+    assert {f"progresvit/bundled/nettewoof-tiny/{name}" for name in files} <= set(names)
+    assert {f"progresvit/bundled/nettewoof-tiny/settings/{name}.json" for name in settings} <= set(names)
     assert {"progresvit/samples/church.jpg", "progresvit/samples/CREDITS.md"} <= set(names)
 
 

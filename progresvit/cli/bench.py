@@ -15,9 +15,7 @@ CONTINUING = 0.664
 
 
 def bench(
-    model: Annotated[
-        str, typer.Argument(help="Preset, model folder, 'shipped' (bundled model), or hub id.", metavar="PRESET|MODEL")
-    ],
+    model: Annotated[str, typer.Argument(help=f"Preset. {options.MODEL_HELP}", metavar="PRESET|MODEL")],
     device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
     batch: Annotated[int | None, typer.Option(help="Images per batch; 512 on a GPU, else 8.", min=1)] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None,

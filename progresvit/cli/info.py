@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from progresvit import compute
+from progresvit.cli import options
 from progresvit.compute import CONVENTIONS
 from progresvit.config import PRESETS, BaseConfig, ModelConfig, preset
 
@@ -22,9 +23,7 @@ HEADINGS = {"width": "channels"}
 
 
 def info(
-    model: Annotated[
-        str, typer.Argument(help="Preset, model folder, 'shipped' (bundled model), or hub id.", metavar="PRESET|MODEL")
-    ],
+    model: Annotated[str, typer.Argument(help=f"Preset. {options.MODEL_HELP}", metavar="PRESET|MODEL")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Rounds, parameters and multiply-accumulates of a model, by component and in both conventions."""
@@ -88,7 +87,7 @@ def find_config(source: str) -> BaseConfig:
     """The config of a preset, a model folder or a hub id."""
     if source in PRESETS:
         return PRESETS[source]
-    from progresvit.io.model_folder import CONFIG_FILE, SHIPPED, find_folder
+    from progresvit.io.model_folder import CONFIG_FILE, find_folder, is_local
     from progresvit.model.registry import read_config
 
     if source.startswith("NCPS/"):
@@ -96,7 +95,7 @@ def find_config(source: str) -> BaseConfig:
 
         if source in OFFICIAL_MODELS:
             return OFFICIAL_MODELS[source]
-    if source != SHIPPED and not Path(source).exists() and Path(source).name == source:
+    if not is_local(source) and not Path(source).exists() and Path(source).name == source:
         return preset(source)  # an unknown name: the error lists the nearest presets
     return read_config(find_folder(source, files=(CONFIG_FILE,)))
 

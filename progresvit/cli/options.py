@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from progresvit.evaluation.records import Header
     from progresvit.routing import Router
 
-MODEL_HELP = "Model folder, 'shipped' (the bundled model), or hub id."
+MODEL_HELP = "Model folder, bundled model (imagenet-tiny, nettewoof-tiny), or hub id."
 DEVICE_HELP = "cpu or cuda; cuda by default if available."
 PRECISION_HELP = "fp32, bf16 or fp16."
 BATCH_HELP = "Images per batch."

@@ -5,7 +5,7 @@ Importing this package registers every preset with timm.
 
 import progresvit._torchvision  # noqa: F401  (ahead of timm)
 from progresvit.interop.official import OFFICIAL_MODELS, import_official
-from progresvit.interop.start import start_folder, start_from, start_from_timm
+from progresvit.interop.start import start_from, start_from_timm
 from progresvit.interop.timm_registry import TimmProgResViT
 
-__all__ = ["OFFICIAL_MODELS", "TimmProgResViT", "import_official", "start_folder", "start_from", "start_from_timm"]
+__all__ = ["OFFICIAL_MODELS", "TimmProgResViT", "import_official", "start_from", "start_from_timm"]

@@ -20,7 +20,8 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from progresvit.config import HEAD_WIDTH, BaseConfig
-from progresvit.io.model_folder import SHIPPED, find_folder
+from progresvit.io.model_folder import BUNDLED, find_folder, is_local
+from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import WEIGHT_SUFFIXES, read_weights
 from progresvit.model.backbone import is_head
 from progresvit.model.interface import RoundModel, capability
@@ -43,15 +44,9 @@ Weights = Mapping[str, Tensor]
 
 def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper") -> list[str]:
     """Initial weights from what ``model.start`` of a recipe names; returns the parameters that were not copied."""
-    folder = start_folder(source)
-    if folder is not None:
-        return start_from_folder(model, folder, fusion=fusion)
+    if is_local(source):
+        return start_from_folder(model, find_folder(source), fusion=fusion)
     return start_from_timm(model, source, fusion=fusion)
-
-
-def start_folder(source: str) -> Path | None:
-    """The model folder that ``model.start`` of a recipe names; None if it names a timm model or a file."""
-    return find_folder(source) if source == SHIPPED or Path(source).expanduser().is_dir() else None
 
 
 def start_from_timm(
@@ -131,8 +126,8 @@ def _read(source: str) -> nn.Module | Weights:
         return read_weights(path)
     if not timm.is_model(source):
         raise ValueError(
-            f"timm has no model {source!r}, and there is no such file or folder; timm.list_models('*deit*') lists "
-            "models that fit."
+            f"timm has no model {source!r}, and there is no such file, folder or bundled model; "
+            f"{did_you_mean(source, BUNDLED)} timm.list_models('*deit*') lists timm's models that fit."
         )
     try:
         module: nn.Module = timm.create_model(source, pretrained=True)

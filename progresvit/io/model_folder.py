@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from progresvit.config import parse_object
+from progresvit.io.parse import did_you_mean
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -16,19 +17,36 @@ SETTINGS = "settings"
 """Optional folder in a model folder with calibrated thresholds by name."""
 BUDGETS_FILE = "budgets.json"
 """Optional file in a model folder with the GMACs of thresholds."""
-SHIPPED = "shipped"
-"""The name of the bundled model, accepted wherever a model folder is."""
+DEFAULT_MODEL = "imagenet-tiny"
+"""The bundled model that is used unless another is asked for."""
+BUNDLED = (DEFAULT_MODEL, "nettewoof-tiny")
+"""Names of the bundled models, accepted wherever a model folder is."""
+ALIASES = {"shipped": "nettewoof-tiny"}
+"""Former names of bundled models."""
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pkl", ".pickle")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 Source = str | os.PathLike[str]
-"""A folder's path, ``shipped``, or a Hugging Face hub id such as ``organisation/model``."""
+"""A folder's path, the name of a bundled model, or a Hugging Face hub id such as ``organisation/model``."""
 
 
-def shipped_folder() -> Path:
-    """The folder of the bundled model."""
-    return Path(__file__).parent.parent / "shipped"
+def bundled_folder(name: str = DEFAULT_MODEL) -> Path:
+    """The folder of a bundled model."""
+    name = ALIASES.get(name, name)
+    if name not in BUNDLED:
+        raise ValueError(f"there is no bundled model {name!r}; {did_you_mean(name, BUNDLED)}")
+    return Path(__file__).parent.parent / "bundled" / name
+
+
+def is_bundled(source: Source) -> bool:
+    """Whether ``source`` is the name of a bundled model."""
+    return source in BUNDLED or source in ALIASES
+
+
+def is_local(source: Source) -> bool:
+    """Whether ``source`` is a folder on this machine or a bundled model."""
+    return is_bundled(source) or Path(os.path.expanduser(source)).is_dir()
 
 
 def find_folder(
@@ -38,10 +56,10 @@ def find_folder(
     files: Sequence[str] = (CONFIG_FILE, WEIGHTS_FILE, f"{SETTINGS}/*.json", BUDGETS_FILE),
     cache_dir: Source | None = None,
 ) -> Path:
-    """The folder that ``source`` names. A local folder comes before the name ``shipped`` and before a hub id.
+    """The folder that ``source`` names. A local folder comes before a bundled model and a hub id.
 
     Args:
-        source: A folder, ``shipped``, or a hub id.
+        source: A folder, the name of a bundled model, or a hub id.
         revision: Branch, tag or commit on the hub.
         files: Patterns of the files to download from the hub unless they are cached.
         cache_dir: The cache of the hub; by default that of huggingface_hub.
@@ -49,14 +67,14 @@ def find_folder(
     folder = Path(os.path.expanduser(source))
     if folder.is_dir():
         return folder
-    if source == SHIPPED:
-        return shipped_folder()
+    if isinstance(source, str) and is_bundled(source):
+        return bundled_folder(source)
     if folder.exists():
         raise ValueError(_file_is_no_folder(folder))
     if not is_hub_id(source):
         raise ValueError(
-            f"there is no model folder {str(source)!r}; give a folder that progresvit.save wrote, "
-            f"or {SHIPPED!r} for the bundled model."
+            f"there is no model folder or bundled model {str(source)!r}; {did_you_mean(source, BUNDLED)} "
+            "Or give a folder that progresvit.save wrote, or a hub id."
         )
     return download(str(source), revision=revision, patterns=files, cache_dir=cache_dir)
 

@@ -18,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_FAR = 0.25
+"""How much less similar a second suggestion may be than the nearest."""
+
 
 class Section(BaseModel):
     """Base of everything that is parsed from a file: unknown keys are errors, values do not change."""
@@ -30,6 +33,8 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     names = list(known)
     nearest = difflib.get_close_matches(str(name), names, n=2, cutoff=0.5)
     if nearest:
+        best = difflib.SequenceMatcher(None, nearest[0], str(name)).ratio()
+        nearest = difflib.get_close_matches(str(name), nearest, n=2, cutoff=best - _FAR)
         return f"did you mean {' or '.join(map(repr, nearest))}?"
     return f"choose one of {', '.join(names)}." if names else "there are none to choose from; remove it."
 

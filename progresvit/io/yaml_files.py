@@ -10,21 +10,21 @@ import yaml
 from progresvit.io.parse import did_you_mean
 
 
-def shipped_files(folder: str) -> dict[str, Path]:
+def bundled_files(folder: str) -> dict[str, Path]:
     """The bundled files of a folder by name: in the package of a wheel, or at the top of a checkout."""
     package = Path(__file__).parent.parent
     installed, checkout = package / folder, package.parent / folder
     return {path.stem: path for path in sorted((installed if installed.is_dir() else checkout).glob("*.yaml"))}
 
 
-def find_file(source: str, shipped: dict[str, Path], what: str) -> Path:
+def find_file(source: str, bundled: dict[str, Path], what: str) -> Path:
     """The path itself, or the bundled file of that name; ``what`` is the kind of file, for the error."""
     path = Path(source).expanduser()
     if path.is_file():
         return path
-    if source in shipped:
-        return shipped[source]
-    raise ValueError(f"there is no {what} {source!r}; {did_you_mean(source, shipped)} Or give the path of a YAML file.")
+    if source in bundled:
+        return bundled[source]
+    raise ValueError(f"there is no {what} {source!r}; {did_you_mean(source, bundled)} Or give the path of a YAML file.")
 
 
 def read_mapping(path: Path, what: str, sections: str) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from timm.data import ImageNetInfo
 
 from progresvit.config import BaseConfig
-from progresvit.interop import start_folder, start_from
+from progresvit.interop import start_from
+from progresvit.io.model_folder import BUNDLED, find_folder, is_local
+from progresvit.io.parse import did_you_mean
 from progresvit.model import registry
 from progresvit.model.interface import RoundModel
 from progresvit.training.recipe import Recipe
@@ -57,13 +59,12 @@ def _start_config(recipe: Recipe) -> BaseConfig:
     """The config of the model folder that the recipe starts from."""
     start = recipe.model.start
     assert start is not None, "a recipe without rounds has a start"
-    folder = start_folder(start)
-    if folder is None:
+    if not is_local(start):
         raise ValueError(
-            f"model.start={start} is no model folder, so the rounds of the model are unknown; give a model folder, or "
-            "set model.preset, or model.resolutions and model.heads."
+            f"model.start={start} is no model folder or bundled model, so the rounds of the model are unknown; "
+            f"{did_you_mean(start, BUNDLED)} Or set model.preset, or model.resolutions and model.heads."
         )
-    return registry.read_config(folder)
+    return registry.read_config(find_folder(start))
 
 
 def _labels(class_ids: tuple[str, ...]) -> tuple[str, ...]:

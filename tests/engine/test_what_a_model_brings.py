@@ -117,25 +117,37 @@ def test_more_classes_than_there_are_cannot_be_named(small_model):
 
 
 @pytest.fixture
-def shipped(folder, monkeypatch):
-    """As if the package brought this model."""
-    monkeypatch.setattr(model_folder, "shipped_folder", lambda: folder)
-    monkeypatch.setattr("progresvit.api.shipped_folder", lambda: folder)
-    return folder
+def bundled(folder, monkeypatch):
+    """As if the package brought this model under every name."""
+    asked = []
+
+    def bundled_folder(name=model_folder.DEFAULT_MODEL):
+        asked.append(name)
+        return folder
+
+    monkeypatch.setattr(model_folder, "bundled_folder", bundled_folder)
+    monkeypatch.setattr("progresvit.api.bundled_folder", bundled_folder)
+    return asked
 
 
-def test_the_model_that_ships_is_there_by_name_and_by_default(shipped, small_model, images):
-    for model in (progresvit.load(), progresvit.load("shipped")):
-        assert torch.equal(model.head.weight, small_model.head.weight)
-    assert Engine().classify(images) == Engine("shipped").classify(images) == Engine(shipped).classify(images)
+def test_a_bundled_model_is_there_by_name_and_by_default(bundled, folder, small_model, images):
+    names = (None, "imagenet-tiny", "nettewoof-tiny", "shipped")
+    for name in names:
+        assert torch.equal(progresvit.load(name).head.weight, small_model.head.weight)
+    assert bundled == ["imagenet-tiny", *names[1:]]
+    expected = Engine(folder).classify(images)
+    assert all(Engine(name).classify(images) == expected for name in names)
 
 
-def test_a_folder_called_shipped_wins_over_the_name_but_not_over_the_default(shipped, tmp_path, monkeypatch, randomize):
+@pytest.mark.parametrize("name", ["imagenet-tiny", "shipped"])
+def test_a_local_folder_comes_before_the_name_but_not_before_the_default(
+    bundled, tmp_path, monkeypatch, randomize, name
+):
     from progresvit.model import ProgResViT
 
     other = randomize(ProgResViT(progresvit.load().config.replace(num_classes=3)))
-    progresvit.save(other, tmp_path / "here" / "shipped")
+    progresvit.save(other, tmp_path / "here" / name)
     monkeypatch.chdir(tmp_path / "here")
-    assert progresvit.load("shipped").config.num_classes == 3
+    assert progresvit.load(name).config.num_classes == 3
     assert progresvit.load().config.num_classes == 12
     assert Engine().config.num_classes == 12

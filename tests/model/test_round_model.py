@@ -222,7 +222,7 @@ def test_a_second_model_satisfies_the_interface_without_inheriting_from_it():
 def test_a_config_is_read_without_torch():
     code = (
         "import sys, progresvit.io.model_folder as f, progresvit.model.registry as r; "
-        "print(r.read_config(f.shipped_folder()).kind, *sys.modules)"
+        "print(r.read_config(f.bundled_folder('nettewoof-tiny')).kind, *sys.modules)"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert loaded[0] == "progresvit"

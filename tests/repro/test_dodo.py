@@ -23,7 +23,7 @@ STUDY = {
     "comparisons": {"both": {"title": "Both", "rows": {"first": "one"}, "against": "two"}},
     "routing": {"routing": {"model": "two", "learned_from": False}},
 }
-UNTRAINED = {"title": "made", "data": "digits", "recipe": "digits", "routing": {"routing": {"model": "shipped"}}}
+UNTRAINED = {"title": "made", "data": "digits", "recipe": "digits", "routing": {"routing": {"model": "nettewoof-tiny"}}}
 """A study that loads without torch."""
 STEPS = ("train", "evaluate", "measure")
 EVERYTHING = [
@@ -259,5 +259,5 @@ def test_doit_lists_the_commands_of_a_study_from_any_folder(tmp_path):
     assert shown.returncode == 0, shown.stderr
     (evaluate,) = [line for line in shown.stdout.splitlines() if line.startswith("evaluate:routing ")]
     records = tmp_path / "out" / "records" / "routing.parquet"
-    assert evaluate.endswith(f"progresvit evaluate shipped --data D --out {records}")
+    assert evaluate.endswith(f"progresvit evaluate nettewoof-tiny --data D --out {records}")
     assert not (Path(DODO).parent / "out").exists()

@@ -106,5 +106,5 @@ def test_the_table_gives_means_over_draws():
 
 
 def test_a_start_that_is_no_model_folder_is_refused(pets, tmp_path):
-    with pytest.raises(ValueError, match="no_model is neither a bundled model nor a model folder"):
+    with pytest.raises(ValueError, match="there is no model folder or bundled model 'no_model'"):
         measure(pets, ["no_model"], tmp_path / "own.json")

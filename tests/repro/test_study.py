@@ -17,7 +17,7 @@ MADE = {
     "runs": {"one": {"seeds": [1, 2]}, "two": {"set": ["model.psg=false", "schedule.epochs=2"]}},
     "comparisons": {"both": {"title": "Both", "rows": {"first": "one", "second": "two"}}},
     "routing": {"routing": {"model": "two"}},
-    "shift": {"shift": {"models": ["one", "shipped"], "severities": [2]}},
+    "shift": {"shift": {"models": ["one", "nettewoof-tiny"], "severities": [2]}},
 }
 
 
@@ -52,7 +52,7 @@ def test_every_seed_is_an_entry_and_further_measurements_know_who_trains_their_m
     trained = {entry.name: entry.trained for entry in entries_of(made)}
     assert list(trained)[:3] == ["one-1", "two-42", "one-2"]  # the first seed of every run comes first
     runs = {name: name for name in ("one-1", "one-2", "two-42")}
-    assert trained == runs | {"routing": "two-42", "shift-one": "one-1", "shift-shipped": None}
+    assert trained == runs | {"routing": "two-42", "shift-one": "one-1", "shift-nettewoof-tiny": None}
 
 
 def test_the_last_change_of_a_key_counts(made):
@@ -76,8 +76,9 @@ def test_commands_are_written_down_with_the_readers_folders(made):
         "progresvit evaluate RUNS/two-42/model --data DATA --out RUNS/records/routing.parquet",
         "progresvit evaluate RUNS/two-42/model --data DATA --split train --out RUNS/records/routing-train.parquet",
     )
-    assert reader_commands(made, entries["shift-shipped"])[1] == (
-        "progresvit shift shipped --suite generated --data DATA --out RUNS/shift/shift-shipped --severities 2"
+    assert reader_commands(made, entries["shift-nettewoof-tiny"])[1] == (
+        "progresvit shift nettewoof-tiny --suite generated --data DATA --out RUNS/shift/shift-nettewoof-tiny "
+        "--severities 2"
     )
 
 
@@ -155,7 +156,7 @@ def test_models_with_slashes_make_plain_file_names(tmp_path):
 
 
 def test_a_whole_section_from_the_command_line_comes_after_its_parts(tmp_path):
-    changes = ["distillation={teacher: shipped, weight: 0.5}"]
+    changes = ["distillation={teacher: nettewoof-tiny, weight: 0.5}"]
     runs = {"one": {"set": ["distillation.weight=0.3"]}}
     path = write(tmp_path / "made.yaml", set=changes, runs=runs, comparisons={}, routing={}, shift={})
     assert load_study(path, ["distillation=null"]).load_recipe_of("one").distillation is None

@@ -12,7 +12,7 @@ from progresvit.evaluation import (
     with_abstention,
 )
 from progresvit.evaluation.selective import abstain_entropy
-from progresvit.io.model_folder import shipped_folder
+from progresvit.io.model_folder import BUNDLED, bundled_folder
 from progresvit.routing import Setting, find_setting, load_budgets, load_setting, setting_names
 from progresvit.routing.calibrate import STEPS
 from progresvit.routing.settings import budget_setting, default_setting
@@ -114,12 +114,14 @@ def test_abstaining_below_zero_is_refused():
         )
 
 
-def test_shipped_settings_and_budgets_are_written_as_they_were(tmp_path):
-    for path in sorted((shipped_folder() / "settings").glob("*.json")):
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_settings_and_budgets_are_written_as_they_were(name, tmp_path):
+    folder = bundled_folder(name)
+    for path in sorted((folder / "settings").glob("*.json")):
         load_setting(path).save(tmp_path / path.name)
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
-    load_budgets(shipped_folder() / "budgets.json").save(tmp_path / "budgets.json")
-    assert (tmp_path / "budgets.json").read_bytes() == (shipped_folder() / "budgets.json").read_bytes()
+    load_budgets(folder / "budgets.json").save(tmp_path / "budgets.json")
+    assert (tmp_path / "budgets.json").read_bytes() == (folder / "budgets.json").read_bytes()
 
 
 def test_an_infinite_threshold_is_written_and_read(tmp_path):

@@ -25,8 +25,8 @@ COLOURS = {"bella": (200, 40, 40), "luna": (40, 200, 40), "rex": (40, 40, 200)}
 
 
 @pytest.fixture
-def shipped(tmp_path, monkeypatch, randomize):
-    """A micro model instead of the bundled one."""
+def bundled(tmp_path, monkeypatch, randomize):
+    """A micro model instead of the bundled ones."""
     config = ModelConfig(
         rounds=make_rounds(MICRO["resolutions"], MICRO["heads"]),
         heads=2,
@@ -36,8 +36,8 @@ def shipped(tmp_path, monkeypatch, randomize):
         class_ids=tuple("abcde"),
         crop=0.8,
     )
-    folder = progresvit.save(randomize(ProgResViT(config)), tmp_path / "as_shipped")
-    monkeypatch.setattr(model_folder, "shipped_folder", lambda: folder)
+    folder = progresvit.save(randomize(ProgResViT(config)), tmp_path / "as_bundled")
+    monkeypatch.setattr(model_folder, "bundled_folder", lambda name: folder)
     return folder
 
 
@@ -68,33 +68,36 @@ def command(*arguments):
     return result
 
 
-def test_the_bundled_model_gives_its_backbone_and_the_head_is_new(shipped, own_images):
-    wanted = short(model={"start": model_folder.SHIPPED})
+@pytest.mark.parametrize("name", ["imagenet-tiny", "shipped"])
+def test_a_bundled_model_gives_its_backbone_and_the_head_is_new(bundled, own_images, name):
+    wanted = short(model={"start": name})
     model = build_model(wanted, find_images(own_images, "train").class_ids)
-    assert start_model(model, wanted) == "start: shipped; not copied: head"
+    assert start_model(model, wanted) == f"start: {name}; not copied: head"
     assert model.config.class_ids == model.config.labels == ("bella", "luna", "rex")
-    weights, before = model.state_dict(), load_file(shipped / "model.safetensors")
+    weights, before = model.state_dict(), load_file(bundled / "model.safetensors")
     assert weights["head.weight"].shape[0] == 3
     same = {key: torch.equal(weights[key], before[key]) for key in before if not key.startswith("head.")}
     assert all(same.values()), same
 
 
-def test_without_rounds_the_model_is_that_of_its_start(shipped, own_images):
+def test_without_rounds_the_model_is_that_of_its_start(bundled, own_images):
     wanted = load_recipe("own_images")
     model = build_model(wanted, find_images(own_images, "train").class_ids)
-    source = progresvit.load(shipped).config
+    source = progresvit.load(bundled).config
     assert source.crop != ModelConfig.model_fields["crop"].default  # or the test shows less
     assert model.config == source.replace(num_classes=3, class_ids=tuple(COLOURS), labels=tuple(COLOURS))
-    assert start_model(model, wanted) == "start: shipped; not copied: head"
+    assert start_model(model, wanted) == "start: imagenet-tiny; not copied: head"
+    with pytest.raises(ValueError, match=r"model\.start=imagenet-tinny is no model .* did you mean 'imagenet-tiny'\?"):
+        build_model(load_recipe("own_images", ["model.start=imagenet-tinny"]), ("a", "b"))
 
 
-def test_a_wrong_start_is_refused_with_what_to_give(shipped, own_images):
-    wanted = short(model={"start": "shiped"})
-    with pytest.raises(ValueError, match="timm has no model 'shiped', and there is no such file or folder"):
+def test_a_wrong_start_is_refused_with_what_to_give(bundled, own_images):
+    wanted = short(model={"start": "imagenet-tinny"})
+    with pytest.raises(ValueError, match=r"timm has no model 'imagenet-tinny'.* did you mean 'imagenet-tiny'\?"):
         start_model(build_model(wanted, ("a", "b")), wanted)
 
 
-def test_a_run_prints_its_training_and_validation_images(shipped, own_images, tmp_path, capsys):
+def test_a_run_prints_its_training_and_validation_images(bundled, own_images, tmp_path, capsys):
     run(short(), own_images, tmp_path / "out")
     line = capsys.readouterr().err.splitlines()[0]
     assert line == (
@@ -137,9 +140,9 @@ def test_an_average_that_warms_up_does_not_keep_the_start_of_a_short_run(own_ima
 
 
 @pytest.mark.slow
-def test_own_folder_to_adaptive_model_in_three_commands(shipped, own_images, tmp_path):
+def test_own_folder_to_adaptive_model_in_three_commands(bundled, own_images, tmp_path):
     """The recipe itself, at the size of a micro model."""
-    assert load_recipe("own_images").model.start == model_folder.SHIPPED
+    assert load_recipe("own_images").model.start == model_folder.DEFAULT_MODEL
     settings = ["schedule.epochs=3", "data.in_memory_side=null"]
     options = [part for setting in settings for part in ("--set", setting)]
     command("train", "own_images", "--data", own_images, "--out", tmp_path / "own", "--device", "cpu", *options)
@@ -160,7 +163,7 @@ def test_own_folder_to_adaptive_model_in_three_commands(shipped, own_images, tmp
 
 
 @pytest.mark.slow
-def test_evaluating_warns_if_the_model_was_trained_on_validation_images_of_now(shipped, own_images, tmp_path):
+def test_evaluating_warns_if_the_model_was_trained_on_validation_images_of_now(bundled, own_images, tmp_path):
     model = run(short(), own_images, tmp_path / "out")
     before = {entry.name for entry in find_images(own_images, "train").entries}
     for number in range(10, 30):

@@ -4,16 +4,16 @@ import yaml
 
 from progresvit.config import plain_vit, preset
 from progresvit.distributed import Processes
-from progresvit.interop import start_folder
+from progresvit.io.model_folder import find_folder
 from progresvit.model import registry
-from progresvit.training.recipe import Recipe, load_recipe, shipped_recipes
+from progresvit.training.recipe import Recipe, bundled_recipes, load_recipe
 from progresvit.training.tasks.registry import make_task
 
 NAMES = {"num_classes": 1000, "class_ids": None, "labels": None}
 
 
 def test_the_bundled_recipes_are_complete():
-    assert set(shipped_recipes()) == {
+    assert set(bundled_recipes()) == {
         "192_240", "160_240", "160_384", "128_192_240", "192_240_kd", "160_384_kd",
         "width_only", "width_resolution", "deit_small_224", "deit_small_240", "deit_small_384",
         "photos_tiny", "photos_tiny_kd", "photos_tiny_soft", "photos_tiny_pretrained",
@@ -22,12 +22,12 @@ def test_the_bundled_recipes_are_complete():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", bundled_recipes())
 def test_every_recipe_is_valid_and_opens_with_its_command(name):
     recipe = load_recipe(name)
-    start = registry.read_config(start_folder(recipe.model.start)) if recipe.model.is_of_start else None
+    start = registry.read_config(find_folder(recipe.model.start)) if recipe.model.is_of_start else None
     assert recipe.model.config(**NAMES, start=start).num_classes == 1000
-    head = [line for line in shipped_recipes()[name].read_text().splitlines() if line.startswith("#")]
+    head = [line for line in bundled_recipes()[name].read_text().splitlines() if line.startswith("#")]
     assert any(f"progresvit train {name} --data" in line for line in head)
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import progresvit
 from progresvit import evaluation
-from progresvit.api import shipped_folder
+from progresvit.api import bundled_folder
 from progresvit.data.crop import preprocessing_hash
 from progresvit.data.samples import samples_folder
 from progresvit.distributed import Processes
@@ -20,13 +20,13 @@ from progresvit.io.weights import weights_hash
 from progresvit.routing import load_budgets, load_setting
 from tests.test_ship_model import load_script
 
-FOLDER = shipped_folder()
+FOLDER = bundled_folder("nettewoof-tiny")
 SETTINGS = ("near-lossless", "drop-0.5", "drop-1", "careful")
 
 
 @pytest.fixture(scope="module")
 def model():
-    return progresvit.load()
+    return progresvit.load("nettewoof-tiny")
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +69,10 @@ def test_it_is_as_good_as_promised(figures):
     "PROGRESVIT_PHOTOS" not in os.environ, reason="PROGRESVIT_PHOTOS names no photographs to measure on"
 )
 def test_the_figures_come_out_again(model, figures, tmp_path):
-    """PROGRESVIT_PHOTOS='photos/*.tar' python -m pytest tests/test_shipped.py: Imagenette's and Imagewoof's val."""
+    """PROGRESVIT_PHOTOS='photos/*.tar' python -m pytest tests/test_bundled.py: Imagenette's and Imagewoof's val."""
     source = evaluation.DataSource(data=os.environ["PROGRESVIT_PHOTOS"])
     alone = Processes(0, 1, torch.device("cpu"))
-    records = evaluation.evaluate(model, source, tmp_path / "val.parquet", name="shipped", processes=alone)
+    records = evaluation.evaluate(model, source, tmp_path / "val.parquet", name="nettewoof-tiny", processes=alone)
     assert len(records) == figures["pictures"]["all"]
     for s, one in enumerate(figures["rounds"]):
         assert records.correct[:, s].mean() == pytest.approx(one["top1"]["all"], abs=0.0006)
@@ -81,7 +81,7 @@ def test_the_figures_come_out_again(model, figures, tmp_path):
 def test_an_engine_without_arguments_is_silent_and_near_lossless():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        engine = progresvit.Engine()
+        engine = progresvit.Engine("nettewoof-tiny")
     assert engine.setting == load_setting(FOLDER / "settings" / "near-lossless.json")
 
 
@@ -90,7 +90,7 @@ def test_the_card_says_what_the_figures_say(figures):
 
 
 def test_it_knows_the_church_among_the_samples():
-    (found,) = progresvit.Engine().classify([samples_folder() / "church.jpg"])
+    (found,) = progresvit.Engine("nettewoof-tiny").classify([samples_folder() / "church.jpg"])
     assert found.label == "church"
 
 
