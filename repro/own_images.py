@@ -171,14 +171,18 @@ def table(results: Sequence[Result]) -> str:
 
 def _row(start: str, classes: str, results: Sequence[Result], rounds: int) -> str:
     shares = [
-        f"{fmean(result['top1'][s] for result in results):.1%}" if s < len(results[0]["top1"]) else ""
+        _percent(fmean(result["top1"][s] for result in results), 1) if s < len(results[0]["top1"]) else ""
         for s in range(rounds)
     ]
     routed = fmean(result["routed"]["top1"] for result in results)
     saved = fmean(1 - result["routed"]["gmacs"] / result["gmacs"][-1] for result in results)
     cells = [start, classes, f"{fmean(result['seconds'] for result in results):.0f}"]
-    cells += [f"{sum(result['images'] for result in results)}", *shares, f"{routed:.1%}", f"{saved:.0%}"]
+    cells += [f"{sum(result['images'] for result in results)}", *shares, _percent(routed, 1), _percent(saved, 0)]
     return f"| {' | '.join(cells)} |"
+
+
+def _percent(share: float, digits: int) -> str:
+    return f"{100 * share:.{digits}f} %"
 
 
 if __name__ == "__main__":

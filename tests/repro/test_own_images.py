@@ -99,9 +99,9 @@ def test_the_table_gives_means_over_draws():
     rows = own_images.table([result(1, [0.6, 0.9], 0.8), result(3, [0.7, 0.8], 0.7)]).splitlines()
     assert rows[0] == "| start | classes | seconds | images | round 1 | round 2 | exit share 0.5 | saved |"
     assert rows[2:] == [
-        "| a | pug, Maine Coon | 61 | 9 | 60.0% | 90.0% | 80.0% | 50% |",
-        "| a | pug, Maine Coon | 63 | 9 | 70.0% | 80.0% | 70.0% | 50% |",
-        "| a | mean of 2 draws | 62 | 18 | 65.0% | 85.0% | 75.0% | 50% |",
+        "| a | pug, Maine Coon | 61 | 9 | 60.0 % | 90.0 % | 80.0 % | 50 % |",
+        "| a | pug, Maine Coon | 63 | 9 | 70.0 % | 80.0 % | 70.0 % | 50 % |",
+        "| a | mean of 2 draws | 62 | 18 | 65.0 % | 85.0 % | 75.0 % | 50 % |",
     ]
 
 
