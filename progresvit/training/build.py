@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from timm.data import ImageNetInfo
 
+from progresvit.config import BaseConfig
 from progresvit.interop import start_from
+from progresvit.io.model_folder import BUNDLED, find_folder, is_local
+from progresvit.io.parse import did_you_mean
 from progresvit.model import registry
 from progresvit.model.interface import RoundModel
 from progresvit.training.recipe import Recipe
 
 
-def build_model(recipe: Recipe, class_ids: tuple[str, ...]) -> RoundModel:
-    """The recipe's model for these classes (none: without a head), with random weights."""
+def build_model(recipe: Recipe, class_ids: tuple[str, ...], start: BaseConfig | None = None) -> RoundModel:
+    """The recipe's model for these classes (none: without a head), with random weights.
+
+    Args:
+        recipe: What to train.
+        class_ids: The classes of the data.
+        start: For a model that is that of its start, the config of a run that resumes; None: that of the start.
+    """
     count = len(class_ids)
     classes = recipe.model.num_classes or count
     if classes < count:
         raise ValueError(f"the data has {count} classes and the head {classes}; set model.num_classes={count} or null.")
+    if start is None and recipe.model.is_of_start:
+        start = _start_config(recipe)
     named = bool(class_ids) and classes == count
     try:
         config = recipe.model.config(
             num_classes=classes,
             class_ids=class_ids if named else None,
             labels=_labels(class_ids) if named else None,
+            start=start,
         )
     except ValueError as error:
         raise ValueError(f"model: {error}") from error
@@ -41,6 +53,18 @@ def start_model(model: RoundModel, recipe: Recipe) -> str | None:
     fresh = start_from(model, start, fusion=recipe.model.start_fusion)
     parts = ", ".join(dict.fromkeys(name.partition(".")[0] for name in fresh))
     return f"start: {start}; not copied: {parts or 'nothing'}"
+
+
+def _start_config(recipe: Recipe) -> BaseConfig:
+    """The config of the model folder that the recipe starts from."""
+    start = recipe.model.start
+    assert start is not None, "a recipe without rounds has a start"
+    if not is_local(start):
+        raise ValueError(
+            f"model.start={start} is no model folder or bundled model, so the rounds of the model are unknown; "
+            f"{did_you_mean(start, BUNDLED)} Or set model.preset, or model.resolutions and model.heads."
+        )
+    return registry.read_config(find_folder(start))
 
 
 def _labels(class_ids: tuple[str, ...]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from progresvit.training.build import build_model, start_model
 from progresvit.training.logger import RunLogger
 from progresvit.training.optim import Schedules
 from progresvit.training.recipe import Recipe
-from progresvit.training.run_folder import check_folder, claim_folder
+from progresvit.training.run_folder import check_folder, claim_folder, run_config
 from progresvit.training.state import TrainState, checkpoints, load_state, prune, save_model, save_state
 from progresvit.training.step import TrainingStep, check_run_options
 from progresvit.training.tasks.registry import make_task
@@ -63,15 +63,16 @@ def train(
     check_run_options(recipe, method, processes)
     check_folder(out, recipe, resume=resume, overwrite=overwrite)
     splits = method.find_splits(recipe, data)
-    model = build_model(recipe, method.class_ids(splits))
     resumes = resume and bool(checkpoints(out / "checkpoints"))
+    start = run_config(out) if resumes and recipe.model.is_of_start else None
+    model = build_model(recipe, method.class_ids(splits), start)
     started = None if resumes else start_model(model, recipe)
     cast(nn.Module, model).to(processes.device)
     method.setup(model, splits, recipe, processes)
     loaded = method.load_data(model, splits, recipe, processes)
     sampler = loaded.train.sampler
     step = TrainingStep(model, method, recipe, processes, steps_per_epoch=sampler.steps_per_epoch)
-    claim_folder(out, recipe, data, splits, processes, resume=resume, overwrite=overwrite)
+    claim_folder(out, recipe, data, splits, model.config, processes, resume=resume, overwrite=overwrite)
     state = resume_state(out / "checkpoints", step) if resume else TrainState()
     logger = RunLogger(
         out if processes.first else None,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from progresvit.config import ModelConfig, make_rounds, preset
+from progresvit.config import BaseConfig, ModelConfig, make_rounds, preset
 from progresvit.data.transforms import Augmentation
 from progresvit.io.parse import Section, parse
 from progresvit.io.yaml_files import bundled_files, find_file, read_mapping
@@ -28,7 +28,7 @@ _PROGRESVIT_KEYS = (
 
 
 class Model(Section):
-    """The network: a preset or rounds of your own, with fields of the config changed."""
+    """The network: a preset, rounds of your own, or that of the start, with fields of the config changed."""
 
     kind: str = DEFAULT_KIND
     """The kind of model, as in ``model/registry.py``."""
@@ -52,7 +52,7 @@ class Model(Section):
     drop_path: float = Field(0.0, ge=0, lt=1)
     start: str | None = None
     """Initial weights: the name of a timm model, a file of its weights, a model folder, or the name of a bundled
-    model."""
+    model. Without preset and rounds, the network is that of the folder, with the classes of the data."""
     start_fusion: Literal["paper", "quiet"] = "paper"
     """``quiet``: the last round begins as the pretrained ViT, without the tokens of the round before."""
 
@@ -65,15 +65,21 @@ class Model(Section):
     @model_validator(mode="after")
     def _one_description(self) -> Model:
         if self.kind != DEFAULT_KIND:
-            foreign = [key for key in _PROGRESVIT_KEYS if getattr(self, key) is not None]
-            if foreign:
-                raise ValueError(
-                    f"only models of the kind {DEFAULT_KIND} have {', '.join(foreign)}; "
-                    f"put the config of the kind {self.kind} under fields"
-                )
+            self._refuse_keys_of_progresvit(self.kind)
+        elif self.is_of_start:
+            if self.start is None:
+                raise ValueError("give either preset, or resolutions and heads, or a model folder as start")
         elif (self.preset is None) == (not self.resolutions) or (not self.resolutions) != (not self.heads):
             raise ValueError("give either preset, or resolutions and heads")
         return self
+
+    def _refuse_keys_of_progresvit(self, kind: str) -> None:
+        foreign = [key for key in _PROGRESVIT_KEYS if getattr(self, key) is not None]
+        if foreign:
+            raise ValueError(
+                f"only models of the kind {DEFAULT_KIND} have {', '.join(foreign)}; "
+                f"put the config of the kind {kind} under fields"
+            )
 
     @model_validator(mode="after")
     def _quiet_start(self) -> Model:
@@ -81,14 +87,32 @@ class Model(Section):
             raise ValueError("start_fusion: quiet is for a pretrained start; give start, or remove start_fusion")
         return self
 
-    def config(self, *, num_classes: int, class_ids: Sequence[str] | None, labels: Sequence[str] | None) -> Any:
-        """The config of this model for a set of classes."""
+    @property
+    def is_of_start(self) -> bool:
+        """Whether the network is that of the model folder that it starts from."""
+        return self.kind == DEFAULT_KIND and self.preset is None and self.resolutions is None and self.heads is None
+
+    def config(
+        self,
+        *,
+        num_classes: int,
+        class_ids: Sequence[str] | None,
+        labels: Sequence[str] | None,
+        start: BaseConfig | None = None,
+    ) -> Any:
+        """The config of this model for a set of classes; ``start`` is the config of the folder that it starts from."""
         classes = {"num_classes": num_classes, "class_ids": class_ids, "labels": labels}
         fields = {**self.fields, **classes}
         if self.kind != DEFAULT_KIND:
             return config_class(self.kind)(**fields)
         changed = {key: getattr(self, key) for key in _PROGRESVIT_KEYS[4:] if getattr(self, key) is not None}
-        if self.preset is not None:
+        config: Any
+        if self.is_of_start:
+            assert start is not None
+            if start.kind != DEFAULT_KIND:
+                self._refuse_keys_of_progresvit(start.kind)
+            config = start.replace(**{**changed, **fields})
+        elif self.preset is not None:
             config = preset(self.preset, **{**changed, **fields})
         else:
             assert self.resolutions is not None

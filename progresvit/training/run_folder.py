@@ -12,8 +12,10 @@ from typing import Any
 
 import yaml
 
+from progresvit.config import BaseConfig
 from progresvit.distributed import Processes
 from progresvit.io.files import replace_file
+from progresvit.model.registry import parse_config
 from progresvit.training.logger import LOG_FILE, environment
 from progresvit.training.recipe import Recipe, make_recipe
 from progresvit.training.tasks.task import Splits
@@ -24,6 +26,7 @@ RUN_FILES = ("checkpoints", LOG_FILE, "unreadable.txt", "tensorboard", "model", 
 """In the order of removal. The recipe is last: it marks the folder as a run."""
 FREE_TO_CHANGE = {"run", "data.workers", "optimizer.lr"}
 """Keys that may change on resuming: how the run is executed, and the learning rate, to continue a run that diverged."""
+_CLASS_KEYS = ("num_classes", "class_ids", "labels")
 
 
 def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
@@ -68,6 +71,7 @@ def claim_folder(
     recipe: Recipe,
     data: str,
     splits: Splits,
+    config: BaseConfig,
     processes: Processes,
     *,
     resume: bool,
@@ -80,6 +84,7 @@ def claim_folder(
         "names": _names_hash(splits),
         "class_ids": list(splits.train.class_ids),
         "data": data,
+        "model": {key: value for key, value in config.to_dict().items() if key not in _CLASS_KEYS},
         **environment(processes.device, processes.count),
     }
     before = _read_about(out) if resume else {}
@@ -98,6 +103,18 @@ def claim_folder(
         replace_file(out / RECIPE_FILE, recipe.to_yaml())  # first: it marks the folder as a run
         replace_file(out / ABOUT_FILE, json.dumps(content, indent=2))
     processes.wait()
+
+
+def run_config(out: Path) -> BaseConfig | None:
+    """The config of the model of the run in the folder, without classes; None if there is none yet."""
+    about = _read_about(out)
+    values = [about, *about.get("resumed", [])][-1].get("model")  # a run without checkpoints starts again
+    if values is None:
+        return None
+    try:
+        return parse_config({**values, "num_classes": 0})
+    except ValueError as error:
+        raise ValueError(f"{out / ABOUT_FILE}: model: {error}") from error
 
 
 def _names_hash(splits: Splits) -> str:

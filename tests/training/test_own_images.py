@@ -34,6 +34,7 @@ def bundled(tmp_path, monkeypatch, randomize):
         patch_size=MICRO["patch_size"],
         num_classes=5,
         class_ids=tuple("abcde"),
+        crop=0.8,
     )
     folder = progresvit.save(randomize(ProgResViT(config)), tmp_path / "as_bundled")
     monkeypatch.setattr(model_folder, "bundled_folder", lambda name: folder)
@@ -77,6 +78,17 @@ def test_a_bundled_model_gives_its_backbone_and_the_head_is_new(bundled, own_ima
     assert weights["head.weight"].shape[0] == 3
     same = {key: torch.equal(weights[key], before[key]) for key in before if not key.startswith("head.")}
     assert all(same.values()), same
+
+
+def test_without_rounds_the_model_is_that_of_its_start(bundled, own_images):
+    wanted = load_recipe("own_images")
+    model = build_model(wanted, find_images(own_images, "train").class_ids)
+    source = progresvit.load(bundled).config
+    assert source.crop != ModelConfig.model_fields["crop"].default  # or the test shows less
+    assert model.config == source.replace(num_classes=3, class_ids=tuple(COLOURS), labels=tuple(COLOURS))
+    assert start_model(model, wanted) == "start: imagenet-tiny; not copied: head"
+    with pytest.raises(ValueError, match=r"model\.start=imagenet-tinny is no model .* did you mean 'imagenet-tiny'\?"):
+        build_model(load_recipe("own_images", ["model.start=imagenet-tinny"]), ("a", "b"))
 
 
 def test_a_wrong_start_is_refused_with_what_to_give(bundled, own_images):
@@ -130,10 +142,8 @@ def test_an_average_that_warms_up_does_not_keep_the_start_of_a_short_run(own_ima
 @pytest.mark.slow
 def test_own_folder_to_adaptive_model_in_three_commands(bundled, own_images, tmp_path):
     """The recipe itself, at the size of a micro model."""
-    assert load_recipe("own_images").model.start in model_folder.BUNDLED
-    micro = {**MICRO, "preset": None}
-    settings = [f"model.{key}={json.dumps(value)}" for key, value in micro.items()]
-    settings += ["schedule.epochs=3", "data.in_memory_side=null"]
+    assert load_recipe("own_images").model.start == model_folder.DEFAULT_MODEL
+    settings = ["schedule.epochs=3", "data.in_memory_side=null"]
     options = [part for setting in settings for part in ("--set", setting)]
     command("train", "own_images", "--data", own_images, "--out", tmp_path / "own", "--device", "cpu", *options)
     model, records = tmp_path / "own" / "model", tmp_path / "own.parquet"

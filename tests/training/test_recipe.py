@@ -4,6 +4,7 @@ import yaml
 
 from progresvit.config import plain_vit, preset
 from progresvit.distributed import Processes
+from progresvit.io.model_folder import find_folder
 from progresvit.model import registry
 from progresvit.training.recipe import Recipe, bundled_recipes, load_recipe
 from progresvit.training.tasks.registry import make_task
@@ -24,7 +25,8 @@ def test_the_bundled_recipes_are_complete():
 @pytest.mark.parametrize("name", bundled_recipes())
 def test_every_recipe_is_valid_and_opens_with_its_command(name):
     recipe = load_recipe(name)
-    assert recipe.model.config(**NAMES).num_classes == 1000
+    start = registry.read_config(find_folder(recipe.model.start)) if recipe.model.is_of_start else None
+    assert recipe.model.config(**NAMES, start=start).num_classes == 1000
     head = [line for line in bundled_recipes()[name].read_text().splitlines() if line.startswith("#")]
     assert any(f"progresvit train {name} --data" in line for line in head)
 

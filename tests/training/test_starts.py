@@ -144,6 +144,67 @@ def test_a_folder_of_another_backbone_is_refused(changes, message, saved):
         started(folder)
 
 
+def of_start(start, **model):
+    """A recipe without rounds."""
+    return recipe(
+        model={"resolutions": None, "heads": None, "depth": None, "patch_size": None, "start": str(start), **model}
+    )
+
+
+def test_without_rounds_the_model_is_that_of_the_folder(saved):
+    folder, weights = saved(ProgResViT(two_rounds(psg="static", crop=0.8, position_resolution=48)))
+    model = build_model(of_start(folder), ("a", "x"))
+    assert model.config == two_rounds(
+        psg="static", crop=0.8, position_resolution=48, num_classes=2, class_ids=("a", "x"), labels=("a", "x")
+    )
+    assert start_model(model, of_start(folder)).endswith("not copied: head")
+    assert torch.equal(model.pos_embed, weights["pos_embed"])
+
+
+def test_without_rounds_fields_of_the_start_can_be_changed(saved):
+    folder, _ = saved(ProgResViT(two_rounds()))
+    changed = of_start(folder, psg=False, merge=[0, 2], fields={"crop": 0.7})
+    config = build_model(changed, CLASSES).config
+    assert (config.psg, config.crop, [round_.merge for round_ in config.rounds]) == (False, 0.7, [0, 2])
+    assert start_model(build_model(changed, CLASSES), changed).endswith("not copied: nothing")
+
+
+def test_without_rounds_the_kind_is_that_of_the_folder(saved):
+    config = PooledConfig(rounds=[{"resolution": 32, "grid": 2}], num_classes=5, class_ids=CLASSES)
+    folder, _ = saved(PooledModel(config))
+    assert build_model(of_start(folder), CLASSES).config == config.replace(labels=CLASSES)
+    with pytest.raises(
+        ValueError, match=r"only models of the kind progresvit have psg; put .* test_pooled under fields"
+    ):
+        build_model(of_start(folder, psg=False), CLASSES)
+
+
+def test_a_start_without_rounds_of_its_own_needs_those_of_the_recipe(weights_file):
+    with pytest.raises(ValueError, match="either preset, or resolutions and heads, or a model folder as start"):
+        recipe(model={"resolutions": None, "heads": None})
+    for start in ("deit_tiny_patch16_224", weights_file, "no_such_folder"):
+        with pytest.raises(ValueError, match=rf"model\.start={start} is no model folder .* set model\.preset, or"):
+            build_model(of_start(start), CLASSES)
+
+
+def test_a_resumed_run_remembers_the_rounds_of_its_start(saved, digits, tmp_path, monkeypatch):
+    """The folder of the start may have changed, or be gone."""
+    rounds = two_rounds().replace(num_classes=0, class_ids=None)
+    folder, _ = saved(ProgResViT(rounds))
+    one_epoch = {"schedule": {"epochs": 1, "cooldown": 0, "warmup": 0}, "run": {"log_every": 1, "save_minutes": 1e-9}}
+    wanted = of_start(folder).model_copy(update={key: getattr(recipe(**one_epoch), key) for key in one_epoch})
+    heal = kill_in_step(2, monkeypatch)
+    with pytest.raises(KilledError):
+        run(wanted, digits, tmp_path / "run")
+    heal()
+    progresvit.save(ProgResViT(rounds.replace(rounds=make_rounds([24, 32], [2, 2]))), folder)
+    with pytest.raises(ValueError, match=r"another recipe \(model\.resolutions, model\.heads"):
+        run(recipe(model={"start": str(folder)}, **one_epoch), digits, tmp_path / "run", resume=True)
+    model = progresvit.load(run(wanted, digits, tmp_path / "run", resume=True))
+    assert model.config.rounds == rounds.rounds
+    assert [step for step, *_ in losses(tmp_path / "run")] == [1, 2, 3]
+
+
 def test_a_quiet_start_is_refused_where_it_cannot_be(saved):
     with pytest.raises(ValueError, match="give start, or remove start_fusion"):
         recipe(model={"start_fusion": "quiet"})
