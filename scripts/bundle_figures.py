@@ -27,14 +27,14 @@ from progresvit.analysis.style import render
 from progresvit.config import ModelConfig
 from progresvit.data.split import halves_by_name
 from progresvit.engine import Prediction
-from progresvit.evaluation import Records, calibrate_budget
-from progresvit.routing import Setting, certified_thresholds
+from progresvit.evaluation import Records, calibrate_budget, with_ood
+from progresvit.routing import Setting, certified_thresholds, route_records
 from progresvit.routing.frontier import exit_counts, routed_counts
 from progresvit.training.logger import read_log, training_seconds
 from progresvit.training.run_folder import ABOUT_FILE, RECIPE_FILE
 from repro.compare import paired_difference
 from repro.measure.entries import without_folders
-from repro.measure.settings import DELTA, DROPS, answer, calibrations, summarize
+from repro.measure.settings import CAREFUL, DELTA, DROPS, answer, calibrations, summarize
 
 CALIBRATION, TEST = "calibration half", "test half"
 DRAWS = 500
@@ -54,6 +54,7 @@ def halves(records: Records) -> tuple[Rows, Rows]:
 def calibrate_all(records: Records, *, max_error: float, budgets: Sequence[str]) -> dict[str, Setting]:
     """The settings of a bundled model; a budget such as 1.0 gives ``budget-1.0``."""
     settings = {name: calibrate(records) for name, calibrate in calibrations(max_error).items()}
+    settings[CAREFUL] = with_ood(records, settings[CAREFUL])
     return settings | {f"budget-{gmacs}": calibrate_budget(records, float(gmacs)) for gmacs in budgets}
 
 
@@ -139,6 +140,10 @@ def _routed(records: Records, setting: Setting, groups: Mapping[str, Rows]) -> d
             "answered": {name: summary.answered for name, summary in found.items()},
             "top1_of_answered": {name: summary.top1_of_answered for name, summary in found.items()},
         }
+    if setting.ood is not None:
+        routed = route_records(setting.policy(), records.top10_entropy, records.statistics)
+        rejected = {name: float(routed.out_of_distribution[rows].mean()) for name, rows in groups.items()}
+        values |= {"ood": setting.ood.model_dump(), "out_of_distribution": rejected}
     return values
 
 
@@ -213,6 +218,7 @@ def describe_unknown(files: Sequence[Path], predictions: Sequence[Prediction]) -
             "probability": prediction.probability,
             "exit_round": prediction.exit_round,
             "abstained": prediction.abstained,
+            "out_of_distribution": prediction.out_of_distribution,
         }
         for file, prediction in zip(files, predictions)
     ]
@@ -220,7 +226,7 @@ def describe_unknown(files: Sequence[Path], predictions: Sequence[Prediction]) -
 
 def draw_frontier(records: Records, settings: Mapping[str, Setting], figures: Mapping[str, Any]) -> bytes:
     """The frontier on the test half as a .png, with the settings and the plain ViTs."""
-    marked = {name: setting.threshold for name, setting in settings.items() if setting.abstain is None}
+    marked = {name: setting.threshold for name, setting in settings.items() if name != CAREFUL}
     plain = {
         f"{model['resolution']} px": (model["gmacs"], model["top1"][TEST]["mean"]) for model in figures.get("plain", ())
     }

@@ -23,6 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import bundle_figures
+import interpolate
 import model_card
 
 import progresvit
@@ -48,6 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit("error: the model's config.json has no labels or no class_ids; add them first.")
     training = [bundle_figures.describe_run(run) for run in given.runs]
     training[-1]["stopped_at"] = given.stopped_at
+    if (given.model / interpolate.FILE).exists():
+        training[-1]["interpolated"] = json.loads((given.model / interpolate.FILE).read_text(encoding="utf-8"))
     with replacing_folder(given.out or bundled_folder(given.name)) as staged:
         progresvit.save(trained, staged, dtype=torch.float16)
         model = progresvit.load(staged)
@@ -75,7 +78,8 @@ def main(arguments: list[str] | None = None) -> None:
         if given.plain:
             figures["plain"] = bundle_figures.measure_plain(records, [*map(evaluation.read_records, given.plain)])
         if given.ood is not None:
-            figures["ood"] = json.loads(given.ood.read_text(encoding="utf-8"))
+            found = json.loads(given.ood.read_text(encoding="utf-8"))
+            figures["ood"] = {key: value for key, value in found.items() if key != "model"}  # its folder was another
         if given.unknown:
             predictions = progresvit.Engine(staged, "careful").classify(given.unknown)
             figures["unknown"] = bundle_figures.describe_unknown(given.unknown, predictions)

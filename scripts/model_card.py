@@ -52,7 +52,6 @@ ABOUT = {
             "ImageNetV2, the parts threshold-0.7 and top-images, without any image of matched-frequency",
             "one training image per class of ImageNet-1k (the public collection imagenet-sample-images)",
             "Stanford Dogs",
-            "Tiny-ImageNet, images of 64 pixels",
             "Imagenette and Imagewoof, training images, without those that come from ImageNet's validation set",
         ),
         shift="ImageNetV2 matched-frequency (b-33)",
@@ -69,7 +68,10 @@ ABOUT = {
         data="Imagenette and Imagewoof, validation",
         classes="classes of ImageNet: those of Imagenette, ten different objects (easy ten), and those of Imagewoof "
         "(ten dogs)",
-        sources=("Imagenette and Imagewoof, training images, squashed to 224×224 pixels",),
+        sources=(
+            "Imagenette and Imagewoof, training images, squashed to 224×224 pixels, without those that come from "
+            "ImageNet's validation set",
+        ),
         groups={"easy ten": EASY, "ten dogs": DOGS},
         ood_note="The unknown images are of other classes of ImageNet.",
         limits=(
@@ -85,7 +87,7 @@ WHAT = {
     "near-lossless": "the default: top-1 within 0.03 points of all rounds, on the calibration images",
     "drop-0.5": "certified: at most 0.5 % of answers lost, at 95 % confidence",
     "drop-1": "certified: at most 1 % of answers lost, at 95 % confidence",
-    "careful": "as near-lossless, and uncertain answers are withheld",
+    "careful": "as near-lossless, and uncertain answers and out-of-distribution images are withheld",
 }
 
 
@@ -171,7 +173,7 @@ def _selected(figures: Figures) -> str:
 def _seen(figures: Figures) -> str:
     seen = figures["in_imagenet_training_set"]
     pretrained = [run["recipe"].get("model", {}).get("start") for run in figures["training"]]
-    teachers = sorted({run["teacher"] for run in figures["training"] if run["teacher"]})
+    teachers = sorted({name for run in figures["training"] for name in _teachers(run["teacher"])})
     others = [*(["the pretrained start"] if any(pretrained) else []), *(f"the teacher {name}" for name in teachers)]
     if not others:
         return "It was trained from scratch and without a teacher."
@@ -201,7 +203,7 @@ def _accuracy(figures: Figures) -> str:
 
 
 def _early_exit(figures: Figures, groups: list[str]) -> str:
-    routed = {name: one for name, one in figures["settings"].items() if "abstain" not in one}
+    routed = {name: one for name, one in figures["settings"].items() if name != "careful"}
     first, full = figures["rounds"][0], figures["rounds"][-1]
     rows = [["all rounds", "–", _interval(full["top1"]["test half"]), "–", f"{full['gmacs']:.3f}", "–", "–"]]
     for name, one in routed.items():
@@ -275,7 +277,7 @@ def _shift(figures: Figures, about: About) -> str:
         for number, one in enumerate(found["rounds"], start=1)
     ]
     for name, one in found["settings"].items():
-        if "abstain" not in one:
+        if name != "careful":
             rows.append([f"`{name}`", _interval(one["top1"]["all"]), f"{one['gmacs']['all']:.3f}"])
             rows[-1] += [_percent(one["saving"]["all"])]
     text = (
@@ -305,17 +307,22 @@ def _plain(figures: Figures) -> str:
 
 
 def _abstention(figures: Figures, groups: list[str]) -> str:
-    one = figures["settings"].get("careful", {})
-    if "abstain" not in one:
-        return "## Abstention\n\nThe setting `careful` withholds no answer."
-    rows = [
-        ["answered images", *(_percent(one["answered"][group]) for group in groups)],
-        ["top-1 among answered images", *(_percent(one["top1_of_answered"][group]) for group in groups)],
-    ]
+    one = figures["settings"]["careful"]
+    withheld, rows = [], []
+    if "abstain" in one:
+        withheld.append(f"answers with an entropy of {one['abstain']:.4f} or more")
+        rows.append(["answered images", *(_percent(one["answered"][group]) for group in groups)])
+        rows.append(["top-1 among answered images", *(_percent(one["top1_of_answered"][group]) for group in groups)])
+    if "ood" in one:
+        withheld.append(
+            f"images whose {one['ood']['score']} is below {one['ood']['limit']:.4f}, which are called "
+            f"out-of-distribution ({_percent(one['ood']['share'], 0)} % of the calibration images)"
+        )
+        rows.append(["out-of-distribution", *(_percent(one["out_of_distribution"][group]) for group in groups)])
+    text = f"`careful` withholds {', and '.join(withheld) or 'no answer'}. In percent, on the test half:"
     return (
-        f"## Abstention\n\n`careful` withholds answers with an entropy of {one['abstain']:.4f} or more. In percent, on "
-        f"the test half:\n\n{_table(['', *groups], rows)}\n\n"
-        "The limit was calibrated on images of the model's classes. It does not hold for out-of-distribution images."
+        f"## Abstention\n\n{fill(text, 120)}\n\n{_table(['', *groups], rows)}\n\n"
+        "The limits were calibrated on images of the model's classes alone."
     )
 
 
@@ -324,19 +331,20 @@ def _ood(figures: Figures, about: About) -> str:
         return ""
     found = figures["ood"]
     rows = [
-        [name, f"{one['auroc']:.3f}", _percent(one["fpr95"])]
-        for name, one in found["scores"].items()
+        [one["answers"], one["score"], f"{one['auroc']:.3f}", _percent(one["fpr95"])] for one in found["scores"]
     ]  # fmt: skip
     text = (
-        f"{found['known']['images']:,} images of known classes against {found['unknown']['images']:,} images of "
-        f"{found['unknown']['classes']:,} unknown ones. {about.ood_note} FPR95 is the share (in percent) of unknown "
-        "images that are accepted where 95 % of the known ones are."
+        f"{found['known_images']:,} images of known classes against {found['unknown_images']:,} images of "
+        f"{len(found['unknown_classes']):,} unknown ones. {about.ood_note} FPR95 is the share (in percent) of unknown "
+        "images that are accepted where 95 % of the known ones are; chance is an AUROC of 0.5 and an FPR95 of 95."
     )
+    calibrated = found["calibrated"]
     limit = (
-        f"The calibrated limit on the score {found['score']} rejects {_percent(found['limit']['known_rejected'])} % of "
-        f"the known and {_percent(found['limit']['unknown_rejected'])} % of the unknown images."
+        f"A limit on {calibrated['score']} that was calibrated on {found['calibration_images']:,} other known images, "
+        f"to reject {_percent(calibrated['share'], 0)} % of them, rejects {_percent(calibrated['known_rejected'])} % "
+        f"of the known and {_percent(calibrated['unknown_rejected'])} % of the unknown images."
     )
-    table = _table(["score", "AUROC", "FPR95"], rows)
+    table = _table(["answers", "score", "AUROC", "FPR95"], rows)
     return f"## Out-of-distribution images\n\n{fill(text, 120)}\n\n{table}\n\n{fill(limit, 120)}"
 
 
@@ -350,6 +358,12 @@ def _training(figures: Figures) -> str:
         machines = f"{run['processes']} × {run['device']}" if run["processes"] > 1 else f"one {run['device']}"
         stopped = run.get("stopped_at")
         short = f" The weights are those after step {stopped:,} of {run['steps']:,}." if stopped else ""
+        if "interpolated" in run:
+            trained = run["interpolated"]["trained"]
+            short += (
+                f" The weights are {trained:g} × the trained ones + {1 - trained:g} × those of the start (WiSE-FT, "
+                "`scripts/interpolate.py`)."
+            )
         values = (
             f"{stage}{run['images']:,} images, {run['epochs']} epochs, seed {run['seed']}{begun}{teacher}; {machines}, "
             f"torch {run['torch']}, {run['minutes']:g} minutes of optimizer steps.{short}"
@@ -361,11 +375,16 @@ def _training(figures: Figures) -> str:
 
 def _distilled(wanted: Mapping[str, Any]) -> str:
     """The kind of distillation; old runs without the key are hard."""
+    names = " and ".join(_teachers(wanted["teacher"]))
     if wanted.get("kind", "hard") == "hard":
-        return f"hard distillation from {wanted['teacher']}"
+        return f"hard distillation from {names}"
     among = "all its classes" if wanted["classes"] == "teacher" else "the classes of the data"
     places = ", for the image and for each position" if wanted["map_weight"] else ""
-    return f"soft distillation from {wanted['teacher']} over {among}{places}"
+    return f"soft distillation from {names} over {among}{places}"
+
+
+def _teachers(names: str | Sequence[str] | None) -> list[str]:
+    return [names] if isinstance(names, str) else list(names or ())
 
 
 def _limits(figures: Figures, about: About) -> str:
@@ -377,11 +396,18 @@ def _limits(figures: Figures, about: About) -> str:
     text = "## Limits\n\n" + "\n".join(_bullet(limit) for limit in limits)
     if "unknown" not in figures:
         return text
+    flags = ("abstained", "out_of_distribution")
     rows = [
-        [one["image"], one["answer"], _percent(one["probability"]), f"{one['exit_round']}", _yes(one["abstained"])]
+        [
+            one["image"],
+            one["answer"],
+            _percent(one["probability"]),
+            f"{one['exit_round']}",
+            *(_yes(one[f]) for f in flags),
+        ]
         for one in figures["unknown"]
     ]
-    table = _table(["image", "answer", "probability", "round", "withheld"], rows)
+    table = _table(["image", "answer", "probability", "round", "withheld", "out-of-distribution"], rows)
     return f"{text}\n\nImages that show none of its classes, with the setting `careful` (in percent):\n\n{table}"
 
 

@@ -117,9 +117,9 @@ def plain(images, tmp_path_factory, randomize):
 
 
 OOD = {
-    "known": {"images": 1234}, "unknown": {"images": 500, "classes": 100}, "score": "energy",
-    "scores": {"energy": {"auroc": 0.876, "fpr95": 0.432}, "max-logit": {"auroc": 0.8, "fpr95": 0.5}},
-    "limit": {"known_rejected": 0.0512, "unknown_rejected": 0.654},
+    "calibration_images": 77, "known_images": 1234, "unknown_images": 500, "unknown_classes": ["n02088364"] * 100,
+    "scores": [{"answers": "routed", "score": "energy", "auroc": 0.876, "fpr95": 0.432}],
+    "calibrated": {"score": "energy", "share": 0.05, "known_rejected": 0.0512, "unknown_rejected": 0.654},
 }  # fmt: skip
 
 
@@ -246,8 +246,13 @@ def test_optional_figures_are_on_the_card(thousand, trained, plain):
     assert figures["shift"]["rounds"][1]["top1"] == figures["rounds"][1]["top1"]["all"]  # the same images here
     assert [one["resolution"] for one in figures["plain"]] == [8, 16]
     assert figures["plain"][1]["top1"]["all"]["mean"] == pytest.approx(read_records(plain[0]).correct.mean())
-    assert "| energy | 0.876 | 43.2 |" in card
-    assert "rejects 5.1 % of the known and 65.4 % of the unknown images" in text
+    assert "| routed | energy | 0.876 | 43.2 |" in card
+    assert "to reject 5 % of them, rejects 5.1 % of the known and 65.4 % of the unknown images" in text
+    careful, measured = load_setting(thousand / "settings" / "careful.json"), figures["settings"]["careful"]
+    assert careful.ood.share == 0.05
+    assert measured["ood"] == careful.ood.model_dump()
+    assert 0 < measured["out_of_distribution"]["all"] < 0.2
+    assert f"whose energy is below {careful.ood.limit:.4f}" in text
     (unknown,) = figures["unknown"]
     assert f"| 0.bmp | {unknown['answer']} | {100 * unknown['probability']:.1f} |" in card
     assert "selected by its accuracy on 50 others" in text
