@@ -13,7 +13,7 @@ import typer
 import progresvit
 from progresvit.cli import app
 from progresvit.data.samples import sample_labels, samples_folder
-from progresvit.io.model_folder import bundled_folder
+from progresvit.io.model_folder import BUNDLED, bundled_folder
 
 ROOT = Path(__file__).parent.parent
 CARDS = sorted((ROOT / "progresvit" / "bundled").glob("*/README.md"))
@@ -100,20 +100,30 @@ def test_the_map_shows_every_file_of_the_package():
     assert {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()} <= words
 
 
-def test_the_readme_shows_the_measured_figures_of_the_bundled_model():
-    figures = json.loads((bundled_folder("nettewoof-tiny") / "figures.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("model", BUNDLED)
+def test_the_readme_shows_the_measured_figures_of_the_bundled_models(model):
+    figures = json.loads((bundled_folder(model) / "figures.json").read_text(encoding="utf-8"))
     first, last = figures["rounds"]
-    rows = {"round 1 only": (first["top1"], first["gmacs"]), "all rounds": (last["top1"], last["gmacs"])}
-    for name in ("near-lossless", "drop-0.5", "drop-1"):
-        rows[f"`{name}`"] = (figures["settings"][name]["top1"], figures["settings"][name]["gmacs"]["all"])
+    rows = {
+        name: (one["top1"]["test half"]["mean"], one["gmacs"])
+        for name, one in (("round 1 only", first), ("all rounds", last))
+    }
+    for name, setting in figures["settings"].items():
+        if name != "careful":
+            rows[f"`{name}`"] = (setting["top1"]["all"]["mean"], setting["gmacs"]["all"])
     page = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = page[page.index(f"| `{model}`") :]
+    table = section[: section.index("\n\n")]
     for name, (top1, gmacs) in rows.items():
         saved = 1 - gmacs / last["gmacs"]
-        cells = [f"{100 * top1['all']:.1f} %", f"{gmacs:.3f}", f"{100 * saved:.1f} %" if saved else "–"]
-        assert f"| {name} | {' | '.join(cells)} |" in page
-    halves = figures["halves"]["settings"]["near-lossless"]
-    lost, saved = (100 * halves[key]["mean"] for key in ("drop", "saving"))
-    assert f"`near-lossless` saves {saved:.1f} % and loses {lost:.2f} points" in page
+        cells = [f"{100 * top1:.1f} %", f"{gmacs:.3f}", f"{100 * saved:.1f} %" if saved else "–"]
+        assert f"| {name} | {' | '.join(cells)} |" in table
+    for plain in figures.get("plain", ()):
+        if plain["resolution"] in (192, 224):
+            top1, gmacs = plain["top1"]["test half"]["mean"], plain["gmacs"]
+            assert f"{100 * top1:.1f} % at {gmacs:.3f}" in " ".join(page.split())
+    images = figures["images"]["test half"]
+    assert f"On {images:,}" in section
 
 
 def test_the_readme_shows_what_the_first_command_prints():

@@ -29,8 +29,8 @@ def test_weights_are_between_the_start_and_the_trained_ones(digits, tmp_path, sc
     script.main([str(tmp_path / "run"), "--weight", "0.25", "--out", str(tmp_path / "mixed")])
     mixed = progresvit.load(tmp_path / "mixed").state_dict()
     for name, value in trained.state_dict().items():
-        assert torch.allclose(mixed[name], 0.25 * value + 0.75 * start[name], rtol=1e-3, atol=1e-3), name
-    assert (trained.state_dict()["pos_embed"] - start["pos_embed"]).abs().max() > 0.01  # or the test shows nothing
+        assert torch.allclose(mixed[name], 0.25 * value + 0.75 * start[name], rtol=1e-3, atol=1e-4), name
+    assert (trained.state_dict()["pos_embed"] - start["pos_embed"]).abs().max() > 2e-3  # or the test shows nothing
     assert json.loads((tmp_path / "mixed" / "interpolation.json").read_text()) == {"trained": 0.25}
 
 

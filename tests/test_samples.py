@@ -15,11 +15,6 @@ UNKNOWN = Path(__file__).parent / "images"
 BUNDLED = samples_folder().parent / "bundled"
 
 
-def needs(name):
-    weights = BUNDLED / name / "model.safetensors"
-    return pytest.mark.skipif(not weights.exists(), reason=f"{name} is not in the package yet")
-
-
 def credit_rows(folder):
     """The cells of each image's row in CREDITS.md, by file name."""
     rows = re.findall(r"^\| `([^`]+)` \| (.+) \|$", (folder / "CREDITS.md").read_text(encoding="utf-8"), re.MULTILINE)
@@ -65,7 +60,6 @@ def test_every_label_is_the_imagenet_class_that_its_credit_names():
         assert " or ".join(first_names) == credits_[name][1]
 
 
-@needs("imagenet-tiny")
 def test_the_default_model_is_right_on_every_sample_and_some_exit_early():
     predictions = classify("imagenet-tiny", samples_folder())
     wrong = {name: p.label for name, (class_id, p) in predictions.items() if class_id not in sample_labels()[name]}
@@ -74,16 +68,13 @@ def test_the_default_model_is_right_on_every_sample_and_some_exit_early():
     assert min(exits.count(1), exits.count(2)) >= 3
 
 
-@needs("nettewoof-tiny")
 def test_the_twenty_class_model_knows_the_dogs_among_the_samples():
     predictions = classify("nettewoof-tiny", samples_folder())
     assert predictions["golden_retriever.jpg"][1].label == "golden retriever"
     assert predictions["samoyeds.jpg"][1].label == "Samoyed"
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=needs(name)) for name in ("imagenet-tiny", "nettewoof-tiny")]
-)
+@pytest.mark.parametrize("name", ["imagenet-tiny", "nettewoof-tiny"])
 def test_careful_withholds_more_of_the_unknown_images_than_of_the_known_ones(name):
     classes = set(progresvit.load(BUNDLED / name).config.class_ids)
     withheld = {True: [], False: []}  # by whether the image shows one of the model's classes
