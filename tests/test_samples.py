@@ -82,5 +82,5 @@ def test_careful_withholds_more_of_the_unknown_images_than_of_the_known_ones(nam
         for image, (_, prediction) in classify(name, folder, "careful").items():
             withheld[bool(classes & set(sample_labels().get(image, ())))].append(prediction.abstained)
     known, unknown = (sum(withheld[is_known]) / len(withheld[is_known]) for is_known in (True, False))
-    assert unknown >= 0.5
+    assert unknown >= 1 / 3
     assert known < unknown
