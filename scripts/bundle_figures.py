@@ -28,7 +28,9 @@ from progresvit.config import ModelConfig
 from progresvit.data.split import halves_by_name
 from progresvit.engine import Prediction
 from progresvit.evaluation import Records, calibrate_budget, with_ood
-from progresvit.routing import Setting, certified_thresholds, route_records
+from progresvit.evaluation.ood import rejected_share
+from progresvit.routing import Setting, certified_thresholds, operating_point
+from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.frontier import exit_counts, routed_counts
 from progresvit.training.logger import read_log, training_seconds
 from progresvit.training.run_folder import ABOUT_FILE, RECIPE_FILE
@@ -141,8 +143,7 @@ def _routed(records: Records, setting: Setting, groups: Mapping[str, Rows]) -> d
             "top1_of_answered": {name: summary.top1_of_answered for name, summary in found.items()},
         }
     if setting.ood is not None:
-        routed = route_records(setting.policy(), records.top10_entropy, records.statistics)
-        rejected = {name: float(routed.out_of_distribution[rows].mean()) for name, rows in groups.items()}
+        rejected = {name: rejected_share(records.take(rows), setting) for name, rows in groups.items()}
         values |= {"ood": setting.ood.model_dump(), "out_of_distribution": rejected}
     return values
 
@@ -184,7 +185,8 @@ def measure_shift(records: Records, settings: Mapping[str, Setting], *, data: st
 
 def measure_plain(records: Records, plain: Sequence[Records]) -> list[dict[str, Any]]:
     """Plain ViTs of one round on the same images, by rising resolution."""
-    _, test = halves(records)
+    calibration, test = (records.take(rows) for rows in halves(records))
+    test_rows = halves(records)[1]
     measured = []
     for other in plain:
         if other.rounds != 1:
@@ -200,10 +202,21 @@ def measure_plain(records: Records, plain: Sequence[Records]) -> list[dict[str, 
                 "resolution": config.rounds[0].resolution,
                 "gmacs": other.gmacs()[0],
                 "parameters": compute.parameters(config),
-                "top1": {"all": share(other.correct[:, 0]), TEST: share(other.correct[test, 0])},
+                "top1": {"all": share(other.correct[:, 0]), TEST: share(other.correct[test_rows, 0])},
+                "routed": _at_budget(calibration, test, other.gmacs()[0]),
             }
         )
     return sorted(measured, key=lambda model: model["resolution"])
+
+
+def _at_budget(calibration: Records, test: Records, gmacs: float) -> dict[str, Any] | None:
+    """The model with a threshold for so many GMACs on average, calibrated on the other half; None out of reach."""
+    try:
+        threshold = calibrate_budget(calibration, gmacs).threshold
+    except OutOfReachError:
+        return None
+    point = operating_point(test.scores(), test.correct, test.gmacs(), threshold)
+    return {"top1": point.top1, "gmacs": point.gmacs}
 
 
 def describe_unknown(files: Sequence[Path], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
             data=about.data,
             selected_on=_selected_on(given, training, len(records)),
             groups=about.groups,
-        )
+        ) | {"max_error": given.max_error}
         if given.shift is not None:
             source = DataSource(data=given.shift, split=".")
             shifted = _evaluate(model, source, f"{given.name}-shift", given)
@@ -78,8 +78,11 @@ def main(arguments: list[str] | None = None) -> None:
         if given.plain:
             figures["plain"] = bundle_figures.measure_plain(records, [*map(evaluation.read_records, given.plain)])
         if given.ood is not None:
-            found = json.loads(given.ood.read_text(encoding="utf-8"))
-            figures["ood"] = {key: value for key, value in found.items() if key != "model"}  # its folder was another
+            figures["ood"] = json.loads(given.ood.read_text(encoding="utf-8"))
+            if figures["ood"].pop("weights") != records.header.weights:
+                raise SystemExit(
+                    f"error: {given.ood} was measured with other weights; run scripts/measure_ood.py again."
+                )
         if given.unknown:
             predictions = progresvit.Engine(staged, "careful").classify(given.unknown)
             figures["unknown"] = bundle_figures.describe_unknown(given.unknown, predictions)

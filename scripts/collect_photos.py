@@ -31,7 +31,7 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 HELD_OUT = 2
 """Images of each class of ImageNetV2 in ``val``."""
@@ -134,11 +134,11 @@ def _copy(job: Job) -> str | None:
 
 
 def _scaled(image: Image.Image, side: int) -> Image.Image:
-    """The image in its shape, with the area of a square of that side unless it is smaller."""
+    """The image upright and in its shape, with the area of a square of that side unless it is smaller."""
     scale = side / (image.width * image.height) ** 0.5
     if image.format == "JPEG" and scale < 0.5:
         image.draft("RGB", (round(2 * scale * image.width), round(2 * scale * image.height)))
-    rgb = image.convert("RGB")
+    rgb = ImageOps.exif_transpose(image).convert("RGB")
     scale = side / (rgb.width * rgb.height) ** 0.5
     if scale >= 1:
         return rgb

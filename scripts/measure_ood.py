@@ -26,16 +26,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 import progresvit
 from progresvit import evaluation
 from progresvit.data.dataset import ImageDataset, find_images
+from progresvit.data.split import halves_by_name
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, Records
 from progresvit.evaluation.classes import IMAGENET_CLASSES, ImageNetInfo
 from progresvit.evaluation.ood import OOD_SHARE, rejected_share
 from progresvit.io.files import replace_file
+from progresvit.io.weights import weights_hash
 from progresvit.model import RoundModel
 from progresvit.routing.scores import DEFAULT_OOD_SCORE, OOD_SCORES
 
@@ -83,7 +86,7 @@ def draw_classes(class_ids: Sequence[str], count: int = UNKNOWN_CLASSES) -> list
 
 def measure(known: Records, unknown: Records, score: str) -> dict[str, Any]:
     """All scores, and the calibrated limit of one, on the half of the known images that does not calibrate it."""
-    calibration, test = known.split(0.5)
+    calibration, test = (known.take(np.array(half)) for half in halves_by_name(known.ids.tolist()))
     setting = evaluation.calibrate_near_lossless(calibration)
     setting = evaluation.with_ood(calibration, setting, OOD_SHARE, score=cast(Any, score))
     assert setting.ood is not None
@@ -110,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """From the command line."""
     given = _parse(arguments)
     model = progresvit.load(given.model)
+    weights = weights_hash(model)
     imagenet = tuple(ImageNetInfo().label_names())
     own = model.config.class_ids or (imagenet if model.config.num_classes == IMAGENET_CLASSES else None)
     if own is None:
@@ -127,9 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         removed = draw_classes([class_id for class_id in imagenet if class_id not in own], given.classes)
         known = ClassesSource(data=given.known, split="val", class_ids=tuple(own), limit=given.limit)
     unknown = ClassesSource(class_ids=tuple(removed), unlabelled=True, **images)
-    records = [_evaluate(model, source, given) for source in (known, unknown)]
+    records = [_evaluate(model, source, name, given) for name, source in (("known", known), ("unknown", unknown))]
     figures = {
-        "model": given.model,
+        "weights": weights,
         "known_classes": model.config.num_classes,
         "unknown_classes": sorted(removed),
         **measure(*records, given.score),
@@ -138,11 +142,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"wrote {given.out}")
 
 
-def _evaluate(model: RoundModel, source: DataSource, given: argparse.Namespace) -> Records:
+def _evaluate(model: RoundModel, source: DataSource, stem: str, given: argparse.Namespace) -> Records:
+    """New records; an interrupted evaluation goes on, and finished records in --records are used."""
     processes = Processes(0, 1, torch.device(given.device))
     options = EvalOptions(workers=given.workers)
     with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "records.parquet"
+        out = (given.records or Path(scratch)) / f"{stem}.parquet"
+        if out.exists():
+            records = evaluation.read_records(out)
+            if records.header.weights != weights_hash(model) or records.header.images != len(source.find()):
+                raise ValueError(f"{out} is of another model or of other images; delete it, or name another folder.")
+            return records
         return evaluation.evaluate(model, source, out, name=given.model, processes=processes, options=options)
 
 
@@ -159,6 +169,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--classes", type=int, default=UNKNOWN_CLASSES, help="number of unknown classes")
     parser.add_argument("--limit", type=int, help="images per class, for a rehearsal")
     parser.add_argument("--score", choices=OOD_SCORES, default=DEFAULT_OOD_SCORE, help="score of the calibrated limit")
+    parser.add_argument("--records", type=Path, help="folder that keeps the records")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)

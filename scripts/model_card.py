@@ -38,6 +38,8 @@ class About:
     shift_note: str = ""
     plain_note: str = ""
     """How the plain ViTs were trained."""
+    chosen: str = "The checkpoint was selected"
+    """What was chosen on the images held out."""
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Ids of the classes of each group. An average over all classes hides that one group is harder."""
     ood_note: str
@@ -57,9 +59,12 @@ ABOUT = {
             "Imagenette and Imagewoof, training images, without those that come from ImageNet's validation set",
         ),
         shift="ImageNetV2 matched-frequency (b-33)",
-        shift_note="Other parts of ImageNetV2 are among the training images, so the origin of these is not unseen.",
+        shift_note="These are the 4,321 of its 10,000 images that its other parts, threshold-0.7 and top-images, hold "
+        "too: they are easier than the whole. Others of these parts were trained on, so the origin is not unseen.",
         plain_note="fine-tuned on the same images with the same teachers, epochs and interpolation, ",
-        ood_note="The rows of the unknown classes were removed from the head for this measurement.",
+        chosen="Rounds, learning rate and interpolation were chosen",
+        ood_note="The rows of the unknown classes were removed from the head for this measurement. The model was "
+        "trained on images of them, so classes that it has never seen are harder to tell.",
         limits=(
             "Expect lower accuracy on images unlike ImageNet's: drawings, night scenes, small distant objects.",
             "ImageNet's classes are uneven: many are breeds of dogs, hardly any are of people.",
@@ -76,7 +81,8 @@ ABOUT = {
             "ImageNet's validation set",
         ),
         groups={"easy ten": EASY, "ten dogs": DOGS},
-        ood_note="The unknown images are of other classes of ImageNet.",
+        ood_note="The unknown images are of other classes of ImageNet, on which the start and the teachers were "
+        "trained, so classes that these have never seen are harder to tell.",
         limits=(
             "Expect lower accuracy on images unlike ImageNet's: drawings, night scenes, small distant objects. It was "
             "trained on squashed squares, while your images are cropped.",
@@ -155,8 +161,8 @@ def _data(figures: Figures, about: About) -> str:
     of_groups = f" ({' and '.join(apart)})" if apart else ""
     evaluated = (
         f"Evaluated on {figures['data']}: {images['all']:,} images{of_groups} that were not used for training. "
-        f"{_selected(figures)} The settings were calibrated on {images['calibration half']:,} of them, drawn by name; "
-        f"figures of settings come from the other {images['test half']:,}."
+        f"{_selected(figures, about)} The settings were calibrated on {images['calibration half']:,} of the evaluation "
+        f"images, drawn by name; figures of settings come from the other {images['test half']:,}."
     )
     return (
         f"## Data\n\nTrained on {' and '.join(counts)} images{stages}:\n\n{sources}\n\n{fill(evaluated, 120)}\n\n"
@@ -164,12 +170,12 @@ def _data(figures: Figures, about: About) -> str:
     )
 
 
-def _selected(figures: Figures) -> str:
+def _selected(figures: Figures, about: About) -> str:
     if figures["selected_on"] == "evaluation":
         return "The checkpoint was selected by its accuracy on them, so the figures are too optimistic."
     if figures["selected_on"] == "held-out":
         held_out = figures["training"][-1]["held_out"]
-        return f"The checkpoint was selected by its accuracy on {held_out:,} others, held out of the training images."
+        return f"{about.chosen} by accuracy on {held_out:,} other images, held out of the training images."
     return "They were not used to select the checkpoint."
 
 
@@ -178,9 +184,10 @@ def _seen(figures: Figures) -> str:
     pretrained = [run["recipe"].get("model", {}).get("start") for run in figures["training"]]
     teachers = sorted({name for run in figures["training"] for name in _teachers(run["teacher"])})
     others = [*(["the pretrained start"] if any(pretrained) else []), *(f"the teacher {name}" for name in teachers)]
+    listed = ", ".join([*others[:-2], " and ".join(others[-2:])])
     if not others:
         return "It was trained from scratch and without a teacher."
-    text = f"ImageNet's training set was used to train {' and '.join(others)}. "
+    text = f"ImageNet's training set was used to train {listed}. "
     if not seen["images"]:
         return text + "By their file names, none of the evaluation images is part of it."
     text += (
@@ -216,7 +223,7 @@ def _early_exit(figures: Figures, groups: list[str]) -> str:
     saved = 1 - first["gmacs"] / full["gmacs"]
     top1 = _interval(first["top1"]["test half"])
     rows.append(["round 1 only", "–", top1, "–", f"{first['gmacs']:.3f}", _percent(saved), "100.0"])
-    heads = ["setting", "τ", "top-1", "less all rounds, points", "GMACs", "saved", "early exits"]
+    heads = ["setting", "τ", "top-1", "difference to all rounds, points", "GMACs", "saved", "early exits"]
     parts = [
         "## Early exit",
         fill(
@@ -299,6 +306,7 @@ def _plain(figures: Figures, about: About) -> str:
             f"{one['resolution']} px",
             f"{one['gmacs']:.3f}",
             *(_interval(one["top1"][key]) for key in ("all", "test half")),
+            "–" if one["routed"] is None else f"{_percent(one['routed']['top1'])} at {one['routed']['gmacs']:.3f}",
         ]
         for one in figures["plain"]
     ]
@@ -306,7 +314,7 @@ def _plain(figures: Figures, about: About) -> str:
         f"DeiT-Tiny, {about.plain_note}one model for each resolution. The plot above shows them beside the frontier. "
         f"All rounds of {figures['name']} cost more than a plain ViT: the gain is that one model has all these points."
     )
-    heads = ["resolution", "GMACs", "top-1, all", "top-1, test half"]
+    heads = ["resolution", "GMACs", "top-1, all", "top-1, test half", f"{figures['name']} at that budget, test half"]
     return f"## Plain DeiT-Tiny\n\n{fill(text, 120)}\n\n{_table(heads, rows)}"
 
 
@@ -323,7 +331,10 @@ def _abstention(figures: Figures, groups: list[str]) -> str:
             f"out-of-distribution ({_percent(one['ood']['share'], 0)} % of the calibration images)"
         )
         rows.append(["out-of-distribution", *(_percent(one["out_of_distribution"][group]) for group in groups)])
-    text = f"`careful` withholds {', and '.join(withheld) or 'no answer'}. In percent, on the test half:"
+    text = (
+        f"`careful` withholds {', and '.join(withheld) or 'no answer'}. The first limit is for an error rate of at "
+        f"most {_percent(figures['max_error'], 0)} % among the answered calibration images. In percent, on the test half:"
+    )
     return (
         f"## Abstention\n\n{fill(text, 120)}\n\n{_table(['', *groups], rows)}\n\n"
         "The limits were calibrated on images of the model's classes alone."
@@ -382,7 +393,7 @@ def _distilled(wanted: Mapping[str, Any]) -> str:
     names = " and ".join(_teachers(wanted["teacher"]))
     if wanted.get("kind", "hard") == "hard":
         return f"hard distillation from {names}"
-    among = "all its classes" if wanted["classes"] == "teacher" else "the classes of the data"
+    among = "all classes of the first" if wanted["classes"] == "teacher" else "the classes of the data"
     places = ", for the image and for each position" if wanted["map_weight"] else ""
     return f"soft distillation from {names} over {among}{places}"
 
@@ -445,7 +456,7 @@ def _percent(share: float | None, digits: int = 1) -> str:
 
 def _interval(spread: Mapping[str, float], digits: int = 1) -> str:
     mean, lowest, highest = (f"{100 * spread[key]:.{digits}f}" for key in ("mean", "lowest", "highest"))
-    return mean if lowest == highest else f"{mean} ({lowest} to {highest})"  # equal: no answer differs
+    return f"{mean} (none differs)" if lowest == highest else f"{mean} ({lowest} to {highest})"
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:

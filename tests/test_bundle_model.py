@@ -117,7 +117,8 @@ def plain(images, tmp_path_factory, randomize):
 
 
 OOD = {
-    "calibration_images": 77, "known_images": 1234, "unknown_images": 500, "unknown_classes": ["n02088364"] * 100,
+    "weights": None, "calibration_images": 77, "known_images": 1234, "unknown_images": 500,
+    "unknown_classes": ["n02088364"] * 100,
     "scores": [{"answers": "routed", "score": "energy", "auroc": 0.876, "fpr95": 0.432}],
     "calibrated": {"score": "energy", "share": 0.05, "known_rejected": 0.0512, "unknown_rejected": 0.654},
 }  # fmt: skip
@@ -127,7 +128,8 @@ OOD = {
 def thousand(trained, images, plain, tmp_path_factory):
     """Made as imagenet-tiny is, with everything that is optional."""
     base = tmp_path_factory.mktemp("thousand")
-    (base / "ood.json").write_text(json.dumps(OOD))
+    rounded = progresvit.save(progresvit.load(trained), base / "rounded", dtype=torch.float16)
+    (base / "ood.json").write_text(json.dumps({**OOD, "weights": weights_hash(progresvit.load(rounded))}))
     unknown = images / "val" / "n03028079" / "0.bmp"
     low, high = progresvit.load(trained).gmacs("paper")
     return bundle(
@@ -255,7 +257,7 @@ def test_optional_figures_are_on_the_card(thousand, trained, plain):
     assert f"whose energy is below {careful.ood.limit:.4f}" in text
     (unknown,) = figures["unknown"]
     assert f"| 0.bmp | {unknown['answer']} | {100 * unknown['probability']:.1f} |" in card
-    assert "selected by its accuracy on 50 others" in text
+    assert "were chosen by accuracy on 50 other images" in text
     assert "classify photo.jpg  " in card  # no --model: it is the default
     assert "easy ten" not in card
 
@@ -309,6 +311,9 @@ def test_what_does_not_fit_is_refused(twenty, trained, images, plain, tmp_path):
     same = make_run(tmp_path / "same", held_back=COUNT)
     with pytest.raises(SystemExit, match="leave out --held-out"):
         bundle("nettewoof-tiny", trained, images, tmp_path, "--runs", same, "--held-out")
+    (tmp_path / "ood.json").write_text(json.dumps(OOD))
+    with pytest.raises(SystemExit, match="was measured with other weights"):
+        bundle("nettewoof-tiny", trained, images, tmp_path, "--runs", run, "--ood", tmp_path / "ood.json")
     script, records = load_script("bundle_figures"), records_of(twenty)[0]
     with pytest.raises(ValueError, match="other images"):
         script.measure_plain(records, [read_records(plain[0]).take(np.arange(9))])

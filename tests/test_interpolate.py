@@ -34,6 +34,13 @@ def test_weights_are_between_the_start_and_the_trained_ones(digits, tmp_path, sc
     assert json.loads((tmp_path / "mixed" / "interpolation.json").read_text()) == {"trained": 0.25}
 
 
+def test_a_run_that_saved_fewer_classes_than_it_trained_is_refused(tmp_path, script):
+    wanted = {"teacher": "x", "kind": "soft", "classes": "teacher"}
+    (tmp_path / "recipe.yaml").write_text(recipe(distillation=wanted).to_yaml())
+    with pytest.raises(SystemExit, match="more classes than it saved"):
+        script.make_start(tmp_path, None)
+
+
 @pytest.mark.parametrize("weight", ["0", "1.5"])
 def test_a_weight_outside_of_its_range_is_refused(tmp_path, script, weight, capsys):
     with pytest.raises(SystemExit):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -93,23 +94,34 @@ class InMemoryImages:
         return len(self.targets)
 
     def _read(self, cache: Path, device: torch.device) -> None:
-        stored = load_file(cache, device=str(device))
-        self.images, self.sizes, self.targets = (stored[name] for name in ("images", "sizes", "targets"))
-        with safe_open(cache, framework="pt") as file:
-            for index, reason in json.loads(file.metadata()["unreadable"]):
-                self.unreadable.add(index, reason)
+        try:
+            stored = load_file(cache, device=str(device))
+            self.images, self.sizes, self.targets = (stored[name] for name in ("images", "sizes", "targets"))
+            with safe_open(cache, framework="pt") as file:
+                unreadable = json.loads(file.metadata()["unreadable"])
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{cache} is damaged ({error}); delete it, and the images are decoded again.") from error
+        for index, reason in unreadable:
+            self.unreadable.add(index, reason)
 
     def _write(self, cache: Path) -> None:
         cache.parent.mkdir(parents=True, exist_ok=True)
         tensors = {"images": self.images, "sizes": self.sizes, "targets": self.targets}
-        part = cache.with_name(f"{cache.name}.{os.getpid()}.part")
-        save_file(tensors, part, metadata={"unreadable": json.dumps(list(self.unreadable.found.items()))})
-        os.replace(part, cache)
+        staged = cache.with_name(f".{cache.name}.{uuid.uuid4().hex[:8]}")  # several processes may write the same
+        try:
+            save_file(tensors, staged, metadata={"unreadable": json.dumps(list(self.unreadable.found.items()))})
+            staged.replace(cache)
+        finally:
+            staged.unlink(missing_ok=True)
 
 
 def cache_file(folder: str | Path, dataset: ImageDataset, side: int) -> Path:
     """The cache of these images in a folder; another name for changed files, classes, order or side."""
-    changed = {path: os.stat(path).st_mtime_ns for path in {entry.path for entry in dataset.entries}}
+    paths = {entry.path for entry in dataset.entries}
+    missing = [path for path in paths if not os.path.exists(path)]
+    if missing:
+        raise ValueError(f"{missing[0]} is no file, so its images cannot be cached; remove data.in_memory_cache.")
+    changed = {path: os.stat(path).st_mtime_ns for path in paths}
     digest = hashlib.sha256(f"{side} {dataset.class_ids}".encode())
     for entry, target in zip(dataset.entries, dataset.targets):
         digest.update(f"\n{entry} {target} {changed[entry.path]}".encode())

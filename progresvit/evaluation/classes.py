@@ -20,8 +20,8 @@ def class_numbers(names: Sequence[str], config: BaseConfig) -> list[int]:
 
     1. The model's class ids.
     2. For a model of 1000 classes without class ids: ImageNet's folder names.
-    3. For a model of 1000 classes or without class ids: names that are whole numbers are class numbers, as in
-       ImageNet-V2's folders.
+    3. Names that are whole numbers are class numbers, as in ImageNet-V2's folders: for a model without class ids, and
+       for one of 1000 classes if all of 0 to 999 are there.
     4. Without class ids: as many names as classes, in order.
     """
     known = _known_ids(config)
@@ -66,8 +66,8 @@ def _are_numbers(names: Sequence[str], config: BaseConfig) -> bool:
     if not all(name.isdecimal() for name in names):
         return False
     numbers = {int(name) for name in names}
-    if config.class_ids is not None and config.num_classes != IMAGENET_CLASSES:
-        return False
+    if config.class_ids is not None:  # ten digits are no classes of ImageNet, its thousand numbers are
+        return config.num_classes == IMAGENET_CLASSES and numbers == set(range(IMAGENET_CLASSES))
     return max(numbers) < config.num_classes
 
 

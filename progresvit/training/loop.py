@@ -20,7 +20,7 @@ from progresvit.data.split import save_training_list
 from progresvit.distributed import Processes
 from progresvit.training.build import build_model, start_model
 from progresvit.training.logger import RunLogger
-from progresvit.training.optim import Schedules
+from progresvit.training.optim import Schedules, base_rate
 from progresvit.training.recipe import Recipe
 from progresvit.training.run_folder import check_folder, claim_folder, run_config
 from progresvit.training.state import TrainState, checkpoints, load_state, prune, save_model, save_state
@@ -173,7 +173,7 @@ class Loop:
             epoch=epoch,
             step=self.state.step,
             losses=(self.step.sums / (self.state.step - self.logged)).tolist(),
-            lr=self.step.optimizer.param_groups[0]["lr"],
+            lr=base_rate(self.step.optimizer),
             speed=(self.state.step - self.timed_from) * self.sampler.batch / (now - self.clock),  # images per second
         )
         self.state.seconds += now - self.clock
@@ -191,7 +191,7 @@ class Loop:
         if not self.step.broken.item():
             return
         number = self.logged + int(self.step.steps_done.item()) + 1
-        lr = self.step.optimizer.param_groups[0]["lr"]
+        lr = base_rate(self.step.optimizer)
         raise ValueError(
             f"the loss or its gradient was not finite at step {number} (learning rate {lr:.2e}); this step changed no "
             f"weights. Continue from the last checkpoint with a lower rate: --resume --set "

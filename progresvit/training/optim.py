@@ -21,6 +21,12 @@ def learning_rate(optimizer: Optimizer) -> float:
     return optimizer.lr * optimizer.batch / optimizer.lr_batch
 
 
+def base_rate(optimizer: torch.optim.Optimizer) -> float:
+    """The present learning rate without the factors of ``lr_scale``."""
+    group = optimizer.param_groups[0]
+    return float(group["lr"] / group.get("lr_scale", 1))
+
+
 def make_optimizer(trained: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """AdamW or SGD over all parameters of ``trained`` that require a gradient.
 
@@ -59,8 +65,8 @@ def _scale_rates(groups: list[dict[str, Any]], trained: nn.Module, scales: Mappi
             factor[parameter] = scale
     split = []
     for group in groups:
-        factors = sorted({factor.get(parameter, 1.0) for parameter in group["params"]}, key=lambda scale: scale != 1)
-        for scale in factors:
+        factors = {factor.get(parameter, 1.0) for parameter in group["params"]}
+        for scale in sorted(factors, key=lambda scale: (scale != 1, scale)):  # in the same order after a resume
             chosen = [parameter for parameter in group["params"] if factor.get(parameter, 1.0) == scale]
             split.append({**group, "params": chosen} | ({} if scale == 1 else {"lr_scale": scale}))
     return split

@@ -157,6 +157,12 @@ class Data(Section):
         values = {{"resident_side": "in_memory_side"}.get(key, key): value for key, value in values.items()}
         return {**values, "mode": "in_memory"} if values.get("mode") == "resident" else values
 
+    @model_validator(mode="after")
+    def _cache_in_memory(self) -> Data:
+        if self.in_memory_cache is not None and self.mode != "in_memory":
+            raise ValueError("in_memory_cache is for mode: in_memory; set that mode or remove it")
+        return self
+
 
 class Mixing(Section):
     """Mixup, cutmix and label smoothing (timm), for classification tasks."""

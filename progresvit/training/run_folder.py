@@ -24,7 +24,7 @@ RECIPE_FILE = "recipe.yaml"
 ABOUT_FILE = "run.json"
 RUN_FILES = ("checkpoints", LOG_FILE, "unreadable.txt", "tensorboard", "model", "best", ABOUT_FILE, RECIPE_FILE)
 """In the order of removal. The recipe is last: it marks the folder as a run."""
-FREE_TO_CHANGE = {"run", "data.workers", "optimizer.lr"}
+FREE_TO_CHANGE = {"run", "data.workers", "data.in_memory_cache", "optimizer.lr"}
 """Keys that may change on resuming: how the run is executed, and the learning rate, to continue a run that diverged."""
 _CLASS_KEYS = ("num_classes", "class_ids", "labels")
 

@@ -1,5 +1,6 @@
 """Both ways of feeding: the same images, the same evaluation, and images that cannot be read."""
 
+import dataclasses
 import os
 import shutil
 
@@ -116,6 +117,15 @@ def test_a_cache_gives_the_same_images_without_decoding_them_again(damaged, tmp_
     for name in ("images", "sizes", "targets"):
         assert torch.equal(getattr(cached, name), getattr(decoded, name))
     assert cached.unreadable.lines() == decoded.unreadable.lines() != []
+
+    (file,) = (tmp_path / "cache").iterdir()
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"is damaged .* delete it"):
+        in_memory_for_training(images, side=32, device=CPU, cache=tmp_path / "cache")
+    file.unlink()
+    elsewhere = dataclasses.replace(images, entries=(dataclasses.replace(images.entries[0], path="hfds/nothing"),))
+    with pytest.raises(ValueError, match=r"cannot be cached; remove data\.in_memory_cache"):
+        in_memory_for_training(elsewhere, side=32, device=CPU, cache=tmp_path / "cache")
 
     changed = images.subset(range(len(images) - 1))
     assert len(in_memory_for_training(changed, side=32, device=CPU, cache=tmp_path / "cache")) == len(decoded) - 1

@@ -27,6 +27,13 @@ def test_folders_that_are_numbers_are_sorted_as_numbers():
     assert class_numbers(names, IMAGENET)[:3] == [0, 1, 10]
 
 
+def test_ten_digits_are_no_classes_of_imagenet():
+    named = IMAGENET.replace(class_ids=tuple(f"n{number:08d}" for number in range(1000)))
+    assert class_numbers([f"{number:03d}" for number in range(1000)], named)[999] == 999
+    with pytest.raises(ValueError, match="the model knows no class of the data"):
+        class_numbers([str(digit) for digit in range(10)], named)
+
+
 def test_numbers_are_not_taken_for_classes_of_a_model_that_has_other_names():
     with pytest.raises(ValueError, match="knows no class of the data"):
         class_numbers(["1", "2"], OWN)

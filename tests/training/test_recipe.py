@@ -55,6 +55,12 @@ def test_the_papers_recipe_is_that_of_the_method(name):
     assert (recipe.augment.erasing, recipe.augment.flip, recipe.augment.crop_scale) == (0.25, 0.5, (0.08, 1.0))
 
 
+def test_a_cache_is_for_images_in_memory():
+    assert load_recipe("digits", ["data.in_memory_cache=cache", "data.mode=in_memory"]).data.in_memory_cache == "cache"
+    with pytest.raises(ValueError, match="in_memory_cache is for mode: in_memory"):
+        load_recipe("192_240", ["data.in_memory_cache=cache"])
+
+
 def test_what_is_for_soft_distillation_is_refused_with_hard():
     load_recipe("photos_tiny_kd", ["distillation.kind=soft", "distillation.temperature=2"])
     with pytest.raises(ValueError, match="temperature and map_weight are for soft distillation; add kind: soft"):
