@@ -3,7 +3,8 @@
     python repro/same_numbers.py write FILE [--data nettewoof-val.tar]
     python repro/same_numbers.py check FILE [--data nettewoof-val.tar]
 
-``repro/same_numbers.json`` was written by version 0.1.0. ``check`` prints one line per item and exits with 1 if an item
+``repro/same_numbers.json`` was written when the bundled models and the sample images were replaced; until then the code
+gave the numbers of version 0.1.0. ``check`` prints one line per item and exits with 1 if an item
 differs. Everything runs on the CPU in one thread and takes about 2 minutes; ``--data``, a tar or a folder with
 ``val/<class>/<image>``, adds about 10 minutes. Floats are compared to the bit, which holds for one kind of CPU and one
 version of torch: on another machine, write a file with the old code first. The script calls only the command line and

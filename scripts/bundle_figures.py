@@ -30,7 +30,6 @@ from progresvit.engine import Prediction
 from progresvit.evaluation import Records, calibrate_budget, with_ood
 from progresvit.evaluation.ood import rejected_share
 from progresvit.routing import Setting, certified_thresholds, operating_point
-from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.frontier import exit_counts, routed_counts
 from progresvit.training.logger import read_log, training_seconds
 from progresvit.training.run_folder import ABOUT_FILE, RECIPE_FILE
@@ -211,10 +210,9 @@ def measure_plain(records: Records, plain: Sequence[Records]) -> list[dict[str, 
 
 def _at_budget(calibration: Records, test: Records, gmacs: float) -> dict[str, Any] | None:
     """The model with a threshold for so many GMACs on average, calibrated on the other half; None out of reach."""
-    try:
-        threshold = calibrate_budget(calibration, gmacs).threshold
-    except OutOfReachError:
+    if not calibration.gmacs()[0] <= gmacs <= calibration.gmacs()[-1]:
         return None
+    threshold = calibrate_budget(calibration, gmacs).threshold
     point = operating_point(test.scores(), test.correct, test.gmacs(), threshold)
     return {"top1": point.top1, "gmacs": point.gmacs}
 

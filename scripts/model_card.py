@@ -312,7 +312,7 @@ def _plain(figures: Figures, about: About) -> str:
     ]
     text = (
         f"DeiT-Tiny, {about.plain_note}one model for each resolution. The plot above shows them beside the frontier. "
-        f"All rounds of {figures['name']} cost more than a plain ViT: the gain is that one model has all these points."
+        f"{figures['name']} has all budgets in one model; it is not more accurate than a plain model for one budget."
     )
     heads = ["resolution", "GMACs", "top-1, all", "top-1, test half", f"{figures['name']} at that budget, test half"]
     return f"## Plain DeiT-Tiny\n\n{fill(text, 120)}\n\n{_table(heads, rows)}"
@@ -333,7 +333,7 @@ def _abstention(figures: Figures, groups: list[str]) -> str:
         rows.append(["out-of-distribution", *(_percent(one["out_of_distribution"][group]) for group in groups)])
     text = (
         f"`careful` withholds {', and '.join(withheld) or 'no answer'}. The first limit is for an error rate of at "
-        f"most {_percent(figures['max_error'], 0)} % among the answered calibration images. In percent, on the test half:"
+        f"most {_percent(figures['max_error'], 0)} % among answered calibration images. In percent, on the test half:"
     )
     return (
         f"## Abstention\n\n{fill(text, 120)}\n\n{_table(['', *groups], rows)}\n\n"

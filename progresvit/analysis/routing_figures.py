@@ -62,7 +62,10 @@ def frontier_figure(
     for number, (name, sizes) in enumerate((fixed or {}).items(), start=len(models)):
         axes.plot(*_columns(sizes), marker=MARKERS[number % len(MARKERS)], label=name, **curve_style(number))
         for label, (spent, top1) in sizes.items():
-            axes.annotate(label, (spent, 100 * top1), xytext=(6, -10), textcoords="offset points", fontsize=9)
+            at = (spent, 100 * top1)
+            axes.annotate(label, at, xytext=(-6, 4), textcoords="offset points", ha="right", fontsize=9)
+    if fixed:
+        axes.margins(x=0.1)  # for the names
     axes.legend(fontsize=9)
     return figure
 
