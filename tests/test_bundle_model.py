@@ -34,7 +34,7 @@ def load_script(name):
     sys.path.insert(0, str(SCRIPTS))
     try:
         spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
         spec.loader.exec_module(module)
         return module
     finally:

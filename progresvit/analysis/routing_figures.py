@@ -65,7 +65,7 @@ def frontier_figure(
             at = (spent, 100 * top1)
             axes.annotate(label, at, xytext=(-6, 4), textcoords="offset points", ha="right", fontsize=9)
     if fixed:
-        axes.margins(x=0.1)  # for the names
+        axes.margins(x=0.14)  # for the names
     axes.legend(fontsize=9)
     return figure
 
