@@ -43,6 +43,9 @@ DRAWS = 500
 TRAINING_NAME = re.compile(r"n\d{8}_\d+\.\w+")
 """The name of an image of ImageNet's training set, such as ``n01440764_10026.JPEG``."""
 
+PUBLISHED = "published"
+"""Name of the plain ViT that is the start itself, without fine-tuning."""
+
 Rows = NDArray[np.int64]
 
 
@@ -199,13 +202,14 @@ def measure_plain(records: Records, plain: Sequence[Records]) -> list[dict[str, 
         measured.append(
             {
                 "resolution": config.rounds[0].resolution,
+                "published": Path(other.header.model).name == PUBLISHED,
                 "gmacs": other.gmacs()[0],
                 "parameters": compute.parameters(config),
                 "top1": {"all": share(other.correct[:, 0]), TEST: share(other.correct[test_rows, 0])},
                 "routed": _at_budget(calibration, test, other.gmacs()[0]),
             }
         )
-    return sorted(measured, key=lambda model: model["resolution"])
+    return sorted(measured, key=lambda model: (model["resolution"], model["published"]))
 
 
 def _at_budget(calibration: Records, test: Records, gmacs: float) -> dict[str, Any] | None:
@@ -239,7 +243,9 @@ def draw_frontier(records: Records, settings: Mapping[str, Setting], figures: Ma
     """The frontier on the test half as a .png, with the settings and the plain ViTs."""
     marked = {name: setting.threshold for name, setting in settings.items() if name != CAREFUL}
     plain = {
-        f"{model['resolution']} px": (model["gmacs"], model["top1"][TEST]["mean"]) for model in figures.get("plain", ())
+        f"{model['resolution']} px": (model["gmacs"], model["top1"][TEST]["mean"])
+        for model in figures.get("plain", ())
+        if not model["published"]
     }
     fixed = {"plain DeiT-Tiny": plain} if plain else None
     figure = frontier_figure({figures["name"]: records.take(halves(records)[1])}, settings=marked, fixed=fixed)

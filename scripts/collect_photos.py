@@ -16,7 +16,7 @@
 by name, for selecting a checkpoint, and ``b33`` has the matched-frequency images of ImageNetV2 as they are, for tests;
 no image of ``b33`` is in ``train`` or ``val``. Without --v2, ``val`` is that of --folder. Files named ILSVRC2012_val_*
 are left out of ``train``, so that ImageNet's validation images stay unseen. Large images are scaled to the area of a
-square of --side pixels and saved as WebP. An interrupted run goes on.
+square of --side pixels and saved as WebP. Run it again to continue.
 """
 
 from __future__ import annotations

@@ -38,6 +38,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if not 0 < given.weight <= 1:
         parser.error(f"--weight is above 0 and at most 1, not {given.weight:g}")
+    if not (given.run / "model").is_dir() or not (given.run / RECIPE_FILE).is_file():
+        parser.error(f"{given.run} is no finished run (no model/ in it); give the --out folder of progresvit train")
     trained = progresvit.load(given.run / "model")
     mixed = interpolate(trained, make_start(given.run, trained, given.start), given.weight)
     progresvit.save(mixed, given.out, dtype=torch.float16)

@@ -11,7 +11,7 @@ unknown. The 100 classes are those whose ids have the smallest SHA-256. Half of 
 calibrate the near-lossless threshold and the limit of the score; figures are of the other half.
 
 Without 100 rows of its head a model of 1000 classes does not know these classes, but it was trained on images of them,
-so its figures are better than those for classes that it has never seen.
+so its figures are probably better than those for classes that it has never seen.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class ClassesSource(DataSource):
         ids = [self._class_id(name) for name in whole.class_ids]
         missing = sorted(set(self.class_ids) - set(ids))
         if missing:
-            raise ValueError(f"{self.data} has no images of {len(missing)} classes, such as {missing[0]}.")
+            raise ValueError(
+                f"{self.data} has no images of {len(missing)} classes, such as {missing[0]}; "
+                "give one folder for each class (n01440764, or for ImageNet 0 to 999)."
+            )
         order = sorted(range(len(whole)), key=lambda index: _sha256(whole.entries[index].name))
         taken = dict.fromkeys(self.class_ids, 0)
         rows = []
@@ -167,7 +170,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--split", default=".", help="split of --images; '.' if the class folders are at the top")
     parser.add_argument("--known", help="images of the model's own classes, val/<class>/<image>; not for 1000 classes")
     parser.add_argument("--classes", type=int, default=UNKNOWN_CLASSES, help="number of unknown classes")
-    parser.add_argument("--limit", type=int, help="images per class, for a rehearsal")
+    parser.add_argument("--limit", type=int, help="images per class, for a quick test")
     parser.add_argument("--score", choices=OOD_SCORES, default=DEFAULT_OOD_SCORE, help="score of the calibrated limit")
     parser.add_argument("--records", type=Path, help="folder that keeps the records")
     parser.add_argument("--device", default="cpu")

@@ -58,13 +58,13 @@ ABOUT = {
             "Stanford Dogs",
             "Imagenette and Imagewoof, training images, without those that come from ImageNet's validation set",
         ),
-        shift="ImageNetV2 matched-frequency (b-33)",
+        shift="ImageNetV2 matched-frequency",
         shift_note="These are the 4,321 of its 10,000 images that its other parts, threshold-0.7 and top-images, hold "
         "too: they are easier than the whole. Others of these parts were trained on, so the origin is not unseen.",
         plain_note="fine-tuned on the same images with the same teachers, epochs and interpolation, ",
         chosen="Rounds, learning rate and interpolation were chosen",
         ood_note="The rows of the unknown classes were removed from the head for this measurement. The model was "
-        "trained on images of them, so classes that it has never seen are harder to tell.",
+        "trained on images of them, so classes that it has never seen are probably harder to detect.",
         limits=(
             "Expect lower accuracy on images unlike ImageNet's: drawings, night scenes, small distant objects.",
             "ImageNet's classes are uneven: many are breeds of dogs, hardly any are of people.",
@@ -82,7 +82,7 @@ ABOUT = {
         ),
         groups={"easy ten": EASY, "ten dogs": DOGS},
         ood_note="The unknown images are of other classes of ImageNet, on which the start and the teachers were "
-        "trained, so classes that these have never seen are harder to tell.",
+        "trained, so classes that these have never seen are probably harder to detect.",
         limits=(
             "Expect lower accuracy on images unlike ImageNet's: drawings, night scenes, small distant objects. It was "
             "trained on squashed squares, while your images are cropped.",
@@ -128,7 +128,7 @@ def _head(figures: Figures, about: About) -> str:
     uses = {
         f"progresvit classify photo.jpg{model}": "with the setting near-lossless",
         f"progresvit classify photo.jpg{model} --threshold careful": "uncertain answers are withheld",
-        f"progresvit evaluate {name} --data DATA --out records.parquet": "every round on your own labelled images",
+        f"progresvit evaluate {name} --data DATA --split . --out records.parquet": "on your labelled images",
     }
     width = max(map(len, uses))
     commands = "\n".join(f"{command:<{width}}    # {what}" for command, what in uses.items())
@@ -147,7 +147,8 @@ def _head(figures: Figures, about: About) -> str:
 
 def _known(figures: Figures, about: About) -> str:
     names = ", ".join(f"{label} ({class_id})" for class_id, label in figures["classes"].items())
-    listed = f": {names}. To evaluate it on your own images, name the class folders as in brackets." if names else "."
+    folders = "as in brackets" if names else "by WordNet id (n01440764)"
+    listed = f"{': ' if names else ''}{names}. To evaluate it on your own images, name the class folders {folders}."
     return f"It knows {figures['num_classes']:,} {about.classes}{listed}"
 
 
@@ -236,7 +237,9 @@ def _early_exit(figures: Figures, groups: list[str]) -> str:
     if len(groups) > 1:
         parts.append(_by_group(routed, groups[1:]))
     parts.append("\n".join(f"- `{name}`: {_what(name, one)}." for name, one in figures["settings"].items()))
-    parts.append("`--budget-gmacs G` selects a threshold from `budgets.json` that spends G on average.")
+    parts.append(
+        "`--budget-gmacs G` selects the next threshold of a grid, `budgets.json`, that spends at most G on average."
+    )
     parts.append(
         f"![Accuracy against GMACs on the test half](../../../docs/figures/{figures['name']}_frontier.png)",
     )
@@ -274,7 +277,13 @@ def _certificates(figures: Figures) -> str:
         f"replacement, {found['draws']} times; each time a threshold was certified and the share of all images that it "
         "harms was counted. In percent:"
     )
-    return f"## Check of the certificates\n\n{fill(text, 120)}\n\n{_table(heads, rows)}"
+    seen = figures["in_imagenet_training_set"]["images"] / figures["images"]["all"]
+    note = (
+        f"{_percent(seen)} % of these images were in the training set of the start and the teachers: for new images "
+        "the bounds, and the limits of `careful`, are not certified."
+    )
+    noted = f"\n\n{fill(note, 120)}" if seen else ""
+    return f"## Check of the certificates\n\n{fill(text, 120)}\n\n{_table(heads, rows)}{noted}"
 
 
 def _shift(figures: Figures, about: About) -> str:
@@ -303,7 +312,7 @@ def _plain(figures: Figures, about: About) -> str:
         return ""
     rows = [
         [
-            f"{one['resolution']} px",
+            f"{one['resolution']} px" + (", as published" if one["published"] else ""),
             f"{one['gmacs']:.3f}",
             *(_interval(one["top1"][key]) for key in ("all", "test half")),
             "–" if one["routed"] is None else f"{_percent(one['routed']['top1'])} at {one['routed']['gmacs']:.3f}",
@@ -312,7 +321,8 @@ def _plain(figures: Figures, about: About) -> str:
     ]
     text = (
         f"DeiT-Tiny, {about.plain_note}one model for each resolution. The plot above shows them beside the frontier. "
-        f"{figures['name']} has all budgets in one model; it is not more accurate than a plain model for one budget."
+        f"{figures['name']} has all budgets in one model; at these resolutions it is not more accurate than the plain "
+        "model of that budget."
     )
     heads = ["resolution", "GMACs", "top-1, all", "top-1, test half", f"{figures['name']} at that budget, test half"]
     return f"## Plain DeiT-Tiny\n\n{fill(text, 120)}\n\n{_table(heads, rows)}"
@@ -353,9 +363,10 @@ def _ood(figures: Figures, about: About) -> str:
         f"{len(found['unknown_classes']):,} unknown ones. {about.ood_note} FPR95 is the share (in percent) of unknown "
         "images that are accepted where 95 % of the known ones are; chance is an AUROC of 0.5 and an FPR95 of 95."
     )
-    calibrated = found["calibrated"]
+    calibrated, removed = found["calibrated"], found["known_classes"] < figures["num_classes"]
     limit = (
-        f"A limit on {calibrated['score']} that was calibrated on {found['calibration_images']:,} other known images, "
+        f"{'With the remaining classes, a' if removed else 'A'} limit on {calibrated['score']} that was calibrated on "
+        f"{found['calibration_images']:,} other known images, "
         f"to reject {_percent(calibrated['share'], 0)} % of them, rejects {_percent(calibrated['known_rejected'])} % "
         f"of the known and {_percent(calibrated['unknown_rejected'])} % of the unknown images."
     )
@@ -384,7 +395,10 @@ def _training(figures: Figures) -> str:
             f"torch {run['torch']}, {run['minutes']:g} minutes of optimizer steps.{short}"
         )
         lines.append(f"{fill(values, 120)}\n\n```\n{run['command']}\n```")
-    lines.append("The whole recipe is in `figures.json`.")
+    lines.append(
+        "`deit_tiny` and `deit_tiny.safetensors` are local copies of timm's `deit_tiny_patch16_224.fb_in1k`. The whole "
+        "recipe is in\n`figures.json`."
+    )
     return "\n\n".join(lines)
 
 

@@ -117,7 +117,7 @@ def plain(images, tmp_path_factory, randomize):
 
 
 OOD = {
-    "weights": None, "calibration_images": 77, "known_images": 1234, "unknown_images": 500,
+    "weights": None, "known_classes": 3, "calibration_images": 77, "known_images": 1234, "unknown_images": 500,
     "unknown_classes": ["n02088364"] * 100,
     "scores": [{"answers": "routed", "score": "energy", "auroc": 0.876, "fpr95": 0.432}],
     "calibrated": {"score": "energy", "share": 0.05, "known_rejected": 0.0512, "unknown_rejected": 0.654},

@@ -60,10 +60,12 @@ def frontier_figure(
             label = f"{name}: {setting}"
             axes.plot(point.gmacs, 100 * (point.top1 or 0), color=colour, linestyle="none", label=label, **mark)
     for number, (name, sizes) in enumerate((fixed or {}).items(), start=len(models)):
-        axes.plot(*_columns(sizes), marker=MARKERS[number % len(MARKERS)], label=name, **curve_style(number))
-        for label, (spent, top1) in sizes.items():
+        axes.plot(*_columns(sizes), marker="X", label=name, **curve_style(number))
+        last = max(spent for spent, _ in sizes.values())
+        for label, (spent, top1) in sizes.items():  # beside the curve: above on the left, the last one below
+            offset, side = ((6, -12), "left") if spent == last else ((-6, 4), "right")
             at = (spent, 100 * top1)
-            axes.annotate(label, at, xytext=(-6, 4), textcoords="offset points", ha="right", fontsize=9)
+            axes.annotate(label, at, xytext=offset, textcoords="offset points", ha=side, fontsize=9)
     if fixed:
         axes.margins(x=0.14)  # for the names
     axes.legend(fontsize=9)

@@ -175,7 +175,8 @@ def _to_terminal(engine: Engine, found: list[Entry], as_json: bool, *, mark_corr
         if mark_correct and engine.config.class_ids is not None:
             columns.insert(2, Column("correct", "correct"))
             labels = sample_labels()
-            rows = [{**cells, "correct": _correct(cells, labels[cells["picture"]])} for cells in rows]
+            known = set(engine.config.class_ids)
+            rows = [{**cells, "correct": _correct(cells, labels[cells["picture"]], known)} for cells in rows]
         output.show_table(Table(_count(len(rows)), columns, rows))
         _report(summarise(answers, len(engine.gmacs)), engine)
     for entry, answer in zip(found, answers):
@@ -201,10 +202,12 @@ def _answer(prediction: Prediction) -> str:
     return f"none ({name}?)" if prediction.abstained else name
 
 
-def _correct(cells: dict[str, Any], accepted: list[str]) -> str:
+def _correct(cells: dict[str, Any], accepted: list[str], known: set[str]) -> str:
     """Whether the answer is an accepted class; a dash if it is withheld."""
     if cells["abstained"]:
         return "–"
+    if not known & set(accepted):
+        return "unknown class"
     return "yes" if cells["class_id"] in accepted else "no"
 
 

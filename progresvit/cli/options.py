@@ -76,8 +76,15 @@ def parse_threshold(text: str | None, header: Header, router: Router | None = No
         if caveat:
             typer.echo(f"note: {caveat}", err=True)
         return setting.threshold
-    numbers = parse_numbers(text, "--threshold")
     from progresvit.routing.decide import as_thresholds
+
+    try:
+        numbers = parse_numbers(text, "--threshold")
+    except ValueError:
+        raise ValueError(
+            f"--threshold takes a number (or one for each round but the last: 0.2,0.4) or a setting file, such as "
+            f"MODEL/settings/careful.json, not {text!r}."
+        ) from None
 
     threshold = numbers[0] if len(numbers) == 1 else tuple(numbers)
     as_thresholds([threshold], rounds)

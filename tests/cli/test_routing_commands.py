@@ -257,7 +257,7 @@ def test_abstention_and_hopeless_images(records, others, tmp_path):
     assert rules[0] == "every round"
     assert (tmp_path / "risk.png").stat().st_size > 1000
     refused("needs --unrecoverable", "abstention", others, "--benefit", tmp_path / "benefit.safetensors")
-    refused("takes comma-separated numbers", "abstention", others, "--threshold", "x")
+    refused("takes a number", "abstention", others, "--threshold", "x")
 
 
 def test_a_setting_of_another_model_is_refused_wherever_it_is_used(records, tmp_path):
