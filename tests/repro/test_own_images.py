@@ -1,6 +1,7 @@
 """The script that fine-tunes starts on 3 classes of 20 images."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,3 +109,14 @@ def test_the_table_gives_means_over_draws():
 def test_a_start_that_is_no_model_folder_is_refused(pets, tmp_path):
     with pytest.raises(ValueError, match="there is no model folder or bundled model 'no_model'"):
         measure(pets, ["no_model"], tmp_path / "own.json")
+
+
+def test_the_page_shows_the_results():
+    root = Path(__file__).parents[2]
+    results = json.loads((root / "repro" / "own_images.json").read_text())
+    assert own_images.table(results) in (root / "docs" / "own_images.md").read_text()
+    means = {
+        start: sum(result["top1"][-1] for result in results if result["start"] == start) / 3
+        for start in ("imagenet-tiny", "version-0.1")
+    }
+    assert means["imagenet-tiny"] >= means["version-0.1"] + 0.02
