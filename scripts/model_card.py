@@ -42,6 +42,8 @@ class About:
     """What was chosen on the images held out."""
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Ids of the classes of each group. An average over all classes hides that one group is harder."""
+    seen_note: str = ""
+    """Decisions that were taken after a look at the evaluation images."""
     ood_note: str
     limits: tuple[str, ...]
     terms: str
@@ -62,7 +64,9 @@ ABOUT = {
         shift_note="These are the 4,321 of its 10,000 images that its other parts, threshold-0.7 and top-images, hold "
         "too: they are easier than the whole. Others of these parts were trained on, so the origin is not unseen.",
         plain_note="fine-tuned on the same images with the same teachers, epochs and interpolation, ",
-        chosen="Rounds, learning rate and interpolation were chosen",
+        chosen="Rounds, learning rate and the weight of the interpolation were chosen",
+        seen_note="To interpolate at all was decided after the trained weights had been scored on the evaluation "
+        "images (docs/models.md), so the accuracy of the last round may be optimistic.",
         ood_note="The rows of the unknown classes were removed from the head for this measurement. The model was "
         "trained on images of them, so classes that it has never seen are probably harder to detect.",
         limits=(
@@ -81,6 +85,7 @@ ABOUT = {
             "ImageNet's validation set",
         ),
         groups={"easy ten": EASY, "ten dogs": DOGS},
+        seen_note="The number of epochs was set after a first, longer run had been scored on them.",
         ood_note="The unknown images are of other classes of ImageNet, on which the start and the teachers were "
         "trained, so classes that these have never seen are probably harder to detect.",
         limits=(
@@ -160,9 +165,10 @@ def _data(figures: Figures, about: About) -> str:
     images = figures["images"]
     apart = [f"{count:,} of the {name}" for name, count in images.items() if name in about.groups]
     of_groups = f" ({' and '.join(apart)})" if apart else ""
+    selected = " ".join(filter(None, (_selected(figures, about), about.seen_note)))
     evaluated = (
         f"Evaluated on {figures['data']}: {images['all']:,} images{of_groups} that were not used for training. "
-        f"{_selected(figures, about)} The settings were calibrated on {images['calibration half']:,} of the evaluation "
+        f"{selected} The settings were calibrated on {images['calibration half']:,} of the evaluation "
         f"images, drawn by name; figures of settings come from the other {images['test half']:,}."
     )
     return (
