@@ -25,25 +25,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 import bundle_figures
 import interpolate
 import model_card
+from about_models import ABOUT
+from kept_records import evaluate_once
 
 import progresvit
 from progresvit import evaluation
-from progresvit.distributed import Processes
-from progresvit.evaluation import DataSource, EvalOptions, Records
-from progresvit.evaluation.run import intended_header
+from progresvit.evaluation import DataSource
 from progresvit.io.files import replace_file, replacing_folder
 from progresvit.io.model_folder import BUDGETS_FILE, BUNDLED, SETTINGS, bundled_folder
-from progresvit.model import RoundModel
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
-SAME = ("weights", "preprocessing_hash", "precision", "names", "classes", "corruption")
-"""Fields of a header by which records are of a model on some images, wherever these lie."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """From the command line."""
     given = _parse(arguments)
-    about = model_card.ABOUT[given.name]
+    about = ABOUT[given.name]
     trained = progresvit.load(given.model)
     if trained.config.labels is None or trained.config.class_ids is None:
         raise SystemExit("error: the model's config.json has no labels or no class_ids; add them first.")
@@ -54,7 +51,9 @@ def main(arguments: list[str] | None = None) -> None:
     with replacing_folder(given.out or bundled_folder(given.name)) as staged:
         progresvit.save(trained, staged, dtype=torch.float16)
         model = progresvit.load(staged)
-        records = _evaluate(model, DataSource(data=given.data, split=given.split), given.name, given)
+        kept = {"workers": given.workers, "device": given.device}
+        source = DataSource(data=given.data, split=given.split)
+        records = evaluate_once(model, source, given.records / f"{given.name}.parquet", **kept)
         half = records.take(bundle_figures.halves(records)[0])
         settings = bundle_figures.calibrate_all(half, max_error=given.max_error, budgets=given.budgets)
         named = {"data": f"{about.data}, {len(half):,} of {len(records):,} images, drawn by name"}
@@ -73,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
         ) | {"max_error": given.max_error}
         if given.shift is not None:
             source = DataSource(data=given.shift, split=".")
-            shifted = _evaluate(model, source, f"{given.name}-shift", given)
+            shifted = evaluate_once(model, source, given.records / f"{given.name}-shift.parquet", **kept)
             figures["shift"] = bundle_figures.measure_shift(shifted, settings, data=about.shift)
         if given.plain:
             figures["plain"] = bundle_figures.measure_plain(records, [*map(evaluation.read_records, given.plain)])
@@ -92,21 +91,6 @@ def main(arguments: list[str] | None = None) -> None:
     given.figures.mkdir(parents=True, exist_ok=True)
     replace_file(given.figures / f"{given.name}_frontier.png", plot)
     print(f"{given.name} is ready: read its README.md, then progresvit classify --samples --model {given.name}")
-
-
-def _evaluate(model: RoundModel, source: DataSource, stem: str, given: argparse.Namespace) -> Records:
-    """The records of this model on these images: existing ones, or new ones."""
-    path = given.records / f"{stem}.parquet"
-    processes = Processes(0, 1, torch.device(given.device))
-    options = EvalOptions(precision="fp32", workers=given.workers)
-    if not path.exists():
-        return evaluation.evaluate(model, source, path, name=stem, processes=processes, options=options)
-    records = evaluation.read_records(path)
-    intended = intended_header(model, source, stem, options, processes)
-    differing = [field for field in SAME if getattr(records.header, field) != getattr(intended, field)]
-    if differing:
-        raise SystemExit(f"error: {path} is of other {' and '.join(differing)}; delete it, or name another folder.")
-    return records
 
 
 def _selected_on(given: argparse.Namespace, training: list[dict[str, Any]], images: int) -> str | None:

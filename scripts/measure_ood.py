@@ -27,19 +27,20 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from kept_records import evaluate_once
 
 import progresvit
 from progresvit import evaluation
 from progresvit.data.dataset import ImageDataset, find_images
 from progresvit.data.split import halves_by_name
-from progresvit.distributed import Processes
-from progresvit.evaluation import DataSource, EvalOptions, Records
+from progresvit.evaluation import DataSource, Records
 from progresvit.evaluation.classes import IMAGENET_CLASSES, ImageNetInfo
 from progresvit.evaluation.ood import OOD_SHARE, rejected_share
 from progresvit.io.files import replace_file
 from progresvit.io.weights import weights_hash
-from progresvit.model import RoundModel
 from progresvit.routing.scores import DEFAULT_OOD_SCORE, OOD_SCORES
 
 UNKNOWN_CLASSES = 100
@@ -134,7 +135,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         removed = draw_classes([class_id for class_id in imagenet if class_id not in own], given.classes)
         known = ClassesSource(data=given.known, split="val", class_ids=tuple(own), limit=given.limit)
     unknown = ClassesSource(class_ids=tuple(removed), unlabelled=True, **images)
-    records = [_evaluate(model, source, name, given) for name, source in (("known", known), ("unknown", unknown))]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = given.records or Path(scratch)
+        records = [
+            evaluate_once(model, source, folder / f"{name}.parquet", workers=given.workers, device=given.device)
+            for name, source in (("known", known), ("unknown", unknown))
+        ]
     figures = {
         "weights": weights,
         "known_classes": model.config.num_classes,
@@ -143,20 +149,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     replace_file(given.out, json.dumps(figures, indent=2, allow_nan=False) + "\n")
     print(f"wrote {given.out}")
-
-
-def _evaluate(model: RoundModel, source: DataSource, stem: str, given: argparse.Namespace) -> Records:
-    """New records; an interrupted evaluation goes on, and finished records in --records are used."""
-    processes = Processes(0, 1, torch.device(given.device))
-    options = EvalOptions(workers=given.workers)
-    with tempfile.TemporaryDirectory() as scratch:
-        out = (given.records or Path(scratch)) / f"{stem}.parquet"
-        if out.exists():
-            records = evaluation.read_records(out)
-            if records.header.weights != weights_hash(model) or records.header.images != len(source.find()):
-                raise ValueError(f"{out} is of another model or of other images; delete it, or name another folder.")
-            return records
-        return evaluation.evaluate(model, source, out, name=given.model, processes=processes, options=options)
 
 
 def _sha256(name: str) -> str:

@@ -298,7 +298,7 @@ def test_records_are_reused_only_for_the_same_weights_and_images(twenty, trained
     (fewer / "val" / "n02088364" / "0.bmp").unlink()
     shutil.copytree(twenty.parent / "records", tmp_path / "records")
     for model, data, what in ((other, images, "weights"), (trained, fewer, "names")):
-        with pytest.raises(SystemExit, match=f"is of other {what}; delete it"):
+        with pytest.raises(ValueError, match=f"is of other {what}; delete it"):
             bundle("nettewoof-tiny", model, data, tmp_path, "--runs", run)
     assert not (tmp_path / "nettewoof-tiny").exists()
 

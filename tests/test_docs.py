@@ -126,6 +126,18 @@ def test_the_readme_shows_the_measured_figures_of_the_bundled_models(model):
             assert f"{shown} at {plain['gmacs']:.3f}" in " ".join(page.split())
     images = figures["images"]["test half"]
     assert f"On {images:,}" in section
+    seen = figures["in_imagenet_training_set"]
+    if seen["images"]:
+        top1 = [f"{100 * seen['top1_of_others'][-1][key]:.1f}" for key in ("mean", "lowest", "highest")]
+        share = f"{100 * seen['images'] / figures['images']['all']:.0f} %"
+        text = " ".join(section.split())
+        assert f"were trained on {share} of these images" in text
+        assert f"on the {seen['others']} others, all rounds have {top1[0]} % ({top1[1]} to {top1[2]})" in text
+    if model == "imagenet-tiny":
+        published = next(plain["gmacs"] for plain in figures["plain"] if plain["published"])
+        saved = [1 - figures["settings"][name]["gmacs"]["all"] / published for name in ("near-lossless", "budget-1.0")]
+        expected = f"`near-lossless` saves {100 * saved[0]:.0f} % and `budget-1.0` {100 * saved[1]:.0f} %"
+        assert expected in " ".join(section.split())
 
 
 def test_the_readme_shows_what_the_first_command_prints():

@@ -155,15 +155,20 @@ def _check_pair(known: Records, unknown: Records) -> None:
     for name, records in (("known", known), ("unknown", unknown)):
         if not len(records):
             raise ValueError(f"there are no {name} images; evaluate on at least one.")
-    one, other = known.header, unknown.header
+    header, other = known.header, unknown.header
     for name in ("weights", "preprocessing_hash", "precision"):
-        if getattr(one, name) != getattr(other, name):
+        if getattr(header, name) != getattr(other, name):
             what = name.removesuffix("_hash")
             raise ValueError(
-                f"the two records are of models with other {what} ({one.model} and {other.model}); evaluate one model "
-                "on both sets of images, with the same options."
+                f"the two records are of models with other {what} ({header.model} and {other.model}); evaluate one "
+                "model on both sets of images, with the same options."
             )
-    if (one.data, one.split, one.names, one.corruption) == (other.data, other.split, other.names, other.corruption):
+    if (header.data, header.split, header.names, header.corruption) == (
+        other.data,
+        other.split,
+        other.names,
+        other.corruption,
+    ):
         raise ValueError(
             "known and unknown images are the same; evaluate on images of other classes: "
             "progresvit evaluate MODEL --data OTHERS --unlabelled --out unknown.parquet"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from progresvit import compute
-from progresvit.evaluation.ood import OOD_SHARE, ood_limit
+from progresvit.evaluation.ood import OOD_SHARE, ood_limit, rejected_share
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.selective import abstain_entropy, routed_answers
 from progresvit.routing import (
@@ -142,11 +142,10 @@ def with_ood(
     rounds = exit_rounds(records.scores(router), setting.threshold)
     scores = recorded_ood_score(score, records.statistics[range(len(records)), rounds])
     rule = OODRule(score=score, limit=ood_limit(scores, share), share=share)
-    found = setting.model_copy(update={"ood": rule})
-    routed = route_records(found.policy(router), records.top10_entropy, records.statistics)
-    observed = {"out_of_distribution": float(routed.out_of_distribution.mean())}
-    found = found.model_copy(update={"expected": {**found.expected, **observed}})
-    return _with_coverage(records, found, router) if "coverage" in found.expected else found
+    limited = setting.model_copy(update={"ood": rule})
+    observed = {"out_of_distribution": rejected_share(records, limited, router)}
+    limited = limited.model_copy(update={"expected": {**limited.expected, **observed}})
+    return _with_coverage(records, limited, router) if "coverage" in limited.expected else limited
 
 
 def _with_coverage(records: Records, setting: Setting, router: Router | None) -> Setting:

@@ -16,8 +16,6 @@ from progresvit.io.yaml_files import bundled_files, find_file, read_mapping
 from progresvit.model.registry import DEFAULT_KIND, config_class
 from progresvit.training.tasks.registry import check_name
 
-"""The kind of model that this package is about."""
-
 _RENAMED = {"own_pictures": "own_images"}
 """Earlier names of bundled recipes."""
 
