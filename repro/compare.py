@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from repro.formats import FULL, Point, Results, RunResult, check_comparable
+from repro.equal import check_equal
+from repro.formats import FULL, Point, Results, RunResult
 from repro.study import Study
 
 LIKELY = 1.96
@@ -113,13 +114,27 @@ def _resampled_means(
     of_seeds: NDArray[np.float64], of_images: NDArray[np.float64], draws: int, seed: int
 ) -> NDArray[np.float64]:
     """Mean of resampled seeds plus mean of resampled images, both with replacement: (K,), (N,) -> (draws,)."""
-    rng = np.random.default_rng(seed)
     means = np.zeros(draws)
-    for start in range(0, draws, CHUNK):
-        part = means[start : start + CHUNK]
-        for values in (of_seeds, of_images):
-            part += values[rng.integers(0, len(values), (len(part), len(values)))].mean(axis=1)
+    for values, counts in zip((of_seeds, of_images), _resamples(len(of_seeds), len(of_images), draws, seed)):
+        for start in range(0, draws, CHUNK):
+            means[start : start + CHUNK] += counts[start : start + CHUNK] @ values / len(values)
     return means
+
+
+@lru_cache(maxsize=2)
+def _resamples(seeds: int, images: int, draws: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """How often each seed and each image is in each resample: (draws, K), (draws, N).
+
+    Kept, because a page asks for many intervals over as many seeds and images.
+    """
+    rng = np.random.default_rng(seed)
+    counts = np.zeros((draws, seeds), np.uint8), np.zeros((draws, images), np.uint8)
+    for start in range(0, draws, CHUNK):
+        for kind in counts:
+            part = kind[start : start + CHUNK]
+            chosen = rng.integers(0, part.shape[1], part.shape) + part.shape[1] * np.arange(len(part))[:, None]
+            part[:] = np.bincount(chosen.ravel(), minlength=part.size).reshape(part.shape)
+    return counts
 
 
 @dataclass(frozen=True)
@@ -248,7 +263,7 @@ def _apart_from_seed(result: RunResult) -> dict[str, object]:
 
 
 def line_up(results: Results, study: Study, name: str) -> LineUp:
-    """The runs of a comparison; refused if they are not of the same images."""
+    """The runs of a comparison; refused if they are not of the same images and of equal epochs or compute."""
     comparison = study.comparisons[name]
     rows = [gather(results, run, label) for label, run in comparison.rows.items()]
     against = None
@@ -257,7 +272,7 @@ def line_up(results: Results, study: Study, name: str) -> LineUp:
         against = gather(results, comparison.against, labels.get(comparison.against))
     measured = tuple(row for row in rows if row.seeds)
     everyone = [*measured, *([against] if against else [])]
-    check_comparable([one for row in everyone for one in row.seeds], f"the comparison {name}")
+    check_equal([one for row in everyone for one in row.seeds], comparison.equal, f"the comparison {name}")
     return LineUp(
         title=comparison.title,
         rows=measured,

@@ -127,13 +127,14 @@ def task_measure() -> Iterator[Task]:
 
 
 def task_group() -> Iterator[Task]:
-    """By name: a run with all seeds, an entry, all runs of a comparison, all models of a shift entry."""
+    """By name: a run with all seeds, an entry, all runs of a comparison or a frontier, all models of a shift entry."""
     groups: dict[str, dict[str, None]] = {}
     for entry in ENTRIES:
         for name in (entry.name, entry.key):
             groups.setdefault(name, {})[f"measure:{entry.name}"] = None
-    for name, comparison in STUDY.comparisons.items():
-        compared = {*comparison.rows.values(), comparison.against}
+    compared_runs = {name: {*one.rows.values(), one.against} for name, one in STUDY.comparisons.items()}
+    compared_runs |= {name: set(one.rows.values()) for name, one in STUDY.frontiers.items()}
+    for name, compared in compared_runs.items():
         wanted = {f"measure:{entry.name}": None for entry in ENTRIES if entry.kind == "run" and entry.key in compared}
         groups.setdefault(name, {}).update(wanted)
     for name, tasks in groups.items():

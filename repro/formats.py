@@ -78,6 +78,9 @@ class Rounds(Part):
     log_loss: tuple[str, ...] | None = None
     """Minus the natural logarithm of the label's probability, image by image: float16, little-endian, base64. None in
     files of earlier versions, and if it is not finite for every image."""
+    entropy: tuple[str, ...] | None = None
+    """Top-10 entropy after each round but the last, image by image, packed like ``log_loss``. None for one round, for
+    rounds that are alternatives, and in files of earlier versions."""
 
     @model_serializer(mode="wrap")
     def _without_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -100,6 +103,12 @@ class Rounds(Part):
         if self.log_loss is None:
             return None
         return np.stack([unpack_floats(text, images) for text in self.log_loss], axis=1)
+
+    def entropies(self, images: int) -> NDArray[np.float64] | None:
+        """(N, S - 1)"""
+        if self.entropy is None:
+            return None
+        return np.stack([unpack_floats(text, images) for text in self.entropy], axis=1)
 
 
 class Point(Part):
@@ -301,7 +310,44 @@ class ShiftResult(Measurement):
     severities: tuple[SeverityFrontier, ...]
 
 
-KINDS: dict[str, type[Measurement]] = {"run": RunResult, "routing": RoutingResult, "shift": ShiftResult}
+class CostPoint(Part):
+    """Speed and energy of one point of a run's frontier."""
+
+    run: str
+    point: str
+    """Its name, as ``repro.frontier.points_of`` gives it."""
+    gmacs_paper: float
+    """Average over the images."""
+    images_per_s: float
+    """Median of the repeats."""
+    spread: float
+    """Highest minus lowest of the repeats, divided by the median."""
+    latency_ms: float
+    """Median, one image at a time."""
+    joules: float | None
+    """Per image, at the batch."""
+    engine_images_per_s: float | None = None
+    """The same in the package's engine, for models of kind progresvit."""
+    engine_latency_ms: float | None = None
+    engine_joules: float | None = None
+
+
+class CostResult(Measurement):
+    """What the points of a frontier cost on one device."""
+
+    kind: Literal["cost"]
+    batch: int
+    runtime: str
+    """How the models were run, for readers."""
+    points: tuple[CostPoint, ...]
+
+
+KINDS: dict[str, type[Measurement]] = {
+    "run": RunResult,
+    "routing": RoutingResult,
+    "shift": ShiftResult,
+    "cost": CostResult,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,10 +357,12 @@ class Results:
     runs: dict[str, RunResult]
     routing: dict[str, RoutingResult]
     shift: dict[str, ShiftResult]
+    cost: CostResult | None = None
 
     @property
     def all(self) -> list[Measurement]:
-        return [*self.runs.values(), *self.routing.values(), *self.shift.values()]
+        cost = [] if self.cost is None else [self.cost]
+        return [*self.runs.values(), *self.routing.values(), *self.shift.values(), *cost]
 
 
 def read_results(folder: Path) -> Results:
@@ -322,7 +370,12 @@ def read_results(folder: Path) -> Results:
     found = [read_measurement(path) for path in sorted(folder.glob("*.json"))]
     if not found:
         raise ValueError(f"{folder} holds no results (JSON files); give the results folder of a study.")
+    costs = [one for one in found if isinstance(one, CostResult)]
+    if len(costs) > 1:
+        names = " and ".join(f"{one.name}.json" for one in costs)
+        raise ValueError(f"{folder} holds {names}, both of kind cost; keep one of them.")
     return Results(
+        cost=costs[0] if costs else None,
         runs={one.name: one for one in found if isinstance(one, RunResult)},
         routing={one.name: one for one in found if isinstance(one, RoutingResult)},
         shift={one.name: one for one in found if isinstance(one, ShiftResult)},
@@ -377,7 +430,7 @@ def unpack_floats(text: str, images: int) -> NDArray[np.float64]:
     """Base64 of float16 -> (N,)"""
     values = np.frombuffer(b64decode(text, validate=True), "<f2")
     if len(values) != images:
-        raise ValueError(f"{len(values)} log-losses for {images} images; measure again.")
+        raise ValueError(f"{len(values)} values for {images} images; measure again.")
     return values.astype(np.float64)
 
 

@@ -1,6 +1,6 @@
 """The tests that a comparison declares: what was measured of each, and what follows from it.
 
-A test compares two runs on the seeds and images that they share. Top-1 of the last round decides; top-1 of round 1 and
+A test compares two runs on the same seeds and images. Top-1 of the last round decides; top-1 of round 1 and
 the log-loss of both rounds stand beside it. Letters: K seeds, N images.
 """
 
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.compare import ComparedRun, CrossedDifference, crossed_difference, gather
-from repro.formats import FULL, Results, check_comparable
-from repro.study import DeclaredTest, Study
+from repro.compare import ComparedRun, CrossedDifference, Difference, crossed_difference, gather
+from repro.equal import check_equal, check_seeds
+from repro.formats import FULL, Results
+from repro.study import DeclaredTest, Equal, Study
 
 POINTS = 100
 """Points in a share of 1."""
@@ -40,7 +41,6 @@ class Outcome:
     """In points."""
     paper: float | None
     seeds: tuple[int, ...]
-    """That both runs have."""
     images: int
     last: RoundOutcome
     first: RoundOutcome | None
@@ -62,7 +62,23 @@ class Outcomes:
     title: str
     measured: tuple[Outcome, ...]
     missing: tuple[str, ...]
-    """Labels of tests whose runs have fewer than two seeds in common."""
+    """Labels of tests whose runs have fewer than two seeds."""
+
+
+def is_equivalent(difference: Difference, margin: float) -> bool:
+    """Whether the difference is shown to be smaller than the margin, in points, on either side.
+
+    The 95 % interval lies within the margins. These are two one-sided tests, each at 2.5 %, and so a conservative form
+    of the usual procedure, which tests each side at 5 % by the 90 % interval.
+    """
+    return -margin < POINTS * difference.lowest and POINTS * difference.highest < margin
+
+
+def verdict_of(difference: Difference, margin: float) -> str:
+    """``gain`` or ``loss`` if the interval excludes 0; if not, whether it shows equivalence within the margin."""
+    if difference.clear:
+        return GAIN if difference.lowest > 0 else LOSS
+    return f"equivalent within {margin:g}" if is_equivalent(difference, margin) else UNKNOWN
 
 
 def log_loss_verdict(difference: CrossedDifference) -> str:
@@ -73,9 +89,9 @@ def log_loss_verdict(difference: CrossedDifference) -> str:
 
 
 def gather_outcomes(results: Results, study: Study, name: str) -> Outcomes:
-    """The tests of a comparison as far as they were measured; refused if runs are not of the same images."""
-    tests = study.comparisons[name].tests
-    found = [(test.label, _outcome(results, test)) for test in tests]
+    """The tests of a comparison as far as they were measured; refused if runs differ in images, epochs or seeds."""
+    tests, equal = study.comparisons[name].tests, study.comparisons[name].equal
+    found = [(test.label, _outcome(results, test, equal)) for test in tests]
     return Outcomes(
         title=study.comparisons[name].title,
         measured=tuple(outcome for _, outcome in found if outcome is not None),
@@ -83,20 +99,18 @@ def gather_outcomes(results: Results, study: Study, name: str) -> Outcomes:
     )
 
 
-def _outcome(results: Results, test: DeclaredTest) -> Outcome | None:
-    runs = [gather(results, run) for run in (test.ours, test.theirs)]
-    check_comparable([one for run in runs for one in run.seeds], f"the test {test.label!r}")
-    common = set.intersection(*({one.seed for one in run.seeds if one.seed is not None} for run in runs))
-    if len(common) < 2:
+def _outcome(results: Results, test: DeclaredTest, equal: Equal) -> Outcome | None:
+    ours, theirs = gather(results, test.ours), gather(results, test.theirs)
+    what = f"the test {test.label!r}"
+    check_equal([*ours.seeds, *theirs.seeds], equal, what)
+    check_seeds([*ours.seeds, *theirs.seeds], what)
+    if min(len(ours.seeds), len(theirs.seeds)) < 2:
         return None
-    ours, theirs = (
-        ComparedRun(run.label, run.run, tuple(one for one in run.seeds if one.seed in common)) for run in runs
-    )
     return Outcome(
         label=test.label,
         margin=test.margin,
         paper=test.paper,
-        seeds=tuple(sorted(common)),
+        seeds=tuple(one.seed for one in ours.seeds if one.seed is not None),
         images=ours.first.data.val,
         last=_round_outcome(ours, theirs, FULL),
         first=_round_outcome(ours, theirs, 0) if ours.rounds > 1 and theirs.rounds > 1 else None,

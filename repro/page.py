@@ -24,9 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from progresvit.analysis.style import render
 from progresvit.io.files import replace_file
-from repro import figures, routing_tables, tables
+from repro import figures, frontier_figures, frontier_tables, routing_tables, tables
 from repro.compare import gather, line_up
 from repro.formats import FULL, Measurement, Results, ShiftResult, check_comparable, read_results
+from repro.frontier import FrontierRow, costs_of, frontier_rows, line_up_frontier
 from repro.outcomes import Outcome, gather_outcomes
 from repro.study import STUDY_FILE, Study, read_study
 
@@ -59,6 +60,8 @@ class Page:
             raise ValueError(f"{folder} has no {STUDY_FILE}, which says what is compared; copy the study's file there.")
         self.study: Study = read_study(folder / STUDY_FILE)
         self.figures, self.plots, self.prefix = figures, plots, prefix
+        self.rows: dict[str, list[FrontierRow]] = {}
+        """Of frontiers that were asked for."""
 
     def plot(self, name: str, alt: str, draw: Callable[[], Figure], *data: Any) -> str:
         """An image tag; ``data`` is everything that the plot shows."""
@@ -121,6 +124,39 @@ class Page:
             self.plot(f"{name}-tests", alt, draw, outcomes.title, declared, runs),  # no computed floats: they may round
             tables.first_round_table(outcomes),
         ]
+
+    def frontier(self, name: str) -> str:
+        """Every point of the runs of a frontier, and ours at the same GMACs."""
+        lined_up = line_up_frontier(self.results, self.study, name)
+        rows, title = self._frontier_rows(name), lined_up.plan.title
+        if not rows:
+            return NOT_MEASURED
+        costs = costs_of(rows, self.results)
+        shown = [title, lined_up.plan.model_dump(), *(run.seeds for run in lined_up.runs)]
+        draw = partial(frontier_figures.frontier_figure, lined_up, rows)
+        parts = [self.plot(f"{name}-gmacs", f"{title}: top-1 against average GMACs of each run", draw, *shown)]
+        if any((row.run, row.point) in costs for row in rows):
+            draw = partial(frontier_figures.speed_figure, lined_up, rows, costs)
+            alt = f"{title}: top-1 against images per second of each run"
+            parts.append(self.plot(f"{name}-speed", alt, draw, *shown, self.results.cost))
+        if lined_up.missing:
+            parts.append(f"Not measured: {', '.join(lined_up.missing)}.")
+        table = frontier_tables.frontier_table(title, rows, costs)
+        return _blocks(*parts, table, frontier_tables.commands_table(lined_up.runs))
+
+    def _frontier_rows(self, name: str) -> list[FrontierRow]:
+        """Computed once: intervals take a while."""
+        if name not in self.rows:
+            self.rows[name] = frontier_rows(self.results, self.study, name)
+        return self.rows[name]
+
+    def frontier_row(self, name: str, run: str, point: str) -> FrontierRow:
+        """One row of a frontier, by its run or label and its point."""
+        rows = {(key, row.point): row for row in self._frontier_rows(name) for key in (row.run, row.label)}
+        if (run, point) not in rows:
+            known = "; ".join(f"{row.run}, {row.point}" for row in self._frontier_rows(name))
+            raise ValueError(f"the frontier {name} has no row {run}, {point}; it has {known or 'none'}.")
+        return rows[run, point]
 
     def settings(self, name: str) -> str:
         """The thresholds of a routing measurement."""
@@ -230,13 +266,22 @@ class Page:
     def values(self) -> dict[str, Any]:
         """Everything that a template can use, by name."""
         blocks: list[Callable[..., str]] = [self.about, self.comparison, self.settings, self.routers, self.abstention]
-        blocks += [self.equal_accuracy, self.groups, self.severities, self.corruptions, self.measurements]
+        blocks += [
+            self.frontier,
+            self.equal_accuracy,
+            self.groups,
+            self.severities,
+            self.corruptions,
+            self.measurements,
+        ]
         routed = [(one.near_lossless, one.rounds) for one in self.results.runs.values() if len(one.rounds.bits) > 1]
         return {
             "study": self.study,
             "run": {name: gather(self.results, name) for name in {one.run for one in self.results.runs.values()}},
             "routing": self.results.routing,
             "shift": self.results.shift,
+            "cost": self.results.cost,
+            "frontier_row": self.frontier_row,
             "savings": [1 - point.gmacs_paper / rounds.gmacs_paper[FULL] for point, rounds in routed if point],
             "settings_of": routing_tables.settings_of,
             "rules_of": routing_tables.rules_of,

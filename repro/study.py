@@ -49,6 +49,10 @@ class DeclaredTest(Section):
     """The paper's gain in points, for readers."""
 
 
+Equal = Literal["epochs", "compute"]
+"""What the trainings of compared runs have in common: epochs, or compute within ``repro.compare.COMPUTE_TOLERANCE``."""
+
+
 class Comparison(Section):
     """Runs side by side: tables and plots."""
 
@@ -59,6 +63,30 @@ class Comparison(Section):
     """The run that is the base of all differences; None: the row above."""
     tests: tuple[DeclaredTest, ...] = ()
     """Differences that are tested over seeds and images, instead of those to the base over images."""
+    equal: Equal = "epochs"
+
+
+class Frontier(Section):
+    """Accuracy and compute of every point of several runs, and one run's differences to the others at equal GMACs."""
+
+    title: str
+    ours: str
+    """The run that the others are compared with."""
+    rows: dict[str, str] = Field(min_length=1)
+    """Label of a row, and its run; ``ours`` is among them."""
+    margin: float = Field(gt=0)
+    """Points of top-1. An interval that includes 0 and lies within the margin on both sides shows equivalence."""
+    families: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Label of a curve in plots, and the runs that are its points: one architecture at several resolutions."""
+    equal: Equal = "compute"
+
+    @model_validator(mode="after")
+    def _in_rows(self) -> Frontier:
+        rows = self.rows.values()
+        for run in (self.ours, *(run for family in self.families.values() for run in family)):
+            if run not in rows:
+                raise ValueError(f"{run!r} is not among the rows, {did_you_mean(run, rows)}")
+        return self
 
 
 class Routing(Section):
@@ -97,6 +125,7 @@ class Study(Section):
     """Changes to the recipe of every run."""
     runs: dict[str, Run] = Field(default_factory=dict)
     comparisons: dict[str, Comparison] = Field(default_factory=dict)
+    frontiers: dict[str, Frontier] = Field(default_factory=dict)
     groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Classes that are also reported separately, by class id."""
     routing: dict[str, Routing] = Field(default_factory=dict)
@@ -104,7 +133,7 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _names(self) -> Study:
-        for name in (*self.runs, *self.comparisons, *self.routing, *self.shift):
+        for name in (*self.runs, *self.comparisons, *self.frontiers, *self.routing, *self.shift):
             if not re.fullmatch(r"[\w.-]+", name):
                 raise ValueError(f"{name!r} names files; use letters, digits, dots, hyphens and underscores")
         for name, comparison in self.comparisons.items():
@@ -112,6 +141,10 @@ class Study(Section):
             for run in (*comparison.rows.values(), *filter(None, [comparison.against]), *tested):
                 if run not in self.runs:
                     raise ValueError(f"comparisons.{name}: unknown run {run!r}, {did_you_mean(run, self.runs)}")
+        for name, frontier in self.frontiers.items():
+            for run in frontier.rows.values():
+                if run not in self.runs:
+                    raise ValueError(f"frontiers.{name}: unknown run {run!r}, {did_you_mean(run, self.runs)}")
         return self
 
     def recipe_of(self, name: str) -> tuple[str, tuple[str, ...]]:

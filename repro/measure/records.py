@@ -36,7 +36,7 @@ def data_of(records: Records, *, name: str, train: int | None = None, learned: s
 
 
 def measure_rounds(records: Records) -> Rounds:
-    """Cost of each round, whether it is right and its log-loss, images in the order of their names."""
+    """Cost of each round, whether it is right, its log-loss and its entropy, images in the order of their names."""
     order = np.argsort(records.ids, kind="stable")
     correct = records.correct[order]  # (N, S)
     rounds = records.config.rounds
@@ -49,7 +49,14 @@ def measure_rounds(records: Records) -> Rounds:
         right=tuple(correct.sum(axis=0).tolist()),
         bits=tuple(pack(column) for column in correct.T),
         log_loss=_log_loss(records, order),
+        entropy=_entropy(records, order),
     )
+
+
+def _entropy(records: Records, order: NDArray[np.int64]) -> tuple[str, ...] | None:
+    if not records.header.routable or len(records.config.rounds) == 1:
+        return None
+    return tuple(pack_floats(column) for column in records.scores()[order, :-1].T)
 
 
 def _log_loss(records: Records, order: NDArray[np.int64]) -> tuple[str, ...] | None:

@@ -21,6 +21,7 @@ STUDY = {
     "recipe": "digits",
     "runs": {"one": {"seeds": [1]}, "two": {"seeds": [1]}},
     "comparisons": {"both": {"title": "Both", "rows": {"first": "one"}, "against": "two"}},
+    "frontiers": {"costs": {"title": "Costs", "ours": "one", "rows": {"first": "one"}, "margin": 1}},
     "routing": {"routing": {"model": "two", "learned_from": False}},
 }
 UNTRAINED = {"title": "made", "data": "digits", "recipe": "digits", "routing": {"routing": {"model": "nettewoof-tiny"}}}
@@ -133,6 +134,7 @@ def test_what_needs_a_failed_model_is_not_run(study):
         (["one-1"], ["train one-1", "evaluate one-1", "measure one-1"]),
         (["routing"], ["train two-1", "evaluate routing", "measure routing"]),
         (["both"], [step for step in EVERYTHING if "routing" not in step]),
+        (["costs"], ["train one-1", "evaluate one-1", "measure one-1"]),
         (["train:two-1"], ["train two-1"]),
     ],
 )

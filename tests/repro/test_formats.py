@@ -33,7 +33,7 @@ def test_log_losses_are_read_as_float16(tested):
     full = read_results(tested).runs["full-1"]
     assert full.rounds.log_losses(200) == pytest.approx(log_losses("full", 200, 1), rel=2**-11)
     assert len(full.rounds.log_loss[0]) < 2.7 * 200 + 4  # two bytes in base64
-    with pytest.raises(ValueError, match="3 log-losses for 4 images"):
+    with pytest.raises(ValueError, match="3 values for 4 images"):
         unpack_floats(pack_floats(np.ones(3)), 4)
 
 
@@ -67,7 +67,7 @@ BROKEN = {
     "near_lossless.top1: input should be a finite number": lambda values: values["near_lossless"].update(
         top1=float("nan")
     ),
-    "is no results file: its kind is 'walk', not run, routing, shift": lambda values: values.update(kind="walk"),
+    "is no results file: its kind is 'walk', not run, routing, shift, cost": lambda values: values.update(kind="walk"),
     "is no results file: its kind is []": lambda values: values.update(kind=[]),
 }
 

@@ -57,6 +57,16 @@ def test_log_losses_are_those_of_the_logits_in_the_order_of_the_names():
     assert measure_rounds(replace(records, log_probability=None)).log_loss is None
 
 
+def test_entropies_are_those_of_every_round_but_the_last_in_the_order_of_the_names():
+    logits, _ = make_logits(403)
+    logits[0, 3, 0] = np.nan  # and so infinite
+    records = make_records(403, logits=logits)
+    entropies = measure_rounds(records).entropies(403)
+    assert entropies == pytest.approx(records.top10_entropy[np.argsort(records.ids), :-1], rel=2**-10, abs=1e-6)
+    assert np.isinf(entropies).sum() == 1
+    assert measure_rounds(of_kind(make_records(100), AlternativesConfig)).entropy is None
+
+
 def test_a_log_loss_that_is_not_finite_is_left_out():
     logits, _ = make_logits(50)
     logits[0, 3, 0] = np.nan

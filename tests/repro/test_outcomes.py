@@ -7,7 +7,7 @@ import pytest
 
 from repro.compare import CrossedDifference, crossed_difference
 from repro.formats import read_results
-from repro.outcomes import Outcome, RoundOutcome, gather_outcomes, log_loss_verdict
+from repro.outcomes import Outcome, RoundOutcome, gather_outcomes, is_equivalent, log_loss_verdict, verdict_of
 from repro.study import read_study
 from tests.repro.made import change, log_losses, measured
 
@@ -27,7 +27,7 @@ def stacked(values, place, seeds=(1, 2, 3)):
     return np.stack([values(seed)[:, place] for seed in seeds]).astype(float)
 
 
-def test_a_test_pairs_common_seeds_and_images_in_both_rounds(tested):
+def test_a_test_pairs_seeds_and_images_in_both_rounds(tested):
     psg = outcomes_of(tested).measured[0]
     assert (psg.label, psg.seeds, psg.images, psg.margin, psg.paper) == ("PSG", (1, 2, 3), 200, 0.46, 0.46)
     for place, found in ((0, psg.first), (1, psg.last)):
@@ -45,13 +45,26 @@ def test_a_model_of_one_round_is_tested_in_its_last_round_alone(tested):
     assert alternatives.first is not None
 
 
-def test_fewer_than_two_common_seeds_are_not_measured(changed):
+def test_fewer_than_two_seeds_are_not_measured(changed):
     assert outcomes_of(changed).missing == ("one day",)
-    for seed in (2, 3):
-        (changed / f"width-{seed}.json").unlink()
+    for path in changed.glob("*-[23].json"):
+        path.unlink()
     found = outcomes_of(changed)
-    assert found.missing == ("PSG", "one day")
-    assert [one.label for one in found.measured] == ["rounds", "alternatives"]
+    assert found.missing == ("PSG", "rounds", "alternatives", "one day")
+    assert not found.measured
+
+
+def test_runs_of_different_seeds_are_not_tested(changed):
+    (changed / "width-2.json").unlink()
+    with pytest.raises(ValueError, match="the test 'PSG' pairs runs by seed, and width lacks seed 2, which full has"):
+        outcomes_of(changed)
+
+
+def test_runs_of_different_epochs_are_not_tested(changed):
+    for seed in (1, 2, 3):
+        change(changed / f"width-{seed}.json", lambda values: values.update(epochs=41))
+    with pytest.raises(ValueError, match="full-1 was trained for 40 and width-1 for 41"):
+        outcomes_of(changed)
 
 
 def test_log_loss_that_a_file_lacks_is_left_out(changed):
@@ -90,6 +103,24 @@ def test_the_verdict_follows_from_interval_and_margin(lowest, highest, verdict):
     last = RoundOutcome(top1=difference(lowest, highest), errors=0.2, log_loss=None)
     one = Outcome(label="", margin=0.46, paper=None, seeds=(1, 2), images=9, last=last, first=None)
     assert one.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest", "verdict"),
+    [
+        (0.0001, 0.002, "gain"),
+        (0.0, 0.002, "equivalent within 0.5"),
+        (-0.0049, 0.0049, "equivalent within 0.5"),
+        (-0.005, 0.004, "cannot be told"),
+        (-0.004, 0.005, "cannot be told"),
+        (-0.004, 0.0, "equivalent within 0.5"),
+        (-0.008, 0.0, "cannot be told"),
+        (-0.008, -0.0001, "loss"),
+    ],
+)
+def test_equivalence_needs_the_interval_within_the_margin_on_both_sides(lowest, highest, verdict):
+    assert verdict_of(difference(lowest, highest), 0.5) == verdict
+    assert is_equivalent(difference(lowest, highest), 0.5) == (max(-lowest, highest) < 0.005)
 
 
 def test_lower_log_loss_is_better():

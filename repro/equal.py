@@ -1,0 +1,67 @@
+"""What the trainings of compared runs must have in common: images, epochs or compute, and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from repro.formats import RunResult, check_comparable
+from repro.study import Equal
+
+COMPUTE_TOLERANCE = 0.06
+"""Share by which the training compute of a run may differ from that of the run that it is compared with."""
+PASSES = 3
+"""A training step in forward passes: the backward pass takes two."""
+PER_STEP = 1
+"""Rounds that a step of the task ``subnetworks`` trains unless its options say otherwise."""
+
+
+def training_pmacs(result: RunResult) -> float:
+    """Multiply-accumulates of a training, in 10^15: those of a step's rounds, forward and backward, for every image.
+
+    Rounds that follow each other all run in a step. Of alternatives, the task ``subnetworks`` runs some, and others run
+    all. The frozen teacher of the task ``dynabert`` runs forward once, at full width; other teachers are not counted.
+    """
+    if result.data.train is None:
+        raise ValueError(f"{result.name} does not say on how many images it was trained; measure it again.")
+    gmacs, task = result.rounds.gmacs_paper, result.recipe.get("task")
+    trained = gmacs[-1] if result.near_lossless is not None or len(gmacs) == 1 else sum(gmacs)
+    if task == "subnetworks" and result.near_lossless is None:
+        per_step = (result.recipe.get("task_options") or {}).get("per_step", PER_STEP)
+        trained *= 1 if per_step == "all" else per_step / len(gmacs)
+    forward_only = gmacs[-1] if task == "dynabert" else 0.0
+    return (PASSES * trained + forward_only) * result.epochs * result.data.train / 1e6  # GMACs to PMACs
+
+
+def check_equal(results: Sequence[RunResult], equal: Equal, what: str) -> None:
+    """Refuse runs of different images or precisions, and of other epochs or training compute than the first."""
+    check_comparable(results, what)
+    for other in results[1:]:
+        first = results[0]
+        if equal == "epochs" and other.epochs != first.epochs:
+            raise ValueError(
+                f"{what} compares runs of equal epochs, and {first.name} was trained for {first.epochs} and "
+                f"{other.name} for {other.epochs}. Train both for the same epochs, or compare at equal: compute."
+            )
+        if equal == "compute":
+            ours, theirs = training_pmacs(first), training_pmacs(other)
+            if abs(theirs / ours - 1) > COMPUTE_TOLERANCE:
+                raise ValueError(
+                    f"{what} compares runs of equal training compute, and {first.name} took {ours:.4g} PMACs and "
+                    f"{other.name} {theirs:.4g}, which differs by more than {COMPUTE_TOLERANCE:.0%}. Train "
+                    f"{other.name} for about {other.epochs * ours / theirs:.1f} epochs instead of {other.epochs}, or "
+                    "take it out."
+                )
+
+
+def check_seeds(results: Sequence[RunResult], what: str) -> None:
+    """Refuse runs that do not have the same seeds. A run without any is not among the results and is not asked for."""
+    holders = {result.seed: result for result in reversed(results)}
+    measured: dict[str, set[int | None]] = {}
+    for result in results:
+        measured.setdefault(result.run, set()).add(result.seed)
+    for run, seeds in measured.items():
+        for seed in sorted(holders.keys() - seeds, key=str):
+            raise ValueError(
+                f"{what} pairs runs by seed, and {run} lacks seed {seed}, which {holders[seed].run} has. Measure "
+                f"{run}-{seed}, or take seed {seed} out of the study and of its results ({holders[seed].name}.json)."
+            )

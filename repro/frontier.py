@@ -1,0 +1,240 @@
+"""The frontier of all: every point of several runs, and how one run, at the same GMACs, differs from each of them.
+
+A model whose rounds follow each other is routed by one entropy threshold for all rounds; where the threshold lies
+follows from the entropies and a budget, without labels. Letters: K seeds, N images, S rounds, T thresholds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from progresvit.routing.decide import exit_rounds
+from progresvit.routing.frontier import every_threshold, exit_counts
+from progresvit.routing.scores import HIGHEST
+from repro.compare import ComparedRun, CrossedDifference, crossed_difference, gather
+from repro.equal import check_equal, check_seeds, training_pmacs
+from repro.formats import CostPoint, Results, RunResult
+from repro.outcomes import verdict_of
+from repro.study import Frontier, Study
+
+FRACTIONS = (0.25, 0.5, 0.75)
+"""Interior points of a routed model: parts of the way from the GMACs of round 1 to those of the full path."""
+ALL_EXIT = float(math.ceil(HIGHEST))
+"""A threshold above every entropy, also one that was rounded up: images exit after round 1."""
+ROUNDING = 1e-9
+"""Relative error that an average of GMACs may have."""
+COST_TOLERANCE = 0.02
+"""Share by which the GMACs of a measured cost may differ from those of its point."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierPoint:
+    """A way to run a model on all images."""
+
+    name: str
+    """Routed: "round 1", "25 %", "50 %", "75 %", "every round". Alternatives: "round 1" and so on. One round: "the
+    model"."""
+    round: int | None
+    """The only round that runs, from 0; None if images are routed."""
+    threshold: float | None
+    """Of all rounds: an image exits if its entropy is below; None if images are not routed."""
+    gmacs: float
+    """Average over the images, paper convention."""
+    correct: NDArray[np.bool_]
+    """(N,)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierRow:
+    """A point of a run over all seeds, and ours at the same GMACs."""
+
+    label: str
+    run: str
+    point: str
+    gmacs: float
+    """Mean over seeds, as are top-1 and the GMACs of ours."""
+    top1: float
+    top1_interval: CrossedDifference | None
+    """Over seeds and images; None for one seed."""
+    compute: float | None
+    """Training compute divided by that of ours; None if ours was not measured."""
+    ours_gmacs: float | None
+    """Of ours where it is compared, at most the GMACs of this point; None for ours, and below the GMACs of round 1."""
+    difference: CrossedDifference | None
+    """Ours minus this run, paired by seed and image; None if it is not compared, and for one seed."""
+    verdict: str | None
+    """Of the difference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierLineUp:
+    """The runs of a frontier as far as they were measured."""
+
+    plan: Frontier
+    runs: tuple[ComparedRun, ...]
+    missing: tuple[str, ...]
+    """Labels of runs that were not measured, and seeds that no run has."""
+
+    @property
+    def ours(self) -> ComparedRun | None:
+        """None if it was not measured."""
+        return next((run for run in self.runs if run.run == self.plan.ours), None)
+
+
+def points_of(result: RunResult) -> list[FrontierPoint]:
+    """The points of a run by rising cost."""
+    rounds, correct = result.rounds, result.rounds.correct(result.data.val)
+    if not _routed(result):
+        alone = len(rounds.bits) == 1
+        return [
+            FrontierPoint(
+                name="the model" if alone else f"round {s + 1}",
+                round=s,
+                threshold=None,
+                gmacs=rounds.gmacs_paper[s],
+                correct=correct[:, s],
+            )
+            for s in range(len(rounds.bits))
+        ]
+    scores = _scores(result)
+    inner = [
+        _at(result, scores, _threshold(result, scores, _between(result, fraction)), f"{100 * fraction:g} %")
+        for fraction in FRACTIONS
+    ]
+    return [_at(result, scores, ALL_EXIT, "round 1"), *inner, _at(result, scores, 0.0, "every round")]
+
+
+def at_budget(result: RunResult, gmacs: float) -> FrontierPoint:
+    """The point of highest cost that is at most this; of a routed model, among all thresholds."""
+    points = points_of(result)
+    affordable = [point for point in points if point.gmacs <= gmacs * (1 + ROUNDING)]
+    if not affordable:
+        raise ValueError(f"{result.name} takes {points[0].gmacs:.4g} GMACs or more, not {gmacs:.4g}; give it as much.")
+    if not _routed(result) or affordable[-1] is points[-1]:
+        return affordable[-1]
+    scores = _scores(result)
+    return _at(result, scores, _threshold(result, scores, gmacs), f"{gmacs:.3f} GMACs")
+
+
+def curve_of(result: RunResult, fractions: Sequence[float]) -> list[FrontierPoint]:
+    """A routed model at parts of the way from the GMACs of round 1 to those of the full path."""
+    cheapest = points_of(result)[0].gmacs  # more than round 1's if an entropy is not finite
+    return [at_budget(result, max(cheapest, _between(result, fraction))) for fraction in fractions]
+
+
+def _routed(result: RunResult) -> bool:
+    return result.near_lossless is not None and len(result.rounds.bits) > 1
+
+
+def _between(result: RunResult, fraction: float) -> float:
+    first, last = result.rounds.gmacs_paper[0], result.rounds.gmacs_paper[-1]
+    return first + fraction * (last - first)
+
+
+def _scores(result: RunResult) -> NDArray[np.float64]:
+    """Entropies, and zeros for the last round, where no threshold applies: (N, S)."""
+    entropies = result.rounds.entropies(result.data.val)
+    if entropies is None:
+        raise ValueError(
+            f"{result.name} has no entropies, so it cannot be routed; delete its file and measure it again."
+        )
+    return np.pad(entropies, ((0, 0), (0, 1)))
+
+
+def _threshold(result: RunResult, scores: NDArray[np.float64], gmacs: float) -> float:
+    """The lowest threshold whose average cost is at most this, and so the one of highest cost."""
+    thresholds = every_threshold(scores)  # (T,), rising, so costs fall
+    spent = exit_counts(scores, thresholds) @ np.asarray(result.rounds.gmacs_paper) / len(scores)  # (T, S) -> (T,)
+    return float(thresholds[np.flatnonzero(spent <= gmacs * (1 + ROUNDING))[0]])
+
+
+def _at(result: RunResult, scores: NDArray[np.float64], threshold: float, name: str) -> FrontierPoint:
+    exit_after = exit_rounds(scores, threshold)  # (N,)
+    return FrontierPoint(
+        name=name,
+        round=None,
+        threshold=threshold,
+        gmacs=float(np.asarray(result.rounds.gmacs_paper)[exit_after].mean()),
+        correct=result.rounds.correct(result.data.val)[np.arange(len(scores)), exit_after],
+    )
+
+
+def line_up_frontier(results: Results, study: Study, name: str) -> FrontierLineUp:
+    """The runs of a frontier; refused if they differ in images, training compute (or epochs) or seeds."""
+    plan, what = study.frontiers[name], f"the frontier {name}"
+    runs = [gather(results, run, label) for label, run in plan.rows.items()]
+    measured = tuple(run for run in runs if run.seeds)
+    ours_first = sorted(measured, key=lambda run: run.run != plan.ours)
+    everyone = [result for run in ours_first for result in run.seeds]
+    check_equal(everyone, plan.equal, what)
+    check_seeds(everyone, what)
+    asked = {seed for run in plan.rows.values() for seed in study.runs[run].seeds or ()}
+    absent = sorted(asked - {result.seed for result in everyone}) if everyone else []
+    missing = [run.label for run in runs if not run.seeds] + [f"seed {seed}" for seed in absent]
+    return FrontierLineUp(plan=plan, runs=measured, missing=tuple(missing))
+
+
+def frontier_rows(results: Results, study: Study, name: str) -> list[FrontierRow]:
+    """Every point of every measured run of a frontier."""
+    lined_up = line_up_frontier(results, study, name)
+    return [row for run in lined_up.runs for row in _rows_of(run, lined_up.ours, study.frontiers[name].margin)]
+
+
+def _rows_of(run: ComparedRun, ours: ComparedRun | None, margin: float) -> list[FrontierRow]:
+    rows = []
+    for of_seeds in zip(*map(points_of, run.seeds)):  # one point, seed by seed
+        correct = _stacked(of_seeds)
+        matched = None if ours is None or ours.run == run.run else _matched(ours, of_seeds)
+        several = len(of_seeds) > 1
+        difference = crossed_difference(_stacked(matched), correct) if matched and several else None
+        rows.append(
+            FrontierRow(
+                label=run.label,
+                run=run.run,
+                point=of_seeds[0].name,
+                gmacs=_mean_gmacs(of_seeds),
+                top1=float(correct.mean()),
+                top1_interval=crossed_difference(correct, np.zeros_like(correct)) if several else None,
+                compute=None if ours is None else training_pmacs(run.first) / training_pmacs(ours.first),
+                ours_gmacs=None if matched is None else _mean_gmacs(matched),
+                difference=difference,
+                verdict=None if difference is None else verdict_of(difference, margin),
+            )
+        )
+    return rows
+
+
+def _matched(ours: ComparedRun, theirs: Sequence[FrontierPoint]) -> list[FrontierPoint] | None:
+    """Ours at the GMACs of each seed's point; None if round 1 takes more. Beyond the full path, the full path."""
+    pairs = list(zip(ours.seeds, theirs, strict=True))
+    if any(point.gmacs * (1 + ROUNDING) < points_of(result)[0].gmacs for result, point in pairs):
+        return None
+    return [at_budget(result, point.gmacs) for result, point in pairs]
+
+
+def _stacked(points: Sequence[FrontierPoint]) -> NDArray[np.float64]:
+    """(K, N)"""
+    return np.stack([point.correct for point in points]).astype(np.float64)
+
+
+def _mean_gmacs(points: Sequence[FrontierPoint]) -> float:
+    return float(np.mean([point.gmacs for point in points]))
+
+
+def costs_of(rows: Sequence[FrontierRow], results: Results) -> dict[tuple[str, str], CostPoint]:
+    """Measured costs by run and point, none if there is no such measurement; refused if one is of other GMACs."""
+    points = results.cost.points if results.cost is not None else ()
+    costs = {(point.run, point.point): point for point in points}
+    for row in rows:
+        cost = costs.get((row.run, row.point))
+        if cost is not None and abs(cost.gmacs_paper / row.gmacs - 1) > COST_TOLERANCE:
+            raise ValueError(
+                f"the cost of {row.run} at {row.point} was measured at {cost.gmacs_paper:.4g} GMACs, and the results "
+                f"have {row.gmacs:.4g}: it is of another model. Measure the cost again, or delete its file."
+            )
+    return costs

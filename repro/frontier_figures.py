@@ -1,0 +1,166 @@
+"""The plots of a frontier of several runs: top-1 against GMACs, and against images per second.
+
+Accuracy is spaced by the logarithm of the error rate: weak and strong points are both readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from progresvit.analysis.style import COLOURS, MARKERS, new_figure
+from repro.compare import ComparedRun
+from repro.figures import GMACS, TOP1
+from repro.formats import CostPoint
+from repro.frontier import FrontierLineUp, FrontierRow, curve_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FRACTIONS = tuple(np.linspace(0, 1, 21).tolist())
+"""Points of the curve of a routed model: parts of the way from round 1 to the full path."""
+LOWEST_ERROR = 0.05
+"""In percent; an error rate below it is drawn as this one."""
+TICKS = (0, 20, 40, 60, 70, 80, 85, 90, 92, 94, 95, 96, 97, 98, 98.5, 99, 99.5)
+Style = dict[str, Any]
+
+
+def frontier_figure(lined_up: FrontierLineUp, rows: Sequence[FrontierRow]) -> Figure:
+    """A curve for each run or family. Marks are the points of the table, with their 95 % intervals."""
+    figure, axes = _new_figure(f"{lined_up.plan.title}: accuracy and compute", GMACS)
+    for curve in _curves(lined_up, rows):
+        for run in curve.routed:
+            _draw_thresholds(axes, run, curve.style)
+        marks = curve.style | ({"linestyle": ""} if curve.routed else {})
+        _draw_points(axes, curve.label, [(row.gmacs, row) for row in curve.rows], marks)
+    _finish(figure, axes, rows, _curves(lined_up, rows))
+    return figure
+
+
+def speed_figure(
+    lined_up: FrontierLineUp, rows: Sequence[FrontierRow], costs: Mapping[tuple[str, str], CostPoint]
+) -> Figure:
+    """The points whose cost was measured, against images per second on a logarithmic axis."""
+    from matplotlib.ticker import LogLocator
+
+    figure, axes = _new_figure(f"{lined_up.plan.title}: accuracy and speed", "images per second")
+    shown = [row for row in rows if (row.run, row.point) in costs]
+    for curve in _curves(lined_up, shown):
+        points = [(costs[row.run, row.point].images_per_s, row) for row in curve.rows]
+        _draw_points(axes, curve.label, points, curve.style)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    _finish(figure, axes, shown, _curves(lined_up, shown))
+    return figure
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run, or a family of runs."""
+
+    label: str
+    routed: list[ComparedRun]
+    rows: list[FrontierRow]
+    style: Style
+
+
+def _curves(lined_up: FrontierLineUp, rows: Sequence[FrontierRow]) -> list[Curve]:
+    """In the order of the study. Those without rows are left out; the others keep their styles."""
+    families = {run: label for label, members in lined_up.plan.families.items() for run in members}
+    members: dict[str, list[ComparedRun]] = {}
+    for run in lined_up.runs:
+        members.setdefault(families.get(run.run, run.label), []).append(run)
+    curves, number = [], 0
+    for label, runs in members.items():
+        names = {run.run for run in runs}
+        ours = lined_up.plan.ours in names
+        own = [row for row in rows if row.run in names]
+        style = _style(None if ours else number) | ({"linestyle": ""} if len(own) == 1 else {})
+        number += not ours
+        if own:
+            routed = [run for run in runs if run.near_lossless and run.rounds > 1]
+            curves.append(Curve(label, routed, own, style))
+    return curves
+
+
+def _style(number: int | None) -> Style:
+    """Of the number-th other run, or of ours. The second turn of colours has hollow marks and dashed lines."""
+    if number is None:
+        return {
+            "color": COLOURS[0],
+            "marker": MARKERS[0],
+            "linestyle": "-",
+            "linewidth": 2.2,
+            "markersize": 7,
+            "zorder": 4,
+        }
+    turn, place = divmod(number, len(COLOURS) - 1)
+    return {
+        "color": COLOURS[1 + place],
+        "marker": MARKERS[1 + (place + 2 * turn) % (len(MARKERS) - 1)],
+        "linestyle": "--" if turn else "-",
+        "linewidth": 1,
+        "markersize": 5.5,
+        "markerfacecolor": "white" if turn else COLOURS[1 + place],
+        "zorder": 3,
+    }
+
+
+def _new_figure(title: str, x: str) -> tuple[Figure, Axes]:
+    figure, axes = new_figure(title=title, x=x, y=f"{TOP1}, spaced by log error")
+    figure.set_size_inches(7, 6)
+    axes.set_yscale("function", functions=(_height, lambda height: 100 - 10**-height))
+    return figure, axes
+
+
+def _height(top1: ArrayLike) -> NDArray[np.float64]:
+    """Of an accuracy in percent."""
+    height: NDArray[np.float64] = -np.log10(np.maximum(100 - np.asarray(top1, np.float64), LOWEST_ERROR))
+    return height
+
+
+def _draw_thresholds(axes: Axes, run: ComparedRun, style: Style) -> None:
+    """A routed model: mean over seeds at equal parts of the way from round 1 to the full path."""
+    of_seeds = [curve_of(result, FRACTIONS) for result in run.seeds]
+    x = np.mean([[point.gmacs for point in points] for points in of_seeds], axis=0)
+    y = np.mean([[100 * point.correct.mean() for point in points] for points in of_seeds], axis=0)
+    axes.plot(x, y, label=f"{run.label}: every threshold", **style | {"marker": ""})
+
+
+def _draw_points(axes: Axes, label: str, points: Sequence[tuple[float, FrontierRow]], style: Style) -> None:
+    x, rows = zip(*sorted(points, key=lambda point: point[0]))
+    ends = [_ends(row) for row in rows]
+    top1 = [100 * row.top1 for row in rows]
+    arms = [[y - lowest for y, (lowest, _) in zip(top1, ends)], [highest - y for y, (_, highest) in zip(top1, ends)]]
+    axes.errorbar(x, top1, yerr=arms, elinewidth=0.8, **style).set_label(label)
+
+
+def _ends(row: FrontierRow) -> tuple[float, float]:
+    """Of the interval of top-1, in percent; of one seed, top-1 twice."""
+    found = row.top1_interval
+    return (100 * row.top1, 100 * row.top1) if found is None else (100 * found.lowest, 100 * found.highest)
+
+
+def _finish(figure: Figure, axes: Axes, rows: Sequence[FrontierRow], curves: Sequence[Curve]) -> None:
+    """Limits and ticks that suit the spacing, and a legend under the axes."""
+    from matplotlib.lines import Line2D
+
+    ends = _height([end for row in rows for end in _ends(row)])
+    reach = float(np.ptp(ends)) or 0.1
+    lowest, highest = ends.min() - 0.04 * reach, ends.max() + 0.04 * reach
+    axes.set_ylim(100 - 10**-lowest, 100 - 10**-highest)
+    ticks: list[float] = []
+    for tick in (tick for tick in TICKS if lowest <= _height(tick) <= highest):
+        if not ticks or _height(tick) - _height(ticks[-1]) > 0.035 * reach:
+            ticks.append(tick)
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    handles = [Line2D([], [], label=curve.label, **curve.style) for curve in curves]
+    columns = max(1, min(3, 92 // (max(len(curve.label) for curve in curves) + 8)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)

@@ -1,0 +1,61 @@
+"""The tables of a frontier of several runs, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from repro.compare import ComparedRun, Difference
+from repro.formats import CostPoint
+from repro.frontier import FrontierRow
+from repro.tables import Row, folded, gmacs, interval, percent, table
+
+COSTS = ("images/s", "ms at batch 1", "J per image", "engine: images/s", "engine: ms at batch 1", "engine: J per image")
+
+
+def frontier_table(title: str, rows: Sequence[FrontierRow], costs: Mapping[tuple[str, str], CostPoint]) -> str:
+    """A row for each point of each run. Columns of costs are left out if none was measured."""
+    cells = [
+        [
+            row.label,
+            row.point,
+            gmacs(row.gmacs),
+            percent(row.top1, 2) if row.top1_interval is None else _share(row.top1_interval),
+            None if row.compute is None else f"{row.compute:.2f}",
+            *_costs(costs.get((row.run, row.point))),
+            None if row.ours_gmacs is None else gmacs(row.ours_gmacs),
+            None if row.difference is None else interval(row.difference, 2),
+            row.verdict,
+        ]
+        for row in rows
+    ]
+    heads = ["<model", "<point", "GMACs", "top-1 (%)", "training compute (× ours)", *COSTS]
+    heads += ["ours at (GMACs)", "ours minus theirs (points)", "<verdict on ours"]
+    return table(f"{title}: every point, 95 % intervals over seeds and images", heads, cells)
+
+
+def commands_table(runs: Sequence[ComparedRun]) -> str:
+    """The training command of each run, with its first seed; folded."""
+    rows = [[run.label, f"`{run.first.commands[0]}`"] for run in runs]
+    return folded(table("Commands beside each row, with the first seed", ["<model", "<command"], rows))
+
+
+def _share(value: Difference) -> str:
+    """A share in percent with the ends of its 95 % interval."""
+    return "{} ({} to {})".format(*(percent(end, 2) for end in (value.mean, value.lowest, value.highest)))
+
+
+def _costs(cost: CostPoint | None) -> Row:
+    if cost is None:
+        return [None] * len(COSTS)
+    return [
+        *_cost(cost.images_per_s, cost.latency_ms, cost.joules),
+        *_cost(cost.engine_images_per_s, cost.engine_latency_ms, cost.engine_joules),
+    ]
+
+
+def _cost(images_per_s: float | None, latency_ms: float | None, joules: float | None) -> Row:
+    return [
+        None if images_per_s is None else f"{images_per_s:,.0f}",
+        None if latency_ms is None else f"{latency_ms:.2f}",
+        None if joules is None else f"{joules:.4f}",
+    ]
