@@ -323,7 +323,7 @@ class CostPoint(Part):
     spread: float
     """Highest minus lowest of the repeats, divided by the median."""
     latency_ms: float
-    """Median, one image at a time."""
+    """Mean, one image at a time."""
     joules: float | None
     """Per image, at the batch."""
     engine_images_per_s: float | None = None

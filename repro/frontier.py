@@ -28,7 +28,7 @@ ALL_EXIT = float(math.ceil(HIGHEST))
 """A threshold above every entropy, also one that was rounded up: images exit after round 1."""
 ROUNDING = 1e-9
 """Relative error that an average of GMACs may have."""
-COST_TOLERANCE = 0.02
+COST_TOLERANCE = 0.05
 """Share by which the GMACs of a measured cost may differ from those of its point."""
 
 

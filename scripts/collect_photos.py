@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _jobs(given: argparse.Namespace) -> Iterator[Job]:
     train = given.out / "train"
     if given.v2:
-        yield from _v2(given.v2, given.out, given.side)
+        yield from v2_jobs(given.v2, given.out, given.side)
     for path in sorted(given.samples.glob("n*.JPEG")) if given.samples else ():
         wnid = path.name.split("_")[0]
         yield Job(path, train / wnid / f"sample_{wnid}.webp", given.side)
@@ -92,15 +92,15 @@ def _jobs(given: argparse.Namespace) -> Iterator[Job]:
             yield Job(path, given.out / "val" / path.parent.name / path.name, None)
 
 
-def _v2(release: Path, out: Path, side: int) -> Iterator[Job]:
+def v2_jobs(release: Path, out: Path, side: int) -> Iterator[Job]:
     """ImageNetV2: b-33 as it is, and of the other images two of each class for ``val``, the rest for ``train``."""
     files = {path.stem: path for path in (release / "cache" / "imagenet2candidates_mturk").iterdir()}
-    test = _subset(release, TEST)
+    test = v2_subset(release, TEST)
     for image, wnid in test.items():
         if image in files:
             yield Job(files[image], out / "b33" / wnid / files[image].name, None)
     others: dict[str, list[str]] = {}
-    for image, wnid in {**_subset(release, TRAIN[0]), **_subset(release, TRAIN[1])}.items():
+    for image, wnid in {**v2_subset(release, TRAIN[0]), **v2_subset(release, TRAIN[1])}.items():
         if image in files and image not in test:
             others.setdefault(wnid, []).append(image)
     for wnid, images in others.items():
@@ -110,7 +110,7 @@ def _v2(release: Path, out: Path, side: int) -> Iterator[Job]:
             yield Job(files[image], out / split / wnid / f"v2_{image}.webp", side)
 
 
-def _subset(release: Path, name: str) -> dict[str, str]:
+def v2_subset(release: Path, name: str) -> dict[str, str]:
     """The images of a subset and their classes."""
     listed = json.loads((release / "datasets" / f"imagenetv2-{name}.json").read_text())["image_filenames"]
     return dict(listed)
