@@ -272,16 +272,39 @@ class RoutingResult(Measurement):
     equal_accuracy: tuple[EqualAccuracy, ...]
 
 
-class ShiftedAt(Part):
-    """A setting, calibrated on clean images, under shift."""
+BUDGET = "budget-"
+
+
+def budget_setting(budget: float) -> str:
+    """Name of the setting that keeps to an average of so many GMACs at each severity."""
+    return f"{BUDGET}{budget:g}"
+
+
+class _Extended(Part):
+    """A piece with fields that earlier versions did not have; they are written only if they are there."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = dump(self)
+        newer = {name for name, field in type(self).model_fields.items() if not field.is_required()}
+        return {key: value for key, value in values.items() if value is not None or key not in newer}
+
+
+class ShiftedAt(_Extended):
+    """A setting under shift: calibrated on clean images, or a budget whose threshold keeps to it at each severity."""
 
     setting: str
     top1: Share
     gmacs_paper: float
     exit_shares: Shares
+    harm: Share | None = None
+    """Share of the images that the full path has right and the routed answer has wrong: what a guarantee bounds. None
+    for a budget, and in files of earlier versions."""
+    epsilon: float | None = None
+    """The bound that the setting guarantees for images like the clean ones; None without a guarantee."""
 
 
-class ShiftedSet(Part):
+class ShiftedSet(_Extended):
     """One corruption at one severity; the clean images have no corruption and severity 0."""
 
     corruption: str | None
@@ -289,6 +312,18 @@ class ShiftedSet(Part):
     pictures: int
     top1: Shares
     at: tuple[ShiftedAt, ...]
+    bits: tuple[str, ...] | None = None
+    """Whether the last round is right, image by image, then each setting of ``at``; as in Rounds.bits. None in files of
+    earlier versions."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> ShiftedSet:
+        if self.bits is None:
+            return self
+        right = [int(bits, 16).bit_count() for bits in self.bits]
+        if right != [round(top1 * self.pictures) for top1 in (self.top1[FULL], *(at.top1 for at in self.at))]:
+            raise ValueError("top1 and bits disagree")
+        return self
 
 
 class SeverityFrontier(Part):

@@ -24,11 +24,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from progresvit.analysis.style import render
 from progresvit.io.files import replace_file
-from repro import figures, frontier_figures, frontier_tables, routing_tables, tables
+from repro import figures, frontier_figures, frontier_tables, routing_tables, shift_tables, tables
 from repro.compare import gather, line_up
 from repro.formats import FULL, Measurement, Results, ShiftResult, check_comparable, read_results
 from repro.frontier import FrontierRow, costs_of, frontier_rows, line_up_frontier
 from repro.outcomes import Outcome, gather_outcomes
+from repro.shift_seeds import ShiftTest, gather_shift, gather_shift_tests, mean_over_seeds
 from repro.study import STUDY_FILE, Study, read_study
 
 if TYPE_CHECKING:
@@ -204,42 +205,55 @@ class Page:
         return _blocks(routing_tables.groups_table(result), plot)
 
     def severities(self, name: str) -> str:
-        """Models under corruption, by severity."""
-        models, asked = self._shifted(name), len(self.study.shift[name].models)
+        """Models under corruption, by severity; mean over seeds."""
+        measured, missing = gather_shift(self.results, self.study, name)
+        models, asked = self.shifted(name), len(self.study.shift[name].models)
         if not models:
             return NOT_MEASURED
-        parts: list[str | None] = [*tables.severity_tables(models)]
-        if len(models) < asked:
-            parts.append(f"Measured of these models: {', '.join(models)}; {asked - len(models)} not measured.")
+        parts: list[str | None] = [*shift_tables.severity_tables(models)]
+        if missing:
+            parts.append(f"Not measured: {', '.join(missing)}.")
+        shown = {model: seeds[0] if len(seeds) == 1 else seeds for model, seeds in measured.items()}
         if len(models) > 1:
             draw = partial(figures.shifted_accuracy_figure, models)
-            parts.append(self.plot(f"{name}-accuracy", "Top-1 of several models by severity", draw, models))
-        plain = {model: one for model, one in models.items() if len(one.gmacs_paper) == 1}
-        for model, one in models.items():
-            if model not in plain:
-                parts.append(self._severity_plot(model, one, asked > 1, plain))
+            parts.append(self.plot(f"{name}-accuracy", "Top-1 of several models by severity", draw, shown))
+        plain = {model: seeds[0] for model, seeds in measured.items() if len(seeds[0].gmacs_paper) == 1}
+        for model, seeds in measured.items():
+            if model not in plain and seeds[0].severities[0].frontier:
+                parts.append(self._severity_plot(model, seeds[0], asked > 1, plain))
         return _blocks(*parts)
 
     def _severity_plot(self, model: str, one: ShiftResult, several: bool, plain: dict[str, ShiftResult]) -> str:
         title = f"Frontiers under corruption: {model}" if several else "Frontiers under corruption"
+        title += f", seed {one.seed}" if one.seed is not None else ""
         alt = f"Top-1 against average GMACs of {model} by severity; stars: a threshold calibrated on clean images"
         draw = partial(figures.severity_figure, one, title=title, beside=plain)
         return self.plot(f"{one.name}-severities", alt, draw, title, one, plain)
 
     def corruptions(self, name: str) -> str:
-        """Models under each corruption."""
-        models = self._shifted(name)
-        return _blocks(*map(tables.folded, tables.corruption_tables(models))) if models else NOT_MEASURED
+        """Models under each corruption; mean over seeds."""
+        models = self.shifted(name)
+        return _blocks(*map(tables.folded, shift_tables.corruption_tables(models))) if models else NOT_MEASURED
 
-    def _shifted(self, name: str) -> dict[str, ShiftResult]:
-        """The models of a shift entry that were measured, by name."""
-        names = {model: self.study.shift_name(name, model) for model in self.study.shift[name].models}
-        found = {model: self.results.shift[file] for model, file in names.items() if file in self.results.shift}
-        check_comparable(list(found.values()), f"the shift entry {name}")
-        sets = {model: {(one.corruption, one.severity) for one in result.sets} for model, result in found.items()}
-        if len(set(map(frozenset, sets.values()))) > 1:
-            raise ValueError(f"the shift entry {name} compares models under different corruptions: {', '.join(sets)}.")
-        return found
+    def harm(self, name: str) -> str:
+        """Images that early exit turns from right to wrong, under corruption."""
+        return _blocks(shift_tables.harm_table(self.shifted(name)) or NOT_MEASURED)
+
+    def shift_tests(self, name: str, ours: str, theirs: str) -> str:
+        """One model against another under corruption, over seeds and images."""
+        tests = self.shift_tested(name, ours, theirs)
+        return _blocks(shift_tables.tests_table(list(tests.values()), ours, theirs) if tests else NOT_MEASURED)
+
+    def shift_tested(self, name: str, ours: str, theirs: str) -> dict[int, ShiftTest]:
+        """The same tests by severity; none if neither model was measured."""
+        if not {ours, theirs} & self.shifted(name).keys():
+            return {}
+        return {one.severity: one for one in gather_shift_tests(self.results, self.study, name, ours, theirs)}
+
+    def shifted(self, name: str) -> dict[str, ShiftResult]:
+        """The models of a shift entry that were measured, by name, each with the mean over its seeds."""
+        measured, _ = gather_shift(self.results, self.study, name)
+        return {model: mean_over_seeds(seeds) for model, seeds in measured.items()}
 
     def measurements(self) -> str:
         """Every results file with its hardware and commands."""
@@ -266,14 +280,8 @@ class Page:
     def values(self) -> dict[str, Any]:
         """Everything that a template can use, by name."""
         blocks: list[Callable[..., str]] = [self.about, self.comparison, self.settings, self.routers, self.abstention]
-        blocks += [
-            self.frontier,
-            self.equal_accuracy,
-            self.groups,
-            self.severities,
-            self.corruptions,
-            self.measurements,
-        ]
+        blocks += [self.frontier, self.equal_accuracy, self.groups, self.severities, self.corruptions]
+        blocks += [self.harm, self.shift_tests, self.measurements]
         routed = [(one.near_lossless, one.rounds) for one in self.results.runs.values() if len(one.rounds.bits) > 1]
         return {
             "study": self.study,
@@ -289,8 +297,10 @@ class Page:
             "open_gains": routing_tables.open_gains,
             "difference": self.difference,
             "tested": self.tested,
-            "mean_top1": tables.mean_top1,
-            "mean_at": tables.mean_at,
+            "shifted": self.shifted,
+            "shift_tested": self.shift_tested,
+            "mean_top1": shift_tables.mean_top1,
+            "mean_at": shift_tables.mean_at,
             **{block.__name__: block for block in blocks},
         }
 

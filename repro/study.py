@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -104,6 +104,12 @@ class Shift(Section):
     models: tuple[str, ...] = Field(min_length=1)
     corruptions: tuple[str, ...] = Field(CORRUPTIONS, min_length=1)
     severities: tuple[int, ...] = Field(SEVERITIES, min_length=1)
+    seeds: tuple[int, ...] | None = Field(None, min_length=1)
+    """Of the models that are runs of the study, each measured by itself; None: the first."""
+    budget: float | None = Field(None, gt=0)
+    """GMACs: also measure routing with an average of at most this at each severity."""
+    cache: bool = False
+    """Keep the corrupted images in RUNS/corrupted for the next model."""
 
     @model_validator(mode="after")
     def _known(self) -> Shift:
@@ -162,10 +168,16 @@ class Study(Section):
 
         return load_recipe(*self.recipe_of(name))
 
-    def shift_name(self, key: str, model: str) -> str:
-        """Name of the results file of a model under corruption; with one model, the entry's own name."""
+    def shift_name(self, key: str, model: str, seed: int | None = None) -> str:
+        """Name of the results file of a model under corruption: the entry, the model if there are several, the seed."""
         plain = re.sub(r"[^\w.-]+", "-", model).strip("-")  # a folder or a hub id has slashes
-        return key if len(self.shift[key].models) == 1 else f"{key}-{plain}"
+        name = key if len(self.shift[key].models) == 1 else f"{key}-{plain}"
+        return name if seed is None else f"{name}-{seed}"
+
+    def shift_seeds(self, key: str, model: str) -> tuple[int | None, ...]:
+        """The seeds with which a model is measured under corruption; one None: not by seed."""
+        seeds = self.shift[key].seeds
+        return (None,) if seeds is None or model not in self.runs else seeds
 
     def to_yaml(self) -> str:
         """The text of a study file."""
@@ -210,7 +222,7 @@ class Entry:
 
 
 def entries_of(study: Study) -> list[Entry]:
-    """All entries of a study in order. Of several seeds, the first one's model is measured further.
+    """All entries of a study in order. The model of a run's first seed is measured further, unless an entry has seeds.
 
     The first seed of every run comes before the second of any, so that a study that was stopped compares equals.
     """
@@ -225,15 +237,25 @@ def entries_of(study: Study) -> list[Entry]:
         Entry(name=key, kind="routing", key=key, model=routing.model, trained=trained.get(routing.model))
         for key, routing in study.routing.items()
     ]
-    others += [
-        Entry(name=study.shift_name(key, model), kind="shift", key=key, model=model, trained=trained.get(model))
-        for key, shift in study.shift.items()
-        for model in shift.models
-    ]
+    others += _shift_entries(study, {entry.name for entry in runs}, trained)
     for name, count in Counter(entry.name for entry in (*runs, *others)).items():
         if count > 1:
             raise ValueError(f"{count} entries of the study would write {name}.json; rename a run or an entry.")
     return [*runs, *others]
+
+
+def _shift_entries(study: Study, runs: set[str], first: Mapping[str, str]) -> list[Entry]:
+    """The first seed of every model comes before the second of any. ``first`` is the first training of each run."""
+    entries = []
+    for key, shift in study.shift.items():
+        turns = zip_longest(*([(model, seed) for seed in study.shift_seeds(key, model)] for model in shift.models))
+        for model, seed in (pair for turn in turns for pair in turn if pair is not None):
+            trained = first.get(model) if seed is None else f"{model}-{seed}"
+            if seed is not None and trained not in runs:
+                raise ValueError(f"shift.{key}: seed {seed} of {model} is not trained; add it to the seeds of the run.")
+            name = study.shift_name(key, model, seed)
+            entries.append(Entry(name=name, kind="shift", key=key, model=model, seed=seed, trained=trained))
+    return entries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +274,11 @@ class Places:
 
     def shift(self, name: str) -> Path:
         return self.runs / "shift" / name
+
+    @property
+    def corrupted(self) -> Path:
+        """Corrupted images that several models are measured on."""
+        return self.runs / "corrupted"
 
     def log(self, name: str) -> Path:
         """Output of an entry's commands."""
@@ -297,6 +324,8 @@ def commands_of(study: Study, entry: Entry, places: Places) -> list[Command]:
         words += ["--corruptions", ",".join(shift.corruptions)]
     if shift.severities != SEVERITIES:
         words += ["--severities", ",".join(map(str, shift.severities))]
+    if shift.cache:
+        words += ["--cache", str(places.corrupted)]
     return [evaluation, Command(words=tuple(words), makes=out / "shift.json")]
 
 

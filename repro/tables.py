@@ -1,14 +1,14 @@
-"""The tables of a page, as Markdown: how numbers are written, runs side by side, models under corruption."""
+"""The tables of a page, as Markdown: how numbers are written, and runs side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from progresvit.evaluation.table import Column, Table
 from repro.compare import ComparedRun, Difference, LineUp
-from repro.formats import FULL, Measurement, RunResult, ShiftedAt, ShiftedSet, ShiftResult
+from repro.formats import FULL, Measurement, RunResult
 from repro.outcomes import POINTS, Outcome, Outcomes, RoundOutcome, log_loss_verdict
 
 MINUS = "\N{MINUS SIGN}"
@@ -193,81 +193,3 @@ def runs_table(found: Sequence[Measurement]) -> str:
     ]
     heads = ["<file", "seed", "parameters", "epochs", "minutes", "<on", "jobs at a time", "<precision", "date"]
     return table("All measurements", heads, rows)
-
-
-def sets_of(result: ShiftResult, severity: int) -> list[ShiftedSet]:
-    """All corruptions of a severity; severity 0 is the clean images."""
-    return [one for one in result.sets if one.severity == severity]
-
-
-def mean_top1(result: ShiftResult, severity: int, place: int = FULL) -> float:
-    """Of a round at a severity, mean over corruptions."""
-    return float(np.mean([one.top1[place] for one in sets_of(result, severity)]))
-
-
-def mean_at(result: ShiftResult, severity: int, setting: str) -> ShiftedAt | None:
-    """A setting at a severity, mean over corruptions; None if not all have it."""
-    sets = sets_of(result, severity)
-    found = [at for one in sets for at in one.at if at.setting == setting]
-    if len(found) < len(sets) or not found:
-        return None
-    return ShiftedAt(
-        setting=setting,
-        top1=float(np.mean([at.top1 for at in found])),
-        gmacs_paper=float(np.mean([at.gmacs_paper for at in found])),
-        exit_shares=tuple(np.mean([at.exit_shares for at in found], axis=0).tolist()),
-    )
-
-
-def severity_tables(models: Mapping[str, ShiftResult]) -> list[str]:
-    """Accuracy and cost by severity, means over corruptions; at each severity one row per model."""
-    settings = _settings(models)
-    accuracy: list[Row] = []
-    cost: list[Row] = []
-    for severity in _severities(models):
-        for label, result in models.items():
-            name, model = str(severity or "clean"), label if len(models) > 1 else None
-            found = [mean_at(result, severity, setting) for setting in settings]
-            first = percent(mean_top1(result, severity, 0)) if len(result.gmacs_paper) > 1 else None
-            tops = [percent(at.top1) if at else None for at in found]
-            accuracy.append([name, model, first, percent(mean_top1(result, severity)), *tops])
-            if any(found):
-                costs = [f"{gmacs(at.gmacs_paper)} ({percent(at.exit_shares[0])} %)" if at else None for at in found]
-                cost.append([name, model, *costs])
-    heads = ["severity", "<model"]
-    of_top1 = ["round 1 alone (%)", "full path (%)", *(f"{setting} (%)" for setting in settings)]
-    made = [table("Top-1 by severity, mean over corruptions", [*heads, *of_top1], accuracy)]
-    title = "GMACs by severity, and the share that exits after round 1, mean over corruptions"
-    return [*made, table(title, [*heads, *settings], cost)] if cost else made
-
-
-def corruption_tables(models: Mapping[str, ShiftResult]) -> list[str]:
-    """A row for each corruption: top-1 of the full path, and of the first setting, at each severity."""
-    made = [_corruption_table("Top-1 of the full path by corruption (%)", models, None)]
-    for setting in _settings(models)[:1]:
-        title = f"Top-1 by corruption at {setting}, calibrated on clean images (%)"
-        made.append(_corruption_table(title, models, setting))
-    return made
-
-
-def _corruption_table(title: str, models: Mapping[str, ShiftResult], setting: str | None) -> str:
-    columns = [(label, severity) for label in models for severity in _severities(models) if severity]
-    cells = {
-        (one.corruption, label, one.severity): percent(top1)
-        for label, result in models.items()
-        for one in result.sets
-        for top1 in ([one.top1[FULL]] if setting is None else [at.top1 for at in one.at if at.setting == setting])
-    }
-    kinds = dict.fromkeys(one.corruption for result in models.values() for one in result.sets if one.corruption)
-    rows = [[kind.replace("_", " "), *(cells.get((kind, *column)) for column in columns)] for kind in kinds]
-    several = len(models) > 1
-    heads = [f"{label}, severity {severity}" if several else f"severity {severity}" for label, severity in columns]
-    return table(title, ["<corruption", *heads], rows)
-
-
-def _severities(models: Mapping[str, ShiftResult]) -> list[int]:
-    return sorted({one.severity for result in models.values() for one in result.sets})
-
-
-def _settings(models: Mapping[str, ShiftResult]) -> list[str]:
-    return list(dict.fromkeys(at.setting for result in models.values() for one in result.sets for at in one.at))

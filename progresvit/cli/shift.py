@@ -25,6 +25,10 @@ def shift(
     split: Annotated[str, typer.Option(help="Split to corrupt, for generated.")] = "val",
     corruptions: Annotated[str | None, typer.Option(help="Comma-separated subset of the 15; all by default.")] = None,
     severities: Annotated[str | None, typer.Option(help="Comma-separated subset of 1 to 5; all by default.")] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps the corrupted images for the next model, for generated."),
+    ] = None,
     threshold: Annotated[
         str | None, typer.Option(help="Also report this threshold, or that of a setting file.")
     ] = None,
@@ -56,7 +60,9 @@ def shift(
     )
     if router is not None and threshold is None:
         raise ValueError("--router needs --threshold; give both.")
-    eval_options = EvalOptions(precision=precision, batch=batch, workers=workers, overwrite=overwrite)
+    if cache is not None and suite != "generated":
+        raise ValueError(f"--cache keeps generated corruptions, and {suite} is read from its files; leave it out.")
+    eval_options = EvalOptions(precision=precision, batch=batch, workers=workers, overwrite=overwrite, cache=cache)
     loaded = progresvit.load(model)
     processes = start_processes(device)
     try:

@@ -9,6 +9,7 @@ are drawn from the dataset (``split.py``). A source is a folder, a tar, a folder
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,6 +59,22 @@ class ImageDataset:
         chosen = list(indices)
         entries, targets = tuple(self.entries[i] for i in chosen), tuple(self.targets[i] for i in chosen)
         return replace(self, entries=entries, targets=targets)
+
+
+def dataset_hash(dataset: ImageDataset, about: str, *, remedy: str) -> str:
+    """Names a cache of these images and of what ``about`` says; another name for changed files, classes or order.
+
+    ``remedy`` ends the error for images that are in no file.
+    """
+    paths = {entry.path for entry in dataset.entries}
+    missing = [path for path in paths if not os.path.exists(path)]
+    if missing:
+        raise ValueError(f"{missing[0]} is no file, so its images cannot be cached; {remedy}.")
+    changed = {path: os.stat(path).st_mtime_ns for path in paths}
+    digest = hashlib.sha256(f"{about} {dataset.class_ids}".encode())
+    for entry, target in zip(dataset.entries, dataset.targets):
+        digest.update(f"\n{entry} {target} {changed[entry.path]}".encode())
+    return digest.hexdigest()[:16]
 
 
 def find_images(source: str | os.PathLike[str], split: str, class_ids: Sequence[str] | None = None) -> ImageDataset:

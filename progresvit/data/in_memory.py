@@ -5,7 +5,6 @@ Letters: B images of a batch, C channels, N images of the dataset, S side of the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import uuid
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from progresvit.config import BaseConfig
 from progresvit.data import gpu_augment
-from progresvit.data.dataset import ImageDataset
+from progresvit.data.dataset import ImageDataset, dataset_hash
 from progresvit.data.decode import ImageError
 from progresvit.data.loader import Batch, Unreadable, open_image
 from progresvit.data.sampler import Draw, EpochSampler, mix_seed
@@ -117,15 +116,8 @@ class InMemoryImages:
 
 def cache_file(folder: str | Path, dataset: ImageDataset, side: int) -> Path:
     """The cache of these images in a folder; another name for changed files, classes, order or side."""
-    paths = {entry.path for entry in dataset.entries}
-    missing = [path for path in paths if not os.path.exists(path)]
-    if missing:
-        raise ValueError(f"{missing[0]} is no file, so its images cannot be cached; remove data.in_memory_cache.")
-    changed = {path: os.stat(path).st_mtime_ns for path in paths}
-    digest = hashlib.sha256(f"{side} {dataset.class_ids}".encode())
-    for entry, target in zip(dataset.entries, dataset.targets):
-        digest.update(f"\n{entry} {target} {changed[entry.path]}".encode())
-    return Path(folder).expanduser() / f"{digest.hexdigest()[:16]}.safetensors"
+    name = dataset_hash(dataset, str(side), remedy="remove data.in_memory_cache")
+    return Path(folder).expanduser() / f"{name}.safetensors"
 
 
 def _squeeze(side: int) -> Callable[[Image.Image], Tensor]:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,10 @@ from torch import Tensor
 
 from progresvit import __version__
 from progresvit.compute import CONVENTIONS
+from progresvit.data.corrupted_cache import CorruptedCache
 from progresvit.data.crop import describe_preprocessing, preprocessing_hash
 from progresvit.data.dataset import UNLABELLED, ImageDataset, find_images, find_unlabelled
-from progresvit.data.loader import Unreadable, numbered_batches
+from progresvit.data.loader import Numbered, Unreadable, numbered_batches
 from progresvit.data.timm_dataset import find_timm_images, is_timm_name
 from progresvit.data.transforms import Corruption, NamedTransform, normalise
 from progresvit.distributed import Processes
@@ -82,6 +84,8 @@ class EvalOptions:
     """Processes that decode images; 0 decodes in this one."""
     keep_logits: bool = False
     overwrite: bool = False
+    cache: Path | None = None
+    """Folder that keeps corrupted images for later models; None generates them each time."""
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.workers < 0:
@@ -120,20 +124,20 @@ def evaluate(
     images = source.find()
     header = _header(model, source, images, name=name, options=options, device=processes.device)
     labels = [UNLABELLED] * len(images) if source.unlabelled else relabel(images, model.config)
+    load = _batch_loader(images, NamedTransform(model.config, source.corruption), options, processes, progress)
     parts = Parts(out.with_name(out.name + ".parts"), images)
     if processes.first:
         parts.claim(header, keep_logits=options.keep_logits, overwrite=options.overwrite)
     processes.wait()  # until the parts of another run are removed
     done = set(processes.gather(parts.done())[0])  # as the first process sees it: all must share the same chunks
     left = [number for number in range(len(parts.chunks)) if number not in done][processes.rank :: processes.count]
-    transform = NamedTransform(model.config, source.corruption)
     counter = _ProgressCounter(
         progress, len(images), sum(len(parts.chunks[number]) for number in done), processes.count
     )
     skipped = Unreadable(images)
     model = model.to(processes.device).eval()
     known = None if source.unlabelled else labels
-    for number, columns, bad in _run(model, parts, left, header, known, options, transform, processes.device, counter):
+    for number, columns, bad in _run(model, parts, left, header, known, options, load, processes.device, counter):
         parts.write(number, columns, bad)
         _skip(bad, skipped, parts)
     processes.wait()
@@ -142,6 +146,27 @@ def evaluate(
         parts.remove()
     processes.wait()
     return read_records(out)
+
+
+LoadBatches = Callable[[Sequence[list[int]]], Iterator[Numbered]]
+"""Gives each group of indices as a batch."""
+
+
+def _batch_loader(
+    images: ImageDataset,
+    transform: NamedTransform,
+    options: EvalOptions,
+    processes: Processes,
+    progress: ProgressCallback | None,
+) -> LoadBatches:
+    """Decodes images, or reads corrupted ones from the cache, which the first process fills before."""
+    if options.cache is None or transform.corruption is None:
+        return partial(numbered_batches, images, transform=transform, workers=options.workers, device=processes.device)
+    cache = CorruptedCache(options.cache, images, transform)
+    if processes.first:
+        cache.fill(workers=options.workers, progress=progress)
+    processes.wait()
+    return partial(cache.batches, device=processes.device)
 
 
 class _ProgressCounter:
@@ -207,7 +232,7 @@ def _run(
     header: Header,
     labels: Sequence[int] | None,
     options: EvalOptions,
-    transform: NamedTransform,
+    load: LoadBatches,
     device: torch.device,
     counter: _ProgressCounter,
 ) -> Iterator[tuple[int, Columns, dict[int, str]]]:
@@ -218,11 +243,10 @@ def _run(
         for first in range(0, len(chunk), options.batch):
             groups.append(chunk[first : first + options.batch])
             owners.append(number)
-    batches = numbered_batches(parts.dataset, groups, transform=transform, workers=options.workers, device=device)
     batch_columns: list[dict[str, Tensor]] = []
     unreadable: dict[int, str] = {}
     indices: list[int] = []
-    for turn, (good, pixels, bad) in enumerate(batches):
+    for turn, (good, pixels, bad) in enumerate(load(groups)):
         unreadable |= bad
         indices += good
         if pixels is not None:

@@ -34,7 +34,7 @@ from repro.measure.records import (
     measure_rounds,
 )
 from repro.measure.routing import measure_routing
-from repro.measure.shift import measure_shift
+from repro.measure.shift import has_budget, measure_shift
 from repro.study import Entry, Places, Study, entries_of, reader_commands
 
 SEED = 0
@@ -63,7 +63,7 @@ def measure_entry(study: Study, entry: Entry, places: Places) -> Measurement:
     sets = plan_shift("generated", places.data, corruptions=shift.corruptions, severities=shift.severities)
     folder = places.shift(entry.name) / "records"
     shifted = {one.name: read_records(folder / f"{one.name}.parquet") for one in sets}
-    return ShiftResult(kind="shift", **common, **measure_shift(records, shifted, sets))
+    return ShiftResult(kind="shift", **common, **measure_shift(records, shifted, sets, budget=shift.budget))
 
 
 def _weights(model: str) -> str:
@@ -78,7 +78,7 @@ def _common(study: Study, entry: Entry, places: Places, records: Records) -> dic
         "format": FORMAT,
         "name": entry.name,
         "commands": reader_commands(study, entry),
-        "seed": None,
+        "seed": entry.seed,
         "seconds": round(sum(one["seconds"] for one in timings), 1),
         "date": header.date,
         "revision": git_revision() or "unknown",
@@ -149,6 +149,8 @@ def _differing(before: Measurement, study: Study, entry: Entry, places: Places) 
         found.append("commands")
     if isinstance(before, RoutingResult) and [group.name for group in before.groups] != list(study.groups):
         found.append("groups")
+    if isinstance(before, ShiftResult) and not has_budget(before, study.shift[entry.key].budget):
+        found.append("budget")
     model = places.model(entry)
     if entry.trained and Path(model).exists() and before.weights != _weights(model):
         found.append("weights")

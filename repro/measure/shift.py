@@ -1,43 +1,86 @@
-"""The fields of a shift result: each round and each setting on corrupted images, beside the clean ones."""
+"""The fields of a shift result: each round and each setting on corrupted images, beside the clean ones.
+
+Letters: N images.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from progresvit.evaluation import Records, shift
-from repro.formats import SeverityFrontier, ShiftedAt, ShiftedSet
-from repro.measure.records import Thresholds, measure_frontier, measure_point
-from repro.measure.settings import NEAR_LOSSLESS, calibrate_within_reach
+import numpy as np
+from numpy.typing import NDArray
 
-SETTINGS = (NEAR_LOSSLESS, "drop-1")
+from progresvit.evaluation import Records, shift
+from progresvit.routing.calibrate import threshold_for_budget
+from progresvit.routing.decide import exit_rounds
+from repro.formats import BUDGET, SeverityFrontier, ShiftedAt, ShiftedSet, ShiftResult, budget_setting, pack
+from repro.measure.records import Thresholds, measure_frontier, measure_point
+from repro.measure.settings import DROPS, NEAR_LOSSLESS, calibrate_within_reach
+
+SETTINGS = (NEAR_LOSSLESS, *DROPS)
 """Names of those that are measured under shift."""
 
 
-def shift_settings(clean: Records) -> dict[str, Thresholds]:
-    """Thresholds calibrated on clean images; none for a model of one round."""
-    if clean.rounds == 1:
+@dataclass(frozen=True, kw_only=True)
+class ShiftSetting:
+    """A threshold that is measured under shift."""
+
+    threshold: Thresholds
+    epsilon: float | None = None
+    """Its guaranteed bound."""
+    follows_severity: bool = False
+    """Chosen at each severity by a budget, not on clean images."""
+
+
+def shift_settings(clean: Records) -> dict[str, ShiftSetting]:
+    """Settings calibrated on clean images; none for a model of one round or of rounds that are alternatives."""
+    if clean.rounds == 1 or not clean.header.routable:
         return {}
-    found = calibrate_within_reach(clean)
-    return {name: found[name].threshold for name in SETTINGS if name in found}
+    reached = calibrate_within_reach(clean)
+    return {
+        name: ShiftSetting(threshold=reached[name].threshold, epsilon=reached[name].epsilon)
+        for name in SETTINGS
+        if name in reached
+    }
 
 
-def measure_shift(clean: Records, found: Mapping[str, Records], sets: Sequence[shift.ShiftedSet]) -> dict[str, Any]:
+def has_budget(result: ShiftResult, budget: float | None) -> bool:
+    """Whether a result was measured with this budget, or is of a model that is not routed."""
+    routed = len(result.gmacs_paper) > 1 and all(one.frontier for one in result.severities)
+    measured = {at.setting for one in result.sets for at in one.at if at.setting.startswith(BUDGET)}
+    return not routed or measured == (set() if budget is None else {budget_setting(budget)})
+
+
+def measure_shift(
+    clean: Records,
+    found: Mapping[str, Records],
+    sets: Sequence[shift.ShiftedSet],
+    budget: float | None = None,
+) -> dict[str, Any]:
     """The fields of a ShiftResult that depend on the records.
 
     Args:
         clean: Records of the clean images, which are severity 0.
         found: Records by the names of the sets.
         sets: The plan of ``evaluation.shift``.
+        budget: Average GMACs that a threshold, chosen at each severity without labels, keeps to; None: no such setting.
     """
-    thresholds = shift_settings(clean)
     for one in sets:
         _check(one, clean, found[one.name])
-    measured = [_measure_set(clean, None, 0, thresholds)]
-    measured += [_measure_set(found[one.name], one.corruption, one.severity or 0, thresholds) for one in sets]
     pooled = {0: clean}
     for severity in sorted({one.severity for one in sets if one.severity is not None}):
         pooled[severity] = shift.pool({one.name: found[one.name] for one in sets if one.severity == severity})
+    settings = {severity: shift_settings(clean) for severity in pooled}
+    if budget is not None and clean.rounds > 1 and clean.header.routable:
+        for severity, records in pooled.items():
+            threshold = threshold_for_budget(records.scores(), records.gmacs(), budget)
+            settings[severity][budget_setting(budget)] = ShiftSetting(threshold=threshold, follows_severity=True)
+    measured = [_measure_set(clean, None, 0, settings[0])]
+    for one in sets:
+        severity = one.severity or 0
+        measured.append(_measure_set(found[one.name], one.corruption, severity, settings[severity]))
     return {
         "gmacs_paper": tuple(clean.gmacs()),
         "sets": tuple(measured),
@@ -49,19 +92,38 @@ def measure_shift(clean: Records, found: Mapping[str, Records], sets: Sequence[s
 
 
 def _measure_set(
-    records: Records, corruption: str | None, severity: int, thresholds: Mapping[str, Thresholds]
+    records: Records, corruption: str | None, severity: int, settings: Mapping[str, ShiftSetting]
 ) -> ShiftedSet:
-    points = {name: measure_point(records, threshold) for name, threshold in thresholds.items()}
+    order = np.argsort(records.ids, kind="stable")
+    last = records.correct[:, -1]  # (N,)
+    at, bits = [], [pack(last[order])]
+    for name, setting in settings.items():
+        point, right = measure_point(records, setting.threshold), _routed(records, setting.threshold)
+        at.append(
+            ShiftedAt(
+                setting=name,
+                top1=point.top1,
+                gmacs_paper=point.gmacs_paper,
+                exit_shares=point.exit_shares,
+                harm=None if setting.follows_severity else float((last & ~right).mean()),
+                epsilon=setting.epsilon,
+            )
+        )
+        bits.append(pack(right[order]))
     return ShiftedSet(
         corruption=corruption,
         severity=severity,
         pictures=len(records),
         top1=tuple(records.correct.mean(axis=0).tolist()),
-        at=tuple(
-            ShiftedAt(setting=name, top1=point.top1, gmacs_paper=point.gmacs_paper, exit_shares=point.exit_shares)
-            for name, point in points.items()
-        ),
+        at=tuple(at),
+        bits=tuple(bits),
     )
+
+
+def _routed(records: Records, threshold: Thresholds) -> NDArray[np.bool_]:
+    """Whether the answer of the round in which each image exits is right: (N,)."""
+    rounds = exit_rounds(records.scores(), threshold)
+    return records.correct[np.arange(len(records)), rounds]
 
 
 def _check(one: shift.ShiftedSet, clean: Records, records: Records) -> None:

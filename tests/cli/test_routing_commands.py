@@ -290,6 +290,7 @@ def test_shift_over_generated_corruptions(model, digits, tmp_path):
     refused("whole numbers", *base, "--suite", "generated", "--severities", "1,1.7")
     refused("0 (every round runs) or more", *base, *some, "--threshold", "-1")
     refused("give both", *base, *some, "--router", tmp_path / "r.safetensors")
+    refused("--cache keeps generated corruptions", *base, "--suite", "imagenet-v2", "--cache", tmp_path / "cache")
     assert not out.exists()
     output = works(*base, *some, "--threshold", "0.9")
     assert "mCE" not in output  # defined for ImageNet-C alone
@@ -302,3 +303,8 @@ def test_shift_over_generated_corruptions(model, digits, tmp_path):
     assert float(rows[1]["top1_round_2"]) == pytest.approx(table.correct[:, 1].mean())
     assert works(*base, *some, "--threshold", "0.9")  # what is done is not done again
     assert np.isfinite(float(rows[-1]["top1_routed"]))
+    for name in ("filling", "reading"):
+        base[base.index("--out") + 1] = tmp_path / name
+        works(*base, *some, "--threshold", "0.9", "--cache", tmp_path / "cache")
+        assert (tmp_path / name / "shift.csv").read_bytes() == (out / "shift.csv").read_bytes()
+    assert len(list((tmp_path / "cache").iterdir())) == 4

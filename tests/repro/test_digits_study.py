@@ -105,6 +105,33 @@ def test_another_kind_of_model_goes_from_its_run_list_to_a_tested_difference(dig
     assert carry_out(tmp_path / "study.yaml", digits) == (0, "")
 
 
+@pytest.mark.slow
+def test_two_runs_under_corruption_go_from_their_run_list_to_a_difference_over_seeds(digits, tmp_path):
+    shift = {"models": ["full", "plain"], "corruptions": ["fog"], "severities": [5], "seeds": [1, 2], "cache": True}
+    runs = {"full": {"seeds": [1, 2]}, "plain": {"seeds": [1, 2], "set": ["model.resolutions=[32]", "model.heads=[2]"]}}
+    study = STUDY | {"runs": runs, "comparisons": {}, "routing": {}, "shift": {"corrupted": shift | {"budget": 0.001}}}
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(study))
+    code, printed = carry_out(path, digits)
+    assert code == 0, printed
+    folder = tmp_path / "runs" / "results"
+    results = read_results(folder)
+    assert {name: one.seed for name, one in results.shift.items()} == {
+        f"corrupted-{run}-{seed}": seed for run in runs for seed in (1, 2)
+    }
+    assert len({one.weights for one in results.shift.values()}) == 4
+    for one in results.shift.values():
+        trained = results.runs[f"{one.model}-{one.seed}"]
+        assert one.sets[0].bits[0] == trained.rounds.bits[-1]  # the model of that seed, images in the same order
+    assert len(list((tmp_path / "runs" / "corrupted").iterdir())) == 1
+    page.main([str(folder)])
+    assert "full minus plain" in (folder / "results.md").read_text()
+    path.write_text(yaml.safe_dump(study | {"shift": {"corrupted": shift | {"budget": 0.0011}}}))
+    with pytest.raises(InvalidDodoFile) as error:
+        carry_out(path, digits)
+    assert "corrupted-full-1.json was made differently from what the study says (other budget)" in str(error.value)
+
+
 def test_every_entry_has_results(done, digits):
     results = read_results(done / "results")
     full, shift = results.runs["full-42"], results.shift["shift"]

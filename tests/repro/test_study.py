@@ -82,6 +82,27 @@ def test_commands_are_written_down_with_the_readers_folders(made):
     )
 
 
+def test_shift_over_seeds_measures_the_model_of_every_seed_on_the_same_corrupted_images(tmp_path):
+    shift = {"models": ["one", "nettewoof-tiny"], "severities": [2], "seeds": [1, 2], "budget": 1.253, "cache": True}
+    study = load_study(write(tmp_path / "made.yaml", shift={"shift": shift}))
+    entries = {entry.name: entry for entry in entries_of(study) if entry.kind == "shift"}
+    assert {name: (entry.seed, entry.trained) for name, entry in entries.items()} == {
+        "shift-one-1": (1, "one-1"),
+        "shift-nettewoof-tiny": (None, None),
+        "shift-one-2": (2, "one-2"),
+    }
+    assert list(entries)[-1] == "shift-one-2"  # the first seed of every model comes first
+    assert reader_commands(study, entries["shift-one-2"]) == (
+        "progresvit evaluate RUNS/one-2/model --data DATA --out RUNS/records/shift-one-2.parquet",
+        "progresvit shift RUNS/one-2/model --suite generated --data DATA --out RUNS/shift/shift-one-2 --severities 2 "
+        "--cache RUNS/corrupted",
+    )
+    single = {"models": ["one"], "seeds": [2, 3]}
+    study = load_study(write(tmp_path / "made.yaml", shift={"shift": single}))
+    with pytest.raises(ValueError, match=r"shift\.shift: seed 3 of one is not trained; add it"):
+        entries_of(study)
+
+
 def test_what_a_command_makes_lies_where_it_puts_it(made, tmp_path):
     places = Places(data="D", runs=tmp_path)
     for entry in entries_of(made):

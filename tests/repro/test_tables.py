@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from repro import routing_tables, tables
+from repro import routing_tables, shift_tables, tables
 from repro.compare import Difference, line_up
 from repro.formats import read_results
 from repro.outcomes import gather_outcomes
@@ -165,7 +165,7 @@ def test_images_are_called_images_whatever_the_file_calls_them(results):
 
 def test_severities_are_means_over_corruptions_with_one_row_per_model(results):
     models = {"full": results.shift["shift_both-full"], "plain": results.shift["shift_both-plain"]}
-    accuracy, cost = tables.severity_tables(models)
+    accuracy, cost = shift_tables.severity_tables(models)
     rows, _ = table(accuracy)
     assert [(row["severity"], row["model"]) for row in rows] == [
         *(("clean", "full"), ("clean", "plain"), ("1", "full"), ("1", "plain"), ("3", "full"), ("3", "plain"))
@@ -178,7 +178,7 @@ def test_severities_are_means_over_corruptions_with_one_row_per_model(results):
     spent = np.mean([one.at[1].gmacs_paper for one in sets])
     exits = np.mean([one.at[1].exit_shares[0] for one in sets])
     assert table(cost)[0][2]["drop-1"] == f"{spent:.3f} ({100 * exits:.1f} %)"
-    full, routed = tables.corruption_tables(models)
+    full, routed = shift_tables.corruption_tables(models)
     assert table(full)[1] == ["corruption", *(f"{model}, severity {s}" for model in models for s in (1, 3))]
     assert table(full)[0][2]["full, severity 3"] == f"{100 * sets[2].top1[1]:.1f}"
     assert "near-lossless" in routed.splitlines()[0]
@@ -186,9 +186,9 @@ def test_severities_are_means_over_corruptions_with_one_row_per_model(results):
 
 def test_a_setting_that_not_every_corruption_has_is_left_out(results):
     full = results.shift["shift_both-full"]
-    assert tables.mean_at(full, 3, "drop-1").setting == "drop-1"
-    assert tables.mean_at(full, 3, "drop-2") is None
-    assert tables.mean_at(results.shift["shift_both-plain"], 3, "drop-1") is None
+    assert shift_tables.mean_at(full, 3, "drop-1").setting == "drop-1"
+    assert shift_tables.mean_at(full, 3, "drop-2") is None
+    assert shift_tables.mean_at(results.shift["shift_both-plain"], 3, "drop-1") is None
 
 
 def test_words_go_left_numbers_right_and_empty_columns_are_left_out():
