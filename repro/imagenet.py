@@ -4,8 +4,8 @@
         --runs runs/imagenet
 
 IMAGENET_VAL has a folder for each class (n01440764, or 000 to 999); the results file is of five of the fifty images of
-each class. ImageNetV2/data is the release: datasets/imagenetv2-*.json and cache/imagenet2candidates_mturk, as far as the
-images are there. The weights are those of timm's ``deit_tiny_patch16_224``.
+each class. ImageNetV2/data is the release: datasets/imagenetv2-*.json and cache/imagenet2candidates_mturk, as far as
+the images are there. The weights are those of timm's ``deit_tiny_patch16_224``.
 
 The script runs ``progresvit evaluate`` on the validation images and on b-33, of which classes may be missing, and
 ``progresvit shift --suite imagenet-v2`` on the sets that have all classes. Records that are there are kept, so the same
@@ -201,9 +201,7 @@ def routed_at(records: Records) -> list[RoutedAt]:
         if setting.abstain is None:
             point = operating_point(records.scores(), records.correct, records.gmacs(), setting.threshold)
             assert point.top1 is not None
-            rows.append(
-                RoutedAt(setting=path.stem, images=len(records), top1=point.top1, gmacs_paper=point.gmacs)
-            )
+            rows.append(RoutedAt(setting=path.stem, images=len(records), top1=point.top1, gmacs_paper=point.gmacs))
     return rows
 
 
