@@ -131,6 +131,7 @@ class Page:
             routing_tables.settings_table(result),
             self.plot(f"{name}-settings", alt, partial(figures.routing_frontier_figure, result), result),
             routing_tables.halves_table(result),
+            routing_tables.certificates_table(result),
         )
 
     def routers(self, name: str) -> str:
@@ -156,7 +157,8 @@ class Page:
         """Compute of several rules at equal accuracy."""
         result = self.results.routing.get(name)
         made = result and routing_tables.equal_accuracy_means(result)
-        return _blocks(made or NOT_MEASURED)
+        at_equal_compute = result and routing_tables.rejection_table(result)
+        return _blocks(made or NOT_MEASURED, at_equal_compute)
 
     def groups(self, name: str) -> str:
         """Groups of classes separately."""
@@ -242,6 +244,7 @@ class Page:
             "rules_of": routing_tables.rules_of,
             "gains_of": routing_tables.gains_of,
             "open_gains": routing_tables.open_gains,
+            "router_verdict": routing_tables.router_verdict,
             "difference": self.difference,
             "tested": self.tested,
             "mean_top1": tables.mean_top1,
