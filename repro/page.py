@@ -156,9 +156,9 @@ class Page:
     def equal_accuracy(self, name: str) -> str:
         """Compute of several rules at equal accuracy."""
         result = self.results.routing.get(name)
-        made = result and routing_tables.equal_accuracy_means(result)
-        at_equal_compute = result and routing_tables.rejection_table(result)
-        return _blocks(made or NOT_MEASURED, at_equal_compute)
+        if result is None or not result.equal_accuracy:
+            return NOT_MEASURED
+        return _blocks(routing_tables.equal_accuracy_means(result), routing_tables.rejection_table(result))
 
     def groups(self, name: str) -> str:
         """Groups of classes separately."""

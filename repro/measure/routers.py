@@ -23,7 +23,7 @@ DRAWS = 1000
 STEPS = 100
 """Minimum number of optimizer steps: on a few thousand images the paper's six epochs are a few dozen."""
 BATCH = 512
-REJECTED = (0.02, 0.05, 0.1)
+REJECTED = (0.005, 0.01, 0.02, 0.05)
 """Shares of the images that are rejected after round 1."""
 TRAINING, HELD_OUT = "training pictures", "other held-back pictures"
 """In the words of results files of format 1."""

@@ -15,7 +15,7 @@ from progresvit.routing import Setting
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.decide import route_records
 from progresvit.routing.settings import Loss
-from repro.formats import GroupAt, GroupResult, HalvesResult, SettingResult, Spread
+from repro.formats import DrawsResult, GroupAt, GroupResult, HalvesResult, SettingResult, Spread
 from repro.measure.certificates import DRAWS, check_certificate
 from repro.measure.records import measure_point
 
@@ -80,10 +80,6 @@ def _measure_setting(records: Records, name: str, setting: Setting, halves: int,
         repeated = measure_halves(records, (calibrations() | label_free_calibrations())[name], number=halves)
     except OutOfReachError:  # half as many images certify less
         repeated = None
-    checked = None
-    if setting.epsilon is not None and setting.delta is not None and setting.loss is not None:
-        promise = {"epsilon": setting.epsilon, "delta": setting.delta, "loss": setting.loss}
-        checked = check_certificate(records, **promise, images=len(records), draws=draws)
     return SettingResult(
         name=name,
         point=measure_point(records, setting.threshold),
@@ -94,8 +90,16 @@ def _measure_setting(records: Records, name: str, setting: Setting, halves: int,
         answered=everywhere.answered,
         top1_of_answered=everywhere.top1_of_answered,
         halves=repeated,
-        draws=checked,
+        draws=_check(records, setting, draws),
     )
+
+
+def _check(records: Records, setting: Setting, draws: int) -> DrawsResult | None:
+    """Draws of as many images as the setting was calibrated on; None without a guarantee."""
+    epsilon, delta, loss = setting.epsilon, setting.delta, setting.loss
+    if epsilon is None or delta is None or loss is None:
+        return None
+    return check_certificate(records, epsilon=epsilon, delta=delta, loss=loss, images=len(records), draws=draws)
 
 
 def measure_halves(records: Records, calibrate: Calibrate, *, number: int = HALVES) -> HalvesResult:

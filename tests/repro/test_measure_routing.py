@@ -60,7 +60,7 @@ def test_what_is_measured_is_a_result_and_survives_json(measured):
         *("near-lossless", "drop-0.5", "drop-1", "careful", "drop-0.5-unlabelled", "drop-1-unlabelled")
     ]
     assert len(result.matched) == 4
-    assert len(result.rejection) == 3
+    assert len(result.rejection) == 4
 
 
 def test_settings_are_those_of_the_calibrations(measured, val):
