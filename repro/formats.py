@@ -285,6 +285,8 @@ class RoutingResult(Measurement):
     kind: Literal["routing"]
     model: str
     weights: str
+    max_error: float | None = None
+    """Error rate among answered images at which ``careful`` withholds; None in files of earlier versions: 0.05."""
     rounds: Rounds
     frontier: tuple[Point, ...]
     settings: tuple[SettingResult, ...]

@@ -20,7 +20,9 @@ from repro.measure.records import measure_frontier, measure_rounds
 from repro.measure.routers import FITS, fit_on, gain_interval, measure_matched, measure_rejection
 from repro.measure.settings import (
     HALVES,
+    MAX_ERROR,
     calibrate_within_reach,
+    calibrations,
     label_free_calibrations,
     measure_groups,
     measure_settings,
@@ -39,6 +41,7 @@ def measure_routing(
     learned: Records | None = None,
     *,
     groups: Mapping[str, Sequence[str]] | None = None,
+    max_error: float = MAX_ERROR,
     seed: int = 0,
     fits: int = FITS,
     halves: int = HALVES,
@@ -51,6 +54,7 @@ def measure_routing(
         val: Records of held-out images.
         learned: Records of the training images, to fit routers on them too.
         groups: Class ids by group, reported separately.
+        max_error: Error rate among answered images at which the others are withheld.
         seed: Of halves, folds and routers.
         fits: Routers fitted for each target.
         halves: Random halves that each setting is calibrated on.
@@ -62,12 +66,14 @@ def measure_routing(
     if val.rounds == 1:
         raise ValueError("a model of one round has no routing to measure; leave it out of the study.")
     _check_same_model(val, learned)
-    settings, label_free = calibrate_within_reach(val), calibrate_within_reach(val, label_free_calibrations())
+    by_name = calibrations(max_error)
+    settings = measure_settings(val, by_name | label_free_calibrations(), halves=halves, draws=draws)
     return {
         "rounds": measure_rounds(val),
         "frontier": measure_frontier(val),
-        "settings": tuple(measure_settings(val, settings | label_free, halves=halves, draws=draws)),
-        "groups": tuple(measure_groups(val, groups or {}, settings)),
+        "max_error": max_error,
+        "settings": tuple(settings),
+        "groups": tuple(measure_groups(val, groups or {}, calibrate_within_reach(val, by_name))),
         "matched": tuple(measure_matched(val, learned, fits=fits, seed=seed)),
         "abstention": tuple(measure_abstention(val)),
         "equal_accuracy": tuple(measure_equal_accuracy(val, seed=seed, splits=splits)),

@@ -50,15 +50,13 @@ def _certify(drop: float, loss: Loss) -> Calibrate:
     return lambda records: calibrate_guarantee(records, epsilon=drop, delta=DELTA, loss=loss)
 
 
-def calibrate_within_reach(
-    records: Records, calibrate_by_name: Mapping[str, Calibrate] | None = None
-) -> dict[str, Setting]:
+def calibrate_within_reach(records: Records, by_name: Mapping[str, Calibrate] | None = None) -> dict[str, Setting]:
     """The settings that these images allow; too few certify nothing, and on hard ones every answer is withheld.
 
-    Without ``calibrate_by_name`` they are those of ``calibrations``.
+    Without ``by_name`` they are those of ``calibrations``.
     """
     found = {}
-    for name, calibrate in (calibrate_by_name or calibrations()).items():
+    for name, calibrate in (by_name or calibrations()).items():
         try:
             found[name] = calibrate(records)
         except OutOfReachError:
@@ -67,17 +65,20 @@ def calibrate_within_reach(
 
 
 def measure_settings(
-    records: Records, settings: Mapping[str, Setting], *, halves: int = HALVES, draws: int = DRAWS
+    records: Records, by_name: Mapping[str, Calibrate], *, halves: int = HALVES, draws: int = DRAWS
 ) -> list[SettingResult]:
-    """Each setting, by its name in ``calibrations`` or ``label_free_calibrations``."""
-    return [_measure_setting(records, name, setting, halves, draws) for name, setting in settings.items()]
+    """Each setting that these images allow."""
+    settings = calibrate_within_reach(records, by_name)
+    return [_measure_setting(records, name, settings[name], by_name[name], halves, draws) for name in settings]
 
 
-def _measure_setting(records: Records, name: str, setting: Setting, halves: int, draws: int) -> SettingResult:
+def _measure_setting(
+    records: Records, name: str, setting: Setting, calibrate: Calibrate, halves: int, draws: int
+) -> SettingResult:
     everywhere = summarize(answer(records, setting), np.arange(len(records)))
     assert everywhere.top1_of_answered is not None
     try:
-        repeated = measure_halves(records, (calibrations() | label_free_calibrations())[name], number=halves)
+        repeated = measure_halves(records, calibrate, number=halves)
     except OutOfReachError:  # half as many images certify less
         repeated = None
     return SettingResult(

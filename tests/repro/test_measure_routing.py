@@ -129,10 +129,19 @@ def test_a_label_free_guarantee_does_not_look_at_labels(measured, val):
 def test_settings_out_of_reach_are_left_out():
     few = make_records(700)
     assert set(calibrate_within_reach(few)) == {"near-lossless", "drop-0.5", "drop-1", "careful"}
-    found = {one.name: one for one in measure_settings(few, calibrate_within_reach(few), halves=3, draws=2)}
+    found = {one.name: one for one in measure_settings(few, calibrations(), halves=3, draws=2)}
     assert found["drop-0.5"].halves is None  # half as many cannot certify it
     assert found["drop-1"].halves is not None
     assert set(calibrate_within_reach(make_records(100))) == {"near-lossless", "careful"}
+
+
+def test_the_error_rate_among_answers_is_that_of_the_study(val):
+    found = {rate: measure_routing(val, max_error=rate, fits=1, halves=1, draws=1, splits=1) for rate in (0.05, 0.02)}
+    loose, strict = ({one.name: one for one in found[rate]["settings"]}["careful"] for rate in (0.05, 0.02))
+    assert found[0.02]["max_error"] == 0.02
+    assert loose.top1_of_answered >= 0.95
+    assert strict.top1_of_answered >= 0.98
+    assert strict.answered < loose.answered
 
 
 def test_groups_that_make_up_the_whole_add_up_to_it(measured, val):
