@@ -221,6 +221,8 @@ def rejection_table(result: RoutingResult) -> str | None:
     first = result.rejection[0]
     rows: list[Row] = []
     for number, share in enumerate(first.shares):
+        if share in (0, 1):  # no image continues, or every one
+            continue
         gains = [interval(gains_of(one)[share], 2) for one in result.rejection]
         start = [percent(share, 0), gmacs(first.gmacs_paper[number]), percent(first.entropy_top1[number], 2)]
         rows.append([*start, *gains])
