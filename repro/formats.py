@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from progresvit.io.parse import Section, parse
+from progresvit.routing.settings import Loss
 
 FORMAT = 1
 FULL = -1
@@ -177,8 +178,28 @@ class HalvesResult(Part):
     saving: Spread
     wrong: Spread
     """Error rate among answered images."""
-    broken: int | None
-    """Halves on which the guarantee did not hold; None for a setting without guarantee."""
+    harm: Spread | None = None
+    """Share of the images that an early exit turns from right to wrong; None in files of earlier versions."""
+    disagreement: Spread | None = None
+    """Share of the images whose answer is another than the full path's; None in files of earlier versions."""
+    broken: int | None = None
+    """Files of earlier versions count the halves whose share of harm was above the bound. The other half is noisy
+    itself, so this says little of the guarantee."""
+
+
+class DrawsResult(Part):
+    """A guarantee on bootstrap draws of calibration images, with the measured images as the population."""
+
+    draws: int
+    images: int
+    """Of one draw, with replacement."""
+    exceeded: int
+    """Draws whose threshold is beyond the bound in the population."""
+    mean: float
+    """Of the bounded share in the population, over draws."""
+    highest: float
+    saving: float
+    """Mean over draws."""
 
 
 class SettingResult(Part):
@@ -189,11 +210,16 @@ class SettingResult(Part):
     epsilon: float | None
     """Guaranteed maximum drop, with probability 1 - delta."""
     delta: float | None
+    loss: Loss | None = None
+    """What the guarantee bounds: ``labelled`` harm, ``unlabelled`` disagreement with the full path. None without a
+    guarantee; files of earlier versions have guarantees of harm alone."""
     abstain: float | None
     """Entropy from which an answer is withheld."""
     answered: Share
     top1_of_answered: Share
     halves: HalvesResult | None
+    draws: DrawsResult | None = None
+    """None without a guarantee, and in files of earlier versions."""
 
 
 class GroupAt(Part):
@@ -255,6 +281,11 @@ class EqualAccuracy(Part):
     given_up: Share | None
     given_up_wrong: Share | None
     """Share of the given-up images that are wrong in every round."""
+    errors_added: Spread | None = None
+    """Of a rule that gives up: its error rate minus that of the same rule without, at the same allowed drop. Lowest and
+    highest are the 95 % interval over resamples of images and splits; None in files of earlier versions."""
+    saving_added: Spread | None = None
+    """The same of the saving."""
 
 
 class RoutingResult(Measurement):
@@ -263,6 +294,8 @@ class RoutingResult(Measurement):
     kind: Literal["routing"]
     model: str
     weights: str
+    max_error: float | None = None
+    """Error rate among answered images at which ``careful`` withholds; None in files of earlier versions: 0.05."""
     rounds: Rounds
     frontier: tuple[Point, ...]
     settings: tuple[SettingResult, ...]
@@ -270,6 +303,9 @@ class RoutingResult(Measurement):
     matched: tuple[MatchedResult, ...]
     abstention: tuple[RiskCurve, ...]
     equal_accuracy: tuple[EqualAccuracy, ...]
+    rejection: tuple[MatchedResult, ...] = ()
+    """Entropy that stops at images which a router predicts to be unrecoverable, against entropy alone when the same
+    share of images continues; empty in files of earlier versions."""
 
 
 BUDGET = "budget-"

@@ -168,6 +168,7 @@ class Page:
             routing_tables.settings_table(result),
             self.plot(f"{name}-settings", alt, partial(figures.routing_frontier_figure, result), result),
             routing_tables.halves_table(result),
+            routing_tables.certificates_table(result),
         )
 
     def routers(self, name: str) -> str:
@@ -192,8 +193,9 @@ class Page:
     def equal_accuracy(self, name: str) -> str:
         """Compute of several rules at equal accuracy."""
         result = self.results.routing.get(name)
-        made = result and routing_tables.equal_accuracy_means(result)
-        return _blocks(made or NOT_MEASURED)
+        if result is None or not result.equal_accuracy:
+            return NOT_MEASURED
+        return _blocks(routing_tables.equal_accuracy_means(result), routing_tables.rejection_table(result))
 
     def groups(self, name: str) -> str:
         """Groups of classes separately."""
@@ -295,6 +297,7 @@ class Page:
             "rules_of": routing_tables.rules_of,
             "gains_of": routing_tables.gains_of,
             "open_gains": routing_tables.open_gains,
+            "router_verdict": routing_tables.router_verdict,
             "difference": self.difference,
             "tested": self.tested,
             "shifted": self.shifted,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 from progresvit.evaluation.table import decimals, threshold
 from repro.compare import Difference
-from repro.formats import FULL, EqualAccuracy, GroupResult, MatchedResult, RoutingResult, SettingResult
+from repro.formats import FULL, EqualAccuracy, GroupResult, MatchedResult, RoutingResult, SettingResult, Spread
 from repro.tables import Row, each, gmacs, interval, percent, signed, table
 
 
@@ -38,6 +40,36 @@ def open_gains(result: RoutingResult) -> list[Difference]:
     return [gain for one in result.matched for gain in gains_of(one).values() if gain.lowest < gain.highest]
 
 
+def router_verdict(result: RoutingResult) -> str:
+    """Where routers gain or lose top-1, with the intervals corrected for their number.
+
+    Bonferroni's correction over all open intervals of all routers, with normal intervals as wide as the bootstrap's. It
+    is careful: neighbouring shares and routers are correlated.
+    """
+    wider = _bonferroni(len(open_gains(result)))
+    verdicts = []
+    for one in result.matched:
+        clear = {share: gain for share, gain in gains_of(one).items() if _is_clear(gain, wider)}
+        for verb, sign in (("helps", 1), ("harms", -1)):
+            shares = [percent(share, 0) for share, gain in clear.items() if sign * gain.mean > 0]
+            if shares:
+                verdicts.append(f"{matched_title(one)}: {verb} at {', '.join(shares)} %")
+    if verdicts:
+        return "; ".join(verdicts)
+    some = any(gain.clear for gain in open_gains(result))
+    return "where it helps cannot be told" if some else "whether it helps cannot be told"
+
+
+def _bonferroni(intervals: int) -> float:
+    """How much wider intervals are that hold all together at 95 %."""
+    normal = NormalDist()
+    return normal.inv_cdf(1 - 0.025 / max(1, intervals)) / normal.inv_cdf(0.975)
+
+
+def _is_clear(gain: Difference, wider: float) -> bool:
+    return gain.lowest < gain.highest and abs(gain.mean) > wider * (gain.highest - gain.lowest) / 2
+
+
 def settings_table(result: RoutingResult) -> str:
     """Each calibrated threshold on the images it was calibrated on, between every round and round 1 alone."""
     spent = result.rounds.gmacs_paper
@@ -53,7 +85,8 @@ def settings_table(result: RoutingResult) -> str:
     for one in result.settings:
         point, guarantee = one.point, None
         if one.epsilon is not None and one.delta is not None:
-            guarantee = f"at most {100 * one.epsilon:g} % of answers lost, at {100 * (1 - one.delta):g} % confidence"
+            what = "changed" if one.loss == "unlabelled" else "lost"
+            guarantee = f"at most {100 * one.epsilon:g} % of answers {what}, at {100 * (1 - one.delta):g} % confidence"
         exits = each(point.exit_shares, " / ")
         rows.append(row(one.name, point.top1, point.gmacs_paper, threshold(point.threshold), exits, guarantee))
     rows.append(alone("round 1 alone", 0))
@@ -71,14 +104,45 @@ def halves_table(result: RoutingResult) -> str | None:
             f"{percent(halves.drop.lowest, 2)} to {percent(halves.drop.highest, 2)}",
             percent(halves.saving.mean),
             f"{percent(halves.saving.lowest)} to {percent(halves.saving.highest)}",
-            None if halves.broken is None else f"{halves.broken} of {halves.number}",
+            None if halves.harm is None else percent(halves.harm.mean, 2),
+            None if halves.disagreement is None else percent(halves.disagreement.mean, 2),
         ]
         for name, halves in found.items()
     ]
-    heads = ["<setting", "lost (points)", "from – to", "saved (%)", "from – to", "guarantee broken on"]
+    heads = ["<setting", "top-1 lost (points)", "from – to", "saved (%)", "from – to"]
+    heads += ["right answers lost (%)", "answers changed (%)"]
     count = " or ".join(map(str, sorted({halves.number for halves in found.values()})))
     title = f"Calibrated on one half of the images, measured on the other; {count} random halves"
     return table(title, heads, rows) if rows else None
+
+
+def certificates_table(result: RoutingResult) -> str | None:
+    """Guarantees on bootstrap draws, beside what chance allows; None if there are none."""
+    rows: list[Row] = []
+    checked = [(one, one.draws) for one in result.settings if one.draws and one.epsilon and one.delta]
+    for one, draws in checked:
+        assert one.epsilon is not None
+        assert one.delta is not None
+        by_chance = one.delta + 2 * (one.delta * (1 - one.delta) / draws.draws) ** 0.5
+        rows.append(
+            [
+                one.name,
+                "answers changed" if one.loss == "unlabelled" else "right answers lost",
+                percent(one.epsilon),
+                percent(draws.mean, 2),
+                percent(draws.highest, 2),
+                percent(draws.saving),
+                percent(draws.exceeded / draws.draws),
+                f"{percent(one.delta)} ({percent(by_chance)})",
+            ]
+        )
+    if not rows:
+        return None
+    first = checked[0][1]
+    heads = ["<setting", "<bounds", "bound (%)", "mean (%)", "highest (%)", "saved (%)"]
+    heads += [f"beyond the bound (% of {first.draws} draws)", "allowed (with 2 standard errors of chance, %)"]
+    title = f"Guarantees of {first.draws} bootstrap draws of {first.images:,} images, with all images as the population"
+    return table(title, heads, rows)
 
 
 def matched_title(one: MatchedResult) -> str:
@@ -130,15 +194,40 @@ def equal_accuracy_means(result: RoutingResult) -> str | None:
             percent(one.saving),
             None if one.given_up is None else percent(one.given_up, 2),
             None if one.given_up_wrong is None else percent(one.given_up_wrong),
+            _added(one.errors_added),
+            _added(one.saving_added),
         ]
         for one in result.equal_accuracy
     ]
     if not rows:
         return None
     heads = ["<rule", "allowed drop (points)", "top-1 (%)", "GMACs", "saved (%)", "rejected (%)"]
-    heads += ["of them wrong in every round (%)"]
+    heads += ["of them wrong in every round (%)", "errors added (points)", "saving added (points)"]
     splits = result.equal_accuracy[0].splits
-    title = f"Compute at equal accuracy, thresholds chosen on other images; means over {splits} random halves"
+    title = f"Compute at equal accuracy, thresholds chosen on other images; means over {splits} random splits"
+    return table(title, heads, rows)
+
+
+def _added(spread: Spread | None) -> str | None:
+    if spread is None:
+        return None
+    return interval(Difference(mean=spread.mean, lowest=spread.lowest, highest=spread.highest), 2)
+
+
+def rejection_table(result: RoutingResult) -> str | None:
+    """Top-1 that rejection adds to entropy when the same share of images continues; None if there is none."""
+    if not result.rejection:
+        return None
+    first = result.rejection[0]
+    rows: list[Row] = []
+    for number, share in enumerate(first.shares):
+        if share in (0, 1):  # no image continues, or every one
+            continue
+        gains = [interval(gains_of(one)[share], 2) for one in result.rejection]
+        start = [percent(share, 0), gmacs(first.gmacs_paper[number]), percent(first.entropy_top1[number], 2)]
+        rows.append([*start, *gains])
+    heads = ["continue (%)", "GMACs", "entropy, top-1 (%)", *(f"{one.router} (points)" for one in result.rejection)]
+    title = f"Top-1 that rejection adds at equal compute, routers cross-fitted on held-out images; {first.fits} fits"
     return table(title, heads, rows)
 
 

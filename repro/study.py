@@ -96,6 +96,8 @@ class Routing(Section):
     """A run of the study, or what progresvit evaluate takes: a folder, a bundled model, a hub id."""
     learned_from: bool = True
     """Also fit routers on the training split, as the paper does."""
+    max_error: float = Field(default=0.05, gt=0, lt=1)
+    """Maximum error rate among answered images, at which the others are withheld."""
 
 
 class Shift(Section):

@@ -29,17 +29,15 @@ from progresvit.data.split import halves_by_name
 from progresvit.engine import Prediction
 from progresvit.evaluation import Records, calibrate_budget, with_ood
 from progresvit.evaluation.ood import rejected_share
-from progresvit.routing import Setting, certified_thresholds, operating_point
-from progresvit.routing.frontier import exit_counts, routed_counts
+from progresvit.routing import Setting, operating_point
 from progresvit.training.logger import read_log, training_seconds
 from progresvit.training.run_folder import ABOUT_FILE, RECIPE_FILE
 from repro.compare import paired_difference
+from repro.measure.certificates import DRAWS, check_certificate
 from repro.measure.entries import without_folders
 from repro.measure.settings import CAREFUL, DELTA, DROPS, answer, calibrations, summarize
 
 CALIBRATION, TEST = "calibration half", "test half"
-DRAWS = 500
-"""Calibration sets that are drawn to check a certificate."""
 TRAINING_NAME = re.compile(r"n\d{8}_\d+\.\w+")
 """The name of an image of ImageNet's training set, such as ``n01440764_10026.JPEG``."""
 
@@ -151,26 +149,16 @@ def _routed(records: Records, setting: Setting, groups: Mapping[str, Rows]) -> d
 
 
 def check_certificates(records: Records, *, images: int, draws: int = DRAWS, seed: int = 0) -> dict[str, Any]:
-    """How often a certificate is wrong, with the records as the population, whose true rate of harm is known.
-
-    Each draw takes calibration images from the records with replacement, certifies a threshold on them, and looks up
-    the share of all records that this threshold harms.
-    """
-    scores, correct, gmacs = records.scores(), records.correct, records.gmacs()
-    harms = ~correct & correct[:, -1:]  # (N, S): an exit here loses a correct answer
-    rng = np.random.default_rng(seed)
+    """How often the certificates of ``DROPS`` are wrong, with the records as the population."""
     found: dict[str, Any] = {}
-    drawn = [rng.integers(0, len(records), images) for _ in range(draws)]
     for name, epsilon in DROPS.items():
-        thresholds = [certified_thresholds(scores[r], harms[r], gmacs, epsilon, DELTA).threshold for r in drawn]
-        harmed = routed_counts(scores, harms, thresholds).sum(axis=1) / len(records)  # (draws,)
-        spent = exit_counts(scores, thresholds) @ np.array(gmacs) / len(records)
+        checked = check_certificate(records, epsilon=epsilon, delta=DELTA, images=images, draws=draws, seed=seed)
         found[name] = {
             "epsilon": epsilon,
             "delta": DELTA,
-            "exceeded": int((harmed > epsilon).sum()),
-            "harm": {"mean": float(harmed.mean()), "highest": float(harmed.max())},
-            "saving": float(1 - spent.mean() / gmacs[-1]),
+            "exceeded": checked.exceeded,
+            "harm": {"mean": checked.mean, "highest": checked.highest},
+            "saving": checked.saving,
         }
     return {"draws": draws, "images": images, "settings": found}
 

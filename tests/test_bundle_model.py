@@ -23,6 +23,7 @@ from progresvit.evaluation import DataSource, EvalOptions, evaluate, read_record
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.routing import load_budgets, load_setting, operating_point
+from repro.measure import certificates
 from tests.evaluation.made import make_records
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -221,7 +222,7 @@ def test_certificates_hold_in_bootstrap_draws_and_a_wrong_one_is_noticed(monkeyp
     class Careless:
         threshold = 10.0
 
-    monkeypatch.setattr(script, "certified_thresholds", lambda *_: Careless)
+    monkeypatch.setattr(certificates, "certified_thresholds", lambda *_: Careless)
     careless = script.check_certificates(records, images=1500, draws=20)["settings"]["drop-1"]
     assert careless["exceeded"] == 20
     assert careless["harm"]["mean"] == pytest.approx((~records.correct[:, 0] & records.correct[:, 1]).mean())

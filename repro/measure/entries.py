@@ -57,7 +57,8 @@ def measure_entry(study: Study, entry: Entry, places: Places) -> Measurement:
     if entry.kind == "routing":
         learned = places.records(f"{entry.name}-train") if study.routing[entry.key].learned_from else None
         learned_records = read_records(learned) if learned else None
-        found = measure_routing(records, learned_records, groups=study.groups, seed=SEED)
+        max_error = study.routing[entry.key].max_error
+        found = measure_routing(records, learned_records, groups=study.groups, max_error=max_error, seed=SEED)
         return RoutingResult(kind="routing", **common | {"seed": SEED}, **found)
     shift = study.shift[entry.key]
     sets = plan_shift("generated", places.data, corruptions=shift.corruptions, severities=shift.severities)
@@ -151,6 +152,8 @@ def _differing(before: Measurement, study: Study, entry: Entry, places: Places) 
         found.append("groups")
     if isinstance(before, ShiftResult) and not has_budget(before, study.shift[entry.key].budget):
         found.append("budget")
+    if isinstance(before, RoutingResult) and before.max_error not in (None, study.routing[entry.key].max_error):
+        found.append("max_error")
     model = places.model(entry)
     if entry.trained and Path(model).exists() and before.weights != _weights(model):
         found.append("weights")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from progresvit.evaluation import Records
 from progresvit.evaluation.routing_tables import refine
-from progresvit.routing import TENTHS, Router, fit_router
+from progresvit.routing import HIGHEST, TENTHS, Router, fit_router
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.router import Target
 from repro.formats import MatchedResult
@@ -23,6 +23,8 @@ DRAWS = 1000
 STEPS = 100
 """Minimum number of optimizer steps: on a few thousand images the paper's six epochs are a few dozen."""
 BATCH = 512
+REJECTED = (0.005, 0.01, 0.02, 0.05)
+"""Shares of the images that are rejected after round 1."""
 TRAINING, HELD_OUT = "training pictures", "other held-back pictures"
 """In the words of results files of format 1."""
 
@@ -51,6 +53,36 @@ def measure_matched(
                 continue
             found.append(compare(val, scores, router=target, fitted_on=words, rates=rates, seed=seed))
     return found
+
+
+def measure_rejection(
+    val: Records, *, fits: int = FITS, rates: Sequence[float] = TENTHS, seed: int = 0
+) -> list[MatchedResult]:
+    """Entropy that rejects unrecoverable images, against entropy alone when the same share of images continues.
+
+    Every image's probability of being unrecoverable comes from a router that was fitted on other held-out images. A
+    share of the images, those with the highest probability, continues only after all others.
+    """
+    if val.rounds != 2:
+        return []
+    try:
+        chances = [cross_fitted_scores(val, target="unrecoverable", seed=one) for one in range(seed, seed + fits)]
+    except OutOfReachError:
+        return []
+    found = []
+    for share in REJECTED:
+        scores = [reject(val.top10_entropy[:, 0], fit, share) for fit in chances]
+        name = f"entropy, {100 * share:g} % rejected"
+        found.append(compare(val, scores, router=name, fitted_on=HELD_OUT, rates=rates, seed=seed))
+    return found
+
+
+def reject(entropy: Scores, chances: Scores, share: float) -> Scores:
+    """Entropies, those of the images that are likeliest to be unrecoverable moved below all others: (N,)."""
+    rejected = np.argsort(-chances, kind="stable")[: round(share * len(chances))]
+    scores = entropy.copy()
+    scores[rejected] -= 2 * HIGHEST
+    return scores
 
 
 def _scores(val: Records, fitting: Records | None, *, target: Target, seed: int) -> Scores:
@@ -119,8 +151,8 @@ def gain_interval(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """95 % interval of the mean gain over fits and images: (F, N, R) -> (R,) twice.
 
-    A gain is 1 where the router alone is right, -1 where entropy alone is. Each draw resamples N images and F fits,
-    independently and with replacement, and averages over both; the interval lies between the 2.5th and the 97.5th
+    A gain of top-1 is 1 where the router alone is right, -1 where entropy alone is. Each draw resamples N images and F
+    fits, independently and with replacement, and averages over both; the interval lies between the 2.5th and the 97.5th
     percentile of these averages. The images that continue are not chosen again within a draw.
     """
     fits, images, rates = gains.shape

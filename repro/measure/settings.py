@@ -14,7 +14,9 @@ from progresvit.evaluation.settings import calibrate_guarantee, calibrate_near_l
 from progresvit.routing import Setting
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.decide import route_records
-from repro.formats import GroupAt, GroupResult, HalvesResult, SettingResult, Spread
+from progresvit.routing.settings import Loss
+from repro.formats import DrawsResult, GroupAt, GroupResult, HalvesResult, SettingResult, Spread
+from repro.measure.certificates import DRAWS, check_certificate
 from repro.measure.records import measure_point
 
 NEAR_LOSSLESS = "near-lossless"
@@ -32,20 +34,29 @@ Calibrate = Callable[[Records], Setting]
 def calibrations(max_error: float = MAX_ERROR) -> dict[str, Calibrate]:
     """How each setting is found, by its name."""
 
-    def certify(drop: float) -> Calibrate:
-        return lambda records: calibrate_guarantee(records, epsilon=drop, delta=DELTA)
-
     def be_careful(records: Records) -> Setting:
         return with_abstention(records, calibrate_near_lossless(records), max_error)
 
-    certified = {name: certify(drop) for name, drop in DROPS.items()}
+    certified = {name: _certify(drop, "labelled") for name, drop in DROPS.items()}
     return {NEAR_LOSSLESS: calibrate_near_lossless, **certified, CAREFUL: be_careful}
 
 
-def calibrate_within_reach(records: Records, max_error: float = MAX_ERROR) -> dict[str, Setting]:
-    """The settings that these images allow; too few certify nothing, and on hard ones every answer is withheld."""
+def label_free_calibrations() -> dict[str, Calibrate]:
+    """The guarantees of ``DROPS`` from disagreement with the full path, by name; labels are not used."""
+    return {f"{name}-unlabelled": _certify(drop, "unlabelled") for name, drop in DROPS.items()}
+
+
+def _certify(drop: float, loss: Loss) -> Calibrate:
+    return lambda records: calibrate_guarantee(records, epsilon=drop, delta=DELTA, loss=loss)
+
+
+def calibrate_within_reach(records: Records, by_name: Mapping[str, Calibrate] | None = None) -> dict[str, Setting]:
+    """The settings that these images allow; too few certify nothing, and on hard ones every answer is withheld.
+
+    Without ``by_name`` they are those of ``calibrations``.
+    """
     found = {}
-    for name, calibrate in calibrations(max_error).items():
+    for name, calibrate in (by_name or calibrations()).items():
         try:
             found[name] = calibrate(records)
         except OutOfReachError:
@@ -53,16 +64,21 @@ def calibrate_within_reach(records: Records, max_error: float = MAX_ERROR) -> di
     return found
 
 
-def measure_settings(records: Records, settings: Mapping[str, Setting], *, halves: int = HALVES) -> list[SettingResult]:
-    """Each setting, by its name in ``calibrations``."""
-    return [_measure_setting(records, name, setting, halves) for name, setting in settings.items()]
+def measure_settings(
+    records: Records, by_name: Mapping[str, Calibrate], *, halves: int = HALVES, draws: int = DRAWS
+) -> list[SettingResult]:
+    """Each setting that these images allow."""
+    settings = calibrate_within_reach(records, by_name)
+    return [_measure_setting(records, name, settings[name], by_name[name], halves, draws) for name in settings]
 
 
-def _measure_setting(records: Records, name: str, setting: Setting, halves: int) -> SettingResult:
+def _measure_setting(
+    records: Records, name: str, setting: Setting, calibrate: Calibrate, halves: int, draws: int
+) -> SettingResult:
     everywhere = summarize(answer(records, setting), np.arange(len(records)))
     assert everywhere.top1_of_answered is not None
     try:
-        repeated = measure_halves(records, calibrations()[name], number=halves)
+        repeated = measure_halves(records, calibrate, number=halves)
     except OutOfReachError:  # half as many images certify less
         repeated = None
     return SettingResult(
@@ -70,33 +86,42 @@ def _measure_setting(records: Records, name: str, setting: Setting, halves: int)
         point=measure_point(records, setting.threshold),
         epsilon=setting.epsilon,
         delta=setting.delta,
+        loss=setting.loss,
         abstain=setting.abstain,
         answered=everywhere.answered,
         top1_of_answered=everywhere.top1_of_answered,
         halves=repeated,
+        draws=_check(records, setting, draws),
     )
+
+
+def _check(records: Records, setting: Setting, draws: int) -> DrawsResult | None:
+    """Draws of as many images as the setting was calibrated on; None without a guarantee."""
+    epsilon, delta, loss = setting.epsilon, setting.delta, setting.loss
+    if epsilon is None or delta is None or loss is None:
+        return None
+    return check_certificate(records, epsilon=epsilon, delta=delta, loss=loss, images=len(records), draws=draws)
 
 
 def measure_halves(records: Records, calibrate: Calibrate, *, number: int = HALVES) -> HalvesResult:
     """A threshold of one random half, measured on the other: what to expect of images it was not calibrated on."""
-    drops, savings, errors, broken = [], [], [], []
+    measured = []
     for seed in range(number):
         design, report = records.split(0.5, seed)
-        setting = calibrate(design)
-        found = answer(report, setting)
-        last = report.correct[:, -1]
-        drops.append(float(last.mean() - (1 - found.wrong.mean())))
-        savings.append(float(1 - found.gmacs.mean() / report.gmacs()[-1]))
-        errors.append(float(found.wrong[found.given].sum() / max(1, found.given.sum())))
-        if setting.epsilon is not None:
-            broken.append(float((found.wrong & last).mean()) > setting.epsilon)  # what a guarantee bounds
-    return HalvesResult(
-        number=number,
-        drop=_spread(drops),
-        saving=_spread(savings),
-        wrong=_spread(errors),
-        broken=sum(broken) if broken else None,
-    )
+        found = answer(report, calibrate(design))
+        last, predictions = report.correct[:, -1], report.predictions
+        changed = predictions[np.arange(len(report)), found.rounds] != predictions[:, -1]
+        measured.append(
+            {
+                "drop": float(last.mean() - (1 - found.wrong.mean())),
+                "saving": float(1 - found.gmacs.mean() / report.gmacs()[-1]),
+                "wrong": float(found.wrong[found.given].sum() / max(1, found.given.sum())),
+                "harm": float((found.wrong & last).mean()),
+                "disagreement": float(changed.mean()),
+            }
+        )
+    spreads = {key: _spread([half[key] for half in measured]) for key in measured[0]}
+    return HalvesResult(number=number, **spreads)
 
 
 def _spread(values: Sequence[float]) -> Spread:

@@ -50,6 +50,29 @@ def test_a_tracked_file_is_read_and_written_without_a_change(path):
     assert to_json(read_measurement(path)) == path.read_text(encoding="utf-8")
 
 
+def test_routing_results_of_earlier_versions_are_read(made):
+    def age(values):
+        values.pop("rejection")
+        for setting in values["settings"]:
+            setting["halves"] = {**setting["halves"], "broken": 1}
+            for key in ("harm", "disagreement"):
+                setting["halves"].pop(key)
+            for key in ("draws", "loss"):
+                setting.pop(key)
+        for row in values["equal_accuracy"]:
+            for key in ("errors_added", "saving_added"):
+                row.pop(key)
+
+    path = made / "routing.json"
+    text = path.read_text()
+    try:
+        change(path, age)
+        old = read_measurement(path)
+    finally:
+        path.write_text(text)
+    assert (old.settings[1].draws, old.settings[1].halves.broken, old.rejection) == (None, 1, ())
+
+
 def flip_a_bit(values):
     first = values["rounds"]["bits"][0]
     values["rounds"]["bits"][0] = f"{int(first[0], 16) ^ 8:x}{first[1:]}"

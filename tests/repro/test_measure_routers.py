@@ -9,7 +9,15 @@ from progresvit.evaluation.routing_tables import matched_table
 from progresvit.routing import TENTHS, fit_router
 from progresvit.routing.scores import STATISTICS
 from repro.measure import routers as module
-from repro.measure.routers import compare, cross_fitted_scores, folds_of, gain_interval, measure_matched
+from repro.measure.routers import (
+    compare,
+    cross_fitted_scores,
+    folds_of,
+    gain_interval,
+    measure_matched,
+    measure_rejection,
+    reject,
+)
 from tests.evaluation.made import make_records
 
 
@@ -125,6 +133,28 @@ def test_a_model_that_has_all_training_images_right_gives_no_router_examples():
     perfect = learned.take(learned.correct.all(axis=1))
     found = measure_matched(records, perfect, fits=1)
     assert [one.fitted_on.split()[0] for one in found] == ["other", "other"]
+
+
+def test_rejected_images_continue_after_all_others():
+    entropy = np.array([0.1, 2.3, 0.5, 1.0], np.float32)
+    chances = np.array([0.2, 0.9, 0.95, 0.1], np.float32)
+    assert np.argsort(-reject(entropy, chances, 0.25)).tolist() == [1, 3, 0, 2]
+    assert np.argsort(-reject(entropy, chances, 0.5)).tolist() == [3, 0, 1, 2]
+    np.testing.assert_array_equal(reject(entropy, chances, 0.0), entropy)
+
+
+def test_rejection_is_measured_at_the_same_compute_as_entropy():
+    records = make_records(500)
+    found = measure_rejection(records, fits=1, seed=2)
+    assert [one.router for one in found] == [f"entropy, {share} % rejected" for share in (0.5, 1, 2, 5)]
+    chances = cross_fitted_scores(records, target="unrecoverable", seed=2)
+    rejected = sorted(range(500), key=lambda row: -chances[row])[:25]
+    order = sorted(set(range(500)) - set(rejected), key=lambda row: -records.top10_entropy[row, 0])
+    continuing = set(order[:150])
+    right = [records.correct[row, int(row in continuing)] for row in range(500)]
+    assert found[3].shares[3] == 0.3
+    assert found[3].router_top1[3] == pytest.approx(np.mean(right))
+    assert found[3].gmacs_paper == found[0].gmacs_paper
 
 
 def test_three_rounds_have_no_rate_to_match():

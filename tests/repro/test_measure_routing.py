@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 
 from progresvit import evaluation
-from progresvit.routing import operating_point
+from progresvit.routing import Router, operating_point
 from repro.formats import RoutingResult
-from repro.measure.routing import measure_abstention, measure_equal_accuracy, measure_routing
+from repro.measure.certificates import check_certificate
+from repro.measure.routers import measure_rejection
+from repro.measure.routing import _added, measure_abstention, measure_equal_accuracy, measure_routing
 from repro.measure.settings import (
     answer,
     calibrate_within_reach,
     calibrations,
+    label_free_calibrations,
     measure_groups,
     measure_halves,
     measure_settings,
@@ -46,19 +49,22 @@ def learned():
 
 @pytest.fixture(scope="module")
 def measured(val, learned):
-    return measure_routing(val, learned, groups={"low": IDS[:4], "high": IDS[4:]}, fits=1, halves=3, splits=2)
+    return measure_routing(val, learned, groups={"low": IDS[:4], "high": IDS[4:]}, fits=1, halves=3, draws=20, splits=2)
 
 
 def test_what_is_measured_is_a_result_and_survives_json(measured):
     result = RoutingResult(**COMMON, **measured)
     text = json.dumps(result.model_dump(mode="json"), allow_nan=False)
     assert RoutingResult.model_validate(json.loads(text)) == result
-    assert [one.name for one in result.settings] == ["near-lossless", "drop-0.5", "drop-1", "careful"]
+    assert [one.name for one in result.settings] == [
+        *("near-lossless", "drop-0.5", "drop-1", "careful", "drop-0.5-unlabelled", "drop-1-unlabelled")
+    ]
     assert len(result.matched) == 4
+    assert len(result.rejection) == 4
 
 
 def test_settings_are_those_of_the_calibrations(measured, val):
-    near, half, point, careful = measured["settings"]
+    near, half, point, careful, *_ = measured["settings"]
     assert near.point.threshold == evaluation.calibrate_near_lossless(val).threshold
     assert point.point.threshold == evaluation.calibrate_guarantee(val, epsilon=0.01, delta=0.05).threshold
     assert (half.epsilon, half.delta, near.epsilon) == (0.005, 0.05, None)
@@ -82,26 +88,60 @@ def test_halves_calibrate_on_one_part_and_measure_on_the_other(val):
     assert (found.drop.lowest, found.drop.highest) == pytest.approx((min(drops), max(drops)))
     assert found.saving.mean == pytest.approx(np.mean(savings))
     assert found.number == 4
-    assert found.broken in range(5)
-    assert measure_halves(val, calibrations()["near-lossless"], number=2).broken is None
 
 
-def test_a_guarantee_that_is_broken_is_counted(val):
-    """A threshold that pays no heed to the promise breaks it on every half."""
+def test_halves_count_lost_and_changed_answers_image_by_image(val):
+    found = measure_halves(val, label_free_calibrations()["drop-1-unlabelled"], number=2)
+    harms, changes = [], []
+    for seed in range(2):
+        design, report = val.split(0.5, seed)
+        tau = evaluation.calibrate_guarantee(design, epsilon=0.01, delta=0.05, loss="unlabelled").threshold
+        early = [
+            (p, label) for p, label, e in zip(report.predictions, report.labels, report.top10_entropy) if e[0] < tau
+        ]
+        harms.append(sum(first != label == last for (first, last), label in early) / len(report))
+        changes.append(sum(first != last for (first, last), _ in early) / len(report))
+    assert (found.harm.lowest, found.harm.highest) == pytest.approx((min(harms), max(harms)))
+    assert found.disagreement.mean == pytest.approx(np.mean(changes))
+    assert 0 < found.harm.mean < found.disagreement.mean
 
-    def careless(records):
-        return evaluation.calibrate_guarantee(records, epsilon=0.01, delta=0.05).model_copy(update={"threshold": 2.0})
 
-    assert measure_halves(val, careless, number=3).broken == 3
+def test_guarantees_are_checked_on_draws_of_all_images(measured, val):
+    by_name = {one.name: one for one in measured["settings"]}
+    assert [name for name, one in by_name.items() if one.draws is None] == ["near-lossless", "careful"]
+    for name, epsilon, loss in (("drop-0.5", 0.005, "labelled"), ("drop-1-unlabelled", 0.01, "unlabelled")):
+        expected = check_certificate(val, epsilon=epsilon, delta=0.05, loss=loss, images=3000, draws=20)
+        assert by_name[name].draws == expected
+        assert by_name[name].loss == loss
+
+
+def test_a_label_free_guarantee_does_not_look_at_labels(measured, val):
+    by_name = {one.name: one for one in measured["settings"]}
+    shuffled = replace(val, labels=np.roll(val.labels, 1))
+    again = calibrate_within_reach(shuffled, label_free_calibrations())
+    assert set(again) == {"drop-0.5-unlabelled", "drop-1-unlabelled"}
+    for name, setting in again.items():
+        assert setting.threshold == by_name[name].point.threshold
+        assert setting.threshold < by_name[name.removesuffix("-unlabelled")].point.threshold
+        assert (by_name[name].epsilon, by_name[name].loss) == (setting.epsilon, "unlabelled")
 
 
 def test_settings_out_of_reach_are_left_out():
     few = make_records(700)
     assert set(calibrate_within_reach(few)) == {"near-lossless", "drop-0.5", "drop-1", "careful"}
-    found = {one.name: one for one in measure_settings(few, calibrate_within_reach(few), halves=3)}
+    found = {one.name: one for one in measure_settings(few, calibrations(), halves=3, draws=2)}
     assert found["drop-0.5"].halves is None  # half as many cannot certify it
     assert found["drop-1"].halves is not None
     assert set(calibrate_within_reach(make_records(100))) == {"near-lossless", "careful"}
+
+
+def test_the_error_rate_among_answers_is_that_of_the_study(val):
+    found = {rate: measure_routing(val, max_error=rate, fits=1, halves=1, draws=1, splits=1) for rate in (0.05, 0.02)}
+    loose, strict = ({one.name: one for one in found[rate]["settings"]}["careful"] for rate in (0.05, 0.02))
+    assert found[0.02]["max_error"] == 0.02
+    assert loose.top1_of_answered >= 0.95
+    assert strict.top1_of_answered >= 0.98
+    assert strict.answered < loose.answered
 
 
 def test_groups_that_make_up_the_whole_add_up_to_it(measured, val):
@@ -109,7 +149,7 @@ def test_groups_that_make_up_the_whole_add_up_to_it(measured, val):
     assert low.pictures + high.pictures == len(val)
     shares = np.array([low.pictures, high.pictures]) / len(val)
     np.testing.assert_allclose(shares @ [low.top1, high.top1], val.correct.mean(axis=0))
-    for number, setting in enumerate(measured["settings"]):
+    for number, setting in enumerate(measured["settings"][:4]):
         at = [low.at[number], high.at[number]]
         assert at[0].setting == setting.name
         assert shares @ [one.top1 for one in at] == pytest.approx(setting.point.top1)
@@ -151,24 +191,67 @@ def test_compute_at_equal_accuracy_goes_from_every_round_to_the_oracle(measured,
     assert len(rows) == 2 + 3 * 4
     assert {row.drop for row in rows[1:-1]} == {0.0003, 0.005, 0.01}
     assert all((row.given_up is not None) == ("rejected" in row.rule) for row in rows)
-    alone = measure_equal_accuracy(val, None, splits=1)
-    assert [row.rule for row in alone] == [row.rule for row in rows]
-    assert alone != list(rows)
 
 
-def test_compute_at_equal_accuracy_is_a_mean_over_splits(val, learned):
-    both = measure_equal_accuracy(val, learned, splits=2)
-    each = [measure_equal_accuracy(val, learned, seed=seed, splits=1) for seed in (0, 1)]
-    for mean, *parts in zip(both, *each):
+def test_compute_at_equal_accuracy_is_a_mean_over_splits(measured, val):
+    each = [measure_equal_accuracy(val, seed=seed, splits=1) for seed in (0, 1)]
+    for mean, *parts in zip(measured["equal_accuracy"], *each):
         assert mean.top1 == pytest.approx(np.mean([one.top1 for one in parts]))
         assert mean.gmacs_paper == pytest.approx(np.mean([one.gmacs_paper for one in parts]))
         assert (mean.rule, mean.drop) == (parts[0].rule, parts[0].drop)
-    assert measure_equal_accuracy(val, learned.take(learned.correct.all(axis=1)), splits=1) == []
+    assert measure_equal_accuracy(val.take(val.correct.all(axis=1)), splits=1) == []
+
+
+def test_what_giving_up_adds_is_the_difference_of_two_rows(measured):
+    rows = {(row.rule, row.drop): row for row in measured["equal_accuracy"]}
+    giving_up = [row for row in rows.values() if row.errors_added]
+    assert [row.rule for row in giving_up] == [row.rule for row in rows.values() if "rejected" in row.rule]
+    for row in giving_up:
+        other = rows[row.rule.removesuffix(", unrecoverable rejected"), row.drop]
+        assert row.errors_added.mean == pytest.approx(other.top1 - row.top1, abs=1e-6)
+        assert row.saving_added.mean == pytest.approx(row.saving - other.saving, abs=1e-6)
+        for added in (row.errors_added, row.saving_added):
+            assert added.lowest <= added.mean + 1e-6
+            assert added.mean <= added.highest + 1e-6
+    assert any(row.saving_added.lowest < row.saving_added.highest for row in giving_up)
+
+
+def test_the_interval_of_what_giving_up_adds_is_that_of_the_reported_images():
+    rng = np.random.default_rng(0)
+    reported = np.arange(4000) % 2 == 0
+    errors = rng.choice([-1, 0, 1], 2000, p=[0.05, 0.85, 0.1])
+    values = np.stack([errors, np.full(2000, 0.25)], axis=1).astype(np.float32)
+    found = _added([(reported, {("made", 0.01): values})], seed=0)["made", 0.01]
+    reach = 1.96 * errors.std() / np.sqrt(2000)
+    assert found["errors_added"].mean == pytest.approx(errors.mean(), abs=1e-6)
+    assert found["errors_added"].highest - found["errors_added"].lowest == pytest.approx(2 * reach, rel=0.1)
+    assert found["saving_added"].mean == pytest.approx(0.25)
+
+
+def test_no_router_scores_an_image_that_it_was_fitted_on(val, monkeypatch):
+    names = {row.tobytes(): name for row, name in zip(val.statistics, val.ids.tolist())}
+    assert len(names) == len(val)
+    asked, score = [], Router.scores
+
+    def watch(router, statistics):
+        ids = np.array([names[row.tobytes()] for row in statistics])
+        assert not router.count_seen(ids)
+        asked.append((router.origin.target, len(ids)))
+        return score(router, statistics)
+
+    monkeypatch.setattr(Router, "scores", watch)
+    assert measure_equal_accuracy(val, splits=1)
+    assert {target for target, _ in asked} == {"unrecoverable", "benefit"}
+    assert {count for _, count in asked} <= set(range(850, 1150))  # a third
+    asked.clear()
+    assert measure_rejection(val, fits=1)
+    assert [target for target, _ in asked] == ["unrecoverable"] * 5
+    assert sum(count for _, count in asked) == len(val)
 
 
 def test_three_rounds_are_measured_without_matched_rates():
-    found = measure_routing(make_records(3000, rounds=3), fits=1, halves=1, splits=1)
-    assert found["matched"] == ()
+    found = measure_routing(make_records(3000, rounds=3), fits=1, halves=1, draws=3, splits=1)
+    assert found["matched"] == found["rejection"] == ()
     thresholds = {one.name: one.point.threshold for one in found["settings"]}
     assert isinstance(thresholds["near-lossless"], float)
     assert len(thresholds["drop-1"]) == 2
