@@ -194,7 +194,9 @@ def main() -> None:
             print(f"{run}: seed {given.seed} is not measured yet")
             continue
         start = time.perf_counter()
-        model = api.load(str(given.runs / result.name / "model"))
+        model = api.load(str(given.runs / f"{study.runs[run].of or run}-{given.seed}" / "model"))
+        if (merge := study.runs[run].merge) is not None:
+            api.as_progresvit(model, "merging").set_merge(merge)
         key = model.config.input_side, model.config.crop
         if key not in pixels:
             pixels[key] = load_pixels(given.data, model, count=BATCHES * given.batch)

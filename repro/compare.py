@@ -286,4 +286,4 @@ def _missing(row: ComparedRun, study: Study) -> list[str]:
     if not row.seeds:
         return [row.label]
     measured = {one.seed for one in row.seeds}
-    return [f"seed {seed} of {row.label}" for seed in study.runs[row.run].seeds or () if seed not in measured]
+    return [f"seed {seed} of {row.label}" for seed in study.trained_run(row.run).seeds or () if seed not in measured]

@@ -82,6 +82,8 @@ class Rounds(Part):
     entropy: tuple[str, ...] | None = None
     """Top-10 entropy after each round but the last, image by image, packed like ``log_loss``. None for one round, for
     rounds that are alternatives, and in files of earlier versions."""
+    trained_gmacs: float | None = None
+    """Of an image in training, for a model that is evaluated with merged tokens and was trained without."""
 
     @model_serializer(mode="wrap")
     def _without_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def line_up_frontier(results: Results, study: Study, name: str) -> FrontierLineU
     everyone = [result for run in ours_first for result in run.seeds]
     check_equal(everyone, plan.equal, what)
     check_seeds(everyone, what)
-    asked = {seed for run in plan.rows.values() for seed in study.runs[run].seeds or ()}
+    asked = {seed for run in plan.rows.values() for seed in study.trained_run(run).seeds or ()}
     absent = sorted(asked - {result.seed for result in everyone}) if everyone else []
     missing = [run.label for run in runs if not run.seeds] + [f"seed {seed}" for seed in absent]
     return FrontierLineUp(plan=plan, runs=measured, missing=tuple(missing))

@@ -34,6 +34,18 @@ class Run(Section):
     """Changes as on the command line, after the study's own."""
     seeds: tuple[int, ...] | None = Field(None, min_length=1)
     """None: the recipe's."""
+    of: str | None = None
+    """Another run, whose models are evaluated with ``merge`` instead of training models of its own."""
+    merge: tuple[int, ...] | None = None
+    """With ``of``: tokens merged in each block of each round (ToMe)."""
+
+    @model_validator(mode="after")
+    def _evaluated_or_trained(self) -> Run:
+        if (self.of is None) != (self.merge is None):
+            raise ValueError("of and merge go together: the run whose models are evaluated, and the tokens merged")
+        if self.of is not None and (self.recipe or self.set or self.seeds):
+            raise ValueError("a run with of: has the recipe and the seeds of that run; remove recipe, set and seeds")
+        return self
 
 
 class DeclaredTest(Section):
@@ -144,6 +156,10 @@ class Study(Section):
         for name in (*self.runs, *self.comparisons, *self.frontiers, *self.routing, *self.shift):
             if not re.fullmatch(r"[\w.-]+", name):
                 raise ValueError(f"{name!r} names files; use letters, digits, dots, hyphens and underscores")
+        for name, run in self.runs.items():
+            if run.of is not None and (run.of not in self.runs or self.runs[run.of].of is not None):
+                trained = [other for other in self.runs if self.runs[other].of is None]
+                raise ValueError(f"runs.{name}: of: {run.of!r} is no trained run, {did_you_mean(run.of, trained)}")
         for name, comparison in self.comparisons.items():
             tested = [run for test in comparison.tests for run in (test.ours, test.theirs)]
             for run in (*comparison.rows.values(), *filter(None, [comparison.against]), *tested):
@@ -158,11 +174,25 @@ class Study(Section):
     def recipe_of(self, name: str) -> tuple[str, tuple[str, ...]]:
         """The recipe of a run and all changes to it, without the seed. Of two changes to a key the last counts."""
         changes: dict[str, str] = {}
-        for change in (*self.set, *self.runs[name].set):
+        run = self.trained_run(name)
+        for change in (*self.set, *run.set, *self._merging(name)):
             key = change.partition("=")[0]
             changes.pop(key, None)  # and it counts at its own place
             changes[key] = change
-        return self.runs[name].recipe or self.recipe, tuple(changes.values())
+        return run.recipe or self.recipe, tuple(changes.values())
+
+    def trained_run(self, name: str) -> Run:
+        """The run itself, or the one whose models it evaluates."""
+        run = self.runs[name]
+        return run if run.of is None else self.runs[run.of]
+
+    def seeds_of(self, name: str) -> tuple[int, ...]:
+        """Of a run; by default the recipe's."""
+        return self.trained_run(name).seeds or (self.load_recipe_of(name).seed,)
+
+    def _merging(self, name: str) -> tuple[str, ...]:
+        merge = self.runs[name].merge
+        return () if merge is None else (f"model.merge={list(merge)}",)
 
     def load_recipe_of(self, name: str) -> Recipe:
         """The recipe of a run, validated."""
@@ -197,8 +227,9 @@ def read_study(source: str | Path) -> Study:
 def load_study(source: str | Path, changes: Sequence[str] = ()) -> Study:
     """The same with its recipes validated; ``changes`` are made to every run's recipe, after all others."""
     study = read_study(source)
-    changed = {name: run.model_copy(update={"set": (*run.set, *changes)}) for name, run in study.runs.items()}
-    study = study.model_copy(update={"runs": changed})
+    trained = {name: run for name, run in study.runs.items() if run.of is None}
+    changed = {name: run.model_copy(update={"set": (*run.set, *changes)}) for name, run in trained.items()}
+    study = study.model_copy(update={"runs": study.runs | changed})
     for name in study.runs:
         try:
             study.load_recipe_of(name)
@@ -228,18 +259,25 @@ def entries_of(study: Study) -> list[Entry]:
 
     The first seed of every run comes before the second of any, so that a study that was stopped compares equals.
     """
-    seeds = {run: study.runs[run].seeds or (study.load_recipe_of(run).seed,) for run in study.runs}
+    seeds = {run: study.seeds_of(run) for run in study.runs}
     runs = [
-        Entry(name=f"{run}-{seed}", kind="run", key=run, model=run, seed=seed, trained=f"{run}-{seed}")
+        Entry(
+            name=f"{run}-{seed}",
+            kind="run",
+            key=run,
+            model=run,
+            seed=seed,
+            trained=f"{study.runs[run].of or run}-{seed}",
+        )
         for turn in zip_longest(*([(run, seed) for seed in seeds[run]] for run in seeds))
         for run, seed in filter(None, turn)
     ]
-    trained = {entry.key: entry.name for entry in reversed(runs)}
+    trained = {entry.key: entry.name for entry in reversed(runs) if entry.name == entry.trained}
     others = [
         Entry(name=key, kind="routing", key=key, model=routing.model, trained=trained.get(routing.model))
         for key, routing in study.routing.items()
     ]
-    others += _shift_entries(study, {entry.name for entry in runs}, trained)
+    others += _shift_entries(study, {entry.name for entry in runs if entry.name == entry.trained}, trained)
     for name, count in Counter(entry.name for entry in (*runs, *others)).items():
         if count > 1:
             raise ValueError(f"{count} entries of the study would write {name}.json; rename a run or an entry.")
@@ -311,6 +349,8 @@ class Command:
 def commands_of(study: Study, entry: Entry, places: Places) -> list[Command]:
     """The commands of an entry, in order."""
     evaluation = _evaluate(entry, places, entry.name)
+    if entry.kind == "run" and (merge := study.runs[entry.key].merge) is not None:
+        return [_evaluate(entry, places, entry.name, "--merge", ",".join(map(str, merge)))]
     if entry.kind == "run":
         recipe, changes = study.recipe_of(entry.key)
         out = places.run(entry.name)

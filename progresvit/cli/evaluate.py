@@ -24,6 +24,10 @@ def evaluate(
         bool, typer.Option("--restrict-classes", help="Predict only among the classes of the data.")
     ] = False,
     corruption: Annotated[str | None, typer.Option(help="Corrupt every image: fog/3 is fog at severity 3.")] = None,
+    merge: Annotated[
+        str | None,
+        typer.Option(help="Merge this many tokens in each block (ToMe), without training: 8, or 0,8 by round."),
+    ] = None,
     logits: Annotated[bool, typer.Option("--logits", help="Store all logits; needed for temperature scaling.")] = False,
     precision: Annotated[str, typer.Option(help=options.PRECISION_HELP)] = "fp32",
     batch: Annotated[int, typer.Option(help=options.BATCH_HELP)] = 128,
@@ -53,6 +57,8 @@ def evaluate(
         precision=precision, batch=batch, workers=workers, keep_logits=logits, overwrite=overwrite
     )
     loaded, folder = api.load_with_folder(model)
+    if merge is not None:
+        api.as_progresvit(loaded, "--merge").set_merge(options.parse_integers(merge, "--merge"))
     processes = start_processes(device)
     try:
         with output.progress_bars(wanted=processes.first) as begin:

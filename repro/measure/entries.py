@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ NOT_LEARNED = {"data.workers", *(f"run.{key}" for key in RunOptions.model_fields
 def measure_entry(study: Study, entry: Entry, places: Places) -> Measurement:
     """The results file of an entry whose commands have run."""
     records = read_records(places.records(entry.name))
-    if records.header.weights != _weights(places.model(entry)):  # the model was trained again since
+    merge = study.runs[entry.key].merge if entry.kind == "run" else None
+    if records.header.weights != _weights(places.model(entry), merge):  # the model was trained again since
         raise ValueError(
             f"{places.records(entry.name)} is of other weights than its model; delete it to evaluate again."
         )
@@ -67,8 +69,11 @@ def measure_entry(study: Study, entry: Entry, places: Places) -> Measurement:
     return ShiftResult(kind="shift", **common, **measure_shift(records, shifted, sets, budget=shift.budget))
 
 
-def _weights(model: str) -> str:
-    return weights_hash(api.load(model))
+def _weights(model: str, merge: Sequence[int] | None = None) -> str:
+    loaded = api.load(model)
+    if merge is not None:
+        api.as_progresvit(loaded, "merging").set_merge(merge)
+    return weights_hash(loaded)
 
 
 def _common(study: Study, entry: Entry, places: Places, records: Records) -> dict[str, Any]:
@@ -97,9 +102,14 @@ def _common(study: Study, entry: Entry, places: Places, records: Records) -> dic
 
 def _training(study: Study, entry: Entry, places: Places, records: Records, *, jobs: int) -> dict[str, Any]:
     """What a training run says of itself; it may have been carried out by another machine or version."""
-    folder = places.run(entry.name)
+    assert entry.trained is not None
+    folder = places.run(entry.trained)
     about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
     recipe = yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
+    model, rounds = api.load(places.model(entry)), measure_rounds(records)
+    if (merge := study.runs[entry.key].merge) is not None:
+        recipe["model"]["merge"] = list(merge)
+        rounds = rounds.model_copy(update={"trained_gmacs": model.gmacs("paper")[-1]})
     log = read_log(folder)
     machine = {key: about[key] for key in ("device", "processes", "python", "torch")}
     return {
@@ -112,8 +122,8 @@ def _training(study: Study, entry: Entry, places: Places, records: Records, *, j
         "data": data_of(records, name=study.data, train=about["pictures"], learned=about["names"]),
         "recipe": without_folders(recipe),
         "epochs": recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"],
-        "parameters": sum(weights.numel() for _, weights in api.load(places.model(entry)).named_parameters()),
-        "rounds": measure_rounds(records),
+        "parameters": sum(weights.numel() for _, weights in model.named_parameters()),
+        "rounds": rounds,
         "frontier": measure_frontier(records),
         "near_lossless": measure_near_lossless(records),
         "history": tuple((line["epoch"] + 1, tuple(line["top1"])) for line in log if line["event"] == "evaluation"),
