@@ -151,21 +151,22 @@ class EnergyCounter:
     """Energy of the GPU since the driver was loaded, if it tells; pip install nvidia-ml-py."""
 
     def __init__(self) -> None:
-        self.handle: Any = None
+        self.read: Callable[[], float] | None = None
         with suppress(ImportError):
             import pynvml
 
             with suppress(pynvml.NVMLError):
                 pynvml.nvmlInit()
-                self.handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
-                self.read = lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000
-                self.read()
-        if self.handle is None:
+                device = torch.cuda.get_device_properties(torch.cuda.current_device())
+                handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{device.uuid}")
+                pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)  # raises if the GPU does not tell
+                self.read = lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+        if self.read is None:
             print("joules are not measured: this GPU does not tell them, or nvidia-ml-py is missing")
 
     def per_image(self, subject: Any, seconds: float) -> float | None:
         """Joules, over passes that take about so long."""
-        if self.handle is None:
+        if self.read is None:
             return None
         torch.cuda.synchronize()
         images, before, start = 0, self.read(), time.perf_counter()
@@ -182,8 +183,14 @@ def main() -> None:
     results_folder = given.runs / "results"
     study = read_study(results_folder / STUDY_FILE)
     out = results_folder / "cost.json"
-    earlier = read_measurement(out) if out.exists() else None
-    points = list(earlier.points) if isinstance(earlier, CostResult) else []
+    conditions = {
+        "device": torch.cuda.get_device_name(),
+        "seed": given.seed,
+        "precision": "bf16",
+        "batch": given.batch,
+        "runtime": RUNTIME,
+    }
+    points, seconds = earlier_points(out, **conditions)
     runs = read_results(results_folder).runs
     energy, pixels = EnergyCounter(), dict[Any, Tensor]()
     for run in dict.fromkeys(study.frontiers[given.frontier].rows.values()):
@@ -207,7 +214,10 @@ def main() -> None:
         if given.warm:
             continue
         points += rows
-        replace_file(out, to_json(cost_result(points, result, given)))
+        seconds += time.perf_counter() - start
+        command = f"python benchmarks/frontier.py RUNS --data DATA --frontier {given.frontier} --seed {given.seed}"
+        command += f" --batch {given.batch} --seconds {given.seconds:g}"
+        write_costs(out, points, result, command=command, seconds=seconds, **conditions)
 
 
 def _parse() -> argparse.Namespace:
@@ -289,34 +299,66 @@ def measure_in_engine(
     for point in points:
         subject = EnginePoint(model, point, pixels, batch)
         timing = measure_point(lambda subject=subject: subject, energy, seconds)
-        rows.append({f"engine_{key}": value for key, value in timing.items() if key != "spread"})
+        rows.append({f"engine_{key}": value for key, value in timing.items()})
     return rows
 
 
-def cost_result(points: Sequence[CostPoint], result: RunResult, given: argparse.Namespace) -> CostResult:
-    """The results file."""
-    return CostResult(
+def earlier_points(
+    path: Path, *, device: str, seed: int, precision: str, batch: int, runtime: str
+) -> tuple[list[CostPoint], float]:
+    """The points of a results file and their seconds; refused if they were measured under other conditions."""
+    if not path.exists():
+        return [], 0.0
+    earlier = read_measurement(path)
+    assert isinstance(earlier, CostResult)
+    machine = earlier.machine
+    then = (machine.device, machine.torch, earlier.seed, earlier.precision, earlier.batch, earlier.runtime)
+    now = (device, torch.__version__, seed, precision, batch, runtime)
+    if then != now:
+        raise SystemExit(
+            f"error: {path} holds costs of other conditions ({', '.join(map(str, then))}) than these "
+            f"({', '.join(map(str, now))}); move it away to measure anew."
+        )
+    return list(earlier.points), earlier.seconds
+
+
+def write_costs(
+    path: Path,
+    points: Sequence[CostPoint],
+    result: RunResult,
+    *,
+    command: str,
+    seconds: float,
+    device: str,
+    seed: int,
+    precision: str,
+    batch: int,
+    runtime: str,
+) -> None:
+    """The results file of these points; ``result`` is any run of the frontier."""
+    cost = CostResult(
         format=FORMAT,
         kind="cost",
-        name="cost",
-        commands=(f"python benchmarks/frontier.py RUNS --data DATA --frontier {given.frontier} --seed {given.seed}",),
-        seed=given.seed,
-        seconds=round(time.process_time(), 1),
+        name=path.stem,
+        commands=(command,),
+        seed=seed,
+        seconds=round(seconds, 1),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         revision=git_revision() or "unknown",
         machine=Machine(
-            device=torch.cuda.get_device_name(),
+            device=device,
             processes=1,
             jobs=1,
             python=platform.python_version(),
             torch=torch.__version__,
         ),
         data=result.data,
-        precision="bf16",
-        batch=given.batch,
-        runtime=RUNTIME,
+        precision=precision,
+        batch=batch,
+        runtime=runtime,
         points=tuple(points),
     )
+    replace_file(path, to_json(cost))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Letters: K seeds, N images, S rounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -34,6 +34,11 @@ class Difference:
     highest: float
 
     @property
+    def half_width(self) -> float:
+        """Of the interval."""
+        return (self.highest - self.lowest) / 2
+
+    @property
     def clear(self) -> bool:
         """Whether the interval excludes zero."""
         return self.lowest > 0 or self.highest < 0
@@ -42,13 +47,24 @@ class Difference:
 def paired_difference(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> Difference:
     """Mean of the differences on the same images: (N,), (N,).
 
-    Images that both have right or both have wrong do not widen the interval. It is a normal interval and covers the
-    sampling of the images, not that of the seeds.
+    Images that both have right or both have wrong do not widen the interval. It is a normal interval. It covers the
+    sampling of the images and the flips of single images from seed to seed, but not a shift of a whole run, which
+    ``RunShift`` adds.
     """
     between = ours - theirs
     mean = float(between.mean())
     reach = LIKELY * float(between.std(ddof=1)) / len(between) ** 0.5 if len(between) > 1 else float("inf")
     return Difference(mean=mean, lowest=mean - reach, highest=mean + reach)
+
+
+def bonferroni(intervals: int) -> float:
+    """How many times wider so many normal intervals must be to hold all together at 95 %."""
+    return float(stats.norm.ppf(1 - 0.025 / max(1, intervals)) / stats.norm.ppf(0.975))
+
+
+def is_clear_widened(difference: Difference, wider: float) -> bool:
+    """Whether an interval that is so many times wider excludes zero. One of width 0 says nothing."""
+    return difference.lowest < difference.highest and abs(difference.mean) > wider * difference.half_width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +110,8 @@ def crossed_difference(
     mean = float(between.mean())
     of_seeds = between.mean(axis=1) - mean  # (K,)
     of_images = between.mean(axis=0) - mean  # (N,)
-    flips = between - mean - of_seeds[:, None] - of_images  # (K, N)
-    flip_variance = float((flips**2).sum()) / ((seeds - 1) * (images - 1))
     seed_variance = float(of_seeds.var(ddof=1))  # A + E / N
-    shift_variance = max(0.0, seed_variance - flip_variance / images)  # A
+    shift_variance = max(0.0, _shift_variance(between))  # A
     of_seeds *= (shift_variance / seed_variance * seeds / (seeds - 1)) ** 0.5 if shift_variance else 0.0
     of_images *= (images / (images - 1)) ** 0.5
     means = _resampled_means(of_seeds, of_images, draws, seed)
@@ -108,6 +122,16 @@ def crossed_difference(
     reach = float(stats.t.ppf(0.975, freedom))
     lowest, highest = (mean + reach / LIKELY * float(end) for end in np.quantile(means, [0.025, 0.975]))
     return CrossedDifference(mean=mean, lowest=lowest, highest=highest, error=error, detectable=(reach + POWER) * error)
+
+
+def _shift_variance(values: NDArray[np.float64]) -> float:
+    """Variance of the shifts of whole seeds, by an analysis of variance; an estimate may be below 0: (K, N)."""
+    seeds, images = values.shape
+    of_seeds = values.mean(axis=1, keepdims=True)  # (K, 1)
+    flips = values - of_seeds - values.mean(axis=0) + values.mean()  # (K, N)
+    flip_variance = float((flips**2).sum()) / ((seeds - 1) * (images - 1))
+    variance: float = of_seeds.var(ddof=1) - flip_variance / images
+    return variance
 
 
 def _resampled_means(
@@ -158,6 +182,10 @@ class ComparedRun:
     def correct(self) -> NDArray[np.float64]:
         """Share of the seeds that have each image right: (N, S)."""
         return np.mean([one.rounds.correct(one.data.val) for one in self.seeds], axis=0)  # type: ignore[no-any-return]
+
+    def correct_of_seeds(self, place: int = FULL) -> NDArray[np.float64]:
+        """Whether each seed has each image right in a round, as 1 and 0: (K, N)."""
+        return np.stack([one.rounds.correct(one.data.val)[:, place] for one in self.seeds]).astype(np.float64)
 
     def gmacs(self, place: int = FULL) -> float:
         """Of an image that exits after a round, earlier rounds included."""
@@ -213,6 +241,39 @@ class ComparedRun:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunShift:
+    """How much top-1 of a whole run shifts from seed to seed, beyond flips of single images."""
+
+    deviation: float
+    """Standard deviation."""
+    freedom: int
+    """Degrees of freedom of its estimate."""
+
+    def widen(self, difference: Difference, ours: int, theirs: int) -> Difference:
+        """A difference over images with the shifts added to its interval, for so many seeds on either side.
+
+        Variances add. The interval is 1.96 or, with Satterthwaite's degrees of freedom, t standard errors wide.
+        """
+        of_images = (difference.half_width / LIKELY) ** 2
+        of_shifts = self.deviation**2 * (1 / ours + 1 / theirs)
+        freedom = self.freedom * ((of_images + of_shifts) / of_shifts) ** 2 if of_shifts else float("inf")
+        reach = float(stats.t.ppf(0.975, freedom)) * (of_images + of_shifts) ** 0.5
+        return Difference(mean=difference.mean, lowest=difference.mean - reach, highest=difference.mean + reach)
+
+
+def run_shift(runs: Iterable[ComparedRun], place: int = FULL) -> RunShift:
+    """Of the runs with several seeds, averaged by degrees of freedom; at least 0. A few seeds give a rough value."""
+    total, freedom = 0.0, 0
+    for run in runs:
+        if len(run.seeds) > 1:
+            total += (len(run.seeds) - 1) * _shift_variance(run.correct_of_seeds(place))
+            freedom += len(run.seeds) - 1
+    if not freedom:
+        raise ValueError("no run has two seeds, so the shift of a whole run cannot be estimated; measure more seeds.")
+    return RunShift(deviation=max(0.0, total / freedom) ** 0.5, freedom=freedom)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LineUp:
     """A comparison as far as it was measured."""
 
@@ -263,7 +324,7 @@ def _apart_from_seed(result: RunResult) -> dict[str, object]:
 
 
 def line_up(results: Results, study: Study, name: str) -> LineUp:
-    """The runs of a comparison; refused if they are not of the same images and of equal epochs or compute."""
+    """The runs of a comparison; refused if they differ in images, in epochs or compute, or lack a seed of others."""
     comparison = study.comparisons[name]
     rows = [gather(results, run, label) for label, run in comparison.rows.items()]
     against = None
@@ -273,6 +334,7 @@ def line_up(results: Results, study: Study, name: str) -> LineUp:
     measured = tuple(row for row in rows if row.seeds)
     everyone = [*measured, *([against] if against else [])]
     check_equal([one for row in everyone for one in row.seeds], comparison.equal, f"the comparison {name}")
+    _check_declared_seeds([row for row in everyone if row.seeds], study, f"the comparison {name}")
     return LineUp(
         title=comparison.title,
         rows=measured,
@@ -282,8 +344,22 @@ def line_up(results: Results, study: Study, name: str) -> LineUp:
     )
 
 
+def _check_declared_seeds(rows: Sequence[ComparedRun], study: Study, what: str) -> None:
+    """Refuse a run that lacks a seed of its own which another run has. Runs may have different numbers of seeds."""
+    holders = {one.seed: one.name for row in rows for one in row.seeds}
+    for row in rows:
+        for seed in _missing_seeds(row, study):
+            if seed in holders:
+                raise ValueError(
+                    f"{what}: {row.run} lacks seed {seed}, which the study declares and {holders[seed]} has. Measure "
+                    f"{row.run}-{seed}, or take the seed out of the run in the study."
+                )
+
+
 def _missing(row: ComparedRun, study: Study) -> list[str]:
-    if not row.seeds:
-        return [row.label]
+    return [f"seed {seed} of {row.label}" for seed in _missing_seeds(row, study)] if row.seeds else [row.label]
+
+
+def _missing_seeds(row: ComparedRun, study: Study) -> list[int]:
     measured = {one.seed for one in row.seeds}
-    return [f"seed {seed} of {row.label}" for seed in study.trained_run(row.run).seeds or () if seed not in measured]
+    return [seed for seed in study.trained_run(row.run).seeds or () if seed not in measured]

@@ -401,6 +401,8 @@ class CostPoint(Part):
     """Per image, at the batch."""
     engine_images_per_s: float | None = None
     """The same in the package's engine, for models of kind progresvit."""
+    engine_spread: float | None = None
+    """None in files of earlier versions too."""
     engine_latency_ms: float | None = None
     engine_joules: float | None = None
 
@@ -430,12 +432,11 @@ class Results:
     runs: dict[str, RunResult]
     routing: dict[str, RoutingResult]
     shift: dict[str, ShiftResult]
-    cost: CostResult | None = None
+    cost: dict[str, CostResult]
 
     @property
     def all(self) -> list[Measurement]:
-        cost = [] if self.cost is None else [self.cost]
-        return [*self.runs.values(), *self.routing.values(), *self.shift.values(), *cost]
+        return [*self.runs.values(), *self.routing.values(), *self.shift.values(), *self.cost.values()]
 
 
 def read_results(folder: Path) -> Results:
@@ -443,15 +444,16 @@ def read_results(folder: Path) -> Results:
     found = [read_measurement(path) for path in sorted(folder.glob("*.json"))]
     if not found:
         raise ValueError(f"{folder} holds no results (JSON files); give the results folder of a study.")
-    costs = [one for one in found if isinstance(one, CostResult)]
-    if len(costs) > 1:
-        names = " and ".join(f"{one.name}.json" for one in costs)
-        raise ValueError(f"{folder} holds {names}, both of kind cost; keep one of them.")
+    measured_on: dict[str, str] = {}
+    for cost in (one for one in found if isinstance(one, CostResult)):
+        device = cost.machine.device
+        if (other := measured_on.setdefault(device, cost.name)) != cost.name:
+            raise ValueError(f"{folder} holds {other}.json and {cost.name}.json, both costs on {device}; keep one.")
     return Results(
-        cost=costs[0] if costs else None,
         runs={one.name: one for one in found if isinstance(one, RunResult)},
         routing={one.name: one for one in found if isinstance(one, RoutingResult)},
         shift={one.name: one for one in found if isinstance(one, ShiftResult)},
+        cost={one.name: one for one in found if isinstance(one, CostResult)},
     )
 
 

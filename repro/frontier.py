@@ -1,4 +1,4 @@
-"""The frontier of all: every point of several runs, and how one run, at the same GMACs, differs from each of them.
+"""Frontier of all methods: every point of several runs, and how one run, at the same GMACs, differs from each of them.
 
 A model whose rounds follow each other is routed by one entropy threshold for all rounds; where the threshold lies
 follows from the entropies and a budget, without labels. Letters: K seeds, N images, S rounds, T thresholds.
@@ -16,9 +16,16 @@ from numpy.typing import NDArray
 from progresvit.routing.decide import exit_rounds
 from progresvit.routing.frontier import every_threshold, exit_counts
 from progresvit.routing.scores import HIGHEST
-from repro.compare import ComparedRun, CrossedDifference, crossed_difference, gather
+from repro.compare import (
+    ComparedRun,
+    CrossedDifference,
+    bonferroni,
+    crossed_difference,
+    gather,
+    is_clear_widened,
+)
 from repro.equal import check_equal, check_seeds, training_pmacs
-from repro.formats import CostPoint, Results, RunResult
+from repro.formats import CostPoint, CostResult, Data, Results, RunResult
 from repro.outcomes import verdict_of
 from repro.study import Frontier, Study
 
@@ -45,6 +52,8 @@ class FrontierPoint:
     """Of all rounds: an image exits if its entropy is below; None if images are not routed."""
     gmacs: float
     """Average over the images, paper convention."""
+    exit_after: NDArray[np.int64]
+    """Round, from 0, whose answer each image gets: (N,)."""
     correct: NDArray[np.bool_]
     """(N,)"""
 
@@ -97,6 +106,7 @@ def points_of(result: RunResult) -> list[FrontierPoint]:
                 round=s,
                 threshold=None,
                 gmacs=rounds.gmacs_paper[s],
+                exit_after=np.full(len(correct), s),
                 correct=correct[:, s],
             )
             for s in range(len(rounds.bits))
@@ -160,6 +170,7 @@ def _at(result: RunResult, scores: NDArray[np.float64], threshold: float, name: 
         round=None,
         threshold=threshold,
         gmacs=float(np.asarray(result.rounds.gmacs_paper)[exit_after].mean()),
+        exit_after=exit_after,
         correct=result.rounds.correct(result.data.val)[np.arange(len(scores)), exit_after],
     )
 
@@ -187,7 +198,7 @@ def frontier_rows(results: Results, study: Study, name: str) -> list[FrontierRow
 
 def _rows_of(run: ComparedRun, ours: ComparedRun | None, margin: float) -> list[FrontierRow]:
     rows = []
-    for of_seeds in zip(*map(points_of, run.seeds)):  # one point, seed by seed
+    for of_seeds in zip(*map(points_of, run.seeds), strict=True):  # one point, seed by seed
         correct = _stacked(of_seeds)
         matched = None if ours is None or ours.run == run.run else _matched(ours, of_seeds)
         several = len(of_seeds) > 1
@@ -226,15 +237,27 @@ def _mean_gmacs(points: Sequence[FrontierPoint]) -> float:
     return float(np.mean([point.gmacs for point in points]))
 
 
-def costs_of(rows: Sequence[FrontierRow], results: Results) -> dict[tuple[str, str], CostPoint]:
-    """Measured costs by run and point, none if there is no such measurement; refused if one is of other GMACs."""
-    points = results.cost.points if results.cost is not None else ()
-    costs = {(point.run, point.point): point for point in points}
+def marginal_rows(rows: Sequence[FrontierRow]) -> list[FrontierRow]:
+    """Rows whose gain or loss is not clear once intervals are corrected for the number of all of them (Bonferroni)."""
+    wider = bonferroni(sum(row.difference is not None for row in rows))
+    return [
+        row
+        for row in rows
+        if row.difference is not None and row.difference.clear and not is_clear_widened(row.difference, wider)
+    ]
+
+
+def costs_of(rows: Sequence[FrontierRow], cost: CostResult, data: Data) -> dict[tuple[str, str], CostPoint]:
+    """Costs of the rows that were measured, by run and point; refused if they are of other images or GMACs."""
+    if cost.data != data:
+        raise ValueError(f"{cost.name}.json was measured on other images than the runs; measure the cost again.")
+    measured = {(point.run, point.point): point for point in cost.points}
+    costs = {(row.run, row.point): measured[row.run, row.point] for row in rows if (row.run, row.point) in measured}
     for row in rows:
-        cost = costs.get((row.run, row.point))
-        if cost is not None and abs(cost.gmacs_paper / row.gmacs - 1) > COST_TOLERANCE:
+        point = costs.get((row.run, row.point))
+        if point is not None and abs(point.gmacs_paper / row.gmacs - 1) > COST_TOLERANCE:
             raise ValueError(
-                f"the cost of {row.run} at {row.point} was measured at {cost.gmacs_paper:.4g} GMACs, and the results "
-                f"have {row.gmacs:.4g}: it is of another model. Measure the cost again, or delete its file."
+                f"the cost of {row.run} at {row.point} was measured at {point.gmacs_paper:.4g} GMACs, and the results "
+                f"have {row.gmacs:.4g}: it is of another model. Measure the cost again, or delete {cost.name}.json."
             )
     return costs

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FRACTIONS = tuple(np.linspace(0, 1, 21).tolist())
+CURVE = tuple(np.linspace(0, 1, 21).tolist())
 """Points of the curve of a routed model: parts of the way from round 1 to the full path."""
 LOWEST_ERROR = 0.05
 """In percent; an error rate below it is drawn as this one."""
@@ -43,12 +43,12 @@ def frontier_figure(lined_up: FrontierLineUp, rows: Sequence[FrontierRow]) -> Fi
 
 
 def speed_figure(
-    lined_up: FrontierLineUp, rows: Sequence[FrontierRow], costs: Mapping[tuple[str, str], CostPoint]
+    lined_up: FrontierLineUp, rows: Sequence[FrontierRow], costs: Mapping[tuple[str, str], CostPoint], device: str
 ) -> Figure:
     """The points whose cost was measured, against images per second on a logarithmic axis."""
     from matplotlib.ticker import LogLocator
 
-    figure, axes = _new_figure(f"{lined_up.plan.title}: accuracy and speed", "images per second")
+    figure, axes = _new_figure(f"{lined_up.plan.title}: accuracy and speed", f"images per second, {device}")
     shown = [row for row in rows if (row.run, row.point) in costs]
     for curve in _curves(lined_up, shown):
         points = [(costs[row.run, row.point].images_per_s, row) for row in curve.rows]
@@ -127,7 +127,7 @@ def _height(top1: ArrayLike) -> NDArray[np.float64]:
 
 def _draw_thresholds(axes: Axes, run: ComparedRun, style: Style) -> None:
     """A routed model: mean over seeds at equal parts of the way from round 1 to the full path."""
-    of_seeds = [curve_of(result, FRACTIONS) for result in run.seeds]
+    of_seeds = [curve_of(result, CURVE) for result in run.seeds]
     x = np.mean([[point.gmacs for point in points] for points in of_seeds], axis=0)
     y = np.mean([[100 * point.correct.mean() for point in points] for points in of_seeds], axis=0)
     axes.plot(x, y, label=f"{run.label}: every threshold", **style | {"marker": ""})

@@ -4,44 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from repro.compare import ComparedRun, Difference
-from repro.formats import CostPoint
+from repro.compare import ComparedRun
+from repro.formats import CostPoint, CostResult
 from repro.frontier import FrontierRow
-from repro.tables import Row, folded, gmacs, interval, percent, table
+from repro.tables import Row, folded, gmacs, interval, percent, share_interval, table
 
 COSTS = ("images/s", "ms at batch 1", "J per image", "engine: images/s", "engine: ms at batch 1", "engine: J per image")
+Costs = Mapping[tuple[str, str], CostPoint]
+"""By run and point."""
 
 
-def frontier_table(title: str, rows: Sequence[FrontierRow], costs: Mapping[tuple[str, str], CostPoint]) -> str:
-    """A row for each point of each run. Columns of costs are left out if none was measured."""
+def frontier_table(title: str, rows: Sequence[FrontierRow], costs: Mapping[str, Costs]) -> str:
+    """A row for each point of each run, with the images per second on each device."""
     cells = [
         [
             row.label,
             row.point,
             gmacs(row.gmacs),
-            percent(row.top1, 2) if row.top1_interval is None else _share(row.top1_interval),
+            *(_costs(of_device.get((row.run, row.point)))[0] for of_device in costs.values()),
+            percent(row.top1, 2) if row.top1_interval is None else share_interval(row.top1_interval),
             None if row.compute is None else f"{row.compute:.2f}",
-            *_costs(costs.get((row.run, row.point))),
             None if row.ours_gmacs is None else gmacs(row.ours_gmacs),
             None if row.difference is None else interval(row.difference, 2),
             row.verdict,
         ]
         for row in rows
     ]
-    heads = ["<model", "<point", "GMACs", "top-1 (%)", "training compute (× ours)", *COSTS]
+    heads = ["<model", "<point", "GMACs", *(f"images/s, {device}" for device in costs)]
+    heads += ["top-1 (%)", "training compute (× ours)"]
     heads += ["ours at (GMACs)", "ours minus theirs (points)", "<verdict on ours"]
     return table(f"{title}: every point, 95 % intervals over seeds and images", heads, cells)
+
+
+def cost_table(title: str, rows: Sequence[FrontierRow], cost: CostResult, costs: Costs) -> str:
+    """Speed, latency and energy of each point on one device; folded. Columns without values are left out."""
+    cells = [[row.label, row.point, gmacs(row.gmacs), *_costs(costs.get((row.run, row.point)))] for row in rows]
+    name = f"{title}: cost on {cost.machine.device}, batch {cost.batch}, {cost.runtime}"
+    command = f"`{cost.commands[0]}`"
+    return folded(table(name, ["<model", "<point", "GMACs", *COSTS], cells) + f"\n\n{command}")
 
 
 def commands_table(runs: Sequence[ComparedRun]) -> str:
     """The training command of each run, with its first seed; folded."""
     rows = [[run.label, f"`{run.first.commands[0]}`"] for run in runs]
     return folded(table("Commands beside each row, with the first seed", ["<model", "<command"], rows))
-
-
-def _share(value: Difference) -> str:
-    """A share in percent with the ends of its 95 % interval."""
-    return "{} ({} to {})".format(*(percent(end, 2) for end in (value.mean, value.lowest, value.highest)))
 
 
 def _costs(cost: CostPoint | None) -> Row:
@@ -57,5 +63,5 @@ def _cost(images_per_s: float | None, latency_ms: float | None, joules: float | 
     return [
         None if images_per_s is None else f"{images_per_s:,.0f}",
         None if latency_ms is None else f"{latency_ms:.2f}",
-        None if joules is None else f"{joules:.4f}",
+        None if joules is None else f"{joules:.2g}",
     ]

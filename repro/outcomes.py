@@ -120,15 +120,10 @@ def _outcome(results: Results, test: DeclaredTest, equal: Equal) -> Outcome | No
 def _round_outcome(ours: ComparedRun, theirs: ComparedRun, place: int) -> RoundOutcome:
     losses = [_log_losses(run, place) for run in (ours, theirs)]
     return RoundOutcome(
-        top1=crossed_difference(_correct(ours, place), _correct(theirs, place)),
-        errors=1 - float(_correct(theirs, place).mean()),
+        top1=crossed_difference(ours.correct_of_seeds(place), theirs.correct_of_seeds(place)),
+        errors=1 - theirs.top1(place),
         log_loss=None if losses[0] is None or losses[1] is None else crossed_difference(losses[0], losses[1]),
     )
-
-
-def _correct(run: ComparedRun, place: int) -> NDArray[np.float64]:
-    """(K, N)"""
-    return np.stack([one.rounds.correct(one.data.val)[:, place] for one in run.seeds]).astype(np.float64)
 
 
 def _log_losses(run: ComparedRun, place: int) -> NDArray[np.float64] | None:

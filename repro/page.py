@@ -25,12 +25,23 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from progresvit.analysis.style import render
 from progresvit.io.files import replace_file
 from repro import figures, frontier_figures, frontier_tables, routing_tables, shift_tables, tables
-from repro.compare import gather, line_up
-from repro.formats import FULL, Measurement, Results, ShiftResult, check_comparable, read_results
-from repro.frontier import FrontierRow, costs_of, frontier_rows, line_up_frontier
-from repro.outcomes import Outcome, gather_outcomes
+from repro.compare import (
+    ComparedRun,
+    CrossedDifference,
+    Difference,
+    RunShift,
+    crossed_difference,
+    gather,
+    line_up,
+    run_shift,
+)
+from repro.equal import check_equal, check_seeds
+from repro.formats import FULL, CostPoint, Measurement, Results, ShiftResult, read_results
+from repro.frontier import FrontierRow, costs_of, frontier_rows, line_up_frontier, marginal_rows
+from repro.imagenet_tables import ImageNet
+from repro.outcomes import Outcome, gather_outcomes, verdict_of
 from repro.shift_seeds import ShiftTest, gather_shift, gather_shift_tests, mean_over_seeds
-from repro.study import STUDY_FILE, Study, read_study
+from repro.study import STUDY_FILE, Equal, Study, read_study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -132,18 +143,20 @@ class Page:
         rows, title = self._frontier_rows(name), lined_up.plan.title
         if not rows:
             return NOT_MEASURED
-        costs = costs_of(rows, self.results)
+        data = lined_up.runs[0].first.data
+        by_device = {cost.machine.device: (cost, costs_of(rows, cost, data)) for cost in self.results.cost.values()}
         shown = [title, lined_up.plan.model_dump(), *(run.seeds for run in lined_up.runs)]
         draw = partial(frontier_figures.frontier_figure, lined_up, rows)
         parts = [self.plot(f"{name}-gmacs", f"{title}: top-1 against average GMACs of each run", draw, *shown)]
-        if any((row.run, row.point) in costs for row in rows):
-            draw = partial(frontier_figures.speed_figure, lined_up, rows, costs)
-            alt = f"{title}: top-1 against images per second of each run"
-            parts.append(self.plot(f"{name}-speed", alt, draw, *shown, self.results.cost))
+        for device, (cost, costs) in by_device.items():
+            draw = partial(frontier_figures.speed_figure, lined_up, rows, costs, device)
+            alt = f"{title}: top-1 against images per second of each run on {device}"
+            parts.append(self.plot(f"{name}-{cost.name}", alt, draw, *shown, device, cost))
+        parts.append(frontier_tables.frontier_table(title, rows, {key: costs for key, (_, costs) in by_device.items()}))
         if lined_up.missing:
             parts.append(f"Not measured: {', '.join(lined_up.missing)}.")
-        table = frontier_tables.frontier_table(title, rows, costs)
-        return _blocks(*parts, table, frontier_tables.commands_table(lined_up.runs))
+        parts += [frontier_tables.cost_table(title, rows, cost, costs) for cost, costs in by_device.values()]
+        return _blocks(*parts, frontier_tables.commands_table(lined_up.runs))
 
     def _frontier_rows(self, name: str) -> list[FrontierRow]:
         """Computed once: intervals take a while."""
@@ -158,6 +171,14 @@ class Page:
             known = "; ".join(f"{row.run}, {row.point}" for row in self._frontier_rows(name))
             raise ValueError(f"the frontier {name} has no row {run}, {point}; it has {known or 'none'}.")
         return rows[run, point]
+
+    def cost_point(self, name: str, run: str, point: str) -> CostPoint:
+        """The cost of one point of a run, in the file of this name."""
+        points = self.results.cost[name].points
+        for cost in points:
+            if (cost.run, cost.point) == (run, point):
+                return cost
+        raise ValueError(f"{name}.json has no cost of {run} at {point}; measure it, or leave it out of the page.")
 
     def settings(self, name: str) -> str:
         """The thresholds of a routing measurement."""
@@ -266,14 +287,41 @@ class Page:
             parts.append(f"{summary}\n\n```\n" + "\n".join(one.commands) + f"\n```\n\n{software}.\n\n</details>")
         return _blocks(*parts)
 
-    def difference(self, ours: str, theirs: str, place: int = FULL) -> str:
-        """Top-1 of one run minus that of another, with its interval; of a round, or of the full path."""
-        runs = [gather(self.results, run) for run in (ours, theirs)]
+    def difference(self, ours: str, theirs: str, place: int = FULL) -> Difference:
+        """Top-1 of one run minus that of another, with its interval over images; of a round, or of the full path."""
+        ours_run, theirs_run = self._compared(ours, theirs)
+        return ours_run.less(theirs_run, place)
+
+    def widened(self, ours: str, theirs: str, place: int = FULL) -> Difference:
+        """The same with the shifts of whole runs added to its interval."""
+        seeds = [len(run.seeds) for run in self._compared(ours, theirs)]
+        return self.run_shift(place).widen(self.difference(ours, theirs, place), *seeds)
+
+    def crossed(self, ours: str, theirs: str, place: int = FULL) -> CrossedDifference:
+        """Top-1 of one run minus that of another at equal training compute, with its interval over seeds and images."""
+        ours_run, theirs_run = self._compared(ours, theirs, equal="compute")
+        check_seeds([*ours_run.seeds, *theirs_run.seeds], f"{ours} minus {theirs}")
+        return crossed_difference(ours_run.correct_of_seeds(place), theirs_run.correct_of_seeds(place))
+
+    def _compared(self, *names: str, equal: Equal = "epochs") -> list[ComparedRun]:
+        """Measured runs of the same images and of equal epochs or compute."""
+        runs = [gather(self.results, name) for name in names]
         for run in runs:
             if not run.seeds:
                 raise ValueError(f"{run.run} was not measured.")
-        check_comparable([one for run in runs for one in run.seeds], f"{ours} minus {theirs}")
-        return tables.interval(runs[0].less(runs[1], place))
+        check_equal([one for run in runs for one in run.seeds], equal, " minus ".join(names))
+        return runs
+
+    def run_shift(self, place: int = FULL) -> RunShift:
+        """How much a whole run shifts from seed to seed, by all runs with two seeds or more."""
+        return run_shift((gather(self.results, name) for name in sorted(self._measured())), place)
+
+    def marginal_rows(self, name: str) -> list[FrontierRow]:
+        """Rows of a frontier whose gain or loss does not outlast a correction for the number of intervals."""
+        return marginal_rows(self._frontier_rows(name))
+
+    def _measured(self) -> set[str]:
+        return {one.run for one in self.results.runs.values()}
 
     def tested(self, name: str) -> dict[str, Outcome]:
         """The declared tests of a comparison that were measured, by label."""
@@ -287,11 +335,12 @@ class Page:
         routed = [(one.near_lossless, one.rounds) for one in self.results.runs.values() if len(one.rounds.bits) > 1]
         return {
             "study": self.study,
-            "run": {name: gather(self.results, name) for name in {one.run for one in self.results.runs.values()}},
+            "run": {name: gather(self.results, name) for name in self._measured()},
             "routing": self.results.routing,
             "shift": self.results.shift,
             "cost": self.results.cost,
             "frontier_row": self.frontier_row,
+            "cost_point": self.cost_point,
             "savings": [1 - point.gmacs_paper / rounds.gmacs_paper[FULL] for point, rounds in routed if point],
             "settings_of": routing_tables.settings_of,
             "rules_of": routing_tables.rules_of,
@@ -299,6 +348,12 @@ class Page:
             "open_gains": routing_tables.open_gains,
             "router_verdict": routing_tables.router_verdict,
             "difference": self.difference,
+            "widened": self.widened,
+            "crossed": self.crossed,
+            "run_shift": self.run_shift,
+            "compared": lambda name: [row for row in self._frontier_rows(name) if row.difference is not None],
+            "marginal_rows": self.marginal_rows,
+            "verdict_of": verdict_of,
             "tested": self.tested,
             "shifted": self.shifted,
             "shift_tested": self.shift_tested,
@@ -363,7 +418,7 @@ def build(folder: Path, template: Path, out: Path) -> Built:
     )
     words = {"percent": tables.percent, "gmacs": tables.gmacs, "each": tables.each, "interval": tables.interval}
     environment.filters |= words
-    values = Page(folder, figures, plots).values() | {"sub_study": sub_study}
+    values = Page(folder, figures, plots).values() | {"sub_study": sub_study, "imagenet": cache(ImageNet)}
     values["claims"] = lambda: yaml.safe_load(environment.get_template("claims.yaml.j2").render(values))
     return Built(out, environment.get_template(template.name).render(values), plots)
 

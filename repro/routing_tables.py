@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from statistics import NormalDist
-
 from progresvit.evaluation.table import decimals, threshold
-from repro.compare import Difference
+from repro.compare import Difference, bonferroni, is_clear_widened
 from repro.formats import FULL, EqualAccuracy, GroupResult, MatchedResult, RoutingResult, SettingResult, Spread
 from repro.tables import Row, each, gmacs, interval, percent, signed, table
 
@@ -46,10 +44,10 @@ def router_verdict(result: RoutingResult) -> str:
     Bonferroni's correction over all open intervals of all routers, with normal intervals as wide as the bootstrap's. It
     is careful: neighbouring shares and routers are correlated.
     """
-    wider = _bonferroni(len(open_gains(result)))
+    wider = bonferroni(len(open_gains(result)))
     verdicts = []
     for one in result.matched:
-        clear = {share: gain for share, gain in gains_of(one).items() if _is_clear(gain, wider)}
+        clear = {share: gain for share, gain in gains_of(one).items() if is_clear_widened(gain, wider)}
         for verb, sign in (("helps", 1), ("harms", -1)):
             shares = [percent(share, 0) for share, gain in clear.items() if sign * gain.mean > 0]
             if shares:
@@ -58,16 +56,6 @@ def router_verdict(result: RoutingResult) -> str:
         return "; ".join(verdicts)
     some = any(gain.clear for gain in open_gains(result))
     return "where it helps cannot be told" if some else "whether it helps cannot be told"
-
-
-def _bonferroni(intervals: int) -> float:
-    """How much wider intervals are that hold all together at 95 %."""
-    normal = NormalDist()
-    return normal.inv_cdf(1 - 0.025 / max(1, intervals)) / normal.inv_cdf(0.975)
-
-
-def _is_clear(gain: Difference, wider: float) -> bool:
-    return gain.lowest < gain.highest and abs(gain.mean) > wider * (gain.highest - gain.lowest) / 2
 
 
 def settings_table(result: RoutingResult) -> str:

@@ -62,7 +62,7 @@ class DeclaredTest(Section):
 
 
 Equal = Literal["epochs", "compute"]
-"""What the trainings of compared runs have in common: epochs, or compute within ``repro.compare.COMPUTE_TOLERANCE``."""
+"""What the trainings of compared runs have in common: epochs, or compute within ``repro.equal.COMPUTE_TOLERANCE``."""
 
 
 class Comparison(Section):
@@ -156,10 +156,10 @@ class Study(Section):
         for name in (*self.runs, *self.comparisons, *self.frontiers, *self.routing, *self.shift):
             if not re.fullmatch(r"[\w.-]+", name):
                 raise ValueError(f"{name!r} names files; use letters, digits, dots, hyphens and underscores")
-        for name, run in self.runs.items():
-            if run.of is not None and (run.of not in self.runs or self.runs[run.of].of is not None):
-                trained = [other for other in self.runs if self.runs[other].of is None]
-                raise ValueError(f"runs.{name}: of: {run.of!r} is no trained run, {did_you_mean(run.of, trained)}")
+        trained = [name for name, run in self.runs.items() if run.of is None]
+        for name, of in ((name, run.of) for name, run in self.runs.items()):
+            if of is not None and of not in trained:
+                raise ValueError(f"runs.{name}: of: {of!r} is no trained run, {did_you_mean(of, trained)}")
         for name, comparison in self.comparisons.items():
             tested = [run for test in comparison.tests for run in (test.ours, test.theirs)]
             for run in (*comparison.rows.values(), *filter(None, [comparison.against]), *tested):

@@ -32,6 +32,11 @@ def interval(difference: Difference, digits: int = 1, scale: float = POINTS) -> 
     return "{} ({} to {})".format(*(signed(value, digits, scale) for value in ends))
 
 
+def share_interval(share: Difference, digits: int = 2) -> str:
+    """A share in percent with the ends of its 95 % interval."""
+    return "{} ({} to {})".format(*(percent(end, digits) for end in (share.mean, share.lowest, share.highest)))
+
+
 def gmacs(value: float) -> str:
     """Three decimals, as the paper gives them; below 0.01, three significant digits."""
     return f"{value:.3f}" if value >= 0.01 or not value else f"{value:.3g}"

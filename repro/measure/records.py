@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,14 @@ def data_of(records: Records, *, name: str, train: int | None = None, learned: s
         train=train,
         val=len(records),
         classes=records.config.num_classes,
-        names=hashlib.sha256("\n".join(sorted(records.ids.tolist())).encode()).hexdigest(),
+        names=hash_names(records.ids.tolist()),
         learned=learned,
     )
+
+
+def hash_names(names: Iterable[str]) -> str:
+    """Of images, in any order."""
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
 
 
 def measure_rounds(records: Records) -> Rounds:

@@ -1,9 +1,22 @@
 """Runs side by side: what may be compared, and the difference of two runs image by image."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from repro.compare import crossed_difference, gather, line_up, paired_difference
+from repro.compare import (
+    ComparedRun,
+    Difference,
+    RunShift,
+    bonferroni,
+    crossed_difference,
+    gather,
+    is_clear_widened,
+    line_up,
+    paired_difference,
+    run_shift,
+)
 from repro.formats import read_results
 from repro.study import read_study
 from tests.repro.made import change, measured, run_result, write_result
@@ -196,3 +209,60 @@ def test_the_bootstrap_is_the_same_every_time_and_other_draws_differ():
 def test_one_seed_has_no_interval_over_seeds():
     with pytest.raises(ValueError, match="1 seeds and 60 images; compare at least two of each"):
         crossed_difference(np.zeros((1, 60)), np.zeros((1, 60)))
+
+
+def table_of_runs(rng, seeds, images, shift, flip):
+    """Whether each of several runs is right on each image: (K, N)."""
+    ease = rng.uniform(0.2, 0.8, images)
+    chance = ease + rng.normal(0, shift, (seeds, 1)) + rng.normal(0, flip, (seeds, images))
+    return chance > 0.5
+
+
+def of_bits(correct):
+    """A run whose seeds have these bits, as far as ``run_shift`` looks."""
+    rounds = [SimpleNamespace(correct=lambda images, row=row: row[:, None]) for row in correct]
+    seeds = tuple(SimpleNamespace(rounds=one, data=SimpleNamespace(val=correct.shape[1])) for one in rounds)
+    return ComparedRun("made", "made", seeds)
+
+
+def test_the_shift_of_a_run_is_what_flips_of_images_do_not_explain():
+    rng = np.random.default_rng(0)
+    still = [of_bits(table_of_runs(rng, 4, 4000, 0.0, 0.2)) for _ in range(20)]
+    moved = [of_bits(table_of_runs(rng, 4, 4000, 0.02, 0.2)) for _ in range(20)]
+    assert run_shift(still).deviation < 0.004
+    assert run_shift(moved).deviation == pytest.approx(0.02 / 0.6, rel=0.35)  # the ease of an image has density 1 / 0.6
+    assert run_shift(moved).freedom == 20 * 3
+    with pytest.raises(ValueError, match="no run has two seeds"):
+        run_shift([of_bits(table_of_runs(rng, 1, 100, 0, 0.2))])
+
+
+def test_variances_of_shifts_add_to_that_of_the_images():
+    found = Difference(mean=0.02, lowest=0.01, highest=0.03)
+    assert RunShift(deviation=0.0, freedom=2).widen(found, 1, 1).highest == pytest.approx(found.highest, abs=1e-6)
+    known = RunShift(deviation=0.003, freedom=10**9).widen(found, 1, 2)
+    assert known.half_width == pytest.approx((0.01**2 + 1.96**2 * 0.003**2 * 1.5) ** 0.5, rel=1e-4)
+    assert known.mean - known.lowest == pytest.approx(known.highest - known.mean)
+    rough = RunShift(deviation=0.003, freedom=2).widen(found, 1, 2)
+    assert known.half_width < rough.half_width < 2.2 * known.half_width  # 4.3 standard errors at most, for 1.96
+
+
+def test_a_run_that_lacks_a_seed_of_the_study_is_not_compared(folder):
+    study = read_study(folder / "study.yaml")
+    (folder / "width-2.json").unlink()
+    with pytest.raises(
+        ValueError, match=r"construction: width lacks seed 2, which .* full-2 has\. Measure width-2, or take"
+    ):
+        line_up(read_results(folder), study, "construction")
+    (folder / "full-2.json").unlink()
+    (folder / "early-2.json").unlink(missing_ok=True)
+    missing = line_up(read_results(folder), study, "construction").missing
+    assert "seed 2 of width only" in missing
+
+
+def test_more_intervals_are_wider():
+    found = Difference(mean=0.021, lowest=0.001, highest=0.041)
+    assert bonferroni(1) == pytest.approx(1)
+    assert bonferroni(20) == pytest.approx(3.0233 / 1.96, rel=1e-3)
+    assert is_clear_widened(found, 1.0)
+    assert not is_clear_widened(found, bonferroni(20))
+    assert not is_clear_widened(Difference(mean=0.1, lowest=0.1, highest=0.1), 1.0)

@@ -194,7 +194,7 @@ def test_a_model_of_another_recipe_is_not_taken_for_this_one(done, digits, study
 
 
 def test_a_model_that_was_trained_again_has_no_results_yet(done, digits, study, monkeypatch, tmp_path):
-    monkeypatch.setattr(entries, "_weights", lambda model: "other")
+    monkeypatch.setattr(entries, "_weights", lambda model, merge=None: "other")
     with pytest.raises(InvalidDodoFile) as error:
         carry_out(study, digits)
     assert "routing.json was made differently from what the study says (other weights)" in str(error.value)

@@ -8,11 +8,11 @@ import yaml
 
 from progresvit.training.tasks.subnetworks import SubnetworksOptions
 from repro import frontier_figures, page
-from repro.compare import crossed_difference
+from repro.compare import bonferroni, crossed_difference
 from repro.equal import PER_STEP, training_pmacs
 from repro.formats import pack_floats, read_results
-from repro.frontier import at_budget, costs_of, curve_of, frontier_rows, line_up_frontier, points_of
-from repro.frontier_tables import commands_table, frontier_table
+from repro.frontier import at_budget, costs_of, curve_of, frontier_rows, line_up_frontier, marginal_rows, points_of
+from repro.frontier_tables import commands_table, cost_table, frontier_table
 from repro.study import read_study
 from tests.repro.made import RUNS, change, measured
 from tests.repro.made_frontier import FRONTIER, SEEDS, TRAININGS, entropies, write_frontier
@@ -47,14 +47,14 @@ def routed_by_hand(run, seed, threshold):
 
 
 def best_by_hand(run, seed, budget):
-    """The dearest threshold within the budget."""
+    """The most expensive threshold within the budget."""
     after_first = {float(np.float16(value)) for value in entropies(run, IMAGES, seed)[:, 0]}
     outcomes = [routed_by_hand(run, seed, threshold) for threshold in (0.0, 3.0, *after_first)]
     return max((outcome for outcome in outcomes if outcome[0] <= budget + 1e-9), key=lambda outcome: outcome[0])
 
 
 @pytest.mark.parametrize("budget", [0.2861, 0.5, 0.7771, 1.1, 1.5459, 1.546, 9.0])
-def test_a_budget_takes_the_dearest_threshold_that_it_allows(frontier_folder, budget):
+def test_a_budget_takes_the_most_expensive_threshold_that_it_allows(frontier_folder, budget):
     result = read_results(frontier_folder).runs["full-2"]
     point = at_budget(result, budget)
     spent, correct = best_by_hand("full", 2, budget)
@@ -68,7 +68,7 @@ def test_a_budget_below_round_1_is_refused(frontier_folder):
         at_budget(read_results(frontier_folder).runs["full-1"], 0.2)
 
 
-def test_alternatives_take_the_dearest_round_of_a_budget(frontier_folder):
+def test_alternatives_take_the_most_expensive_round_of_a_budget(frontier_folder):
     result = read_results(frontier_folder).runs["widths-1"]
     assert [at_budget(result, budget).name for budget in (0.561, 1.2, 1.26, 2)] == [
         "round 1",
@@ -140,7 +140,7 @@ def test_ours_is_compared_at_the_gmacs_of_the_row(frontier_folder, run, point, p
     assert row.top1 == row.top1_interval.mean == pytest.approx(np.mean(theirs))
 
 
-def test_a_dearer_row_is_compared_with_the_full_path_and_a_cheaper_one_with_nothing(changed):
+def test_a_more_expensive_row_is_compared_with_the_full_path_and_a_cheaper_one_with_nothing(changed):
     assert row_of(changed, "width", "every round").ours_gmacs == pytest.approx(1.546)
     for seed in SEEDS:
         change(changed / f"widths-{seed}.json", lambda file: file["rounds"].update(gmacs_paper=[0.28, 1.541]))
@@ -226,8 +226,14 @@ def test_a_routed_model_without_entropies_is_refused(changed):
         rows_of(changed)
 
 
+def cost_of(folder):
+    """And the data of its runs."""
+    results = read_results(folder)
+    return results.cost["cost"], results.runs["full-1"].data
+
+
 def test_costs_of_another_model_are_refused(changed):
-    assert len(costs_of(rows_of(changed), read_results(changed))) == 16
+    assert len(costs_of(rows_of(changed), *cost_of(changed))) == 16
 
     def other_model(values):
         point = next(point for point in values["points"] if point["run"] == "plain")
@@ -235,26 +241,64 @@ def test_costs_of_another_model_are_refused(changed):
 
     change(changed / "cost.json", other_model)
     with pytest.raises(ValueError, match=r"the cost of plain at the model was measured at 1\.336 GMACs.* 1\.26"):
-        costs_of(rows_of(changed), read_results(changed))
+        costs_of(rows_of(changed), *cost_of(changed))
 
 
-def test_two_files_of_costs_are_refused(changed):
+def test_costs_on_other_images_are_refused(changed):
+    change(changed / "cost.json", lambda values: values["data"].update(names="other"))
+    with pytest.raises(ValueError, match=r"cost\.json was measured on other images than the runs"):
+        costs_of(rows_of(changed), *cost_of(changed))
+
+
+def test_gains_that_a_correction_removes_are_marginal(frontier_folder):
+    rows = rows_of(frontier_folder)
+    wider = bonferroni(sum(row.difference is not None for row in rows))
+    marginal = {(row.run, row.point) for row in marginal_rows(rows)}
+    for row in rows:
+        if row.difference is not None:
+            reach = wider * (row.difference.highest - row.difference.lowest) / 2
+            expected = row.verdict in ("gain", "loss") and abs(row.difference.mean) <= reach
+            assert ((row.run, row.point) in marginal) == expected
+    assert 0 < len(marginal) < len([row for row in rows if row.verdict in ("gain", "loss")])
+
+
+def test_two_costs_on_one_device_are_refused(changed):
     shutil.copy(changed / "cost.json", changed / "cost2.json")
     change(changed / "cost2.json", lambda values: values.update(name="cost2"))
-    with pytest.raises(ValueError, match=r"cost\.json and cost2\.json, both of kind cost"):
+    with pytest.raises(ValueError, match=r"cost\.json and cost2\.json, both costs on"):
         read_results(changed)
+
+
+def test_costs_on_a_second_device_have_a_column_a_table_and_a_plot(changed):
+    shutil.copy(changed / "cost.json", changed / "cost_cpu.json")
+
+    def some(values):
+        values["machine"]["device"] = "a CPU"
+        points = [point | {"joules": None} for point in values["points"] if point["run"] == "plain"]
+        values.update(name="cost_cpu", points=points)
+
+    change(changed / "cost_cpu.json", some)
+    text = built(changed)
+    assert "| images/s, a CPU |" in text
+    assert "<summary>All: cost on a CPU, batch 256" in text
+    assert (changed / "figures" / "results" / "all-cost_cpu.png").is_file()
 
 
 def test_the_table_has_every_point_with_its_cost(frontier_folder):
     results, rows = read_results(frontier_folder), rows_of(frontier_folder)
-    lines = frontier_table("All", rows, costs_of(rows, results)).splitlines()[2:]
+    costs = costs_of(rows, *cost_of(frontier_folder))
+    lines = frontier_table("All", rows, {"a GPU": costs}).splitlines()[2:]
     assert len(lines) == 2 + 5 + 5 + 2 + 2 + 1 + 1
     for row, line in zip(rows, lines[2:], strict=True):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert cells[:2] == [row.label, row.point]
-        assert cells[5] == f"{9000 / (0.2 + row.gmacs):,.0f}" or row.point.endswith("%")
-        assert (cells[8] != "–") == (row.run == "full")
+        assert cells[3] == f"{9000 / (0.2 + row.gmacs):,.0f}" or row.point.endswith("%")
         assert cells[-1] == (row.verdict or "–")
+    of_costs = cost_table("All", rows, results.cost["cost"], costs).splitlines()
+    for row, line in zip(rows, of_costs[4:], strict=False):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[:2] == [row.label, row.point]
+        assert (cells[6] != "–") == (row.run == "full")
     assert "images/s" not in frontier_table("All", rows, {})
 
 
@@ -268,9 +312,9 @@ def test_every_run_stands_with_its_command(frontier_folder):
 def test_the_plots_have_every_row_and_one_legend_entry_for_a_family(frontier_folder):
     results, rows = read_results(frontier_folder), rows_of(frontier_folder)
     lined_up = line_up_frontier(results, read_study(frontier_folder / "study.yaml"), "all")
-    costs = costs_of(rows, results)
+    costs = costs_of(rows, *cost_of(frontier_folder))
     gmacs = frontier_figures.frontier_figure(lined_up, rows)
-    speed = frontier_figures.speed_figure(lined_up, rows, costs)
+    speed = frontier_figures.speed_figure(lined_up, rows, costs, "a GPU")
     of_speed = [(costs[row.run, row.point].images_per_s, 100 * row.top1) for row in rows]
     for figure, expected in ((gmacs, [(row.gmacs, 100 * row.top1) for row in rows]), (speed, of_speed)):
         (axes,) = figure.axes
@@ -288,11 +332,11 @@ def built(folder):
 
 
 def test_the_page_has_the_frontier_and_templates_get_its_rows(changed):
-    template = "{{ frontier('all') }} {{ frontier_row('all', 'HydraViT', 'round 2').verdict }} {{ cost.batch }}"
+    template = "{{ frontier('all') }} {{ frontier_row('all', 'HydraViT', 'round 2').verdict }} {{ cost.cost.batch }}"
     (changed / "results.md.j2").write_text(template)
     text = built(changed)
     assert text.endswith(f" {row_of(changed, 'widths', 'round 2').verdict} 256")
-    for name in ("all-gmacs", "all-speed"):
+    for name in ("all-gmacs", "all-cost"):
         assert f"figures/results/{name}.png" in text
         assert (changed / "figures" / "results" / f"{name}.png").is_file()
     assert text.count("<summary>Commands beside each row") == 1

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from repro.formats import read_results
+from repro.frontier import frontier_rows
 from repro.page import drawn_from, main
+from repro.study import read_study
 from tests.repro.made import STUDY, change, run_result, write_result
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +49,51 @@ def built(built_once, tmp_path):
 def test_the_page_of_this_repository_is_that_of_its_results(capsys):
     main(["--check"])
     assert f"{ROOT / 'docs' / 'results.md'} and 17 plots are those of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("call", ["difference", "widened", "crossed"])
+def test_single_differences_are_of_comparable_runs_too(folder, capsys, call):
+    (folder / "results.md.j2").write_text("{{ " + call + "('full', 'width') | interval }}")
+    change_both(folder, lambda values: values.update(epochs=80))
+    refused(capsys, folder, "full minus width compares runs of equal")
+    change_both(folder, lambda values: values["data"].update(classes=7))
+    refused(capsys, folder, "differ in data.classes")
+    (folder / "results.md.j2").write_text("{{ " + call + "('full', 'never') | interval }}")
+    refused(capsys, folder, "never was not measured")
+
+
+def change_both(folder, edit):
+    for seed in (1, 2):
+        change(folder / f"width-{seed}.json", edit)
+
+
+def test_a_difference_with_run_shifts_is_wider(folder):
+    calls = ("difference('full', 'width')", "widened('full', 'width')")
+    template = " ".join("{{ '%.6f' % " + call + ".half_width }}" for call in calls)
+    (folder / "results.md.j2").write_text(template + " {{ run_shift().deviation }}")
+    main([str(folder)])
+    plain, wide, deviation = map(float, (folder / "results.md").read_text().split())
+    assert wide > plain if deviation else wide == plain
+
+
+def test_the_text_on_the_frontier_says_what_its_rows_do():
+    folder = ROOT / "repro" / "results" / "frontier"
+    rows = frontier_rows(read_results(folder), read_study(folder / "study.yaml"), "all")
+    verdicts = {(row.run, row.point): row.verdict for row in rows if row.verdict}
+    of_slices = {"thinkingvit", "hydravit", "sortednet", "matformer", "dynabert"}
+    full = [("thinkingvit", "every round"), *((run, "round 3") for run in ("hydravit", "sortednet"))]
+    full += [(run, "round 4") for run in ("matformer", "dynabert")]
+    below = [row for row in rows if row.run in of_slices and row.verdict and (row.run, row.point) not in full]
+    assert {row.verdict for row in below} == {"gain"}
+    below.sort(key=lambda row: row.difference.mean)
+    assert [(row.run, row.point) for row in (below[0], below[-1])] == [
+        ("thinkingvit", "75 %"),
+        ("matformer", "round 1"),
+    ]
+    plain = {run: verdict for (run, _), verdict in verdicts.items() if run.startswith(("plain", "tome"))}
+    assert plain == dict.fromkeys(("plain160", "plain192", "plain224", "tome4", "tome8", "tome13"), "loss")
+    exits = [verdicts["early_exit", point] for point in ("round 1", "25 %", "50 %", "75 %", "every round")]
+    assert exits == ["gain", "loss", "loss", "cannot be told", "gain"]
 
 
 def test_any_results_folder_has_a_page_of_everything(built, capsys):
@@ -111,7 +159,8 @@ TEMPLATE = """# Mine
 
 {{ comparison("construction") }}
 
-{{ run.full.top1() | percent }} % at {{ run.full.gmacs() | gmacs }} GMACs, {{ difference("full", "width") }} points.
+{{ run.full.top1() | percent }} % at {{ run.full.gmacs() | gmacs }} GMACs,
+{{ difference("full", "width") | interval }} points.
 {% for one in claims() %}
 {{ one.claim }}: {{ one.measured }}
 {% endfor %}
@@ -127,7 +176,7 @@ def test_a_template_of_ones_own_shows_what_it_asks_for(folder):
         "construction-accuracy.png",
         "construction-frontier.png",
     ]
-    assert " % at 1.546 GMACs, " in page
+    assert " % at 1.546 GMACs,\n" in page
     assert "\nGood: " in page
 
 
