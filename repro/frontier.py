@@ -29,6 +29,8 @@ from repro.formats import CostPoint, CostResult, Data, Results, RunResult
 from repro.outcomes import verdict_of
 from repro.study import Frontier, Study
 
+ALONE = "the model"
+"""The only point of a model of one round."""
 FRACTIONS = (0.25, 0.5, 0.75)
 """Interior points of a routed model: parts of the way from the GMACs of round 1 to those of the full path."""
 ALL_EXIT = float(math.ceil(HIGHEST))
@@ -44,8 +46,8 @@ class FrontierPoint:
     """A way to run a model on all images."""
 
     name: str
-    """Routed: "round 1", "25 %", "50 %", "75 %", "every round". Alternatives: "round 1" and so on. One round: "the
-    model"."""
+    """Routed: "round 1", "25 %", "50 %", "75 %", "every round". Alternatives: "round 1" and so on. One round:
+    ALONE."""
     round: int | None
     """The only round that runs, from 0; None if images are routed."""
     threshold: float | None
@@ -79,6 +81,11 @@ class FrontierRow:
     verdict: str | None
     """Of the difference."""
 
+    @property
+    def name(self) -> str:
+        """For text."""
+        return self.label if self.point == ALONE else f"{self.label} at {self.point}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierLineUp:
@@ -102,7 +109,7 @@ def points_of(result: RunResult) -> list[FrontierPoint]:
         alone = len(rounds.bits) == 1
         return [
             FrontierPoint(
-                name="the model" if alone else f"round {s + 1}",
+                name=ALONE if alone else f"round {s + 1}",
                 round=s,
                 threshold=None,
                 gmacs=rounds.gmacs_paper[s],

@@ -9,7 +9,14 @@ from repro.formats import CostPoint, CostResult
 from repro.frontier import FrontierRow
 from repro.tables import Row, folded, gmacs, interval, percent, share_interval, table
 
-COSTS = ("images/s", "ms at batch 1", "J per image", "engine: images/s", "engine: ms at batch 1", "engine: J per image")
+COSTS = (
+    "images/s",
+    "ms at batch 1",
+    "mJ per image",
+    "engine: images/s",
+    "engine: ms at batch 1",
+    "engine: mJ per image",
+)
 Costs = Mapping[tuple[str, str], CostPoint]
 """By run and point."""
 
@@ -63,5 +70,5 @@ def _cost(images_per_s: float | None, latency_ms: float | None, joules: float | 
     return [
         None if images_per_s is None else f"{images_per_s:,.0f}",
         None if latency_ms is None else f"{latency_ms:.2f}",
-        None if joules is None else f"{joules:.2g}",
+        None if joules is None else f"{1000 * joules:.1f}",
     ]

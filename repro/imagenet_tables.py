@@ -164,7 +164,7 @@ class ImageNet:
         return _paired(points[point][0][kept], points[EVERY_ROUND][0][kept])
 
     def table(self, *sets: str, held_out: bool = True) -> str:
-        """Some sets, one below the other."""
+        """Some sets, one below the other. Models are not compared on images that made ours."""
         rows = [row for data in sets for row in self.rows(data, held_out=held_out)]
         cells = [
             [
@@ -174,8 +174,8 @@ class ImageNet:
                 None if row.model == PLAIN else row.point,
                 gmacs(row.gmacs),
                 share_interval(row.top1),
-                None if row.difference is None else interval(row.difference, 2),
-                row.verdict,
+                interval(row.difference, 2) if row.difference and held_out else None,
+                row.verdict if held_out else None,
             ]
             for row in rows
         ]

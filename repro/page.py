@@ -359,6 +359,7 @@ class Page:
             "shift_tested": self.shift_tested,
             "mean_top1": shift_tables.mean_top1,
             "mean_at": shift_tables.mean_at,
+            "refined_gain": shift_tables.refined_gain,
             **{block.__name__: block for block in blocks},
         }
 

@@ -21,6 +21,17 @@ def mean_at(result: ShiftResult, severity: int, setting: str) -> ShiftedAt | Non
     return mean_setting(sets_of(result, severity), setting)
 
 
+def refined_gain(result: ShiftResult, severity: int, setting: str) -> float:
+    """Share of the images that continue after round 1 which later rounds turn from wrong to right, net of the reverse.
+
+    At a setting, mean over corruptions.
+    """
+    at = mean_at(result, severity, setting)
+    if at is None:
+        raise ValueError(f"{result.name} has no setting {setting} at severity {severity}; measure it, or name another.")
+    return (at.top1 - mean_top1(result, severity, 0)) / (1 - at.exit_shares[0])
+
+
 def severity_tables(models: Mapping[str, ShiftResult]) -> list[str]:
     """Accuracy and cost by severity, means over corruptions; at each severity one row per model."""
     settings = _settings(models)

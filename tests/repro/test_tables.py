@@ -233,6 +233,13 @@ def test_a_setting_that_not_every_corruption_has_is_left_out(results):
     full = results.shift["shift_both-full"]
     assert shift_tables.mean_at(full, 3, "drop-1").setting == "drop-1"
     assert shift_tables.mean_at(full, 3, "drop-2") is None
+    sets = [one for one in full.sets if one.severity == 3]
+    ats = [next(at for at in one.at if at.setting == "drop-1") for one in sets]
+    repaired = sum(at.top1 - one.top1[0] for one, at in zip(sets, ats))
+    continuing = sum(at.exit_shares[1] for at in ats)
+    assert shift_tables.refined_gain(full, 3, "drop-1") == pytest.approx(repaired / continuing)
+    with pytest.raises(ValueError, match="has no setting drop-2 at severity 3"):
+        shift_tables.refined_gain(full, 3, "drop-2")
     assert shift_tables.mean_at(results.shift["shift_both-plain"], 3, "drop-1") is None
 
 
