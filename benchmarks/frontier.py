@@ -34,6 +34,7 @@ from progresvit.data.transforms import normalise
 from progresvit.engine.images import open_images
 from progresvit.engine.speed import Measurement
 from progresvit.io.files import replace_file
+from progresvit.io.parse import did_you_mean
 from progresvit.model.interface import RoundModel
 from progresvit.routing.decide import exits
 from progresvit.routing.scores import top10_entropy
@@ -41,7 +42,7 @@ from progresvit.training.logger import git_revision
 from progresvit.training.step import compile_blocks
 from repro.formats import FORMAT, CostPoint, CostResult, Machine, RunResult, read_measurement, read_results, to_json
 from repro.frontier import FrontierPoint, points_of
-from repro.study import STUDY_FILE, read_study
+from repro.study import STUDY_FILE, Study, read_study
 
 BATCHES = 8
 """Of different images."""
@@ -180,8 +181,10 @@ class EnergyCounter:
 def main() -> None:
     """From the command line."""
     given = _parse()
+    if not torch.cuda.is_available():
+        raise SystemExit("error: there is no GPU here; benchmarks/frontier_cpu.py measures on a CPU.")
     results_folder = given.runs / "results"
-    study = read_study(results_folder / STUDY_FILE)
+    study = open_study(results_folder, given.frontier)
     out = results_folder / "cost.json"
     conditions = {
         "device": torch.cuda.get_device_name(),
@@ -301,6 +304,16 @@ def measure_in_engine(
         timing = measure_point(lambda subject=subject: subject, energy, seconds)
         rows.append({f"engine_{key}": value for key, value in timing.items()})
     return rows
+
+
+def open_study(results: Path, frontier: str) -> Study:
+    """The study of a results folder, which has this frontier."""
+    if not (results / STUDY_FILE).is_file():
+        raise SystemExit(f"error: {results} has no {STUDY_FILE}; give a folder as repro/README.md describes it.")
+    study = read_study(results / STUDY_FILE)
+    if frontier not in study.frontiers:
+        raise SystemExit(f"error: the study has no frontier {frontier!r}, {did_you_mean(frontier, study.frontiers)}")
+    return study
 
 
 def earlier_points(

@@ -25,7 +25,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from frontier import earlier_points, write_costs
+from frontier import earlier_points, open_study, write_costs
 
 from progresvit import api
 from progresvit.engine.speed import Measurement, hardware
@@ -35,7 +35,6 @@ from progresvit.training.build import build_model
 from progresvit.training.recipe import make_recipe
 from repro.formats import CostPoint, RunResult, read_results
 from repro.frontier import FrontierPoint, points_of
-from repro.study import STUDY_FILE, read_study
 
 GOLDEN = (5**0.5 - 1) / 2
 RUNTIME = "eager torch, fp32, images exit as recorded"
@@ -127,7 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=4.0, help="approximate duration of each timing")
     given = parser.parse_args(arguments)
-    study, runs = read_study(given.results / STUDY_FILE), read_results(given.results).runs
+    study, runs = open_study(given.results, given.frontier), read_results(given.results).runs
     out = given.results / "cost_cpu.json"
     torch.set_num_threads(given.threads)
     conditions = {

@@ -52,6 +52,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes that decode images")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
+    for path in (given.val, given.v2 / "datasets", given.v2 / "cache", given.weights):
+        if not path.exists():
+            parser.error(f"there is no {path}; see --help for what is needed")
     folders = {VAL: given.val, **{name: link_v2(given.v2, name, given.runs / "v2" / name) for name in V2_SETS}}
     models = {OURS: OURS, PLAIN: str(plain_folder(given.weights, given.runs / "models" / PLAIN))}
     used = {job.source.name for job in v2_jobs(given.v2, Path(), side=0) if job.target.parts[0] in ("train", "val")}

@@ -97,3 +97,10 @@ def test_costs_of_other_conditions_are_not_mixed(results):
     ):
         main([*arguments, "--batch", "2"])
     assert (results / "cost_cpu.json").read_text() == before
+
+
+def test_a_folder_without_a_study_or_another_frontier_is_refused(results, tmp_path):
+    with pytest.raises(SystemExit, match=r"error: .* has no study\.yaml"):
+        main([str(tmp_path)])
+    with pytest.raises(SystemExit, match="error: the study has no frontier 'al', did you mean 'all'"):
+        main([str(results), "--frontier", "al"])

@@ -130,3 +130,11 @@ def test_v2_is_linked_by_class_as_far_as_its_images_are_there(tmp_path):
         "n01/first.jpg",
         "n02/second.jpg",
     ]
+
+
+def test_data_that_is_not_there_is_an_error_at_once(tmp_path, capsys):
+    absent = str(tmp_path / "absent")
+    with pytest.raises(SystemExit):
+        imagenet.main(["--val", absent, "--v2", absent, "--weights", absent, "--runs", str(tmp_path / "runs")])
+    assert f"there is no {absent}" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
