@@ -57,22 +57,16 @@ def paired_difference(ours: NDArray[np.float64], theirs: NDArray[np.float64]) ->
     return Difference(mean=mean, lowest=mean - reach, highest=mean + reach)
 
 
-def bonferroni(intervals: int) -> float:
-    """How many times wider so many normal intervals must be to hold all together at 95 %."""
-    return float(stats.norm.ppf(1 - 0.025 / max(1, intervals)) / stats.norm.ppf(0.975))
-
-
-def is_clear_widened(difference: Difference, wider: float) -> bool:
-    """Whether an interval that is so many times wider excludes zero. One of width 0 says nothing."""
-    return difference.lowest < difference.highest and abs(difference.mean) > wider * difference.half_width
-
-
 @dataclass(frozen=True, kw_only=True)
 class CrossedDifference(Difference):
     """Of two means over seeds and images, with its 95 % interval over both."""
 
     error: float
     """Standard error of the bootstrap."""
+    freedom: float
+    """Degrees of freedom of that error."""
+    shift: float
+    """Standard deviation of the shift of a whole seed; 0 if flips of images explain all."""
     detectable: float
     """The smallest true difference that the test finds 80 % of the time, at two-sided 5 %, by the observed error."""
 
@@ -121,7 +115,15 @@ def crossed_difference(
     freedom = (shift_variance / seeds + image_variance / images) ** 2 / uncertain if uncertain else float("inf")
     reach = float(stats.t.ppf(0.975, freedom))
     lowest, highest = (mean + reach / LIKELY * float(end) for end in np.quantile(means, [0.025, 0.975]))
-    return CrossedDifference(mean=mean, lowest=lowest, highest=highest, error=error, detectable=(reach + POWER) * error)
+    return CrossedDifference(
+        mean=mean,
+        lowest=lowest,
+        highest=highest,
+        error=error,
+        freedom=freedom,
+        shift=shift_variance**0.5,
+        detectable=(reach + POWER) * error,
+    )
 
 
 def _shift_variance(values: NDArray[np.float64]) -> float:
@@ -159,6 +161,16 @@ def _resamples(seeds: int, images: int, draws: int, seed: int) -> tuple[NDArray[
             chosen = rng.integers(0, part.shape[1], part.shape) + part.shape[1] * np.arange(len(part))[:, None]
             part[:] = np.bincount(chosen.ravel(), minlength=part.size).reshape(part.shape)
     return counts
+
+
+def is_clear_among(difference: Difference, intervals: int) -> bool:
+    """Whether the interval excludes zero if so many hold all together at 95 %; one of width 0 says nothing.
+
+    Bonferroni's correction. It is careful: intervals of one page are correlated.
+    """
+    freedom = difference.freedom if isinstance(difference, CrossedDifference) else float("inf")
+    wider = float(stats.t.ppf(1 - 0.025 / max(1, intervals), freedom) / stats.t.ppf(0.975, freedom))
+    return difference.lowest < difference.highest and abs(difference.mean) > wider * difference.half_width
 
 
 @dataclass(frozen=True)

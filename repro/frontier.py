@@ -19,10 +19,9 @@ from progresvit.routing.scores import HIGHEST
 from repro.compare import (
     ComparedRun,
     CrossedDifference,
-    bonferroni,
     crossed_difference,
     gather,
-    is_clear_widened,
+    is_clear_among,
 )
 from repro.equal import check_equal, check_seeds, training_pmacs
 from repro.formats import CostPoint, CostResult, Data, Results, RunResult
@@ -246,12 +245,8 @@ def _mean_gmacs(points: Sequence[FrontierPoint]) -> float:
 
 def marginal_rows(rows: Sequence[FrontierRow]) -> list[FrontierRow]:
     """Rows whose gain or loss is not clear once intervals are corrected for the number of all of them (Bonferroni)."""
-    wider = bonferroni(sum(row.difference is not None for row in rows))
-    return [
-        row
-        for row in rows
-        if row.difference is not None and row.difference.clear and not is_clear_widened(row.difference, wider)
-    ]
+    compared = [(row, row.difference) for row in rows if row.difference is not None]
+    return [row for row, found in compared if found.clear and not is_clear_among(found, len(compared))]
 
 
 def costs_of(rows: Sequence[FrontierRow], cost: CostResult, data: Data) -> dict[tuple[str, str], CostPoint]:

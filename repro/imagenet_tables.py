@@ -180,7 +180,7 @@ class ImageNet:
             for row in rows
         ]
         heads = ["<set", "images", "<model", "<setting", "GMACs", "top-1 (%)", "minus DeiT-Tiny (points)", "<verdict"]
-        which = "images that neither trained, selected nor calibrated imagenet-tiny" if held_out else "all images"
+        which = "images that neither trained nor calibrated imagenet-tiny" if held_out else "all images"
         return table(f"ImageNet's own images: {which}; 95 % intervals over images", heads, cells)
 
     def commands(self) -> str:

@@ -360,6 +360,8 @@ class Page:
             "mean_top1": shift_tables.mean_top1,
             "mean_at": shift_tables.mean_at,
             "refined_gain": shift_tables.refined_gain,
+            "routed_change": shift_tables.routed_change,
+            "beyond_bound": shift_tables.beyond_bound,
             **{block.__name__: block for block in blocks},
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from progresvit.evaluation.table import decimals, threshold
-from repro.compare import Difference, bonferroni, is_clear_widened
+from repro.compare import Difference, is_clear_among
 from repro.formats import FULL, EqualAccuracy, GroupResult, MatchedResult, RoutingResult, SettingResult, Spread
 from repro.tables import Row, each, gmacs, interval, percent, signed, table
 
@@ -41,13 +41,12 @@ def open_gains(result: RoutingResult) -> list[Difference]:
 def router_verdict(result: RoutingResult) -> str:
     """Where routers gain or lose top-1, with the intervals corrected for their number.
 
-    Bonferroni's correction over all open intervals of all routers, with normal intervals as wide as the bootstrap's. It
-    is careful: neighbouring shares and routers are correlated.
+    Bonferroni's correction over all open intervals of all routers, with normal intervals as wide as the bootstrap's.
     """
-    wider = bonferroni(len(open_gains(result)))
+    intervals = len(open_gains(result))
     verdicts = []
     for one in result.matched:
-        clear = {share: gain for share, gain in gains_of(one).items() if is_clear_widened(gain, wider)}
+        clear = {share: gain for share, gain in gains_of(one).items() if is_clear_among(gain, intervals)}
         for verb, sign in (("helps", 1), ("harms", -1)):
             shares = [percent(share, 0) for share, gain in clear.items() if sign * gain.mean > 0]
             if shares:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from repro.formats import FULL, ShiftedAt, ShiftedSet, ShiftResult
+from repro.compare import Difference, paired_difference
+from repro.formats import FULL, ShiftedAt, ShiftedSet, ShiftResult, unpack
 from repro.shift_seeds import ShiftMean, ShiftTest, mean_setting, sets_of, verdict
 from repro.tables import Row, gmacs, interval, percent, table
 
@@ -30,6 +31,24 @@ def refined_gain(result: ShiftResult, severity: int, setting: str) -> float:
     if at is None:
         raise ValueError(f"{result.name} has no setting {setting} at severity {severity}; measure it, or name another.")
     return (at.top1 - mean_top1(result, severity, 0)) / (1 - at.exit_shares[0])
+
+
+def routed_change(result: ShiftResult, severity: int, setting: str) -> Difference:
+    """Top-1 at a setting minus that of the full path, mean over corruptions, with its 95 % interval over images."""
+    routed, full = [], []
+    for one in sets_of(result, severity):
+        place = [at.setting for at in one.at].index(setting)
+        if one.bits is None:
+            raise ValueError(f"{result.name} has no answers image by image; delete its file and measure it again.")
+        full.append(unpack(one.bits[0], one.pictures))
+        routed.append(unpack(one.bits[1 + place], one.pictures))
+    return paired_difference(np.mean(routed, axis=0), np.mean(full, axis=0))
+
+
+def beyond_bound(result: ShiftResult, severity: int, setting: str) -> int:
+    """Corruptions of a severity whose harm at a setting is above the bound that it guarantees for clean images."""
+    found = [at for one in sets_of(result, severity) for at in one.at if at.setting == setting]
+    return sum(at.harm > at.epsilon for at in found if at.harm is not None and at.epsilon is not None)
 
 
 def severity_tables(models: Mapping[str, ShiftResult]) -> list[str]:

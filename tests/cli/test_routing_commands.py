@@ -51,6 +51,14 @@ def test_a_saved_model_that_merges_tokens_is_described_and_evaluated(model, digi
     records = read_records(tmp_path / "r.parquet")
     assert records.config == merging.config
     assert records.gmacs() == report["compute"]["paper"]["cumulative_gmacs"]
+    evaluate = ("evaluate", model, "--data", digits, "--workers", 0, "--device", "cpu")
+    works(*evaluate, "--merge", "0,1", "--out", tmp_path / "merged.parquet")
+    merged = read_records(tmp_path / "merged.parquet")
+    assert merged.header.weights == records.header.weights
+    assert merged.gmacs() == records.gmacs()
+    assert np.array_equal(merged.top10_entropy, records.top10_entropy)
+    refused("--merge takes comma-separated whole numbers", *evaluate, "--merge", "few", "--out", tmp_path / "x.parquet")
+    refused("merge", *evaluate, "--merge", "1,2,3", "--out", tmp_path / "x.parquet")
 
 
 @pytest.mark.slow

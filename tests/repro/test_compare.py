@@ -7,12 +7,12 @@ import pytest
 
 from repro.compare import (
     ComparedRun,
+    CrossedDifference,
     Difference,
     RunShift,
-    bonferroni,
     crossed_difference,
     gather,
-    is_clear_widened,
+    is_clear_among,
     line_up,
     paired_difference,
     run_shift,
@@ -260,9 +260,11 @@ def test_a_run_that_lacks_a_seed_of_the_study_is_not_compared(folder):
 
 
 def test_more_intervals_are_wider():
-    found = Difference(mean=0.021, lowest=0.001, highest=0.041)
-    assert bonferroni(1) == pytest.approx(1)
-    assert bonferroni(20) == pytest.approx(3.0233 / 1.96, rel=1e-3)
-    assert is_clear_widened(found, 1.0)
-    assert not is_clear_widened(found, bonferroni(20))
-    assert not is_clear_widened(Difference(mean=0.1, lowest=0.1, highest=0.1), 1.0)
+    ratio = 3.0233 / 1.96  # of normal quantiles at 0.025 / 20 and 0.025
+    for mean, clear in ((0.02 * ratio * 1.001, True), (0.02 * ratio * 0.999, False)):
+        found = Difference(mean=mean, lowest=mean - 0.02, highest=mean + 0.02)
+        assert is_clear_among(found, 1)
+        assert is_clear_among(found, 20) == clear
+        few = CrossedDifference(**vars(found), error=0.01, freedom=4, shift=0.01, detectable=0.03)
+        assert not is_clear_among(few, 20)  # t grows faster with few degrees of freedom
+    assert not is_clear_among(Difference(mean=0.1, lowest=0.1, highest=0.1), 1)

@@ -5,10 +5,11 @@ import shutil
 import numpy as np
 import pytest
 import yaml
+from scipy import stats
 
 from progresvit.training.tasks.subnetworks import SubnetworksOptions
 from repro import frontier_figures, page
-from repro.compare import bonferroni, crossed_difference
+from repro.compare import crossed_difference
 from repro.equal import PER_STEP, training_pmacs
 from repro.formats import pack_floats, read_results
 from repro.frontier import at_budget, costs_of, curve_of, frontier_rows, line_up_frontier, marginal_rows, points_of
@@ -252,11 +253,12 @@ def test_costs_on_other_images_are_refused(changed):
 
 def test_gains_that_a_correction_removes_are_marginal(frontier_folder):
     rows = rows_of(frontier_folder)
-    wider = bonferroni(sum(row.difference is not None for row in rows))
+    intervals = sum(row.difference is not None for row in rows)
     marginal = {(row.run, row.point) for row in marginal_rows(rows)}
     for row in rows:
         if row.difference is not None:
-            reach = wider * (row.difference.highest - row.difference.lowest) / 2
+            wider = stats.t.ppf([1 - 0.025 / intervals, 0.975], row.difference.freedom)
+            reach = wider[0] / wider[1] * (row.difference.highest - row.difference.lowest) / 2
             expected = row.verdict in ("gain", "loss") and abs(row.difference.mean) <= reach
             assert ((row.run, row.point) in marginal) == expected
     assert 0 < len(marginal) < len([row for row in rows if row.verdict in ("gain", "loss")])

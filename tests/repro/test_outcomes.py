@@ -84,7 +84,13 @@ def test_runs_of_different_images_are_not_tested(changed):
 
 def difference(lowest, highest):
     return CrossedDifference(
-        mean=(lowest + highest) / 2, lowest=lowest, highest=highest, error=(highest - lowest) / 4, detectable=0.01
+        mean=(lowest + highest) / 2,
+        lowest=lowest,
+        highest=highest,
+        error=(highest - lowest) / 4,
+        freedom=100.0,
+        shift=0.0,
+        detectable=0.01,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from repro.formats import read_results
-from repro.frontier import frontier_rows
+from repro.frontier import frontier_rows, marginal_rows
 from repro.page import drawn_from, main
 from repro.study import read_study
 from tests.repro.made import STUDY, change, run_result, write_result
@@ -94,6 +94,32 @@ def test_the_text_on_the_frontier_says_what_its_rows_do():
     assert plain == dict.fromkeys(("plain160", "plain192", "plain224", "tome4", "tome8", "tome13"), "loss")
     exits = [verdicts["early_exit", point] for point in ("round 1", "25 %", "50 %", "75 %", "every round")]
     assert exits == ["gain", "loss", "loss", "cannot be told", "gain"]
+    marginal = {(row.run, row.point) for row in marginal_rows(rows)}
+    assert marginal >= {("early_exit", "25 %"), ("early_exit", "every round"), ("plain224", "the model")}
+    assert not marginal & {("early_exit", "round 1"), ("early_exit", "50 %"), ("plain160", "the model")}
+
+
+def test_the_text_on_speed_says_what_was_measured():
+    folder = ROOT / "repro" / "results" / "frontier"
+    results = read_results(folder)
+    top1 = {(r.run, r.point): r.top1 for r in frontier_rows(results, read_study(folder / "study.yaml"), "all")}
+    speed = {(point.run, point.point): point.images_per_s for point in results.cost["cost"].points}
+    full = [("hydravit", "round 3"), ("sortednet", "round 3"), ("matformer", "round 4"), ("dynabert", "round 4")]
+    assert min(full, key=speed.get) == ("sortednet", "round 3")
+    assert max(full, key=speed.get) == ("dynabert", "round 4")
+    assert min(full, key=top1.get) == ("dynabert", "round 4")
+    assert max(full, key=top1.get) == ("sortednet", "round 3")
+    for point in full:
+        assert speed[point] == pytest.approx(speed["progresvit", "25 %"], rel=0.02)
+    for values in (speed, top1):
+        assert values["plain160", "the model"] > values["progresvit", "round 1"]
+    engine = {
+        point.point: point.engine_images_per_s for point in results.cost["cost"].points if point.run == "progresvit"
+    }
+    assert engine["75 %"] == pytest.approx(engine["50 %"], rel=0.01)  # not in order
+    of_cpu = {(point.run, point.point) for point in results.cost["cost_cpu"].points}
+    assert of_cpu == top1.keys()
+    assert len(of_cpu) - len(speed) == 7
 
 
 def test_any_results_folder_has_a_page_of_everything(built, capsys):
