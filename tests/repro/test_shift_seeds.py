@@ -6,9 +6,10 @@ import yaml
 
 from progresvit.routing import frontier
 from repro import shift_tables
+from repro.blocks import Page
 from repro.compare import crossed_difference
 from repro.formats import pack, read_results
-from repro.page import Page, build, main
+from repro.page import build, main
 from repro.shift_seeds import gather_shift, gather_shift_tests, mean_over_seeds
 from repro.study import Study
 from tests.repro.made import CORRUPTIONS, MEASUREMENT, RUNS, change, data, measured, write_result

@@ -1,0 +1,358 @@
+"""What a template of a page can ask for: blocks of Markdown by name, and single results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro import figures, frontier_figures, frontier_tables, routing_tables, shift_tables, tables
+from repro.compare import (
+    ComparedRun,
+    CrossedDifference,
+    Difference,
+    RunShift,
+    crossed_difference,
+    gather,
+    line_up,
+    run_shift,
+)
+from repro.equal import check_equal, check_seeds
+from repro.formats import FULL, CostPoint, Measurement, Results, ShiftResult, read_results
+from repro.frontier import FrontierRow, costs_of, frontier_rows, line_up_frontier, marginal_rows
+from repro.outcomes import Outcome, gather_outcomes, verdict_of
+from repro.shift_seeds import ShiftTest, gather_shift, gather_shift_tests, mean_over_seeds
+from repro.study import STUDY_FILE, Equal, Study, read_study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NOT_MEASURED = "Not measured."
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A PNG file, drawn when it is written."""
+
+    draw: Callable[[], Figure]
+    data: str
+    """Hash of the results that it shows."""
+
+
+class Page:
+    """What a template can ask for: blocks of Markdown by name, and single results. Plots are noted in ``plots``."""
+
+    def __init__(self, folder: Path, figures: str, plots: dict[str, Plot], prefix: str = "") -> None:
+        """``figures`` is the path of the plots' folder from the page, ``prefix`` begins the names of the plots."""
+        self.results: Results = read_results(folder)
+        if not (folder / STUDY_FILE).is_file():
+            raise ValueError(f"{folder} has no {STUDY_FILE}, which says what is compared; copy the study's file there.")
+        self.study: Study = read_study(folder / STUDY_FILE)
+        self.figures, self.plots, self.prefix = figures, plots, prefix
+        self.rows: dict[str, list[FrontierRow]] = {}
+        """Of frontiers that were asked for."""
+
+    def plot(self, name: str, alt: str, draw: Callable[[], Figure], *data: Any) -> str:
+        """An image tag; ``data`` is everything that the plot shows."""
+        name = f"{self.prefix}{name}"
+        content = json.dumps([name, *data], sort_keys=True, default=_shown)
+        plot = Plot(draw, hashlib.sha256(content.encode()).hexdigest())
+        if self.plots.setdefault(f"{name}.png", plot).data != plot.data:
+            raise ValueError(f"two plots of the page are called {name}; rename an entry in {STUDY_FILE}.")
+        return f'<img src="{self.figures}/{name}.png" width="640" alt="{alt}">'
+
+    def about(self) -> str:
+        """The images, and how numbers are given."""
+        sets: dict[tuple[str, int, int], int | None] = {}
+        for one in self.results.all:
+            which = one.data.name, one.data.val, one.data.classes
+            sets[which] = one.data.train or sets.get(which)  # what was not trained here does not say
+        lines = []
+        for (name, val, classes), train in sets.items():
+            trained = f"; models were trained on {train:,} others" if train is not None else ""
+            lines.append(f"- {name}: measured on {val:,} held-out images of {classes} classes{trained}.")
+        return "\n".join(lines)
+
+    def comparison(self, name: str) -> str:
+        """Accuracy, differences and early exit of runs side by side. Differences are the declared tests, if any."""
+        compared = line_up(self.results, self.study, name)
+        if not compared.rows:
+            return NOT_MEASURED
+        notes = [f"Not measured: {', '.join(compared.missing)}."] if compared.missing else []
+        if compared.unmeasured_base is not None:
+            notes.append(f"Not measured, and so compared with nothing: {compared.unmeasured_base}.")
+        accuracy = f"{compared.title}: top-1 of each run, and the differences with their 95 % intervals"
+        cost = f"{compared.title}: top-1 against average GMACs of each run"
+        differences: list[str | None]
+        if self.study.comparisons[name].tests:
+            differences = [tables.seeds_table(compared), " ".join(notes), *self._tests(name)]
+        else:
+            plot = self.plot(f"{name}-accuracy", accuracy, partial(figures.accuracy_figure, compared), compared)
+            differences = [tables.accuracy_table(compared), " ".join(notes), plot]
+        return _blocks(
+            *differences,
+            tables.exit_table(compared),
+            self.plot(f"{name}-frontier", cost, partial(figures.comparison_figure, compared), compared),
+        )
+
+    def _tests(self, name: str) -> list[str | None]:
+        """The declared tests of a comparison."""
+        outcomes = gather_outcomes(self.results, self.study, name)
+        missing = outcomes.missing and f"Tests that were not measured on two seeds: {', '.join(outcomes.missing)}."
+        if not outcomes.measured:
+            return [missing or None]
+        alt = f"{outcomes.title}: differences with their 95 % intervals over seeds and images"
+        tests = self.study.comparisons[name].tests
+        tested = {run for test in tests for run in (test.ours, test.theirs)}
+        runs = [one for one in self.results.runs.values() if one.run in tested]
+        declared = [test.model_dump() for test in tests]
+        draw = partial(figures.tests_figure, outcomes)
+        return [
+            tables.tests_table(outcomes),
+            missing or None,
+            self.plot(f"{name}-tests", alt, draw, outcomes.title, declared, runs),  # no computed floats: they may round
+            tables.first_round_table(outcomes),
+        ]
+
+    def frontier(self, name: str) -> str:
+        """Every point of the runs of a frontier, and ours at the same GMACs."""
+        lined_up = line_up_frontier(self.results, self.study, name)
+        rows, title = self._frontier_rows(name), lined_up.plan.title
+        if not rows:
+            return NOT_MEASURED
+        data = lined_up.runs[0].first.data
+        by_device = {cost.machine.device: (cost, costs_of(rows, cost, data)) for cost in self.results.cost.values()}
+        shown = [title, lined_up.plan.model_dump(), *(run.seeds for run in lined_up.runs)]
+        draw = partial(frontier_figures.frontier_figure, lined_up, rows)
+        parts = [self.plot(f"{name}-gmacs", f"{title}: top-1 against average GMACs of each run", draw, *shown)]
+        for device, (cost, costs) in by_device.items():
+            draw = partial(frontier_figures.speed_figure, lined_up, rows, costs, device)
+            alt = f"{title}: top-1 against images per second of each run on {device}"
+            parts.append(self.plot(f"{name}-{cost.name}", alt, draw, *shown, device, cost))
+        parts.append(frontier_tables.frontier_table(title, rows, {key: costs for key, (_, costs) in by_device.items()}))
+        if lined_up.missing:
+            parts.append(f"Not measured: {', '.join(lined_up.missing)}.")
+        parts += [frontier_tables.cost_table(title, rows, cost, costs) for cost, costs in by_device.values()]
+        return _blocks(*parts, frontier_tables.commands_table(lined_up.runs))
+
+    def _frontier_rows(self, name: str) -> list[FrontierRow]:
+        """Computed once: intervals take a while."""
+        if name not in self.rows:
+            self.rows[name] = frontier_rows(self.results, self.study, name)
+        return self.rows[name]
+
+    def frontier_row(self, name: str, run: str, point: str) -> FrontierRow:
+        """One row of a frontier, by its run or label and its point."""
+        rows = {(key, row.point): row for row in self._frontier_rows(name) for key in (row.run, row.label)}
+        if (run, point) not in rows:
+            known = "; ".join(f"{row.run}, {row.point}" for row in self._frontier_rows(name))
+            raise ValueError(f"the frontier {name} has no row {run}, {point}; it has {known or 'none'}.")
+        return rows[run, point]
+
+    def cost_point(self, name: str, run: str, point: str) -> CostPoint:
+        """The cost of one point of a run, in the file of this name."""
+        points = self.results.cost[name].points
+        for cost in points:
+            if (cost.run, cost.point) == (run, point):
+                return cost
+        raise ValueError(f"{name}.json has no cost of {run} at {point}; measure it, or leave it out of the page.")
+
+    def settings(self, name: str) -> str:
+        """The thresholds of a routing measurement."""
+        if (result := self.results.routing.get(name)) is None:
+            return NOT_MEASURED
+        alt = "Top-1 against average GMACs with thresholds"
+        return _blocks(
+            routing_tables.settings_table(result),
+            self.plot(f"{name}-settings", alt, partial(figures.routing_frontier_figure, result), result),
+            routing_tables.halves_table(result),
+            routing_tables.certificates_table(result),
+        )
+
+    def routers(self, name: str) -> str:
+        """Learned routers against entropy: the first table is the paper's, the others are folded."""
+        result = self.results.routing.get(name)
+        if result is None or not result.matched:
+            return NOT_MEASURED
+        first, *others = map(routing_tables.matched_table, result.matched)
+        draw = partial(figures.gains_figure, result.matched)
+        plot = self.plot(f"{name}-routers", "Gain of routers over entropy", draw, result)
+        return _blocks(plot, first, *map(tables.folded, others))
+
+    def abstention(self, name: str) -> str:
+        """Withheld answers."""
+        result = self.results.routing.get(name)
+        if result is None or not result.abstention:
+            return NOT_MEASURED
+        draw = partial(figures.risk_figure, result.abstention)
+        plot = self.plot(f"{name}-abstention", "Risk against coverage", draw, result)
+        return _blocks(routing_tables.withheld_table(result), routing_tables.risk_table(result), plot)
+
+    def equal_accuracy(self, name: str) -> str:
+        """Compute of several rules at equal accuracy."""
+        result = self.results.routing.get(name)
+        if result is None or not result.equal_accuracy:
+            return NOT_MEASURED
+        return _blocks(routing_tables.equal_accuracy_means(result), routing_tables.rejection_table(result))
+
+    def groups(self, name: str) -> str:
+        """Groups of classes separately."""
+        result = self.results.routing.get(name)
+        if result is None or not result.groups:
+            return NOT_MEASURED
+        alt = "Share of each group that exits early"
+        plot = self.plot(f"{name}-groups", alt, partial(figures.groups_figure, result), result)
+        return _blocks(routing_tables.groups_table(result), plot)
+
+    def severities(self, name: str) -> str:
+        """Models under corruption, by severity; mean over seeds."""
+        measured, missing = gather_shift(self.results, self.study, name)
+        models, asked = self.shifted(name), len(self.study.shift[name].models)
+        if not models:
+            return NOT_MEASURED
+        parts: list[str | None] = [*shift_tables.severity_tables(models)]
+        if missing:
+            parts.append(f"Not measured: {', '.join(missing)}.")
+        shown = {model: seeds[0] if len(seeds) == 1 else seeds for model, seeds in measured.items()}
+        if len(models) > 1:
+            draw = partial(figures.shifted_accuracy_figure, models)
+            parts.append(self.plot(f"{name}-accuracy", "Top-1 of several models by severity", draw, shown))
+        plain = {model: seeds[0] for model, seeds in measured.items() if len(seeds[0].gmacs_paper) == 1}
+        for model, seeds in measured.items():
+            if model not in plain and seeds[0].severities[0].frontier:
+                parts.append(self._severity_plot(model, seeds[0], asked > 1, plain))
+        return _blocks(*parts)
+
+    def _severity_plot(self, model: str, one: ShiftResult, several: bool, plain: dict[str, ShiftResult]) -> str:
+        title = f"Frontiers under corruption: {model}" if several else "Frontiers under corruption"
+        title += f", seed {one.seed}" if one.seed is not None else ""
+        alt = f"Top-1 against average GMACs of {model} by severity; stars: a threshold calibrated on clean images"
+        draw = partial(figures.severity_figure, one, title=title, beside=plain)
+        return self.plot(f"{one.name}-severities", alt, draw, title, one, plain)
+
+    def corruptions(self, name: str) -> str:
+        """Models under each corruption; mean over seeds."""
+        models = self.shifted(name)
+        return _blocks(*map(tables.folded, shift_tables.corruption_tables(models))) if models else NOT_MEASURED
+
+    def harm(self, name: str) -> str:
+        """Images that early exit turns from right to wrong, under corruption."""
+        return _blocks(shift_tables.harm_table(self.shifted(name)) or NOT_MEASURED)
+
+    def shift_tests(self, name: str, ours: str, theirs: str) -> str:
+        """One model against another under corruption, over seeds and images."""
+        tests = self.shift_tested(name, ours, theirs)
+        return _blocks(shift_tables.tests_table(list(tests.values()), ours, theirs) if tests else NOT_MEASURED)
+
+    def shift_tested(self, name: str, ours: str, theirs: str) -> dict[int, ShiftTest]:
+        """The same tests by severity; none if neither model was measured."""
+        if not {ours, theirs} & self.shifted(name).keys():
+            return {}
+        return {one.severity: one for one in gather_shift_tests(self.results, self.study, name, ours, theirs)}
+
+    def shifted(self, name: str) -> dict[str, ShiftResult]:
+        """The models of a shift entry that were measured, by name, each with the mean over its seeds."""
+        measured, _ = gather_shift(self.results, self.study, name)
+        return {model: mean_over_seeds(seeds) for model, seeds in measured.items()}
+
+    def measurements(self) -> str:
+        """Every results file with its hardware and commands."""
+        parts = [tables.runs_table(self.results.all)]
+        for one in self.results.all:
+            software = f"progresvit at {one.revision}, torch {one.machine.torch}, Python {one.machine.python}"
+            summary = f"<details><summary>Commands of <code>{one.name}</code></summary>"
+            parts.append(f"{summary}\n\n```\n" + "\n".join(one.commands) + f"\n```\n\n{software}.\n\n</details>")
+        return _blocks(*parts)
+
+    def difference(self, ours: str, theirs: str, place: int = FULL) -> Difference:
+        """Top-1 of one run minus that of another, with its interval over images; of a round, or of the full path."""
+        ours_run, theirs_run = self._compared(ours, theirs)
+        return ours_run.less(theirs_run, place)
+
+    def widened(self, ours: str, theirs: str, place: int = FULL) -> Difference:
+        """The same with the shifts of whole runs added to its interval."""
+        seeds = [len(run.seeds) for run in self._compared(ours, theirs)]
+        return self.run_shift(place).widen(self.difference(ours, theirs, place), *seeds)
+
+    def crossed(self, ours: str, theirs: str, place: int = FULL) -> CrossedDifference:
+        """Top-1 of one run minus that of another at equal training compute, with its interval over seeds and images."""
+        ours_run, theirs_run = self._compared(ours, theirs, equal="compute")
+        check_seeds([*ours_run.seeds, *theirs_run.seeds], f"{ours} minus {theirs}")
+        return crossed_difference(ours_run.correct_of_seeds(place), theirs_run.correct_of_seeds(place))
+
+    def _compared(self, *names: str, equal: Equal = "epochs") -> list[ComparedRun]:
+        """Measured runs of the same images and of equal epochs or compute."""
+        runs = [gather(self.results, name) for name in names]
+        for run in runs:
+            if not run.seeds:
+                raise ValueError(f"{run.run} was not measured.")
+        check_equal([one for run in runs for one in run.seeds], equal, " minus ".join(names))
+        return runs
+
+    def run_shift(self, place: int = FULL) -> RunShift:
+        """How much a whole run shifts from seed to seed, by all runs with two seeds or more."""
+        return run_shift((gather(self.results, name) for name in sorted(self._measured())), place)
+
+    def marginal_rows(self, name: str) -> list[FrontierRow]:
+        """Rows of a frontier whose gain or loss does not outlast a correction for the number of intervals."""
+        return marginal_rows(self._frontier_rows(name))
+
+    def _measured(self) -> set[str]:
+        return {one.run for one in self.results.runs.values()}
+
+    def tested(self, name: str) -> dict[str, Outcome]:
+        """The declared tests of a comparison that were measured, by label."""
+        return {one.label: one for one in gather_outcomes(self.results, self.study, name).measured}
+
+    def values(self) -> dict[str, Any]:
+        """Everything that a template can use, by name."""
+        blocks: list[Callable[..., str]] = [self.about, self.comparison, self.settings, self.routers, self.abstention]
+        blocks += [self.frontier, self.equal_accuracy, self.groups, self.severities, self.corruptions]
+        blocks += [self.harm, self.shift_tests, self.measurements]
+        routed = [(one.near_lossless, one.rounds) for one in self.results.runs.values() if len(one.rounds.bits) > 1]
+        return {
+            "study": self.study,
+            "run": {name: gather(self.results, name) for name in self._measured()},
+            "routing": self.results.routing,
+            "shift": self.results.shift,
+            "cost": self.results.cost,
+            "frontier_row": self.frontier_row,
+            "cost_point": self.cost_point,
+            "savings": [1 - point.gmacs_paper / rounds.gmacs_paper[FULL] for point, rounds in routed if point],
+            "settings_of": routing_tables.settings_of,
+            "rules_of": routing_tables.rules_of,
+            "gains_of": routing_tables.gains_of,
+            "open_gains": routing_tables.open_gains,
+            "router_verdict": routing_tables.router_verdict,
+            "difference": self.difference,
+            "widened": self.widened,
+            "crossed": self.crossed,
+            "run_shift": self.run_shift,
+            "compared": lambda name: [row for row in self._frontier_rows(name) if row.difference is not None],
+            "marginal_rows": self.marginal_rows,
+            "verdict_of": verdict_of,
+            "tested": self.tested,
+            "shifted": self.shifted,
+            "shift_tested": self.shift_tested,
+            "mean_top1": shift_tables.mean_top1,
+            "mean_at": shift_tables.mean_at,
+            "refined_gain": shift_tables.refined_gain,
+            "routed_change": shift_tables.routed_change,
+            "beyond_bound": shift_tables.beyond_bound,
+            **{block.__name__: block for block in blocks},
+        }
+
+
+def _blocks(*parts: str | None) -> str:
+    return "\n\n".join(part.strip("\n") for part in parts if part)
+
+
+def _shown(value: Any) -> Any:
+    """What a plot may show of a measurement: all but how and when it was made."""
+    if isinstance(value, Measurement):
+        return value.model_dump(mode="json", exclude=set(Measurement.model_fields) - {"name", "seed", "data"})
+    return {field.name: getattr(value, field.name) for field in fields(value)}  # a comparison and its runs
