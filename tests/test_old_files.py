@@ -3,7 +3,7 @@
 import hashlib
 import json
 import platform
-import tarfile
+import shutil
 from itertools import compress
 from pathlib import Path
 
@@ -25,8 +25,7 @@ ROUTER = ("--router", "model/router.safetensors")
 @pytest.fixture(autouse=True)
 def files(tmp_path, monkeypatch):
     """The current folder holds the files of version 0.1.0."""
-    with tarfile.open(FOLDER / "files.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(FOLDER / "files.tar.xz", tmp_path)
     monkeypatch.chdir(tmp_path)
 
 
