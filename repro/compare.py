@@ -282,7 +282,7 @@ def run_shift(runs: Iterable[ComparedRun], place: int = FULL) -> RunShift:
             freedom += len(run.seeds) - 1
     if not freedom:
         raise ValueError("no run has two seeds, so the shift of a whole run cannot be estimated; measure more seeds.")
-    return RunShift(deviation=max(0.0, total / freedom) ** 0.5, freedom=freedom)
+    return RunShift(deviation=float(max(0.0, total / freedom) ** 0.5), freedom=freedom)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import progresvit
 from progresvit.cli import app
+from progresvit.data.dataset import find_images
 from progresvit.data.split import halves_by_name
 from progresvit.evaluation import Records, read_records
 from progresvit.interop import start_from
@@ -119,8 +120,9 @@ def check_records(records: Records, model: str, folder: Path, path: Path) -> Non
     """Refuse records of another model or of other images."""
     if records.header.weights != weights_hash(progresvit.load(model)):
         raise ValueError(f"{path} is of other weights than {model}; delete it to evaluate again.")
-    names = sorted(Path(name).name for name in records.ids.tolist())
-    if names != sorted(image.name for image in folder.glob("*/*")):
+    found = {Path(entry.name).name for entry in find_images(folder, ".").entries}
+    evaluated = {Path(name).name for name in records.ids.tolist()}  # without unreadable ones
+    if not evaluated <= found or records.header.images != len(found):
         raise ValueError(f"{path} is of other images than {folder}; delete it to evaluate again.")
 
 

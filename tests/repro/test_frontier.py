@@ -297,7 +297,7 @@ def test_the_table_has_every_point_with_its_cost(frontier_folder):
         assert cells[3] == f"{9000 / (0.2 + row.gmacs):,.0f}" or row.point.endswith("%")
         assert cells[-1] == (row.verdict or "–")
     of_costs = cost_table("All", rows, results.cost["cost"], costs).splitlines()
-    for row, line in zip(rows, of_costs[4:], strict=False):
+    for row, line in zip(rows, of_costs[4 : 4 + len(rows)], strict=True):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert cells[:2] == [row.label, row.point]
         assert (cells[6] != "–") == (row.run == "full")

@@ -1,6 +1,7 @@
 """ImageNet's own images: results of a set from records, and their table."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,16 +105,22 @@ def test_models_on_other_images_are_not_compared(measured, tmp_path):
 
 
 def test_records_of_another_model_or_of_other_images_are_refused(tmp_path, monkeypatch):
-    records, path = make_records(4), tmp_path / "val.parquet"
+    made, path, images = make_records(4), tmp_path / "val.parquet", tmp_path / "images"
+    records = replace(made, ids=np.array([f"{name}.png" for name in made.ids]))
     with pytest.raises(ValueError, match=r"val\.parquet is of other weights than imagenet-tiny; delete it"):
-        imagenet.check_records(records, "imagenet-tiny", tmp_path, path)
+        imagenet.check_records(records, "imagenet-tiny", images, path)
     monkeypatch.setattr(imagenet, "weights_hash", lambda model: records.header.weights)
-    with pytest.raises(ValueError, match=r"val\.parquet is of other images than .*; delete it"):
-        imagenet.check_records(records, "imagenet-tiny", tmp_path, path)
+    (images / "class").mkdir(parents=True)
     for name in records.ids:
-        (tmp_path / "class").mkdir(exist_ok=True)
-        (tmp_path / "class" / name.rpartition("/")[2]).write_bytes(b"")
-    imagenet.check_records(records, "imagenet-tiny", tmp_path, path)
+        (images / "class" / name.rpartition("/")[2]).write_bytes(b"")
+    imagenet.check_records(records, "imagenet-tiny", images, path)
+    imagenet.check_records(records.take(np.arange(3)), "imagenet-tiny", images, path)  # one was unreadable
+    (images / "class" / "more.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"val\.parquet is of other images than .*; delete it"):
+        imagenet.check_records(records, "imagenet-tiny", images, path)
+    (images / "class" / "0-0.png").unlink()  # as many, but others
+    with pytest.raises(ValueError, match=r"val\.parquet is of other images than .*; delete it"):
+        imagenet.check_records(records, "imagenet-tiny", images, path)
 
 
 def test_v2_is_linked_by_class_as_far_as_its_images_are_there(tmp_path):
