@@ -232,9 +232,7 @@ def test_the_shift_of_a_run_is_what_flips_of_images_do_not_explain():
     moved = [of_bits(table_of_runs(rng, 4, 4000, 0.02, 0.2)) for _ in range(20)]
     assert run_shift(still).deviation < 0.004
     density = (2 * stats.norm.cdf(0.3 / 0.2) - 1) / 0.6  # of ease plus flips at 0.5, where answers change
-    assert run_shift(moved).deviation == pytest.approx(
-        0.02 * density, rel=0.2
-    )  # twice the error of 60 degrees of freedom
+    assert run_shift(moved).deviation == pytest.approx(0.02 * density, rel=0.2)  # 2 errors of 60 degrees of freedom
     assert run_shift(moved).freedom == 20 * 3
     with pytest.raises(ValueError, match="no run has two seeds"):
         run_shift([of_bits(table_of_runs(rng, 1, 100, 0, 0.2))])
