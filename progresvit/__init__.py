@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from progresvit import compute, config, data, engine, evaluation, interop, model, routing
     from progresvit.api import create_model, load
     from progresvit.config import ModelConfig, Round, make_rounds, plain_vit, preset
-    from progresvit.engine import Engine, Prediction
+    from progresvit.engine import Engine, Prediction, Segmentation, SegmentationEngine
     from progresvit.model import ProgResViT, RoundModel, RoundOutput
     from progresvit.model.saving import push_to_hub, save
 
@@ -32,6 +32,8 @@ _HOME_OF = {
     "preset": "config",
     "Engine": "engine",
     "Prediction": "engine",
+    "Segmentation": "engine",
+    "SegmentationEngine": "engine",
     "ProgResViT": "model",
     "RoundModel": "model",
     "RoundOutput": "model",
@@ -45,6 +47,8 @@ __all__ = [
     "Round",
     "RoundModel",
     "RoundOutput",
+    "Segmentation",
+    "SegmentationEngine",
     "compute",
     "config",
     "create_model",

@@ -4,7 +4,8 @@ There are two conventions. Never compare figures of one with figures of the othe
 
 - ``"paper"``: matrix products, convolutions and attention products; the patch embedding at the model's full
   width in every round; every gate at its full width once per use. Norms, activations, interpolation and
-  elementwise work are not counted. Merging tokens counts the products that match them.
+  elementwise work are not counted. Merging tokens counts the products that match them. The head of a
+  segmentation model, its linear decoder, is applied to every patch.
 - ``"executed"``: the products of a deployed round. Only the active channels are embedded, and gates are constants
   folded into the weights, so they cost nothing.
 
@@ -152,7 +153,7 @@ def stack_macs(
         attention_projections=sum(tokens) * 4 * width * attention_width,  # q, k, v and the output
         attention_products=sum(2 * T * T for T in tokens) * attention_width,  # queries with keys, weights with values
         mlp=sum(T - merge for T in tokens) * 2 * width * hidden,
-        head=width * config.num_classes,
+        head=(patches if config.task == "segmentation" else 1) * width * config.num_classes,
         token_merging=sum(_matching(patches - before) for before in merged) if merge else 0,
     )
 

@@ -37,6 +37,9 @@ PSG_WIDTH = 128
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+Task = Literal["classification", "segmentation"]
+"""What the head predicts: one class for the image, or one for each patch."""
+
 ARCHITECTURE = "progresvit"
 """The name under which timm's loader builds a folder of ours (see progresvit.interop.timm_registry)."""
 
@@ -84,6 +87,9 @@ class BaseConfig(_Checked):
     in_channels: Count = 3
     num_classes: CountOrZero = 1000
     """0 builds no head: a round's logits are then its features."""
+    task: Task = "classification"
+    """``segmentation``: the head is Segmenter's linear decoder, which classifies every patch; left out of the JSON of a
+    classification model."""
     input_resolution: Count | None = None
     """Side of the image that preprocessing gives and every round is resized from; None becomes the highest of the
     rounds. The authors' distilled models take 384 pixels even where their rounds end at 240."""
@@ -98,10 +104,12 @@ class BaseConfig(_Checked):
     labels: tuple[str, ...] | None = None
     """Human-readable name of each class in index order."""
 
+    tasks: ClassVar[tuple[Task, ...]] = ("classification",)
+    """Tasks that the kind of model can be built for."""
     routable: ClassVar[bool] = True
     """Whether an image may exit after any round. False if the rounds are alternatives of which one is chosen before
     inference (HydraViT's widths): GMACs are then those of each round alone, and there is no routing."""
-    optional_keys: ClassVar[frozenset[str]] = frozenset({"kind", "class_ids", "labels"})
+    optional_keys: ClassVar[frozenset[str]] = frozenset({"kind", "task", "class_ids", "labels"})
     """Keys that config.json may lack; any other missing key is an error."""
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of config.json that :meth:`foreign_keys` writes."""
@@ -151,8 +159,17 @@ class BaseConfig(_Checked):
         """What config.json holds for other libraries. Reading it skips ``ignored_keys``."""
         return {}
 
+    @model_serializer(mode="wrap")
+    def _without_default_task(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The config of a classification model stays as it was before segmentation existed."""
+        return {key: value for key, value in write(self).items() if key != "task" or value != "classification"}
+
     @model_validator(mode="after")
     def _check_shared(self) -> Self:
+        if self.task not in self.tasks:
+            raise ValueError(f"a model of kind {self.kind} cannot be built for {self.task}; use the kind progresvit.")
+        if self.task == "segmentation" and not self.num_classes:
+            raise ValueError("a segmentation model needs classes; give num_classes of 1 or more.")
         if not self.rounds:
             raise ValueError("a model needs at least one round, such as Round(resolution=224, heads=6).")
         if self.input_resolution is None:
@@ -215,6 +232,7 @@ class BackboneConfig(BaseConfig):
     layer_scale: Number | None = None
     """Start value of the backbone's LayerScale; None omits LayerScale."""
 
+    tasks: ClassVar[tuple[Task, ...]] = ("classification", "segmentation")
     can_merge: ClassVar[bool] = False
     """Whether the model merges tokens (``Round.merge``)."""
 
@@ -300,7 +318,9 @@ class ModelConfig(BackboneConfig):
         return self.replace(rounds=rounds, **sides)
 
     def foreign_keys(self) -> dict[str, Any]:
-        """What timm's loader reads."""
+        """What timm's loader reads; it builds classification models only."""
+        if self.task != "classification":
+            return {}
         return {"architecture": ARCHITECTURE, "pretrained_cfg": self.timm_pretrained_cfg()}
 
     def timm_pretrained_cfg(self) -> dict[str, Any]:

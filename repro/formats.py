@@ -7,6 +7,7 @@ Accuracy is kept image by image, as bits, so that two models are compared on the
 from __future__ import annotations
 
 import json
+import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from progresvit.io.parse import Section, parse
+from progresvit.metrics.miou import ClassCounts
 from progresvit.routing.settings import Loss
 
 FORMAT = 1
@@ -417,8 +419,74 @@ class CostResult(Measurement):
     points: tuple[CostPoint, ...]
 
 
+class SegmentedImages(Part):
+    """Every round of a segmentation model on every image of a split; images are in the order of their names."""
+
+    split: str
+    images: int
+    names: str
+    """Hash of the images' names."""
+    windows: str
+    """Windows of each image, as packed integers."""
+    scores: tuple[str, ...]
+    """Uncertainty after each round but the last: float32, little-endian, compressed (zlib), base64."""
+    labelled: str
+    """Pixels of each class in each image, as packed integers."""
+    intersection: tuple[str, ...]
+    """Of each round: labelled and predicted as the class."""
+    predicted: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _agree(self) -> SegmentedImages:
+        if not len(self.intersection) == len(self.predicted) == len(self.scores) + 1:
+            raise ValueError("scores are of each round but the last, and counts of each round")
+        return self
+
+    def counts(self) -> ClassCounts:
+        """(N, S, K) each."""
+        labelled = unpack_array(self.labelled, "<i4").reshape(self.images, -1)
+        parts = (
+            np.stack([unpack_array(text, "<i4").reshape(self.images, -1) for text in texts], axis=1)
+            for texts in (self.intersection, self.predicted)
+        )
+        intersection, predicted = parts
+        return ClassCounts(intersection, np.repeat(labelled[:, None], len(self.predicted), axis=1), predicted)
+
+    def score_array(self) -> NDArray[np.float64]:
+        """(N, S); the last round's, by which nothing is decided, are 0."""
+        columns = [unpack_array(text, "<f4") for text in self.scores]
+        return np.stack([*columns, np.zeros(self.images)], axis=1)
+
+    def window_counts(self) -> NDArray[np.int64]:
+        """(N,)"""
+        return unpack_array(self.windows, "<i4").astype(np.int64)
+
+
+class SegmentationResult(Measurement):
+    """A segmentation model that the study trained; ``data`` describes the test images."""
+
+    kind: Literal["segmentation"]
+    run: str
+    """Its name in the study; runs that differ in the seed alone share it."""
+    recipe: dict[str, Any]
+    epochs: int
+    parameters: int
+    labels: tuple[str, ...]
+    resolutions: tuple[int, ...]
+    heads: tuple[int, ...]
+    gmacs_paper: tuple[float, ...]
+    """Of a window after each round, earlier rounds included."""
+    gmacs_executed: tuple[float, ...]
+    val: SegmentedImages
+    """Images that chose thresholds."""
+    test: SegmentedImages
+    history: tuple[tuple[int, Shares], ...]
+    """Epochs done, and mIoU of each round then, on the validation images."""
+
+
 KINDS: dict[str, type[Measurement]] = {
     "run": RunResult,
+    "segmentation": SegmentationResult,
     "routing": RoutingResult,
     "shift": ShiftResult,
     "cost": CostResult,
@@ -433,10 +501,12 @@ class Results:
     routing: dict[str, RoutingResult]
     shift: dict[str, ShiftResult]
     cost: dict[str, CostResult]
+    segmentation: dict[str, SegmentationResult]
 
     @property
     def all(self) -> list[Measurement]:
-        return [*self.runs.values(), *self.routing.values(), *self.shift.values(), *self.cost.values()]
+        kinds = (self.runs, self.routing, self.shift, self.cost, self.segmentation)
+        return [result for results in kinds for result in results.values()]
 
 
 def read_results(folder: Path) -> Results:
@@ -454,6 +524,7 @@ def read_results(folder: Path) -> Results:
         routing={one.name: one for one in found if isinstance(one, RoutingResult)},
         shift={one.name: one for one in found if isinstance(one, ShiftResult)},
         cost={one.name: one for one in found if isinstance(one, CostResult)},
+        segmentation={one.name: one for one in found if isinstance(one, SegmentationResult)},
     )
 
 
@@ -507,6 +578,16 @@ def unpack_floats(text: str, images: int) -> NDArray[np.float64]:
     if len(values) != images:
         raise ValueError(f"{len(values)} values for {images} images; measure again.")
     return values.astype(np.float64)
+
+
+def pack_array(values: NDArray[Any], kind: str) -> str:
+    """Numbers of a type such as <i4 -> compressed base64."""
+    return b64encode(zlib.compress(np.ascontiguousarray(values).astype(kind).tobytes(), 9)).decode("ascii")
+
+
+def unpack_array(text: str, kind: str) -> NDArray[Any]:
+    """The inverse, flat."""
+    return np.frombuffer(zlib.decompress(b64decode(text, validate=True)), kind)
 
 
 def check_comparable(results: Sequence[Measurement], what: str) -> None:

@@ -101,6 +101,28 @@ class Frontier(Section):
         return self
 
 
+class Segmentation(Section):
+    """The runs are segmentation models: validation images choose thresholds, test images measure them."""
+
+    title: str
+    test: str = "test"
+    """Split that models are measured on."""
+    ours: str
+    """The run that the others are compared with."""
+    rows: dict[str, str] = Field(min_length=1)
+    """Label of a row, and its run; ``ours`` is among them."""
+    margin: float = Field(gt=0)
+    """Points of mIoU. An interval that includes 0 and lies within the margin on both sides shows equivalence."""
+    max_drop: float = Field(gt=0)
+    """Points of mIoU that early exits may lose on the validation images."""
+
+    @model_validator(mode="after")
+    def _in_rows(self) -> Segmentation:
+        if self.ours not in self.rows.values():
+            raise ValueError(f"{self.ours!r} is not among the rows, {did_you_mean(self.ours, self.rows.values())}")
+        return self
+
+
 class Routing(Section):
     """A model whose routing is measured."""
 
@@ -150,6 +172,8 @@ class Study(Section):
     """Classes that are also reported separately, by class id."""
     routing: dict[str, Routing] = Field(default_factory=dict)
     shift: dict[str, Shift] = Field(default_factory=dict)
+    segmentation: Segmentation | None = None
+    """None: the runs are classification models."""
 
     @model_validator(mode="after")
     def _names(self) -> Study:
@@ -169,6 +193,9 @@ class Study(Section):
             for run in frontier.rows.values():
                 if run not in self.runs:
                     raise ValueError(f"frontiers.{name}: unknown run {run!r}, {did_you_mean(run, self.runs)}")
+        for run in () if self.segmentation is None else self.segmentation.rows.values():
+            if run not in self.runs:
+                raise ValueError(f"segmentation: unknown run {run!r}, {did_you_mean(run, self.runs)}")
         return self
 
     def recipe_of(self, name: str) -> tuple[str, tuple[str, ...]]:
@@ -356,7 +383,10 @@ def commands_of(study: Study, entry: Entry, places: Places) -> list[Command]:
         out = places.run(entry.name)
         sets = [word for change in (*changes, f"seed={entry.seed}") for word in ("--set", change)]
         training = ("train", recipe, "--data", places.data, "--out", str(out), *sets)
-        return [Command(words=training, makes=out / "model" / "model.safetensors"), evaluation]
+        found = [Command(words=training, makes=out / "model" / "model.safetensors"), evaluation]
+        if study.segmentation is not None:
+            found.append(_evaluate(entry, places, test_records(entry.name), "--split", study.segmentation.test))
+        return found
     if entry.kind == "routing":
         learned = [_evaluate(entry, places, f"{entry.name}-train", "--split", "train")]
         return [evaluation, *(learned if study.routing[entry.key].learned_from else [])]
@@ -369,6 +399,11 @@ def commands_of(study: Study, entry: Entry, places: Places) -> list[Command]:
     if shift.cache:
         words += ["--cache", str(places.corrupted)]
     return [evaluation, Command(words=tuple(words), makes=out / "shift.json")]
+
+
+def test_records(name: str) -> str:
+    """Name of the records of the test split of a segmentation model."""
+    return f"{name}-test"
 
 
 def _evaluate(entry: Entry, places: Places, records: str, *which: str) -> Command:

@@ -8,7 +8,7 @@ import numpy as np
 
 from progresvit.evaluation.table import Column, Table
 from repro.compare import ComparedRun, Difference, LineUp
-from repro.formats import FULL, Measurement, RunResult
+from repro.formats import FULL, Measurement, RunResult, SegmentationResult
 from repro.outcomes import POINTS, Outcome, Outcomes, RoundOutcome, log_loss_verdict
 
 MINUS = "\N{MINUS SIGN}"
@@ -186,8 +186,8 @@ def runs_table(found: Sequence[Measurement]) -> str:
         [
             f"`{one.name}.json`",
             None if one.seed is None else str(one.seed),
-            f"{one.parameters:,}" if isinstance(one, RunResult) else None,
-            str(one.epochs) if isinstance(one, RunResult) else None,
+            f"{one.parameters:,}" if isinstance(one, RunResult | SegmentationResult) else None,
+            str(one.epochs) if isinstance(one, RunResult | SegmentationResult) else None,
             f"{one.seconds / 60:.1f}",
             one.machine.device,
             str(one.machine.jobs),

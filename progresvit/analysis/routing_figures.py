@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from progresvit.analysis.style import COLOURS, MARKERS, curve_style, new_figure
 from progresvit.compute import Convention
@@ -13,14 +14,19 @@ from progresvit.evaluation.records import Records
 from progresvit.evaluation.reliability import Reliability
 from progresvit.evaluation.selective import RiskCoverage
 from progresvit.routing import Router, frontier, near_lossless
+from progresvit.routing.decide import Floats
 from progresvit.routing.frontier import every_threshold
 from progresvit.routing.settings import DEFAULT
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CURVE = 300
 """Number of thresholds per curve."""
+
+Point = tuple[float, float]
+"""GMACs and accuracy."""
 
 
 def frontier_figure(
@@ -46,21 +52,19 @@ def frontier_figure(
     )
     for number, (name, records) in enumerate(models.items()):
         scores, correct, gmacs = records.scores(router), records.correct, records.gmacs(convention)
-        every = every_threshold(scores)
-        chosen = every[np.unique(np.linspace(0, len(every) - 1, CURVE).round().astype(int))]
-        points = frontier(scores, correct, gmacs, chosen)
-        axes.plot([p.gmacs for p in points], [100 * (p.top1 or 0) for p in points], label=name, **curve_style(number))
-        ends = 100 * correct.mean(axis=0)
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        axes.plot(gmacs, ends, marker, color=colour, markerfacecolor="white", label=f"{name}: single rounds")
+        points = frontier(scores, correct, gmacs, curve_thresholds(scores))
         limits = {DEFAULT: near_lossless(scores, correct, gmacs).threshold, **(settings or {})}
-        for place, (setting, limit) in enumerate(limits.items()):
-            point = frontier(scores, correct, gmacs, [limit])[0]
-            mark = {"marker": MARKERS[place % len(MARKERS)]} if place else {"marker": "*", "markersize": 13}
-            label = f"{name}: {setting}"
-            axes.plot(point.gmacs, 100 * (point.top1 or 0), color=colour, linestyle="none", label=label, **mark)
+        marks = {setting: frontier(scores, correct, gmacs, [limit])[0] for setting, limit in limits.items()}
+        draw_frontier(
+            axes,
+            number,
+            name,
+            curve=[(point.gmacs, point.top1 or 0) for point in points],
+            rounds=list(zip(gmacs, correct.mean(axis=0).tolist())),
+            marks={setting: (point.gmacs, point.top1 or 0) for setting, point in marks.items()},
+        )
     for number, (name, sizes) in enumerate((fixed or {}).items(), start=len(models)):
-        axes.plot(*_columns(sizes), marker="X", label=name, **curve_style(number))
+        axes.plot(*_columns(sorted(sizes.values())), marker="X", label=name, **curve_style(number))
         last = max(spent for spent, _ in sizes.values())
         for label, (spent, top1) in sizes.items():  # beside the curve: above on the left, the last one below
             offset, side = ((6, -12), "left") if spent == last else ((-6, 4), "right")
@@ -72,10 +76,28 @@ def frontier_figure(
     return figure
 
 
-def _columns(points: Mapping[str, tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """GMACs, and top-1 in percent, by rising GMACs."""
-    ordered = sorted(points.values())
-    return [spent for spent, _ in ordered], [100 * top1 for _, top1 in ordered]
+def curve_thresholds(scores: ArrayLike) -> Floats:
+    """Thresholds that are evenly spread over the images."""
+    every = every_threshold(scores)
+    chosen: Floats = every[np.unique(np.linspace(0, len(every) - 1, CURVE).round().astype(int))]
+    return chosen
+
+
+def draw_frontier(
+    axes: Axes, number: int, name: str, *, curve: Sequence[Point], rounds: Sequence[Point], marks: Mapping[str, Point]
+) -> None:
+    """The curve of a model, its rounds as open marks, and named points, the first of which is a star."""
+    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    axes.plot(*_columns(curve), label=name, **curve_style(number))
+    axes.plot(*_columns(rounds), marker, color=colour, markerfacecolor="white", label=f"{name}: single rounds")
+    for place, (setting, point) in enumerate(marks.items()):
+        mark = {"marker": MARKERS[place % len(MARKERS)]} if place else {"marker": "*", "markersize": 13}
+        axes.plot(*_columns([point]), color=colour, linestyle="none", label=f"{name}: {setting}", **mark)
+
+
+def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    """GMACs, and accuracy in percent."""
+    return [spent for spent, _ in points], [100 * accuracy for _, accuracy in points]
 
 
 def risk_coverage_figure(curves: Mapping[str, RiskCoverage]) -> Figure:

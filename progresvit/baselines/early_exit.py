@@ -13,13 +13,13 @@ counted from 0.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal, Self, cast
+from typing import ClassVar, Literal, Self, cast
 
 from pydantic import StrictBool, model_validator
 from torch import Tensor, nn
 
 from progresvit import compute
-from progresvit.config import BackboneConfig, BaseRound, Count, check_one_resolution
+from progresvit.config import BackboneConfig, BaseRound, Count, Task, check_one_resolution
 from progresvit.model.backbone import Backbone, init_linear, new_head
 from progresvit.model.blocks import NORM_EPS
 from progresvit.model.outputs import RoundOutput
@@ -41,6 +41,8 @@ class EarlyExitConfig(BackboneConfig):
     """First exit to last."""
     frozen: StrictBool = True
     """Train only the norms and heads of the exits."""
+
+    tasks: ClassVar[tuple[Task, ...]] = ("classification",)
 
     @model_validator(mode="after")
     def _check_rounds(self) -> Self:

@@ -21,6 +21,7 @@ from progresvit.cli.import_official import import_official
 from progresvit.cli.info import info
 from progresvit.cli.ood import ood
 from progresvit.cli.quickstart import quickstart
+from progresvit.cli.segment import segment
 from progresvit.cli.shift import shift
 from progresvit.cli.train import train
 from progresvit.cli.trust import trust
@@ -54,6 +55,7 @@ app = typer.Typer(
 app.command("quickstart")(quickstart)
 app.command("info")(info)
 app.command("classify")(classify)
+app.command("segment")(segment)
 app.command("import-official")(import_official)
 app.command("train")(train)
 app.command("evaluate")(evaluate)

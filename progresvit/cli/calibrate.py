@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from progresvit.cli import options
+from progresvit.cli import options, segmentation
 from progresvit.compute import Convention
 
 if TYPE_CHECKING:
@@ -16,10 +16,21 @@ if TYPE_CHECKING:
     from progresvit.routing.scores import OODScore
 
 
+CERTIFIED = {
+    "labelled": "drop in accuracy",
+    "unlabelled": "share of answers that differ from the full path's",
+    "pixel-error": "mean increase of an image's pixel error",
+}
+"""What a certificate bounds, by the loss."""
+
+
 def calibrate(
     records: Annotated[Path, typer.Argument(help="Records of the model.")],
     near_lossless: Annotated[
-        bool, typer.Option("--near-lossless", help="Lowest compute with top-1 within 0.03 points of the full path.")
+        bool,
+        typer.Option(
+            "--near-lossless", help="Lowest compute with top-1 (or mIoU) within 0.03 points of the full path."
+        ),
     ] = False,
     budget_gmacs: Annotated[float | None, typer.Option(help="Average GMACs per image.")] = None,
     exit_share: Annotated[float | None, typer.Option(help="Share of images that exit early, such as 0.4.")] = None,
@@ -27,7 +38,8 @@ def calibrate(
         bool, typer.Option("--budgets", help="Write a table of thresholds for any budget, MODEL/budgets.json.")
     ] = False,
     max_drop: Annotated[
-        float | None, typer.Option(help="Certified bound on the drop in accuracy: 0.005 for 0.5 %.")
+        float | None,
+        typer.Option(help="Certified bound on the drop in accuracy (of pixels, in segmentation): 0.005 for 0.5 %."),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the certificate.")] = 0.95,
     unlabelled: Annotated[
@@ -80,6 +92,21 @@ def calibrate(
     from progresvit import evaluation
     from progresvit.routing.scores import DEFAULT_OOD_SCORE
 
+    delta = round(1 - confidence, 12)  # 0.05, not 0.05000000000000004
+    if evaluation.is_segmentation(records):
+        others = {"--budgets": budgets, "--router": router, "--unlabelled": unlabelled, "--max-error": max_error}
+        options.refuse_options({**others, "--ood-share": ood_share}, segmentation.NOT_FOR_RECORDS)
+        setting = segmentation.calibrate(
+            records,
+            budget_gmacs=budget_gmacs,
+            exit_share=exit_share,
+            max_drop=max_drop,
+            delta=delta,
+            convention=convention,
+            seed=seed,
+        )
+        _write(setting, out, engine="SegmentationEngine")
+        return
     table = evaluation.read_records(records)
     if budgets:
         extras = (router, max_error, ood_share)
@@ -94,7 +121,7 @@ def calibrate(
         setting = evaluation.calibrate_guarantee(
             table,
             epsilon=max_drop,
-            delta=round(1 - confidence, 12),  # 0.05, not 0.05000000000000004
+            delta=delta,
             loss="unlabelled" if unlabelled else "labelled",
             router=fitted,
             convention=convention,
@@ -107,6 +134,11 @@ def calibrate(
     if ood_share is not None:
         score = cast("OODScore", ood_score or DEFAULT_OOD_SCORE)
         setting = evaluation.with_ood(table, setting, ood_share, score=score, router=fitted)
+    _write(setting, out, engine="Engine", router=router)
+
+
+def _write(setting: Setting, out: Path | None, *, engine: str, router: Path | None = None) -> None:
+    """Print the setting, or write it and print a summary."""
     if out is None:
         typer.echo(setting.to_json())
         return
@@ -114,7 +146,7 @@ def calibrate(
     setting.save(out)
     _report(setting)
     with_router = "" if router is None else f', router="{router}"'
-    typer.echo(f'{out} is ready: progresvit.Engine(model, threshold="{out}"{with_router})')
+    typer.echo(f'{out} is ready: progresvit.{engine}(model, threshold="{out}"{with_router})')
 
 
 def _write_budgets(table: Records, out: Path | None, *, plain: bool) -> None:
@@ -132,16 +164,18 @@ def _write_budgets(table: Records, out: Path | None, *, plain: bool) -> None:
 
 def _report(setting: Setting) -> None:
     expected = setting.expected
-    accuracy = f", top-1 {expected['top1']:.3%} against {expected['full_top1']:.3%}" if "top1" in expected else ""
+    known = [(key, name) for key, name in (("top1", "top-1"), ("miou", "mIoU")) if key in expected]
+    accuracy = "".join(f", {name} {expected[key]:.3%} against {expected[f'full_{key}']:.3%}" for key, name in known)
     typer.echo(
         f"τ = {setting.threshold}: {expected['gmacs']:.3f} of {expected['full_gmacs']:.3f} GMACs on average "
         f"({expected['convention']} convention), {expected['saving']:.1%} saved{accuracy}"
     )
     if setting.epsilon is not None and setting.delta is not None:
-        what = "drop in accuracy" if setting.loss == "labelled" else "share of answers that differ from the full path's"
+        mean = "" if setting.mean_loss is None else f"; on these images it is {setting.mean_loss:.3g}"
         typer.echo(
             f"certified: with probability {1 - setting.delta:.6g} over the draw of the {setting.n} images, "
-            f"the {what} is at most {setting.epsilon:.6g} ({setting.k} of them were harmed)"
+            f"the {CERTIFIED[setting.loss or 'labelled']} is at most {setting.epsilon:.6g} ({setting.k} of them were "
+            f"harmed{mean})"
         )
     if "coverage" in expected:
         limit = "none" if setting.abstain is None else f"entropy of {setting.abstain:.4g} or more"

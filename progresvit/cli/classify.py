@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from progresvit.engine import Engine, Prediction
     from progresvit.engine.backends import BackendName
     from progresvit.engine.predict_files import Summary
+    from progresvit.routing import Setting
 
 
 def classify(
@@ -46,7 +48,7 @@ def classify(
     """Classify images; confident predictions exit early. Unreadable files are reported and skipped (exit code 1)."""
     if out is not None and (out.suffix != ".parquet" or as_json):
         raise ValueError(f"{out}: answers are written as .parquet; --out and --json exclude each other.")
-    found, bad = _find(_given(images, samples))
+    found, bad = find_images(_given(images, samples))
     engine = _make_engine(
         model, threshold, budget_gmacs=budget_gmacs, router=router, abstain=abstain, top_k=top_k,
         backend=cast("BackendName | None", backend), device=device, precision=precision, batch=batch, threads=threads,
@@ -73,7 +75,7 @@ def _given(images: list[str] | None, samples: bool) -> list[str]:
     return [str(samples_folder())]
 
 
-def _find(given: list[str]) -> tuple[list[Entry], list[tuple[str, str]]]:
+def find_images(given: list[str]) -> tuple[list[Entry], list[tuple[str, str]]]:
     """The images that the arguments name, and the arguments that name none, each with the reason."""
     from progresvit.data.dataset import Entry, find_unlabelled
     from progresvit.engine.images import NO_FILE, ON_THE_WEB
@@ -227,9 +229,14 @@ def _report(summary: Summary, engine: Engine) -> None:
         + (f"; {summary.abstained} abstained" if summary.abstained else "")
         + (f", {summary.out_of_distribution} of them out-of-distribution" if summary.out_of_distribution else "")
     )
-    if engine.setting is not None:
-        limits = ", ".join(f"{limit:.4g}" for limit in engine.policy.thresholds)
-        spent = engine.setting.expected.get("gmacs")
-        average = f" ({spent:.3f} GMACs on average there)" if spent is not None else ""
-        rule = engine.setting.rule
-        typer.echo(f"τ = {limits}, calibrated by the rule {rule} on {engine.setting.n} images{average}")
+    report_setting(engine.setting, engine.policy.thresholds)
+
+
+def report_setting(setting: Setting | None, thresholds: Sequence[float]) -> None:
+    """Print the calibrated thresholds of an engine, if it has any."""
+    if setting is None:
+        return
+    limits = ", ".join(f"{limit:.4g}" for limit in thresholds)
+    spent = setting.expected.get("gmacs")
+    average = f" ({spent:.3f} GMACs on average there)" if spent is not None else ""
+    typer.echo(f"τ = {limits}, calibrated by the rule {setting.rule} on {setting.n} images{average}")

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from progresvit.cli import options, output
+from progresvit.cli import options, output, segmentation
+
+if TYPE_CHECKING:
+    from progresvit.evaluation import Records, SegmentationRecords
 
 
 def evaluate(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP)],
     data: Annotated[
-        str, typer.Option(help="Folder or tars with <split>/<class>/<image> or <class>/<image>; hfds/NAME; wds/FOLDER.")
+        str,
+        typer.Option(
+            help="Folder or tars with <split>/<class>/<image> or <class>/<image>; hfds/NAME; wds/FOLDER. For a "
+            "segmentation model images/<split>/<image> and annotations/<split>/<mask>."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Records file to write, such as records.parquet.")],
     split: Annotated[str, typer.Option(help="Split; '.' uses all images of top-level class folders.")] = "val",
@@ -29,8 +36,28 @@ def evaluate(
         typer.Option(help="Merge this many tokens in each block (ToMe), without training: 8, or 0,8 by round."),
     ] = None,
     logits: Annotated[bool, typer.Option("--logits", help="Store all logits; needed for temperature scaling.")] = False,
+    stride: Annotated[
+        float | None, typer.Option(help="Segmentation: distance of windows as a share of their side, 1 by default.")
+    ] = None,
+    scales: Annotated[
+        str | None,
+        typer.Option(help="Segmentation: sizes of the image whose predictions are averaged, such as 1,1.25."),
+    ] = None,
+    flip: Annotated[bool, typer.Option("--flip", help="Segmentation: average with a flipped copy.")] = False,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="Segmentation: label file or built-in list (camvid, pets, ade20k). By default that of the data, else "
+            "the model's classes for the mask values 0, 1, 2, …."
+        ),
+    ] = None,
+    ignore: Annotated[
+        str | None, typer.Option(help="Segmentation: mask values that count nowhere, 255 by default.")
+    ] = None,
     precision: Annotated[str, typer.Option(help=options.PRECISION_HELP)] = "fp32",
-    batch: Annotated[int, typer.Option(help=options.BATCH_HELP)] = 128,
+    batch: Annotated[
+        int | None, typer.Option(help="Images per batch, 128 by default; for segmentation windows, 32 by default.")
+    ] = None,
     workers: Annotated[int, typer.Option(help=options.DECODE_HELP)] = 2,
     device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing records.")] = False,
@@ -40,11 +67,11 @@ def evaluate(
     Uses several GPUs under torchrun.
     """
     from progresvit import api
-    from progresvit.data.split import count_training_images
     from progresvit.data.transforms import Corruption
     from progresvit.distributed import end_processes, start_processes
-    from progresvit.evaluation import DataSource, EvalOptions
+    from progresvit.evaluation import DataSource, EvalOptions, evaluate_segmentation
     from progresvit.evaluation import evaluate as run
+    from progresvit.evaluation.segmentation_run import BATCH
 
     source = DataSource(
         data=data,
@@ -53,22 +80,56 @@ def evaluate(
         restrict_classes=restrict_classes,
         corruption=None if corruption is None else Corruption.parse(corruption),
     )
-    eval_options = EvalOptions(
-        precision=precision, batch=batch, workers=workers, keep_logits=logits, overwrite=overwrite
-    )
     loaded, folder = api.load_with_folder(model)
+    segments = loaded.config.task == "segmentation"
+    eval_options = EvalOptions(
+        precision=precision,
+        batch=(BATCH if segments else 128) if batch is None else batch,
+        workers=workers,
+        keep_logits=logits,
+        overwrite=overwrite,
+    )
+    others: dict[str, object]
+    if segments:
+        others = {"--unlabelled": unlabelled, "--restrict-classes": restrict_classes, "--corruption": corruption}
+        options.refuse_options({**others, "--logits": logits}, segmentation.NOT_FOR_SEGMENTATION)
+    else:
+        others = {"--stride": stride, "--scales": scales, "--flip": flip, "--labels": labels, "--ignore": ignore}
+        options.refuse_options(others, segmentation.NOT_FOR_CLASSIFICATION)
+    windows = segmentation.parse_windows(stride, scales, flip)
+    ignored = (255,) if ignore is None else tuple(options.parse_integers(ignore, "--ignore"))
     if merge is not None:
         api.as_progresvit(loaded, "--merge").set_merge(options.parse_integers(merge, "--merge"))
     processes = start_processes(device)
+    records: Records | SegmentationRecords
     try:
         with output.progress_bars(wanted=processes.first) as begin:
             progress = begin("evaluating") if begin else None
-            records = run(loaded, source, out, name=model, processes=processes, options=eval_options, progress=progress)
+            if segments:
+                records = evaluate_segmentation(
+                    loaded, data=data, split=split, out=out, name=model, processes=processes, labels=labels,
+                    ignore=ignored, windows=windows, options=eval_options, progress=progress,
+                )  # fmt: skip
+            else:
+                records = run(
+                    loaded, source, out, name=model, processes=processes, options=eval_options, progress=progress
+                )
     finally:
         end_processes()
-    if not processes.first:
-        return
-    output.report_drawn_split(data, split, images=records.header.images, drawn_from=records.header.drawn_from)
+    if processes.first:
+        _report(records, out, folder)
+
+
+def _report(records: Records | SegmentationRecords, out: Path, folder: Path | None) -> None:
+    """Notes about the images, the accuracy of the rounds, and what to do next."""
+    from progresvit.data.split import count_training_images
+    from progresvit.evaluation import Records
+
+    header, split = records.header, records.header.split or ""
+    classified = isinstance(records, Records)
+    output.report_drawn_split(
+        header.data, split, images=header.images, drawn_from=header.drawn_from, by_class=classified
+    )
     if folder is not None and (learned := count_training_images(folder, records.ids)):
         reason = ": the dataset changed, and with it the split" if split == "val" else ""
         typer.echo(
@@ -76,15 +137,17 @@ def evaluate(
             "train again, or evaluate on other images.",
             err=True,
         )
-    for line in records.header.unreadable:
+    for line in header.unreadable:
         typer.echo(f"skipped: {line}", err=True)
     if records.broken:
         typer.echo(
             f"note: {records.broken} images have NaN or infinite logits in some round; they do not exit in that round.",
             err=True,
         )
-    if records.labelled:
+    if not isinstance(records, Records):
+        segmentation.report_accuracy(records)
+    elif records.labelled:
         shares = ", ".join(f"round {s + 1} {share:.2%}" for s, share in enumerate(records.correct.mean(axis=0)))
         typer.echo(f"top-1 of {len(records)} images: {shares}")
-    following = f": progresvit frontier {out}" if records.header.routable else "; its rounds are alternatives"
+    following = f": progresvit frontier {out}" if header.routable else "; its rounds are alternatives"
     typer.echo(f"{out} is ready{following}")

@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
-from progresvit.cli import options, output
+from progresvit.cli import options, output, segmentation
 
 
 def frontier(
     records: Annotated[list[Path], typer.Argument(help="Records of one or more models.")],
-    thresholds: Annotated[str | None, typer.Option(help="Comma-separated thresholds; the paper's by default.")] = None,
+    thresholds: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated thresholds; the paper's by default, and exit shares for segmentation."),
+    ] = None,
     per_round: Annotated[
         list[str] | None, typer.Option(help="One threshold per round except the last, such as 0.2,0.4; repeatable.")
     ] = None,
@@ -23,7 +26,10 @@ def frontier(
     router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
     out: Annotated[list[Path] | None, typer.Option(help=options.OUT_HELP)] = None,
 ) -> None:
-    """Print top-1, top-5, average GMACs and exit shares by threshold, and the near-lossless point."""
+    """Print accuracy, average GMACs and exit shares by threshold, and the near-lossless point.
+
+    The accuracy is top-1 and top-5, or mIoU and pixel accuracy for records of segmentation models.
+    """
     from progresvit.analysis.routing_figures import frontier_figure
     from progresvit.evaluation import frontier_table, read_records
     from progresvit.evaluation.table import check_outputs
@@ -32,17 +38,23 @@ def frontier(
     if thresholds is not None and per_round:
         raise ValueError("--thresholds and --per-round exclude each other; use one of them.")
     check_outputs(out or [])
+    wanted: list[float] | list[list[float]] | None = None
+    if thresholds is not None:
+        wanted = options.parse_numbers(thresholds, "--thresholds")
+    elif per_round:
+        wanted = [options.parse_numbers(row, "--per-round") for row in per_round]
+    if segmentation.are_segmentation(records):
+        options.refuse_options({"--router": router}, segmentation.NOT_FOR_RECORDS)
+        segmentation.frontier(records, wanted, setting or [], out or [])
+        return
     models = dict(zip(options.short_names(records), map(read_records, records)))
     fitted = None
     settings: dict[str, float | tuple[float, ...]] = {}
     for model_records in models.values():
         fitted = options.open_router(router, model_records.header, model_records.ids)
         settings = options.open_settings(setting or [], model_records.header, fitted)
-    wanted: list[float] | list[list[float]] = list(PAPER_THRESHOLDS if router is None else TENTHS)
-    if thresholds is not None:
-        wanted = options.parse_numbers(thresholds, "--thresholds")
-    elif per_round:
-        wanted = [options.parse_numbers(row, "--per-round") for row in per_round]
+    if wanted is None:
+        wanted = list(PAPER_THRESHOLDS if router is None else TENTHS)
     table = frontier_table(models, wanted, fitted, settings)
     outputs = output.make_outputs(out or [], table, lambda: frontier_figure(models, router=fitted, settings=settings))
     output.show_table(table)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 COMPONENTS = tuple(field.name for field in fields(compute.RoundMacs))
 HEADINGS = {"width": "channels"}
 """Headings of the table of rounds that differ from the keys."""
+SEGMENTATION_COMPONENTS = {"head": "decoder (every patch)"}
+"""Names of components of a segmentation model that differ from the keys."""
 
 
 def info(
@@ -55,6 +57,7 @@ def describe(name: str, config: BaseConfig) -> dict[str, Any]:
         return _describe_other_kind(name, config)
     return {
         "model": name,
+        "task": config.task,
         "parameters": compute.parameters(config),
         "config": config.to_dict(),
         "rounds": [
@@ -82,6 +85,7 @@ def _describe_other_kind(name: str, config: BaseConfig) -> dict[str, Any]:
     gmacs = "cumulative_gmacs" if config.routable else "alternative_gmacs"
     return {
         "model": name,
+        "task": config.task,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "config": config.to_dict(),
         "rounds": [{"round": number, **round_.model_dump()} for number, round_ in enumerate(config.rounds, start=1)],
@@ -118,10 +122,15 @@ def _print(report: dict[str, Any]) -> None:
 
     console = Console()
     console.width = max(console.width, 24 + 10 * len(report["rounds"]))  # do not cut numbers
-    console.print(f"[bold]{escape(report['model'])}[/bold]  {report['parameters']:,} parameters")
+    task = f"  {report['task']}, {report['config']['num_classes']} classes" if _segments(report) else ""
+    console.print(f"[bold]{escape(report['model'])}[/bold]  {report['parameters']:,} parameters{task}")
     console.print(_rounds_table(report))
     for convention in CONVENTIONS:
         console.print(_compute_table(report, convention))
+
+
+def _segments(report: dict[str, Any]) -> bool:
+    return bool(report["task"] == "segmentation")
 
 
 def _rounds_table(report: dict[str, Any]) -> Table:
@@ -140,13 +149,15 @@ def _compute_table(report: dict[str, Any], convention: str) -> Table:
     figures = report["compute"][convention]
     rounds, cumulative = figures.get("round_macs"), figures.get("cumulative_gmacs")
     totals = figures["alternative_gmacs"] if cumulative is None else cumulative
-    table = Table(title=f"GMACs, {convention} convention", title_justify="left")
+    of_window, names = (" of a window", SEGMENTATION_COMPONENTS) if _segments(report) else ("", {})
+    table = Table(title=f"GMACs{of_window}, {convention} convention", title_justify="left")
     table.add_column("component")
     for number in range(1, len(totals) + 1):
         table.add_column(f"round {number}", justify="right")
     if rounds is not None:
         for component in COMPONENTS:
-            table.add_row(component.replace("_", " "), *(_gmacs(macs[component]) for macs in rounds))
+            name = names.get(component, component.replace("_", " "))
+            table.add_row(name, *(_gmacs(macs[component]) for macs in rounds))
         table.add_section()
         table.add_row("this round", *(f"{macs['total'] / 1e9:.3f}" for macs in rounds))
     name = "each round alone" if cumulative is None else "cumulative"

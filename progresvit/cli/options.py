@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,14 @@ LIMIT_HELP = (
 BACKEND_HELP = "torch, onnxruntime or openvino."
 OUT_HELP = "Output file; repeatable. Table: .csv, .json, .md. Plot: .png, .svg, .pdf."
 TABLE_HELP = "Output file of the table; repeatable: .csv, .json, .md."
+
+
+def refuse_options(given: Mapping[str, object], why: str) -> None:
+    """An error if any of these options is used; ``why`` says what they are for. Unused ones are None or False."""
+    used = [name for name, value in given.items() if value is not None and value is not False]
+    if used:
+        verb, them = ("is", "it") if len(used) == 1 else ("are", "them")
+        raise ValueError(f"{' and '.join(used)} {verb} {why}; leave {them} out.")
 
 
 def parse_numbers(text: str, option: str) -> list[float]:

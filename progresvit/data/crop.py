@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -55,4 +56,9 @@ def describe_preprocessing(config: BaseConfig) -> dict[str, Any]:
 
 def preprocessing_hash(config: BaseConfig) -> str:
     """SHA-256 of the description: equal for equal preprocessing only."""
-    return hashlib.sha256(json.dumps(describe_preprocessing(config), sort_keys=True).encode()).hexdigest()
+    return description_hash(describe_preprocessing(config))
+
+
+def description_hash(description: Mapping[str, Any]) -> str:
+    """SHA-256 of a description of preprocessing."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()

@@ -32,6 +32,11 @@ class Entry:
     offset: int = 0
     size: int = -1
 
+    def read(self) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
 
 @dataclass(frozen=True)
 class ImageDataset:
@@ -49,10 +54,7 @@ class ImageDataset:
 
     def read(self, index: int) -> bytes:
         """The bytes of an image file. Several processes may read at once."""
-        entry = self.entries[index]
-        with open(entry.path, "rb") as file:
-            file.seek(entry.offset)
-            return file.read(entry.size)
+        return self.entries[index].read()
 
     def subset(self, indices: Iterable[int]) -> ImageDataset:
         """Some of the images, with the same classes."""
@@ -79,7 +81,7 @@ def dataset_hash(dataset: ImageDataset, about: str, *, remedy: str) -> str:
 
 def find_images(source: str | os.PathLike[str], split: str, class_ids: Sequence[str] | None = None) -> ImageDataset:
     """The images of a split. Classes are the folder names, sorted, or those given (of the training split)."""
-    roots = _roots(os.fspath(source))
+    roots = find_roots(os.fspath(source))
     found = _find_classes(roots, split)
     drawn_from = None
     if not found and split in (TRAIN, VAL) and not _find_classes(roots, VAL if split == TRAIN else TRAIN):
@@ -97,7 +99,7 @@ def find_images(source: str | os.PathLike[str], split: str, class_ids: Sequence[
         foreign = sorted(set(found) - set(class_ids))
         if foreign:
             raise ValueError(
-                f"{split} has classes that the training split lacks: {_some(foreign)}; add them there, or remove "
+                f"{split} has classes that the training split lacks: {some_of(foreign)}; add them there, or remove "
                 "them here."
             )
     classes = tuple(class_ids) if class_ids is not None else tuple(sorted(found))
@@ -130,7 +132,7 @@ def _check_filled(found: dict[str, list[Entry]], source: str | os.PathLike[str],
     empty = sorted(class_id for class_id, entries in found.items() if not entries)
     if empty:
         raise ValueError(
-            f"{_some(empty)} of {source} ({split}) hold no images; "
+            f"{some_of(empty)} of {source} ({split}) hold no images; "
             f"add some ({', '.join(SUFFIXES[:4])}, …) or remove the folder."
         )
 
@@ -139,7 +141,7 @@ def _check_top(whole: dict[str, list[Entry]], source: str | os.PathLike[str]) ->
     """Refuse splits without classes, and folders of folders at the top, which are splits of other names."""
     if TRAIN in whole and set(whole) <= {TRAIN, VAL, "test"}:
         raise ValueError(
-            f"{source} has {_some(sorted(whole))} with images and no classes in them; lay the images out as "
+            f"{source} has {some_of(sorted(whole))} with images and no classes in them; lay the images out as "
             "<split>/<class>/<image>, or as <class>/<image>."
         )
     deep = sorted(
@@ -147,7 +149,7 @@ def _check_top(whole: dict[str, list[Entry]], source: str | os.PathLike[str]) ->
     )
     if deep:
         raise ValueError(
-            f"{source} has neither train/ nor val/, and {_some(deep)} hold folders of images, as a split does and a "
+            f"{source} has neither train/ nor val/, and {some_of(deep)} hold folders of images, as a split does and a "
             "class does not; name the splits (--set data.train=…, --set data.val=… in training, --split … elsewhere), "
             "or lay the images out as <class>/<image>."
         )
@@ -156,9 +158,9 @@ def _check_top(whole: dict[str, list[Entry]], source: str | os.PathLike[str]) ->
 def find_unlabelled(source: str | os.PathLike[str]) -> ImageDataset:
     """All images in a folder and its subfolders, or in tars; names in a tar begin with the name of the tar."""
     entries = []
-    for root in _roots(os.fspath(source)):
+    for root in find_roots(os.fspath(source)):
         if root.suffix == ".tar":
-            entries += [replace(entry, name=f"{root.name}/{entry.name}") for _, entry in _tar_members(root)]
+            entries += [replace(entry, name=f"{root.name}/{entry.name}") for _, entry in tar_members(root)]
         else:
             entries += [
                 Entry(str(path), path.relative_to(root).as_posix())
@@ -170,7 +172,7 @@ def find_unlabelled(source: str | os.PathLike[str]) -> ImageDataset:
     return ImageDataset((), tuple(entries), (UNLABELLED,) * len(entries))
 
 
-def _roots(source: str) -> list[Path]:
+def find_roots(source: str) -> list[Path]:
     """The folders and tars that a source names."""
     path = Path(source).expanduser()
     if path.is_dir():
@@ -189,39 +191,40 @@ def _roots(source: str) -> list[Path]:
 def _folder_entries(root: Path, split: str) -> Iterator[tuple[str, Entry | None]]:
     folder = root / split
     for class_folder in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if not class_folder.is_dir() or _is_hidden((class_folder.name,)):
+        if not class_folder.is_dir() or is_hidden((class_folder.name,)):
             continue
         yield class_folder.name, None
         for path in class_folder.rglob("*"):
             inside = path.relative_to(root)
-            if path.suffix.lower() in SUFFIXES and path.is_file() and not _is_hidden(inside.parts):
+            if path.suffix.lower() in SUFFIXES and path.is_file() and not is_hidden(inside.parts):
                 yield class_folder.name, Entry(str(path), inside.as_posix())
 
 
 def _tar_entries(path: Path, split: str) -> Iterator[tuple[str, Entry | None]]:
     prefix = Path(split).parts  # none for "."
-    for parts, entry in _tar_members(path):
-        if not _is_hidden(parts) and len(parts) >= len(prefix) + 2 and parts[: len(prefix)] == prefix:
+    for parts, entry in tar_members(path):
+        if not is_hidden(parts) and len(parts) >= len(prefix) + 2 and parts[: len(prefix)] == prefix:
             yield parts[len(prefix)], entry
 
 
-def _is_hidden(parts: Sequence[str]) -> bool:
+def is_hidden(parts: Sequence[str]) -> bool:
     """Dot files and folders, and the copies that macOS adds to archives."""
     return any(part.startswith(".") or part == "__MACOSX" for part in parts)
 
 
-def _tar_members(path: Path) -> Iterator[tuple[tuple[str, ...], Entry]]:
-    """The images of a tar, each with the parts of its name."""
+def tar_members(path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> Iterator[tuple[tuple[str, ...], Entry]]:
+    """The images of a tar, or its files with other suffixes, each with the parts of its name."""
     try:
         with tarfile.open(path, "r:") as tar:  # images are read by their offset, so the tar must not be compressed
             for member in tar:
                 name = member.name.removeprefix("./")
-                if member.isfile() and name.lower().endswith(SUFFIXES):
+                if member.isfile() and name.lower().endswith(suffixes):
                     yield tuple(name.split("/")), Entry(str(path), name, member.offset_data, member.size)
     except tarfile.TarError as error:
         raise ValueError(f"{path} is damaged, compressed or no tar ({error}); copy or unpack it again.") from error
 
 
-def _some(names: Sequence[str], most: int = 5) -> str:
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """The first names, and how many more there are, for a message."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -84,7 +84,9 @@ class _Augmented(Dataset[tuple[Tensor, int, list[tuple[int, str]]]]):
         raise ValueError(f"none of the {len(self.dataset)} images can be read: {unreadable[0][1]}.")
 
 
-class _Steps(Sampler[list[tuple[int, int]]]):
+class EpochItems(Sampler[list[tuple[int, int]]]):
+    """Micro-batches of this process as lists of (epoch, index), from one step to another."""
+
     def __init__(self, sampler: EpochSampler, first: int, last: int) -> None:
         self.sampler, self.first, self.last = sampler, first, last
 
@@ -122,11 +124,11 @@ class LoaderBatches:
         """The micro-batches of this process, step by step."""
         loader = DataLoader(
             self._dataset,
-            batch_sampler=_Steps(self.sampler, first, last),
+            batch_sampler=EpochItems(self.sampler, first, last),
             collate_fn=_collate,
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
-            worker_init_fn=_ignore_interrupts,
+            worker_init_fn=ignore_interrupts,
         )
         step: list[Batch] = []
         for images, targets, unreadable in loader:
@@ -138,7 +140,7 @@ class LoaderBatches:
                 step = []
 
 
-def _ignore_interrupts(worker: int) -> None:
+def ignore_interrupts(worker: int) -> None:
     """Ctrl-C reaches every process of a terminal; the parent ends the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -184,7 +186,7 @@ def numbered_batches(
         num_workers=workers,
         collate_fn=_collate_numbered,  # in the worker: one tensor is sent, not one per image
         pin_memory=device.type == "cuda",
-        worker_init_fn=_ignore_interrupts,
+        worker_init_fn=ignore_interrupts,
     )
     for numbers, pixels, unreadable in loader:
         yield Numbered(numbers, None if pixels is None else pixels.to(device, non_blocking=True), unreadable)

@@ -13,11 +13,19 @@ if TYPE_CHECKING:
     from progresvit.engine.batcher import MemoryWarning
     from progresvit.engine.engine import Engine
     from progresvit.engine.prediction import Candidate, Prediction
+    from progresvit.engine.segmentation import Segmentation, SegmentationEngine
 
-__all__ = ["Candidate", "Engine", "MemoryWarning", "Prediction"]
+__all__ = ["Candidate", "Engine", "MemoryWarning", "Prediction", "Segmentation", "SegmentationEngine"]
 
 if not TYPE_CHECKING:  # a checker shall see the names above and no others
     __getattr__, __dir__ = lazily(
         __name__,
-        homes={"Candidate": "prediction", "Engine": "engine", "MemoryWarning": "batcher", "Prediction": "prediction"},
+        homes={
+            "Candidate": "prediction",
+            "Engine": "engine",
+            "MemoryWarning": "batcher",
+            "Prediction": "prediction",
+            "Segmentation": "segmentation",
+            "SegmentationEngine": "segmentation",
+        },
     )

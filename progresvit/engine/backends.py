@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
-from progresvit.config import ModelConfig
+from progresvit.config import ModelConfig, Task
 from progresvit.engine.buffers import RoundBackend
 from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest
 from progresvit.engine.onnx_backend import GraphBackend, GraphRounds
@@ -85,8 +85,33 @@ class ModelSource(Protocol):
         ...
 
 
-def open_source(model: RoundModel | str | os.PathLike[str] | None, backend: BackendName | None) -> ModelSource:
-    """Open a model, the folder, bundled name or hub id of one, or an export; None is the default bundled model."""
+def open_source(
+    model: RoundModel | str | os.PathLike[str] | None,
+    backend: BackendName | None = None,
+    *,
+    task: Task = "classification",
+) -> ModelSource:
+    """Open a model, the folder, bundled name or hub id of one, or an export; None is the default bundled model.
+
+    A model for another task is refused.
+    """
+    source = _open(model, backend)
+    check_task(source.config, task, "Engine" if task == "classification" else "SegmentationEngine")
+    return source
+
+
+def check_task(config: ModelConfig, task: Task, what: str) -> None:
+    """Refuse a model for another task than that of ``what``."""
+    if config.task == task:
+        return
+    if task == "classification":
+        does, other, remedy = "classify", "segments", "progresvit.SegmentationEngine, or progresvit segment"
+    else:
+        does, other, remedy = "segment", "classifies", "progresvit.Engine, or progresvit classify"
+    raise ValueError(f"{what} takes models that {does}, and this one {other}; use {remedy}.")
+
+
+def _open(model: RoundModel | str | os.PathLike[str] | None, backend: BackendName | None) -> ModelSource:
     folder: Path | None = None
     if model is None or isinstance(model, str | os.PathLike):
         if model is not None and (Path(model).expanduser() / MANIFEST_FILE).is_file():

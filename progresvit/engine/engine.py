@@ -25,17 +25,16 @@ from progresvit.engine.buffers import RoundBuffer
 from progresvit.engine.images import Images, OpenedImages, PathLike, open_images
 from progresvit.engine.prediction import Candidate, Prediction
 from progresvit.engine.prefetch import Prefetcher
+from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
 from progresvit.io.parse import did_you_mean
 from progresvit.routing.decide import Abstention, Answers, Policy
-from progresvit.routing.settings import Setting, SettingWarning, budget_setting, find_setting
+from progresvit.routing.settings import Setting, SettingWarning, budget_setting
 
 if TYPE_CHECKING:
     import torch
 
     from progresvit.model import ProgResViT
     from progresvit.routing.router import Router
-
-ThresholdLike = float | Sequence[float] | Setting | PathLike
 
 DEADLINE = 1.0
 """Seconds that an image of a stream may wait until a batch is full."""
@@ -105,7 +104,7 @@ class Engine:
         self.setting = threshold if isinstance(threshold, Setting) else None
         """The setting of the threshold, if it was calibrated."""
         if isinstance(threshold, Setting):
-            self._check(threshold, router, source)
+            check_setting(threshold, source, precision=self.precision, router=_router_hash(router))
             abstain = threshold.abstain if abstain is None else abstain
             threshold = threshold.threshold
         ood = None if self.setting is None else self.setting.ood
@@ -279,13 +278,6 @@ class Engine:
         finally:
             self._busy = False
 
-    def _check(self, setting: Setting, router: Router | None, source: ModelSource) -> None:
-        setting.check_use(len(self.config.rounds), _router_hash(router))
-        setting.check_weights(source.weights)
-        caveat = setting.caveat(preprocessing=source.preprocessing, precision=self.precision)
-        if caveat is not None:
-            warnings.warn(caveat, SettingWarning, stacklevel=3)
-
     def _check_routers(self, source: ModelSource) -> None:
         for router in self.policy.routers:
             if router.origin.model not in (None, source.weights):
@@ -296,20 +288,11 @@ def _find_threshold(
     threshold: ThresholdLike | None, budget_gmacs: float | None, router: Router | None, source: ModelSource
 ) -> float | Sequence[float] | Setting:
     """The threshold by number, name, file or budget, or the default of the model."""
-    if budget_gmacs is not None:
-        if threshold is not None:
-            raise ValueError("threshold and budget_gmacs both determine the compute; give one of them.")
-        return budget_setting(source.folder, budget_gmacs)
-    if isinstance(threshold, str | os.PathLike):
-        return find_setting(threshold, source.folder)
-    if threshold is None and router is None:
-        threshold = source.threshold  # it is for entropies
-    if threshold is None:
-        raise ValueError(
-            "an engine needs a threshold: a number such as 0.5, or a setting that progresvit calibrate wrote; "
-            "settings/near-lossless.json in the model folder is the default."
-        )
-    return threshold
+    if budget_gmacs is None:
+        return find_threshold(threshold, source, use_default=router is None)  # the default is for entropies
+    if threshold is not None:
+        raise ValueError("threshold and budget_gmacs both determine the compute; give one of them.")
+    return budget_setting(source.folder, budget_gmacs)
 
 
 def _open_router(router: Router | PathLike | None) -> Router | None:

@@ -115,7 +115,8 @@ class FoldedProjector(nn.Module):
 class FoldedRound(nn.Module):
     """Round s of a model, counted from 0; later changes to the model have no effect.
 
-    The patches of the last round are not used, so its last block computes the class token only.
+    The patches of the last round of a classification model are not used, so its last block computes the class token
+    only.
     """
 
     position: Tensor
@@ -132,6 +133,7 @@ class FoldedRound(nn.Module):
         d = round_.width
         self.resolution, self.patch_size = round_.resolution, config.patch_size
         self.is_last = s == len(config.rounds) - 1
+        self.segments = config.task == "segmentation"
         self.merge = round_.merge
         gates = model.gates(s)
         embed = model.patch_embed.proj
@@ -157,7 +159,7 @@ class FoldedRound(nn.Module):
     def forward(self, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
         """Normalised images (B, C, H, H), and after the first round the tokens of the previous round.
 
-        The tokens of the last round are the class token only, (B, 1, d).
+        The tokens of the last round are the class token only, (B, 1, d), unless the model segments.
         """
         images = resize(images, self.resolution)  # (B, C, H, H) -> (B, C, r, r)
         cut = F.pixel_unshuffle(images, self.patch_size).flatten(2).mT  # (B, C, r, r) -> (B, g * g, C * p * p)
@@ -167,16 +169,24 @@ class FoldedRound(nn.Module):
             x = x + self.projector(previous)
         x = self._run_blocks(x)
         tokens = F.layer_norm(x, (x.shape[-1],), self.norm_weight, self.norm_bias, NORM_EPS)
-        return RoundOutput(logits=self.head(tokens[:, 0]), tokens=tokens)
+        return RoundOutput(logits=self._classify(tokens), tokens=tokens)
+
+    def _classify(self, tokens: Tensor) -> Tensor:
+        """(B, N, d) -> (B, K), or (B, K, g, g) of a segmentation model."""
+        logits: Tensor = self.head(tokens[:, 1:] if self.segments else tokens[:, 0])  # (B, g * g, K) or (B, K)
+        if self.segments:
+            g = self.resolution // self.patch_size
+            logits = logits.mT.unflatten(2, (g, g))  # (B, g * g, K) -> (B, K, g, g)
+        return logits
 
     def _run_blocks(self, x: Tensor) -> Tensor:
-        """(B, N, d) -> (B, N, d), or (B, 1, d) in the last round."""
+        """(B, N, d) -> (B, N, d), or (B, 1, d) if only the class token is used."""
         merging = Merging.start(x, self.merge) if self.merge else None
         for block in list(self.blocks)[:-1]:
             x, merging = block(x, merging)
         last = self.blocks[-1]
         assert isinstance(last, FoldedBlock)
-        if self.is_last:
+        if self.is_last and not self.segments:
             return last.class_token_only(x, merging)
         x, merging = last(x, merging)
         return x if merging is None else unmerge(x, merging)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from progresvit.config import ModelConfig
 from progresvit.data.crop import crop
 from progresvit.data.decode import ImageError, decode, upright_rgb
 
+T = TypeVar("T")
 PathLike = str | os.PathLike[str]
 Images = Any
 """A list of paths, contents of files and PIL images, or a uint8 array or tensor (B, C, R, R)."""
@@ -62,20 +63,15 @@ def _open_all(images: Sequence[ImageInput], config: ModelConfig, pool: Executor 
     if config.in_channels not in (1, 3):
         raise ValueError(f"image files have 1 or 3 channels and this model takes {config.in_channels}; give it arrays.")
     for image in images:
-        if not isinstance(image, Image | str | os.PathLike | bytes | UnreadImage):
-            raise ValueError(f"an image is a path, the content of a file or a PIL image, not {type(image).__name__}.")
-    for image in {id(image): image for image in images if isinstance(image, Image)}.values():
-        with contextlib.suppress(Exception):  # reported below; two threads must not decode the same image
-            image.load()
+        check_input(image)
+    for image in {id(image): image for image in images}.values():
+        load_early(image)
+
+    def cropped(upright: Image) -> NDArray[np.uint8]:
+        return crop(upright if config.in_channels == 3 else upright.convert("L"), config)
 
     def open_one(image: ImageInput) -> NDArray[np.uint8] | str:
-        try:
-            upright = _read(image)
-            return crop(upright if config.in_channels == 3 else upright.convert("L"), config)
-        except ImageError as error:
-            return str(error)
-        except Exception as error:  # any problem concerns this image only
-            return f"cannot be opened ({type(error).__name__}: {error})"
+        return open_image(image, cropped)
 
     results = list(map(open_one, images) if pool is None else pool.map(open_one, images))
     good = [result for result in results if not isinstance(result, str)]
@@ -84,7 +80,31 @@ def _open_all(images: Sequence[ImageInput], config: ModelConfig, pool: Executor 
     return OpenedImages(np.stack(good) if good else nothing, errors)
 
 
-def _read(image: ImageInput) -> Image:
+def check_input(image: object) -> None:
+    """Refuse what is no image of any kind."""
+    if not isinstance(image, Image | str | os.PathLike | bytes | UnreadImage):
+        raise ValueError(f"an image is a path, the content of a file or a PIL image, not {type(image).__name__}.")
+
+
+def load_early(image: ImageInput) -> None:
+    """Decode a PIL image that was opened lazily, before threads share it: two must not decode the same one."""
+    if isinstance(image, Image):
+        with contextlib.suppress(Exception):  # reported by open_image
+            image.load()
+
+
+def open_image(image: ImageInput, prepare: Callable[[Image], T]) -> T | str:
+    """What ``prepare`` makes of the upright RGB image, or why it cannot be opened."""
+    try:
+        return prepare(read_image(image))
+    except ImageError as error:
+        return str(error)
+    except Exception as error:  # any problem concerns this image only
+        return f"cannot be opened ({type(error).__name__}: {error})"
+
+
+def read_image(image: ImageInput) -> Image:
+    """The upright RGB image; an :class:`ImageError` says why it cannot be read."""
     if isinstance(image, UnreadImage):
         raise ImageError(image.reason)
     if isinstance(image, bytes):

@@ -1,17 +1,22 @@
-"""The finished parts of an evaluation that is still running: a folder next to the records, as npz files."""
+"""The finished parts of an evaluation that is still running: a folder next to the records, as npz files.
+
+Processes share the parts that are missing.
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from progresvit.data.dataset import ImageDataset
+from progresvit.data.loader import Unreadable
+from progresvit.distributed import Processes
 from progresvit.evaluation.records import Header
 from progresvit.io.resumable import PartialOutput
 from progresvit.model.registry import DEFAULT_KIND
@@ -24,27 +29,68 @@ Columns = dict[str, Any]
 
 
 class Parts:
-    """The parts of the records of a dataset."""
+    """The parts of the records of a dataset, in a folder next to the file ``out``.
 
-    def __init__(self, folder: Path, dataset: ImageDataset) -> None:
-        self.dataset = dataset
-        self._parts = PartialOutput(folder, total=len(dataset), size=CHUNK, suffix="npz", is_whole=_is_whole)
+    Args:
+        out: The file that the parts become.
+        dataset: The images.
+        size: Images per part; None: ``CHUNK``.
+    """
+
+    def __init__(self, out: Path, dataset: ImageDataset, *, size: int | None = None) -> None:
+        self.dataset, self.size = dataset, size or CHUNK
+        folder = out.with_name(out.name + ".parts")
+        self._parts = PartialOutput(folder, total=len(dataset), size=self.size, suffix="npz", is_whole=_is_whole)
         self.chunks = self._parts.ranges
         self.done, self.remove = self._parts.done, self._parts.remove
 
+    def share(
+        self, header: Header, processes: Processes, *, keep_logits: bool, overwrite: bool
+    ) -> tuple[list[int], int]:
+        """The numbers of the parts that this process makes, and how many images are done already."""
+        if processes.first:
+            self.claim(header, keep_logits=keep_logits, overwrite=overwrite)
+        processes.wait()  # until the parts of another run are removed
+        done = set(processes.gather(self.done())[0])  # as the first process sees it: all must share the same chunks
+        left = [number for number in range(len(self.chunks)) if number not in done]
+        return left[processes.rank :: processes.count], sum(len(self.chunks[number]) for number in done)
+
     def claim(self, header: Header, *, keep_logits: bool, overwrite: bool) -> None:
         """Create the folder, or check that it belongs to this evaluation."""
-        about = {**header.identity(), "chunk": CHUNK, "keep_logits": keep_logits}
+        about = {**header.identity(), "chunk": self.size, "keep_logits": keep_logits}
         about["pictures"] = about.pop("images")  # as version 0.1.0 wrote it, so that its parts are continued
         if about["config"].get("kind") == DEFAULT_KIND:
             about["config"] = {key: value for key, value in about["config"].items() if key != "kind"}
         self._parts.claim(about, overwrite=overwrite)
+
+    def fill(self, finished: Iterable[tuple[int, Columns, Mapping[int, str]]]) -> None:
+        """Write parts as they are finished: number, columns, and why images are unreadable."""
+        skipped = Unreadable(self.dataset)
+        for number, columns, unreadable in finished:
+            self.write(number, columns, unreadable)
+            self._skip(unreadable, skipped)
 
     def write(self, number: int, columns: Columns, unreadable: Mapping[int, str]) -> None:
         """Write a finished part."""
         buffer = io.BytesIO()
         np.savez(buffer, unreadable=np.array(json.dumps(sorted(unreadable.items()))), **columns)
         self._parts.write(number, buffer.getvalue())
+
+    def collect(self) -> tuple[Columns, tuple[str, ...]]:
+        """The columns of all parts in order, and a line for each unreadable image."""
+        columns, unreadable = self.merge()
+        skipped = Unreadable(self.dataset)
+        self._skip(unreadable, skipped)
+        return columns, tuple(skipped.lines())
+
+    def _skip(self, unreadable: Mapping[int, str], skipped: Unreadable) -> None:
+        """Count unreadable images. Too many are an error that removes the parts, since the user will change them."""
+        try:
+            for index, reason in unreadable.items():
+                skipped.add(index, reason)
+        except ValueError:
+            self.remove()
+            raise
 
     def merge(self) -> tuple[Columns, dict[int, str]]:
         """The columns of all parts in order, and why images are unreadable.

@@ -6,8 +6,6 @@ Letters: N images, S rounds, K classes.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -17,19 +15,24 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from progresvit import compute
 from progresvit.config import BaseConfig, ModelConfig
 from progresvit.data.dataset import UNLABELLED
-from progresvit.io.files import replace_file
+from progresvit.evaluation.record_files import (
+    KEY,
+    SEGMENTATION_KEY,
+    check_rows,
+    read_table,
+    split_by_id,
+    write_table,
+)
 from progresvit.model.registry import DEFAULT_KIND, parse_config
 from progresvit.routing import Router, near_lossless
 from progresvit.routing.scores import STATISTICS
 
 TOP = 5
-KEY = b"progresvit"
 FORMAT = 1
 
 Floats = NDArray[np.float32]
@@ -67,6 +70,8 @@ class Header:
     """Numbers of the data's classes, if predictions were restricted to them. Entropies are of all classes."""
     corruption: str | None = None
     """Corruption and severity, such as ``fog/3``."""
+    masks: Mapping[str, Sequence[int]] | None = None
+    """Raw values of the masks: those of the classes, in order, and those that are ignored; None in classification."""
     unreadable: tuple[str, ...] = ()
     """One line for each image that could not be read."""
     date: str = ""
@@ -85,9 +90,13 @@ class Header:
                 "among them; compare the accuracy and the GMACs of its rounds."
             )
 
+    def to_dict(self) -> dict[str, Any]:
+        """As files hold it; that of a classification model has no masks."""
+        return {key: value for key, value in asdict(self).items() if key != "masks" or value is not None}
+
     def identity(self) -> dict[str, Any]:
         """All but the outcome and what follows from the rest: equal for two evaluations of one model on one data."""
-        known = asdict(self)
+        known = self.to_dict()
         for key in ("unreadable", "date", "version", "model", "device", "gmacs", "routable"):
             del known[key]
         return known
@@ -193,49 +202,29 @@ class Records:
 
     def split(self, share: float, seed: int = 0) -> tuple[Records, Records]:
         """Two disjoint parts. Which part an image is in depends on its id and the seed, not on the order."""
-        if not 0 < share < 1:
-            raise ValueError(f"the share of a split is between 0 and 1, not {share:g}.")
-        digests = [hashlib.sha256(f"{seed}\n{name}".encode()).digest()[:8] for name in self.ids.tolist()]
-        first = np.frombuffer(b"".join(digests), ">u8") < share * 2**64
-        if first.all() or not first.any():
-            raise ValueError(f"{len(self)} images are too few to split; evaluate on more.")
+        first = split_by_id(self.ids, share, seed)
         return self.take(first), self.take(~first)
 
 
 def check_records(records: Records) -> Records:
     """The same records, or an error that says what is wrong with them."""
-    if not len(records):
-        raise ValueError("there are no records: the dataset is empty, or none of its images could be read.")
-    if records.rounds != records.header.rounds:
-        raise ValueError(f"records of {records.rounds} rounds for a model of {records.header.rounds}.")
-    names, counts = np.unique(records.ids, return_counts=True)
-    if (counts > 1).any():
-        twice = names[counts > 1]
-        raise ValueError(f"{len(twice)} ids occur more than once, such as {twice[0]}; each image must be there once.")
+    check_rows(records.ids, rounds=records.rounds, expected=records.header.rounds)
     return records
 
 
 def write_records(records: Records, path: Path) -> None:
     """Write the file in one step: a reader finds no file or a whole one."""
-    check_records(records)
-    buffer = io.BytesIO()
-    pq.write_table(_to_table(records), buffer, compression="zstd")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, buffer.getvalue())
+    write_table(_to_table(check_records(records)), path)
 
 
 def read_records(path: str | Path) -> Records:
     """Records that ``write_records`` wrote."""
-    if not Path(path).is_file():
+    table = read_table(path)
+    if SEGMENTATION_KEY in (table.schema.metadata or {}):
         raise ValueError(
-            f"there are no records at {path}; make some with: progresvit evaluate MODEL --data D --out {path}"
+            f"{path} holds records of a segmentation model; progresvit frontier and progresvit calibrate take them, "
+            "and other commands take those of a classification model."
         )
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(
-            f"{path} is not a complete Parquet file ({error}); give a file of progresvit evaluate."
-        ) from error
     try:
         return check_records(_from_table(table))
     except (KeyError, TypeError) as error:
@@ -258,7 +247,7 @@ def _to_table(records: Records) -> pa.Table:
             columns[f"{name}_log_probability"] = pa.array(records.log_probability[:, s])
         if records.logits is not None:
             columns[f"{name}_logits"] = _lists(records.logits[:, s])
-    about = {"format": FORMAT, "rounds": records.rounds, "statistics": STATISTICS, "header": asdict(records.header)}
+    about = {"format": FORMAT, "rounds": records.rounds, "statistics": STATISTICS, "header": records.header.to_dict()}
     return pa.table(columns).replace_schema_metadata({KEY: json.dumps(about).encode()})
 
 
@@ -273,7 +262,7 @@ def _from_table(table: pa.Table) -> Records:
         return np.stack([_to_array(column) for column in columns], axis=1)
 
     return Records(
-        header=_read_header(about["header"]),
+        header=read_header(about["header"]),
         ids=np.array(table["id"].to_pylist(), dtype=np.str_),
         labels=table["label"].fill_null(UNLABELLED).to_numpy().astype(np.int64),
         top5_labels=rounds_of("top5_labels").astype(np.int64),
@@ -286,7 +275,7 @@ def _from_table(table: pa.Table) -> Records:
     )
 
 
-def _read_header(values: Mapping[str, Any]) -> Header:
+def read_header(values: Mapping[str, Any]) -> Header:
     """A header; one of version 0.1.0 has ``pictures`` for ``images``, no kind of model and no GMACs."""
     known = {"images" if key == "pictures" else key: value for key, value in values.items()}
     known["config"] = {"kind": DEFAULT_KIND, **known["config"]}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from progresvit.compute import CONVENTIONS
+from progresvit.compute import CONVENTIONS, Convention
 from progresvit.evaluation import table
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.routing import PAPER_THRESHOLDS, TENTHS, OperatingPoint, Router, frontier, near_lossless
+from progresvit.routing.decide import Threshold
 
 
 def frontier_table(
@@ -46,34 +48,66 @@ def frontier_table(
             rows += [
                 _row(name, records, point, setting) for point in frontier(scores, hits, gmacs, [limit], correct5=hits5)
             ]
-    most = max(records.rounds for records in models.values())
+    accuracy = [Column("top1", "top-1 (%)", table.percent), Column("top5", "top-5 (%)", table.percent)]
+    return threshold_table(rows, accuracy, models=len(models))
+
+
+def threshold_table(rows: list[Row], accuracy: Sequence[Column], *, models: int) -> Table:
+    """The table of operating points; models may differ in their rounds.
+
+    Args:
+        rows: One of each point, as :func:`point_row` makes them.
+        accuracy: Columns of the accuracy.
+        models: Number of models; that of one model does not name it.
+    """
+    most = max(sum(key.startswith("exit_share_") for key in row) for row in rows)
     for row in rows:
         row.update({f"exit_share_{s}": row.get(f"exit_share_{s}") for s in range(1, most + 1)})
     columns = [
-        *([Column("model", "model")] if len(models) > 1 else []),
+        *([Column("model", "model")] if models > 1 else []),
         Column("threshold", "τ", table.threshold),
-        Column("top1", "top-1 (%)", table.percent),
-        Column("top5", "top-5 (%)", table.percent),
+        *accuracy,
         Column("gmacs_paper", "GMACs (paper)", table.decimals),
         Column("gmacs_executed", "GMACs (executed)", table.decimals),
         Column("saving", "saving (%)", table.rough_percent),
         *(Column(f"exit_share_{s}", f"exit {s} (%)", table.rough_percent) for s in range(1, most + 1)),
         Column("note", "note"),
     ]
-    if len(models) == 1:
+    if models == 1:
         rows = [{key: value for key, value in row.items() if key != "model"} for row in rows]
     return Table("Accuracy and compute by threshold", columns, rows)
 
 
 def _row(name: str, records: Records, point: OperatingPoint, note: str) -> Row:
     spent = {convention: float(np.dot(point.exit_shares, records.gmacs(convention))) for convention in CONVENTIONS}
+    accuracy = {"top1": point.top1, "top5": point.top5}
+    return point_row(name, point, accuracy, spent, full=records.gmacs("paper")[-1], note=note)
+
+
+class _Point(Protocol):
+    @property
+    def threshold(self) -> Threshold: ...
+
+    @property
+    def exit_shares(self) -> tuple[float, ...]: ...
+
+
+def point_row(
+    name: str,
+    point: _Point,
+    accuracy: Mapping[str, float | None],
+    spent: Mapping[Convention, float],
+    *,
+    full: float,
+    note: str,
+) -> Row:
+    """A row of :func:`threshold_table`; ``spent`` are the GMACs by convention, ``full`` those of all rounds (paper)."""
     return {
         "model": name,
         "threshold": point.threshold,
-        "top1": point.top1,
-        "top5": point.top5,
+        **accuracy,
         **{f"gmacs_{convention}": gmacs for convention, gmacs in spent.items()},
-        "saving": 1 - spent["paper"] / records.gmacs("paper")[-1],
+        "saving": 1 - spent["paper"] / full,
         **{f"exit_share_{s}": share for s, share in enumerate(point.exit_shares, start=1)},
         "note": note,
     }

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from progresvit.compute import CONVENTIONS
 from progresvit.data.corrupted_cache import CorruptedCache
 from progresvit.data.crop import describe_preprocessing, preprocessing_hash
 from progresvit.data.dataset import UNLABELLED, ImageDataset, find_images, find_unlabelled
-from progresvit.data.loader import Numbered, Unreadable, numbered_batches
+from progresvit.data.loader import Numbered, numbered_batches
 from progresvit.data.timm_dataset import find_timm_images, is_timm_name
 from progresvit.data.transforms import Corruption, NamedTransform, normalise
 from progresvit.distributed import Processes
@@ -114,38 +115,43 @@ def evaluate(
         progress: Called after each batch.
     """
     options = options or EvalOptions()
+    _check_task(model)
     if model.config.num_classes == 0:
         raise ValueError("the model has no classes to choose from; give it a head with reset_classifier and train it.")
-    if out.is_dir():
-        raise ValueError(f"{out} is a folder; give the name of a file, such as {out / 'records.parquet'}.")
-    if out.exists() and not options.overwrite:
-        raise ValueError(f"{out} is there already; use --overwrite to replace it, or name another file.")
-    autocast(processes.device, options.precision)  # an error before anything is written
+    check_run(out, options, processes.device)
     images = source.find()
     header = _header(model, source, images, name=name, options=options, device=processes.device)
     labels = [UNLABELLED] * len(images) if source.unlabelled else relabel(images, model.config)
     load = _batch_loader(images, NamedTransform(model.config, source.corruption), options, processes, progress)
-    parts = Parts(out.with_name(out.name + ".parts"), images)
-    if processes.first:
-        parts.claim(header, keep_logits=options.keep_logits, overwrite=options.overwrite)
-    processes.wait()  # until the parts of another run are removed
-    done = set(processes.gather(parts.done())[0])  # as the first process sees it: all must share the same chunks
-    left = [number for number in range(len(parts.chunks)) if number not in done][processes.rank :: processes.count]
-    counter = _ProgressCounter(
-        progress, len(images), sum(len(parts.chunks[number]) for number in done), processes.count
-    )
-    skipped = Unreadable(images)
+    parts = Parts(out, images)
+    mine, done = parts.share(header, processes, keep_logits=options.keep_logits, overwrite=options.overwrite)
+    counter = ProgressCounter(progress, len(images), done, processes.count)
     model = model.to(processes.device).eval()
     known = None if source.unlabelled else labels
-    for number, columns, bad in _run(model, parts, left, header, known, options, load, processes.device, counter):
-        parts.write(number, columns, bad)
-        _skip(bad, skipped, parts)
+    parts.fill(_run(model, parts, mine, header, known, options, load, processes.device, counter))
     processes.wait()
     if processes.first:
         write_records(_gather(parts, header, labels), out)
         parts.remove()
     processes.wait()
     return read_records(out)
+
+
+def _check_task(model: RoundModel) -> None:
+    if model.config.task != "classification":
+        raise ValueError(
+            "the model segments images, and this takes classification models; evaluate it with progresvit evaluate, or "
+            "evaluate_segmentation in Python."
+        )
+
+
+def check_run(out: Path, options: EvalOptions, device: torch.device) -> None:
+    """Errors before anything is read or written."""
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; give the name of a file, such as {out / 'records.parquet'}.")
+    if out.exists() and not options.overwrite:
+        raise ValueError(f"{out} is there already; use --overwrite to replace it, or name another file.")
+    autocast(device, options.precision)
 
 
 LoadBatches = Callable[[Sequence[list[int]]], Iterator[Numbered]]
@@ -169,7 +175,7 @@ def _batch_loader(
     return partial(cache.batches, device=processes.device)
 
 
-class _ProgressCounter:
+class ProgressCounter:
     """Counts images for the callback, assuming that the other processes are as fast as this one."""
 
     def __init__(self, callback: ProgressCallback | None, total: int, done: int, processes: int) -> None:
@@ -177,6 +183,7 @@ class _ProgressCounter:
         self.add(0)
 
     def add(self, images: int) -> None:
+        """Count images of this process."""
         self.done = min(self.done + images * self.processes, self.total)
         if self.callback:
             self.callback(self.done, self.total)
@@ -186,6 +193,7 @@ def intended_header(
     model: RoundModel, source: DataSource, name: str, options: EvalOptions, processes: Processes
 ) -> Header:
     """The header that an evaluation would write, without its outcome."""
+    _check_task(model)
     return _header(model, source, source.find(), name=name, options=options, device=processes.device)
 
 
@@ -203,25 +211,44 @@ def _header(
         if source.unlabelled:
             raise ValueError("predictions cannot be restricted to the classes of images that have no labels.")
         restricted = tuple(sorted(class_numbers(images.class_ids, model.config)))
+    return make_header(
+        model,
+        images,
+        name=name,
+        options=options,
+        device=device,
+        preprocessing=describe_preprocessing(model.config),
+        preprocessing_hash=preprocessing_hash(model.config),
+        data=source.data,
+        split=None if source.unlabelled else source.split,
+        classes=restricted,
+        corruption=f"{source.corruption.name}/{source.corruption.severity}" if source.corruption else None,
+    )
+
+
+def make_header(
+    model: RoundModel, images: ImageDataset, *, name: str, options: EvalOptions, device: torch.device, **about: Any
+) -> Header:
+    """A header; ``about`` holds the fields that depend on the kind of model."""
     return Header(
         model=name,
         weights=weights_hash(model),
         config=model.config.to_dict(),
         gmacs={convention: model.gmacs(convention) for convention in CONVENTIONS},
         routable=model.config.routable,
-        preprocessing=describe_preprocessing(model.config),
-        preprocessing_hash=preprocessing_hash(model.config),
         precision=options.precision,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        data=source.data,
-        split=None if source.unlabelled else source.split,
         images=len(images),
         drawn_from=images.drawn_from,
         names=hashlib.sha256("\n".join(entry.name for entry in images.entries).encode()).hexdigest(),
-        classes=restricted,
-        corruption=f"{source.corruption.name}/{source.corruption.severity}" if source.corruption else None,
         version=__version__,
+        **about,
     )
+
+
+def finished(header: Header, unreadable: tuple[str, ...]) -> Header:
+    """The header of an evaluation that is complete."""
+    return replace(header, unreadable=unreadable, date=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 @torch.inference_mode()
@@ -234,7 +261,7 @@ def _run(
     options: EvalOptions,
     load: LoadBatches,
     device: torch.device,
-    counter: _ProgressCounter,
+    counter: ProgressCounter,
 ) -> Iterator[tuple[int, Columns, dict[int, str]]]:
     """The columns and unreadable images of each chunk as it is finished."""
     owners, groups = [], []
@@ -322,25 +349,12 @@ def _log_probability(logits: Tensor, classes: Sequence[int] | None, targets: Ten
     return chosen.where(finite, torch.nan)
 
 
-def _skip(unreadable: Mapping[int, str], skipped: Unreadable, parts: Parts) -> None:
-    """Count unreadable images. Too many are an error that removes the parts, since the user will change the images."""
-    try:
-        for index, reason in unreadable.items():
-            skipped.add(index, reason)
-    except ValueError:
-        parts.remove()
-        raise
-
-
 def _gather(parts: Parts, header: Header, labels: Sequence[int]) -> Records:
     """The records of all chunks."""
-    columns, unreadable = parts.merge()
-    skipped = Unreadable(parts.dataset)
-    _skip(unreadable, skipped, parts)
+    columns, unreadable = parts.collect()
     order = columns.pop("index")
-    now = datetime.now(UTC).isoformat(timespec="seconds")
     return Records(
-        header=replace(header, unreadable=tuple(skipped.lines()), date=now),
+        header=finished(header, unreadable),
         ids=np.array([parts.dataset.entries[index].name for index in order], dtype=np.str_),
         labels=np.array(labels, np.int64)[order],
         **columns,

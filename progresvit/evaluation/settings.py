@@ -8,11 +8,12 @@ from typing import Any
 
 from progresvit import compute
 from progresvit.evaluation.ood import OOD_SHARE, ood_limit, rejected_share
-from progresvit.evaluation.records import Records
+from progresvit.evaluation.records import Header, Records
 from progresvit.evaluation.selective import abstain_entropy, routed_answers
 from progresvit.routing import (
     HIGHEST,
     NEAR_LOSSLESS_DROP,
+    CertifiedThreshold,
     Router,
     certified_thresholds,
     near_lossless,
@@ -90,6 +91,13 @@ def calibrate_guarantee(
     certified = certified_thresholds(
         records.scores(router), harms, records.gmacs(convention), epsilon, delta, highest=highest, seed=seed
     )
+    evidence = certificate(certified, loss)
+    return _setting(records, certified.threshold, router, convention, rule="guarantee", **evidence)
+
+
+def certificate(certified: CertifiedThreshold, loss: Loss) -> dict[str, Any]:
+    """The evidence of a guarantee as a setting holds it; an error if there are too few images for any."""
+    epsilon, delta = certified.epsilon, certified.delta
     if certified.too_few:
         beside = f" beside the {certified.design_images} that order the thresholds" if certified.design_images else ""
         raise OutOfReachError(
@@ -97,7 +105,7 @@ def calibrate_guarantee(
             f"{needed_images(epsilon, delta):,} are needed{beside}, and these suffice only without a single loss. "
             "Evaluate on more images, or ask for less."
         )
-    evidence = {
+    return {
         "epsilon": epsilon,
         "delta": delta,
         "n": certified.images,
@@ -105,7 +113,6 @@ def calibrate_guarantee(
         "loss": loss,
         "p_value": certified.p_value,
     }
-    return _setting(records, certified.threshold, router, convention, rule="guarantee", **evidence)
 
 
 def with_abstention(records: Records, setting: Setting, max_error: float, *, router: Router | None = None) -> Setting:
@@ -170,7 +177,7 @@ def measure_budgets(records: Records) -> Budgets:
         precision=header.precision,
         n=len(records),
         points=spread_points(records.scores(), correct, records.gmacs()),
-        data=_data(records),
+        data=_data(header),
         date=_now(),
     )
 
@@ -195,18 +202,22 @@ def _setting(
     }
     if correct is not None:
         expected["full_top1"] = float(correct[:, -1].mean())
-    header = records.header
+    if router is not None:
+        known["router"] = router_hash(router)
+    return make_setting(records.header, threshold, **{"expected": expected, "n": len(records), **known})
+
+
+def make_setting(header: Header, threshold: float | tuple[float, ...], **known: Any) -> Setting:
+    """A setting that is bound to the model and the preprocessing of records; ``known`` are its other fields."""
     return Setting(
         threshold=threshold,
-        rounds=records.rounds,
+        rounds=header.rounds,
         weights=header.weights,
         preprocessing=header.preprocessing_hash,
         precision=header.precision,
-        router=None if router is None else router_hash(router),
-        expected=expected,
-        data=_data(records),
+        data=_data(header),
         date=_now(),
-        **{"n": len(records), **known},
+        **known,
     )
 
 
@@ -218,8 +229,7 @@ def _refuse_some_classes(records: Records) -> None:
         )
 
 
-def _data(records: Records) -> str:
-    header = records.header
+def _data(header: Header) -> str:
     return header.data if header.corruption is None else f"{header.data} ({header.corruption})"
 
 

@@ -12,7 +12,7 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 
 from progresvit.config import HEAD_WIDTH, ModelConfig, make_rounds, preset
-from progresvit.io.model_folder import download
+from progresvit.io.model_folder import PICKLE_SUFFIXES, download
 from progresvit.io.weights import read_pickle
 from progresvit.model.saving import check_fit
 from progresvit.model.vit import ProgResViT
@@ -69,7 +69,7 @@ def import_official(file: str | os.PathLike[str], *, resolutions: Sequence[int] 
         resolutions: Resolution of each round. By default they are derived from the file name, or from the stored
             position grid: 240 means 192→240, 384 means 160→384.
     """
-    file = Path(file)
+    file = Path(file).expanduser()
     if not file.is_file():
         raise ValueError(f"there is no file {file}; give the path of one of the authors' .pth.tar files.")
     weights = read_pickle(file)
@@ -85,6 +85,12 @@ def import_official(file: str | os.PathLike[str], *, resolutions: Sequence[int] 
     model = ProgResViT(config)
     model.load_state_dict(renamed)
     return model.eval()
+
+
+def is_official_file(file: str | os.PathLike[str]) -> bool:
+    """Whether a file is one of the authors' checkpoints, by the names of its weights."""
+    path = Path(file).expanduser()
+    return path.is_file() and path.suffix in PICKLE_SUFFIXES and "cond_mlp.net.0.weight" in read_pickle(path)
 
 
 def load_official(repo_id: str, *, revision: str | None = None) -> ProgResViT:
@@ -145,7 +151,8 @@ def _resolutions(name: str, stored: int, *, rounds: int, patch_size: int) -> Seq
             return resolutions
     raise ValueError(
         f"the resolutions of the {rounds} rounds follow neither from the name {name!r} nor from the stored position "
-        f"grid of {stored}; give them, coarse to fine: --resolutions 192,240"
+        f"grid of {stored}; convert it with progresvit import-official and give them, coarse to fine: "
+        "--resolutions 192,240"
     )
 
 

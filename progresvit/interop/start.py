@@ -1,4 +1,5 @@
-"""Initial weights from a pretrained model: a plain ViT of timm, by name or from a file, or a model folder.
+"""Initial weights from a pretrained model: a plain ViT of timm, by name or from a file, a model folder, or a checkpoint
+of the authors.
 
 The weights of a plain ViT have the same names in timm and here. Every other parameter of a model is its own part, which
 only a folder of the same kind of model can fill; otherwise it keeps its initial weights.
@@ -20,6 +21,7 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from progresvit.config import HEAD_WIDTH, BaseConfig
+from progresvit.interop.official import OFFICIAL_MODELS, import_official, is_official_file, load_official
 from progresvit.io.model_folder import BUNDLED, find_folder, is_local
 from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import WEIGHT_SUFFIXES, read_weights
@@ -46,6 +48,10 @@ def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper") -> l
     """Initial weights from what ``model.start`` of a recipe names; returns the parameters that were not copied."""
     if is_local(source):
         return start_from_folder(model, find_folder(source), fusion=fusion)
+    if source in OFFICIAL_MODELS:
+        return _start_from_model(model, load_official(source), fusion=fusion, origin=source)
+    if is_official_file(source):
+        return _start_from_model(model, import_official(source), fusion=fusion, origin=source)
     return start_from_timm(model, source, fusion=fusion)
 
 
@@ -96,16 +102,19 @@ def start_from_folder(model: RoundModel, folder: Path, *, fusion: Fusion = "pape
     Returns:
         The names of the parameters that were not copied.
     """
-    source = load_folder(folder)
+    return _start_from_model(model, load_folder(folder), fusion=fusion, origin=str(folder))
+
+
+def _start_from_model(model: RoundModel, source: RoundModel, *, fusion: Fusion, origin: str) -> list[str]:
     weights, own = source.state_dict(), model.state_dict()
     same_kind = source.config.kind == model.config.kind
     if same_kind and source.config.routable and len(source.config.rounds) > 1 and fusion == "quiet":
         raise ValueError(
-            f"{folder} brings what it learned between its rounds, which a quiet start would set to zero; "
+            f"{origin} brings what it learned between its rounds, which a quiet start would set to zero; "
             "remove model.start_fusion."
         )
     if all(key in own for key in _NEEDED):
-        _check_plain(weights, own, model.config, str(folder))
+        _check_plain(weights, own, model.config, origin)
         weights = {
             key: value
             for key, value in weights.items()
@@ -113,10 +122,10 @@ def start_from_folder(model: RoundModel, folder: Path, *, fusion: Fusion = "pape
         }
     elif not same_kind:
         raise ValueError(
-            f"{folder} holds a model of the kind {source.config.kind}, of which {type(model).__name__} takes no "
-            "weights; give a folder of its own kind, or remove model.start."
+            f"{origin} holds a model of the kind {source.config.kind}, of which {type(model).__name__} takes no "
+            "weights; give a model of its own kind, or remove model.start."
         )
-    return _copy(model, weights, class_ids=source.config.class_ids, fusion=fusion, origin=str(folder))
+    return _copy(model, weights, class_ids=source.config.class_ids, fusion=fusion, origin=origin)
 
 
 def _read(source: str) -> nn.Module | Weights:

@@ -96,9 +96,12 @@ def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:
 def weights_hash(model: Any) -> str:
     """SHA-256 of the weights as float32, by name: the same wherever the model was loaded from.
 
-    Token merging and static gates change the answers of the same weights, so they are part of the hash if they are on.
+    Token merging, static gates and the task change the answers of the same weights, so they are part of the hash unless
+    they are the default.
     """
     digest = hashlib.sha256()
+    if model.config.task != "classification":
+        digest.update(model.config.task.encode())
     if getattr(model.config, "psg", None) == "static":
         digest.update(b"static gates")
     merge = [getattr(round_, "merge", 0) for round_ in model.config.rounds]

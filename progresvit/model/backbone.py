@@ -11,8 +11,9 @@ from __future__ import annotations
 import progresvit._torchvision  # noqa: F401  (ahead of timm)
 
 # isort: split
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -90,7 +91,9 @@ class Backbone(nn.Module):
         return block(x, gates, **options)
 
     def classify(self, tokens: Tensor) -> Tensor:
-        """Logits of the class token, from any round's width: (B, N, d) -> (B, K)."""
+        """Logits of the class token, from any round's width: (B, N, d) -> (B, K); in segmentation, of every patch."""
+        if self.config.task == "segmentation":
+            return decode(tokens, cast(nn.Linear, self.head))
         class_token = tokens[:, 0]  # (B, N, d) -> (B, d)
         return slicing.linear(class_token, self.head) if isinstance(self.head, nn.Linear) else class_token
 
@@ -192,6 +195,14 @@ def resizing_matrix(source: int, target: int) -> Tensor:
     identity = torch.eye(source)[None, None]  # resized in one direction only, it becomes the matrix
     size = (target, source)
     return F.interpolate(identity, size=size, mode="bicubic", antialias=True, align_corners=False)[0, 0]
+
+
+def decode(tokens: Tensor, decoder: nn.Linear) -> Tensor:
+    """Segmenter's linear decoder on the patch tokens, sliced to their width: (B, N, d) -> (B, K, g, g)."""
+    logits = slicing.linear(tokens[:, 1:], decoder)  # (B, N, d) -> (B, g * g, K)
+    g = math.isqrt(logits.shape[1])
+    grid: Tensor = logits.mT.unflatten(2, (g, g))  # (B, g * g, K) -> (B, K, g, g)
+    return grid
 
 
 def is_head(key: str) -> bool:

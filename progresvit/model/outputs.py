@@ -1,6 +1,7 @@
 """The output of a round.
 
-Letters: B images, K classes, N tokens (the class token and the patches), d active channels.
+Letters: B images, K classes, N tokens (the class token and the patches), d active channels, g side of the patch
+grid.
 """
 
 from typing import NamedTuple
@@ -12,6 +13,6 @@ class RoundOutput(NamedTuple):
     """One round's prediction, and the state that is passed to the next round."""
 
     logits: Tensor
-    """(B, K)"""
+    """(B, K); of a segmentation model (B, K, g, g), one prediction for each patch."""
     tokens: Tensor
     """(B, N, d), after the final norm, class token first. Early exits hand on the residual stream before the norm."""

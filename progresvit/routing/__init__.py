@@ -16,11 +16,18 @@ from progresvit.routing.frontier import (  # at once: the function has the name 
     frontier,
     near_lossless,
     operating_point,
+    routed_sums,
 )
 
 if TYPE_CHECKING:
     from progresvit.routing.calibrate import threshold_for_budget, threshold_for_exit_share
-    from progresvit.routing.certify import CertifiedThreshold, certified_threshold, certified_thresholds, needed_images
+    from progresvit.routing.certify import (
+        CertifiedThreshold,
+        certified_threshold,
+        certified_thresholds,
+        hoeffding_bentkus,
+        needed_images,
+    )
     from progresvit.routing.decide import Abstention, OODRule, Policy, Routed, route_records
     from progresvit.routing.router import Router, fit_router, load_router, save_router
     from progresvit.routing.scores import (
@@ -30,7 +37,9 @@ if TYPE_CHECKING:
         full_entropy,
         logit_statistics,
         ood_score,
+        patch_entropy,
         top10_entropy,
+        uncertain_entropy,
     )
     from progresvit.routing.settings import (
         Budgets,
@@ -48,6 +57,7 @@ _HOME_OF = {
     "CertifiedThreshold": "certify",
     "certified_threshold": "certify",
     "certified_thresholds": "certify",
+    "hoeffding_bentkus": "certify",
     "needed_images": "certify",
     "Abstention": "decide",
     "OODRule": "decide",
@@ -64,7 +74,9 @@ _HOME_OF = {
     "full_entropy": "scores",
     "logit_statistics": "scores",
     "ood_score": "scores",
+    "patch_entropy": "scores",
     "top10_entropy": "scores",
+    "uncertain_entropy": "scores",
     "Budgets": "settings",
     "Setting": "settings",
     "SettingWarning": "settings",
@@ -97,6 +109,7 @@ __all__ = [
     "fit_router",
     "frontier",
     "full_entropy",
+    "hoeffding_bentkus",
     "load_budgets",
     "load_router",
     "load_setting",
@@ -105,12 +118,15 @@ __all__ = [
     "needed_images",
     "ood_score",
     "operating_point",
+    "patch_entropy",
     "route_records",
+    "routed_sums",
     "save_router",
     "setting_names",
     "threshold_for_budget",
     "threshold_for_exit_share",
     "top10_entropy",
+    "uncertain_entropy",
 ]
 
 if not TYPE_CHECKING:  # a checker shall see the names above and no others

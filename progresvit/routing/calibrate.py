@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from progresvit.routing.decide import as_scores
-from progresvit.routing.frontier import OperatingPoint, every_threshold, exit_counts, frontier
+from progresvit.routing.frontier import OperatingPoint, every_threshold, exit_counts, frontier, routed_sums
 from progresvit.routing.scores import HIGHEST
 
 
@@ -27,17 +27,26 @@ STEPS = 200
 """Budgets between the first round alone and all rounds in a table of budgets."""
 
 
-def threshold_for_budget(scores: ArrayLike, gmacs: Sequence[float], budget: float) -> float:
-    """The lowest threshold, so the most refined images, whose average GMACs stay within the budget."""
-    values = as_scores(scores)
-    if not gmacs[0] - ROUNDING <= budget <= gmacs[-1] + ROUNDING:
+def threshold_for_budget(scores: ArrayLike, gmacs: ArrayLike, budget: float) -> float:
+    """The lowest threshold, so the most refined images, whose average GMACs stay within the budget.
+
+    Args:
+        scores: Entropies or router probabilities, (N, S).
+        gmacs: Cumulative GMACs of the rounds, (S,); (N, S) if images differ.
+        budget: Average GMACs per image.
+    """
+    values, costs = as_scores(scores), np.asarray(gmacs, np.float64)
+    by_image = costs.ndim == 2
+    first, last = costs[:, [0, -1]].mean(axis=0) if by_image else costs[[0, -1]]
+    if not first - ROUNDING <= budget <= last + ROUNDING:
         raise ValueError(
-            f"a budget of {budget:g} GMACs is out of reach: round 1 alone costs {gmacs[0]:.3f} and all rounds "
-            f"{gmacs[-1]:.3f}; choose one in between."
+            f"a budget of {budget:g} GMACs is out of reach: round 1 alone costs {first:.3f} and all rounds "
+            f"{last:.3f}; choose one in between."
         )
     thresholds = every_threshold(values)
-    spent = exit_counts(values, thresholds) @ np.asarray(gmacs) / len(values)
-    within = np.flatnonzero(spent <= max(budget, gmacs[0]) + 1e-9)
+    total = routed_sums(values, costs, thresholds) if by_image else exit_counts(values, thresholds) @ costs
+    spent = total / len(values)
+    within = np.flatnonzero(spent <= max(budget, first) + 1e-9)
     if not len(within):
         stuck = int(np.isinf(values[:, :-1]).all(axis=1).sum())
         raise OutOfReachError(

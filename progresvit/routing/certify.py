@@ -1,13 +1,18 @@
 """A threshold with a guarantee: with probability 1 - delta over the draw of the calibration images, the share of images
-that are harmed by an early exit is at most epsilon.
+that are harmed by an early exit, or the mean loss by early exits, is at most epsilon.
 
-Fixed-sequence testing: the thresholds of a grid, fixed before the images are seen, are tested in ascending order. The
-test is the exact binomial tail P(Bin(n, epsilon) <= k), where k of n images exited early and were harmed. Testing ends
-at the first threshold that fails, and the last that passed is certified. No correction for multiple tests is needed,
-since the first unsafe threshold passes with a probability of at most delta.
+Fixed-sequence testing: the thresholds of a grid, fixed before the images are seen, are tested in ascending order.
+Testing ends at the first threshold that fails, and the last that passed is certified. No correction for multiple tests
+is needed, since the first unsafe threshold passes with a probability of at most delta.
+
+The test depends on the losses. For losses of 0 and 1 it is the exact binomial tail P(Bin(n, epsilon) <= k), where k of
+n images exited early and were harmed. For other losses from 0 to 1 it is the Hoeffding-Bentkus bound on the mean over
+all n images, of which those that run every round have the loss 0 (Bates et al. 2021, "Distribution-free,
+risk-controlling prediction sets"; Angelopoulos et al. 2021, "Learn then test").
 
 An image that exits after a round is harmed if that round is wrong and the last one right (labelled: the harm bounds the
-drop in accuracy) or if the two disagree (unlabelled: disagreement bounds the drop too, and needs no labels).
+drop in accuracy) or if the two disagree (unlabelled: disagreement bounds the drop too, and needs no labels). In
+segmentation its loss is the increase of its pixel error over the last round's, 0 where the error decreases.
 Letters: N images, S rounds.
 """
 
@@ -19,11 +24,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from progresvit.routing.decide import Floats, Marks, Threshold, as_scores
-from progresvit.routing.frontier import count_exits, exit_counts, routed_counts
+from progresvit.routing.decide import Floats, Threshold, as_scores
+from progresvit.routing.frontier import exit_counts, routed_counts, routed_sums
 from progresvit.routing.scores import HIGHEST
+
+Losses = NDArray[np.bool_ | np.float64]
+"""Booleans or float64; it decides which test is used."""
 
 GRID = 2001
 """Thresholds in the grid of one round."""
@@ -41,7 +49,9 @@ class CertifiedThreshold:
     images: int
     """n: images of the test."""
     harmed: int
-    """k: of these, how many exited early at the threshold and were harmed."""
+    """k: of these, how many exited early at the threshold and were harmed, that is, have a loss above 0."""
+    mean_loss: float
+    """Mean loss over the n images; for losses of 0 and 1 it is k / n."""
     p_value: float
     tested: int
     """Number of thresholds in the grid or path."""
@@ -60,6 +70,32 @@ def needed_images(epsilon: float, delta: float) -> int:
     return math.ceil(math.log(delta) / math.log1p(-epsilon) - 1e-9)
 
 
+def hoeffding_bentkus(mean_loss: ArrayLike, images: ArrayLike, epsilon: ArrayLike) -> Floats:
+    """P-values of "the expected loss is above epsilon", for independent losses from 0 to 1; the arguments broadcast.
+
+    The smaller of the bounds by Hoeffding, exp(-n h(R, epsilon)) with the relative entropy h of two Bernoulli
+    variables, and by Bentkus, e P(Bin(n, epsilon) <= ceil(n R)). At R = 0 it is (1 - epsilon) ** n; it is 1 for R of
+    epsilon or more.
+
+    Args:
+        mean_loss: R, the mean loss over the images.
+        images: n, their number.
+        epsilon: The bound that is tested, between 0 and 1.
+    """
+    from scipy.special import rel_entr  # slow to import, and training and the engine do not need it
+    from scipy.stats import binom
+
+    mean, count, bound = (np.asarray(value, np.float64) for value in (mean_loss, images, epsilon))
+    if not ((mean >= 0) & (mean <= 1)).all():
+        raise ValueError("a mean loss is between 0 and 1; divide losses by the largest that is possible.")
+    if not ((bound > 0) & (bound < 1)).all() or not (count >= 1).all():
+        raise ValueError("the bound epsilon is between 0 and 1, and there is at least one image.")
+    low = np.minimum(mean, bound)
+    hoeffding = np.exp(-count * (rel_entr(low, bound) + rel_entr(1 - low, 1 - bound)))
+    bentkus = math.e * binom.cdf(np.ceil(count * mean - 1e-9), count, bound)  # 100 * 0.07 is a little more than 7
+    return np.asarray(np.minimum(np.minimum(hoeffding, bentkus), 1.0))
+
+
 def certified_threshold(
     entropy: Any, loss: Any, epsilon: float, delta: float, *, highest: float = HIGHEST, grid: int = GRID
 ) -> CertifiedThreshold:
@@ -67,10 +103,11 @@ def certified_threshold(
 
     Args:
         entropy: The score of round 1, one per image: a tensor, array or list.
-        loss: Whether an exit after round 1 harms the image, one per image.
-        epsilon: The share of images that may be harmed.
+        loss: Whether an exit after round 1 harms the image, or its loss from 0 to 1; one per image.
+        epsilon: The share of images that may be harmed, or the mean loss that is allowed.
         delta: The probability that the guarantee fails.
-        highest: The end of the grid: ln 10 for entropies, 1 for a learned router's probabilities.
+        highest: The end of the grid: ln 10 for entropies, ln K for those of patches, 1 for a learned router's
+            probabilities.
         grid: Number of thresholds.
     """
     _check(epsilon, delta)
@@ -78,15 +115,14 @@ def certified_threshold(
         raise ValueError(f"the grid has at least 200 thresholds, not {grid}; a coarse one wastes what could be saved.")
     if not 0 < highest < math.inf:
         raise ValueError(f"the grid ends above 0: at ln 10 for entropies, at 1 for probabilities, not at {highest}.")
-    scores, harms = np.asarray(_to_host(entropy), np.float64), _as_losses(loss)
-    if scores.ndim != 1 or scores.shape != harms.shape:
-        raise ValueError(f"entropies {scores.shape} and losses {harms.shape} are one of each per image.")
+    scores, losses = np.asarray(_to_host(entropy), np.float64), _as_losses(loss)
+    if scores.ndim != 1 or scores.shape != losses.shape:
+        raise ValueError(f"entropies {scores.shape} and losses {losses.shape} are one of each per image.")
     if not len(scores):
         raise ValueError("there are no images to certify on; give at least one entropy and loss.")
-    scores = as_scores(scores[:, None])[:, 0]
-    thresholds = np.linspace(0.0, highest, grid)
-    harmed = count_exits(scores, harms, thresholds)
-    return _walk(thresholds[:, None], harmed, len(scores), epsilon, delta)
+    scores = as_scores(np.column_stack([scores, scores]))  # (N,) -> (N, 2); the last round's are not used
+    losses = np.pad(losses[:, None], ((0, 0), (0, 1)))  # (N,) -> (N, 2); the last round's are 0
+    return _walk(np.linspace(0.0, highest, grid)[:, None], scores, losses, epsilon, delta)
 
 
 def certified_thresholds(
@@ -107,11 +143,12 @@ def certified_thresholds(
 
     Args:
         scores: Entropies or router probabilities.
-        losses: Whether an exit after each round harms the image.
+        losses: Whether an exit after each round harms the image, or its loss from 0 to 1.
         gmacs: Cumulative GMACs of the rounds.
-        epsilon: The share of images that may be harmed.
+        epsilon: The share of images that may be harmed, or the mean loss that is allowed.
         delta: The probability that the guarantee fails.
-        highest: The highest threshold: ln 10 for entropies, 1 for a learned router's probabilities.
+        highest: The highest threshold: ln 10 for entropies, ln K for those of patches, 1 for a learned router's
+            probabilities.
         design_share: The share of the images that orders the thresholds.
         seed: Of the draw of these images.
     """
@@ -134,16 +171,22 @@ def certified_thresholds(
         raise ValueError(f"{len(values)} images are too few to set some aside for ordering the thresholds.")
     harms[:, -1] = False  # an image that runs every round is not harmed
     path = _order_on(values[design], harms[design], np.asarray(gmacs, np.float64), highest)
-    harmed = routed_counts(values[test], harms[test], path).sum(axis=1)
-    return _walk(path, harmed, len(test), epsilon, delta, design_images=len(design))
+    return _walk(path, values[test], harms[test], epsilon, delta, design_images=len(design))
 
 
 def _walk(
-    path: Floats, harmed: NDArray[np.int64], images: int, epsilon: float, delta: float, design_images: int = 0
+    path: Floats, scores: Floats, losses: Losses, epsilon: float, delta: float, design_images: int = 0
 ) -> CertifiedThreshold:
-    from scipy.stats import binom  # slow to import, and training and the engine do not need it
+    """Test the rows of the path in their order; ``losses`` of the last round are 0."""
+    images = len(scores)
+    harmed = routed_counts(scores, losses > 0, path).sum(axis=1)
+    if losses.dtype == bool:
+        from scipy.stats import binom  # slow to import, and training and the engine do not need it
 
-    p_values = binom.cdf(harmed, images, epsilon)
+        mean_loss, p_values = harmed / images, binom.cdf(harmed, images, epsilon)
+    else:
+        mean_loss = np.clip(routed_sums(scores, losses, path) / images, 0, 1)  # rounding may lead outside
+        p_values = hoeffding_bentkus(mean_loss, images, epsilon)
     failed = np.flatnonzero(p_values > delta)
     passed = int(failed[0]) if len(failed) else len(path)
     last = max(passed - 1, 0)  # the path begins at 0, where no image exits and none is harmed
@@ -154,13 +197,14 @@ def _walk(
         delta=delta,
         images=images,
         harmed=int(harmed[last]),
+        mean_loss=float(mean_loss[last]),
         p_value=float(p_values[last]),
         tested=len(path),
         design_images=design_images,
     )
 
 
-def _order_on(scores: Floats, harms: Marks, gmacs: Floats, highest: float) -> Floats:
+def _order_on(scores: Floats, harms: Losses, gmacs: Floats, highest: float) -> Floats:
     """A path of threshold vectors from no exits to cheap and harmful: (steps, S - 1).
 
     These are the combinations of levels that no other beats in both compute and harm. Small steps up to the first of
@@ -173,7 +217,8 @@ def _order_on(scores: Floats, harms: Marks, gmacs: Floats, highest: float) -> Fl
     numbers = np.stack(np.meshgrid(*(range(len(one)) for one in levels), indexing="ij"), axis=-1).reshape(-1, between)
     rows = _take(levels, numbers)
     spent = exit_counts(scores, rows) @ gmacs
-    harmed = routed_counts(scores, harms, rows).sum(axis=1)
+    counted = harms.dtype == bool
+    harmed = routed_counts(scores, harms, rows).sum(axis=1) if counted else routed_sums(scores, harms, rows)
     order = np.lexsort((spent, harmed))  # by harm, then by compute
     cheapest = np.minimum.accumulate(spent[order])
     better = order[np.append(True, cheapest[1:] < cheapest[:-1])]
@@ -202,11 +247,18 @@ def _check(epsilon: float, delta: float) -> None:
         raise ValueError(f"delta, the risk that the guarantee fails, is between 0 and 1 (0.05 for 95 %), not {delta}.")
 
 
-def _as_losses(values: Any) -> Marks:
+def _as_losses(values: Any) -> Losses:
+    """A copy: booleans if all losses are 0 or 1, which have an exact test, else float64."""
     losses = np.asarray(_to_host(values))
-    if not np.isin(losses, (0, 1)).all():
-        raise ValueError("losses are true (harmed by the exit) or false.")
-    return losses.astype(bool)
+    if np.isin(losses, (0, 1)).all():
+        return losses.astype(bool)
+    bad = ~((losses >= 0) & (losses <= 1))
+    if bad.any():
+        raise ValueError(
+            "losses are true (harmed by the exit) or false, or numbers from 0 to 1, not "
+            f"{losses[bad][0]}; count a gain as 0, and leave out images without a loss."
+        )
+    return losses.astype(np.float64)
 
 
 def _to_host(values: Any) -> Any:

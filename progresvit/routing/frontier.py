@@ -1,12 +1,13 @@
 """What a threshold gives: accuracy and compute of many thresholds at once, and the near-lossless point.
 
-The exit rule is that of ``decide``. Letters: N images, S rounds, T thresholds.
+The exit rule is that of ``decide``. Letters: N images, S rounds, T thresholds, M numbers per image and round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -127,6 +128,69 @@ def routed_counts(scores: ArrayLike, marks: ArrayLike, thresholds: ArrayLike) ->
     limits = as_thresholds(thresholds, values.shape[1])
     shared = bool((limits == limits[:, :1]).all())
     return _count_shared(values, flags, limits) if shared else _count_each(values, flags, limits)
+
+
+def routed_sums(scores: ArrayLike, values: ArrayLike, thresholds: ArrayLike) -> NDArray[Any]:
+    """Sums over the images of the values of the round after which each exits: (N, S) or (N, S, M) -> (T,) or (T, M).
+
+    Sums of booleans and integers are exact, in int64; of other numbers they are float64.
+
+    Args:
+        scores: Entropies or router probabilities, (N, S).
+        values: What is summed: finite numbers of each image in each round, (N, S) or (N, S, M).
+        thresholds: (T,), or (T, S - 1) for one per round.
+    """
+    known = as_scores(scores)
+    numbers = np.asarray(values)
+    if numbers.shape[:2] != known.shape or numbers.ndim > 3:
+        raise ValueError(
+            f"scores of shape {known.shape} with values of shape {numbers.shape}; values are images x rounds, or "
+            "images x rounds x numbers."
+        )
+    limits = as_thresholds(thresholds, known.shape[1])
+    by_round = [numbers[:, s] for s in range(known.shape[1])]  # views of (N,) or (N, M)
+    if not all(np.isfinite(column).all() for column in by_round):
+        raise ValueError("values to sum are finite; leave out images that have none, or give them 0.")
+    shared = bool((limits == limits[:, :1]).all())
+    return _sum_shared(known, by_round, limits) if shared else _sum_each(known, by_round, limits)
+
+
+def _sum_each(scores: Floats, by_round: list[NDArray[Any]], limits: Floats) -> NDArray[Any]:
+    dtype = _dtype_of_sums(by_round[0])
+    sums = np.zeros((len(limits), *by_round[0].shape[1:]), dtype)
+    columns = np.asfortranarray(scores)
+    for t, row in enumerate(limits):
+        continuing = np.ones(len(scores), bool)
+        for s, limit in enumerate(row):
+            exiting = continuing & exits(columns[:, s], limit)
+            sums[t] += by_round[s][exiting].sum(axis=0, dtype=dtype)
+            continuing &= ~exiting
+        sums[t] += by_round[-1][continuing].sum(axis=0, dtype=dtype)
+    return sums
+
+
+def _sum_shared(scores: Floats, by_round: list[NDArray[Any]], limits: Floats) -> NDArray[Any]:
+    """The last round's sum, and for the images that have exited by round s what round s has more than the next.
+
+    These are cumulative sums in the order of the lowest scores so far: one sort per round for all thresholds.
+    """
+    dtype = _dtype_of_sums(by_round[0])
+    sums = np.zeros((len(limits), *by_round[0].shape[1:]), dtype)
+    sums += by_round[-1].sum(axis=0, dtype=dtype)
+    lowest = np.full(len(scores), np.inf)
+    for s in range(scores.shape[1] - 1):
+        lowest = np.minimum(lowest, scores[:, s])
+        order = np.argsort(lowest)
+        below = np.searchsorted(lowest, limits[:, 0], side="left", sorter=order)  # (T,), strictly below as in exits
+        more = by_round[s][order].astype(dtype)  # (N,) or (N, M)
+        more -= by_round[s + 1][order].astype(dtype, copy=False)
+        np.cumsum(more, axis=0, out=more)
+        sums[below > 0] += more[below[below > 0] - 1]
+    return sums
+
+
+def _dtype_of_sums(values: NDArray[Any]) -> type[np.int64 | np.float64]:
+    return np.int64 if values.dtype.kind in "bui" else np.float64
 
 
 def _count_each(scores: Floats, marks: Marks, limits: Floats) -> Counts:

@@ -1,8 +1,8 @@
-"""How uncertain a prediction is: top-10 entropy, full entropy, the statistics that a learned router takes, and scores
-that tell out-of-distribution images.
+"""How uncertain a prediction is: top-10 entropy, full entropy, the entropies of patches for segmentation, the
+statistics that a learned router takes, and scores that tell out-of-distribution images.
 
 Importing this needs no torch: arrays are scored with numpy, tensors with torch. Letters: B images, K classes, z logits
-and p probabilities in descending order.
+and p probabilities in descending order, g side of the patch grid, P patches.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ TOP = 10
 HIGHEST = math.log(TOP)
 """The upper bound of a top-10 entropy."""
 LEADING = 5
+UNCERTAIN_SHARE = 0.1
+"""The share of the patches, the most uncertain ones, that gives the score of an image in segmentation."""
 
 STATISTICS = (
     "top10_entropy",
@@ -141,6 +143,31 @@ def full_entropy(logits: Tensor) -> Tensor:
 
     values = logits.float()
     return _infinite_unless_finite(values, torch.special.entr(values.softmax(dim=-1)).sum(dim=-1))
+
+
+def patch_entropy(logits: Tensor) -> Tensor:
+    """Entropy of all class probabilities of every patch: (B, K, g, g) -> (B, g * g).
+
+    In nats, so between 0 and ln K. The result is float32 for any input type. It is infinite where a logit of the patch
+    is NaN or infinite.
+    """
+    import torch
+
+    values = logits.float().flatten(2).mT  # (B, K, g, g) -> (B, g * g, K)
+    entropy = torch.special.entr(values.softmax(dim=-1)).sum(dim=-1)  # (B, g * g, K) -> (B, g * g)
+    return _infinite_unless_finite(values, entropy.clamp(max=_largest_entropy(values.shape[-1])))
+
+
+def uncertain_entropy(entropy: Tensor) -> Tensor:
+    """Mean entropy of the most uncertain 10 % of the patches, rounded up: (..., P) -> (...), in float32.
+
+    It is infinite if the entropy of a patch is, so such an image never exits early.
+    """
+    import torch
+
+    count = max(1, math.ceil(UNCERTAIN_SHARE * entropy.shape[-1] - 1e-9))  # 0.1 * 30 is a little more than 3
+    top = entropy.float().topk(count, dim=-1).values  # (..., P) -> (..., count), in descending order
+    return torch.minimum(top.mean(dim=-1), top[..., 0])  # rounding must not lift the mean over the largest
 
 
 def logit_statistics(logits: Tensor) -> Tensor:

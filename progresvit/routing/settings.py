@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from progresvit.routing.router import Router
 
 Rule = Literal["near-lossless", "budget", "exit-share", "guarantee"]
-Loss = Literal["labelled", "unlabelled"]
+Loss = Literal["labelled", "unlabelled", "pixel-error"]
 
 DEFAULT = "near-lossless"
 """The setting that a model is used with unless another is asked for."""
@@ -51,14 +51,16 @@ class Setting(Section):
     router: str | None = None
     """Hash of the learned router whose probabilities the threshold is for; None for entropies."""
     epsilon: float | None = None
-    """With a guarantee: the share of images that an early exit may harm."""
+    """With a guarantee: the share of images that an early exit may harm, or the mean loss that is allowed."""
     delta: float | None = None
     """With a guarantee: the probability that it fails."""
     k: int | None = None
-    """With a guarantee: how many of the n images were harmed."""
+    """With a guarantee: how many of the n images were harmed, that is, have a loss above 0."""
+    mean_loss: float | None = None
+    """With a guarantee on losses from 0 to 1: their mean over the n images."""
     loss: Loss | None = None
-    """With a guarantee, the definition of harm: a correct answer is lost (labelled), or the last round disagrees
-    (unlabelled)."""
+    """With a guarantee, the definition of harm: a correct answer is lost (labelled), the last round disagrees
+    (unlabelled), or the increase of an image's pixel error over the last round's (pixel-error)."""
     p_value: float | None = None
     abstain: float | None = None
     """Answers of this top-10 entropy or more are withheld; None if all are given."""

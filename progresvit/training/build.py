@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from timm.data import ImageNetInfo
 
-from progresvit.config import BaseConfig
+from progresvit.config import BaseConfig, Task
 from progresvit.interop import start_from
 from progresvit.io.model_folder import BUNDLED, find_folder, is_local
 from progresvit.io.parse import did_you_mean
@@ -13,13 +13,16 @@ from progresvit.model.interface import RoundModel
 from progresvit.training.recipe import Recipe
 
 
-def build_model(recipe: Recipe, class_ids: tuple[str, ...], start: BaseConfig | None = None) -> RoundModel:
+def build_model(
+    recipe: Recipe, class_ids: tuple[str, ...], start: BaseConfig | None = None, *, task: Task = "classification"
+) -> RoundModel:
     """The recipe's model for these classes (none: without a head), with random weights.
 
     Args:
         recipe: What to train.
         class_ids: The classes of the data.
         start: For a model that is that of its start, the config of a run that resumes; None: that of the start.
+        task: What the head predicts.
     """
     count = len(class_ids)
     classes = recipe.model.num_classes or count
@@ -33,6 +36,7 @@ def build_model(recipe: Recipe, class_ids: tuple[str, ...], start: BaseConfig | 
             num_classes=classes,
             class_ids=class_ids if named else None,
             labels=_labels(class_ids) if named else None,
+            task=task,
             start=start,
         )
     except ValueError as error:

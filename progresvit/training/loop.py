@@ -65,7 +65,7 @@ def train(
     splits = method.find_splits(recipe, data)
     resumes = resume and bool(checkpoints(out / "checkpoints"))
     start = run_config(out) if resumes and recipe.model.is_of_start else None
-    model = build_model(recipe, method.class_ids(splits), start)
+    model = build_model(recipe, method.class_ids(splits), start, task=method.model_task)
     started = None if resumes else start_model(model, recipe)
     cast(nn.Module, model).to(processes.device)
     method.setup(model, splits, recipe, processes)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from progresvit.config import BaseConfig, ModelConfig, make_rounds, preset
+from progresvit.config import BaseConfig, ModelConfig, Task, make_rounds, preset
 from progresvit.data.transforms import Augmentation
 from progresvit.io.parse import Section, parse
 from progresvit.io.yaml_files import bundled_files, find_file, read_mapping
@@ -96,10 +96,11 @@ class Model(Section):
         num_classes: int,
         class_ids: Sequence[str] | None,
         labels: Sequence[str] | None,
+        task: Task = "classification",
         start: BaseConfig | None = None,
     ) -> Any:
-        """The config of this model for a set of classes; ``start`` is the config of the folder that it starts from."""
-        classes = {"num_classes": num_classes, "class_ids": class_ids, "labels": labels}
+        """The config of this model for a task and its classes; ``start`` is that of the folder that it starts from."""
+        classes = {"num_classes": num_classes, "class_ids": class_ids, "labels": labels, "task": task}
         fields = {**self.fields, **classes}
         if self.kind != DEFAULT_KIND:
             return config_class(self.kind)(**fields)
@@ -285,9 +286,9 @@ class Recipe(Section):
     """A training run."""
 
     task: str = "supervised"
-    """The method: supervised, distillation, subnetworks, dynabert, or your own as ``my_module:MyTask``."""
+    """The method: supervised, distillation, segmentation, subnetworks, dynabert, or your own, ``my_module:MyTask``."""
     task_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of subnetworks, dynabert or a task of your own; its class validates them."""
+    """Options of segmentation, subnetworks, dynabert or a task of your own; its class validates them."""
     model: Model
     data: Data = Data()
     augment: Augmentation = Augmentation()

@@ -26,7 +26,7 @@ RUN_FILES = ("checkpoints", LOG_FILE, "unreadable.txt", "tensorboard", "model", 
 """In the order of removal. The recipe is last: it marks the folder as a run."""
 FREE_TO_CHANGE = {"run", "data.workers", "data.in_memory_cache", "optimizer.lr"}
 """Keys that may change on resuming: how the run is executed, and the learning rate, to continue a run that diverged."""
-_CLASS_KEYS = ("num_classes", "class_ids", "labels")
+_CLASS_KEYS = ("num_classes", "class_ids", "labels", "task")
 
 
 def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:

@@ -13,7 +13,7 @@ import yaml
 
 from progresvit import api
 from progresvit.distributed import processor_name
-from progresvit.evaluation import Records, read_records
+from progresvit.evaluation import Records, SegmentationRecords, read_records, read_segmentation_records
 from progresvit.evaluation.shift import plan as plan_shift
 from progresvit.io.weights import weights_hash
 from progresvit.training.logger import git_revision, read_log, training_seconds
@@ -25,6 +25,7 @@ from repro.formats import (
     Measurement,
     RoutingResult,
     RunResult,
+    SegmentationResult,
     ShiftResult,
     read_measurement,
 )
@@ -35,8 +36,9 @@ from repro.measure.records import (
     measure_rounds,
 )
 from repro.measure.routing import measure_routing
+from repro.measure.segmentation import measure_segmentation
 from repro.measure.shift import has_budget, measure_shift
-from repro.study import Entry, Places, Study, entries_of, reader_commands
+from repro.study import Entry, Places, Study, entries_of, reader_commands, test_records
 
 SEED = 0
 """Of halves, folds and routers."""
@@ -46,12 +48,11 @@ NOT_LEARNED = {"data.workers", *(f"run.{key}" for key in RunOptions.model_fields
 
 def measure_entry(study: Study, entry: Entry, places: Places) -> Measurement:
     """The results file of an entry whose commands have run."""
+    if study.segmentation is not None:
+        return _segmentation(study, entry, places)
     records = read_records(places.records(entry.name))
     merge = study.runs[entry.key].merge if entry.kind == "run" else None
-    if records.header.weights != _weights(places.model(entry), merge):  # the model was trained again since
-        raise ValueError(
-            f"{places.records(entry.name)} is of other weights than its model; delete it to evaluate again."
-        )
+    _check_weights(places.records(entry.name), records, _weights(places.model(entry), merge))
     common = _common(study, entry, places, records)
     if entry.kind == "run":
         return RunResult(**common | _training(study, entry, places, records, jobs=common["machine"].jobs))
@@ -69,6 +70,34 @@ def measure_entry(study: Study, entry: Entry, places: Places) -> Measurement:
     return ShiftResult(kind="shift", **common, **measure_shift(records, shifted, sets, budget=shift.budget))
 
 
+def _segmentation(study: Study, entry: Entry, places: Places) -> SegmentationResult:
+    """A segmentation model on its validation and test images."""
+    assert study.segmentation is not None
+    assert entry.kind == "run"
+    paths = {"val": places.records(entry.name), "test": places.records(test_records(entry.name))}
+    records = {name: read_segmentation_records(path) for name, path in paths.items()}
+    weights = _weights(places.model(entry))
+    for name, path in paths.items():
+        _check_weights(path, records[name], weights)
+    common = _common(study, entry, places, records["test"])
+    return SegmentationResult(
+        **common | _run(entry, places, records["test"], study.data, jobs=common["machine"].jobs),
+        kind="segmentation",
+        **measure_segmentation(records["val"], records["test"]),
+        history=_history(places.run(entry.name), "miou"),
+    )
+
+
+def _check_weights(path: Path, records: Records | SegmentationRecords, weights: str) -> None:
+    if records.header.weights != weights:  # the model was trained again since
+        raise ValueError(f"{path} is of other weights than its model; delete it to evaluate again.")
+
+
+def _history(folder: Path, metric: str) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    log = read_log(folder)
+    return tuple((line["epoch"] + 1, tuple(line[metric])) for line in log if line["event"] == "evaluation")
+
+
 def _weights(model: str, merge: Sequence[int] | None = None) -> str:
     loaded = api.load(model)
     if merge is not None:
@@ -76,7 +105,7 @@ def _weights(model: str, merge: Sequence[int] | None = None) -> str:
     return weights_hash(loaded)
 
 
-def _common(study: Study, entry: Entry, places: Places, records: Records) -> dict[str, Any]:
+def _common(study: Study, entry: Entry, places: Places, records: Records | SegmentationRecords) -> dict[str, Any]:
     """What every kind of results file says: this machine and this code made it."""
     header = records.header
     timings = [json.loads(line) for line in places.timings(entry.name).read_text(encoding="utf-8").splitlines()]
@@ -100,33 +129,41 @@ def _common(study: Study, entry: Entry, places: Places, records: Records) -> dic
     }
 
 
-def _training(study: Study, entry: Entry, places: Places, records: Records, *, jobs: int) -> dict[str, Any]:
-    """What a training run says of itself; it may have been carried out by another machine or version."""
+def _run(
+    entry: Entry, places: Places, records: Records | SegmentationRecords, data: str, *, jobs: int
+) -> dict[str, Any]:
+    """What a training run of any task says of itself; another machine or version may have carried it out."""
     assert entry.trained is not None
     folder = places.run(entry.trained)
     about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
     recipe = yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
-    model, rounds = api.load(places.model(entry)), measure_rounds(records)
-    if (merge := study.runs[entry.key].merge) is not None:
-        recipe["model"]["merge"] = list(merge)
-        rounds = rounds.model_copy(update={"trained_gmacs": model.gmacs("paper")[-1]})
-    log = read_log(folder)
     machine = {key: about[key] for key in ("device", "processes", "python", "torch")}
     return {
-        "kind": "run",
         "run": entry.key,
         "seed": entry.seed,
-        "seconds": round(training_seconds(log, recipe["optimizer"]["batch"]), 1),
+        "seconds": round(training_seconds(read_log(folder), recipe["optimizer"]["batch"]), 1),
         "revision": about["git"] or "unknown",
         "machine": Machine(jobs=jobs, **machine),
-        "data": data_of(records, name=study.data, train=about["pictures"], learned=about["names"]),
+        "data": data_of(records, name=data, train=about["pictures"], learned=about["names"]),
         "recipe": without_folders(recipe),
         "epochs": recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"],
-        "parameters": sum(weights.numel() for _, weights in model.named_parameters()),
+        "parameters": sum(weights.numel() for _, weights in api.load(places.model(entry)).named_parameters()),
+    }
+
+
+def _training(study: Study, entry: Entry, places: Places, records: Records, *, jobs: int) -> dict[str, Any]:
+    """A classification model that the study trained."""
+    assert entry.trained is not None
+    known, rounds = _run(entry, places, records, study.data, jobs=jobs), measure_rounds(records)
+    if (merge := study.runs[entry.key].merge) is not None:
+        known["recipe"]["model"]["merge"] = list(merge)
+        rounds = rounds.model_copy(update={"trained_gmacs": api.load(places.model(entry)).gmacs("paper")[-1]})
+    return known | {
+        "kind": "run",
         "rounds": rounds,
         "frontier": measure_frontier(records),
         "near_lossless": measure_near_lossless(records),
-        "history": tuple((line["epoch"] + 1, tuple(line["top1"])) for line in log if line["event"] == "evaluation"),
+        "history": _history(places.run(entry.trained), "top1"),
     }
 
 
@@ -150,7 +187,7 @@ def check_earlier(study: Study, results: Path, places: Places) -> None:
 
 def _differing(before: Measurement, study: Study, entry: Entry, places: Places) -> list[str]:
     found = ["data"] if before.data.name != study.data else []
-    if isinstance(before, RunResult):
+    if isinstance(before, RunResult | SegmentationResult):
         now = study.load_recipe_of(entry.key).model_copy(update={"seed": entry.seed})
         then = make_recipe(before.recipe, origin=f"{entry.name}.json: recipe")  # with keys newer than it
         recipes = [without_folders(yaml.safe_load(one.to_yaml())) for one in (then, now)]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.evaluation import Records
+from progresvit.evaluation import Records, SegmentationRecords
 from progresvit.routing import HIGHEST, OperatingPoint, near_lossless
 from progresvit.routing.frontier import every_threshold, exit_counts, frontier
 from repro.formats import Data, Point, Rounds, pack, pack_floats
@@ -23,7 +23,9 @@ POINTS = 60
 Thresholds = float | tuple[float, ...]
 
 
-def data_of(records: Records, *, name: str, train: int | None = None, learned: str | None = None) -> Data:
+def data_of(
+    records: Records | SegmentationRecords, *, name: str, train: int | None = None, learned: str | None = None
+) -> Data:
     """Which images these are. ``train`` and ``learned`` are of the training run, if there was one."""
     return Data(
         name=name,

@@ -157,7 +157,7 @@ def test_two_rounds_need_no_design_split():
         ({"delta": 0.0}, "delta"),
         ({"delta": 1.0}, "delta"),
         ({"loss": [True]}, "one of each per image"),
-        ({"loss": [0.5, 0.0, 1.0]}, "true .* or false"),
+        ({"loss": [1.5, 0.0, 1.0]}, "true .* or false"),
         ({"entropy": np.zeros((3, 1))}, "one of each per image"),
         ({"entropy": [], "loss": []}, "no images"),
         ({"grid": 10}, "at least 200"),
@@ -203,7 +203,7 @@ def test_every_round_of_three_gets_its_share_wherever_the_entropies_begin(floor)
 def test_losses_of_three_rounds_are_checked_too():
     scores = np.random.default_rng(0).random((10, 3))
     with pytest.raises(ValueError, match=r"true .* or false"):
-        certified_thresholds(scores, np.full((10, 3), 0.5), [1, 2, 3], 0.1, 0.1)
+        certified_thresholds(scores, np.full((10, 3), 1.5), [1, 2, 3], 0.1, 0.1)
     with pytest.raises(ValueError, match="both are images x rounds"):
         certified_thresholds(scores, np.zeros((10, 2)), [1, 2, 3], 0.1, 0.1)
     assert certified_thresholds(torch.tensor(scores), torch.zeros(10, 3), [1, 2, 3], 0.5, 0.5).images == 7

@@ -18,6 +18,7 @@ TASKS = {
     "supervised": "progresvit.training.tasks.supervised:Supervised",
     "distillation": "progresvit.training.tasks.distillation:Distillation",
     "subnetworks": "progresvit.training.tasks.subnetworks:Subnetworks",
+    "segmentation": "progresvit.training.tasks.segmentation:Segmentation",
     "dynabert": "progresvit.training.tasks.dynabert:DynaBERTDistillation",
 }
 

@@ -21,6 +21,7 @@ from progresvit.io.parse import Section
 from progresvit.model.interface import RoundModel
 
 if TYPE_CHECKING:
+    from progresvit.config import Task as ModelTask
     from progresvit.training.recipe import Recipe
 
 
@@ -102,6 +103,8 @@ class Task(nn.Module, ABC):
     """The section of the recipe that holds the options."""
     sections: ClassVar[tuple[str, ...]] = ()
     """Other sections that only some tasks read (``registry.TASK_SECTIONS``) and this one does."""
+    model_task: ClassVar[ModelTask] = "classification"
+    """What the model's head predicts."""
     uses_all_parameters: bool = True
     """False if some trained parameters may have no gradient in a step, which DDP must know."""
     static_graph: bool = True

@@ -1,0 +1,53 @@
+"""Figures of segmentation: mIoU against compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from progresvit.analysis.routing_figures import curve_thresholds, draw_frontier
+from progresvit.analysis.style import new_figure
+from progresvit.compute import Convention
+from progresvit.evaluation.segmentation_records import SegmentationRecords
+from progresvit.metrics.miou import mean_iou
+from progresvit.routing.decide import Threshold
+from progresvit.routing.segmentation import near_lossless_miou, segmentation_frontier
+from progresvit.routing.settings import DEFAULT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def segmentation_frontier_figure(
+    models: Mapping[str, SegmentationRecords],
+    *,
+    settings: Mapping[str, Threshold] | None = None,
+    convention: Convention = "paper",
+) -> Figure:
+    """mIoU against compute, one curve per model; rounds are open marks, the near-lossless point is a star.
+
+    Args:
+        models: Records by the name of the model.
+        settings: Named thresholds calibrated on other images; each is a filled mark. One that is named near-lossless
+            replaces the near-lossless point of these images.
+        convention: Convention of the GMACs.
+    """
+    figure, axes = new_figure(
+        title="mIoU and compute", x=f"average GMACs per image ({convention} convention)", y="mIoU (%)"
+    )
+    for number, (name, records) in enumerate(models.items()):
+        records.header.check_routable()
+        scores, counts, gmacs = records.scores, records.counts, records.gmacs(convention)
+        points = segmentation_frontier(scores, counts, gmacs, curve_thresholds(scores))
+        limits = {DEFAULT: near_lossless_miou(scores, counts, gmacs).threshold, **(settings or {})}
+        marks = {setting: segmentation_frontier(scores, counts, gmacs, [limit])[0] for setting, limit in limits.items()}
+        draw_frontier(
+            axes,
+            number,
+            name,
+            curve=[(point.gmacs, point.miou) for point in points],
+            rounds=list(zip(gmacs.mean(axis=0).tolist(), mean_iou(records.totals).tolist())),
+            marks={setting: (point.gmacs, point.miou) for setting, point in marks.items()},
+        )
+    axes.legend(fontsize=9)
+    return figure

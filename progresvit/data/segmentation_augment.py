@@ -1,0 +1,169 @@
+"""Augmentation of image and mask: scale, crop, flip and photometric distortion, on the device, with independent draws
+for each image.
+
+The recipe of Segmenter: the image is resized so that its shorter side is that of the crop, times a random scale; a
+square crop is drawn; where the image is smaller than the crop, the rest of the mask is ignored. Image and mask are
+sampled at the same places. The mask takes the value of the nearest pixel and is never interpolated.
+
+Letters: B images, C channels, H and W height and width of the stored images, r side of the crop.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from progresvit.data.gpu_augment import resize_matrix
+from progresvit.data.segmentation import IGNORE
+from progresvit.io.parse import Section
+
+BRIGHTNESS = 32 / 255
+CONTRAST = SATURATION = (0.5, 1.5)
+HUE = 18 / 180  # OpenCV counts the circle of hues in 180 steps
+"""Strength of the photometric distortion of SSD (Liu et al. 2016), which Segmenter uses; each with probability 1/2."""
+
+
+class SegmentationAugmentation(Section):
+    """Random changes of a training image and its mask."""
+
+    scale: tuple[float, float] = (0.5, 2.0)
+    """Range of the size of the image; at 1 its shorter side is that of the crop."""
+    flip: float = Field(0.5, ge=0, le=1)
+    """Probability of a horizontal flip."""
+    photometric: bool = True
+    """Random brightness, contrast, saturation and hue."""
+
+    @field_validator("scale")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] <= value[1]:
+            raise ValueError(f"a range from small to large is needed, both above 0, not {list(value)}")
+        return value
+
+
+def augment(
+    images: Tensor,
+    masks: Tensor,
+    sizes: Tensor,
+    *,
+    side: int,
+    wanted: SegmentationAugmentation,
+    mean: Tensor,
+    std: Tensor,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """A crop of each image and of its mask: (B, C, H, W) and (B, H, W) bytes -> (B, C, r, r) and (B, r, r) int64.
+
+    Args:
+        images: RGB images, possibly squeezed from their original shape.
+        masks: Class indices, IGNORE where a pixel has none.
+        sizes: Original height and width, (B, 2); crops are drawn in this shape.
+        side: Side of the crop.
+        wanted: What to draw.
+        mean: Mean of the normalisation, (1, C, 1, 1).
+        std: Deviation of the normalisation, (1, C, 1, 1).
+        generator: Of all draws, on the device of the images.
+    """
+    boxes = sample_boxes(sizes, wanted.scale, generator)
+    boxes = boxes * (torch.tensor(images.shape[-2:], device=sizes.device) / sizes).repeat(1, 2)  # to stored pixels
+    flip = _uniform(len(images), generator) < wanted.flip
+    x, inside = crop_images(images, boxes, flip, side=side)
+    if wanted.photometric:
+        x = distort(x, generator)
+    x = torch.where(inside, (x - mean) / std, 0)
+    return x, crop_masks(masks, boxes, flip, side=side).long()
+
+
+def sample_boxes(sizes: Tensor, scale: tuple[float, float], generator: torch.Generator) -> Tensor:
+    """Square crops (top, left, height, width) in pixels of the original sizes: (B, 2) -> (B, 4).
+
+    A crop larger than the image begins at its border, so that the rest is below and to the right of the image.
+    """
+    height, width = sizes.float().unbind(1)
+    factor = _uniform(len(sizes), generator) * (scale[1] - scale[0]) + scale[0]
+    box = torch.minimum(height, width) / factor
+    top, left = (_uniform(len(sizes), generator) * (length - box).clamp(min=0) for length in (height, width))
+    return torch.stack([top, left, box, box], dim=1)
+
+
+def crop_images(images: Tensor, boxes: Tensor, flip: Tensor, *, side: int) -> tuple[Tensor, Tensor]:
+    """Crops in 0..1, bicubic with antialias, and which of their pixels lie inside of the image.
+
+    (B, C, H, W) bytes -> (B, C, r, r) and (B, 1, r, r)
+    """
+    top, left, height, width = boxes.unbind(1)
+    rows = resize_matrix(top, height, source=images.shape[-2], target=side).nan_to_num(0, 0, 0)  # (B, r, H)
+    columns = resize_matrix(left, width, source=images.shape[-1], target=side).nan_to_num(0, 0, 0)  # (B, r, W)
+    columns = torch.where(flip.view(-1, 1, 1), columns.flip(1), columns)
+    cropped = (rows.unsqueeze(1) / 255) @ images.float() @ columns.mT.unsqueeze(1)  # (B, C, H, W) -> (B, C, r, r)
+    row, column = _centres(boxes, flip, side)
+    inside = (row < images.shape[-2]).unsqueeze(2) & (column < images.shape[-1]).unsqueeze(1)  # (B, r, r)
+    return cropped.clamp_(0, 1), inside.unsqueeze(1)
+
+
+def crop_masks(masks: Tensor, boxes: Tensor, flip: Tensor, *, side: int) -> Tensor:
+    """The same crops of the masks, IGNORE outside of the image: (B, H, W) -> (B, r, r)."""
+    row, column = _centres(boxes, flip, side)
+    height, width = masks.shape[-2:]
+    inside = (row < height).unsqueeze(2) & (column < width).unsqueeze(1)  # (B, r, r)
+    row, column = row.long().clamp(max=height - 1), column.long().clamp(max=width - 1)
+    batch = torch.arange(len(masks), device=masks.device).view(-1, 1, 1)
+    return torch.where(inside, masks[batch, row.unsqueeze(2), column.unsqueeze(1)], IGNORE)
+
+
+def _centres(boxes: Tensor, flip: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """Where the centres of the output's rows and columns lie in the stored image: (B, r) each."""
+    top, left, height, width = (value.view(-1, 1) for value in boxes.unbind(1))
+    place = (torch.arange(side, device=boxes.device) + 0.5).view(1, -1) / side
+    column = left + place * width
+    return top + place * height, torch.where(flip.view(-1, 1), column.flip(1), column)
+
+
+def distort(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Brightness, contrast before or after the others, saturation and hue: (B, 3, r, r) in 0..1."""
+    count = len(images)
+    brightness = (2 * _uniform(count, generator) - 1) * BRIGHTNESS * _coin(count, generator)
+    contrast, saturation = (
+        torch.where(_coin(count, generator), _uniform(count, generator) * (high - low) + low, 1)
+        for low, high in (CONTRAST, SATURATION)
+    )
+    hue = (2 * _uniform(count, generator) - 1) * HUE * _coin(count, generator)
+    before = _coin(count, generator)
+    x = (images + _each(brightness)).clamp(0, 1)
+    x = (x * _each(torch.where(before, contrast, 1))).clamp(0, 1)
+    x = change_hue_and_saturation(x, hue, saturation)
+    return (x * _each(torch.where(before, 1, contrast))).clamp(0, 1)
+
+
+def change_hue_and_saturation(images: Tensor, hue: Tensor, saturation: Tensor) -> Tensor:
+    """In HSV: hue is turned by a share of the circle, saturation multiplied: (B, 3, r, r) in 0..1, (B,), (B,)."""
+    value, lowest = images.amax(dim=1), images.amin(dim=1)  # (B, r, r)
+    chroma = value - lowest
+    red, green, blue = images.unbind(1)
+    safe = chroma.clamp(min=1e-8)
+    sixth = torch.where(
+        value == red,
+        (green - blue) / safe,
+        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    )
+    sixth = sixth + 6 * hue.view(-1, 1, 1)
+    chroma = torch.minimum(chroma * saturation.view(-1, 1, 1), value)
+    channels = []
+    for start in (5, 3, 1):  # red, green, blue
+        k = (sixth + start) % 6
+        channels.append(value - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
+    return torch.stack(channels, dim=1)
+
+
+def _each(values: Tensor) -> Tensor:
+    """One number per image: (B,) -> (B, 1, 1, 1)."""
+    return values.view(-1, 1, 1, 1)
+
+
+def _uniform(count: int, generator: torch.Generator) -> Tensor:
+    return torch.rand(count, generator=generator, device=generator.device)
+
+
+def _coin(count: int, generator: torch.Generator) -> Tensor:
+    return _uniform(count, generator) < 0.5

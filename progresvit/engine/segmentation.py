@@ -1,0 +1,185 @@
+"""The engine for segmentation: the class of every pixel of an image, with a model and a threshold.
+
+An image is cut into windows (progresvit.data.windows). All of them run the first round. If the image is sure enough
+they are done, else all of them run the next one. Windows of many images share batches (window_batcher.py), so an image
+costs only the rounds that it runs, in time as well.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from progresvit import compute
+from progresvit.data.decode import ImageError
+from progresvit.data.segmentation_loader import EvaluationImage, evaluation_image
+from progresvit.data.windows import WindowOptions, views_of, windows_hash
+from progresvit.engine.backends import TorchSource, open_source
+from progresvit.engine.batcher import MemoryWarning
+from progresvit.engine.fold import FoldedRound, fold
+from progresvit.engine.images import ImageInput, PathLike, check_input, load_early, open_image
+from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
+from progresvit.engine.window_batcher import Exit, WindowBatcher
+from progresvit.model.precision import autocast
+from progresvit.routing.decide import as_thresholds
+from progresvit.routing.settings import Setting
+
+if TYPE_CHECKING:
+    from progresvit.model import ProgResViT
+
+WINDOWS = WindowOptions()
+"""Windows at one scale that overlap only at the border."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segmentation:
+    """The answer of the round after which the image exited."""
+
+    labels: NDArray[np.uint8] | None
+    """The class of every pixel at the size of the upright image, (H, W); None if the image could not be opened."""
+    exit_round: int
+    """From 1; 0 if the image could not be opened."""
+    score: float
+    """Mean entropy of its most uncertain patches in that round, which was compared with the threshold."""
+    gmacs: float
+    """Compute spent on all windows, in the paper's convention."""
+    windows: int
+    """Number of windows."""
+    error: str | None = None
+    """Why the image could not be opened; then there is no answer."""
+
+    @classmethod
+    def failed(cls, error: str) -> Segmentation:
+        """For an image that could not be opened."""
+        return cls(labels=None, exit_round=0, score=math.nan, gmacs=0.0, windows=0, error=error)
+
+
+class SegmentationEngine:
+    """Segments images in rounds. The model is folded when the engine is made; later changes to it have no effect.
+
+    Args:
+        model: A segmentation model, or the folder or hub id of one.
+        threshold: A number (0 runs every round), one for each round but the last, a ``Setting``, or the path or name of
+            one (in the model folder, ``settings/NAME.json``). A setting for other weights is refused; one for other
+            windows or another precision warns. By default the near-lossless setting of the model folder.
+        device: Such as ``cuda``; by default that of the model.
+        precision: fp32, bf16 or fp16 (GPU).
+        batch: Most windows in a batch; by default 64 on a GPU, else 16.
+        windows: How images are divided into windows.
+        workers: Threads that decode images.
+    """
+
+    def __init__(
+        self,
+        model: ProgResViT | PathLike,
+        threshold: ThresholdLike | None = None,
+        *,
+        device: str | torch.device | None = None,
+        precision: str = "fp32",
+        batch: int | None = None,
+        windows: WindowOptions = WINDOWS,
+        workers: int = 2,
+    ) -> None:
+        if batch is not None and batch < 1:
+            raise ValueError(f"a batch has at least one window, not {batch}.")
+        if workers < 1:
+            raise ValueError(f"workers are 1 or more, not {workers}.")
+        source = open_source(model, task="segmentation")
+        assert isinstance(source, TorchSource)  # exports classify
+        self.config = config = source.config
+        if config.in_channels != 3:
+            raise ValueError(f"images have 3 channels and this model takes {config.in_channels}; train one for RGB.")
+        self.windows, self.precision, self.workers = windows, precision, workers
+        found = find_threshold(threshold, source)
+        self.setting = found if isinstance(found, Setting) else None
+        """The setting of the threshold, if it was calibrated."""
+        if isinstance(found, Setting):
+            check_setting(found, source, precision=precision, preprocessing=windows_hash(config, windows))
+            found = found.threshold
+        self.thresholds: tuple[float, ...] = tuple(as_thresholds([found], len(config.rounds))[0].tolist())
+        """One for each round but the last."""
+        self.gmacs = compute.cumulative_gmacs(config)
+        """Of one window, after each round."""
+        self.device = torch.device(device) if device is not None else next(source.model.parameters()).device
+        autocast(self.device, precision)  # refuses what the device cannot run
+        self.batch = batch or (64 if self.device.type == "cuda" else 16)
+        self._rounds: list[FoldedRound] = list(fold(source.model).to(self.device))  # type: ignore[arg-type]
+        self._has_warned = False
+
+    def segment(self, images: Iterable[ImageInput]) -> list[Segmentation]:
+        """A segmentation of each image, in order.
+
+        Args:
+            images: Paths, contents of image files (bytes) or PIL images, of any sizes. An image that cannot be opened,
+                or that is smaller than a patch, gives a result with the reason (``error``).
+        """
+        return list(self.stream(images))
+
+    def stream(self, images: Iterable[ImageInput]) -> Iterator[Segmentation]:
+        """Segmentations of a stream of images, one by one and in order; see :meth:`segment`.
+
+        Images are taken from the stream when they are needed, a few ahead. Windows wait until a batch is full, so a
+        result may come several images later than its image.
+        """
+        if isinstance(images, str | os.PathLike | bytes | Image.Image):
+            raise ValueError("the engine takes several images; put this one into brackets: segment([image]).")
+        batcher = WindowBatcher(
+            self._rounds, self.config, thresholds=self.thresholds, device=self.device, precision=self.precision,
+            batch=self.batch, shrunk=self._shrunk,
+        )  # fmt: skip
+        with ThreadPoolExecutor(self.workers) as pool:
+            for opened in self._open_ahead(images, pool):
+                batcher.feed(opened)
+                yield from map(self._result, batcher.ready())
+            batcher.flush()
+            yield from map(self._result, batcher.ready())
+
+    def _open_ahead(self, images: Iterable[ImageInput], pool: ThreadPoolExecutor) -> Iterator[EvaluationImage | str]:
+        """Images in order; the threads decode the next ones."""
+        coming: deque[Future[EvaluationImage | str]] = deque()
+        for image in images:
+            check_input(image)
+            load_early(image)
+            coming.append(pool.submit(open_image, image, self._prepare))
+            if len(coming) > 2 * self.workers:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
+
+    def _prepare(self, image: Image.Image) -> EvaluationImage:
+        (width, height), patch = image.size, self.config.patch_size
+        if min(width, height) < patch:
+            raise ImageError(f"smaller than a patch of {patch} pixels ({width} x {height})")
+        views = views_of(height, width, self.config.input_side, self.windows)
+        if max(view.height * view.width for view in views) > (Image.MAX_IMAGE_PIXELS or math.inf):
+            raise ImageError(f"too long and thin to be resized safely ({width} x {height})")
+        return evaluation_image(image, None, self.config, self.windows, "the image")
+
+    def _result(self, result: Exit | str) -> Segmentation:
+        if isinstance(result, str):
+            return Segmentation.failed(result)
+        return Segmentation(
+            labels=result.map.labels.numpy(),
+            exit_round=result.s + 1,
+            score=float(result.map.score),
+            gmacs=self.gmacs[result.s] * result.windows,
+            windows=result.windows,
+        )
+
+    def _shrunk(self, batch: int) -> None:
+        self.batch = batch
+        if not self._has_warned:
+            self._has_warned = True
+            text = "memory ran out; the engine continues with smaller batches, see engine.batch."
+            warnings.warn(text, MemoryWarning, stacklevel=2)

@@ -1,0 +1,58 @@
+"""The threshold of an engine: a number, a setting by name or file, or the default of the model."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from progresvit.engine.images import PathLike
+from progresvit.routing.settings import Setting, SettingWarning, find_setting
+
+if TYPE_CHECKING:
+    from progresvit.engine.backends import ModelSource
+
+ThresholdLike = float | Sequence[float] | Setting | PathLike
+
+
+def find_threshold(
+    threshold: ThresholdLike | None, source: ModelSource, *, use_default: bool = True
+) -> float | Sequence[float] | Setting:
+    """The threshold that was asked for, or the default of the model."""
+    if isinstance(threshold, str | os.PathLike):
+        return find_setting(threshold, source.folder)
+    if threshold is None and use_default:
+        threshold = source.threshold
+    if threshold is None:
+        raise ValueError(
+            "an engine needs a threshold: a number such as 0.5 (0 runs every round), or a setting that progresvit "
+            "calibrate wrote; settings/near-lossless.json in the model folder is the default."
+        )
+    return threshold
+
+
+def check_setting(
+    setting: Setting,
+    source: ModelSource,
+    *,
+    precision: str,
+    preprocessing: str | None = None,
+    router: str | None = None,
+    stacklevel: int = 3,
+) -> None:
+    """Refuse a setting for another model or router, and warn if it was calibrated under other conditions.
+
+    Args:
+        setting: The setting.
+        source: The model.
+        precision: The precision of the engine.
+        preprocessing: SHA-256 of the preprocessing; by default that of the source.
+        router: Hash of the learned router, None if the threshold is compared with entropies.
+        stacklevel: Of the warning; 3 is the caller of the constructor that calls this.
+    """
+    setting.check_use(len(source.config.rounds), router)
+    setting.check_weights(source.weights)
+    caveat = setting.caveat(preprocessing=preprocessing or source.preprocessing, precision=precision)
+    if caveat is not None:
+        warnings.warn(caveat, SettingWarning, stacklevel=stacklevel)

@@ -1,0 +1,1 @@
+"""Metrics: pure functions on tensors and arrays, for training and evaluation alike."""

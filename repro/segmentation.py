@@ -1,0 +1,271 @@
+"""Segmentation of several runs: their points on the test images, and how one run, at the same GMACs, differs from each.
+
+Thresholds are chosen on the validation images, or by a budget, which needs no labels. mIoU is no mean over images, but
+nearly one: to first order it changes with the weight of an image by that image's influence. So each image gets the mIoU
+plus its influence as its value. The mean of these values is the mIoU, and intervals over seeds and images follow as for
+accuracies (``repro.compare``).
+
+Letters: N images, S rounds, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from progresvit.metrics.miou import ClassCounts, iou, mean_iou, pixel_accuracy
+from progresvit.routing.calibrate import threshold_for_budget
+from progresvit.routing.decide import exit_rounds
+from progresvit.routing.frontier import every_threshold, routed_sums
+from repro.compare import CrossedDifference, crossed_difference
+from repro.equal import COMPUTE_TOLERANCE, PASSES
+from repro.formats import Results, SegmentationResult, SegmentedImages, check_comparable
+from repro.outcomes import verdict_of
+from repro.study import Segmentation, Study
+
+FIRST, FULL, ROUTED, ALONE = "round 1", "every round", "routed", "the model"
+ROUNDING = 1e-9
+"""Relative error that an average of GMACs may have."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationPointOfRun:
+    """A way to run a model on all test images."""
+
+    threshold: float
+    """0 runs every round."""
+    gmacs: float
+    """Average over the images, paper convention."""
+    exit_share: float
+    """Images that exit before the last round."""
+    miou: float
+    pixel_accuracy: float
+    values: Floats
+    """Of the images, with the mIoU as their mean: (N,)."""
+
+
+class Measured:
+    """A trained model: its points."""
+
+    def __init__(self, result: SegmentationResult) -> None:
+        self.result = result
+        self.val, self.test = _Images(result, result.val), _Images(result, result.test)
+
+    def at(self, threshold: float) -> SegmentationPointOfRun:
+        """On the test images."""
+        exits = exit_rounds(self.test.scores, threshold)  # (N,)
+        rows = np.arange(len(exits))
+        counts = ClassCounts(*(part[rows, exits] for part in self.test.counts))  # (N, K) each
+        total = ClassCounts(*(part.sum(axis=0) for part in counts))
+        return SegmentationPointOfRun(
+            threshold=threshold,
+            gmacs=float(self.test.gmacs[rows, exits].mean()),
+            exit_share=float((exits < self.rounds - 1).mean()),
+            miou=float(mean_iou(total)),
+            pixel_accuracy=float(pixel_accuracy(total)),
+            values=influence_values(counts),
+        )
+
+    @property
+    def rounds(self) -> int:
+        return len(self.result.gmacs_paper)
+
+    @cached_property
+    def first(self) -> SegmentationPointOfRun:
+        """Round 1 alone."""
+        return self.at(self.all_exit)
+
+    @cached_property
+    def full(self) -> SegmentationPointOfRun:
+        """Every round."""
+        return self.at(0.0)
+
+    @property
+    def all_exit(self) -> float:
+        """A threshold above every entropy."""
+        return math.log(len(self.result.labels)) + 1
+
+    def routed(self, max_drop: float) -> SegmentationPointOfRun:
+        """The threshold that costs least on the validation images with at most this drop of mIoU there."""
+        thresholds = every_threshold(self.val.scores)
+        counts = ClassCounts(*(routed_sums(self.val.scores, part, thresholds) for part in self.val.counts))
+        spent = routed_sums(self.val.scores, self.val.gmacs, thresholds)
+        miou = mean_iou(counts)
+        good = np.flatnonzero(miou >= miou[0] - max_drop - 1e-12)
+        return self.at(float(thresholds[good[np.argmin(spent[good])]]))
+
+    def within(self, gmacs: float) -> SegmentationPointOfRun:
+        """The most refinement that an average of these GMACs allows, on the test images, without labels."""
+        if gmacs >= self.full.gmacs * (1 - ROUNDING):
+            return self.full
+        return self.at(threshold_for_budget(self.test.scores, self.test.gmacs, gmacs))
+
+    def class_iou(self, s: int) -> Floats:
+        """Of a round on the test images: (K,)."""
+        return iou(ClassCounts(*(part[:, s].sum(axis=0) for part in self.test.counts)))
+
+
+class _Images:
+    def __init__(self, result: SegmentationResult, images: SegmentedImages) -> None:
+        self.scores, self.counts = images.score_array(), images.counts()
+        self.gmacs = images.window_counts()[:, None] * np.asarray(result.gmacs_paper)  # (N, S)
+
+
+def influence_values(counts: ClassCounts) -> Floats:
+    """The mIoU plus the influence of each image on it: (N, K) each -> (N,), whose mean is the mIoU."""
+    total = ClassCounts(*(part.sum(axis=0).astype(np.float64) for part in counts))
+    union = total.labelled + total.predicted - total.intersection
+    present = union > 0
+    squared = np.where(present, union, 1) ** 2
+    of_intersection = np.where(present, (union + total.intersection) / squared, 0)
+    of_others = np.where(present, -total.intersection / squared, 0)
+    change = counts.intersection @ of_intersection + (counts.labelled + counts.predicted) @ of_others
+    values: Floats = float(mean_iou(total)) + len(change) / present.sum() * change
+    return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationRow:
+    """A point of a run over all seeds, and ours at the same GMACs."""
+
+    label: str
+    run: str
+    point: str
+    gmacs: float
+    """Mean over seeds, as are the shares."""
+    exit_share: float
+    miou: CrossedDifference
+    """Over seeds and images."""
+    pixel_accuracy: float
+    drop: CrossedDifference | None
+    """mIoU minus that of every round of the same models; None for every round."""
+    saving: float
+    """Share of the GMACs of every round that is not spent."""
+    compute: float
+    """Training compute divided by that of ours."""
+    ours_gmacs: float | None
+    difference: CrossedDifference | None
+    """Ours at the same GMACs minus this; None for ours, and below the GMACs of our round 1."""
+    verdict: str | None
+    """Of the difference."""
+
+
+class SegmentationStudy:
+    """The runs of a study of segmentation as far as they were measured.
+
+    Refused if runs differ in their images, their precision or their seeds, or by more than the tolerance in their
+    training compute.
+    """
+
+    def __init__(self, results: Results, study: Study) -> None:
+        if study.segmentation is None:
+            raise ValueError("the study has no section segmentation:, so its runs are not segmentation models.")
+        self.plan: Segmentation = study.segmentation
+        found = list(results.segmentation.values())
+        self.runs = {
+            run: [Measured(one) for one in sorted(found, key=lambda one: one.seed or 0) if one.run == run]
+            for run in self.plan.rows.values()
+        }
+        self.missing = [label for label, run in self.plan.rows.items() if not self.runs[run]]
+        self.runs = {run: seeds for run, seeds in self.runs.items() if seeds}
+        self._check()
+
+    def _check(self) -> None:
+        everything = [one.result for seeds in self.runs.values() for one in seeds]
+        title = self.plan.title
+        check_comparable(everything, title)
+        for other in everything[1:]:
+            for name in ("val", "test"):
+                if getattr(other, name).names != getattr(everything[0], name).names:
+                    raise ValueError(
+                        f"{title}: {everything[0].name} and {other.name} were measured on other {name} images; measure "
+                        "both on the same."
+                    )
+        seeds = {run: [one.result.seed for one in measured] for run, measured in self.runs.items()}
+        for run, own in seeds.items():
+            if own != next(iter(seeds.values())):
+                raise ValueError(
+                    f"{title} pairs runs by seed, and {run} has the seeds {own} instead of "
+                    f"{next(iter(seeds.values()))}; measure the missing ones, or take the others out."
+                )
+        if self.plan.ours in self.runs:
+            for run in self.runs:
+                if abs(self.compute(run) - 1) > COMPUTE_TOLERANCE:
+                    raise ValueError(
+                        f"{title} compares runs of equal training compute, and {run} took {self.compute(run):.2f} "
+                        f"times that of {self.plan.ours}; change its epochs."
+                    )
+
+    @property
+    def ours(self) -> list[Measured]:
+        return self.runs[self.plan.ours]
+
+    def compute(self, run: str) -> float:
+        """Training compute of a run divided by that of ours."""
+        return training_pmacs(self.runs[run][0].result) / training_pmacs(self.ours[0].result)
+
+    @cached_property
+    def rows(self) -> list[SegmentationRow]:
+        """Every point of every run."""
+        labels = {run: label for label, run in self.plan.rows.items()}
+        return [
+            self._row(labels[run], run, point, points)
+            for run, seeds in self.runs.items()
+            for point, points in self._points(seeds).items()
+        ]
+
+    def row(self, run: str, point: str) -> SegmentationRow:
+        """One of them."""
+        for row in self.rows:
+            if (row.run, row.point) == (run, point):
+                return row
+        known = "; ".join(f"{row.run}, {row.point}" for row in self.rows)
+        raise ValueError(f"{self.plan.title} has no point {run}, {point}; it has {known}.")
+
+    def _points(self, seeds: Sequence[Measured]) -> dict[str, list[SegmentationPointOfRun]]:
+        if seeds[0].rounds == 1:
+            return {ALONE: [one.full for one in seeds]}
+        drop = self.plan.max_drop / 100
+        return {
+            FIRST: [one.first for one in seeds],
+            ROUTED: [one.routed(drop) for one in seeds],
+            FULL: [one.full for one in seeds],
+        }
+
+    def _row(self, label: str, run: str, point: str, points: Sequence[SegmentationPointOfRun]) -> SegmentationRow:
+        full = [one.full for one in self.runs[run]]
+        values, every = (np.stack([one.values for one in chosen]) for chosen in (points, full))
+        gmacs = float(np.mean([one.gmacs for one in points]))
+        ours = None
+        if run != self.plan.ours and gmacs >= self.ours[0].first.gmacs:
+            ours = [measured.within(one.gmacs) for measured, one in zip(self.ours, points)]
+        difference = None if ours is None else crossed_difference(np.stack([one.values for one in ours]), values)
+        return SegmentationRow(
+            label=label,
+            run=run,
+            point=point,
+            gmacs=gmacs,
+            exit_share=float(np.mean([one.exit_share for one in points])),
+            miou=crossed_difference(values, np.zeros_like(values)),
+            pixel_accuracy=float(np.mean([one.pixel_accuracy for one in points])),
+            drop=None if point in (FULL, ALONE) else crossed_difference(values, every),
+            saving=1 - gmacs / float(np.mean([one.gmacs for one in full])),
+            compute=self.compute(run),
+            ours_gmacs=None if ours is None else float(np.mean([one.gmacs for one in ours])),
+            difference=difference,
+            verdict=None if difference is None else verdict_of(difference, self.plan.margin),
+        )
+
+
+def training_pmacs(result: SegmentationResult) -> float:
+    """Multiply-accumulates of a training, in 10^15: forward and backward passes of every round on every crop."""
+    if result.data.train is None:
+        raise ValueError(f"{result.name} does not say on how many images it was trained; measure it again.")
+    return PASSES * result.gmacs_paper[-1] * result.epochs * result.data.train / 1e6

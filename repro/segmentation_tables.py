@@ -1,0 +1,122 @@
+"""Segmentation on the page: tables, and the plot of mIoU against GMACs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from progresvit.analysis.style import COLOURS, MARKERS, new_figure
+from repro.figures import GMACS
+from repro.segmentation import ALONE, FULL, ROUTED, Measured, SegmentationStudy
+from repro.tables import folded, gmacs, interval, percent, share_interval, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CURVE = tuple(np.linspace(0, 1, 25).tolist())
+"""Points of the curve of a routed model: parts of the way from round 1 to the full path."""
+
+
+def points_table(study: SegmentationStudy) -> str:
+    """A row for each point of each run."""
+    cells = [
+        [
+            row.label,
+            row.point,
+            gmacs(row.gmacs),
+            share_interval(row.miou),
+            percent(row.pixel_accuracy, 2),
+            f"{row.compute:.2f}",
+            None if row.ours_gmacs is None else gmacs(row.ours_gmacs),
+            None if row.difference is None else interval(row.difference, 2),
+            row.verdict,
+        ]
+        for row in study.rows
+    ]
+    heads = ["<model", "<point", "GMACs", "mIoU (%)", "pixel accuracy (%)", "training compute (× ours)"]
+    heads += ["ours at (GMACs)", "ours minus theirs (points)", "<verdict on ours"]
+    return table(f"{study.plan.title}: every point, 95 % intervals over seeds and images", heads, cells)
+
+
+def routing_table(study: SegmentationStudy) -> str:
+    """What early exits save at the thresholds of the validation images."""
+    cells = []
+    for row in study.rows:
+        if row.point != ROUTED:
+            continue
+        assert row.drop is not None
+        full = study.row(row.run, FULL)
+        cells.append(
+            [
+                row.label,
+                percent(row.exit_share),
+                f"{gmacs(row.gmacs)} of {gmacs(full.gmacs)}",
+                percent(row.saving),
+                percent(row.miou.mean, 2),
+                percent(full.miou.mean, 2),
+                interval(row.drop, 2),
+            ]
+        )
+    heads = ["<model", "exit after round 1 (%)", "GMACs", "saving (%)", "mIoU (%)", "every round, mIoU (%)"]
+    title = f"{study.plan.title}: thresholds that lose at most {study.plan.max_drop:g} points on the validation images"
+    return table(f"{title}, on the test images", [*heads, "change (points)"], cells)
+
+
+def classes_table(study: SegmentationStudy) -> str:
+    """IoU of each class in every round, mean over seeds; folded."""
+    labels = study.ours[0].result.labels
+    heads, columns = ["<class"], []
+    names = {run: label for label, run in study.plan.rows.items()}
+    for run, seeds in study.runs.items():
+        for s in range(seeds[0].rounds):
+            which = f", round {s + 1}" if seeds[0].rounds > 1 else ""
+            heads.append(f"{names[run]}{which}")
+            columns.append(np.mean([one.class_iou(s) for one in seeds], axis=0))
+    cells = [[label, *(percent(float(column[k])) for column in columns)] for k, label in enumerate(labels)]
+    return folded(table(f"{study.plan.title}: IoU of each class (%), mean over seeds", heads, cells))
+
+
+def commands_table(study: SegmentationStudy) -> str:
+    """The training command of each run, with its first seed; folded."""
+    names = {run: label for label, run in study.plan.rows.items()}
+    rows = [[names[run], f"`{seeds[0].result.commands[0]}`"] for run, seeds in study.runs.items()]
+    title = f"{study.plan.title}: commands beside each row, with the first seed"
+    return folded(table(title, ["<model", "<command"], rows))
+
+
+def frontier_figure(study: SegmentationStudy) -> Figure:
+    """A curve for each run with early exits; marks are the points of the table with their intervals."""
+    title = f"{study.plan.title}: mIoU and compute"
+    figure, axes = new_figure(title=title, x=GMACS, y="mIoU on the test images (%)")
+    names = {run: label for label, run in study.plan.rows.items()}
+    for number, (run, seeds) in enumerate(study.runs.items()):
+        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "linewidth": 2.0 if run == study.plan.ours else 1.2}
+        if seeds[0].rounds > 1:
+            axes.plot(*_curve(seeds), **style)
+        for row in (row for row in study.rows if row.run == run):
+            ends = [[100 * (row.miou.mean - row.miou.lowest)], [100 * (row.miou.highest - row.miou.mean)]]
+            marker = "*" if row.point == ROUTED else MARKERS[number % len(MARKERS)]
+            axes.errorbar(
+                [row.gmacs],
+                [100 * row.miou.mean],
+                yerr=ends,
+                marker=marker,
+                markersize=12 if row.point == ROUTED else 7,
+                elinewidth=0.8,
+                label=names[run] if row.point in (FULL, ALONE) else None,
+                linestyle="",
+                color=style["color"],
+            )
+    axes.legend(fontsize=9, title="stars: threshold of the validation images", title_fontsize=8)
+    return figure
+
+
+def _curve(seeds: list[Measured]) -> tuple[list[float], list[float]]:
+    """Mean over seeds at equal parts of the way from round 1 to the full path: GMACs and mIoU in percent."""
+    points = [
+        [one.within(one.first.gmacs + part * (one.full.gmacs - one.first.gmacs)) for part in CURVE] for one in seeds
+    ]
+    spent = np.mean([[point.gmacs for point in row] for row in points], axis=0)
+    miou = np.mean([[100 * point.miou for point in row] for row in points], axis=0)
+    return spent.tolist(), miou.tolist()

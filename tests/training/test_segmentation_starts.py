@@ -1,0 +1,188 @@
+"""What ``model.start`` of a segmentation recipe takes: plain ViTs, model folders, and checkpoints of the authors."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+import progresvit
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.interop import import_official, start
+from progresvit.model import ProgResViT
+from progresvit.training.build import build_model, start_model
+from tests.data.shapes import CLASSES, save_shapes
+from tests.interop.authors import authors_state
+from tests.interop.test_start import random_vit
+from tests.training.runs import KilledError, kill_in_step, losses, run
+from tests.training.test_segmentation import PLAIN, THINKING, TINY, recipe
+
+
+def started(source, wanted=None, classes=CLASSES, **model):
+    """The model of a recipe with this start, and the line about it."""
+    network = {"resolutions": [32, 48], "heads": [1, 2], **TINY} if wanted is None else wanted
+    chosen = recipe(model={**network, "start": str(source), **model})
+    made = build_model(chosen, classes, task="segmentation")
+    line = start_model(made, chosen)
+    return made.eval(), line
+
+
+@pytest.fixture
+def vit():
+    """A plain ViT for images of 80 pixels, of another number of classes."""
+    sizes = {"embed_dim": 128, "num_heads": 2, "depth": 2, "img_size": 80, "num_classes": 7}
+    return random_vit(**sizes)
+
+
+@pytest.mark.parametrize("network", [None, THINKING, PLAIN], ids=["progresvit", "thinkingvit", "plain"])
+def test_after_a_quiet_start_the_last_rounds_patches_are_those_of_the_vit(vit, network, tmp_path):
+    save_file(vit.state_dict(), tmp_path / "vit.safetensors")
+    fusion = {} if network is PLAIN else {"start_fusion": "quiet"}
+    model, line = started(tmp_path / "vit.safetensors", network, **fusion)
+    own = {"progresvit": ", projectors, psg", "thinkingvit": ", transitions"}[model.config.kind]
+    assert line.endswith(f"not copied: head{'' if network is PLAIN else own}")
+    vit.set_input_size(img_size=(48, 48))
+    images = torch.randn(2, 3, 48, 48)
+    with torch.no_grad():
+        last, expected = model(images)[-1], vit.forward_features(images)
+    torch.testing.assert_close(last.tokens, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        last.logits.flatten(2).mT, F.linear(expected[:, 1:], model.head.weight, model.head.bias), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_the_papers_start_from_a_vit_is_not_quiet(vit, tmp_path):
+    save_file(vit.state_dict(), tmp_path / "vit.safetensors")
+    model, _ = started(tmp_path / "vit.safetensors")
+    vit.set_input_size(img_size=(48, 48))
+    images = torch.randn(2, 3, 48, 48)
+    with torch.no_grad():
+        assert (model(images)[-1].tokens - vit.forward_features(images)).abs().max() > 0.1
+
+
+def two_rounds(**changes):
+    values = {"rounds": make_rounds([32, 48], [1, 2]), "heads": 2, "num_classes": 7, **TINY}
+    return ModelConfig(**{**values, **changes})
+
+
+def test_a_classification_model_gives_everything_but_its_head(randomize, tmp_path):
+    source = randomize(ProgResViT(two_rounds()))
+    folder = progresvit.save(source, tmp_path / "source")
+    model, line = started(folder)
+    assert line == f"start: {folder}; not copied: head"
+    assert (model.config.task, model.head.weight.shape) == ("segmentation", (3, 128))
+    images = torch.randn(2, 3, 48, 48)
+    with torch.no_grad():
+        for output, expected in zip(model(images), source(images)):
+            assert torch.equal(output.tokens, expected.tokens)
+    larger, line = started(folder, {"resolutions": [48, 64], "heads": [1, 2], **TINY})
+    assert line.endswith("not copied: head")
+    assert larger.pos_embed.shape[1] == 17
+
+
+def test_without_rounds_the_network_is_that_of_the_classification_model(randomize, tmp_path):
+    folder = progresvit.save(randomize(ProgResViT(two_rounds(psg="static", layer_scale=0.1))), tmp_path / "source")
+    model, line = started(folder, {})
+    assert line.endswith("not copied: head")
+    expected = two_rounds(psg="static", layer_scale=0.1, task="segmentation", num_classes=3)
+    assert model.config == expected.replace(class_ids=CLASSES, labels=CLASSES)
+
+
+def test_a_segmentation_model_gives_its_decoder_too(randomize, tmp_path):
+    config = two_rounds(task="segmentation", num_classes=3, class_ids=CLASSES, labels=CLASSES)
+    source = randomize(ProgResViT(config))
+    folder = progresvit.save(source, tmp_path / "source")
+    for classes in (CLASSES, CLASSES[::-1]):
+        model, line = started(folder, classes=classes)
+        assert line.endswith("not copied: nothing")
+        assert torch.equal(model.head.weight, source.head.weight[[CLASSES.index(name) for name in classes]])
+
+
+@pytest.fixture
+def authors(tmp_path):
+    """A file as the authors publish them, for rounds of 32 and 48 pixels."""
+    state = authors_state(width=128, widths=[64, 128], depth=2, patch_size=16, grid=3, classes=11)
+    torch.save({"epoch": 3, "state_dict_ema": state}, tmp_path / "progresvit_32_48.pth.tar")
+    return tmp_path / "progresvit_32_48.pth.tar"
+
+
+def test_a_checkpoint_of_the_authors_gives_everything_but_its_head(authors):
+    source = import_official(authors)
+    model, line = started(authors)
+    assert line == f"start: {authors}; not copied: head"
+    images = torch.randn(2, 3, 48, 48)
+    with torch.no_grad():
+        for output, expected in zip(model(images), source(images), strict=True):
+            assert torch.equal(output.tokens, expected.tokens)
+    larger, line = started(authors, {"resolutions": [48, 80], "heads": [1, 2], **TINY})
+    assert line.endswith("not copied: head")
+    assert torch.equal(larger.psg.encoder.weight, source.psg.encoder.weight)
+
+
+def test_other_networks_take_the_backbone_of_a_checkpoint_of_the_authors(authors):
+    source = import_official(authors)
+    for network, missing in ((THINKING, "head, transitions"), (PLAIN, "head")):
+        model, line = started(authors, network)
+        assert line.endswith(f"not copied: {missing}")
+        assert torch.equal(model.blocks[1].mlp.fc2.weight, source.blocks[1].mlp.fc2.weight)
+
+
+def test_a_model_of_the_authors_is_found_by_its_hub_id(authors, monkeypatch):
+    name = "NCPS/progresvit-deit-s-192-240-imagenet1k"
+    asked = []
+    monkeypatch.setattr(start, "load_official", lambda name: (asked.append(name), import_official(authors))[1])
+    model, line = started(name)
+    assert (asked, line) == ([name], f"start: {name}; not copied: head")
+    assert torch.equal(model.norm.weight, import_official(authors).norm.weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"start_fusion": "quiet"}, r"brings what it learned between its rounds.*remove model\.start_fusion"),
+        ({"depth": 3}, r"it has 2 blocks and the model 3: set model\.depth=2"),
+        ({"heads": [1, 3]}, r"it is 128 channels wide and the model 192: set model\.heads so that it ends in 2"),
+        ({"patch_size": 8}, r"set model\.patch_size=16"),
+        ({"layer_scale": 1e-6}, r"set model\.layer_scale=null"),
+    ],
+)
+def test_a_checkpoint_of_the_authors_that_does_not_fit_is_refused(authors, model, message):
+    with pytest.raises(ValueError, match=message):
+        started(authors, **model)
+
+
+def test_files_that_are_no_checkpoint_of_the_authors_are_refused(authors, tmp_path):
+    weights = torch.load(authors, weights_only=True)["state_dict_ema"]
+    torch.save({key: value for key, value in weights.items() if key != "head.weight"}, authors)
+    with pytest.raises(ValueError, match=r"no ProgResViT checkpoint of the authors: it has no head\.weight"):
+        started(authors)
+    torch.save({**weights, "token_projectors.0.extra": torch.zeros(1)}, authors)
+    with pytest.raises(ValueError, match=r"token_projectors\.0\.extra"):
+        started(authors)
+    authors.write_bytes(authors.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="damaged or no PyTorch checkpoint"):
+        started(authors)
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pth")
+    with pytest.raises(ValueError, match="is no plain ViT: it has no cls_token"):
+        started(tmp_path / "other.pth")
+    with pytest.raises(ValueError, match=r"there is no file or folder .*nowhere\.pth"):
+        started(tmp_path / "nowhere.pth")
+
+
+def test_the_rounds_of_a_checkpoint_of_the_authors_must_be_given(authors):
+    with pytest.raises(ValueError, match=r"is no model folder or bundled model, so the rounds.*are unknown"):
+        started(authors, {})
+
+
+def test_a_resumed_run_remembers_the_rounds_of_its_start(randomize, tmp_path, monkeypatch):
+    """The start is a classification model, and its folder may be gone."""
+    shapes = save_shapes(tmp_path / "shapes", val=2)
+    folder = progresvit.save(randomize(ProgResViT(two_rounds())), tmp_path / "source")
+    wanted = recipe(model={"start": str(folder)}, run={"log_every": 1, "save_minutes": 1e-9})
+    revive = kill_in_step(1, monkeypatch)
+    with pytest.raises(KilledError):
+        run(wanted, shapes, tmp_path / "run")
+    revive()
+    (folder / "config.json").unlink()
+    model = progresvit.load(run(wanted, shapes, tmp_path / "run", resume=True))
+    assert (model.config.task, model.config.rounds) == ("segmentation", two_rounds().rounds)
+    assert [step for step, *_ in losses(tmp_path / "run")] == [1, 2, 3]
