@@ -1,4 +1,4 @@
-"""Throughput of the segmentation engine by threshold: python benchmarks/segmentation.py MODEL --data DATA [--split test]
+"""Throughput of the segmentation engine by threshold: python benchmarks/segmentation.py MODEL --data DATA
 
 Images are decoded before the clock starts; resizing, windows, rounds and label maps are timed. Each threshold lets a
 given share of the images exit early, by their own scores, so that the figure does not depend on a calibration.

@@ -10,7 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro import figures, frontier_figures, frontier_tables, routing_tables, shift_tables, tables
+from repro import (
+    figures,
+    frontier_figures,
+    frontier_tables,
+    routing_tables,
+    segmentation_tables,
+    shift_tables,
+    tables,
+)
 from repro.compare import (
     ComparedRun,
     CrossedDifference,
@@ -25,6 +33,7 @@ from repro.equal import check_equal, check_seeds
 from repro.formats import FULL, CostPoint, Measurement, Results, ShiftResult, read_results
 from repro.frontier import FrontierRow, costs_of, frontier_rows, line_up_frontier, marginal_rows
 from repro.outcomes import Outcome, gather_outcomes, verdict_of
+from repro.segmentation import ExitOrder, SegmentationRow, SegmentationStudy
 from repro.shift_seeds import ShiftTest, gather_shift, gather_shift_tests, mean_over_seeds
 from repro.study import STUDY_FILE, Equal, Study, read_study
 
@@ -32,6 +41,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOT_MEASURED = "Not measured."
+SAVING = 0.15
+"""Share of the GMACs at which orders of exits are compared."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,7 @@ class Page:
         self.figures, self.plots, self.prefix = figures, plots, prefix
         self.rows: dict[str, list[FrontierRow]] = {}
         """Of frontiers that were asked for."""
+        self.segmented: SegmentationStudy | None = None
 
     def plot(self, name: str, alt: str, draw: Callable[[], Figure], *data: Any) -> str:
         """An image tag; ``data`` is everything that the plot shows."""
@@ -160,6 +172,39 @@ class Page:
             if (cost.run, cost.point) == (run, point):
                 return cost
         raise ValueError(f"{name}.json has no cost of {run} at {point}; measure it, or leave it out of the page.")
+
+    def segmentation(self) -> str:
+        """The runs of a study of segmentation: points, thresholds of the validation images, and what exits cost."""
+        if not self.results.segmentation:
+            return NOT_MEASURED
+        study = self._segmentation()
+        title, plan = study.plan.title, self.study.segmentation
+        assert plan is not None
+        shown = [plan.model_dump(), *self.results.segmentation.values()]
+        draw = partial(segmentation_tables.frontier_figure, study)
+        return _blocks(
+            self.plot("segmentation", f"{title}: mIoU against average GMACs of each run", draw, *shown),
+            segmentation_tables.points_table(study),
+            f"Not measured: {', '.join(study.missing)}." if study.missing else None,
+            segmentation_tables.routing_table(study),
+            segmentation_tables.orders_table(study, SAVING),
+            segmentation_tables.classes_table(study),
+            segmentation_tables.commands_table(study),
+        )
+
+    def _segmentation(self) -> SegmentationStudy:
+        """Computed once: intervals take a while."""
+        if self.segmented is None:
+            self.segmented = SegmentationStudy(self.results, self.study)
+        return self.segmented
+
+    def segmentation_row(self, run: str, point: str) -> SegmentationRow:
+        """One point of a run."""
+        return self._segmentation().row(run, point)
+
+    def exit_order(self, run: str) -> ExitOrder:
+        """What the saving of the table costs a run."""
+        return self._segmentation().exit_order(run, SAVING)
 
     def settings(self, name: str) -> str:
         """The thresholds of a routing measurement."""
@@ -312,7 +357,7 @@ class Page:
         """Everything that a template can use, by name."""
         blocks: list[Callable[..., str]] = [self.about, self.comparison, self.settings, self.routers, self.abstention]
         blocks += [self.frontier, self.equal_accuracy, self.groups, self.severities, self.corruptions]
-        blocks += [self.harm, self.shift_tests, self.measurements]
+        blocks += [self.harm, self.shift_tests, self.measurements, self.segmentation]
         routed = [(one.near_lossless, one.rounds) for one in self.results.runs.values() if len(one.rounds.bits) > 1]
         return {
             "study": self.study,
@@ -321,6 +366,8 @@ class Page:
             "shift": self.results.shift,
             "cost": self.results.cost,
             "frontier_row": self.frontier_row,
+            "segmentation_row": self.segmentation_row,
+            "exit_order": self.exit_order,
             "cost_point": self.cost_point,
             "savings": [1 - point.gmacs_paper / rounds.gmacs_paper[FULL] for point, rounds in routed if point],
             "settings_of": routing_tables.settings_of,

@@ -17,6 +17,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from progresvit.metrics.miou import ClassCounts, iou, mean_iou, pixel_accuracy
 from progresvit.routing.calibrate import threshold_for_budget
@@ -157,6 +158,26 @@ class SegmentationRow:
     """Of the difference."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExitOrder:
+    """How much mIoU a saving costs, by the order in which images exit."""
+
+    label: str
+    saving: float
+    gap: float
+    """mIoU of round 1 minus that of every round."""
+    by_score: CrossedDifference
+    """Change of mIoU if the images of lowest scores exit, over seeds and images."""
+    by_chance: float
+    """If images exit at random; expected counts."""
+    by_error: float
+    """If those exit whose pixel error grows least, which only labels tell."""
+    correlation: float
+    """Spearman's, of the score with the growth of the pixel error."""
+    not_worse: float
+    """Share of the images whose pixel error does not grow."""
+
+
 class SegmentationStudy:
     """The runs of a study of segmentation as far as they were measured.
 
@@ -229,6 +250,30 @@ class SegmentationStudy:
         known = "; ".join(f"{row.run}, {row.point}" for row in self.rows)
         raise ValueError(f"{self.plan.title} has no point {run}, {point}; it has {known}.")
 
+    def exit_order(self, run: str, saving: float) -> ExitOrder:
+        """Of a run at a share of the GMACs saved; means over seeds."""
+        seeds = self.runs[run]
+        points = [one.within((1 - saving) * one.full.gmacs) for one in seeds]
+        others = [_other_orders(one, point) for one, point in zip(seeds, points)]
+        by_chance, by_error, correlation, not_worse = np.mean(others, axis=0).tolist()
+        values, every = np.stack([one.values for one in points]), np.stack([one.full.values for one in seeds])
+        return ExitOrder(
+            label=next(label for label, name in self.plan.rows.items() if name == run),
+            saving=1
+            - float(np.mean([one.gmacs for one in points])) / float(np.mean([one.full.gmacs for one in seeds])),
+            gap=float(np.mean([one.first.miou - one.full.miou for one in seeds])),
+            by_score=crossed_difference(values, every),
+            by_chance=by_chance,
+            by_error=by_error,
+            correlation=correlation,
+            not_worse=not_worse,
+        )
+
+    @property
+    def routed_runs(self) -> list[str]:
+        """Those with early exits."""
+        return [run for run, seeds in self.runs.items() if seeds[0].rounds > 1]
+
     def _points(self, seeds: Sequence[Measured]) -> dict[str, list[SegmentationPointOfRun]]:
         if seeds[0].rounds == 1:
             return {ALONE: [one.full for one in seeds]}
@@ -262,6 +307,21 @@ class SegmentationStudy:
             difference=difference,
             verdict=None if difference is None else verdict_of(difference, self.plan.margin),
         )
+
+
+def _other_orders(measured: Measured, point: SegmentationPointOfRun) -> tuple[float, float, float, float]:
+    """Change of mIoU by chance and by error, the correlation and the share that is not worse, for as many exits."""
+    counts, share = measured.test.counts, point.exit_share
+    pixels = np.maximum(counts.labelled.sum(axis=-1), 1)
+    error = 1 - counts.intersection.sum(axis=-1) / pixels  # (N, S)
+    growth = error[:, 0] - error[:, -1]
+    mixed = ClassCounts(*(share * part[:, 0].sum(axis=0) + (1 - share) * part[:, -1].sum(axis=0) for part in counts))
+    exits = np.full(len(growth), measured.rounds - 1)
+    exits[np.argsort(growth, kind="stable")[: round(share * len(growth))]] = 0
+    best = ClassCounts(*(part[np.arange(len(exits)), exits].sum(axis=0) for part in counts))
+    full = measured.full.miou
+    correlation = float(stats.spearmanr(measured.test.scores[:, 0], growth).statistic)
+    return float(mean_iou(mixed)) - full, float(mean_iou(best)) - full, correlation, float((growth <= 0).mean())
 
 
 def training_pmacs(result: SegmentationResult) -> float:

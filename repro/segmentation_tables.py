@@ -9,7 +9,7 @@ import numpy as np
 from progresvit.analysis.style import COLOURS, MARKERS, new_figure
 from repro.figures import GMACS
 from repro.segmentation import ALONE, FULL, ROUTED, Measured, SegmentationStudy
-from repro.tables import folded, gmacs, interval, percent, share_interval, table
+from repro.tables import folded, gmacs, interval, percent, share_interval, signed, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,6 +63,29 @@ def routing_table(study: SegmentationStudy) -> str:
     return table(f"{title}, on the test images", [*heads, "change (points)"], cells)
 
 
+def orders_table(study: SegmentationStudy, saving: float) -> str:
+    """What a saving costs if images exit by their score, at random, or by what labels know."""
+    cells = []
+    for order in (study.exit_order(run, saving) for run in study.routed_runs):
+        cells.append(
+            [
+                order.label,
+                signed(order.gap, 2),
+                interval(order.by_score, 2),
+                signed(order.by_chance, 2),
+                signed(order.by_error, 2),
+                f"{order.correlation:.2f}",
+                percent(order.not_worse),
+            ]
+        )
+    heads = ["<model", "round 1 minus every round (points)", "exits by score (points)", "at random", "by pixel error"]
+    heads += ["rank correlation of score and harm", "images not worse in round 1 (%)"]
+    title = (
+        f"{study.plan.title}: change of mIoU at {percent(saving, 0)} % fewer GMACs, by the order in which images exit"
+    )
+    return table(title, heads, cells)
+
+
 def classes_table(study: SegmentationStudy) -> str:
     """IoU of each class in every round, mean over seeds; folded."""
     labels = study.ours[0].result.labels
@@ -91,7 +114,10 @@ def frontier_figure(study: SegmentationStudy) -> Figure:
     figure, axes = new_figure(title=title, x=GMACS, y="mIoU on the test images (%)")
     names = {run: label for label, run in study.plan.rows.items()}
     for number, (run, seeds) in enumerate(study.runs.items()):
-        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "linewidth": 2.0 if run == study.plan.ours else 1.2}
+        style: dict[str, Any] = {
+            "color": COLOURS[number % len(COLOURS)],
+            "linewidth": 2.0 if run == study.plan.ours else 1.2,
+        }
         if seeds[0].rounds > 1:
             axes.plot(*_curve(seeds), **style)
         for row in (row for row in study.rows if row.run == run):

@@ -48,7 +48,7 @@ class Labels(NamedTuple):
 _CAMVID = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
 
 BUILT_IN = {
-    "camvid": Labels(_CAMVID, tuple(range(len(_CAMVID)))),
+    "camvid": Labels(_CAMVID, tuple(range(len(_CAMVID))), ignored=(11,)),  # 11: void in the copy of SegNet
     "pets": Labels(("pet", "background", "border"), (1, 2, 3)),
 }
 

@@ -10,6 +10,7 @@ K classes, g side of the patch grid.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ class WindowOptions:
     def __post_init__(self) -> None:
         if not 0 < self.stride <= 1:
             raise ValueError(f"the stride is a share of the window, above 0 and at most 1, not {self.stride:g}.")
-        if not self.scales or min(self.scales) < 1:
+        if not self.scales or not all(1 <= scale < math.inf for scale in self.scales):
             raise ValueError(f"scales are 1 or more, since an image must fill a window, not {list(self.scales)}.")
 
 

@@ -20,7 +20,7 @@ from timm.data import ImageNetInfo
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
-from progresvit.config import HEAD_WIDTH, BaseConfig
+from progresvit.config import HEAD_WIDTH, BaseConfig, Task
 from progresvit.interop.official import OFFICIAL_MODELS, import_official, is_official_file, load_official
 from progresvit.io.model_folder import BUNDLED, find_folder, is_local
 from progresvit.io.parse import did_you_mean
@@ -39,6 +39,8 @@ _PLAIN = re.compile(
 )
 _NEEDED = {"cls_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.0.norm1.weight": 1}
 """What tells a plain ViT, and the dimensions."""
+_WIDENS = re.compile(r"(projectors|transitions)\.\d+\.widen\w*\.weight")
+"""What a quiet start sets to zero: it widens the tokens of a round for the next."""
 _IMAGENET_CLASSES = 1000
 
 Weights = Mapping[str, Tensor]
@@ -91,7 +93,7 @@ def start_from_timm(
         )
     of_imagenet = model.config.class_ids is not None and _classes(weights) == _IMAGENET_CLASSES
     class_ids = ImageNetInfo().label_names() if of_imagenet else None
-    return _copy(model, weights, class_ids=class_ids, fusion=fusion, origin=origin)
+    return _copy(model, weights, class_ids=class_ids, task="classification", fusion=fusion, origin=origin)
 
 
 def start_from_folder(model: RoundModel, folder: Path, *, fusion: Fusion = "paper") -> list[str]:
@@ -108,11 +110,6 @@ def start_from_folder(model: RoundModel, folder: Path, *, fusion: Fusion = "pape
 def _start_from_model(model: RoundModel, source: RoundModel, *, fusion: Fusion, origin: str) -> list[str]:
     weights, own = source.state_dict(), model.state_dict()
     same_kind = source.config.kind == model.config.kind
-    if same_kind and source.config.routable and len(source.config.rounds) > 1 and fusion == "quiet":
-        raise ValueError(
-            f"{origin} brings what it learned between its rounds, which a quiet start would set to zero; "
-            "remove model.start_fusion."
-        )
     if all(key in own for key in _NEEDED):
         _check_plain(weights, own, model.config, origin)
         weights = {
@@ -125,7 +122,13 @@ def _start_from_model(model: RoundModel, source: RoundModel, *, fusion: Fusion, 
             f"{origin} holds a model of the kind {source.config.kind}, of which {type(model).__name__} takes no "
             "weights; give a model of its own kind, or remove model.start."
         )
-    return _copy(model, weights, class_ids=source.config.class_ids, fusion=fusion, origin=origin)
+    if fusion == "quiet" and any(_WIDENS.fullmatch(key) for key in weights):
+        raise ValueError(
+            f"{origin} brings what it learned between its rounds, which a quiet start would set to zero; "
+            "set model.start_fusion=paper."
+        )
+    class_ids = source.config.class_ids
+    return _copy(model, weights, class_ids=class_ids, task=source.config.task, fusion=fusion, origin=origin)
 
 
 def _read(source: str) -> nn.Module | Weights:
@@ -151,12 +154,13 @@ def _read(source: str) -> nn.Module | Weights:
 
 @torch.no_grad()
 def _copy(
-    model: RoundModel, weights: Weights, *, class_ids: Sequence[str] | None, fusion: Fusion, origin: str
+    model: RoundModel, weights: Weights, *, class_ids: Sequence[str] | None, task: Task, fusion: Fusion, origin: str
 ) -> list[str]:
+    """Rows of the head are copied between models of one task: a head for class tokens is no decoder of patches."""
     if fusion not in get_args(Fusion):
         raise ValueError(f"fusion is 'paper' or 'quiet', not {fusion!r}.")
     own = model.state_dict()
-    rows = _head_rows(class_ids, _classes(weights), model.config)
+    rows = _head_rows(class_ids, _classes(weights), model.config) if task == model.config.task else None
     copied = {key: value for key, value in weights.items() if not is_head(key)}
     if rows is not None:
         copied |= {key: value[rows] for key, value in weights.items() if is_head(key) and key in own}

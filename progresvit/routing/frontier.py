@@ -190,7 +190,7 @@ def _sum_shared(scores: Floats, by_round: list[NDArray[Any]], limits: Floats) ->
 
 
 def _dtype_of_sums(values: NDArray[Any]) -> type[np.int64 | np.float64]:
-    return np.int64 if values.dtype.kind in "bui" else np.float64
+    return np.float64 if np.issubdtype(values.dtype, np.floating) else np.int64
 
 
 def _count_each(scores: Floats, marks: Marks, limits: Floats) -> Counts:

@@ -49,8 +49,9 @@ class Model(Section):
     """Side of the images in training and evaluation. A teacher may need a higher resolution than the rounds."""
     drop_path: float = Field(0.0, ge=0, lt=1)
     start: str | None = None
-    """Initial weights: the name of a timm model, a file of its weights, a model folder, or the name of a bundled
-    model. Without preset and rounds, the network is that of the folder, with the classes of the data."""
+    """Initial weights: the name of a timm model, a file of its weights, a model folder, the name of a bundled model, or
+    a checkpoint of the authors as a file or hub id. Without preset and rounds, the network is that of the folder, with
+    the classes of the data."""
     start_fusion: Literal["paper", "quiet"] = "paper"
     """``quiet``: the last round begins as the pretrained ViT, without the tokens of the round before."""
 

@@ -12,6 +12,7 @@ import yaml
 from repro.formats import read_results
 from repro.frontier import frontier_rows, marginal_rows
 from repro.page import drawn_from, main
+from repro.segmentation import SegmentationStudy
 from repro.study import read_study
 from tests.repro.made import STUDY, change, run_result, write_result
 
@@ -49,7 +50,7 @@ def built(built_once, tmp_path):
 
 def test_the_page_of_this_repository_is_that_of_its_results(capsys):
     main(["--check"])
-    assert f"{ROOT / 'docs' / 'results.md'} and 20 plots are those of" in capsys.readouterr().out
+    assert f"{ROOT / 'docs' / 'results.md'} and 22 plots are those of" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("call", ["difference", "widened", "crossed"])
@@ -99,6 +100,35 @@ def test_the_text_on_the_frontier_says_what_its_rows_do():
     marginal = {(row.run, row.point) for row in marginal_rows(rows)}
     assert marginal >= {("early_exit", "25 %"), ("early_exit", "every round"), ("plain224", "the model")}
     assert not marginal & {("early_exit", "round 1"), ("early_exit", "50 %"), ("plain160", "the model")}
+
+
+def test_the_text_on_segmentation_says_what_its_rows_do():
+    studies = {}
+    for name in ("camvid", "pets"):
+        folder = ROOT / "repro" / "results" / name
+        studies[name] = SegmentationStudy(read_results(folder), read_study(folder / "study.yaml"))
+    for study in studies.values():
+        full = {run: study.row(run, "every round" if run != "plain384" else "the model") for run in study.runs}
+        mious = [row.miou.mean for row in full.values()]
+        assert max(mious) - min(mious) < 0.01  # near each other
+        assert min(full, key=lambda run: full[run].gmacs) == "plain384"
+        assert full["plain384"].verdict == "loss"
+        assert {
+            order.by_score.mean < -0.003 for order in (study.exit_order(run, 0.15) for run in study.routed_runs)
+        } == {True}  # 15 % fewer GMACs for 0.3 points is not reached
+        assert min(study.exit_order(run, 0.15).gap for run in study.routed_runs) < -0.1
+        assert {window for one in study.ours for window in one.result.test.window_counts()} in ({1}, {2})
+    assert studies["pets"].exit_order("resolution", 0.15).by_score.mean > -0.0035  # nearly
+    change = iou_changes(studies["camvid"].runs["resolution"])
+    assert {"sign", "pedestrian", "pole"} & set(sorted(change, key=change.get)[:4])  # thin or small
+    change = iou_changes(studies["pets"].runs["resolution"])
+    assert min(change, key=change.get) == "border"
+
+
+def iou_changes(seeds):
+    """IoU of round 1 minus that of round 2 by class, mean over seeds."""
+    changes = [dict(zip(one.result.labels, one.class_iou(0) - one.class_iou(1))) for one in seeds]
+    return {label: fmean(change[label] for change in changes) for label in changes[0]}
 
 
 def test_the_text_on_speed_says_what_was_measured():

@@ -19,6 +19,7 @@ def test_the_bundled_recipes_are_complete():
         "photos_tiny", "photos_tiny_kd", "photos_tiny_soft", "photos_tiny_pretrained",
         "photos_small", "photos_small_kd", "imagenet_tiny", "nettewoof_tiny", "own_images", "digits",
         "thinkingvit", "hydravit", "sortednet", "matformer", "dynabert", "early_exit",
+        "camvid", "pets", "segmenter_448_576",
     }  # fmt: skip
 
 

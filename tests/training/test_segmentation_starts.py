@@ -138,7 +138,7 @@ def test_a_model_of_the_authors_is_found_by_its_hub_id(authors, monkeypatch):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"start_fusion": "quiet"}, r"brings what it learned between its rounds.*remove model\.start_fusion"),
+        ({"start_fusion": "quiet"}, r"brings what it learned between its rounds.*set model\.start_fusion=paper"),
         ({"depth": 3}, r"it has 2 blocks and the model 3: set model\.depth=2"),
         ({"heads": [1, 3]}, r"it is 128 channels wide and the model 192: set model\.heads so that it ends in 2"),
         ({"patch_size": 8}, r"set model\.patch_size=16"),
@@ -186,3 +186,21 @@ def test_a_resumed_run_remembers_the_rounds_of_its_start(randomize, tmp_path, mo
     model = progresvit.load(run(wanted, shapes, tmp_path / "run", resume=True))
     assert (model.config.task, model.config.rounds) == ("segmentation", two_rounds().rounds)
     assert [step for step, *_ in losses(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_a_classification_head_of_the_same_classes_does_not_start_the_decoder(tmp_path):
+    """It was trained on class tokens, whichever classes it knows."""
+    sizes = {"rounds": make_rounds([32, 48], [1, 2]), "heads": 2, "depth": 2, "num_classes": len(CLASSES)}
+    progresvit.save(ProgResViT(ModelConfig(**sizes, class_ids=CLASSES)), tmp_path / "classifies")
+    progresvit.save(ProgResViT(ModelConfig(**sizes, class_ids=CLASSES, task="segmentation")), tmp_path / "segments")
+    _, line = started(tmp_path / "classifies")
+    assert line.endswith("not copied: head")
+    _, line = started(tmp_path / "segments")
+    assert line.endswith("not copied: nothing")
+
+
+def test_a_quiet_start_takes_a_folder_whose_projectors_do_not_fit(tmp_path):
+    narrow = ModelConfig(rounds=make_rounds([32, 48], [2, 2]), heads=2, depth=2, num_classes=5)
+    progresvit.save(ProgResViT(narrow), tmp_path / "model")
+    _, line = started(tmp_path / "model", start_fusion="quiet")
+    assert "projectors" in line

@@ -209,10 +209,10 @@ def test_a_quiet_start_is_refused_where_it_cannot_be(saved):
     with pytest.raises(ValueError, match="give start, or remove start_fusion"):
         recipe(model={"start_fusion": "quiet"})
     folder, _ = saved(ProgResViT(two_rounds()))
-    with pytest.raises(ValueError, match=r"remove model\.start_fusion"):
+    with pytest.raises(ValueError, match=r"set model\.start_fusion=paper"):
         started(folder, start_fusion="quiet")
-    with pytest.raises(ValueError, match=r"remove model\.start_fusion"):
-        started("nettewoof-tiny", start_fusion="quiet", depth=12, patch_size=16)
+    with pytest.raises(ValueError, match=r"set model\.start_fusion=paper"):
+        started("nettewoof-tiny", start_fusion="quiet", depth=12, patch_size=16, heads=[2, 3], resolutions=[16, 32])
 
 
 def test_a_recipe_names_the_missing_file():
