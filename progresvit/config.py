@@ -167,7 +167,10 @@ class BaseConfig(_Checked):
     @model_validator(mode="after")
     def _check_shared(self) -> Self:
         if self.task not in self.tasks:
-            raise ValueError(f"a model of kind {self.kind} cannot be built for {self.task}; use the kind progresvit.")
+            raise ValueError(
+                f"a model of kind {self.kind} cannot be built for {self.task}; use another kind, such as progresvit or "
+                "thinkingvit."
+            )
         if self.task == "segmentation" and not self.num_classes:
             raise ValueError("a segmentation model needs classes; give num_classes of 1 or more.")
         if not self.rounds:

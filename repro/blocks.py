@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 NOT_MEASURED = "Not measured."
 SAVING = 0.15
 """Share of the GMACs at which orders of exits are compared."""
+EPSILONS, DELTA = (0.005, 0.01, 0.02), 0.05
+"""Bounds of certificates on the growth of the pixel error, and the probability that one fails."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ class Page:
             f"Not measured: {', '.join(study.missing)}." if study.missing else None,
             segmentation_tables.routing_table(study),
             segmentation_tables.orders_table(study, SAVING),
+            segmentation_tables.certificates_table(study, EPSILONS, DELTA),
             segmentation_tables.classes_table(study),
             segmentation_tables.commands_table(study),
         )

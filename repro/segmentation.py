@@ -21,8 +21,8 @@ from scipy import stats
 
 from progresvit.metrics.miou import ClassCounts, iou, mean_iou, pixel_accuracy
 from progresvit.routing.calibrate import threshold_for_budget
+from progresvit.routing.certify import certified_threshold
 from progresvit.routing.decide import exit_rounds
-from progresvit.routing.frontier import every_threshold, routed_sums
 from repro.compare import CrossedDifference, crossed_difference
 from repro.equal import COMPUTE_TOLERANCE, PASSES
 from repro.formats import Results, SegmentationResult, SegmentedImages, check_comparable
@@ -95,12 +95,11 @@ class Measured:
 
     def routed(self, max_drop: float) -> SegmentationPointOfRun:
         """The threshold that costs least on the validation images with at most this drop of mIoU there."""
-        thresholds = every_threshold(self.val.scores)
-        counts = ClassCounts(*(routed_sums(self.val.scores, part, thresholds) for part in self.val.counts))
-        spent = routed_sums(self.val.scores, self.val.gmacs, thresholds)
-        miou = mean_iou(counts)
-        good = np.flatnonzero(miou >= miou[0] - max_drop - 1e-12)
-        return self.at(float(thresholds[good[np.argmin(spent[good])]]))
+        from progresvit.routing.segmentation import near_lossless_miou  # imports torch
+
+        threshold = near_lossless_miou(self.val.scores, self.val.counts, self.val.gmacs, max_drop).threshold
+        assert isinstance(threshold, float)
+        return self.at(threshold)
 
     def within(self, gmacs: float) -> SegmentationPointOfRun:
         """The most refinement that an average of these GMACs allows, on the test images, without labels."""
@@ -117,6 +116,15 @@ class _Images:
     def __init__(self, result: SegmentationResult, images: SegmentedImages) -> None:
         self.scores, self.counts = images.score_array(), images.counts()
         self.gmacs = images.window_counts()[:, None] * np.asarray(result.gmacs_paper)  # (N, S)
+        pixels = np.maximum(self.counts.labelled.sum(axis=-1), 1)
+        self.error = 1 - self.counts.intersection.sum(axis=-1) / pixels
+        """Share of the labelled pixels that are wrong, (N, S)."""
+
+    @property
+    def growth(self) -> Floats:
+        """Pixel error of round 1 above that of the last round, at least 0: (N,)."""
+        more: Floats = np.maximum(self.error[:, 0] - self.error[:, -1], 0)
+        return more
 
 
 def influence_values(counts: ClassCounts) -> Floats:
@@ -178,6 +186,23 @@ class ExitOrder:
     """Share of the images whose pixel error does not grow."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Certified:
+    """Thresholds certified on the validation images, one for each seed, and what they give on the test images."""
+
+    label: str
+    epsilon: float
+    images: int
+    """Validation images."""
+    exit_share: float
+    """Means over seeds, as are the others."""
+    saving: float
+    loss: float
+    """Mean growth of an image's pixel error on the test images, gains counted as 0."""
+    beyond: int
+    """Seeds whose test loss is above epsilon."""
+
+
 class SegmentationStudy:
     """The runs of a study of segmentation as far as they were measured.
 
@@ -228,6 +253,11 @@ class SegmentationStudy:
     def ours(self) -> list[Measured]:
         return self.runs[self.plan.ours]
 
+    @property
+    def seeds(self) -> int:
+        """Number of seeds."""
+        return len(self.ours)
+
     def compute(self, run: str) -> float:
         """Training compute of a run divided by that of ours."""
         return training_pmacs(self.runs[run][0].result) / training_pmacs(self.ours[0].result)
@@ -267,6 +297,25 @@ class SegmentationStudy:
             by_error=by_error,
             correlation=correlation,
             not_worse=not_worse,
+        )
+
+    def certified(self, run: str, epsilon: float, delta: float) -> Certified:
+        """A run at thresholds that bound the growth of the pixel error."""
+        seeds, highest = self.runs[run], math.log(len(self.ours[0].result.labels))
+        points, losses = [], []
+        for one in seeds:
+            scores, growth = one.val.scores[:, 0], one.val.growth
+            point = one.at(float(certified_threshold(scores, growth, epsilon, delta, highest=highest).threshold))
+            points.append(point)
+            losses.append(float(np.where(one.test.scores[:, 0] < point.threshold, one.test.growth, 0).mean()))
+        return Certified(
+            label=next(label for label, name in self.plan.rows.items() if name == run),
+            epsilon=epsilon,
+            images=len(seeds[0].val.scores),
+            exit_share=float(np.mean([point.exit_share for point in points])),
+            saving=1 - float(np.mean([point.gmacs / one.full.gmacs for one, point in zip(seeds, points)])),
+            loss=float(np.mean(losses)),
+            beyond=sum(loss > epsilon for loss in losses),
         )
 
     @property
@@ -311,9 +360,7 @@ class SegmentationStudy:
 
 def _other_orders(measured: Measured, point: SegmentationPointOfRun) -> tuple[float, float, float, float]:
     """Change of mIoU by chance and by error, the correlation and the share that is not worse, for as many exits."""
-    counts, share = measured.test.counts, point.exit_share
-    pixels = np.maximum(counts.labelled.sum(axis=-1), 1)
-    error = 1 - counts.intersection.sum(axis=-1) / pixels  # (N, S)
+    counts, share, error = measured.test.counts, point.exit_share, measured.test.error
     growth = error[:, 0] - error[:, -1]
     mixed = ClassCounts(*(share * part[:, 0].sum(axis=0) + (1 - share) * part[:, -1].sum(axis=0) for part in counts))
     exits = np.full(len(growth), measured.rounds - 1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from progresvit.analysis.style import COLOURS, MARKERS, new_figure
+from progresvit.routing.certify import needed_images
 from repro.figures import GMACS
 from repro.segmentation import ALONE, FULL, ROUTED, Measured, SegmentationStudy
 from repro.tables import folded, gmacs, interval, percent, share_interval, signed, table
@@ -84,6 +86,33 @@ def orders_table(study: SegmentationStudy, saving: float) -> str:
         f"{study.plan.title}: change of mIoU at {percent(saving, 0)} % fewer GMACs, by the order in which images exit"
     )
     return table(title, heads, cells)
+
+
+def certificates_table(study: SegmentationStudy, epsilons: Sequence[float], delta: float) -> str:
+    """Thresholds that bound the growth of the pixel error, certified on the validation images."""
+    images, title = study.ours[0].result.val.images, study.plan.title
+    possible = [epsilon for epsilon in epsilons if needed_images(epsilon, delta) <= images]
+    if not possible:
+        least = needed_images(max(epsilons), delta)
+        return (
+            f"{title}: {images} validation images certify no threshold; a bound of {percent(max(epsilons))} points of "
+            f"pixel error at {percent(1 - delta, 0)} % takes {least} or more."
+        )
+    cells = [
+        [
+            one.label,
+            percent(one.epsilon),
+            percent(one.exit_share),
+            percent(one.saving),
+            percent(one.loss, 2),
+            f"{one.beyond} of {study.seeds}",
+        ]
+        for one in (study.certified(run, epsilon, delta) for run in study.routed_runs for epsilon in possible)
+    ]
+    heads = ["<model", "bound (points of pixel error)", "exit after round 1 (%)", "saving (%)"]
+    heads += ["growth on the test images (points)", "seeds beyond the bound"]
+    which = f"certificates at {percent(1 - delta, 0)} % confidence from {images} validation images"
+    return folded(table(f"{title}: {which}", heads, cells))
 
 
 def classes_table(study: SegmentationStudy) -> str:

@@ -23,7 +23,10 @@ def evaluate(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Records file to write, such as records.parquet.")],
-    split: Annotated[str, typer.Option(help="Split; '.' uses all images of top-level class folders.")] = "val",
+    split: Annotated[
+        str,
+        typer.Option(help="Split; '.' uses all images of top-level class folders, in segmentation all under images/."),
+    ] = "val",
     unlabelled: Annotated[
         bool, typer.Option("--unlabelled", help="Images without labels, in any folder structure.")
     ] = False,
@@ -126,10 +129,10 @@ def _report(records: Records | SegmentationRecords, out: Path, folder: Path | No
     from progresvit.evaluation import Records
 
     header, split = records.header, records.header.split or ""
-    classified = isinstance(records, Records)
-    output.report_drawn_split(
-        header.data, split, images=header.images, drawn_from=header.drawn_from, by_class=classified
-    )
+    if isinstance(records, Records):
+        output.report_drawn_split(header.data, split, images=header.images, drawn_from=header.drawn_from)
+    else:
+        segmentation.report_drawn_split(header)
     if folder is not None and (learned := count_training_images(folder, records.ids)):
         reason = ": the dataset changed, and with it the split" if split == "val" else ""
         typer.echo(

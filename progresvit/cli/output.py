@@ -100,12 +100,11 @@ def setting_notes() -> Iterator[None]:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
-def report_drawn_split(data: str, split: str, *, images: int, drawn_from: int | None, by_class: bool = True) -> None:
-    """Print a note if the split was drawn from a dataset without split folders; images with masks have no class."""
+def report_drawn_split(data: str, split: str, *, images: int, drawn_from: int | None) -> None:
+    """Print a note if the split was drawn from a dataset without split folders."""
     if drawn_from is None:
         return
-    of_class = " of each class" if by_class else ""
-    share = "the training share" if split == "train" else f"a fifth{of_class}, selected by file name"
+    share = "the training share" if split == "train" else "a fifth of each class, selected by file name"
     typer.echo(
         f"note: {data} has neither train/ nor val/; using {images} of its {drawn_from} images, {share}, the same "
         "split as in training (--split . uses all images)",

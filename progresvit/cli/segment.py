@@ -29,7 +29,7 @@ NAMED = 4
 def segment(
     images: Annotated[list[str], typer.Argument(help="Image files, folders, tars.")],
     out: Annotated[Path, typer.Option(help="Overlay of one image (.png, .jpg), or a folder for those of several.")],
-    model: Annotated[str | None, typer.Option(help="Folder or hub id of a segmentation model.")] = None,
+    model: Annotated[str, typer.Option(help="Folder or hub id of a segmentation model; the bundled models classify.")],
     threshold: Annotated[str | None, typer.Option(help=options.LIMIT_HELP)] = None,
     mask: Annotated[
         Path | None, typer.Option(help="Also write the label map: a .png whose values are the classes, or a folder.")
@@ -47,11 +47,10 @@ def segment(
     workers: Annotated[int, typer.Option(help="Threads that decode images.")] = 2,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing output files.")] = False,
 ) -> None:
-    """Segment images; sure ones exit early. Unreadable files are reported and skipped (exit code 1)."""
-    if model is None:
-        raise ValueError(
-            "give a segmentation model: --model FOLDER. The bundled models classify (progresvit classify)."
-        )
+    """Segment images; those with a score below the threshold exit early.
+
+    Unreadable files are reported and skipped (exit code 1).
+    """
     jobs, bad = _plan(images, out, mask)
     _check_outputs(jobs, overwrite=overwrite)
     engine = _make_engine(
@@ -196,7 +195,7 @@ def _short(gmacs: float) -> str:
 def _report(results: list[Segmentation], engine: SegmentationEngine) -> None:
     exits = [sum(result.exit_round == s + 1 for result in results) for s in range(len(engine.gmacs))]
     spent = sum(result.gmacs for result in results) / len(results)
-    full = engine.gmacs[-1] * sum(result.windows for result in results) / len(results)
+    full = sum(engine.gmacs[-1] * result.windows for result in results) / len(results)  # rounded like spent
     rounds = ", ".join(f"{count} after round {s + 1}" for s, count in enumerate(exits))
     compared = f"{spent:.3f} GMACs on average instead of {full:.3f}, {1 - spent / full:.1%} saved"
     typer.echo(f"{len(results)} images: {rounds}; {compared}")

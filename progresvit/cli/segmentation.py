@@ -14,6 +14,7 @@ from progresvit.compute import Convention
 if TYPE_CHECKING:
     from progresvit.data.windows import WindowOptions
     from progresvit.evaluation import SegmentationRecords
+    from progresvit.evaluation.records import Header
     from progresvit.routing import Setting
 
 NOT_FOR_SEGMENTATION = "for classification models, and this one segments images"
@@ -31,6 +32,26 @@ def parse_windows(stride: float | None, scales: str | None, flip: bool) -> Windo
     if scales is not None:
         given["scales"] = tuple(options.parse_numbers(scales, "--scales"))
     return WindowOptions(**given)
+
+
+def report_drawn_split(header: Header) -> None:
+    """Print a note if the split was drawn: from images without split folders, or from a list of the Pets."""
+    if header.drawn_from is None:
+        return
+    from progresvit.data.segmentation import is_pets
+
+    if is_pets(header.data):
+        lacks, whole = f"no list of {header.split}", f"the {header.drawn_from} images of trainval.txt"
+        group, all_of_them = " of each breed", "trainval"
+    else:
+        lacks, whole = "no split folders", f"its {header.drawn_from} images"
+        group, all_of_them = "", "."
+    share = "the training share" if header.split == "train" else f"a fifth{group}, selected by file name"
+    typer.echo(
+        f"note: {header.data} has {lacks}; using {header.images} of {whole}, {share}, the same split as in training "
+        f"(--split {all_of_them} uses all of them)",
+        err=True,
+    )
 
 
 def report_accuracy(records: SegmentationRecords) -> None:

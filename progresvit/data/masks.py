@@ -22,6 +22,10 @@ from progresvit.data.dataset import some_of
 IGNORE = 255
 """The class index of pixels that count nowhere."""
 
+NAME_LABELS = "--labels of evaluate, or task_options.labels of a recipe"
+NAME_IGNORED = "--ignore of evaluate, or task_options.ignore of a recipe"
+"""Where a user names labels and ignored values, for messages."""
+
 HIGHEST = 65535
 """The highest raw value of a mask."""
 
@@ -83,8 +87,8 @@ def class_indices(raw: NDArray[Any], values: tuple[int, ...], ignored: tuple[int
         unknown = np.unique(raw[indices == _UNKNOWN]).tolist()
         raise MaskError(
             f"has pixels of value {_ranges(unknown)}, which no label names: the raw values of the {len(values)} "
-            f"classes are {_ranges(values)}, ignored are {_ranges(ignored) or 'none'}; add the value to the labels, or "
-            "to the ignored values (ignore)"
+            f"classes are {_ranges(values)}, ignored are {_ranges(ignored) or 'none'}; add the value to the labels "
+            f"({NAME_LABELS}) or to the ignored values ({NAME_IGNORED})"
         )
     return indices.astype(np.uint8)
 
@@ -112,7 +116,7 @@ def check_values(names: Sequence[str], values: Sequence[int], ignored: Sequence[
     if len(names) > IGNORE:
         raise ValueError(
             f"the labels name {len(names)} classes, and at most {IGNORE} are possible; leave classes out and ignore "
-            "their values (ignore)."
+            f"their values ({NAME_IGNORED})."
         )
     wrong = sorted(value for value in {*values, *ignored} if not 0 <= value <= HIGHEST)
     if wrong:
@@ -121,7 +125,7 @@ def check_values(names: Sequence[str], values: Sequence[int], ignored: Sequence[
     if both:
         raise ValueError(
             f"labels and ignored values have {some_of(both)} in common; remove it from the labels or from the ignored "
-            "values (ignore)."
+            f"values ({NAME_IGNORED})."
         )
 
 

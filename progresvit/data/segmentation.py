@@ -26,6 +26,7 @@ from progresvit.data.decode import ImageError, decode
 from progresvit.data.masks import (
     BUILT_IN,
     IGNORE,
+    NAME_LABELS,
     Labels,
     MaskError,
     check_values,
@@ -36,7 +37,7 @@ from progresvit.data.masks import (
 )
 from progresvit.data.split import TRAIN, VAL, hold_out
 
-__all__ = ["IGNORE", "MaskError", "SegmentationDataset", "find_segmentation"]
+__all__ = ["IGNORE", "MaskError", "SegmentationDataset", "find_segmentation", "is_pets"]
 
 _IMAGES, _OTHER_IMAGES, _MASKS = "images", "original", "annotations"
 _LABEL_FILES = ("labels.txt", "labels.json")
@@ -116,9 +117,9 @@ def find_segmentation(
         default_names: Names of the raw values 0, 1, 2, … for data that does not name its classes: those of the model.
     """
     files = _find_files(source)
-    is_pets = any(name.startswith((f"{_TRIMAPS}/", f"{_MASKS}/{_TRAINVAL}.txt")) for name in files)
-    pairs = _find_pets(files, source, split) if is_pets else _find_pairs(files, source, split)
-    known = _find_labels(files, source, labels, is_pets=is_pets, default_names=default_names)
+    of_pets = _are_pets(files)
+    pairs = _find_pets(files, source, split) if of_pets else _find_pairs(files, source, split)
+    known = _find_labels(files, source, labels, of_pets=of_pets, default_names=default_names)
     return SegmentationDataset(
         known.names,
         pairs.images,
@@ -128,6 +129,15 @@ def find_segmentation(
         values=known.values,
         ignored=tuple(sorted({*known.ignored, *ignore})),
     )
+
+
+def is_pets(source: str | os.PathLike[str]) -> bool:
+    """Whether a folder or tar has the layout of the Oxford-IIIT Pets."""
+    return _are_pets(_find_files(source))
+
+
+def _are_pets(files: Mapping[str, Entry]) -> bool:
+    return any(name.startswith((f"{_TRIMAPS}/", f"{_MASKS}/{_TRAINVAL}.txt")) for name in files)
 
 
 def _find_files(source: str | os.PathLike[str]) -> dict[str, Entry]:
@@ -236,11 +246,12 @@ def _to_pairs(
     masks = _by_stem(files, mask_folder, (".png",))
     missing = [stem for stem in stems if stem not in masks]
     if missing:
+        image, place = images[missing[0]].name, f"{mask_folder}/{missing[0]}"
         others = f" (and {len(missing) - 1} more images have none)" if len(missing) > 1 else ""
-        raise ValueError(
-            f"{images[missing[0]].name} of {source} has no mask {mask_folder}/{missing[0]}.png{others}; add the mask "
-            "or remove the image."
-        )
+        remedy = "add the mask or remove the image"
+        if other := next((place + suffix for suffix in SUFFIXES if place + suffix in files), None):
+            remedy = f"{other} is there, but masks must be PNG, since JPEG changes their values: save them again as PNG"
+        raise ValueError(f"{image} of {source} has no mask {place}.png{others}; {remedy}.")
     return _Pairs(tuple(images[stem] for stem in stems), tuple(masks[stem] for stem in stems), drawn_from)
 
 
@@ -249,7 +260,7 @@ def _find_labels(
     source: str | os.PathLike[str],
     wanted: str | os.PathLike[str] | None,
     *,
-    is_pets: bool,
+    of_pets: bool,
     default_names: Sequence[str] | None,
 ) -> Labels:
     """The labels asked for, or those at the top of the source, or those of its layout, or the names by default."""
@@ -257,7 +268,9 @@ def _find_labels(
     if wanted is not None and os.fspath(wanted) != "ade20k":
         return _open_labels(os.fspath(wanted))
     if wanted is None and len(at_top) > 1:
-        raise ValueError(f"{source} has {' and '.join(at_top)}; keep one of them, or name the label file.")
+        raise ValueError(
+            f"{source} has {' and '.join(at_top)}; keep one of them, or name the label file ({NAME_LABELS})."
+        )
     if wanted is None and at_top:
         entry = files[at_top[0]]
         return parse_labels(entry.read(), _place(entry), is_json=entry.name.endswith(".json"))
@@ -265,14 +278,14 @@ def _find_labels(
         return parse_object_info(files[_OBJECT_INFO].read(), _place(files[_OBJECT_INFO]))
     if wanted is not None:
         raise ValueError(f"the labels ade20k are read from {_OBJECT_INFO} of the release; copy it to {source}.")
-    if is_pets:
+    if of_pets:
         return BUILT_IN["pets"]
     if default_names is not None:
         return Labels(tuple(default_names), tuple(range(len(default_names))))
     raise ValueError(
         f"{source} does not say what its classes are; add a file labels.txt with a class name per line, for the mask "
         'values 0, 1, 2, …, or labels.json with {"value": "name", …}, or name a label file or a built-in list '
-        f"({', '.join(BUILT_IN)})."
+        f"({', '.join(BUILT_IN)}) with {NAME_LABELS}."
     )
 
 
@@ -283,6 +296,6 @@ def _open_labels(name: str) -> Labels:
     if not path.is_file() or path.suffix not in (".txt", ".json"):
         raise ValueError(
             f"{name} is no label file; give a .txt with a class name per line, a .json, or a built-in list "
-            f"({', '.join(BUILT_IN)}, ade20k)."
+            f"({', '.join(BUILT_IN)}, ade20k) with {NAME_LABELS}."
         )
     return parse_labels(path.read_bytes(), str(path), is_json=path.suffix == ".json")

@@ -7,6 +7,7 @@ of the stored images, r side of the crops and of the windows, V windows of an im
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -60,14 +61,22 @@ class EvaluationImage(NamedTuple):
         return self._replace(pixels=tuple(pixels.to(device) for pixels in self.pixels), mask=mask)
 
 
-def check_size(height: int, width: int, config: BaseConfig, name: str) -> None:
-    """Refuse an image that is smaller than a patch."""
+def size_problem(height: int, width: int, config: BaseConfig, options: WindowOptions | None = None) -> str | None:
+    """Why an image of this size cannot be used, or None if it can; with options, when it is resized for windows."""
     patch = getattr(config, "patch_size", 1)
     if min(height, width) < patch:
-        raise ValueError(
-            f"{name} has {width} x {height} pixels, less than a patch of {patch}; leave it out, or enlarge image and "
-            "mask."
-        )
+        return f"smaller than a patch of {patch} pixels ({width} x {height})"
+    views = () if options is None else views_of(height, width, config.input_side, options)
+    if any(view.height * view.width > (Image.MAX_IMAGE_PIXELS or math.inf) for view in views):
+        return f"too long and thin to be resized safely ({width} x {height})"
+    return None
+
+
+def check_size(height: int, width: int, config: BaseConfig, name: str, options: WindowOptions | None = None) -> None:
+    """Refuse an image of a size that cannot be used."""
+    problem = size_problem(height, width, config, options)
+    if problem is not None:
+        raise ValueError(f"{name} is {problem}; leave it out, or enlarge or crop image and mask.")
 
 
 def evaluation_image(
@@ -75,7 +84,7 @@ def evaluation_image(
 ) -> EvaluationImage:
     """An RGB image at all scales; the mask keeps its size."""
     width, height = image.size
-    check_size(height, width, config, name)
+    check_size(height, width, config, name, options)
     views = views_of(height, width, config.input_side, options)
     sizes = dict.fromkeys((view.height, view.width) for view in views)
     pixels = [

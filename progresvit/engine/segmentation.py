@@ -1,7 +1,7 @@
 """The engine for segmentation: the class of every pixel of an image, with a model and a threshold.
 
-An image is cut into windows (progresvit.data.windows). All of them run the first round. If the image is sure enough
-they are done, else all of them run the next one. Windows of many images share batches (window_batcher.py), so an image
+An image is cut into windows (progresvit.data.windows). All of them run the first round. If the score of the
+image is below the threshold, it exits; else all of them run the next one. Windows of many images share batches (window_batcher.py), so an image
 costs only the rounds that it runs, in time as well.
 """
 
@@ -23,8 +23,8 @@ from PIL import Image
 
 from progresvit import compute
 from progresvit.data.decode import ImageError
-from progresvit.data.segmentation_loader import EvaluationImage, evaluation_image
-from progresvit.data.windows import WindowOptions, views_of, windows_hash
+from progresvit.data.segmentation_loader import EvaluationImage, evaluation_image, size_problem
+from progresvit.data.windows import WindowOptions, windows_hash
 from progresvit.engine.backends import TorchSource, open_source
 from progresvit.engine.batcher import MemoryWarning
 from progresvit.engine.fold import FoldedRound, fold
@@ -122,7 +122,7 @@ class SegmentationEngine:
 
         Args:
             images: Paths, contents of image files (bytes) or PIL images, of any sizes. An image that cannot be opened,
-                or that is smaller than a patch, gives a result with the reason (``error``).
+                is smaller than a patch, or is too long and thin gives a result with the reason (``error``).
         """
         return list(self.stream(images))
 
@@ -158,12 +158,9 @@ class SegmentationEngine:
             yield coming.popleft().result()
 
     def _prepare(self, image: Image.Image) -> EvaluationImage:
-        (width, height), patch = image.size, self.config.patch_size
-        if min(width, height) < patch:
-            raise ImageError(f"smaller than a patch of {patch} pixels ({width} x {height})")
-        views = views_of(height, width, self.config.input_side, self.windows)
-        if max(view.height * view.width for view in views) > (Image.MAX_IMAGE_PIXELS or math.inf):
-            raise ImageError(f"too long and thin to be resized safely ({width} x {height})")
+        problem = size_problem(image.height, image.width, self.config, self.windows)
+        if problem is not None:
+            raise ImageError(problem)
         return evaluation_image(image, None, self.config, self.windows, "the image")
 
     def _result(self, result: Exit | str) -> Segmentation:

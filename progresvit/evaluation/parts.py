@@ -64,11 +64,15 @@ class Parts:
         self._parts.claim(about, overwrite=overwrite)
 
     def fill(self, finished: Iterable[tuple[int, Columns, Mapping[int, str]]]) -> None:
-        """Write parts as they are finished: number, columns, and why images are unreadable."""
+        """Write parts as they are finished: number, columns, and why images are unreadable.
+
+        An error before any part is finished, in this or another process, leaves no folder.
+        """
         skipped = Unreadable(self.dataset)
-        for number, columns, unreadable in finished:
-            self.write(number, columns, unreadable)
-            self._skip(unreadable, skipped)
+        with self._parts.kept_if_begun():
+            for number, columns, unreadable in finished:
+                self.write(number, columns, unreadable)
+                self._skip(unreadable, skipped)
 
     def write(self, number: int, columns: Columns, unreadable: Mapping[int, str]) -> None:
         """Write a finished part."""

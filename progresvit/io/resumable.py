@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,22 @@ class PartialOutput:
 
     def remove(self) -> None:
         """Remove the files of the run, and the folder if nothing else is in it."""
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if self._is_ours(path):
-                path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process may remove it too
+            for path in list(self.folder.iterdir()):
+                if self._is_ours(path):
+                    path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
+
+    @contextlib.contextmanager
+    def kept_if_begun(self) -> Iterator[None]:
+        """After an error in the block, remove the folder if no part is complete, so that any other run may use it."""
+        try:
+            yield
+        except BaseException:  # Ctrl-C too
+            if not self.done():
+                self.remove()
+            raise
 
     def _check_replaceable(self, known: Mapping[str, Any], differing: list[str], *, overwrite: bool) -> None:
         foreign = [path.name for path in self.folder.iterdir() if not self._is_ours(path)]

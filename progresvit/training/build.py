@@ -6,6 +6,7 @@ from timm.data import ImageNetInfo
 
 from progresvit.config import BaseConfig, Task
 from progresvit.interop import start_from
+from progresvit.interop.official import OFFICIAL_MODELS, is_official_file
 from progresvit.io.model_folder import BUNDLED, find_folder, is_local
 from progresvit.io.parse import did_you_mean
 from progresvit.model import registry
@@ -63,6 +64,14 @@ def _start_config(recipe: Recipe) -> BaseConfig:
     """The config of the model folder that the recipe starts from."""
     start = recipe.model.start
     assert start is not None, "a recipe without rounds has a start"
+    if not is_local(start) and (start in OFFICIAL_MODELS or is_official_file(start)):
+        rounds = OFFICIAL_MODELS[start].rounds if start in OFFICIAL_MODELS else ()
+        resolutions, heads = ([getattr(one, name) for one in rounds] for name in ("resolution", "heads"))
+        own = f" (its own are {resolutions} and {heads})" if rounds else ""
+        raise ValueError(
+            f"model.start={start} is a checkpoint of the authors, whose rounds are not read from it; set "
+            f"model.resolutions and model.heads{own}, or model.preset."
+        )
     if not is_local(start):
         raise ValueError(
             f"model.start={start} is no model folder or bundled model, so the rounds of the model are unknown; "

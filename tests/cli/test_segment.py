@@ -68,6 +68,8 @@ def test_a_folder_is_drawn_into_a_folder(folder, photos, tmp_path):
     assert "b.jpg: round 1 of 2, score " in output
     assert "3 images: 3 after round 1, 0 after round 2; " in output
     assert "% saved" in output
+    words = ("segment", photos, photos / "a.png", "--model", folder, "--threshold", 0, "--out", tmp_path / "full")
+    assert ", 0.0% saved" in works(*words, "--stride", 0.7)
 
 
 def test_several_files_and_folders_and_tars_are_drawn_into_a_folder(folder, photos, tmp_path):
@@ -177,7 +179,7 @@ def test_a_bad_input_alone_is_told_with_its_reason_and_writes_nothing(folder, tm
 def test_wrong_arguments_are_refused(folder, photos, tmp_path):
     image, out = photos / "a.png", tmp_path / "o.png"
     words = ("--model", folder, "--threshold", 0)
-    refused("give a segmentation model: --model FOLDER", "segment", image, "--out", out)
+    assert "--model" in run("segment", image, "--out", out, "--threshold", 0).stderr
     refused("for one image it is a file (.png, .jpg, .jpeg), not a folder", "segment", image, "--out", tmp_path, *words)
     refused("for one image it is a file", "segment", image, "--out", tmp_path / "o.csv", *words)
     refused("--mask", "segment", image, "--out", out, "--mask", tmp_path / "m.jpg", *words)
@@ -193,6 +195,7 @@ def test_wrong_arguments_are_refused(folder, photos, tmp_path):
     refused("at least one window", "segment", image, "--out", out, "--batch", 0, *words)
     refused("", "segment", image, "--out", out, "--model", tmp_path / "nowhere", "--threshold", 0)
     assert run("segment", image, *words).exit_code == 2  # without --out
+    assert run("segment", image, "--out", out).exit_code == 2  # without --model
     assert not out.exists()
 
 
@@ -213,7 +216,7 @@ def test_models_of_the_other_task_lead_to_their_command(folder, model, photos, t
         "use progresvit.Engine, or progresvit classify", "segment", image, "--model", model, "--out", tmp_path / "o.png"
     )
     refused("use progresvit.SegmentationEngine, or progresvit segment", "classify", image, "--model", folder)
-    refused("use progresvit.SegmentationEngine, or progresvit segment", "export", folder, "--out", tmp_path / "export")
+    refused("there is no export for segmentation; run the model", "export", folder, "--out", tmp_path / "export")
 
 
 def test_classes_without_names_are_numbered(network, photos, tmp_path):

@@ -1,6 +1,7 @@
 """Evaluate, frontier, calibrate and info with a segmentation model as a user types them, wrong arguments too."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -106,7 +107,30 @@ def test_evaluate_refuses_data_without_masks(segmenter, digits, data, tmp_path):
     assert not out.parent.exists()
     Image.fromarray(np.full((50, 33), 7, np.uint8)).save(data / "annotations" / "val" / "3.png")
     refused("has pixels of value 7, which no label names", *evaluating(segmenter, data, out))
-    assert not out.exists()
+    assert not list(out.parent.iterdir())
+    works(*evaluating(segmenter, data, out), "--ignore", "7,255")
+
+
+def test_evaluate_says_how_the_validation_images_of_the_pets_are_drawn(tmp_path, randomize):
+    data = tmp_path / "pets"
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    for folder in ("images", "annotations/trimaps"):
+        (data / folder).mkdir(parents=True)
+    names = [f"{breed}_{number}" for breed in ("Abyssinian", "Egyptian_Mau") for number in range(5)]
+    for name in names:
+        Image.fromarray(pixels).save(data / "images" / f"{name}.jpg")
+        Image.fromarray(pixels[..., 0] % 3 + 1).save(data / "annotations" / "trimaps" / f"{name}.png")
+    (data / "annotations" / "trainval.txt").write_text("".join(f"{name} 1 1 1\n" for name in names))
+    model = progresvit.save(make_model(randomize, classes=("pet", "background", "border")), tmp_path / "model")
+    for split, share in (("val", "2 .* a fifth of each breed, selected by file name"), ("train", "8 .*training share")):
+        output = works(*evaluating(model, data, tmp_path / f"{split}.parquet"), "--split", split)
+        used, described = share.split(" ", 1)
+        expected = (
+            rf"pets has no list of {split}; using {used} of the 10 images of trainval\.txt, {described}, the same"
+        )
+        assert re.search(expected, output)
+        assert "(--split trainval uses all of them)" in output
+    assert "note:" not in works(*evaluating(model, data, tmp_path / "all.parquet"), "--split", "trainval")
 
 
 def test_evaluate_says_what_is_special_about_the_images(segmenter, tmp_path, randomize):
@@ -116,7 +140,8 @@ def test_evaluate_says_what_is_special_about_the_images(segmenter, tmp_path, ran
         broken.head.bias[0] = torch.inf
     progresvit.save(broken, segmenter)
     output = works(*evaluating(segmenter, data, tmp_path / "r.parquet"))
-    assert "using 2 of its 8 images, a fifth, selected by file name" in output
+    assert "flat has no split folders; using 2 of its 8 images, a fifth, selected by file name, the same" in output
+    assert "(--split . uses all of them)" in output
     assert "2 images have NaN or infinite logits" in output
     assert len(read_segmentation_records(tmp_path / "r.parquet")) == 2
 

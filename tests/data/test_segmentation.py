@@ -220,7 +220,7 @@ def test_a_mask_of_an_image_that_exif_turns_is_refused(tmp_path):
 def test_a_value_that_no_label_names_is_refused(tmp_path):
     make_pairs(tmp_path, ["a"])
     save_mask(tmp_path / "annotations" / "a.png", [[0, 3, 4], [5, 9, 255]])
-    expected = r" has pixels of value 3–5, 9, .*of the 3 classes are 0–2, ignored are 255; .*\(ignore\)"
+    expected = r" has pixels of value 3–5, 9, .*of the 3 classes are 0–2, ignored are 255; .*\(--labels of .*--ignore of .*recipe\)"
     for source, place in ((tmp_path, "annotations/a.png"), (pack(tmp_path), f"a.png in {tmp_path}.tar")):
         with pytest.raises(MaskError, match=expected) as error:
             find_segmentation(source, ".").read_pair(0)
@@ -280,6 +280,20 @@ def test_an_image_without_a_mask_is_refused(tmp_path):
     expected = r"images/train/b\.jpg of .* has no mask annotations/train/b\.png \(and 1 more images have none\)"
     with pytest.raises(ValueError, match=expected):
         find_segmentation(tmp_path, "train")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "jpeg", "bmp"])
+def test_a_mask_that_is_no_png_is_refused_with_the_reason(tmp_path, suffix):
+    make_pairs(tmp_path, ["train/a", "train/b"])
+    save_mask(tmp_path / "annotations" / "train" / f"b.{suffix}")
+    assert len(find_segmentation(tmp_path, "train")) == 2
+    (tmp_path / "annotations" / "train" / "b.png").unlink()
+    expected = (
+        rf"b\.jpg of .* has no mask annotations/train/b\.png; annotations/train/b\.{suffix} is there, .*must be PNG"
+    )
+    for source in (tmp_path, pack(tmp_path)):
+        with pytest.raises(ValueError, match=expected):
+            find_segmentation(source, "train")
 
 
 def test_a_split_that_does_not_exist_is_refused_and_the_others_are_listed(tmp_path):
@@ -358,29 +372,39 @@ def test_labels_that_cannot_be_used_are_refused(tmp_path, name, content, expecte
 
 def test_more_than_255_classes_are_refused(tmp_path):
     make_pairs(tmp_path, ["a"], labels="\n".join(map(str, range(256))))
-    with pytest.raises(ValueError, match="the labels name 256 classes, and at most 255 are possible"):
+    with pytest.raises(
+        ValueError, match=r"the labels name 256 classes, and at most 255 .*\(--ignore .*_options\.ignore"
+    ):
         find_segmentation(tmp_path, ".")
 
 
 def test_a_value_that_is_both_a_label_and_ignored_is_refused(tmp_path):
     make_pairs(tmp_path, ["a"], labels=None)
     (tmp_path / "labels.json").write_text('{"0": "sky", "1": "road", "2": "car", "255": "void"}')
-    with pytest.raises(ValueError, match=r"labels and ignored values have 255 \(void\) in common"):
+    with pytest.raises(
+        ValueError, match=r"labels and ignored values have 255 \(void\) in common.*\(--ignore of evaluate"
+    ):
         find_segmentation(tmp_path, ".")
     assert find_segmentation(tmp_path, ".", ignore=()).read_mask(0)[1].tolist() == [2, 3, 0]
 
 
 def test_missing_labels_are_explained(tmp_path):
     make_pairs(tmp_path, ["a"], labels=None)
-    with pytest.raises(ValueError, match=r"labels\.txt with a class name per line.*labels\.json.*camvid, pets"):
+    with pytest.raises(
+        ValueError, match=r"labels\.txt with a class name per line.*labels\.json.*camvid, pets.*--labels"
+    ):
         find_segmentation(tmp_path, ".")
-    with pytest.raises(ValueError, match=r"cityscapes is no label file.*built-in list \(camvid, pets, ade20k\)"):
+    with pytest.raises(
+        ValueError, match=r"cityscapes is no label file.*built-in list \(camvid, pets, ade20k\) with --labels of"
+    ):
         find_segmentation(tmp_path, ".", labels="cityscapes")
     with pytest.raises(ValueError, match=r"ade20k are read from objectInfo150\.txt"):
         find_segmentation(tmp_path, ".", labels="ade20k")
     (tmp_path / "labels.txt").write_text("sky")
     (tmp_path / "labels.json").write_text('["sky"]')
-    with pytest.raises(ValueError, match=r"has labels\.txt and labels\.json; keep one"):
+    with pytest.raises(
+        ValueError, match=r"has labels\.txt and labels\.json; keep one.*\(--labels of .*task_options\.labels"
+    ):
         find_segmentation(tmp_path, ".")
 
 

@@ -187,10 +187,21 @@ def test_a_wrong_mask_is_an_error_that_names_the_file(folder, way, workers):
 def test_an_image_smaller_than_a_patch_is_refused_by_name(folder, way, workers, size):
     save_pair(folder, "train/03", *draw_shape(3, size))
     width, height = size
-    expected = rf"^images/train/03\.png has {width} x {height} pixels, less than a patch of 16; leave it out"
+    expected = rf"^images/train/03\.png is smaller than a patch of 16 pixels \({width} x {height}\); leave it out"
     with pytest.raises(ValueError, match=expected) as error:
         WAYS[way](find_segmentation(folder, "train"), workers)
     assert "Traceback" not in str(error.value)
+
+
+@pytest.mark.parametrize(("workers", "scales"), [(0, (1.0,)), (1, (1.0,)), (0, (1.0, 1.5))])
+def test_an_image_too_long_and_thin_for_windows_is_refused_by_name(folder, workers, scales, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 48 * 48 * (20 if scales == (1.0,) else 40))
+    save_pair(folder, "train/03", *draw_shape(3, (16, 16 * 24)))
+    expected = r"^images/train/03\.png is too long and thin to be resized safely \(16 x 384\); leave it out"
+    dataset = find_segmentation(folder, "train")
+    with pytest.raises(ValueError, match=expected):
+        evaluated(dataset, options=WindowOptions(scales=scales), workers=workers)
+    assert WAYS["loader"](dataset)  # crops of it are small
 
 
 def test_an_image_of_one_patch_is_taken(folder):

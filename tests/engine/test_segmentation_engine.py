@@ -371,7 +371,7 @@ def test_models_of_the_other_task_are_refused_with_a_remedy(model, small_model, 
         SegmentationEngine("imagenet-tiny")
     from progresvit.engine.export.export import export
 
-    with pytest.raises(ValueError, match=r"an export takes models that classify, .* use progresvit.SegmentationEngine"):
+    with pytest.raises(ValueError, match=r"no export for segmentation; run .* progresvit\.SegmentationEngine"):
         export(model, tmp_path / "export")
 
 

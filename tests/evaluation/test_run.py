@@ -151,6 +151,15 @@ def test_the_beginning_of_another_run_is_not_gone_on_with(model, digits, tmp_pat
     assert len(run(model, digits, tmp_path / "r.parquet", replace(PLAIN, overwrite=True))) == 24
 
 
+def test_a_run_that_stopped_before_its_first_part_leaves_nothing(model, digits, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(0, patch)
+        with pytest.raises(KeyboardInterrupt):
+            run(model, digits, tmp_path / "r.parquet")
+    assert not list(tmp_path.glob("r.parquet*"))
+    assert len(run(model, digits, tmp_path / "r.parquet", replace(PLAIN, precision="bf16"))) == 24
+
+
 @pytest.mark.slow
 def test_two_processes_share_the_work(digits, tmp_path, model):
     save(model, tmp_path / "model")

@@ -175,6 +175,33 @@ def test_a_stopped_run_continues_where_it_stopped(model, data, tmp_path, small_p
     assert not (tmp_path / "r.parquet.parts").exists()
 
 
+def test_a_run_that_failed_before_its_first_part_leaves_nothing(model, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("progresvit.evaluation.segmentation_run.CHUNK", 4)
+    mask = data / "annotations" / "val" / "3.png"
+    Image.fromarray(np.full_like(np.asarray(Image.open(mask)), 11)).save(mask)
+    with pytest.raises(ValueError, match="has pixels of value 11"):
+        run(model, data, tmp_path / "r.parquet")
+    assert not (tmp_path / "r.parquet.parts").exists()
+    records = run(model, data, tmp_path / "r.parquet", ignore=(11, 255))  # the corrected command
+    assert records.header.masks["ignored"] == [11, 255]
+
+
+def test_a_process_that_fails_keeps_the_parts_of_the_others(model, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("progresvit.evaluation.segmentation_run.CHUNK", 4)
+    out, folder = tmp_path / "r.parquet", tmp_path / "r.parquet.parts"
+    with monkeypatch.context() as patch:
+        patch.setattr("progresvit.evaluation.segmentation_run.write_segmentation_records", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(model, data, out)
+    whole = [path.read_bytes() for path in sorted(folder.glob("*.npz"))]
+    (folder / "000001.npz").unlink()
+    monkeypatch.setattr(ProgResViT, "forward", lambda self, images: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(model, data, out)
+    assert [path.read_bytes() for path in sorted(folder.glob("*.npz"))] == whole[:1]
+    assert (folder / "run.json").is_file()
+
+
 def test_a_run_that_stopped_before_the_last_file_only_writes_it(model, data, tmp_path, monkeypatch):
     whole = run(model, data, tmp_path / "whole.parquet")
 
@@ -208,6 +235,17 @@ def test_two_processes_give_what_one_gives(model, data, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("is ready") == 1
     same(read_segmentation_records(tmp_path / "two.parquet"), run(model, data, tmp_path / "one.parquet"))
+    for mask in (data / "annotations" / "val").iterdir():
+        Image.fromarray(np.full_like(np.asarray(Image.open(mask)), 11)).save(mask)
+    failed = subprocess.run(
+        [*launch, str(script), *options, "--out", str(tmp_path / "wrong.parquet")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert failed.returncode != 0
+    assert "has pixels of value 11" in failed.stderr
+    assert not list(tmp_path.glob("wrong.parquet*"))
 
 
 def test_unreadable_images_are_listed_and_too_many_are_an_error(model, data, tmp_path, monkeypatch):

@@ -119,6 +119,10 @@ def test_the_text_on_segmentation_says_what_its_rows_do():
         assert min(study.exit_order(run, 0.15).gap for run in study.routed_runs) < -0.1
         assert {window for one in study.ours for window in one.result.test.window_counts()} in ({1}, {2})
     assert studies["pets"].exit_order("resolution", 0.15).by_score.mean > -0.0035  # nearly
+    for run in studies["pets"].routed_runs:
+        for certified in (studies["pets"].certified(run, epsilon, 0.05) for epsilon in (0.005, 0.01, 0.02)):
+            assert certified.beyond == 0
+            assert certified.loss < certified.epsilon / 2  # by far
     change = iou_changes(studies["camvid"].runs["resolution"])
     assert {"sign", "pedestrian", "pole"} & set(sorted(change, key=change.get)[:4])  # thin or small
     change = iou_changes(studies["pets"].runs["resolution"])

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import struct
+import zlib
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, variance
@@ -179,3 +180,74 @@ def test_harm_under_corruption():
         harms[one["corruption"]] = fmean(full > routed for full, routed in pairs)
     shown = cells("5", after="Harm by severity")[column("drop-1, bound 1 %", "Harm by severity") - 1]
     assert shown[:2] == pytest.approx([100 * fmean(harms.values()), 100 * max(harms.values())], abs=0.00501)
+
+
+def numbers(text, kind):
+    """Compressed numbers of four bytes."""
+    raw = zlib.decompress(base64.b64decode(text))
+    return struct.unpack(f"<{len(raw) // 4}{kind}", raw)
+
+
+def class_counts(result, s):
+    """Intersection, labelled and predicted pixels of each class of each test image in a round: N times K triples."""
+    test, classes = result["test"], len(result["labels"])
+    columns = [numbers(text, "i") for text in (test["intersection"][s], test["labelled"], test["predicted"][s])]
+    return list(batched(zip(*columns), classes))
+
+
+def batched(values, size):
+    values = list(values)
+    return (values[first : first + size] for first in range(0, len(values), size))
+
+
+def total(images):
+    """Sums over images: K triples."""
+    return [[sum(parts) for parts in zip(*(image[k] for image in images))] for k in range(len(images[0]))]
+
+
+def miou(counts):
+    return fmean(both / (labelled + predicted - both) for both, labelled, predicted in counts)
+
+
+def jackknife(images):
+    """Pseudo-values of the mIoU: what each image adds to it."""
+    whole, count = total(images), len(images)
+    mean = miou(whole)
+    left_out = (
+        miou([[a - b for a, b in zip(of_class, of_image)] for of_class, of_image in zip(whole, image)])
+        for image in images
+    )
+    return [count * mean - (count - 1) * value for value in left_out]
+
+
+@pytest.mark.parametrize(
+    ("start", "name", "s"),
+    [
+        (("plain ViT, 384, 3 heads", "the model"), "plain384", 0),
+        (("ProgResViT, 256→384, 2→3 heads", "round 1"), "progressive", 0),
+        (("ProgResViT, 256→384, 3 heads", "every round"), "resolution", 1),
+    ],
+)
+def test_the_miou_of_camvid_and_its_interval_follow_from_the_counts(start, name, s):
+    seeds = [class_counts(read(f"camvid/{name}-{seed}"), s) for seed in SEEDS]
+    shown = cells(*start, after="### CamVid")[1]
+    assert 100 * fmean(miou(total(images)) for images in seeds) == pytest.approx(shown[0], abs=0.006)
+    _, lowest, highest = interval([jackknife(images) for images in seeds])
+    assert [lowest, highest] == pytest.approx(shown[1:], abs=0.15)  # percentiles of a bootstrap differ a little
+
+
+def test_ours_at_the_gmacs_of_the_plain_vit_follows_from_scores_and_counts():
+    differences = []
+    for seed in SEEDS:
+        ours, plain = read(f"pets/progressive-{seed}"), read(f"pets/plain384-{seed}")
+        rounds = [class_counts(ours, s) for s in (0, 1)]
+        scores, count = numbers(ours["test"]["scores"][0], "f"), ours["test"]["images"]
+        first, full = ours["gmacs_paper"]
+        most = plain["gmacs_paper"][0]  # one window in both
+        exits = math.ceil(count * (full - most) / (full - first) - 1e-6)
+        order = sorted(range(count), key=lambda index: scores[index])
+        early = set(order[:exits])
+        routed = total([rounds[0 if index in early else 1][index] for index in range(count)])
+        differences.append(miou(routed) - miou(total(class_counts(plain, 0))))
+    shown = cells("plain ViT, 384, 3 heads", "the model", after="### Oxford-IIIT Pets")
+    assert 100 * fmean(differences) == pytest.approx(shown[5][0], abs=0.006)

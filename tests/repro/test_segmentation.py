@@ -10,6 +10,7 @@ from progresvit.metrics.miou import ClassCounts, mean_iou
 from repro.formats import SegmentationResult, read_measurement, read_results
 from repro.page import main
 from repro.segmentation import SegmentationStudy, influence_values
+from repro.segmentation_tables import certificates_table
 from repro.study import commands_of, entries_of, load_study, read_study
 from tests.repro.made_segmentation import LABELS, RUNS, SEEDS, STUDY, result, write, write_segmentation
 
@@ -115,6 +116,22 @@ def test_the_order_of_exits_lies_between_chance_and_labels(study):
     assert order.gap == pytest.approx(
         study.row("ours", "round 1").miou.mean - study.row("ours", "every round").miou.mean
     )
+
+
+def test_certificates_bound_the_growth_of_the_pixel_error(study):
+    certified = study.certified("ours", 0.2, 0.1)
+    assert certified.images == 40
+    assert 0 < certified.exit_share < 1
+    assert 0 < certified.loss < 0.2
+    assert certified.beyond == 0
+    assert study.certified("ours", 0.05, 0.1).exit_share < certified.exit_share
+
+
+def test_too_few_images_for_a_certificate_are_named(study):
+    text = certificates_table(study, (0.005, 0.01), 0.05)
+    assert text.startswith("Scenes: 40 validation images certify no threshold; a bound of 1.0 points")
+    assert text.endswith("takes 299 or more.")
+    assert "| ProgResViT | 10.0 |" in certificates_table(study, (0.005, 0.1), 0.05)
 
 
 def test_the_page_of_a_study_has_its_tables_and_its_plot(folder):

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from progresvit.data.crop import preprocessing_hash
 from progresvit.data.transforms import normalise
-from progresvit.engine.backends import check_task
 from progresvit.engine.export.int8 import Int8Check, measure_int8, quantise
 from progresvit.engine.export.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, graph_files, hash_file
 from progresvit.engine.fold import FoldedRound, fold
@@ -65,7 +64,11 @@ def export(
         int8: Quantise the graphs, and measure the cost on these images.
         progress: Called with a description of each step.
     """
-    check_task(model.config, "classification", "an export")
+    if model.config.task != "classification":
+        raise ValueError(
+            f"there is no export for {model.config.task}; run the model with progresvit.SegmentationEngine, or "
+            "progresvit segment."
+        )
     report = progress or (lambda step: None)
     target = Path(os.path.expanduser(folder))
     _check_format(format, int8)

@@ -54,7 +54,7 @@ class SegmentationOptions(SegmentationAugmentation):
     """Options of the task ``segmentation``: the augmentation, the labels, and how images are validated."""
 
     labels: str | None = None
-    """File of the class names, or a built-in list (camvid); None: that of the data."""
+    """File of the class names, or a built-in list (camvid, pets, ade20k); None: that of the data."""
     ignore: tuple[int, ...] = (255,)
     """Values of the masks that are no class."""
     stride: float = Field(1.0, gt=0, le=1)
