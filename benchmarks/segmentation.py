@@ -32,11 +32,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     given = parser.parse_args()
     options = {"device": given.device, "precision": given.precision, "workers": given.workers}
-    names = progresvit.load(given.model).config.labels
-    dataset = find_segmentation(given.data, given.split, default_names=names)
+    config = progresvit.load(given.model).config
+    dataset = find_segmentation(given.data, given.split, default_names=config.labels)
     decoded = [dataset.read_pair(index)[0] for index in range(min(len(dataset), given.images))]
     images = [decoded[number % len(decoded)] for number in range(given.images)]
-    every = progresvit.SegmentationEngine(given.model, float(np.log(len(names or ())) + 1), **options)
+    every = progresvit.SegmentationEngine(given.model, float(np.log(config.num_classes) + 1), **options)
     scores = np.array([result.score for result in every.segment(decoded)])  # of round 1, also warms up
     for share in SHARES:
         threshold = float(np.quantile(scores, share)) if share < 1 else float(scores.max()) + 1

@@ -205,6 +205,10 @@ class Page:
         """One point of a run."""
         return self._segmentation().row(run, point)
 
+    def marginal_points(self) -> list[SegmentationRow]:
+        """Points whose verdict a correction for the number of rows would not carry."""
+        return self._segmentation().marginal()
+
     def exit_order(self, run: str) -> ExitOrder:
         """What the saving of the table costs a run."""
         return self._segmentation().exit_order(run, SAVING)
@@ -371,6 +375,7 @@ class Page:
             "frontier_row": self.frontier_row,
             "segmentation_row": self.segmentation_row,
             "exit_order": self.exit_order,
+            "marginal_points": self.marginal_points,
             "cost_point": self.cost_point,
             "savings": [1 - point.gmacs_paper / rounds.gmacs_paper[FULL] for point, rounds in routed if point],
             "settings_of": routing_tables.settings_of,

@@ -3,7 +3,7 @@
 Thresholds are chosen on the validation images, or by a budget, which needs no labels. mIoU is no mean over images, but
 nearly one: to first order it changes with the weight of an image by that image's influence. So each image gets the mIoU
 plus its influence as its value. The mean of these values is the mIoU, and intervals over seeds and images follow as for
-accuracies (``repro.compare``).
+accuracies (``repro.compare``). Frames of a video are no independent draws, so blocks of them are drawn instead.
 
 Letters: N images, S rounds, K classes.
 """
@@ -23,7 +23,7 @@ from progresvit.metrics.miou import ClassCounts, iou, mean_iou, pixel_accuracy
 from progresvit.routing.calibrate import threshold_for_budget
 from progresvit.routing.certify import certified_threshold
 from progresvit.routing.decide import exit_rounds
-from repro.compare import CrossedDifference, crossed_difference
+from repro.compare import CrossedDifference, crossed_difference, is_clear_among
 from repro.equal import COMPUTE_TOLERANCE, PASSES
 from repro.formats import Results, SegmentationResult, SegmentedImages, check_comparable
 from repro.outcomes import verdict_of
@@ -254,6 +254,11 @@ class SegmentationStudy:
         return self.runs[self.plan.ours]
 
     @property
+    def drawn(self) -> str:
+        """What intervals draw besides seeds."""
+        return "images" if self.plan.block == 1 else f"blocks of {self.plan.block} images"
+
+    @property
     def seeds(self) -> int:
         """Number of seeds."""
         return len(self.ours)
@@ -286,7 +291,7 @@ class SegmentationStudy:
         points = [one.within((1 - saving) * one.full.gmacs) for one in seeds]
         others = [_other_orders(one, point) for one, point in zip(seeds, points)]
         by_chance, by_error, correlation, not_worse = np.mean(others, axis=0).tolist()
-        values, every = np.stack([one.values for one in points]), np.stack([one.full.values for one in seeds])
+        values, every = self._drawn(points), self._drawn([one.full for one in seeds])
         return ExitOrder(
             label=next(label for label, name in self.plan.rows.items() if name == run),
             saving=1
@@ -305,7 +310,9 @@ class SegmentationStudy:
         points, losses = [], []
         for one in seeds:
             scores, growth = one.val.scores[:, 0], one.val.growth
-            point = one.at(float(certified_threshold(scores, growth, epsilon, delta, highest=highest).threshold))
+            threshold = certified_threshold(scores, growth, epsilon, delta, highest=highest).threshold
+            assert isinstance(threshold, float)
+            point = one.at(threshold)
             points.append(point)
             losses.append(float(np.where(one.test.scores[:, 0] < point.threshold, one.test.growth, 0).mean()))
         return Certified(
@@ -333,14 +340,30 @@ class SegmentationStudy:
             FULL: [one.full for one in seeds],
         }
 
+    def _drawn(self, points: Sequence[SegmentationPointOfRun]) -> Floats:
+        """Values of what intervals draw, images or blocks of them, one row per seed; with the mean of the images."""
+        values = np.stack([point.values for point in points])  # (seeds, N)
+        starts = np.arange(0, values.shape[1], self.plan.block)
+        blocks: Floats = np.add.reduceat(values, starts, axis=1) * (len(starts) / values.shape[1])
+        return blocks
+
+    def marginal(self) -> list[SegmentationRow]:
+        """Verdicts of gain or loss that a correction for the number of compared rows would not carry."""
+        compared = [row for row in self.rows if row.difference is not None]
+        return [
+            row
+            for row in compared
+            if row.difference is not None and row.difference.clear and not is_clear_among(row.difference, len(compared))
+        ]
+
     def _row(self, label: str, run: str, point: str, points: Sequence[SegmentationPointOfRun]) -> SegmentationRow:
         full = [one.full for one in self.runs[run]]
-        values, every = (np.stack([one.values for one in chosen]) for chosen in (points, full))
+        values, every = self._drawn(points), self._drawn(full)
         gmacs = float(np.mean([one.gmacs for one in points]))
         ours = None
         if run != self.plan.ours and gmacs >= self.ours[0].first.gmacs:
             ours = [measured.within(one.gmacs) for measured, one in zip(self.ours, points)]
-        difference = None if ours is None else crossed_difference(np.stack([one.values for one in ours]), values)
+        difference = None if ours is None else crossed_difference(self._drawn(ours), values)
         return SegmentationRow(
             label=label,
             run=run,

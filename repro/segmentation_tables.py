@@ -38,7 +38,7 @@ def points_table(study: SegmentationStudy) -> str:
     ]
     heads = ["<model", "<point", "GMACs", "mIoU (%)", "pixel accuracy (%)", "training compute (× ours)"]
     heads += ["ours at (GMACs)", "ours minus theirs (points)", "<verdict on ours"]
-    return table(f"{study.plan.title}: every point, 95 % intervals over seeds and images", heads, cells)
+    return table(f"{study.plan.title}: every point, 95 % intervals over seeds and {study.drawn}", heads, cells)
 
 
 def routing_table(study: SegmentationStudy) -> str:

@@ -115,6 +115,8 @@ class Segmentation(Section):
     """Points of mIoU. An interval that includes 0 and lies within the margin on both sides shows equivalence."""
     max_drop: float = Field(gt=0)
     """Points of mIoU that early exits may lose on the validation images."""
+    block: int = Field(1, ge=1)
+    """Consecutive images that count as one draw in intervals: neighbouring frames of a video look alike."""
 
     @model_validator(mode="after")
     def _in_rows(self) -> Segmentation:

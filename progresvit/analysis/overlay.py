@@ -126,19 +126,19 @@ def draw_overlay(image: Image.Image, labels: NDArray[np.uint8], names: Sequence[
         )
     times = math.ceil(LEAST_SIDE / max(image.size))
     enlarged = image.resize((image.width * times, image.height * times), Image.Resampling.BICUBIC)
-    picture = blend(enlarged, labels.repeat(times, axis=0).repeat(times, axis=1), names)
-    width = max(LEAST_SIDE, picture.width)
+    tinted_image = blend(enlarged, labels.repeat(times, axis=0).repeat(times, axis=1), names)
+    width = max(LEAST_SIDE, tinted_image.width)
     size = max(14, round(0.022 * width))  # of the font
     line, margin, font = round(1.5 * size), size // 2, ImageFont.load_default(size)
     lines = _wrap(title, font, width - 2 * margin)
     legend = _Legend(class_shares(labels, names), font, size, width - 2 * margin)
     head, foot = len(lines) * line + margin, len(legend.rows) * line + 2 * margin
-    page = Image.new("RGB", (width, head + picture.height + foot), _PAPER)
-    page.paste(picture, ((width - picture.width) // 2, head))
+    page = Image.new("RGB", (width, head + tinted_image.height + foot), _PAPER)
+    page.paste(tinted_image, ((width - tinted_image.width) // 2, head))
     draw = ImageDraw.Draw(page)
     for number, text in enumerate(lines):
         draw.text((margin, margin // 2 + (number + 0.5) * line), text, _TEXT, font, anchor="lm")
-    legend.draw(draw, margin, head + picture.height + margin)
+    legend.draw(draw, margin, head + tinted_image.height + margin)
     return page
 
 
@@ -151,10 +151,10 @@ class _Legend:
         rest = shares[len(shown) :]
         most = width - 7 * size  # swatch, share and the space between
         entries: list[tuple[int | None, str, str]] = [
-            (one.index, _shorten(one.name, font, most), percent(one.share)) for one in shown
+            (item.index, _shorten(item.name, font, most), percent(item.share)) for item in shown
         ]
         if rest:
-            entries.append((None, f"{len(rest)} others", percent(sum(one.share for one in rest))))
+            entries.append((None, f"{len(rest)} others", percent(sum(item.share for item in rest))))
         widest = max((self._length(name) + font.getlength(share) for _, name, share in entries), default=0)
         self.column = math.ceil(widest + 2.5 * size)
         columns = max(1, (width + size) // self.column)

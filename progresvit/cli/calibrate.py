@@ -39,7 +39,10 @@ def calibrate(
     ] = False,
     max_drop: Annotated[
         float | None,
-        typer.Option(help="Certified bound on the drop in accuracy (of pixels, in segmentation): 0.005 for 0.5 %."),
+        typer.Option(
+            help="Certified bound on the drop in accuracy, in segmentation on the mean growth of the pixel error of an "
+            "image: 0.005 for 0.5 %."
+        ),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the certificate.")] = 0.95,
     unlabelled: Annotated[

@@ -169,7 +169,7 @@ def _write(job: _Job, result: Segmentation, engine: SegmentationEngine) -> str |
     _save(overlay, job.overlay)
     if job.mask is not None:
         _save(mask_image(labels), job.mask)
-    main = [f"{one.name} {percent(one.share)}" for one in class_shares(labels, names)[:NAMED]]
+    main = [f"{item.name} {percent(item.share)}" for item in class_shares(labels, names)[:NAMED]]
     typer.echo(f"{job.entry.name}: {answered}, score {result.score:.3f}, {gmacs}: {', '.join(main)}")
     return None
 

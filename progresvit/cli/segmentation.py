@@ -35,21 +35,13 @@ def parse_windows(stride: float | None, scales: str | None, flip: bool) -> Windo
 
 
 def report_drawn_split(header: Header) -> None:
-    """Print a note if the split was drawn: from images without split folders, or from a list of the Pets."""
+    """Print a note if the split was drawn: from images without split folders, or from the training list of the Pets."""
     if header.drawn_from is None:
         return
-    from progresvit.data.segmentation import is_pets
-
-    if is_pets(header.data):
-        lacks, whole = f"no list of {header.split}", f"the {header.drawn_from} images of trainval.txt"
-        group, all_of_them = " of each breed", "trainval"
-    else:
-        lacks, whole = "no split folders", f"its {header.drawn_from} images"
-        group, all_of_them = "", "."
-    share = "the training share" if header.split == "train" else f"a fifth{group}, selected by file name"
+    share = "the training share" if header.split == "train" else "a fifth"
     typer.echo(
-        f"note: {header.data} has {lacks}; using {header.images} of {whole}, {share}, the same split as in training "
-        f"(--split {all_of_them} uses all of them)",
+        f"note: {header.data} has no split {header.split} of its own; using {header.images} of {header.drawn_from} "
+        f"images, {share}, selected by file name, the same split as in training",
         err=True,
     )
 

@@ -160,19 +160,19 @@ def _decode_text(content: bytes, place: str) -> str:
 
 def _to_labels(pairs: Sequence[tuple[int | str, object]], place: str) -> Labels:
     """Labels of (raw value, name), in the order of the values."""
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for raw, name in pairs:
         if not str(raw).isdecimal() or int(raw) > HIGHEST:
             raise ValueError(f"{place}: {raw!r} is no raw value of a mask; use whole numbers from 0 to {HIGHEST}.")
         value = int(raw)
-        if value in found:
+        if value in names:
             raise ValueError(f"{place} names the raw value {value} twice; keep one of the names.")
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"{place}: the raw value {value} has no name (but {name!r}); give each class a name.")
-        if name.strip() in found.values():
+        if name.strip() in names.values():
             raise ValueError(f"{place} has the class {name.strip()} twice; give each class a name of its own.")
-        found[value] = name.strip()
-    if not found:
+        names[value] = name.strip()
+    if not names:
         raise ValueError(f"{place} names no classes; write one name per line.")
-    values = tuple(sorted(found))
-    return Labels(tuple(found[value] for value in values), values)
+    values = tuple(sorted(names))
+    return Labels(tuple(names[value] for value in values), values)

@@ -37,7 +37,7 @@ from progresvit.data.masks import (
 )
 from progresvit.data.split import TRAIN, VAL, hold_out
 
-__all__ = ["IGNORE", "MaskError", "SegmentationDataset", "find_segmentation", "is_pets"]
+__all__ = ["IGNORE", "MaskError", "SegmentationDataset", "find_segmentation"]
 
 _IMAGES, _OTHER_IMAGES, _MASKS = "images", "original", "annotations"
 _LABEL_FILES = ("labels.txt", "labels.json")
@@ -129,11 +129,6 @@ def find_segmentation(
         values=known.values,
         ignored=tuple(sorted({*known.ignored, *ignore})),
     )
-
-
-def is_pets(source: str | os.PathLike[str]) -> bool:
-    """Whether a folder or tar has the layout of the Oxford-IIIT Pets."""
-    return _are_pets(_find_files(source))
 
 
 def _are_pets(files: Mapping[str, Entry]) -> bool:

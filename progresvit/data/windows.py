@@ -135,8 +135,8 @@ def label_map(logits: Sequence[Tensor], views: Sequence[View], size: tuple[int, 
     if len(merged) == 1:
         return upsampled_argmax(merged[0], size)
     first = merged[0].shape[-2:]
-    resized = [F.interpolate(one[None], size=first, mode="bilinear", align_corners=False) for one in merged]
-    return upsampled_argmax(torch.stack([one[0].softmax(dim=0) for one in resized]).mean(dim=0), size)
+    resized = [F.interpolate(view[None], size=first, mode="bilinear", align_corners=False) for view in merged]
+    return upsampled_argmax(torch.stack([view[0].softmax(dim=0) for view in resized]).mean(dim=0), size)
 
 
 def upsampled_argmax(scores: Tensor, size: tuple[int, int]) -> Tensor:

@@ -1,8 +1,8 @@
 """The engine for segmentation: the class of every pixel of an image, with a model and a threshold.
 
-An image is cut into windows (progresvit.data.windows). All of them run the first round. If the score of the
-image is below the threshold, it exits; else all of them run the next one. Windows of many images share batches (window_batcher.py), so an image
-costs only the rounds that it runs, in time as well.
+An image is cut into windows (progresvit.data.windows). All of them run the first round. If the score of the image is
+below the threshold, it exits; else all of them run the next one. Windows of many images share batches
+(window_batcher.py), so an image costs only the rounds that it runs, in time as well.
 """
 
 from __future__ import annotations
@@ -101,13 +101,15 @@ class SegmentationEngine:
         if config.in_channels != 3:
             raise ValueError(f"images have 3 channels and this model takes {config.in_channels}; train one for RGB.")
         self.windows, self.precision, self.workers = windows, precision, workers
-        found = find_threshold(threshold, source)
-        self.setting = found if isinstance(found, Setting) else None
+        if threshold is None and len(config.rounds) == 1:
+            threshold = 0.0  # there is no early exit
+        limit = find_threshold(threshold, source)
+        self.setting = limit if isinstance(limit, Setting) else None
         """The setting of the threshold, if it was calibrated."""
-        if isinstance(found, Setting):
-            check_setting(found, source, precision=precision, preprocessing=windows_hash(config, windows))
-            found = found.threshold
-        self.thresholds: tuple[float, ...] = tuple(as_thresholds([found], len(config.rounds))[0].tolist())
+        if isinstance(limit, Setting):
+            check_setting(limit, source, precision=precision, preprocessing=windows_hash(config, windows))
+            limit = limit.threshold
+        self.thresholds: tuple[float, ...] = tuple(as_thresholds([limit], len(config.rounds))[0].tolist())
         """One for each round but the last."""
         self.gmacs = compute.cumulative_gmacs(config)
         """Of one window, after each round."""

@@ -39,7 +39,6 @@ def check_setting(
     precision: str,
     preprocessing: str | None = None,
     router: str | None = None,
-    stacklevel: int = 3,
 ) -> None:
     """Refuse a setting for another model or router, and warn if it was calibrated under other conditions.
 
@@ -49,10 +48,9 @@ def check_setting(
         precision: The precision of the engine.
         preprocessing: SHA-256 of the preprocessing; by default that of the source.
         router: Hash of the learned router, None if the threshold is compared with entropies.
-        stacklevel: Of the warning; 3 is the caller of the constructor that calls this.
     """
     setting.check_use(len(source.config.rounds), router)
     setting.check_weights(source.weights)
     caveat = setting.caveat(preprocessing=preprocessing or source.preprocessing, precision=precision)
     if caveat is not None:
-        warnings.warn(caveat, SettingWarning, stacklevel=stacklevel)
+        warnings.warn(caveat, SettingWarning, stacklevel=3)  # the caller of the constructor

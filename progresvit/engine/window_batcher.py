@@ -151,13 +151,13 @@ class WindowBatcher:
         if not complete:
             return
         logits = [torch.cat([output.logits for output in waiting.outputs]) for waiting in complete]  # (V, K, g, g) each
-        scores = torch.stack([image_score(one) for one in logits]).cpu()
+        scores = torch.stack([image_score(of_image) for of_image in logits]).cpu()
         is_last = s == len(self.rounds) - 1
         exiting = [True] * len(complete) if is_last else exits(scores, self.thresholds[s]).tolist()
-        for waiting, one, score, leaves in zip(complete, logits, scores, exiting):
-            if leaves:
+        for waiting, of_image, score, is_exit in zip(complete, logits, scores, exiting):
+            if is_exit:
                 assert waiting.cut is not None
-                labels = image_labels(one, waiting.cut).cpu()
+                labels = image_labels(of_image, waiting.cut).cpu()
                 self._results[waiting.number] = Exit(s, waiting.count, RoundMap(labels, score))
             else:  # a copy, since the outputs are views of whole batches
                 tokens = torch.cat([output.tokens for output in waiting.outputs])

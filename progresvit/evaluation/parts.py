@@ -63,13 +63,13 @@ class Parts:
             about["config"] = {key: value for key, value in about["config"].items() if key != "kind"}
         self._parts.claim(about, overwrite=overwrite)
 
-    def fill(self, finished: Iterable[tuple[int, Columns, Mapping[int, str]]]) -> None:
+    def fill(self, finished: Iterable[tuple[int, Columns, Mapping[int, str]]], *, first: bool = True) -> None:
         """Write parts as they are finished: number, columns, and why images are unreadable.
 
-        An error before any part is finished, in this or another process, leaves no folder.
+        An error of the ``first`` process before any part is finished leaves no folder.
         """
         skipped = Unreadable(self.dataset)
-        with self._parts.kept_if_begun():
+        with self._parts.kept_if_begun(first=first):
             for number, columns, unreadable in finished:
                 self.write(number, columns, unreadable)
                 self._skip(unreadable, skipped)

@@ -128,7 +128,7 @@ def evaluate(
     counter = ProgressCounter(progress, len(images), done, processes.count)
     model = model.to(processes.device).eval()
     known = None if source.unlabelled else labels
-    parts.fill(_run(model, parts, mine, header, known, options, load, processes.device, counter))
+    parts.fill(_run(model, parts, mine, header, known, options, load, processes.device, counter), first=processes.first)
     processes.wait()
     if processes.first:
         write_records(_gather(parts, header, labels), out)

@@ -97,7 +97,9 @@ def evaluate_segmentation(
     parts = Parts(out, dataset, size=CHUNK)
     mine, done = parts.share(header, processes, keep_logits=False, overwrite=options.overwrite)
     counter = ProgressCounter(progress, len(dataset), done, processes.count)
-    parts.fill(_run(model.to(device).eval(), dataset, parts, mine, windows, options, device, counter))
+    parts.fill(
+        _run(model.to(device).eval(), dataset, parts, mine, windows, options, device, counter), first=processes.first
+    )
     processes.wait()
     if processes.first:
         write_segmentation_records(_gather(parts, header), out)
@@ -112,13 +114,13 @@ def _class_names(config: BaseConfig) -> tuple[str, ...] | None:
 
 def _check_classes(dataset: SegmentationDataset, config: BaseConfig, data: str) -> None:
     """Refuse data with other classes than the model's, or in another order."""
-    found, known = dataset.class_ids, _class_names(config)
-    if found == known or (known is None and len(found) == config.num_classes):
+    names, known = dataset.class_ids, _class_names(config)
+    if names == known or (known is None and len(names) == config.num_classes):
         return
     wanted = f"those of the model are {some_of(known)}" if known else f"the model has {config.num_classes} classes"
-    order = ", in another order" if known and sorted(found) == sorted(known) else ""
+    order = ", in another order" if known and sorted(names) == sorted(known) else ""
     raise ValueError(
-        f"the {len(found)} classes of {data} are {some_of(found)}, and {wanted}{order}; name the label file of the "
+        f"the {len(names)} classes of {data} are {some_of(names)}, and {wanted}{order}; name the label file of the "
         "model's classes (--labels) and the mask values that it leaves out (--ignore), or evaluate on other data."
     )
 
@@ -143,9 +145,9 @@ def _run(
     )
 
     def skipped(number: int) -> dict[int, str]:
-        found = {index: reason for index, reason in unreadable.found.items() if owner[index] == number}
-        counter.add(len(found))
-        return found
+        reasons = {index: reason for index, reason in unreadable.found.items() if owner[index] == number}
+        counter.add(len(reasons))
+        return reasons
 
     left = set(numbers)
     for number, of_part in groupby(images, key=lambda indexed: owner[indexed[0]]):
@@ -193,7 +195,7 @@ def _columns(
     ]
     counter.add(len(group))
     image_of, round_of, cell, count = np.concatenate(cells, axis=1)
-    scores = torch.stack([torch.stack([one.score for one in rounds]) for rounds in maps])  # (N, S)
+    scores = torch.stack([torch.stack([round_map.score for round_map in rounds]) for rounds in maps])  # (N, S)
     return {
         "index": np.array([index for index, _ in group], np.int64),
         "windows": np.array([_count_windows(image) for _, image in group], np.int64),

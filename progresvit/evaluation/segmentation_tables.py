@@ -85,8 +85,8 @@ def class_table(records: SegmentationRecords) -> Table:
     shares = totals.labelled[-1] / totals.labelled[-1].sum()
     rows: list[Row] = []
     for label, share, values in zip(records.labels, shares.tolist(), iou(totals).T.tolist()):
-        found = {f"iou_{s}": None if np.isnan(value) else value for s, value in enumerate(values, start=1)}
-        rows.append({"class": label, "pixel_share": share, **found})
+        rounds = {f"iou_{s}": None if np.isnan(value) else value for s, value in enumerate(values, start=1)}
+        rows.append({"class": label, "pixel_share": share, **rounds})
     columns = [
         Column("class", "class", left=True),
         Column("pixel_share", "pixels (%)", table.percent),

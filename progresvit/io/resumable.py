@@ -79,12 +79,15 @@ class PartialOutput:
             self.folder.rmdir()
 
     @contextlib.contextmanager
-    def kept_if_begun(self) -> Iterator[None]:
-        """After an error in the block, remove the folder if no part is complete, so that any other run may use it."""
+    def kept_if_begun(self, *, first: bool) -> Iterator[None]:
+        """After an error in the block, remove the folder if no part is complete, so that any other run may use it.
+
+        Only the ``first`` process does: the others may still be writing.
+        """
         try:
             yield
         except BaseException:  # Ctrl-C too
-            if not self.done():
+            if first and not self.done():
                 self.remove()
             raise
 

@@ -68,8 +68,16 @@ def test_a_folder_is_drawn_into_a_folder(folder, photos, tmp_path):
     assert "b.jpg: round 1 of 2, score " in output
     assert "3 images: 3 after round 1, 0 after round 2; " in output
     assert "% saved" in output
-    words = ("segment", photos, photos / "a.png", "--model", folder, "--threshold", 0, "--out", tmp_path / "full")
-    assert ", 0.0% saved" in works(*words, "--stride", 0.7)
+
+
+def test_nothing_is_saved_if_all_images_run_all_rounds(folder, tmp_path):
+    """The GMACs of 1, 3, 3 and 2 windows, added up, are rounded to more than those of 9 windows."""
+    (tmp_path / "many").mkdir()
+    for number, image in enumerate(made_images([(60, 60), (130, 60), (130, 60), (90, 60)])):
+        image.save(tmp_path / "many" / f"{number}.png")
+    output = works("segment", tmp_path / "many", "--model", folder, "--threshold", 0, "--out", tmp_path / "out")
+    assert "4 images: 0 after round 1, 4 after round 2; " in output
+    assert ", 0.0% saved" in output
 
 
 def test_several_files_and_folders_and_tars_are_drawn_into_a_folder(folder, photos, tmp_path):

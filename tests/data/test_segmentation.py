@@ -220,7 +220,9 @@ def test_a_mask_of_an_image_that_exif_turns_is_refused(tmp_path):
 def test_a_value_that_no_label_names_is_refused(tmp_path):
     make_pairs(tmp_path, ["a"])
     save_mask(tmp_path / "annotations" / "a.png", [[0, 3, 4], [5, 9, 255]])
-    expected = r" has pixels of value 3–5, 9, .*of the 3 classes are 0–2, ignored are 255; .*\(--labels of .*--ignore of .*recipe\)"
+    expected = (
+        r" has pixels of value 3–5, 9, .*3 classes are 0–2, ignored are 255; .*\(--labels of .*\(--ignore of .*recipe\)"
+    )
     for source, place in ((tmp_path, "annotations/a.png"), (pack(tmp_path), f"a.png in {tmp_path}.tar")):
         with pytest.raises(MaskError, match=expected) as error:
             find_segmentation(source, ".").read_pair(0)

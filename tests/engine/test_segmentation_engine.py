@@ -471,3 +471,9 @@ def test_a_gpu_gives_the_answers_of_the_cpu(model, images, precision, tolerance,
         if abs(score - threshold) > tolerance:
             assert one.exit_round == (1 if score < threshold else 2)
     assert next(model.parameters()).device.type == "cpu"
+
+
+def test_a_model_of_one_round_needs_no_threshold(images, randomize):
+    config = ModelConfig(rounds=make_rounds([48], [2]), heads=2, psg=False, **SMALL)
+    results = SegmentationEngine(made_model(config, randomize)).segment(images)
+    assert {result.exit_round for result in results} == {1}

@@ -90,7 +90,9 @@ BROKEN = {
     "near_lossless.top1: input should be a finite number": lambda values: values["near_lossless"].update(
         top1=float("nan")
     ),
-    "is no results file: its kind is 'walk', not run, routing, shift, cost": lambda values: values.update(kind="walk"),
+    "is no results file: its kind is 'walk', not run, segmentation, routing, shift, cost": lambda values: values.update(
+        kind="walk"
+    ),
     "is no results file: its kind is []": lambda values: values.update(kind=[]),
 }
 

@@ -108,6 +108,18 @@ def test_ours_is_compared_at_the_gmacs_of_the_other(study):
     assert study.row("ours", "every round").difference is None
 
 
+def test_blocks_of_frames_widen_intervals_and_keep_means(folder):
+    plain = study_of(folder).row("plain", "the model")
+    text = (folder / "study.yaml").read_text()
+    (folder / "study.yaml").write_text(text.rstrip() + "\n  block: 7\n")
+    study = study_of(folder)
+    blocks = study.row("plain", "the model")
+    assert study.drawn == "blocks of 7 images"
+    assert blocks.miou.mean == pytest.approx(plain.miou.mean)
+    assert blocks.difference.mean == pytest.approx(plain.difference.mean)
+    assert blocks.miou.highest != pytest.approx(plain.miou.highest)
+
+
 def test_the_order_of_exits_lies_between_chance_and_labels(study):
     order = study.exit_order("ours", 0.3)
     assert order.saving == pytest.approx(0.3, abs=0.03)

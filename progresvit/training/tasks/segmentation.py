@@ -143,9 +143,9 @@ class Segmentation(Task):
                 maps = segment_rounds(model, [image.cut(model.config, device)], batch=WINDOWS)[0]
             assert image.mask is not None
             mask = image.mask.to(device)
-            scores.append(torch.stack([one.score for one in maps]))
+            scores.append(torch.stack([round_map.score for round_map in maps]))
             confusion = torch.stack(
-                [confusion_matrix(one.labels, mask, classes=classes, ignore=IGNORE) for one in maps]
+                [confusion_matrix(round_map.labels, mask, classes=classes, ignore=IGNORE) for round_map in maps]
             )  # (S, K, K)
             counts.append(np.stack(ClassCounts.of(confusion.cpu().numpy())))  # (3, S, K)
             windows.append(sum(view.count for view in image.views))
