@@ -310,7 +310,7 @@ class SegmentationStudy:
         points, losses = [], []
         for one in seeds:
             scores, growth = one.val.scores[:, 0], one.val.growth
-            threshold = certified_threshold(scores, growth, epsilon, delta, highest=highest).threshold
+            threshold = certified_threshold(scores, growth, epsilon, delta, highest=highest, fractional=True).threshold
             assert isinstance(threshold, float)
             point = one.at(threshold)
             points.append(point)

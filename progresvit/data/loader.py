@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from PIL.Image import Image
@@ -84,9 +84,7 @@ class _Augmented(Dataset[tuple[Tensor, int, list[tuple[int, str]]]]):
         raise ValueError(f"none of the {len(self.dataset)} images can be read: {unreadable[0][1]}.")
 
 
-class EpochItems(Sampler[list[tuple[int, int]]]):
-    """Micro-batches of this process as lists of (epoch, index), from one step to another."""
-
+class _Steps(Sampler[list[tuple[int, int]]]):
     def __init__(self, sampler: EpochSampler, first: int, last: int) -> None:
         self.sampler, self.first, self.last = sampler, first, last
 
@@ -95,6 +93,33 @@ class EpochItems(Sampler[list[tuple[int, int]]]):
             epoch = step // self.sampler.steps_per_epoch
             for _, indices in self.sampler.micro_batches(step):
                 yield [(epoch, index) for index in indices]
+
+
+def worker_steps(
+    dataset: Dataset[Any],
+    sampler: EpochSampler,
+    first: int,
+    last: int,
+    *,
+    collate: Callable[[list[Any]], Any],
+    workers: int,
+    device: torch.device,
+) -> Iterator[list[Any]]:
+    """What ``collate`` makes of the micro-batches of this process, step by step; items are (epoch, index)."""
+    loader = DataLoader(
+        dataset,
+        batch_sampler=_Steps(sampler, first, last),
+        collate_fn=collate,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        worker_init_fn=ignore_interrupts,
+    )
+    step: list[Any] = []
+    for loaded in loader:
+        step.append(loaded)
+        if len(step) == sampler.accumulate:
+            yield step
+            step = []
 
 
 def _collate(items: list[tuple[Tensor, int, list[tuple[int, str]]]]) -> tuple[Tensor, Tensor, list[tuple[int, str]]]:
@@ -122,22 +147,16 @@ class LoaderBatches:
 
     def steps(self, first: int, last: int) -> Iterator[list[Batch]]:
         """The micro-batches of this process, step by step."""
-        loader = DataLoader(
-            self._dataset,
-            batch_sampler=EpochItems(self.sampler, first, last),
-            collate_fn=_collate,
-            num_workers=self.workers,
-            pin_memory=self.device.type == "cuda",
-            worker_init_fn=ignore_interrupts,
+        steps = worker_steps(
+            self._dataset, self.sampler, first, last, collate=_collate, workers=self.workers, device=self.device
         )
-        step: list[Batch] = []
-        for images, targets, unreadable in loader:
-            for index, reason in unreadable:
-                self.unreadable.add(index, reason)
-            step.append(Batch(images.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)))
-            if len(step) == self.sampler.accumulate:
-                yield step
-                step = []
+        for step in steps:
+            yield [self._make(*loaded) for loaded in step]
+
+    def _make(self, images: Tensor, targets: Tensor, unreadable: list[tuple[int, str]]) -> Batch:
+        for index, reason in unreadable:
+            self.unreadable.add(index, reason)
+        return Batch(images.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True))
 
 
 def ignore_interrupts(worker: int) -> None:

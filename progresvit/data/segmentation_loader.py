@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from progresvit.config import BaseConfig
 from progresvit.data.decode import ImageError
-from progresvit.data.loader import EpochItems, Unreadable, ignore_interrupts
+from progresvit.data.loader import Unreadable, ignore_interrupts, worker_steps
 from progresvit.data.sampler import Draw, EpochSampler, mix_seed
 from progresvit.data.segmentation import SegmentationDataset
 from progresvit.data.segmentation_augment import SegmentationAugmentation, augment
@@ -226,26 +226,19 @@ class LoaderCrops:
 
     def steps(self, first: int, last: int) -> Iterator[list[SegmentationBatch]]:
         """The micro-batches of this process, step by step."""
-        loader = DataLoader(
-            self._dataset,
-            batch_sampler=EpochItems(self.sampler, first, last),
-            collate_fn=_collate,
-            num_workers=self.workers,
-            pin_memory=self.device.type == "cuda",
-            worker_init_fn=ignore_interrupts,
+        steps = worker_steps(
+            self._dataset, self.sampler, first, last, collate=_collate, workers=self.workers, device=self.device
         )
-        step: list[SegmentationBatch] = []
-        for loaded in loader:
-            if isinstance(loaded, str):
-                raise ValueError(loaded)
-            images, masks, unreadable = loaded
-            for index, reason in unreadable:
-                self.unreadable.add(index, reason)
-            on_device = (part.to(self.device, non_blocking=True) for part in (images, masks))
-            step.append(SegmentationBatch(*on_device))
-            if len(step) == self.sampler.accumulate:
-                yield step
-                step = []
+        for step in steps:
+            yield [self._make(loaded) for loaded in step]
+
+    def _make(self, loaded: tuple[Tensor, Tensor, list[tuple[int, str]]] | str) -> SegmentationBatch:
+        if isinstance(loaded, str):
+            raise ValueError(loaded)
+        images, masks, unreadable = loaded
+        for index, reason in unreadable:
+            self.unreadable.add(index, reason)
+        return SegmentationBatch(images.to(self.device, non_blocking=True), masks.to(self.device, non_blocking=True))
 
 
 class _Whole(Dataset[Any]):

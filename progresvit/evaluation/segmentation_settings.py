@@ -82,6 +82,7 @@ def calibrate_segmentation_guarantee(
         delta,
         highest=math.log(records.classes),
         seed=seed,
+        fractional=True,
     )
     evidence = {**certificate(certified, "pixel-error"), "mean_loss": certified.mean_loss}
     return _setting(records, certified.threshold, convention, rule="guarantee", **evidence)

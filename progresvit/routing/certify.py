@@ -97,7 +97,14 @@ def hoeffding_bentkus(mean_loss: ArrayLike, images: ArrayLike, epsilon: ArrayLik
 
 
 def certified_threshold(
-    entropy: Any, loss: Any, epsilon: float, delta: float, *, highest: float = HIGHEST, grid: int = GRID
+    entropy: Any,
+    loss: Any,
+    epsilon: float,
+    delta: float,
+    *,
+    highest: float = HIGHEST,
+    grid: int = GRID,
+    fractional: bool | None = None,
 ) -> CertifiedThreshold:
     """The highest threshold that is certified for two rounds; 0, at which every image runs both, if none is.
 
@@ -109,13 +116,15 @@ def certified_threshold(
         highest: The end of the grid: ln 10 for entropies, ln K for those of patches, 1 for a learned router's
             probabilities.
         grid: Number of thresholds.
+        fractional: Whether losses can lie between 0 and 1, also if none of these does; then the test is
+            Hoeffding-Bentkus in any case. None takes it from these losses, which a guarantee should not depend on.
     """
     _check(epsilon, delta)
     if grid < 200:
         raise ValueError(f"the grid has at least 200 thresholds, not {grid}; a coarse one wastes what could be saved.")
     if not 0 < highest < math.inf:
         raise ValueError(f"the grid ends above 0: at ln 10 for entropies, at 1 for probabilities, not at {highest}.")
-    scores, losses = np.asarray(_to_host(entropy), np.float64), _as_losses(loss)
+    scores, losses = np.asarray(_to_host(entropy), np.float64), _as_losses(loss, fractional)
     if scores.ndim != 1 or scores.shape != losses.shape:
         raise ValueError(f"entropies {scores.shape} and losses {losses.shape} are one of each per image.")
     if not len(scores):
@@ -135,6 +144,7 @@ def certified_thresholds(
     highest: float = HIGHEST,
     design_share: float = 0.3,
     seed: int = 0,
+    fractional: bool | None = None,
 ) -> CertifiedThreshold:
     """One threshold per round but the last, for any number of rounds; ``scores`` and ``losses`` are (N, S).
 
@@ -151,9 +161,10 @@ def certified_thresholds(
             probabilities.
         design_share: The share of the images that orders the thresholds.
         seed: Of the draw of these images.
+        fractional: As in :func:`certified_threshold`.
     """
     values = as_scores(_to_host(scores))
-    harms = _as_losses(losses)
+    harms = _as_losses(losses, fractional)
     if harms.shape != values.shape:
         raise ValueError(
             f"scores of shape {values.shape} with losses of shape {harms.shape}; both are images x rounds."
@@ -161,7 +172,9 @@ def certified_thresholds(
     if values.shape[1] == 1:
         raise ValueError("a model of one round has no threshold to certify.")
     if values.shape[1] == 2:
-        return certified_threshold(values[:, 0], harms[:, 0], epsilon, delta, highest=highest)
+        return certified_threshold(
+            values[:, 0], harms[:, 0], epsilon, delta, highest=highest, fractional=harms.dtype != bool
+        )
     _check(epsilon, delta)
     if not 0 < design_share < 1:
         raise ValueError(f"the share of the images that orders the thresholds is between 0 and 1, not {design_share}.")
@@ -247,12 +260,15 @@ def _check(epsilon: float, delta: float) -> None:
         raise ValueError(f"delta, the risk that the guarantee fails, is between 0 and 1 (0.05 for 95 %), not {delta}.")
 
 
-def _as_losses(values: Any) -> Losses:
-    """A copy: booleans if all losses are 0 or 1, which have an exact test, else float64."""
+def _as_losses(values: Any, fractional: bool | None) -> Losses:
+    """A copy: booleans, which have an exact test, if all losses are 0 or 1 and ``fractional`` is not true; or float64.
+
+    Losses between 0 and 1 are an error if ``fractional`` is false.
+    """
     losses = np.asarray(_to_host(values))
-    if np.isin(losses, (0, 1)).all():
+    if not fractional and np.isin(losses, (0, 1)).all():
         return losses.astype(bool)
-    bad = ~((losses >= 0) & (losses <= 1))
+    bad = ~np.isin(losses, (0, 1)) if fractional is False else ~((losses >= 0) & (losses <= 1))
     if bad.any():
         raise ValueError(
             "losses are true (harmed by the exit) or false, or numbers from 0 to 1, not "

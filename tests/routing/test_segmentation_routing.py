@@ -481,3 +481,19 @@ def test_a_setting_keeps_the_mean_loss_and_leaves_it_out_without_one(tmp_path):
     assert load_setting(tmp_path / "drop.json") == setting
     assert json.loads(setting.to_json())["mean_loss"] == 0.004
     assert "mean_loss" not in Setting(rule="guarantee", k=3, loss="labelled", **known).to_json()
+
+
+def test_a_sample_of_zeros_and_ones_does_not_choose_the_test_of_fractional_losses():
+    """Whether losses can be fractional is known before the sample, and the exact test is for those that cannot."""
+    scores, losses = np.linspace(0.1, 1, 400), np.zeros(400)
+    losses[::100] = 1
+    exact = certified_threshold(scores, losses, 0.05, 0.1, grid=200)
+    bound = certified_threshold(scores, losses, 0.05, 0.1, grid=200, fractional=True)
+    assert exact.p_value == pytest.approx(binom.cdf(exact.harmed, 400, 0.05))
+    assert bound.p_value == pytest.approx(float(hoeffding_bentkus(bound.mean_loss, 400, 0.05)))
+    assert bound.p_value > exact.p_value
+    both = np.column_stack([scores, scores])
+    rounds = certified_thresholds(both, np.column_stack([losses, 0 * losses]), [1, 5], 0.05, 0.1, fractional=True)
+    assert rounds.p_value == pytest.approx(float(hoeffding_bentkus(rounds.mean_loss, 400, 0.05)))
+    with pytest.raises(ValueError, match=r"not 0\.5; count a gain as 0"):
+        certified_threshold(scores, losses / 2, 0.05, 0.1, fractional=False)
