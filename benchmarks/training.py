@@ -3,8 +3,10 @@
     python benchmarks/training.py                              # synthetic images, already on the device
     python benchmarks/training.py --data 'photos/*.tar'        # and real ones, in device memory, augmented there
     python benchmarks/training.py --batches 128,256,512,1024   # speed and memory against the batch
+    python benchmarks/training.py --dino --batches 256         # DINO: 2 global and 8 local crops of each image
 
-What is timed is the step that ``progresvit train`` takes: mixup, all rounds, losses, gradients, AdamW, moving average.
+What is timed is the step that ``progresvit train`` takes: mixup, all rounds, losses, gradients, AdamW, moving average;
+for DINO, the teacher, all crops, and in one of its rows the crops themselves, made on the device from whole images.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -21,12 +25,15 @@ from rich.table import Table
 
 import progresvit
 from progresvit.data.loader import Batch
+from progresvit.data.multicrop import InMemoryWholeImages, MultiCropBatches
+from progresvit.data.sampler import EpochSampler
 from progresvit.distributed import Processes, start_processes
 from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS
 from progresvit.training.recipe import Recipe, make_recipe
 from progresvit.training.step import TrainingStep
 from progresvit.training.tasks.classification import make_mixup, soft_cross_entropy
+from progresvit.training.tasks.dino import DINO
 from progresvit.training.tasks.supervised import Supervised
 
 
@@ -53,7 +60,7 @@ def synthetic(batch: int, resolution: int, classes: int, device: torch.device) -
 
 
 def timed(
-    step: Callable[[int, list[Batch]], None], batches: Iterator[list[Batch]], *, steps: int, batch: int
+    step: Callable[[int, list[Any]], None], batches: Iterator[list[Any]], *, steps: int, batch: int
 ) -> dict[str, float]:
     """Median of five stretches after a warm-up."""
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
@@ -110,7 +117,6 @@ def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch
     """Images in device memory, cropped, flipped, jittered, erased and mixed there."""
     from progresvit.data.dataset import find_images
     from progresvit.data.in_memory import InMemoryBatches, in_memory_for_training
-    from progresvit.data.sampler import EpochSampler
 
     fresh()
     recipe = make(options.preset, batch, precision=options.precision, compile_=options.compile)
@@ -125,6 +131,47 @@ def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch
         stored, config=config, augmentation=recipe.augment, sampler=sampler, resolution=config.input_side
     ).steps(0, 10**9)
     return {**timed(step, batches, steps=options.steps, batch=batch), "decoding_s": decoding, "images": len(stored)}
+
+
+def make_dino(options: argparse.Namespace, processes: Processes, batch: int) -> tuple[TrainingStep, MultiCropBatches]:
+    """DINO's step with the crops of the paper, and crops of random images that are stored on the device."""
+    fresh()
+    config, values = progresvit.preset(options.preset, num_classes=0), {"prototypes": options.prototypes}
+    recipe = make_recipe(
+        {
+            "task": "dino",
+            "task_options": values,
+            "model": {"preset": options.preset, "drop_path": 0.1},
+            "optimizer": {"batch": batch, "clip": 3.0, "clip_each": True},
+            "ema": 0.0,
+            "run": {"precision": options.precision, "compile": options.compile},
+        },
+        origin="benchmark",
+    )
+    task, model = DINO(DINO.Options(**values)), ProgResViT(config, drop_path=0.1).to(processes.device)
+    task.setup(model, None, recipe, processes)  # type: ignore[arg-type]  # it does not look at the images
+    side, device = config.resolution, processes.device
+    stored = SimpleNamespace(
+        images=torch.randint(256, (2 * batch, 3, side, side), dtype=torch.uint8, device=device),
+        sizes=torch.tensor([[375, 500]], device=device).expand(2 * batch, -1),
+        unreadable=None,
+    )
+    source = InMemoryWholeImages(stored, EpochSampler(count=2 * batch, batch=batch))  # type: ignore[arg-type]
+    crops = MultiCropBatches(source, config=config, options=task.options, device=device, compiled=options.compile)
+    return TrainingStep(model, task, recipe, processes, steps_per_epoch=1000), crops
+
+
+def dino(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
+    """The same crops again and again."""
+    step, crops = make_dino(options, processes, batch)
+    same = next(crops.steps(0, 1))
+    return timed(step, iter(lambda: same, None), steps=options.steps, batch=batch)
+
+
+def dino_with_crops(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
+    """New crops for every step."""
+    step, crops = make_dino(options, processes, batch)
+    return timed(step, crops.steps(0, 10**9), steps=options.steps, batch=batch)
 
 
 def timm_deit(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
@@ -164,6 +211,8 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", choices=list(PRECISIONS))
     parser.add_argument("--eager", dest="compile", action="store_false", help="do not compile")
     parser.add_argument("--only", choices=["ours", "photographs", "timm"], help="one kind of row alone")
+    parser.add_argument("--dino", action="store_true", help="measure DINO instead of supervised training")
+    parser.add_argument("--prototypes", type=int, default=65536, help="outputs of DINO's head")
     parser.add_argument("--json", type=Path, help="where to write the rows")
     options = parser.parse_args()
     processes = start_processes()
@@ -177,6 +226,12 @@ def main() -> None:
         "photographs": f"{options.preset}, photographs",
         "timm": "timm DeiT-S 224",
     }
+    if options.dino:
+        kinds = {"dino": dino, "crops": dino_with_crops}
+        names = {
+            "dino": f"{options.preset}, DINO, the same crops",
+            "crops": f"{options.preset}, DINO, crops made in every step",
+        }
     rows = []
     for batch in (int(size) for size in options.batches.split(",")):
         for kind, measure in kinds.items():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from progresvit import compute, config, data, engine, evaluation, interop, model, routing
     from progresvit.api import create_model, load
     from progresvit.config import ModelConfig, Round, make_rounds, plain_vit, preset
-    from progresvit.engine import Engine, Prediction, Segmentation, SegmentationEngine
+    from progresvit.engine import Embedding, EmbeddingEngine, Engine, Prediction, Segmentation, SegmentationEngine
     from progresvit.model import ProgResViT, RoundModel, RoundOutput
     from progresvit.model.saving import push_to_hub, save
 
@@ -30,6 +30,8 @@ _HOME_OF = {
     "make_rounds": "config",
     "plain_vit": "config",
     "preset": "config",
+    "Embedding": "engine",
+    "EmbeddingEngine": "engine",
     "Engine": "engine",
     "Prediction": "engine",
     "Segmentation": "engine",
@@ -40,6 +42,8 @@ _HOME_OF = {
 }
 
 __all__ = [
+    "Embedding",
+    "EmbeddingEngine",
     "Engine",
     "ModelConfig",
     "Prediction",

@@ -39,13 +39,13 @@ def load_with_folder(source: Source | None = None, *, revision: str | None = Non
     return load_folder(folder), folder
 
 
-def as_progresvit(model: RoundModel, what: str) -> ProgResViT:
-    """Return the model; raise ``ValueError`` if it is not a ProgResViT, which ``what`` requires."""
+def as_progresvit(model: RoundModel, what: str, remedy: str | None = None) -> ProgResViT:
+    """Return the model; raise ``ValueError`` with a remedy if it is not a ProgResViT, which ``what`` requires."""
     if not isinstance(model, ProgResViT):
         config = getattr(model, "config", None)
         kind = type(model).__name__ if config is None else config.kind
-        remedy = "call the model itself, or run progresvit evaluate"
+        default = "call the model itself, or run progresvit evaluate"
         if config is not None and not config.routable:
-            remedy = "its rounds are alternatives without routing among them, so call model.run_round(s, images)"
-        raise ValueError(f"{what} runs models of kind 'progresvit' only, not {kind!r}; {remedy}.")
+            default = "its rounds are alternatives without routing among them, so call model.run_round(s, images)"
+        raise ValueError(f"{what} runs models of kind 'progresvit' only, not {kind!r}; {remedy or default}.")
     return model

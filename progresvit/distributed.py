@@ -22,6 +22,9 @@ class Processes:
     control: Any = None
     """A CPU process group, so that control messages do not wait for a GPU."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
+        return self  # a process group cannot be copied
+
     @property
     def first(self) -> bool:
         """Whether this process writes files and prints."""

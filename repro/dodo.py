@@ -47,6 +47,8 @@ class Variables(Section):
     """Folder for results files; by default RUNS/results."""
     set: str = ""
     """Changes to every run's recipe, separated by spaces: "schedule.epochs=30 ema=0.9"."""
+    unlabelled: str | None = None
+    """More images for runs whose task is dino: a folder or tars, in any structure."""
     gpus: int = Field(0, ge=0)
     """Spread the entries of the study over this many GPUs; 0: leave the choice to each command."""
     processes: int = Field(1, ge=1)
@@ -61,7 +63,8 @@ HERE = Path(get_initial_workdir() or Path.cwd())  # doit changes to the folder o
 try:
     typed = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word and not word.startswith("-"))
     GIVEN = parse(Variables, typed, origin="variables of repro/dodo.py")
-    STUDY = load_study(HERE / GIVEN.study if GIVEN.study.endswith(".yaml") else GIVEN.study, shlex.split(GIVEN.set))
+    SOURCE = HERE / GIVEN.study if GIVEN.study.endswith(".yaml") else GIVEN.study
+    STUDY = load_study(SOURCE, shlex.split(GIVEN.set), GIVEN.unlabelled)
     ENTRIES = entries_of(STUDY)
     PLACES = Places(data=GIVEN.data, runs=HERE / GIVEN.runs)
     RESULTS = HERE / (GIVEN.results or GIVEN.runs / "results")
@@ -90,7 +93,10 @@ running: set[subprocess.Popen[bytes]] = set()
 
 def task_train() -> Iterator[Task]:
     """A model for each run and seed that is still to be measured, or whose model is needed."""
+    starts = {entry.name: entry.start for entry in ENTRIES}
     needed = {entry.trained for entry in TO_MEASURE}
+    while more := {starts.get(name or "") for name in needed} - needed:
+        needed |= more
     for entry in ENTRIES:
         if entry.kind == "run" and entry.name in needed:
             yield _task(entry, entry.name, commands_of(STUDY, entry, PLACES)[0])
@@ -142,14 +148,13 @@ def task_group() -> Iterator[Task]:
 
 
 def _task(entry: Entry, name: str, command: Command) -> Task:
-    """A progresvit command: run again if the command or the weights of its model changed."""
-    uses_trained = entry.trained is not None and command.words[0] != "train"
-    weights = Path(PLACES.model(entry)) / "model.safetensors"
+    """A progresvit command: run again if the command or the weights of the model that it uses changed."""
+    used = entry.start if command.words[0] == "train" else entry.trained
     return {
         "name": name,
         "doc": shlex.join(("progresvit", *command.words)),
         "actions": [(progresvit, [entry, command])],
-        "file_dep": [weights] if uses_trained else [],
+        "file_dep": [] if used is None else [PLACES.run(used) / "model" / "model.safetensors"],
         "targets": [command.makes],
         "uptodate": [config_changed(shlex.join(command.words))],
     }
@@ -163,8 +168,8 @@ def write_study() -> None:
 
 def progresvit(entry: Entry, command: Command) -> TaskFailed | None:
     """Run a command. A training with a checkpoint resumes; records of an earlier model are replaced."""
-    words = [sys.executable]
-    if GIVEN.processes > 1:
+    words, alone = [sys.executable], "linear" in command.words  # a linear probe is trained by one process
+    if GIVEN.processes > 1 and not alone:
         words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(GIVEN.processes)]
     words += ["-m", "progresvit", *command.words]
     if command.words[0] == "train" and (PLACES.run(entry.name) / "recipe.yaml").exists():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from progresvit.compute import cumulative_gmacs
 from repro.formats import RunResult, check_comparable
 from repro.study import Equal
 
@@ -19,11 +21,14 @@ def training_pmacs(result: RunResult) -> float:
     """Multiply-accumulates of a training, in 10^15: those of a step's rounds, forward and backward, for every image.
 
     Rounds that follow each other all run in a step. Of alternatives, the task ``subnetworks`` runs some, and others run
-    all. The frozen teacher of the task ``dynabert`` runs forward once, at full width; other teachers are not counted.
+    all. The frozen teacher of the task ``dynabert`` runs forward once, at full width, and that of the task ``dino`` on
+    the global crops; other teachers are not counted. Nor are what a run starts from and a probe of its features.
     """
     if result.data.train is None:
         raise ValueError(f"{result.name} does not say on how many images it was trained; measure it again.")
     gmacs, task = result.rounds.gmacs_paper, result.recipe.get("task")
+    if task == "dino":
+        return dino_gmacs(result.recipe) * result.epochs * result.data.train / 1e6
     trained = gmacs[-1] if result.near_lossless is not None or len(gmacs) == 1 else sum(gmacs)
     trained = result.rounds.trained_gmacs or trained
     if task == "subnetworks" and result.near_lossless is None:
@@ -33,11 +38,39 @@ def training_pmacs(result: RunResult) -> float:
     return (PASSES * trained + forward_only) * result.epochs * result.data.train / 1e6  # GMACs to PMACs
 
 
+def dino_gmacs(recipe: Mapping[str, Any]) -> float:
+    """GMACs of an image in a training of the task ``dino``, by its recipe; every crop runs every round.
+
+    The student runs forward and backward on all crops, the teacher forward on the global ones. The projection heads,
+    which see one token of each crop, are not counted.
+    """
+    from progresvit.data.multicrop import GLOBAL_CROPS  # these import torch, which other pages do not need
+    from progresvit.training.recipe import Model
+    from progresvit.training.tasks.dino import DINOOptions
+    from progresvit.training.tasks.dino_loss import local_resolutions
+
+    model, wanted = Model.model_validate({**recipe["model"], "merge": None}), DINOOptions(**recipe["task_options"])
+    if model.is_of_start:
+        raise ValueError("the recipe takes the rounds of its start; name them in model.resolutions and model.heads.")
+    config = model.config(num_classes=0, class_ids=None, labels=None)
+    sides = local_resolutions(config, wanted.local_side)
+    rounds = tuple(round_.model_copy(update={"resolution": side}) for round_, side in zip(config.rounds, sides))
+    of_global, of_local = (cumulative_gmacs(one)[-1] for one in (config, config.replace(rounds=rounds)))
+    trained = GLOBAL_CROPS * of_global + wanted.local_crops * of_local
+    return PASSES * trained + GLOBAL_CROPS * of_global
+
+
 def check_equal(results: Sequence[RunResult], equal: Equal, what: str) -> None:
-    """Refuse runs of different images or precisions, and of other epochs or training compute than the first."""
+    """Refuse runs of different images, precisions or probes, and of other epochs or training compute than the first."""
     check_comparable(results, what)
     for other in results[1:]:
         first = results[0]
+        predictions = [_prediction(one) for one in (first, other)]
+        if predictions[0] != predictions[1]:
+            raise ValueError(
+                f"{what} compares {first.name} and {other.name}, which predict by {' and '.join(predictions)}. Evaluate "
+                "both in the same way, or take one of them out."
+            )
         if equal == "epochs" and other.epochs != first.epochs:
             raise ValueError(
                 f"{what} compares runs of equal epochs, and {first.name} was trained for {first.epochs} and "
@@ -52,6 +85,13 @@ def check_equal(results: Sequence[RunResult], equal: Equal, what: str) -> None:
                     f"{other.name} for about {other.epochs * ours / theirs:.1f} epochs instead of {other.epochs}, or "
                     "take it out."
                 )
+
+
+def _prediction(result: RunResult) -> str:
+    """What predicts, with its settings. What a probe chose on held-out images may differ."""
+    if result.probe is None:
+        return "the head"
+    return f"{result.probe.task} ({', '.join(f'{key} {value}' for key, value in result.probe.settings.items())})"
 
 
 def check_seeds(results: Sequence[RunResult], what: str) -> None:

@@ -21,6 +21,7 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 from progresvit.io.parse import Section, parse
 from progresvit.metrics.miou import ClassCounts
 from progresvit.routing.settings import Loss
+from repro.study import ProbeTask
 
 FORMAT = 1
 FULL = -1
@@ -147,6 +148,39 @@ class Measurement(Part):
     precision: str
 
 
+class Probe(Part):
+    """What predicts from the features of a model in place of its head."""
+
+    task: ProbeTask
+    words: tuple[str, ...] = ()
+    """More words of the command that evaluated the model."""
+    settings: dict[str, Any]
+    """Such as the number of neighbours, and the labelled images that the prediction was learned from."""
+    chosen: dict[str, Any] | None = None
+    """What was chosen on held-out images, such as a learning rate; None for k-NN."""
+
+
+class TrainingCurves(Part):
+    """A training of the task ``dino`` over time, at up to 60 of the logged steps; all values are in nats."""
+
+    epochs: tuple[float, ...]
+    """Epochs done; the others have a value of each round for each of them."""
+    losses: tuple[tuple[float, ...], ...]
+    teacher_entropy: tuple[tuple[float, ...], ...]
+    """Of the teacher's output for an image, mean over images."""
+    mean_entropy: tuple[tuple[float, ...], ...]
+    """Of the mean of these outputs over images."""
+    centre_entropy: tuple[tuple[float, ...], ...]
+    """Of the centre."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> TrainingCurves:
+        values = (self.losses, self.teacher_entropy, self.mean_entropy, self.centre_entropy)
+        if {len(one) for one in values} != {len(self.epochs)}:
+            raise ValueError("curves have a value for each of the epochs")
+        return self
+
+
 class RunResult(Measurement):
     """A model that the study trained, every round of it on every held-out image."""
 
@@ -162,7 +196,17 @@ class RunResult(Measurement):
     near_lossless: Point | None
     """None if the rounds are alternatives."""
     history: tuple[tuple[int, Shares], ...]
-    """Epochs done, and top-1 of each round then."""
+    """Epochs done, and top-1 of each round then, in a training of the task ``dino`` that of k-NN."""
+    probe: Probe | None = None
+    """None if the head of the model predicts."""
+    curves: TrainingCurves | None = None
+    """Of a training of the task ``dino``; None for others, and for a run that evaluates the models of another."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fields that earlier versions did not have are written only if they are there."""
+        values: dict[str, Any] = dump(self)
+        return {key: value for key, value in values.items() if value is not None or key not in ("probe", "curves")}
 
 
 class Spread(Part):

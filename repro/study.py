@@ -25,6 +25,10 @@ STUDY_FILE = "study.yaml"
 """In a results folder: the study that the results are of."""
 
 
+ProbeTask = Literal["knn", "linear"]
+"""Classifiers of frozen features: k nearest neighbours, or a linear layer that is trained."""
+
+
 class Run(Section):
     """A model to train: a recipe with values changed."""
 
@@ -34,18 +38,41 @@ class Run(Section):
     """Changes as on the command line, after the study's own."""
     seeds: tuple[int, ...] | None = Field(None, min_length=1)
     """None: the recipe's."""
+    start: str | None = None
+    """Another run: training starts from its model of the same seed."""
     of: str | None = None
-    """Another run, whose models are evaluated with ``merge`` instead of training models of its own."""
+    """Another run, whose models are evaluated with ``merge`` or by ``task`` instead of training models of its own."""
     merge: tuple[int, ...] | None = None
     """With ``of``: tokens merged in each block of each round (ToMe)."""
+    task: ProbeTask | None = None
+    """What predicts from the features of the model; None: its head."""
+    evaluate: tuple[str, ...] = ()
+    """With ``task``: more words of the command ``progresvit evaluate``, such as --epochs 20."""
 
     @model_validator(mode="after")
     def _evaluated_or_trained(self) -> Run:
-        if (self.of is None) != (self.merge is None):
-            raise ValueError("of and merge go together: the run whose models are evaluated, and the tokens merged")
-        if self.of is not None and (self.recipe or self.set or self.seeds):
-            raise ValueError("a run with of: has the recipe and the seeds of that run; remove recipe, set and seeds")
+        if self.of is None and self.merge is not None:
+            raise ValueError("merge says how the models of another run are evaluated; name that run with of:")
+        if self.of is not None and self.merge is None and self.task is None:
+            raise ValueError("a run with of: evaluates the models of that run in another way; add merge or task")
+        if self.of is not None and (self.recipe or self.set or self.seeds or self.start):
+            raise ValueError(
+                "a run with of: has the recipe, the start and the seeds of that run; remove recipe, set, seeds and start"
+            )
+        if self.evaluate and self.task is None:
+            raise ValueError("evaluate adds words to the evaluation by a task; add task, or remove evaluate")
         return self
+
+    @property
+    def evaluation(self) -> tuple[str, ...]:
+        """Words that the command ``progresvit evaluate`` has for this run alone."""
+        merging = () if self.merge is None else ("--merge", ",".join(map(str, self.merge)))
+        return (*merging, *self.probe_words)
+
+    @property
+    def probe_words(self) -> tuple[str, ...]:
+        """Those that say what predicts from the features."""
+        return () if self.task is None else ("--task", self.task, *self.evaluate)
 
 
 class DeclaredTest(Section):
@@ -183,28 +210,41 @@ class Study(Section):
             if not re.fullmatch(r"[\w.-]+", name):
                 raise ValueError(f"{name!r} names files; use letters, digits, dots, hyphens and underscores")
         trained = [name for name, run in self.runs.items() if run.of is None]
-        for name, of in ((name, run.of) for name, run in self.runs.items()):
-            if of is not None and of not in trained:
-                raise ValueError(f"runs.{name}: of: {of!r} is no trained run, {did_you_mean(of, trained)}")
+        for name, run in self.runs.items():
+            for key, other in (("of", run.of), ("start", run.start)):
+                if other is not None and other not in trained:
+                    raise ValueError(f"runs.{name}: {key}: {other!r} is no trained run, {did_you_mean(other, trained)}")
+        for name in trained:
+            starts = [name]
+            while (start := self.runs[starts[-1]].start) is not None:
+                starts.append(start)
+                if start in starts[:-1]:
+                    raise ValueError(
+                        f"runs.{name}: start: {' starts from '.join(starts)}; start one from other weights"
+                    )
         for name, comparison in self.comparisons.items():
             tested = [run for test in comparison.tests for run in (test.ours, test.theirs)]
-            for run in (*comparison.rows.values(), *filter(None, [comparison.against]), *tested):
-                if run not in self.runs:
-                    raise ValueError(f"comparisons.{name}: unknown run {run!r}, {did_you_mean(run, self.runs)}")
+            for known in (*comparison.rows.values(), *filter(None, [comparison.against]), *tested):
+                if known not in self.runs:
+                    raise ValueError(f"comparisons.{name}: unknown run {known!r}, {did_you_mean(known, self.runs)}")
         for name, frontier in self.frontiers.items():
-            for run in frontier.rows.values():
-                if run not in self.runs:
-                    raise ValueError(f"frontiers.{name}: unknown run {run!r}, {did_you_mean(run, self.runs)}")
-        for run in () if self.segmentation is None else self.segmentation.rows.values():
-            if run not in self.runs:
-                raise ValueError(f"segmentation: unknown run {run!r}, {did_you_mean(run, self.runs)}")
+            for known in frontier.rows.values():
+                if known not in self.runs:
+                    raise ValueError(f"frontiers.{name}: unknown run {known!r}, {did_you_mean(known, self.runs)}")
+        for known in () if self.segmentation is None else self.segmentation.rows.values():
+            if known not in self.runs:
+                raise ValueError(f"segmentation: unknown run {known!r}, {did_you_mean(known, self.runs)}")
         return self
 
-    def recipe_of(self, name: str) -> tuple[str, tuple[str, ...]]:
-        """The recipe of a run and all changes to it, without the seed. Of two changes to a key the last counts."""
+    def recipe_of(self, name: str, start: str | None = None) -> tuple[str, tuple[str, ...]]:
+        """The recipe of a run and all changes to it, without the seed. Of two changes to a key the last counts.
+
+        ``start`` is the model folder of a run that starts from another; without it, the name of that run stands there.
+        """
         changes: dict[str, str] = {}
         run = self.trained_run(name)
-        for change in (*self.set, *run.set, *self._merging(name)):
+        starting = () if run.start is None else (f"model.start={start or run.start}",)
+        for change in (*self.set, *run.set, *starting, *self._merging(name)):
             key = change.partition("=")[0]
             changes.pop(key, None)  # and it counts at its own place
             changes[key] = change
@@ -253,18 +293,37 @@ def read_study(source: str | Path) -> Study:
     return parse(Study, read_mapping(path, "study", "runs: and comparisons:"), origin=str(path))
 
 
-def load_study(source: str | Path, changes: Sequence[str] = ()) -> Study:
-    """The same with its recipes validated; ``changes`` are made to every run's recipe, after all others."""
-    study = read_study(source)
-    trained = {name: run for name, run in study.runs.items() if run.of is None}
-    changed = {name: run.model_copy(update={"set": (*run.set, *changes)}) for name, run in trained.items()}
-    study = study.model_copy(update={"runs": study.runs | changed})
+def load_study(source: str | Path, changes: Sequence[str] = (), unlabelled: str | None = None) -> Study:
+    """The same with its recipes validated.
+
+    Args:
+        source: As of ``read_study``.
+        changes: Made to every run's recipe, after all others.
+        unlabelled: More images, for the runs whose recipe has the task dino.
+    """
+    study = _with_changes(read_study(source), dict.fromkeys(read_study(source).runs, tuple(changes)))
+    tasks = {}
     for name in study.runs:
         try:
-            study.load_recipe_of(name)
+            tasks[name] = study.load_recipe_of(name).task
         except ValueError as error:
             raise ValueError(f"{source}: runs.{name}: {error}") from error
-    return study
+    if unlabelled is None:
+        return study
+    if "dino" not in tasks.values():
+        raise ValueError(f"unlabelled: {source} has no run with the task dino; remove unlabelled={unlabelled}.")
+    change = (f"task_options.unlabelled={unlabelled}",)
+    return _with_changes(study, {name: change for name, task in tasks.items() if task == "dino"})
+
+
+def _with_changes(study: Study, changes: Mapping[str, tuple[str, ...]]) -> Study:
+    """With more changes to the recipes of some runs; those with ``of`` have none of their own."""
+    runs = {
+        name: run.model_copy(update={"set": (*run.set, *changes[name])})
+        for name, run in study.runs.items()
+        if run.of is None and name in changes
+    }
+    return study.model_copy(update={"runs": study.runs | runs})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +340,8 @@ class Entry:
     seed: int | None = None
     trained: str | None = None
     """The run with its seed that trains the model; None for a model from elsewhere."""
+    start: str | None = None
+    """The run with its seed that trains the model that this training starts from."""
 
 
 def entries_of(study: Study) -> list[Entry]:
@@ -297,6 +358,7 @@ def entries_of(study: Study) -> list[Entry]:
             model=run,
             seed=seed,
             trained=f"{study.runs[run].of or run}-{seed}",
+            start=_start_of(study, run, seed),
         )
         for turn in zip_longest(*([(run, seed) for seed in seeds[run]] for run in seeds))
         for run, seed in filter(None, turn)
@@ -311,6 +373,13 @@ def entries_of(study: Study) -> list[Entry]:
         if count > 1:
             raise ValueError(f"{count} entries of the study would write {name}.json; rename a run or an entry.")
     return [*runs, *others]
+
+
+def _start_of(study: Study, run: str, seed: int) -> str | None:
+    start = study.runs[run].start
+    if start is not None and seed not in study.seeds_of(start):
+        raise ValueError(f"runs.{run}: start: {start} is not trained with seed {seed}; add it to the seeds of {start}.")
+    return None if start is None else f"{start}-{seed}"
 
 
 def _shift_entries(study: Study, runs: set[str], first: Mapping[str, str]) -> list[Entry]:
@@ -378,10 +447,12 @@ class Command:
 def commands_of(study: Study, entry: Entry, places: Places) -> list[Command]:
     """The commands of an entry, in order."""
     evaluation = _evaluate(entry, places, entry.name)
-    if entry.kind == "run" and (merge := study.runs[entry.key].merge) is not None:
-        return [_evaluate(entry, places, entry.name, "--merge", ",".join(map(str, merge)))]
     if entry.kind == "run":
-        recipe, changes = study.recipe_of(entry.key)
+        evaluation = _evaluate(entry, places, entry.name, *study.runs[entry.key].evaluation)
+        if study.runs[entry.key].of is not None:
+            return [evaluation]
+        start = None if entry.start is None else str(places.run(entry.start) / "model")
+        recipe, changes = study.recipe_of(entry.key, start)
         out = places.run(entry.name)
         sets = [word for change in (*changes, f"seed={entry.seed}") for word in ("--set", change)]
         training = ("train", recipe, "--data", places.data, "--out", str(out), *sets)
@@ -415,5 +486,14 @@ def _evaluate(entry: Entry, places: Places, records: str, *which: str) -> Comman
 
 
 def reader_commands(study: Study, entry: Entry) -> tuple[str, ...]:
-    """The commands as results files and pages show them."""
-    return tuple(join(("progresvit", *command.words)) for command in commands_of(study, entry, FOR_READERS))
+    """The commands as results files and pages show them, without the folders of this machine."""
+    return tuple(
+        join(("progresvit", *map(_without_folders, command.words)))
+        for command in commands_of(study, entry, FOR_READERS)
+    )
+
+
+def _without_folders(word: str) -> str:
+    """A change KEY=/A/B/C as KEY=C; other words as they are."""
+    key, equals, value = word.partition("=/")
+    return f"{key}={Path(value).name}" if equals else word

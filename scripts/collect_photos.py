@@ -27,6 +27,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing import Pool
 from pathlib import Path
 from typing import NamedTuple
@@ -59,7 +60,8 @@ def main(arguments: list[str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     bad = []
     with Pool(given.processes) as pool:
-        for done, error in enumerate(pool.imap_unordered(_copy, jobs, chunksize=32), start=1):
+        copies = pool.imap_unordered(partial(_copy, quality=given.quality), jobs, chunksize=32)
+        for done, error in enumerate(copies, start=1):
             if error:
                 bad.append(error)
             if done % 2000 == 0 or done == len(jobs):
@@ -116,7 +118,7 @@ def v2_subset(release: Path, name: str) -> dict[str, str]:
     return dict(listed)
 
 
-def _copy(job: Job) -> str | None:
+def _copy(job: Job, quality: int) -> str | None:
     """Copy or scale one image; returns why it could not be read."""
     if job.target.exists():
         return None
@@ -126,7 +128,7 @@ def _copy(job: Job) -> str | None:
             shutil.copyfile(job.source, part)
         else:
             with Image.open(job.source) as image:
-                _scaled(image, job.side).save(part, "WEBP", quality=85, method=2)
+                _scaled(image, job.side).save(part, "WEBP", quality=quality, method=2)
     except OSError as error:
         return f"{job.source}: {error}"
     os.replace(part, job.target)
@@ -152,6 +154,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--tiny-images", type=int, default=500, help="images of each class of Tiny-ImageNet")
     parser.add_argument("--side", type=int, default=256)
+    parser.add_argument("--quality", type=int, default=85, help="of the WebP files")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)

@@ -1,1 +1,1 @@
-"""Figures: records in, a matplotlib Figure out."""
+"""Figures: a model or records in, a matplotlib Figure out."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,18 +17,23 @@ LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 
 
 def new_figure(*, title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    """An empty figure with labelled axes, independent of pyplot's global state."""
+    """An empty figure with labelled axes."""
     figure, (axes,) = new_panels(title=title, xs=[x], y=y)
     return figure, axes
 
 
-def new_panels(*, title: str, xs: Sequence[str], y: str, height: float = 4.2) -> tuple[Figure, list[Axes]]:
-    """Panels side by side that share the y axis; ``xs`` are their x labels."""
+def blank_figure(*, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
+    """A figure of the common width, without axes, independent of pyplot's global state."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ValueError("figures need matplotlib: pip install 'progresvit[plots]'.") from error
-    figure = Figure(figsize=(6.4, height), layout="constrained")
+    return Figure(figsize=(6.4, height), layout=layout)
+
+
+def new_panels(*, title: str, xs: Sequence[str], y: str, height: float = 4.2) -> tuple[Figure, list[Axes]]:
+    """Panels side by side that share the y axis; ``xs`` are their x labels."""
+    figure = blank_figure(height=height)
     panels: list[Axes] = list(figure.subplots(1, len(xs), sharey=True, squeeze=False)[0])
     if len(panels) > 1:
         figure.suptitle(title, fontsize=12)

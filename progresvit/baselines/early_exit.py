@@ -22,7 +22,7 @@ from progresvit import compute
 from progresvit.config import BackboneConfig, BaseRound, Count, Task, check_one_resolution
 from progresvit.model.backbone import Backbone, init_linear, new_head
 from progresvit.model.blocks import NORM_EPS
-from progresvit.model.outputs import RoundOutput
+from progresvit.model.outputs import RoundFeatures, RoundOutput
 from progresvit.model.psg import BlockGates
 
 
@@ -103,9 +103,16 @@ class EarlyExit(Backbone):
 
     def exit(self, s: int, x: Tensor) -> Tensor:
         """Logits of exit s: (B, N, W) -> (B, K)."""
-        owner = cast(Exit, self if s == len(self.exits) else self.exits[s])
+        owner = self._owner(s)
         logits: Tensor = owner.head(owner.norm(x[:, 0]))  # (B, N, W) -> (B, W) -> (B, K)
         return logits
+
+    def _owner(self, s: int) -> Exit:
+        """What holds norm and head of exit s; the last are those of the backbone."""
+        return cast(Exit, self if s == len(self.exits) else self.exits[s])
+
+    def _features(self, s: int, tokens: Tensor) -> RoundFeatures:
+        return super()._features(s, self._owner(s).norm(tokens))  # a round returns the residual stream
 
     def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
         """GMACs spent on an image that exits after each round, the heads of the exits before included."""

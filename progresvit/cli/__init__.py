@@ -9,10 +9,12 @@ from typer.core import TyperGroup
 
 from progresvit import __version__
 from progresvit.cli.abstention import abstention
+from progresvit.cli.analyze import analyze
 from progresvit.cli.bench import bench
 from progresvit.cli.calibrate import calibrate
 from progresvit.cli.classify import classify
 from progresvit.cli.compare_routers import compare_routers
+from progresvit.cli.embed import embed
 from progresvit.cli.evaluate import evaluate
 from progresvit.cli.export import export
 from progresvit.cli.fit_router import fit_router
@@ -56,6 +58,7 @@ app.command("quickstart")(quickstart)
 app.command("info")(info)
 app.command("classify")(classify)
 app.command("segment")(segment)
+app.command("embed")(embed)
 app.command("import-official")(import_official)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
@@ -69,6 +72,7 @@ app.command("trust")(trust)
 app.command("shift")(shift)
 app.command("export")(export)
 app.command("bench")(bench)
+app.add_typer(analyze, name="analyze")
 
 
 def _show_version(wanted: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from progresvit.cli import options, output, segmentation
+from progresvit.cli import options, output, probes, segmentation
 
 if TYPE_CHECKING:
     from progresvit.evaluation import Records, SegmentationRecords
@@ -27,6 +27,13 @@ def evaluate(
         str,
         typer.Option(help="Split; '.' uses all images of top-level class folders, in segmentation all under images/."),
     ] = "val",
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="What predicts: the model's head by default; knn (nearest neighbours) and linear (a linear probe, "
+            "trained first) use the model's features."
+        ),
+    ] = None,
     unlabelled: Annotated[
         bool, typer.Option("--unlabelled", help="Images without labels, in any folder structure.")
     ] = False,
@@ -57,9 +64,27 @@ def evaluate(
     ignore: Annotated[
         str | None, typer.Option(help="Segmentation: mask values that count nowhere, 255 by default.")
     ] = None,
+    bank_split: Annotated[
+        str | None,
+        typer.Option(help="knn and linear: split of the labelled images to learn from, train by default."),
+    ] = None,
+    k: Annotated[int | None, typer.Option("--k", help="knn: number of neighbours, 20 by default.")] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="knn: temperature of the weights exp(similarity / temperature), 0.07 by default."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="linear: passes over the training images, 100 by default.")] = None,
+    learning_rates: Annotated[
+        str | None,
+        typer.Option(help="linear: learning rates to choose from, for a batch of 256, such as 0.01,0.1,1."),
+    ] = None,
+    in_memory: Annotated[
+        bool, typer.Option("--in-memory", help="linear: decode the training images once and keep them on the device.")
+    ] = False,
     precision: Annotated[str, typer.Option(help=options.PRECISION_HELP)] = "fp32",
     batch: Annotated[
-        int | None, typer.Option(help="Images per batch, 128 by default; for segmentation windows, 32 by default.")
+        int | None,
+        typer.Option(help="Images per batch, 128 by default, 256 for linear; for segmentation windows, 32 by default."),
     ] = None,
     workers: Annotated[int, typer.Option(help=options.DECODE_HELP)] = 2,
     device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
@@ -84,10 +109,15 @@ def evaluate(
         corruption=None if corruption is None else Corruption.parse(corruption),
     )
     loaded, folder = api.load_with_folder(model)
-    segments = loaded.config.task == "segmentation"
+    probe = probes.parse_probe(
+        task, loaded.config.task, k=k, temperature=temperature, bank_split=bank_split, epochs=epochs,
+        learning_rates=learning_rates, in_memory=in_memory,
+    )  # fmt: skip
+    segments = loaded.config.task == "segmentation" and not probe
+    default_batch = BATCH if segments else probe.batch if probe else 128
     eval_options = EvalOptions(
         precision=precision,
-        batch=(BATCH if segments else 128) if batch is None else batch,
+        batch=default_batch if batch is None else batch,
         workers=workers,
         keep_logits=logits,
         overwrite=overwrite,
@@ -99,6 +129,9 @@ def evaluate(
     else:
         others = {"--stride": stride, "--scales": scales, "--flip": flip, "--labels": labels, "--ignore": ignore}
         options.refuse_options(others, segmentation.NOT_FOR_CLASSIFICATION)
+    if probe:
+        others = {"--unlabelled": unlabelled, "--restrict-classes": restrict_classes}
+        options.refuse_options(others, probes.NOT_FOR_PROBES)
     windows = segmentation.parse_windows(stride, scales, flip)
     ignored = (255,) if ignore is None else tuple(options.parse_integers(ignore, "--ignore"))
     if merge is not None:
@@ -114,7 +147,7 @@ def evaluate(
                     ignore=ignored, windows=windows, options=eval_options, progress=progress,
                 )  # fmt: skip
             else:
-                records = run(
+                records = (probe.evaluate if probe else run)(
                     loaded, source, out, name=model, processes=processes, options=eval_options, progress=progress
                 )
     finally:
@@ -149,6 +182,8 @@ def _report(records: Records | SegmentationRecords, out: Path, folder: Path | No
         )
     if not isinstance(records, Records):
         segmentation.report_accuracy(records)
+    elif header.probe is not None:
+        probes.report_accuracy(records)
     elif records.labelled:
         shares = ", ".join(f"round {s + 1} {share:.2%}" for s, share in enumerate(records.correct.mean(axis=0)))
         typer.echo(f"top-1 of {len(records)} images: {shares}")

@@ -9,6 +9,7 @@ Letters: B images, C channels, S side of the stored images, r side of the output
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -91,30 +92,78 @@ def crop_and_resize(images: Tensor, boxes: Tensor, flip: Tensor, *, resolution: 
     return cropped.clamp_(0, 1)
 
 
-def sample_colour(
-    count: int, strengths: tuple[float, float, float], generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Factors within 1 ± strength for brightness, contrast and saturation, and their random order: both (count, 3)."""
-    factors = torch.stack([_uniform(max(0.0, 1 - s), 1 + s, (count,), generator) for s in strengths], dim=1)
-    return factors, torch.rand(count, 3, generator=generator, device=generator.device).argsort(dim=1)
+def sample_colour(count: int, strengths: Sequence[float], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Factors within 1 ± strength for brightness, contrast and saturation, and their random order: both (count, 3).
+
+    A fourth strength is that of the hue, which is turned by a share of the circle within ± strength: both (count, 4).
+    """
+    changes = [_uniform(max(0.0, 1 - s), 1 + s, (count,), generator) for s in strengths[:3]]
+    changes += [_uniform(-s, s, (count,), generator) for s in strengths[3:]]
+    order = torch.rand(count, len(changes), generator=generator, device=generator.device).argsort(dim=1)
+    return torch.stack(changes, dim=1), order
 
 
 def change_colour(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
-    """Brightness, contrast and saturation by the factors, in the order: (B, 3, r, r) in 0..1, (B, 3), (B, 3)."""
-    factors = factors.view(-1, 3, 1, 1, 1)
-    for turn in range(3):
+    """Brightness, contrast and saturation by the factors, in the order; a fourth column turns the hue.
+
+    (B, 3, r, r) in 0..1, (B, 3), (B, 3) -> (B, 3, r, r)
+    """
+    changes = factors.shape[1]
+    each = factors.view(-1, changes, 1, 1, 1)
+    for turn in range(changes):
         which = order[:, turn].view(-1, 1, 1, 1)
-        grey = _grey(images)
-        towards = torch.where(which == 0, 0.0, torch.where(which == 1, grey.mean(dim=(2, 3), keepdim=True), grey))
-        factor = torch.where(which == 0, factors[:, 0], torch.where(which == 1, factors[:, 1], factors[:, 2]))
-        images = torch.lerp(towards, images, factor).clamp_(0, 1)
+        level = grey(images)
+        towards = torch.where(which == 0, 0.0, torch.where(which == 1, level.mean(dim=(2, 3), keepdim=True), level))
+        factor = torch.where(which == 0, each[:, 0], torch.where(which == 1, each[:, 1], each[:, 2]))
+        changed = torch.lerp(towards, images, factor).clamp_(0, 1)
+        if changes == 4:
+            turned = change_hue_and_saturation(images, factors[:, 3], torch.ones_like(factors[:, 3]))
+            changed = torch.where(which == 3, turned, changed)
+        images = changed
     return images
 
 
-def _grey(images: Tensor) -> Tensor:
+def change_hue_and_saturation(images: Tensor, hue: Tensor, saturation: Tensor) -> Tensor:
+    """In HSV: hue is turned by a share of the circle, saturation multiplied: (B, 3, r, r) in 0..1, (B,), (B,)."""
+    value, lowest = images.amax(dim=1), images.amin(dim=1)  # (B, r, r)
+    chroma = value - lowest
+    red, green, blue = images.unbind(1)
+    safe = chroma.clamp(min=1e-8)
+    sixth = torch.where(
+        value == red,
+        (green - blue) / safe,
+        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    )
+    sixth = sixth + 6 * hue.view(-1, 1, 1)
+    chroma = torch.minimum(chroma * saturation.view(-1, 1, 1), value)
+    channels = []
+    for start in (5, 3, 1):  # red, green, blue
+        k = (sixth + start) % 6
+        channels.append(value - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
+    return torch.stack(channels, dim=1)
+
+
+def grey(images: Tensor) -> Tensor:
     """(B, 3, r, r) -> (B, 1, r, r)"""
     red, green, blue = images.unbind(1)
     return (GREY[0] * red + GREY[1] * green).add_(blue, alpha=GREY[2]).unsqueeze(1)
+
+
+def blur(images: Tensor, sigma: Tensor) -> Tensor:
+    """Gaussian blur with a deviation in pixels for each image, 0 for none: (B, C, r, r), (B,) -> (B, C, r, r).
+
+    One matrix for rows and columns. Pixels outside of the image do not count.
+    """
+    place = torch.arange(images.shape[-1], device=images.device)
+    distance = (place[:, None] - place).square().float()  # (r, r)
+    weight = torch.exp(-distance / (2 * sigma.clamp(min=1e-3).square()).view(-1, 1, 1))  # (B, r, r)
+    weight = (weight / weight.sum(dim=2, keepdim=True)).unsqueeze(1)  # (B, 1, r, r)
+    return weight @ images @ weight.mT
+
+
+def solarise(images: Tensor, chosen: Tensor) -> Tensor:
+    """Invert the pixels of 128 (of 255) and above, in the chosen images: (B, C, r, r) in 0..1, (B,) -> (B, C, r, r)."""
+    return torch.where(chosen.view(-1, 1, 1, 1) & (images >= 128 / 255), 1 - images, images)
 
 
 def sample_erasing(count: int, side: int, *, probability: float, generator: torch.Generator) -> Tensor:

@@ -10,6 +10,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -114,34 +115,33 @@ class InMemoryImages:
             staged.unlink(missing_ok=True)
 
 
-def cache_file(folder: str | Path, dataset: ImageDataset, side: int) -> Path:
-    """The cache of these images in a folder; another name for changed files, classes, order or side."""
-    name = dataset_hash(dataset, str(side), remedy="remove data.in_memory_cache")
+def cache_file(folder: str | Path, dataset: ImageDataset, about: str) -> Path:
+    """The cache of these images in a folder; another name for changed files, classes, order or preparation."""
+    name = dataset_hash(dataset, about, remedy="remove data.in_memory_cache")
     return Path(folder).expanduser() / f"{name}.safetensors"
 
 
-def _squeeze(side: int) -> Callable[[Image.Image], Tensor]:
-    """Resize whole images to a square; crops are drawn in their original shape."""
-
-    def squeeze(image: Image.Image) -> Tensor:
-        square = image if image.size == (side, side) else image.resize((side, side), Image.Resampling.BICUBIC)
-        return torch.from_numpy(np.array(square)).permute(2, 0, 1)  # (S, S, C) -> (C, S, S)
-
-    return squeeze
+def squeeze(image: Image.Image, side: int) -> Tensor:
+    """A whole image, resized to a square: -> (C, S, S) bytes. Crops are drawn in its original shape."""
+    square = image if image.size == (side, side) else image.resize((side, side), Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.array(square)).permute(2, 0, 1)  # (S, S, C) -> (C, S, S)
 
 
 def in_memory_for_training(
     dataset: ImageDataset, *, side: int, device: torch.device, cache: str | None = None
 ) -> InMemoryImages:
     """Whole images, from which crops are drawn; ``cache`` is a folder that keeps them for the next run."""
-    file = None if cache is None else cache_file(cache, dataset, side)
-    return InMemoryImages(dataset, side=side, prepare=_squeeze(side), device=device, cache=file)
+    file = None if cache is None else cache_file(cache, dataset, str(side))
+    return InMemoryImages(dataset, side=side, prepare=partial(squeeze, side=side), device=device, cache=file)
 
 
-def in_memory_for_evaluation(dataset: ImageDataset, *, config: BaseConfig, device: torch.device) -> InMemoryImages:
-    """The evaluation crop of each image."""
+def in_memory_for_evaluation(
+    dataset: ImageDataset, *, config: BaseConfig, device: torch.device, cache: str | None = None
+) -> InMemoryImages:
+    """The evaluation crop of each image; ``cache`` is a folder that keeps them for the next run."""
     crop = evaluation_transform(config, as_bytes=True)
-    return InMemoryImages(dataset, side=config.input_side, prepare=crop, device=device)
+    file = None if cache is None else cache_file(cache, dataset, f"{config.input_side} crop {config.crop}")
+    return InMemoryImages(dataset, side=config.input_side, prepare=crop, device=device, cache=file)
 
 
 class InMemoryBatches:

@@ -63,13 +63,13 @@ class Unreadable:
         return [f"{self.dataset.entries[index].name}: {reason}" for index, reason in sorted(self.found.items())]
 
 
-class _Augmented(Dataset[tuple[Tensor, int, list[tuple[int, str]]]]):
+class Augmented(Dataset[tuple[Any, int, list[tuple[int, str]]]]):
     """Items are requested by (epoch, index). An unreadable image is replaced by the next one of the dataset."""
 
-    def __init__(self, dataset: ImageDataset, transform: Callable[[Image], Tensor], seed: int) -> None:
+    def __init__(self, dataset: ImageDataset, transform: Callable[[Image], Any], seed: int) -> None:
         self.dataset, self.transform, self.seed = dataset, transform, seed
 
-    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int, list[tuple[int, str]]]:
+    def __getitem__(self, item: tuple[int, int]) -> tuple[Any, int, list[tuple[int, str]]]:
         epoch, index = item
         seed_all(Draw.IMAGE, self.seed, epoch, index)
         unreadable: list[tuple[int, str]] = []
@@ -143,7 +143,7 @@ class LoaderBatches:
     ) -> None:
         self.sampler, self.workers, self.device = sampler, workers, device
         self.unreadable = Unreadable(dataset)
-        self._dataset = _Augmented(dataset, training_transform(config, augmentation, resolution), sampler.seed)
+        self._dataset = Augmented(dataset, training_transform(config, augmentation, resolution), sampler.seed)
 
     def steps(self, first: int, last: int) -> Iterator[list[Batch]]:
         """The micro-batches of this process, step by step."""

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from progresvit.data.gpu_augment import resize_matrix
+from progresvit.data.gpu_augment import change_hue_and_saturation, resize_matrix
 from progresvit.data.segmentation import IGNORE
 from progresvit.io.parse import Section
 
@@ -134,26 +134,6 @@ def distort(images: Tensor, generator: torch.Generator) -> Tensor:
     x = (x * _each(torch.where(before, contrast, 1))).clamp(0, 1)
     x = change_hue_and_saturation(x, hue, saturation)
     return (x * _each(torch.where(before, 1, contrast))).clamp(0, 1)
-
-
-def change_hue_and_saturation(images: Tensor, hue: Tensor, saturation: Tensor) -> Tensor:
-    """In HSV: hue is turned by a share of the circle, saturation multiplied: (B, 3, r, r) in 0..1, (B,), (B,)."""
-    value, lowest = images.amax(dim=1), images.amin(dim=1)  # (B, r, r)
-    chroma = value - lowest
-    red, green, blue = images.unbind(1)
-    safe = chroma.clamp(min=1e-8)
-    sixth = torch.where(
-        value == red,
-        (green - blue) / safe,
-        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
-    )
-    sixth = sixth + 6 * hue.view(-1, 1, 1)
-    chroma = torch.minimum(chroma * saturation.view(-1, 1, 1), value)
-    channels = []
-    for start in (5, 3, 1):  # red, green, blue
-        k = (sixth + start) % 6
-        channels.append(value - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
-    return torch.stack(channels, dim=1)
 
 
 def _each(values: Tensor) -> Tensor:

@@ -25,14 +25,14 @@ TRAINING_LIST_FILE = "learned_from.json"
 """In a model folder: hashes of the names of its training images, if the split was drawn."""
 
 
-def hold_out(names: Sequence[str], *, class_id: str) -> set[str]:
-    """The names of a class that are held out: one in five, at least one, and at least one stays for training."""
+def hold_out(names: Sequence[str], *, class_id: str, one_in: int = ONE_IN) -> set[str]:
+    """The names of a class that are held out: one in ``one_in``, at least one, and at least one stays for training."""
     if len(names) < 2:
         raise ValueError(
             f"the class {class_id} has only one image; at least two are needed, one to train on and one to hold out, "
             "so add images or remove the folder (--split . evaluates on all images and holds none out)."
         )
-    count = max(1, round(len(names) / ONE_IN))
+    count = max(1, round(len(names) / one_in))
     return set(sorted(names, key=_hash_name)[:count])
 
 

@@ -11,17 +11,29 @@ from progresvit._lazy import lazily
 
 if TYPE_CHECKING:
     from progresvit.engine.batcher import MemoryWarning
+    from progresvit.engine.embedding import Embedding, EmbeddingEngine
     from progresvit.engine.engine import Engine
     from progresvit.engine.prediction import Candidate, Prediction
     from progresvit.engine.segmentation import Segmentation, SegmentationEngine
 
-__all__ = ["Candidate", "Engine", "MemoryWarning", "Prediction", "Segmentation", "SegmentationEngine"]
+__all__ = [
+    "Candidate",
+    "Embedding",
+    "EmbeddingEngine",
+    "Engine",
+    "MemoryWarning",
+    "Prediction",
+    "Segmentation",
+    "SegmentationEngine",
+]
 
 if not TYPE_CHECKING:  # a checker shall see the names above and no others
     __getattr__, __dir__ = lazily(
         __name__,
         homes={
             "Candidate": "prediction",
+            "Embedding": "embedding",
+            "EmbeddingEngine": "embedding",
             "Engine": "engine",
             "MemoryWarning": "batcher",
             "Prediction": "prediction",

@@ -93,10 +93,19 @@ def open_source(
 ) -> ModelSource:
     """Open a model, the folder, bundled name or hub id of one, or an export; None is the default bundled model.
 
-    A model for another task is refused.
+    A model for another task is refused, and so is one without a head.
     """
     source = _open(model, backend)
     check_task(source.config, task, "Engine" if task == "classification" else "SegmentationEngine")
+    check_head(source.config)
+    return source
+
+
+def open_features(model: RoundModel | str | os.PathLike[str] | None) -> TorchSource:
+    """Open a model for any task, with or without a head, as :func:`open_source` does; an export is refused."""
+    source = _open(model, None, remedy="call model.features(images)")
+    if not isinstance(source, TorchSource):
+        raise ValueError(f"{source.folder} is an export, which gives answers and no features; give the model's folder.")
     return source
 
 
@@ -111,7 +120,19 @@ def check_task(config: ModelConfig, task: Task, what: str) -> None:
     raise ValueError(f"{what} takes models that {does}, and this one {other}; use {remedy}.")
 
 
-def _open(model: RoundModel | str | os.PathLike[str] | None, backend: BackendName | None) -> ModelSource:
+def check_head(config: ModelConfig) -> None:
+    """Refuse a model without a head."""
+    if not config.num_classes:
+        raise ValueError(
+            "this model has no head, so it cannot classify; embed images with progresvit.EmbeddingEngine or progresvit "
+            "embed, or give it a head with reset_classifier and train it."
+        )
+
+
+def _open(
+    model: RoundModel | str | os.PathLike[str] | None, backend: BackendName | None, *, remedy: str | None = None
+) -> ModelSource:
+    """``remedy`` ends the error for a model of another kind."""
     folder: Path | None = None
     if model is None or isinstance(model, str | os.PathLike):
         if model is not None and (Path(model).expanduser() / MANIFEST_FILE).is_file():
@@ -121,7 +142,7 @@ def _open(model: RoundModel | str | os.PathLike[str] | None, backend: BackendNam
         model, folder = load_with_folder(None if model is None else os.fspath(model))
     from progresvit.api import as_progresvit
 
-    model = as_progresvit(model, "the engine")
+    model = as_progresvit(model, "the engine", remedy)
     if backend is None or backend == "torch":
         return TorchSource(model, folder)
     return ConvertedSource(model, backend, folder)

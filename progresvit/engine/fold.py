@@ -115,8 +115,12 @@ class FoldedProjector(nn.Module):
 class FoldedRound(nn.Module):
     """Round s of a model, counted from 0; later changes to the model have no effect.
 
-    The patches of the last round of a classification model are not used, so its last block computes the class token
-    only.
+    Args:
+        model: The model.
+        s: The round.
+        head: Whether to compute logits. Without a head they are the class token, as in a model that has none.
+        patches: Whether the last block computes all tokens or only the class token. By default all, except in the last
+            round of a classification model, where the patches are not used.
     """
 
     position: Tensor
@@ -124,16 +128,15 @@ class FoldedRound(nn.Module):
     norm_bias: Tensor
 
     @torch.no_grad()
-    def __init__(self, model: ProgResViT, s: int) -> None:
+    def __init__(self, model: ProgResViT, s: int, *, head: bool = True, patches: bool | None = None) -> None:
         super().__init__()
         config = model.config
-        if config.num_classes == 0:
-            raise ValueError("a model without a head has nothing to fold; give it one with reset_classifier.")
         round_ = config.rounds[s]
         d = round_.width
         self.resolution, self.patch_size = round_.resolution, config.patch_size
         self.is_last = s == len(config.rounds) - 1
         self.segments = config.task == "segmentation"
+        self.gives_patches = self.segments or not self.is_last if patches is None else patches
         self.merge = round_.merge
         gates = model.gates(s)
         embed = model.patch_embed.proj
@@ -153,13 +156,14 @@ class FoldedRound(nn.Module):
         self.blocks = nn.ModuleList(FoldedBlock(block, one, d) for block, one in zip(blocks, gates.blocks))
         self.register_buffer("norm_weight", model.norm.weight.detach()[:d].float().clone())
         self.register_buffer("norm_bias", model.norm.bias.detach()[:d].float().clone())
-        assert isinstance(model.head, nn.Linear)
-        self.head = Dense(model.head.weight.detach()[:, :d], model.head.bias.detach())
+        self.head = None
+        if head and isinstance(model.head, nn.Linear):
+            self.head = Dense(model.head.weight.detach()[:, :d], model.head.bias.detach())
 
     def forward(self, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
         """Normalised images (B, C, H, H), and after the first round the tokens of the previous round.
 
-        The tokens of the last round are the class token only, (B, 1, d), unless the model segments.
+        The tokens are the class token only, (B, 1, d), if it gives no patches.
         """
         images = resize(images, self.resolution)  # (B, C, H, H) -> (B, C, r, r)
         cut = F.pixel_unshuffle(images, self.patch_size).flatten(2).mT  # (B, C, r, r) -> (B, g * g, C * p * p)
@@ -172,7 +176,9 @@ class FoldedRound(nn.Module):
         return RoundOutput(logits=self._classify(tokens), tokens=tokens)
 
     def _classify(self, tokens: Tensor) -> Tensor:
-        """(B, N, d) -> (B, K), or (B, K, g, g) of a segmentation model."""
+        """(B, N, d) -> (B, K), or (B, K, g, g) of a segmentation model; (B, d) without a head."""
+        if self.head is None:
+            return tokens[:, 0]
         logits: Tensor = self.head(tokens[:, 1:] if self.segments else tokens[:, 0])  # (B, g * g, K) or (B, K)
         if self.segments:
             g = self.resolution // self.patch_size
@@ -186,7 +192,7 @@ class FoldedRound(nn.Module):
             x, merging = block(x, merging)
         last = self.blocks[-1]
         assert isinstance(last, FoldedBlock)
-        if self.is_last and not self.segments:
+        if not self.gives_patches:
             return last.class_token_only(x, merging)
         x, merging = last(x, merging)
         return x if merging is None else unmerge(x, merging)
@@ -195,6 +201,13 @@ class FoldedRound(nn.Module):
 def fold(model: ProgResViT) -> nn.ModuleList:
     """Every round of a model, folded."""
     return nn.ModuleList(FoldedRound(model, s) for s in range(len(model.config.rounds))).eval()
+
+
+def fold_features(model: ProgResViT, rounds: int, *, patches: bool) -> nn.ModuleList:
+    """The first rounds of a model, folded without the head; the last of them gives its patch tokens only if asked."""
+    return nn.ModuleList(
+        FoldedRound(model, s, head=False, patches=patches or s < rounds - 1) for s in range(rounds)
+    ).eval()
 
 
 def _position(model: ProgResViT, s: int) -> Tensor:

@@ -146,6 +146,7 @@ class FusedRound:
         self.blocks = [FusedBlock(block, dtype, **scaling) for block in (blocks[:-1] if self.is_last else blocks)]
         self.last = ClassTokenBlock(blocks[-1], dtype, **scaling) if self.is_last else None
         self.norm_weight, self.norm_bias = folded.norm_weight, folded.norm_bias
+        assert folded.head is not None
         self.head = FusedLinear(folded.head, dtype)
 
     def __call__(self, pixels: Tensor, previous: Tensor | None = None) -> RoundOutput:

@@ -1,14 +1,8 @@
-"""Predictions for many image files, as one parquet table. An interrupted run can be resumed.
-
-Finished parts are in ``NAME.parts`` next to the table until all of them are there.
-"""
+"""Predictions for many image files, as one parquet table. An interrupted run can be resumed (result_table.py)."""
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from progresvit.data.dataset import Entry, ImageDataset
+from progresvit.data.dataset import ImageDataset
 from progresvit.engine.engine import Engine
-from progresvit.engine.images import UnreadImage
 from progresvit.engine.prediction import Prediction
-from progresvit.io.files import replace_file
-from progresvit.io.resumable import PartialOutput
+from progresvit.engine.result_table import Progress, ResultTable, image_batches, listing_hash
 
 PART = 2048
 """Images per part."""
@@ -73,7 +65,7 @@ def classify_files(
     out: Path,
     *,
     overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Summary:
     """Write the predictions for all images, in their order, to a parquet table. An interrupted run is continued.
 
@@ -84,37 +76,24 @@ def classify_files(
         overwrite: Replace an existing table, and the parts of another run.
         progress: Called with the number of images that are done and their total.
     """
-    folder, total = out.with_name(out.name + ".parts"), len(dataset)
-    parts = PartialOutput(folder, total=total, size=PART, suffix="parquet", is_whole=_is_whole)
-    if out.exists():
-        if not overwrite:
-            raise ValueError(f"{out} is there already; use --overwrite to replace it, or name another file.")
-        parts.remove()  # of a run that was killed after it wrote the table
-    parts.claim(_identity(engine, dataset), overwrite=overwrite)
-    finished = set(parts.done())
-    number = next((number for number in range(len(parts.ranges)) if number not in finished), len(parts.ranges))
-    rows: list[dict[str, Any]] = []
-    first = min(number * PART, total)
-    for index, prediction in enumerate(predictions(engine, dataset, first), first):
-        rows.append(row(dataset.entries[index].name, prediction, engine))
-        if len(rows) == len(parts.ranges[number]):
-            parts.write(number, _parquet(pa.Table.from_pylist(rows, SCHEMA)))
-            number, rows = number + 1, []
-        if progress is not None and (index % 64 == 0 or index + 1 == total):
-            progress(index + 1, total)
-    tables = [_with_ood_columns(pq.read_table(path)) for path in parts.paths()]
-    table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
-    replace_file(out, _parquet(table))
-    parts.remove()
-    columns = (table[name].to_pylist() for name in ("exit_round", "gmacs", "abstained", "out_of_distribution"))
-    return _summary(zip(*columns), len(engine.gmacs))
+    identity = {"pictures": listing_hash(dataset), "part": PART, **engine.identity()}
+    result = ResultTable(out, SCHEMA, total=len(dataset), part=PART, identity=identity, overwrite=overwrite)
+    missing = result.missing()
+    first = missing[0].start if missing else len(dataset)
+    names = (entry.name for entry in dataset.entries[first:])
+    answers = predictions(engine, dataset, first)
+    result.fill(missing, (row(name, answer, engine) for answer, name in zip(answers, names)), progress)
+    result.finish(map(_with_ood_columns, result.parts()))
+    table = pq.read_table(out, columns=["exit_round", "gmacs", "abstained", "out_of_distribution"])
+    return _summary(zip(*(column.to_pylist() for column in table.columns)), len(engine.gmacs))
 
 
 def predictions(
     engine: Engine, dataset: ImageDataset, first: int = 0, *, deadline: float | None = None
 ) -> Iterator[Prediction]:
     """Predictions from the image ``first`` on, in order; files are read as they are needed."""
-    return engine.stream(_batches(dataset, first, engine.batch), deadline=deadline)
+    batches = image_batches(dataset, range(first, len(dataset)), engine.batch)
+    return engine.stream(batches, deadline=deadline)
 
 
 def row(name: str, prediction: Prediction, engine: Engine) -> dict[str, Any]:
@@ -151,44 +130,3 @@ def _summary(facts: Iterable[tuple[int, float, bool, bool]], rounds: int) -> Sum
         exits=tuple(sum(fact[0] == s + 1 for fact in classified) for s in range(rounds)),
         gmacs=sum(fact[1] for fact in classified) / len(classified) if classified else float("nan"),
     )
-
-
-def _batches(dataset: ImageDataset, first: int, size: int) -> Iterator[list[bytes | UnreadImage]]:
-    for begin in range(first, len(dataset), size):
-        yield [_content(dataset, index) for index in range(begin, min(begin + size, len(dataset)))]
-
-
-def _content(dataset: ImageDataset, index: int) -> bytes | UnreadImage:
-    try:
-        return dataset.read(index)
-    except OSError as error:
-        return UnreadImage(f"cannot be read ({error.strerror or error})")
-
-
-def _identity(engine: Engine, dataset: ImageDataset) -> dict[str, Any]:
-    """What must be equal for a run to be continued."""
-    listing = json.dumps([_describe(entry) for entry in dataset.entries])
-    return {"pictures": hashlib.sha256(listing.encode()).hexdigest(), "part": PART, **engine.identity()}
-
-
-def _describe(entry: Entry) -> list[Any]:
-    """Path, name, size and time of an image; a file that was changed is another image."""
-    path = Path(entry.path).resolve()
-    try:
-        known = path.stat()
-    except OSError:
-        return [str(path), entry.name, None]
-    return [str(path), entry.name, entry.offset, entry.size, known.st_size, known.st_mtime_ns]
-
-
-def _parquet(table: pa.Table) -> bytes:
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer)
-    return buffer.getvalue()
-
-
-def _is_whole(path: Path, items: int) -> bool:
-    try:
-        return bool(pq.read_table(path, columns=["index"]).num_rows == items)
-    except (OSError, pa.ArrowInvalid):
-        return False

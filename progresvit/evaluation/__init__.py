@@ -8,6 +8,9 @@ from progresvit._lazy import lazily
 
 if TYPE_CHECKING:
     from progresvit.evaluation.iso_accuracy import equal_accuracy_table
+    from progresvit.evaluation.knn_run import evaluate_knn
+    from progresvit.evaluation.linear_probe import LinearProbe, train_linear_probe
+    from progresvit.evaluation.linear_run import evaluate_linear
     from progresvit.evaluation.ood import OODResult, auroc, fpr95, measure_ood
     from progresvit.evaluation.records import Header, Records, read_records, write_records
     from progresvit.evaluation.reliability import Reliability, fit_temperatures, reliabilities, reliability_bins
@@ -42,6 +45,7 @@ __all__ = [
     "DataSource",
     "EvalOptions",
     "Header",
+    "LinearProbe",
     "OODResult",
     "Records",
     "Reliability",
@@ -59,6 +63,8 @@ __all__ = [
     "class_table",
     "equal_accuracy_table",
     "evaluate",
+    "evaluate_knn",
+    "evaluate_linear",
     "evaluate_segmentation",
     "fit_temperatures",
     "fpr95",
@@ -74,6 +80,7 @@ __all__ = [
     "risk_coverage",
     "risk_coverage_curves",
     "segmentation_frontier_table",
+    "train_linear_probe",
     "with_abstention",
     "with_ood",
     "write_records",
@@ -87,6 +94,7 @@ if not TYPE_CHECKING:  # type checkers see the names above and no others
             "DataSource": "run",
             "EvalOptions": "run",
             "Header": "records",
+            "LinearProbe": "linear_probe",
             "OODResult": "ood",
             "Records": "records",
             "Reliability": "reliability",
@@ -104,6 +112,8 @@ if not TYPE_CHECKING:  # type checkers see the names above and no others
             "class_table": "segmentation_tables",
             "equal_accuracy_table": "iso_accuracy",
             "evaluate": "run",
+            "evaluate_knn": "knn_run",
+            "evaluate_linear": "linear_run",
             "evaluate_segmentation": "segmentation_run",
             "fit_temperatures": "reliability",
             "fpr95": "ood",
@@ -119,6 +129,7 @@ if not TYPE_CHECKING:  # type checkers see the names above and no others
             "risk_coverage": "selective",
             "risk_coverage_curves": "selective",
             "segmentation_frontier_table": "segmentation_tables",
+            "train_linear_probe": "linear_probe",
             "with_abstention": "settings",
             "with_ood": "settings",
             "write_records": "records",

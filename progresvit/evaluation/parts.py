@@ -87,6 +87,29 @@ class Parts:
         self._skip(unreadable, skipped)
         return columns, tuple(skipped.lines())
 
+    def column(self, name: str) -> Any:
+        """One column of all parts, in order, as an array; the other columns are not read."""
+        whole, filled = None, 0
+        for path in self._parts.paths():
+            with np.load(path) as part:
+                if not len(part["index"]):  # no image of the part can be read
+                    continue
+                values = part[name]
+            if whole is None:
+                whole = np.empty((len(self.dataset), *values.shape[1:]), values.dtype)
+            whole[filled : filled + len(values)] = values
+            filled += len(values)
+        assert whole is not None, "that no image can be read is an error before"
+        return whole[:filled]
+
+    def skipped(self) -> tuple[str, ...]:
+        """A line for each unreadable image of all parts."""
+        skipped = Unreadable(self.dataset)
+        for path in self._parts.paths():
+            with np.load(path) as part:
+                self._skip(dict(json.loads(str(part["unreadable"]))), skipped)
+        return tuple(skipped.lines())
+
     def _skip(self, unreadable: Mapping[int, str], skipped: Unreadable) -> None:
         """Count unreadable images. Too many are an error that removes the parts, since the user will change them."""
         try:

@@ -72,6 +72,11 @@ class Header:
     """Corruption and severity, such as ``fog/3``."""
     masks: Mapping[str, Sequence[int]] | None = None
     """Raw values of the masks: those of the classes, in order, and those that are ignored; None in classification."""
+    probe: Mapping[str, Any] | None = None
+    """What predicts from the model's features in place of its head: ``task`` (``knn`` or ``linear``), its settings, the
+    labelled images and their classes. None if the head predicts."""
+    probe_result: Mapping[str, Any] | None = None
+    """What was chosen on held-out images; None for k-NN and if the head predicts."""
     unreadable: tuple[str, ...] = ()
     """One line for each image that could not be read."""
     date: str = ""
@@ -91,14 +96,15 @@ class Header:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """As files hold it; that of a classification model has no masks."""
-        return {key: value for key, value in asdict(self).items() if key != "masks" or value is not None}
+        """As files hold it; that of a classification model has no masks, and that of a model with a head no probe."""
+        optional = ("masks", "probe", "probe_result")
+        return {key: value for key, value in asdict(self).items() if key not in optional or value is not None}
 
     def identity(self) -> dict[str, Any]:
         """All but the outcome and what follows from the rest: equal for two evaluations of one model on one data."""
         known = self.to_dict()
-        for key in ("unreadable", "date", "version", "model", "device", "gmacs", "routable"):
-            del known[key]
+        for key in ("unreadable", "date", "version", "model", "device", "gmacs", "routable", "probe_result"):
+            known.pop(key, None)
         return known
 
 

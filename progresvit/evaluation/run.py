@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -117,21 +117,28 @@ def evaluate(
     options = options or EvalOptions()
     _check_task(model)
     if model.config.num_classes == 0:
-        raise ValueError("the model has no classes to choose from; give it a head with reset_classifier and train it.")
+        raise ValueError(
+            "the model has no classes to choose from; evaluate its features with --task knn or --task linear, or give "
+            "it a head with reset_classifier and train it."
+        )
     check_run(out, options, processes.device)
     images = source.find()
-    header = _header(model, source, images, name=name, options=options, device=processes.device)
+    header = source_header(model, source, images, name=name, options=options, device=processes.device)
     labels = [UNLABELLED] * len(images) if source.unlabelled else relabel(images, model.config)
-    load = _batch_loader(images, NamedTransform(model.config, source.corruption), options, processes, progress)
+    device = processes.device
+    model = model.to(device).eval()
+
+    def columns_of(indices: Sequence[int], pixels: Tensor) -> dict[str, Tensor]:
+        with autocast(device, options.precision):
+            logits = [output.logits for output in model(normalise(pixels, model.config))]
+        targets = None if source.unlabelled else torch.tensor([labels[index] for index in indices], device=device)
+        return record_columns(logits, header.classes, targets, keep_logits=options.keep_logits)
+
     parts = Parts(out, images)
-    mine, done = parts.share(header, processes, keep_logits=options.keep_logits, overwrite=options.overwrite)
-    counter = ProgressCounter(progress, len(images), done, processes.count)
-    model = model.to(processes.device).eval()
-    known = None if source.unlabelled else labels
-    parts.fill(_run(model, parts, mine, header, known, options, load, processes.device, counter), first=processes.first)
-    processes.wait()
+    transform = NamedTransform(model.config, source.corruption)
+    fill_parts(parts, header, transform, columns_of, options=options, processes=processes, progress=progress)
     if processes.first:
-        write_records(_gather(parts, header, labels), out)
+        write_records(gather_records(parts, header, labels), out)
         parts.remove()
     processes.wait()
     return read_records(out)
@@ -194,10 +201,10 @@ def intended_header(
 ) -> Header:
     """The header that an evaluation would write, without its outcome."""
     _check_task(model)
-    return _header(model, source, source.find(), name=name, options=options, device=processes.device)
+    return source_header(model, source, source.find(), name=name, options=options, device=processes.device)
 
 
-def _header(
+def source_header(
     model: RoundModel,
     source: DataSource,
     images: ImageDataset,
@@ -206,6 +213,7 @@ def _header(
     options: EvalOptions,
     device: torch.device,
 ) -> Header:
+    """The header for images of a source, without the outcome."""
     restricted = None
     if source.restrict_classes:
         if source.unlabelled:
@@ -251,16 +259,45 @@ def finished(header: Header, unreadable: tuple[str, ...]) -> Header:
     return replace(header, unreadable=unreadable, date=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
+ColumnsOf = Callable[[Sequence[int], Tensor], Mapping[str, Tensor]]
+"""Gives the columns of a batch, each (B, ...), from the indices of its images and their pixels, bytes (B, C, r, r)."""
+
+
+def fill_parts(
+    parts: Parts,
+    header: Header,
+    transform: NamedTransform,
+    columns_of: ColumnsOf,
+    *,
+    options: EvalOptions,
+    processes: Processes,
+    progress: ProgressCallback | None = None,
+) -> None:
+    """Make the parts that are missing; all processes share them, and all are done when this returns.
+
+    Args:
+        parts: The parts of a dataset.
+        header: It identifies the run.
+        transform: Makes the pixels of an image.
+        columns_of: Makes the columns of a batch.
+        options: Batch size and so on.
+        processes: Processes that share the work, and their device.
+        progress: Called after each batch.
+    """
+    load = _batch_loader(parts.dataset, transform, options, processes, progress)
+    mine, done = parts.share(header, processes, keep_logits=options.keep_logits, overwrite=options.overwrite)
+    counter = ProgressCounter(progress, len(parts.dataset), done, processes.count)
+    parts.fill(_run(parts, mine, columns_of, options, load, counter), first=processes.first)
+    processes.wait()
+
+
 @torch.inference_mode()
 def _run(
-    model: RoundModel,
     parts: Parts,
     numbers: Sequence[int],
-    header: Header,
-    labels: Sequence[int] | None,
+    columns_of: ColumnsOf,
     options: EvalOptions,
     load: LoadBatches,
-    device: torch.device,
     counter: ProgressCounter,
 ) -> Iterator[tuple[int, Columns, dict[int, str]]]:
     """The columns and unreadable images of each chunk as it is finished."""
@@ -270,17 +307,14 @@ def _run(
         for first in range(0, len(chunk), options.batch):
             groups.append(chunk[first : first + options.batch])
             owners.append(number)
-    batch_columns: list[dict[str, Tensor]] = []
+    batch_columns: list[Mapping[str, Tensor]] = []
     unreadable: dict[int, str] = {}
     indices: list[int] = []
     for turn, (good, pixels, bad) in enumerate(load(groups)):
         unreadable |= bad
         indices += good
         if pixels is not None:
-            with autocast(device, options.precision):
-                logits = [output.logits for output in model(normalise(pixels, model.config))]
-            targets = None if labels is None else torch.tensor([labels[index] for index in good], device=device)
-            batch_columns.append(record_columns(logits, header.classes, targets, keep_logits=options.keep_logits))
+            batch_columns.append(columns_of(good, pixels))
         counter.add(len(groups[turn]))
         if turn + 1 == len(groups) or owners[turn + 1] != owners[turn]:
             columns: Columns = {"index": np.array(indices, np.int64)}
@@ -349,8 +383,8 @@ def _log_probability(logits: Tensor, classes: Sequence[int] | None, targets: Ten
     return chosen.where(finite, torch.nan)
 
 
-def _gather(parts: Parts, header: Header, labels: Sequence[int]) -> Records:
-    """The records of all chunks."""
+def gather_records(parts: Parts, header: Header, labels: Sequence[int]) -> Records:
+    """The records of all chunks; ``labels`` are those of the whole dataset."""
     columns, unreadable = parts.collect()
     order = columns.pop("index")
     return Records(

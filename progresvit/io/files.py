@@ -43,9 +43,16 @@ def replacing_folder(target: Path) -> Iterator[Path]:
 
 def replace_file(path: Path, content: str | bytes) -> None:
     """Write a file that fits in memory; readers see the old content or the new one."""
+    with replacing_file(path) as staged:
+        staged.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacing_file(path: Path) -> Iterator[Path]:
+    """Yields where to write a file. It replaces ``path`` if the block succeeds, and is removed otherwise."""
     staged = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        staged.write_bytes(content.encode() if isinstance(content, str) else content)
+        yield staged
         _sync(staged)
         staged.replace(path)
         _sync(path.parent)

@@ -11,7 +11,7 @@ from progresvit._lazy import lazily
 
 if TYPE_CHECKING:
     from progresvit.model.interface import RoundModel
-    from progresvit.model.outputs import RoundOutput
+    from progresvit.model.outputs import RoundFeatures, RoundOutput
     from progresvit.model.psg import BlockGates, FusionGates, RoundGates
     from progresvit.model.registry import build, register
     from progresvit.model.vit import ProgResViT
@@ -20,6 +20,7 @@ __all__ = [
     "BlockGates",
     "FusionGates",
     "ProgResViT",
+    "RoundFeatures",
     "RoundGates",
     "RoundModel",
     "RoundOutput",
@@ -34,6 +35,7 @@ if not TYPE_CHECKING:  # type checkers see the names above and no others
             "BlockGates": "psg",
             "FusionGates": "psg",
             "ProgResViT": "vit",
+            "RoundFeatures": "outputs",
             "RoundGates": "psg",
             "RoundModel": "interface",
             "RoundOutput": "outputs",

@@ -25,7 +25,7 @@ from progresvit.config import BackboneConfig
 from progresvit.model import registry, slicing
 from progresvit.model.blocks import NORM_EPS, Block
 from progresvit.model.interface import RoundModel
-from progresvit.model.outputs import RoundOutput
+from progresvit.model.outputs import RoundFeatures, RoundOutput
 from progresvit.model.psg import BlockGates
 
 
@@ -74,6 +74,14 @@ class Backbone(nn.Module):
     def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
         """Round s, counted from 0; ``previous`` holds the tokens of the round before, if rounds build on each other."""
         raise NotImplementedError
+
+    def features(self, images: Tensor) -> tuple[RoundFeatures, ...]:
+        """Class token, patch tokens and grid of every round, first to last; images as ``forward`` takes them."""
+        return tuple(self._features(s, output.tokens) for s, output in enumerate(self(images)))
+
+    def _features(self, s: int, tokens: Tensor) -> RoundFeatures:
+        """From what round s returned: (B, N, d) -> (B, d) and (B, g * g, d)."""
+        return RoundFeatures(tokens[:, 0], tokens[:, 1:], math.isqrt(tokens.shape[1] - 1))
 
     def embed(self, images: Tensor, *, resolution: int, width: int) -> Tensor:
         """Tokens of the image at a resolution and width: (B, C, H, H) -> (B, N, d)."""

@@ -39,12 +39,14 @@ class TokenProjector(nn.Module):
             for parameter in layer.parameters():
                 parameter.zero_()
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, target_grid: int | None = None) -> Tensor:
+        """(B, N, d) -> (B, N', d'); ``target_grid`` replaces the grid of the next round (for crops of its image)."""
+        target = self.target_grid if target_grid is None else target_grid
         class_token, patches = tokens[:, :1], tokens[:, 1:]
         side = math.isqrt(patches.shape[1])
         grid = patches.mT.unflatten(2, (side, side))  # (B, N - 1, d) -> (B, d, g, g)
-        if side != self.target_grid:
-            size = (self.target_grid, self.target_grid)
+        if side != target:
+            size = (target, target)
             grid = F.interpolate(grid, size=size, mode="bilinear", align_corners=False)  # -> (B, d, g', g')
         grid = self.widen_patches(self.depthwise(grid))  # (B, d, g', g') -> (B, d', g', g')
         patches = grid.flatten(2).mT  # (B, d', g', g') -> (B, N' - 1, d')

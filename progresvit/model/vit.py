@@ -6,6 +6,7 @@ a round, s a round counted from 0, D blocks, r tokens merged in a block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
@@ -48,8 +49,22 @@ class ProgResViT(Backbone):
     def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
         """Round s, counted from 0. From the second round on, ``previous`` holds the tokens of the round before."""
         self._check_input(s, images, previous)
+        return self._run(s, images, previous, resolution=self.config.rounds[s].resolution)
+
+    def run_at(self, images: Tensor, resolutions: Sequence[int]) -> tuple[RoundOutput, ...]:
+        """Every round at another resolution than its own: the rounds of a crop that shows a part of the image.
+
+        Multi-crop training (DINO) needs it. The gates are those of the round: they tell the stage, not the crop.
+        """
+        outputs: list[RoundOutput] = []
+        for s, resolution in enumerate(resolutions):
+            previous = outputs[-1].tokens if outputs else None
+            outputs.append(self._run(s, images, previous, resolution=resolution))
+        return tuple(outputs)
+
+    def _run(self, s: int, images: Tensor, previous: Tensor | None, *, resolution: int) -> RoundOutput:
         round_, gates = self.config.rounds[s], self.gates(s)
-        x = self.embed(images, resolution=round_.resolution, width=round_.width)  # (B, C, H, H) -> (B, N, d)
+        x = self.embed(images, resolution=resolution, width=round_.width)  # (B, C, H, H) -> (B, N, d)
         if previous is not None:
             x = self.fuse(s, x, previous, gates.fusion)
         x = self.run_blocks(x, gates.blocks, merge=round_.merge)
@@ -78,7 +93,8 @@ class ProgResViT(Backbone):
 
     def fuse(self, s: int, x: Tensor, previous: Tensor, gates: FusionGates) -> Tensor:
         """Fuse the new tokens of round s with the projected tokens of the previous round: both (B, N, d)."""
-        projected: Tensor = self.projectors[s - 1](previous)  # to the grid and the width of round s
+        grid = math.isqrt(x.shape[1] - 1)
+        projected: Tensor = self.projectors[s - 1](previous, grid)  # to the grid and the width of round s
         return gates.image * x + gates.previous * projected
 
     def start_quiet(self) -> None:

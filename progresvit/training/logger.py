@@ -52,8 +52,10 @@ class RunLogger:
         self._task = self._bar.add_task("", total=total_steps, completed=first_step)
         self._bar.start()
 
-    def steps(self, *, epoch: int, step: int, losses: list[float], lr: float, speed: float) -> None:
-        """The mean losses of the steps since the last call."""
+    def steps(
+        self, *, epoch: int, step: int, losses: list[float], lr: float, speed: float, values: Mapping[str, Any]
+    ) -> None:
+        """The mean losses of the steps since the last call, and what else the task reports."""
         if self.folder is None:
             return
         rounds = " ".join(f"{loss:.3f}" for loss in losses)
@@ -62,9 +64,8 @@ class RunLogger:
         if not self.console.is_terminal:
             self.console.print(f"epoch {epoch + 1} step {step} {line}", highlight=False)
         loss = sum(losses) / len(losses)
-        self._write(
-            "train", step, {"epoch": epoch, "loss": loss, "losses": losses, "lr": lr, "images_per_second": speed}
-        )
+        known = {"epoch": epoch, "loss": loss, "losses": losses, "lr": lr, "images_per_second": speed}
+        self._write("train", step, {**known, **values})
 
     def evaluation(self, *, epoch: int, step: int, values: Mapping[str, Any], summary: str) -> None:
         """The metrics of an evaluation, and the line to print about them."""

@@ -169,9 +169,14 @@ class Loop:
         """Fetch the losses, the only point where the host waits for the device; stop if one was not finite."""
         self._stop_if_broken()
         now = time.monotonic()
+        values = self.step.task.monitor()
+        warning = self.step.task.warning(values, step=self.state.step, steps_per_epoch=self.sampler.steps_per_epoch)
+        if warning is not None:
+            self.logger.say(f"warning: {warning}")
         self.logger.steps(
             epoch=epoch,
             step=self.state.step,
+            values=values,
             losses=(self.step.sums / (self.state.step - self.logged)).tolist(),
             lr=base_rate(self.step.optimizer),
             speed=(self.state.step - self.timed_from) * self.sampler.batch / (now - self.clock),  # images per second
@@ -263,7 +268,8 @@ class Loop:
             self.logger.end_bar()
             summary = f" ({task.summarize(self.state.history[-1])})" if self.state.history else ""
             self.logger.say(f"the model is in {self.out / 'model'}{summary}")
-            self.logger.say(f"next: progresvit evaluate {self.out / 'model'} --data DATA --out records.parquet")
+            words = ["progresvit evaluate", str(self.out / "model"), task.evaluate_options, "--data DATA"]
+            self.logger.say(f"next: {' '.join(filter(None, words))} --out records.parquet")
         self.processes.wait()
 
 

@@ -91,10 +91,11 @@ class Schedules:
         unit = steps_per_epoch if self.by_step else 1
         self.length = wanted.epochs * unit
         options = {
-            "t_initial": self.length,
+            "t_initial": self.length - (wanted.warmup * unit if wanted.warmup_prefix else 0),
             "lr_min": wanted.min_lr,
             "warmup_t": wanted.warmup * unit,
             "warmup_lr_init": wanted.warmup_lr,
+            "warmup_prefix": wanted.warmup_prefix,
             "cycle_limit": 1,
         }
         self.rates = (

@@ -144,7 +144,7 @@ class Data(Section):
     in_memory_side: int | None = Field(None, ge=1)
     """Side of the images that the mode in_memory stores; None: the model's input resolution."""
     in_memory_cache: str | None = None
-    """Folder that keeps the decoded training images for further runs on the same images; None: each run decodes."""
+    """Folder that keeps the decoded images for further runs on the same images; None: each run decodes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -195,7 +195,9 @@ class Optimizer(Section):
     lr_scale: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Factors of the learning rate for parameters by name: ``{psg.*: 5}``. Of several patterns the last decides."""
     clip: float | None = Field(None, gt=0)
-    """Largest norm of the gradient of all parameters together; None: no clipping."""
+    """Largest norm of the gradient; None: no clipping."""
+    clip_each: bool = False
+    """Clip the gradient of each parameter by its own norm (DINO) instead of that of all parameters together."""
     freeze: tuple[str, ...] = ()
     """Parameters that are not trained, by name: ``blocks.0.*``; those of the task begin with ``task.``."""
     freeze_epochs: dict[str, PositiveInt] = Field(default_factory=dict)
@@ -204,6 +206,8 @@ class Optimizer(Section):
     @model_validator(mode="after")
     def _own_keys(self) -> Optimizer:
         _refuse_foreign(self, {"adamw": ("betas", "eps"), "sgd": ("momentum",)})
+        if self.clip_each and self.clip is None:
+            raise ValueError("clip_each says how gradients are clipped; set clip, or remove clip_each")
         return self
 
 
@@ -217,6 +221,8 @@ class Schedule(Section):
     cooldown: int = Field(10, ge=0)
     warmup: int = Field(5, ge=0)
     """Warm-up epochs."""
+    warmup_prefix: bool = False
+    """Begin the decay after the warm-up (DINO). Otherwise it runs from the first epoch, below the warm-up (DeiT)."""
     warmup_lr: float = Field(1e-6, ge=0)
     min_lr: float = Field(1e-5, ge=0)
     power: float = Field(0.9, gt=0)
@@ -227,6 +233,8 @@ class Schedule(Section):
     @model_validator(mode="after")
     def _own_keys(self) -> Schedule:
         _refuse_foreign(self, {"poly": ("power",)})
+        if self.warmup_prefix and self.warmup >= self.epochs:
+            raise ValueError(f"{self.warmup} warm-up epochs leave nothing of {self.epochs} to decay in; shorten it")
         return self
 
 
@@ -287,9 +295,10 @@ class Recipe(Section):
     """A training run."""
 
     task: str = "supervised"
-    """The method: supervised, distillation, segmentation, subnetworks, dynabert, or your own, ``my_module:MyTask``."""
+    """The method: supervised, distillation, segmentation, dino, subnetworks, dynabert, or your own,
+    ``my_module:MyTask``."""
     task_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of segmentation, subnetworks, dynabert or a task of your own; its class validates them."""
+    """Options of segmentation, dino, subnetworks, dynabert or a task of your own; its class validates them."""
     model: Model
     data: Data = Data()
     augment: Augmentation = Augmentation()

@@ -153,8 +153,14 @@ class TrainingStep:
             self.optimizer.step()
 
     def _clip(self) -> None:
-        assert self.recipe.optimizer.clip is not None
-        nn.utils.clip_grad_norm_(self.trained.parameters(), self.recipe.optimizer.clip)
+        largest = self.recipe.optimizer.clip
+        assert largest is not None
+        if not self.recipe.optimizer.clip_each:
+            nn.utils.clip_grad_norm_(self.trained.parameters(), largest)
+            return
+        gradients = [parameter.grad for parameter in self.trained.parameters() if parameter.grad is not None]
+        norms = torch._foreach_norm(gradients)
+        torch._foreach_mul_(gradients, [(largest / (norm + 1e-6)).clamp(max=1) for norm in norms])
 
     def _synced(self, last: bool) -> Any:
         """Processes exchange gradients once, with the last micro-batch."""

@@ -33,8 +33,10 @@ from repro.measure.records import (
     data_of,
     measure_frontier,
     measure_near_lossless,
+    measure_probe,
     measure_rounds,
 )
+from repro.measure.curves import measure_curves
 from repro.measure.routing import measure_routing
 from repro.measure.segmentation import measure_segmentation
 from repro.measure.shift import has_budget, measure_shift
@@ -81,7 +83,7 @@ def _segmentation(study: Study, entry: Entry, places: Places) -> SegmentationRes
         _check_weights(path, records[name], weights)
     common = _common(study, entry, places, records["test"])
     return SegmentationResult(
-        **common | _run(entry, places, records["test"], study.data, jobs=common["machine"].jobs),
+        **common | _run(study, entry, places, records["test"], jobs=common["machine"].jobs),
         kind="segmentation",
         **measure_segmentation(records["val"], records["test"]),
         history=_history(places.run(entry.name), "miou"),
@@ -94,8 +96,8 @@ def _check_weights(path: Path, records: Records | SegmentationRecords, weights: 
 
 
 def _history(folder: Path, metric: str) -> tuple[tuple[int, tuple[float, ...]], ...]:
-    log = read_log(folder)
-    return tuple((line["epoch"] + 1, tuple(line[metric])) for line in log if line["event"] == "evaluation")
+    lines = [line for line in read_log(folder) if line["event"] == "evaluation" and metric in line]
+    return tuple((line["epoch"] + 1, tuple(line[metric])) for line in lines)
 
 
 def _weights(model: str, merge: Sequence[int] | None = None) -> str:
@@ -130,13 +132,15 @@ def _common(study: Study, entry: Entry, places: Places, records: Records | Segme
 
 
 def _run(
-    entry: Entry, places: Places, records: Records | SegmentationRecords, data: str, *, jobs: int
+    study: Study, entry: Entry, places: Places, records: Records | SegmentationRecords, *, jobs: int
 ) -> dict[str, Any]:
     """What a training run of any task says of itself; another machine or version may have carried it out."""
     assert entry.trained is not None
     folder = places.run(entry.trained)
     about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
     recipe = yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
+    if (start := study.trained_run(entry.key).start) is not None:
+        recipe["model"]["start"] = start  # the run, as the study calls it: seeds differ in the folder
     machine = {key: about[key] for key in ("device", "processes", "python", "torch")}
     return {
         "run": entry.key,
@@ -144,7 +148,7 @@ def _run(
         "seconds": round(training_seconds(read_log(folder), recipe["optimizer"]["batch"]), 1),
         "revision": about["git"] or "unknown",
         "machine": Machine(jobs=jobs, **machine),
-        "data": data_of(records, name=data, train=about["pictures"], learned=about["names"]),
+        "data": data_of(records, name=study.data, train=about["pictures"], learned=about["names"]),
         "recipe": without_folders(recipe),
         "epochs": recipe["schedule"]["epochs"] + recipe["schedule"]["cooldown"],
         "parameters": sum(weights.numel() for _, weights in api.load(places.model(entry)).named_parameters()),
@@ -154,7 +158,8 @@ def _run(
 def _training(study: Study, entry: Entry, places: Places, records: Records, *, jobs: int) -> dict[str, Any]:
     """A classification model that the study trained."""
     assert entry.trained is not None
-    known, rounds = _run(entry, places, records, study.data, jobs=jobs), measure_rounds(records)
+    known, rounds = _run(study, entry, places, records, jobs=jobs), measure_rounds(records)
+    folder, is_dino = places.run(entry.trained), known["recipe"].get("task") == "dino"
     if (merge := study.runs[entry.key].merge) is not None:
         known["recipe"]["model"]["merge"] = list(merge)
         rounds = rounds.model_copy(update={"trained_gmacs": api.load(places.model(entry)).gmacs("paper")[-1]})
@@ -163,7 +168,9 @@ def _training(study: Study, entry: Entry, places: Places, records: Records, *, j
         "rounds": rounds,
         "frontier": measure_frontier(records),
         "near_lossless": measure_near_lossless(records),
-        "history": _history(places.run(entry.trained), "top1"),
+        "history": _history(folder, "knn" if is_dino else "top1"),
+        "probe": measure_probe(records, study.runs[entry.key].evaluate),
+        "curves": measure_curves(read_log(folder)) if is_dino and entry.trained == entry.name else None,
     }
 
 
@@ -185,12 +192,19 @@ def check_earlier(study: Study, results: Path, places: Places) -> None:
             )
 
 
+def _words(before: RunResult) -> tuple[str, ...]:
+    """What the command had that evaluated the features of a model."""
+    return () if before.probe is None else ("--task", before.probe.task, *before.probe.words)
+
+
 def _differing(before: Measurement, study: Study, entry: Entry, places: Places) -> list[str]:
     found = ["data"] if before.data.name != study.data else []
     if isinstance(before, RunResult | SegmentationResult):
         now = study.load_recipe_of(entry.key).model_copy(update={"seed": entry.seed})
         then = make_recipe(before.recipe, origin=f"{entry.name}.json: recipe")  # with keys newer than it
         recipes = [without_folders(yaml.safe_load(one.to_yaml())) for one in (then, now)]
+        if isinstance(before, RunResult) and _words(before) != study.runs[entry.key].probe_words:
+            found.append("evaluation")
         return found + changed_keys(*recipes, free=NOT_LEARNED)
     assert isinstance(before, RoutingResult | ShiftResult)
     if before.commands != reader_commands(study, entry):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from progresvit.evaluation import Records, SegmentationRecords
 from progresvit.routing import HIGHEST, OperatingPoint, near_lossless
 from progresvit.routing.frontier import every_threshold, exit_counts, frontier
-from repro.formats import Data, Point, Rounds, pack, pack_floats
+from repro.formats import Data, Point, Probe, Rounds, pack, pack_floats
 
 POINTS = 60
 """Of a frontier, about: two may coincide."""
@@ -27,11 +27,12 @@ def data_of(
     records: Records | SegmentationRecords, *, name: str, train: int | None = None, learned: str | None = None
 ) -> Data:
     """Which images these are. ``train`` and ``learned`` are of the training run, if there was one."""
+    probe = records.header.probe  # the classes of the data, not those of the model's head
     return Data(
         name=name,
         train=train,
         val=len(records),
-        classes=records.config.num_classes,
+        classes=records.config.num_classes if probe is None else len(probe["classes"]),
         names=hash_names(records.ids.tolist()),
         learned=learned,
     )
@@ -40,6 +41,16 @@ def data_of(
 def hash_names(names: Iterable[str]) -> str:
     """Of images, in any order."""
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
+
+
+def measure_probe(records: Records, words: Sequence[str]) -> Probe | None:
+    """What predicted from the features, by the header; None if it was the head. ``words`` are of the command."""
+    header = records.header
+    if header.probe is None:
+        return None
+    settings = {key: value for key, value in header.probe.items() if key not in ("task", "classes")}
+    chosen = None if header.probe_result is None else dict(header.probe_result)
+    return Probe(task=header.probe["task"], words=tuple(words), settings=settings, chosen=chosen)
 
 
 def measure_rounds(records: Records) -> Rounds:

@@ -187,7 +187,7 @@ def test_bad_input_is_refused(model, images, tmp_path, small_config):
         (lambda: Engine(model, 0.5, abstain=-1), "0 or more"),
         (lambda: Engine(model, tmp_path / "none.json"), "no setting at"),
         (lambda: Engine(model, a_setting(model, rounds=3)), "for a model of 3 rounds and this one has 2"),
-        (lambda: Engine(ProgResViT(small_config.replace(num_classes=0)), 0.5), "nothing to fold"),
+        (lambda: Engine(ProgResViT(small_config.replace(num_classes=0)), 0.5), "has no head"),
         (lambda: Engine(model, 0.5).classify(images.float()), "uint8"),
         (lambda: Engine(model, 0.5).classify([3]), "or a PIL image, not int"),
         (lambda: Engine(model), "needs a threshold"),

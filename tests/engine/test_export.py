@@ -146,7 +146,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(models, t
         (lambda: export(model, out, threshold=a_setting(model, threshold=0.5, rounds=3)), "for a model of 3 rounds"),
         (lambda: export(model, out, threshold=a_setting(model, router="x")), "learned router"),
         (lambda: export(model, out, temperatures=(1.0,)), "2 numbers above 0"),
-        (lambda: export(ProgResViT(model.config.replace(num_classes=0, labels=None)), out), "nothing to fold"),
+        (lambda: export(ProgResViT(model.config.replace(num_classes=0, labels=None)), out), "has no head"),
     ):
         with pytest.raises(ValueError, match=match):
             make()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from progresvit.config import ModelConfig, make_rounds, plain_vit
-from progresvit.engine.fold import FoldedRound, fold
+from progresvit.engine.fold import FoldedRound, fold, fold_features
 from progresvit.model import ProgResViT
 
 SMALL = {"heads": 3, "depth": 2, "patch_size": 8, "num_classes": 12}
@@ -58,6 +58,35 @@ def test_a_folded_round_is_one_graph(small_model, images):
     assert torch.allclose(found, expected, atol=1e-5)
 
 
-def test_a_headless_model_is_refused(small_config):
-    with pytest.raises(ValueError, match="nothing to fold"):
-        fold(ProgResViT(small_config.replace(num_classes=0)))
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_headless_folded_round_equals_the_models(name, randomize):
+    """Its logits are the class token, as in the model."""
+    model = randomize(ProgResViT(CONFIGS[name].replace(num_classes=0)))
+    images = torch.randn(3, 3, 40, 40)
+    previous = None
+    with torch.no_grad():
+        for folded, expected in zip(fold(model), model(images), strict=True):
+            found = folded(images, previous)
+            assert torch.allclose(found.logits, expected.logits, atol=1e-4)
+            assert torch.equal(found.logits, found.tokens[:, 0])
+            previous = found.tokens
+
+
+@pytest.mark.parametrize("task", ["classification", "segmentation"])
+@pytest.mark.parametrize("name", ["three rounds", "merged tokens", "a plain ViT"])
+def test_rounds_folded_for_features_give_the_models_tokens_and_stop_there(name, task, randomize):
+    model = randomize(ProgResViT(CONFIGS[name].replace(task=task)))
+    images = torch.randn(3, 3, 40, 40)
+    with torch.no_grad():
+        expected = [output.tokens for output in model(images)]
+        for rounds in range(1, len(expected) + 1):
+            for patches in (False, True):
+                folded = fold_features(model, rounds, patches=patches)
+                assert len(folded) == rounds
+                assert all(round_.head is None for round_ in folded)
+                tokens = None
+                for s, round_ in enumerate(folded):
+                    tokens = round_(images, tokens).tokens
+                    count = expected[s].shape[1] if patches or s < rounds - 1 else 1
+                    assert tokens.shape[1] == count
+                    assert torch.allclose(tokens, expected[s][:, :count], atol=1e-4)

@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from progresvit.data.dataset import find_unlabelled
-from progresvit.engine import Engine, predict_files
+from progresvit.engine import Engine, predict_files, result_table
 from progresvit.engine.predict_files import classify_files, summarise
 from progresvit.engine.torch_backend import TorchBackend
 from progresvit.io.resumable import PartialOutput
@@ -68,7 +68,7 @@ def test_a_stopped_run_goes_on_with_what_is_missing_and_ends_the_same(
     threshold = middling(model, folder)
     classify_files(Engine(model, threshold), images, tmp_path / "whole.parquet")
     read = []
-    content = predict_files._content
+    content = result_table._content
 
     def breaking(images, place):
         read.append(place)
@@ -76,7 +76,7 @@ def test_a_stopped_run_goes_on_with_what_is_missing_and_ends_the_same(
             raise KeyboardInterrupt
         return content(images, place)
 
-    monkeypatch.setattr(predict_files, "_content", breaking)
+    monkeypatch.setattr(result_table, "_content", breaking)
     with pytest.raises(KeyboardInterrupt):
         classify_files(Engine(model, threshold, batch=4), images, tmp_path / "r.parquet")
     parts = sorted(path.name for path in (tmp_path / "r.parquet.parts").glob("*.parquet"))
@@ -151,8 +151,8 @@ def test_overwriting_never_brings_back_old_answers_nor_removes_foreign_files(
         patch.setattr(PartialOutput, "remove", lambda self: None)  # killed when all but the tidying was done
         classify_files(Engine(model, 0.5), images, out)
     read = []
-    content = predict_files._content
-    monkeypatch.setattr(predict_files, "_content", lambda *one: (read.append(one), content(*one))[1])
+    content = result_table._content
+    monkeypatch.setattr(result_table, "_content", lambda *one: (read.append(one), content(*one))[1])
     classify_files(Engine(model, 0.5), images, out, overwrite=True)
     assert len(read) == 41
     parts = tmp_path / "q.parquet.parts"

@@ -230,7 +230,7 @@ def test_the_task_of_an_older_recipe_follows_from_its_sections():
     ("changes", "remedy"),
     [
         ({"task": "supervized"}, "task: unknown task 'supervized'; did you mean 'supervised'"),
-        ({"task": "dino"}, "choose one of supervised, distillation, subnetworks.* my_module:MyTask"),
+        ({"task": "mae"}, "choose one of supervised, distillation, subnetworks.* my_module:MyTask"),
         ({"task": "no_such_module:MyTask"}, r"cannot be imported \(No module named.*PYTHONPATH"),
         ({"task": "tests.training.toy_tasks:Color"}, "has no Task class 'Color'; did you mean 'Colour'"),
         ({"task": "tests.training.toy_tasks:not_a_task"}, "has no Task class 'not_a_task'"),

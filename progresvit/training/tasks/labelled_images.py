@@ -90,7 +90,7 @@ def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: P
         resolution=config.input_side,
         compiled=bool(recipe.run.compile),
     )
-    stored_val = in_memory_for_evaluation(val, config=config, device=device)
+    stored_val = in_memory_for_evaluation(val, config=config, device=device, cache=recipe.data.in_memory_cache)
 
     def from_memory() -> Iterator[Batch]:
         return in_memory_evaluation_batches(stored_val, config=config, batch=val_batch)

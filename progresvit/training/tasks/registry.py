@@ -20,6 +20,7 @@ TASKS = {
     "subnetworks": "progresvit.training.tasks.subnetworks:Subnetworks",
     "segmentation": "progresvit.training.tasks.segmentation:Segmentation",
     "dynabert": "progresvit.training.tasks.dynabert:DynaBERTDistillation",
+    "dino": "progresvit.training.tasks.dino:DINO",
 }
 
 TASK_SECTIONS = ("mixing", "distillation", "task_options")

@@ -84,8 +84,8 @@ class Task(nn.Module, ABC):
     """Modules, batches, losses and metrics of a training method.
 
     The order of calls: ``find_splits``, ``class_ids``, ``setup``, ``load_data``; in every step ``before_step``, for
-    each micro-batch ``prepare``, ``outputs`` and ``losses``, then ``after_step``; at an evaluation ``export`` and
-    ``validate``, on a copy of the task that holds the moving average.
+    each micro-batch ``prepare``, ``outputs`` and ``losses``, then ``after_step``; with every log ``monitor``; at an
+    evaluation ``export`` and ``validate``, on a copy of the task that holds the moving average.
 
     Parameters and buffers of the task are treated like the model's: parameters that require a gradient are optimized,
     the state is averaged, saved in every checkpoint and restored on resuming. State must therefore be tensors, and
@@ -105,6 +105,8 @@ class Task(nn.Module, ABC):
     """Other sections that only some tasks read (``registry.TASK_SECTIONS``) and this one does."""
     model_task: ClassVar[ModelTask] = "classification"
     """What the model's head predicts."""
+    evaluate_options: ClassVar[str] = ""
+    """Options of ``progresvit evaluate`` for its models, for the hint at the end of a run."""
     uses_all_parameters: bool = True
     """False if some trained parameters may have no gradient in a step, which DDP must know."""
     static_graph: bool = True
@@ -150,6 +152,14 @@ class Task(nn.Module, ABC):
 
     def after_step(self, model: RoundModel, step: int, total_steps: int) -> None:
         """Called without gradients after step number ``step``, counted from 0, has changed the weights."""
+
+    def monitor(self) -> Mapping[str, Any]:
+        """Numbers for the log besides the losses, such as lists of one number per round; read with the losses."""
+        return {}
+
+    def warning(self, values: Mapping[str, Any], *, step: int, steps_per_epoch: int) -> str | None:
+        """A line to print if what ``monitor`` returned shows that the training fails."""
+        return None
 
     def export(self, model: RoundModel) -> RoundModel:
         """The model that is validated and saved."""

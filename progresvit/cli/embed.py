@@ -1,0 +1,103 @@
+"""``progresvit embed``: images in, their features out, and for each image the most similar others."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from progresvit.cli import options, output
+from progresvit.cli.classify import find_images
+
+if TYPE_CHECKING:
+    from progresvit.engine import EmbeddingEngine
+    from progresvit.engine.embedding import Pool
+
+SHOWN = 40
+"""The most rows of the printed table of neighbours."""
+
+
+def embed(
+    images: Annotated[list[str], typer.Argument(help="Image files, folders, tars.")],
+    out: Annotated[Path, typer.Option(help="Parquet file for the features; an interrupted run resumes.")],
+    model: Annotated[str | None, typer.Option(help=f"{options.MODEL_HELP} imagenet-tiny by default.")] = None,
+    round: Annotated[int | None, typer.Option(help="Round of the features, from 1; the last by default.")] = None,
+    pool: Annotated[str, typer.Option(help="class (the class token) or mean (of the patch tokens).")] = "class",
+    neighbours: Annotated[
+        int | None, typer.Option(help="Also list this many most similar images for each image, by cosine similarity.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
+    precision: Annotated[str, typer.Option(help=options.PRECISION_HELP)] = "fp32",
+    batch: Annotated[int | None, typer.Option(help=options.BATCH_HELP)] = None,
+    workers: Annotated[int, typer.Option(help="Threads that decode images.")] = 2,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")] = False,
+) -> None:
+    """Write features of images to a Parquet file. Unreadable files are reported and skipped (exit code 1)."""
+    if out.suffix != ".parquet":
+        raise ValueError(f"{out}: features are written as .parquet.")
+    from progresvit.data.dataset import UNLABELLED, ImageDataset
+    from progresvit.engine.embed_files import embed_files
+
+    found, bad = find_images(images)
+    errors = len(bad)
+    if found:
+        dataset = ImageDataset((), tuple(found), (UNLABELLED,) * len(found))
+        engine = _make_engine(
+            model, round=round, pool=cast("Pool", pool), device=device, precision=precision, batch=batch,
+            workers=workers,
+        )  # fmt: skip
+        with output.progress_bars(wanted=True) as begin:
+            result = embed_files(engine, dataset, out, neighbours=neighbours, overwrite=overwrite, progress=begin)
+        if neighbours is not None:
+            _show_neighbours(out, neighbours, images=result.images - result.errors)
+        unread = f"; {result.errors} unreadable (see column error)" if result.errors else ""
+        typer.echo(f"wrote {out}: {_count(result.images - result.errors)}, {_describe(engine)}{unread}")
+        errors += result.errors
+    for name, reason in bad:
+        typer.echo(f"skipped: {name}: {reason}", err=True)
+    if errors:
+        raise typer.Exit(code=1)
+
+
+def _make_engine(model: str | None, *, device: str | None, **known: Any) -> EmbeddingEngine:
+    import torch
+
+    from progresvit.engine import EmbeddingEngine
+
+    return EmbeddingEngine(model, device=device or ("cuda" if torch.cuda.is_available() else "cpu"), **known)
+
+
+def _show_neighbours(out: Path, neighbours: int, *, images: int) -> None:
+    """Print the neighbours of the first images."""
+    import pyarrow.parquet as pq
+
+    from progresvit.evaluation.table import Column, Table, decimals
+
+    most = max(1, SHOWN // neighbours)
+    batches = pq.ParquetFile(out).iter_batches(most, columns=["image", "neighbours", "similarities"])
+    listed = (row for batch in batches for row in batch.to_pylist() if row["neighbours"])  # none if it is unreadable
+    shown = list(islice(listed, most))
+    rows = [
+        {"image": row["image"], "neighbour": name, "similarity": similarity}
+        for row in shown
+        for name, similarity in zip(row["neighbours"], row["similarities"])
+    ]
+    if not rows:
+        return
+    heads = [Column("image", "image"), Column("neighbour", "neighbour"), Column("similarity", "similarity", decimals)]
+    output.show_table(Table("the most similar images", heads, rows))
+    if len(shown) < images:
+        typer.echo(
+            f"the first {len(shown)} of {images} images; {out} has all of them (columns neighbours, similarities)"
+        )
+
+
+def _describe(engine: EmbeddingEngine) -> str:
+    pooled = "class token" if engine.pool == "class" else "mean of the patch tokens"
+    return f"{engine.width} features each ({pooled} of round {engine.round})"
+
+
+def _count(images: int) -> str:
+    return "1 image" if images == 1 else f"{images} images"

@@ -1,0 +1,111 @@
+"""What ``progresvit evaluate`` does with a model's features: k-NN and the linear probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from progresvit.cli import options
+
+if TYPE_CHECKING:
+    from progresvit.evaluation import Records
+
+KNN, LINEAR = "knn", "linear"
+HEADS = ("classification", "segmentation")
+NOT_FOR_PROBES = "for predictions of the model's head, and knn and linear choose among the labelled classes of the data"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """An evaluation of features, with its settings."""
+
+    evaluate: Callable[..., Records]
+    batch: int
+    """Images per batch by default."""
+
+
+def parse_probe(
+    task: str | None,
+    model_task: str,
+    *,
+    k: int | None,
+    temperature: float | None,
+    bank_split: str | None,
+    epochs: int | None,
+    learning_rates: str | None,
+    in_memory: bool,
+) -> Probe | None:
+    """The evaluation that ``--task`` names; None if the head predicts. Options of other tasks are refused."""
+    from progresvit.evaluation import evaluate_knn, evaluate_linear
+    from progresvit.evaluation.linear_probe import BATCH
+    from progresvit.io.parse import did_you_mean
+
+    of_knn = {"--k": k, "--temperature": temperature}
+    of_linear = {"--epochs": epochs, "--learning-rates": learning_rates, "--in-memory": in_memory}
+    if task == KNN:
+        options.refuse_options(of_linear, "for --task linear, and this is --task knn")
+        return Probe(_with(evaluate_knn, k=k, temperature=temperature, bank_split=bank_split), batch=128)
+    if task == LINEAR:
+        options.refuse_options(of_knn, "for --task knn, and this is --task linear")
+        rates = None if learning_rates is None else options.parse_numbers(learning_rates, "--learning-rates")
+        return Probe(
+            _with(evaluate_linear, epochs=epochs, learning_rates=rates, bank_split=bank_split, in_memory=in_memory),
+            batch=BATCH,
+        )
+    if task not in (None, *HEADS):
+        raise ValueError(f"unknown task {task!r}; {did_you_mean(task, (*HEADS, KNN, LINEAR))}")
+    if task not in (None, model_task):
+        raise ValueError(f"--task {task} does not fit the model, whose task is {model_task}; leave it out.")
+    options.refuse_options(of_knn, "for --task knn")
+    options.refuse_options(of_linear, "for --task linear")
+    options.refuse_options({"--bank-split": bank_split}, "for --task knn and --task linear")
+    return None
+
+
+def _with(function: Callable[..., Records], **settings: Any) -> Callable[..., Records]:
+    """The function with the settings that are given."""
+    return partial(function, **{name: value for name, value in settings.items() if value is not None})
+
+
+def report_accuracy(records: Records) -> None:
+    """Print what was chosen, the accuracy of each round, and of routing at the near-lossless threshold."""
+    from progresvit.routing import near_lossless
+
+    header = records.header
+    assert header.probe is not None
+    if header.probe_result is not None:
+        _report_learning_rates(header.probe, header.probe_result)
+    shares = ", ".join(f"round {s} {share:.2%}" for s, share in enumerate(records.correct.mean(axis=0), start=1))
+    typer.echo(f"{_describe(header.probe)}, top-1 of {len(records)} images: {shares}")
+    if header.routable and records.rounds > 1:
+        point = near_lossless(records.scores(), records.correct, records.gmacs())
+        typer.echo(
+            f"near-lossless threshold {point.threshold:.4g}: top-1 {point.top1:.2%} at {point.gmacs:.3f} GMACs on "
+            f"average, of {records.gmacs()[-1]:.3f}"
+        )
+
+
+def _describe(probe: Any) -> str:
+    """Such as ``k-NN (k 20, temperature 0.07, 13,000 images of train)``."""
+    images = f"{probe['images']:,} images of {probe['split']}"
+    if probe["task"] == KNN:
+        return f"k-NN (k {probe['k']}, temperature {probe['temperature']:g}, {images})"
+    return f"linear probe ({probe['epochs']} epochs, {images})"
+
+
+def _report_learning_rates(probe: Any, result: Any) -> None:
+    """Print the held-out accuracy of every learning rate, and a note if the best is the first or the last."""
+    rates, images = probe["learning_rates"], probe["held_out"]
+    for s, (accuracy, best) in enumerate(zip(result["held_out_top1"], result["learning_rates"]), start=1):
+        shares = ", ".join(f"{rate:g} {share:.2%}" for rate, share in zip(rates, accuracy))
+        typer.echo(f"round {s}, top-1 of {images} held-out images by learning rate: {shares}; using {best:g}")
+        if len(rates) > 1 and best in (min(rates), max(rates)):
+            end = "lowest" if best == min(rates) else "highest"
+            typer.echo(
+                f"note: {best:g} is the {end} learning rate that was tried; try more of them with --learning-rates.",
+                err=True,
+            )

@@ -1,0 +1,170 @@
+"""Features of many image files, as one parquet table, and for each image the most similar other images.
+
+An interrupted run can be resumed (result_table.py). Neighbours are computed when all features are there.
+
+Letters: M images with features, d channels, k neighbours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from progresvit.data.crop import describe_preprocessing
+from progresvit.data.dataset import ImageDataset
+from progresvit.engine.embedding import EmbeddingEngine
+from progresvit.engine.result_table import Progress, ResultTable, Row, image_batches, listing_hash
+from progresvit.metrics.knn import QUERY_BLOCK, nearest
+
+PART = 2048
+"""Images per part."""
+KEY = b"progresvit_features"
+"""In the metadata of the schema: how the features were made, as JSON."""
+
+NEIGHBOUR_FIELDS = (pa.field("neighbours", pa.list_(pa.string())), pa.field("similarities", pa.list_(pa.float32())))
+
+BeginProgress = Callable[[str], Progress]
+"""Begins to show the progress of a step of that name."""
+
+
+@dataclass(frozen=True)
+class EmbeddedFiles:
+    """Totals of a run."""
+
+    images: int
+    errors: int
+    """Number of images that could not be read."""
+
+
+def embed_files(
+    engine: EmbeddingEngine,
+    dataset: ImageDataset,
+    out: Path,
+    *,
+    neighbours: int | None = None,
+    overwrite: bool = False,
+    progress: BeginProgress | None = None,
+) -> EmbeddedFiles:
+    """Write the features of all images, in their order, to a parquet table. An interrupted run is continued.
+
+    The columns are ``image`` (the name), ``features`` and ``error``, and with neighbours ``neighbours`` (names of the
+    most similar images, the most similar first) and ``similarities`` (cosine).
+
+    Args:
+        engine: Makes the features.
+        dataset: The images.
+        out: The table.
+        neighbours: Number of similar images to list for each image. Images without features have none and are none.
+        overwrite: Replace an existing table, and the parts of another run.
+        progress: Called at the beginning of a step; what it returns is called with the number of images that are done
+            and their total.
+    """
+    total = len(dataset)
+    if neighbours is not None:
+        _check_neighbours(neighbours, total)
+    identity = {"images": listing_hash(dataset), "part": PART, **engine.identity()}
+    result = ResultTable(out, _schema(engine), total=total, part=PART, identity=identity, overwrite=overwrite)
+    missing = result.missing()
+    if missing:
+        result.fill(missing, _rows(engine, dataset, missing), progress and progress("embedding"))
+    parts, schema = result.parts(), result.schema
+    if neighbours is not None:
+        names, features = _read_features(result, engine.width)
+        found = find_neighbours(features, neighbours, engine.device, progress and progress("neighbours"))
+        parts = _with_neighbours(parts, names, *found)
+        schema = pa.schema([*schema, *NEIGHBOUR_FIELDS], metadata=schema.metadata)
+    result.finish(parts, schema)
+    errors = pq.read_table(out, columns=["error"])["error"]
+    return EmbeddedFiles(images=total, errors=total - errors.null_count)
+
+
+def find_neighbours(
+    features: NDArray[np.float32], k: int, device: torch.device, progress: Progress | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Indices of the k most similar other images, or of all others if they are fewer, and their cosine similarities.
+
+    They are in descending order: (M, d) -> (M, k) twice. Needs memory for blocks of similarities, never for all M * M.
+    """
+    images = len(features)
+    k = max(0, min(k, images - 1))
+    indices, similarities = np.empty((images, k), np.int64), np.empty((images, k), np.float32)
+    bank = torch.from_numpy(features)
+    for first in range(0, images if k else 0, QUERY_BLOCK):
+        rows = slice(first, min(first + QUERY_BLOCK, images))
+        highest, found = nearest(bank[rows].to(device), bank, k + 1)  # (n, k + 1) twice
+        is_other = found != torch.arange(rows.start, rows.stop, device=device)[:, None]
+        is_other[:, -1] &= ~is_other.all(dim=1)  # an image with many duplicates may not be among its own nearest
+        indices[rows] = found[is_other].view(-1, k).cpu().numpy()  # (n, k + 1) -> (n, k)
+        similarities[rows] = highest[is_other].view(-1, k).cpu().numpy()
+        if progress is not None:
+            progress(rows.stop, images)
+    return indices, similarities
+
+
+def _check_neighbours(neighbours: int, images: int) -> None:
+    if neighbours < 1:
+        raise ValueError(f"neighbours are 1 or more, not {neighbours}.")
+    if neighbours >= images:
+        raise ValueError(
+            f"{neighbours} neighbours need {neighbours + 1} images or more, and there are {images}; ask for fewer."
+        )
+
+
+def _schema(engine: EmbeddingEngine) -> pa.Schema:
+    about = {
+        "weights": engine.identity()["weights"],
+        "round": engine.round,
+        "pool": engine.pool,
+        "precision": engine.precision,
+        "preprocessing": describe_preprocessing(engine.config),
+    }
+    fields = [
+        pa.field("image", pa.string(), nullable=False),
+        pa.field("features", pa.list_(pa.float32(), engine.width)),
+        pa.field("error", pa.string()),
+    ]
+    return pa.schema(fields, metadata={KEY: json.dumps(about).encode()})
+
+
+def _rows(engine: EmbeddingEngine, dataset: ImageDataset, missing: list[range]) -> Iterator[Row]:
+    """The rows of the missing parts; no batch has images of two parts, so that a resumed run has the same batches."""
+    batches = (batch for items in missing for batch in image_batches(dataset, items, engine.batch))
+    names = (dataset.entries[index].name for items in missing for index in items)
+    for embedding, name in zip(engine.stream(batches), names):
+        yield {"image": name, "features": embedding.features, "error": embedding.error}
+
+
+def _read_features(result: ResultTable, width: int) -> tuple[pa.Array, NDArray[np.float32]]:
+    """Names and features of the images that have features: (M,) and (M, d)."""
+    names, features, done = [], np.empty((result.total, width), np.float32), 0
+    for part in result.parts():
+        part = part.filter(part["error"].is_null())
+        block = features[done : done + part.num_rows]
+        block[:] = part["features"].combine_chunks().flatten().to_numpy().reshape(block.shape)
+        names.append(part["image"].combine_chunks())
+        done += part.num_rows
+    return pa.concat_arrays(names), features[:done]
+
+
+def _with_neighbours(
+    parts: Iterator[pa.Table], names: pa.Array, indices: NDArray[np.int64], similarities: NDArray[np.float32]
+) -> Iterator[pa.Table]:
+    """The parts with two more columns, which are null for images without features."""
+    done, k = 0, indices.shape[1]
+    for part in parts:
+        is_known = part["error"].is_null().to_numpy()
+        rows = slice(done, done + int(is_known.sum()))
+        done = rows.stop
+        values = (names.take(pa.array(indices[rows].ravel())), pa.array(similarities[rows].ravel()))
+        ends = pa.array(np.cumsum([0, *is_known * k]), pa.int32())
+        for field, flat in zip(NEIGHBOUR_FIELDS, values):
+            part = part.append_column(field, pa.ListArray.from_arrays(ends, flat, mask=pa.array(~is_known)))
+        yield part

@@ -1,0 +1,188 @@
+"""The engine for features: a vector for each image, with a model and one of its rounds.
+
+All images run the same rounds, so a batch goes from round to round as it is. A thread decodes the next batches
+meanwhile.
+
+Letters: B images, C channels, R side of the images, N tokens, d channels of the round.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from progresvit.data.transforms import normalise
+from progresvit.engine.backends import open_features
+from progresvit.engine.batcher import MemoryWarning
+from progresvit.engine.fold import FoldedRound, fold_features
+from progresvit.engine.images import Images, OpenedImages, PathLike, open_images
+from progresvit.engine.prefetch import Prefetcher
+from progresvit.io.parse import did_you_mean
+from progresvit.model.precision import autocast
+
+if TYPE_CHECKING:
+    from progresvit.model import ProgResViT
+
+Pool = Literal["class", "mean"]
+POOLS: tuple[Pool, ...] = get_args(Pool)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Embedding:
+    """The features of an image."""
+
+    features: NDArray[np.float32] | None
+    """(d,); None if the image could not be opened."""
+    error: str | None = None
+    """Why the image could not be opened; then there are no features."""
+
+
+class EmbeddingEngine:
+    """Computes features of images. The model is folded when the engine is made; later changes to it have no effect.
+
+    Args:
+        model: A model with or without a head, the folder or hub id of one, or the name of a bundled model. None for the
+            bundled model ``imagenet-tiny``.
+        round: The round whose features are given, from 1; by default the last. The rounds before it run as well.
+        pool: class for the class token, mean for the mean of the patch tokens; both after the final norm.
+        device: Such as ``cuda``; by default that of the model.
+        precision: fp32, bf16 or fp16 (GPU).
+        batch: Largest batch; by default 512 on a GPU, else 64.
+        workers: Threads that decode images.
+    """
+
+    def __init__(
+        self,
+        model: ProgResViT | PathLike | None = None,
+        *,
+        round: int | None = None,
+        pool: Pool = "class",
+        device: str | torch.device | None = None,
+        precision: str = "fp32",
+        batch: int | None = None,
+        workers: int = 2,
+    ) -> None:
+        if batch is not None and batch < 1:
+            raise ValueError(f"a batch has at least one image, not {batch}.")
+        if workers < 1:
+            raise ValueError(f"workers are 1 or more, not {workers}.")
+        if pool not in POOLS:
+            raise ValueError(f"unknown pool {pool!r}; {did_you_mean(pool, POOLS)}")
+        self._source = source = open_features(model)
+        self.config = config = source.config
+        last = len(config.rounds)
+        if round is not None and not 1 <= round <= last:
+            raise ValueError(f"there is no round {round}; the rounds of this model are 1 to {last}.")
+        self.round, self.pool, self.precision, self.workers = round or last, pool, precision, workers
+        self.width = config.rounds[self.round - 1].width
+        """Number of features of an image, d."""
+        self.device = torch.device(device) if device is not None else next(source.model.parameters()).device
+        autocast(self.device, precision)  # refuses what the device cannot run
+        self.batch = batch or (512 if self.device.type == "cuda" else 64)
+        folded = fold_features(source.model, self.round, patches=pool == "mean")
+        self._rounds: list[FoldedRound] = list(folded.to(self.device))  # type: ignore[arg-type]
+        self._has_warned = False
+
+    def embed(self, images: Images) -> list[Embedding]:
+        """The features of each image, in order.
+
+        Args:
+            images: Paths, contents of image files (bytes) or PIL images, which get the evaluation crop; or a uint8
+                array or tensor (B, C, r, r) of square images, which are used as they are, r at least the resolution of
+                the last round. An image that cannot be opened gives a result with the reason (``error``).
+        """
+        if _is_single(images):
+            raise ValueError("embed takes a list of images; put this one into brackets: embed([image]).")
+        images = images if hasattr(images, "__len__") else list(images)
+        size = self.batch  # self.batch may shrink meanwhile
+        return list(self.stream(images[first : first + size] for first in range(0, len(images), size)))
+
+    def stream(self, batches: Iterable[Images], *, ahead: int = 2) -> Iterator[Embedding]:
+        """Features for a stream of batches, image by image and in order.
+
+        Args:
+            batches: Each as ``embed`` takes it. A batch runs as it is given, in pieces if it is larger than the largest
+                batch. A thread iterates over them; do not use the iterator meanwhile.
+            ahead: Number of batches that are read and decoded ahead.
+        """
+        with ThreadPoolExecutor(self.workers) as threads:
+
+            def prepare(images: Images) -> OpenedImages:
+                if _is_single(images):
+                    raise ValueError("stream takes batches, which are lists of images; use embed for one list.")
+                return open_images(images, self.config, threads)
+
+            with Prefetcher(batches, prepare, ahead) as coming:
+                while (opened := coming.get(None)) is not Prefetcher.END:
+                    assert isinstance(opened, OpenedImages)
+                    yield from self._embeddings(opened)
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that determines its features, in plain data."""
+        return {
+            "weights": self._source.weights,
+            "config": self.config.to_dict(),
+            "preprocessing": self._source.preprocessing,
+            "round": self.round,
+            "pool": self.pool,
+            "precision": self.precision,
+        }
+
+    def _embeddings(self, opened: OpenedImages) -> Iterator[Embedding]:
+        """Of all images of a batch, in order."""
+        given = opened.pixels
+        features = self._features(given if isinstance(given, Tensor) else torch.from_numpy(np.ascontiguousarray(given)))
+        good = iter(features)
+        for position in range(len(features) + len(opened.errors)):
+            error = opened.errors.get(position)
+            yield Embedding(features=next(good) if error is None else None, error=error)
+
+    def _features(self, pixels: Tensor) -> NDArray[np.float32]:
+        """(B, C, R, R) bytes -> (B, d); smaller batches if memory runs out."""
+        features, done = np.empty((len(pixels), self.width), np.float32), 0
+        while done < len(pixels):
+            batch = pixels[done : done + self.batch]
+            try:
+                features[done : done + len(batch)] = self._run(batch).cpu().numpy()
+                done += len(batch)
+                continue
+            except torch.OutOfMemoryError:
+                if len(batch) == 1:
+                    text = "there is not enough memory for a single image; free some, or use a smaller model."
+                    raise MemoryError(text) from None
+            self._shrink(len(batch) // 2)  # only here: the exception holds the tensors of the batch
+        return features
+
+    @torch.inference_mode()
+    def _run(self, pixels: Tensor) -> Tensor:
+        """(B, C, R, R) bytes -> (B, d)"""
+        images = normalise(pixels.to(self.device), self.config)
+        tokens: Tensor | None = None
+        for folded in self._rounds:
+            with autocast(self.device, self.precision):
+                tokens = folded(images, tokens).tokens.float()  # autocast gives half precision
+        assert tokens is not None
+        return tokens[:, 0] if self.pool == "class" else tokens[:, 1:].mean(dim=1)  # (B, N, d) -> (B, d)
+
+    def _shrink(self, batch: int) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.batch = batch
+        if not self._has_warned:
+            self._has_warned = True
+            text = "memory ran out; the engine continues with smaller batches, see engine.batch."
+            warnings.warn(text, MemoryWarning, stacklevel=2)
+
+
+def _is_single(images: Images) -> bool:
+    return isinstance(images, str | os.PathLike | bytes | Image.Image)

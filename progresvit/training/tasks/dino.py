@@ -1,0 +1,381 @@
+"""DINO: self-distillation without labels, in which every round of the student learns from that round of the teacher.
+
+    per round: cross entropy of each student view with each global view of the teacher; mean over rounds
+
+The teacher is the moving average of the student, backbone and head; it sees the global crops only. It is what is
+validated and saved. Each round has its own centre; one head serves all rounds. Global crops run every round at its
+resolution. Local crops run every round too, at their side scaled with the round.
+
+Letters: B images, V local crops, K prototypes, N tokens, d channels, S rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from progresvit import compute
+from progresvit.data.dataset import ImageDataset, find_images, find_unlabelled
+from progresvit.data.in_memory import (
+    in_memory_evaluation_batches,
+    in_memory_for_evaluation,
+    in_memory_for_training,
+)
+from progresvit.data.loader import Batch, Unreadable, evaluation_batches
+from progresvit.data.multicrop import (
+    InMemoryWholeImages,
+    LoaderWholeImages,
+    MultiCropBatch,
+    MultiCropBatches,
+    MultiCropOptions,
+)
+from progresvit.data.sampler import EpochSampler
+from progresvit.data.transforms import Augmentation
+from progresvit.distributed import Processes
+from progresvit.metrics.knn import knn_votes
+from progresvit.model import RoundOutput, registry
+from progresvit.model.interface import RoundModel, capability
+from progresvit.routing import top10_entropy
+from progresvit.routing.frontier import near_lossless
+from progresvit.training.step import compile_blocks
+from progresvit.training.tasks.dino_loss import (
+    DINOHead,
+    dino_loss,
+    entropy,
+    local_resolutions,
+    momentum_at,
+    spread,
+    teacher_probabilities,
+)
+from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData
+
+if TYPE_CHECKING:
+    from progresvit.training.recipe import Recipe
+
+CONVENTION: compute.Convention = "paper"
+LOADER_SCALE = 2
+"""In mode loader, whole images have this times the model's side, so that small crops are not enlarged."""
+COLLAPSED = 0.05
+"""Nats of information about the image below which the teacher's output has collapsed."""
+
+
+class DINOOptions(MultiCropOptions):
+    """Options of the task ``dino``; the defaults are those of DINO for ViT-S/16."""
+
+    prototypes: int = Field(65536, ge=2)
+    """Outputs of the head."""
+    hidden: int = Field(2048, ge=1)
+    bottleneck: int = Field(256, ge=1)
+    student_temperature: float = Field(0.1, gt=0)
+    teacher_temperature: float = Field(0.04, gt=0)
+    momentum: float = Field(0.996, ge=0, le=1)
+    """Momentum of the teacher at the start; it follows a cosine to 1."""
+    centre_momentum: float = Field(0.9, ge=0, le=1)
+    unlabelled: str | None = None
+    """More training images: a folder or tars, in any structure."""
+    knn: bool = True
+    """Validate by a k-NN classifier: labelled training images vote on the validation images. False: the data needs no
+    labels, and every image below it is trained on."""
+    k: int = Field(20, ge=1)
+    knn_temperature: float = Field(0.07, gt=0)
+
+
+class DINOBatch(NamedTuple):
+    """Crops, and what the teacher says of the global ones."""
+
+    global_crops: Tensor
+    """(2, B, C, r, r)"""
+    local_crops: Tensor
+    """(V, B, C, r', r')"""
+    teacher: tuple[Tensor, ...]
+    """Probabilities of each round, (2, B, K)."""
+
+
+class Teacher(nn.Module):
+    """Backbone and head that follow those of the student."""
+
+    def __init__(self, backbone: RoundModel, head: DINOHead) -> None:
+        super().__init__()
+        self.backbone, self.head = cast(nn.Module, backbone), head
+        self.requires_grad_(False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Logits of every round: (B, C, r, r) -> S times (B, K)."""
+        return tuple(self.head(output.tokens[:, 0]) for output in self.backbone(images))
+
+    def follow(self, backbone: nn.Module, head: nn.Module, momentum: float) -> None:
+        """Move towards the student."""
+        own: list[Tensor] = [*self.backbone.parameters(), *self.head.parameters()]
+        torch._foreach_lerp_(own, [*backbone.parameters(), *head.parameters()], 1 - momentum)
+
+
+@dataclass
+class DINOData(TaskData):
+    """Also the labelled training images, which vote in the k-NN classifier."""
+
+    bank: Callable[[], Iterator[Batch]]
+
+
+class DINO(Task):
+    """Student and teacher are both progressive; the student's class token of each round predicts the teacher's."""
+
+    Options = DINOOptions
+    evaluate_options = "--task knn"
+    centre: Tensor
+
+    def find_splits(self, recipe: Recipe, source: str) -> Splits:
+        """Images by class, of which the labels serve for validation alone; with ``knn: false`` any images."""
+        if not self.options.knn:
+            train = find_unlabelled(source)
+            return Splits(self._with_unlabelled(train), train.subset([]))
+        train = find_images(source, recipe.data.train)
+        if len(train) < self.options.k:
+            raise ValueError(
+                f"{source} has {len(train)} labelled training images, too few for a vote of {self.options.k} "
+                "neighbours; add images, lower task_options.k, or set task_options.knn=false."
+            )
+        return Splits(self._with_unlabelled(train), find_images(source, recipe.data.val, train.class_ids))
+
+    def _with_unlabelled(self, train: ImageDataset) -> ImageDataset:
+        if self.options.unlabelled is None:
+            return train
+        more = find_unlabelled(self.options.unlabelled)
+        named = tuple(replace(entry, name=f"unlabelled/{entry.name}") for entry in more.entries)
+        return replace(train, entries=train.entries + named, targets=train.targets + more.targets)
+
+    def class_ids(self, splits: Splits) -> tuple[str, ...]:
+        """None: the model has no classifier."""
+        return ()
+
+    def describe(self, splits: Splits) -> str:
+        votes = f"; {len(splits.val):,} validation images" if self.options.knn else ""
+        return f"training on {len(splits.train):,} images without labels{votes}"
+
+    def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
+        """Head, teacher and centres; the teacher begins as the student."""
+        self._check(model, recipe)
+        wanted, config = self.options, model.config
+        capability(model, "run_at", "task: dino", "model.kind=progresvit (a plain ViT is one of its models)")
+        self.local_resolutions = local_resolutions(cast(Any, config), wanted.local_side)
+        sizes = {"hidden": wanted.hidden, "bottleneck": wanted.bottleneck, "prototypes": wanted.prototypes}
+        self.head, follower = (DINOHead(width=cast(Any, config).width, **sizes) for _ in range(2))
+        follower.load_state_dict(self.head.state_dict())
+        backbone = registry.build(config)  # without stochastic depth
+        backbone.load_state_dict(model.state_dict())
+        self.teacher = Teacher(backbone, follower).to(processes.device)
+        self.register_buffer("centre", torch.zeros(len(config.rounds), wanted.prototypes))
+        self.processes, self.warm_up = processes, recipe.schedule.warmup
+        self.sums: list[Tensor] = []
+        """Of each micro-batch of the step, the mean of the teacher's logits, (S, K)."""
+        self.spread = torch.zeros(len(config.rounds), 2)
+        """Of the last micro-batch, the spread of the teacher's probabilities in each round."""
+        self.has_warned = False
+        if recipe.run.compile:
+            versions = 4 * len(config.rounds) * cast(Any, config).depth  # global and local crops
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, versions)
+            if recipe.run.compile == "blocks":
+                compile_blocks(backbone)
+            else:
+                self.teacher.compile(dynamic=False)
+
+    def _check(self, model: RoundModel, recipe: Recipe) -> None:
+        if recipe.ema:
+            raise ValueError("the task dino keeps an average of its own, the teacher, and saves that; set ema=0.")
+        if recipe.augment != Augmentation():
+            raise ValueError(
+                "augment: the task dino does not read this section; its crops and colours are under task_options."
+            )
+        if recipe.model.num_classes is not None:
+            raise ValueError("model.num_classes: the task dino trains no classifier; remove it.")
+        if any(getattr(round_, "merge", 0) for round_ in model.config.rounds):
+            raise ValueError("model.merge: tokens are merged after training; remove it for the task dino.")
+
+    def load_data(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> TaskData:
+        config, device = model.config, processes.device
+        ordering: dict[str, Any] = {
+            "batch": recipe.optimizer.batch,
+            "accumulate": recipe.optimizer.accumulate,
+            "processes": processes.count,
+            "rank": processes.rank,
+            "seed": recipe.seed,
+        }
+        source: InMemoryWholeImages | LoaderWholeImages
+        if recipe.data.mode == "in_memory":
+            stored = in_memory_for_training(
+                splits.train,
+                side=recipe.data.in_memory_side or config.input_side,
+                device=device,
+                cache=recipe.data.in_memory_cache,
+            )
+            source = InMemoryWholeImages(stored, EpochSampler(count=len(stored), **ordering))
+        else:
+            sampler = EpochSampler(count=len(splits.train), **ordering)
+            side = LOADER_SCALE * config.input_side
+            source = LoaderWholeImages(splits.train, sampler, side=side, workers=recipe.data.workers, device=device)
+        options = self.options.model_copy(update={"local_side": self.local_resolutions[-1]})
+        train = MultiCropBatches(
+            source, config=config, options=options, device=device, compiled=bool(recipe.run.compile)
+        )
+        labelled = [index for index, target in enumerate(splits.train.targets) if target >= 0]
+        bank, val = (
+            _Evaluated(images.subset(images_of[processes.rank :: processes.count]), model, recipe, processes)
+            for images, images_of in ((splits.train, labelled), (splits.val, range(len(splits.val))))
+        )
+        return DINOData(train, val, [source.unreadable, bank.unreadable, val.unreadable], bank)
+
+    def prepare(self, batch: MultiCropBatch) -> DINOBatch:
+        """Ask the teacher; its logits also move the centre, after the step."""
+        views, images = batch.global_crops.shape[:2]
+        logits = [
+            round_.float().unflatten(0, (views, images)) for round_ in self.teacher(batch.global_crops.flatten(0, 1))
+        ]  # S times (2, B, K)
+        self.sums.append(torch.stack([round_.mean(dim=(0, 1)) for round_ in logits]))
+        temperature = self.options.teacher_temperature
+        targets = tuple(teacher_probabilities(round_, self.centre[s], temperature) for s, round_ in enumerate(logits))
+        self.spread = torch.stack([spread(round_) for round_ in targets])
+        return DINOBatch(batch.global_crops, batch.local_crops, targets)
+
+    def outputs(self, model: RoundModel, batch: DINOBatch) -> list[Tensor]:
+        """Logits of every round for all views, the global ones first: S times (2 + V, B, K)."""
+        images = batch.global_crops.shape[1]
+        runs: list[Sequence[RoundOutput]] = [model(batch.global_crops.flatten(0, 1))]
+        if len(batch.local_crops):
+            runs.append(cast(Any, model).run_at(batch.local_crops.flatten(0, 1), self.local_resolutions))
+        tokens = [torch.cat([output.tokens[:, 0] for output in outputs]) for outputs in zip(*runs)]  # (2B + VB, d)
+        return [self.head(class_token).unflatten(0, (-1, images)) for class_token in tokens]
+
+    def losses(self, outputs: Sequence[Tensor], batch: DINOBatch) -> Tensor:
+        """(S,)"""
+        temperature = self.options.student_temperature
+        return torch.stack([dino_loss(logits, teacher, temperature) for logits, teacher in zip(outputs, batch.teacher)])
+
+    def after_step(self, model: RoundModel, step: int, total_steps: int) -> None:
+        """Move the centres and the teacher."""
+        mean = self.processes.mean(torch.stack(self.sums).mean(dim=0))  # (S, K)
+        self.sums.clear()
+        self.centre.lerp_(mean, 1 - self.options.centre_momentum)
+        momentum = momentum_at(step, total_steps, self.options.momentum)
+        self.teacher.follow(cast(nn.Module, model), self.head, momentum)
+
+    def monitor(self) -> Mapping[str, Any]:
+        """Entropies in nats, one per round: of the teacher for an image, of its mean over images, of the centre."""
+        each, mean = self.spread.mT.tolist()
+        centre = entropy((self.centre / self.options.teacher_temperature).softmax(dim=-1))
+        return {"teacher_entropy": each, "mean_entropy": mean, "centre_entropy": centre.tolist()}
+
+    def warning(self, values: Mapping[str, Any], *, step: int, steps_per_epoch: int) -> str | None:
+        """Once, after the warm-up, if the teacher says the same of every image."""
+        information = [mean - each for each, mean in zip(values["teacher_entropy"], values["mean_entropy"])]
+        if self.has_warned or step <= (self.warm_up + 1) * steps_per_epoch or min(information) >= COLLAPSED:
+            return None
+        self.has_warned = True
+        number = information.index(min(information))
+        uniform = values["teacher_entropy"][number] > 0.9 * math.log(self.options.prototypes)
+        remedy = (
+            "lower task_options.teacher_temperature or raise task_options.centre_momentum"
+            if uniform
+            else "raise task_options.teacher_temperature, lower task_options.centre_momentum, or lower optimizer.lr"
+        )
+        kind = "almost uniform" if uniform else "the same"
+        return f"the teacher's output in round {number + 1} has collapsed: it is {kind} for all images; {remedy}."
+
+    def export(self, model: RoundModel) -> RoundModel:
+        """The teacher's backbone."""
+        return cast(RoundModel, self.teacher.backbone)
+
+    @torch.no_grad()
+    def validate(
+        self, model: RoundModel, data: TaskData, *, processes: Processes, dtype: torch.dtype | None
+    ) -> Metrics:
+        """Top-1 of a k-NN classifier on the class tokens of each round, and of its near-lossless routed point.
+
+        The vote's top-10 entropy is the uncertainty. Without labels there is nothing to measure.
+        """
+        if not self.options.knn:
+            return Metrics(primary=-math.inf, values={})
+        cast(nn.Module, model).eval()
+        bank, targets = self._features(model, cast(DINOData, data).bank(), processes, dtype)
+        queries, labels = self._features(model, data.val(), processes, dtype)
+        classes = int(max(targets.max(), labels.max())) + 1
+        entropies, hits = [], []
+        for known, asked in zip(bank, queries):
+            votes = knn_votes(
+                asked,
+                known,
+                targets,
+                classes=classes,
+                k=self.options.k,
+                temperature=self.options.knn_temperature,
+            )  # (N, K)
+            entropies.append(top10_entropy(votes.clamp(min=1e-12).log()))
+            hits.append(votes.argmax(dim=1) == labels)
+        scores, correct = (torch.stack(parts, dim=1).cpu().numpy() for parts in (entropies, hits))  # (N, S)
+        gmacs, top1 = model.gmacs(CONVENTION), correct.mean(axis=0).tolist()
+        values: dict[str, Any] = {"images": len(correct), "knn": top1}
+        values["near_lossless"] = asdict(near_lossless(scores, correct, gmacs))
+        return Metrics(primary=top1[-1], values={**values, "full_gmacs": gmacs[-1], "convention": CONVENTION})
+
+    def _features(
+        self, model: RoundModel, batches: Iterator[Batch], processes: Processes, dtype: torch.dtype | None
+    ) -> tuple[list[Tensor], Tensor]:
+        """Class tokens of every round, and labels, of the images of all processes: S times (N, d), and (N,)."""
+        tokens: list[list[Tensor]] = [[] for _ in model.config.rounds]
+        targets = []
+        for batch in batches:
+            with torch.autocast(batch.images.device.type, dtype, enabled=dtype is not None):
+                features = cast(Any, model).features(batch.images)
+            for kept, round_ in zip(tokens, features):
+                kept.append(round_.class_token.float())
+            targets.append(batch.targets)
+        mine = (
+            ([torch.cat(kept).cpu().numpy() for kept in tokens], torch.cat(targets).cpu().numpy()) if targets else None
+        )
+        shares = [share for share in processes.gather(mine) if share is not None]
+        rounds = [np.concatenate([share[0][s] for share in shares]) for s in range(len(tokens))]
+        labels = np.concatenate([share[1] for share in shares])
+        device = processes.device
+        return [torch.from_numpy(values).to(device) for values in rounds], torch.from_numpy(labels).to(device)
+
+    def summarize(self, values: Mapping[str, Any]) -> str:
+        if "knn" not in values:
+            return "no validation"
+        point = values["near_lossless"]
+        return (
+            f"{self.options.k}-NN top-1 of the rounds {' '.join(f'{top1:.2%}' for top1 in values['knn'])}; "
+            f"near-lossless {point['top1']:.2%} at {point['gmacs']:.3f} of {values['full_gmacs']:.3f} GMACs "
+            f"({values['convention']})"
+        )
+
+
+class _Evaluated:
+    """Images after the evaluation crop; in mode in_memory they are decoded at the first call and kept."""
+
+    def __init__(self, images: ImageDataset, model: RoundModel, recipe: Recipe, processes: Processes) -> None:
+        self.images, self.config, self.data, self.device = images, model.config, recipe.data, processes.device
+        self.batch = max(1, recipe.optimizer.batch // processes.count)
+        self.unreadable = Unreadable(images)
+        self._stored: Any = None
+
+    def __call__(self) -> Iterator[Batch]:
+        if self.data.mode == "loader":
+            return evaluation_batches(
+                self.images,
+                config=self.config,
+                batch=self.batch,
+                workers=self.data.workers,
+                device=self.device,
+                unreadable=self.unreadable,
+            )
+        if self._stored is None:
+            self._stored = in_memory_for_evaluation(
+                self.images, config=self.config, device=self.device, cache=self.data.in_memory_cache
+            )
+            self.unreadable.found = self._stored.unreadable.found
+        return in_memory_evaluation_batches(self._stored, config=self.config, batch=self.batch)

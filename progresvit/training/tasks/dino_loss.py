@@ -1,0 +1,113 @@
+"""The parts of DINO: projection head, loss, centring, momentum and the measures of collapse, without a training run.
+
+Letters: B images, V views (crops) of an image, G global ones among them, K prototypes, d channels of a class token.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from progresvit.config import BackboneConfig
+from progresvit.model import slicing
+
+
+class DINOHead(nn.Module):
+    """A three-layer MLP, L2 normalisation, and the cosine to K prototypes.
+
+    One head serves all rounds: its first layer is sliced to the width of the class token, as every layer of the
+    backbone is. The prototypes are rows of norm 1 (weight normalisation with a fixed length).
+
+    Args:
+        width: Channels of the widest class token.
+        hidden: Channels of the two hidden layers.
+        bottleneck: Channels before the prototypes.
+        prototypes: Outputs.
+    """
+
+    def __init__(self, *, width: int, hidden: int, bottleneck: int, prototypes: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, hidden)
+        self.fc3 = nn.Linear(hidden, bottleneck)
+        self.last = nn.Linear(bottleneck, prototypes, bias=False)
+        for layer in (self.fc1, self.fc2, self.fc3, self.last):
+            trunc_normal_(layer.weight, std=0.02)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, class_token: Tensor) -> Tensor:
+        x = F.gelu(slicing.linear(class_token, self.fc1))  # (B, d) -> (B, hidden)
+        x = self.fc3(F.gelu(self.fc2(x)))  # (B, hidden) -> (B, bottleneck)
+        return F.linear(F.normalize(x, dim=-1), F.normalize(self.last.weight, dim=-1))  # -> (B, K)
+
+
+def teacher_probabilities(logits: Tensor, centre: Tensor, temperature: float) -> Tensor:
+    """Centred and sharpened: (…, B, K), (K,) -> (…, B, K)."""
+    return ((_wide(logits) - centre) / temperature).softmax(dim=-1)
+
+
+def dino_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Mean cross entropy of each student view with each teacher view of the same image, except with itself.
+
+    The first G student views are the teacher's.
+
+    Args:
+        student: Logits, (V, B, K).
+        teacher: Probabilities, (G, B, K).
+        temperature: Divides the student's logits.
+    """
+    views, of_teacher = len(student), len(teacher)
+    with torch.autocast(student.device.type, enabled=False):
+        z = _wide(student) / temperature
+        # CE(t, s) = logsumexp(z) - t · z, and the sum over views goes into the product
+        normaliser = z.logsumexp(dim=-1)  # (V, B, K) -> (V, B)
+        others = z.sum(dim=0) - z[:of_teacher]  # of all views but the teacher's own: (G, B, K)
+        pairs = normaliser.sum(dim=0) - normaliser[:of_teacher] - (teacher * others).sum(dim=-1)  # (G, B)
+        loss: Tensor = pairs.sum(dim=0).mean() / (of_teacher * (views - 1))
+        return loss
+
+
+def momentum_at(step: int, total_steps: int, start: float) -> float:
+    """The teacher's momentum: a cosine from ``start`` to 1 over the run."""
+    return 1 - (1 - start) * (math.cos(math.pi * step / total_steps) + 1) / 2
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """Natural logarithm: (…, K) -> (…)."""
+    found: Tensor = torch.special.entr(probabilities).sum(dim=-1)
+    return found
+
+
+def spread(probabilities: Tensor) -> Tensor:
+    """Mean entropy of the teacher's distributions, and entropy of their mean: (G, B, K) -> (2,).
+
+    The teacher has collapsed if both are ln K (each image gets the uniform distribution), or if they are equal (all
+    images get the same distribution): their difference is the information that the output has about the image.
+    """
+    each = entropy(probabilities).mean()
+    return torch.stack([each, entropy(probabilities.mean(dim=(0, 1)))])
+
+
+def local_resolutions(config: BackboneConfig, local_side: int) -> list[int]:
+    """Side of the local crops in each round: scaled as the image is, to the nearest multiple of the patch size."""
+    patch, last = config.patch_size, config.rounds[-1].resolution
+    patches = [math.floor(local_side * round_.resolution / (last * patch) + 0.5) for round_ in config.rounds]
+    if min(patches) < 1:
+        number = patches.index(min(patches))
+        least = math.ceil(patch * last / config.rounds[number].resolution)
+        raise ValueError(
+            f"task_options.local_side: local crops of {local_side} pixels are "
+            f"{local_side * config.rounds[number].resolution / last:.3g} pixels in round {number + 1}, smaller than a "
+            f"patch of {patch}; use {least} or more."
+        )
+    return [count * patch for count in patches]
+
+
+def _wide(values: Tensor) -> Tensor:
+    """At least float32."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -1,0 +1,179 @@
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.data.dataset import find_images
+from progresvit.distributed import Processes
+from progresvit.evaluation import DataSource, EvalOptions, evaluate_linear, linear_run
+from progresvit.evaluation.linear_run import hold_out_tenth
+from progresvit.model import ProgResViT
+from progresvit.routing import near_lossless
+
+ONE = Processes(0, 1, torch.device("cpu"))
+PLAIN = EvalOptions(workers=0, batch=20)
+RATES = (0.03, 0.3, 3.0)
+
+
+@pytest.fixture(scope="module")
+def model(randomize):
+    """A model without a head."""
+    torch.manual_seed(1)
+    config = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=0)
+    return randomize(ProgResViT(config))
+
+
+def run(model, data, out, options=PLAIN, *, source=None, processes=ONE, **settings):
+    given = DataSource(data=str(data), **(source or {}))
+    settings = {"epochs": 3, "learning_rates": RATES, "in_memory": True, **settings}
+    return evaluate_linear(model, given, out, name="m", processes=processes, options=options, **settings)
+
+
+@pytest.fixture(scope="module")
+def records(model, digits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("linear")
+    records = run(model, digits, folder / "linear.parquet", epochs=25)
+    assert [path.name for path in folder.iterdir()] == ["linear.parquet"]
+    return records
+
+
+def test_classifiers_learn_and_are_routed(records):
+    assert len(records) == 24
+    assert (records.correct.mean(axis=0) > 0.5).all()  # by chance 0.25
+    point = near_lossless(records.scores(), records.correct, records.gmacs())
+    assert point.top1 >= records.correct[:, -1].mean()
+
+
+def test_the_header_holds_the_settings_and_what_was_chosen(records):
+    probe, result = records.header.probe, records.header.probe_result
+    known = {key: value for key, value in probe.items() if key != "names"}
+    assert known == {
+        "task": "linear", "epochs": 25, "batch": 20, "learning_rates": list(RATES), "seed": 0, "in_memory": True,
+        "held_out": 4, "split": "train", "images": 48, "classes": ["0", "1", "2", "3"],
+    }  # fmt: skip
+    assert np.shape(result["held_out_top1"]) == (2, 3)
+    for accuracy, rate in zip(result["held_out_top1"], result["learning_rates"]):
+        assert rate == RATES[int(np.argmax(accuracy))]
+    assert "probe_result" not in records.header.identity()
+
+
+def test_the_model_is_not_changed(model, digits, tmp_path):
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    run(model, digits, tmp_path / "r.parquet", epochs=1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("stop", ["training", "prediction"])
+def test_a_stopped_run_resumes_and_gives_identical_records(model, digits, tmp_path, monkeypatch, in_memory, stop):
+    out = tmp_path / "r.parquet"
+    monkeypatch.setattr("progresvit.evaluation.parts.CHUNK", 7)
+    whole = run(model, digits, tmp_path / "whole.parquet", in_memory=in_memory)
+    steps, calls, limit = 2, [], 6 + 1 + 2  # training steps of an epoch; 6 in all, held-out images, two parts
+    class_tokens = linear_run.class_tokens
+
+    def counting(of_model, images, precision):
+        if len(images) > 1:  # a single image tells the widths
+            calls.append(len(images))
+        if len(calls) > (steps + 1 if stop == "training" else limit):
+            raise KeyboardInterrupt
+        return class_tokens(of_model, images, precision)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(linear_run, "class_tokens", counting)
+        with pytest.raises(KeyboardInterrupt):
+            run(model, digits, out, in_memory=in_memory)
+        assert not out.exists()
+        with pytest.raises(ValueError, match=r"beginning of another run \(other probe\)"):
+            run(model, digits, out, in_memory=in_memory, epochs=4)
+    seen = []
+    with monkeypatch.context() as patch:
+        patch.setattr(linear_run, "class_tokens", lambda *given: seen.append(0) or class_tokens(*given))
+        resumed = run(model, digits, out, in_memory=in_memory)
+    assert len(seen) - 1 == (4 + 1 + 4 if stop == "training" else 1 + 2)
+    assert np.array_equal(resumed.ids, whole.ids)
+    assert np.array_equal(resumed.statistics, whole.statistics)
+    assert resumed.header.probe_result == whole.header.probe_result
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.parquet", "whole.parquet"]
+
+
+def test_a_run_that_stopped_before_its_first_epoch_leaves_nothing(model, digits, tmp_path, monkeypatch):
+    def stopping(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(linear_run.LinearProbe, "train_step", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run(model, digits, tmp_path / "r.parquet")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tenth_of_each_class_is_held_out_by_name(digits):
+    images = find_images(digits, "train")
+    train, held_out = hold_out_tenth(images, "train")
+    assert sorted(held_out.targets) == [0, 1, 2, 3]
+    assert {*train.entries} | {*held_out.entries} == {*images.entries}
+    assert not {*train.entries} & {*held_out.entries}
+    shuffled = images.subset(reversed(range(len(images))))
+    assert {*hold_out_tenth(shuffled, "train")[1].entries} == {*held_out.entries}
+
+
+def test_a_class_with_one_training_image_is_refused(model, digits, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(digits, data)
+    for path in sorted((data / "train" / "3").glob("*.png"))[1:]:
+        path.unlink()
+    with pytest.raises(ValueError, match=r"only one image of the split train shows the class 3; .* so add images"):
+        run(model, data, tmp_path / "r.parquet")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_unreadable_images_are_left_out_and_named(model, digits, tmp_path):
+    data = tmp_path / "data"
+    for split, digit in (("train", "0"), ("train", "1"), ("val", "0"), ("val", "1")):
+        (data / split / digit).mkdir(parents=True)
+        for number in range(60):
+            shutil.copy(digits / "train" / digit / f"{number % 12}.png", data / split / digit / f"{number}.png")
+    train, held_out = hold_out_tenth(find_images(data, "train"), "train")
+    broken = [train.entries[3].name, held_out.entries[2].name, "val/1/7.png"]
+    for name in broken:
+        (data / name).write_bytes(b"no image")
+    records = run(model, data, tmp_path / "r.parquet", epochs=1)
+    assert [line.split(":")[0] for line in records.header.unreadable] == broken
+    assert len(records) == 119
+
+
+def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out" / "r.parquet"
+    shutil.copytree(digits, data)
+    shutil.rmtree(data / "train" / "2")
+    for given, match in [
+        ({"data": data}, "the split val has classes of which the bank.* has no images: 2"),
+        ({"data": digits, "epochs": 0}, "at least one epoch"),
+        ({"data": digits, "learning_rates": (0.1, -1.0)}, "learning rates are numbers above 0"),
+        ({"data": digits, "source": {"unlabelled": True}}, "need labelled images"),
+        ({"data": digits, "bank_split": "val"}, "images of the split val are in the bank"),
+        ({"data": digits, "processes": replace(ONE, count=2)}, "without torchrun"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            run(model, out=out, **given)
+
+    class Bare:
+        config = model.config
+
+    with pytest.raises(ValueError, match="Bare has no method 'features'"):
+        run(Bare(), digits, out)
+    assert not out.parent.exists()
+
+
+@pytest.mark.gpu
+def test_a_gpu_learns_too_and_resumes(model, digits, tmp_path):
+    gpu = Processes(0, 1, torch.device("cuda", 0))
+    first = run(model, digits, tmp_path / "a.parquet", processes=gpu, epochs=25)
+    again = run(model, digits, tmp_path / "b.parquet", processes=gpu, epochs=25)
+    model.cpu()
+    assert (first.correct.mean(axis=0) > 0.5).all()
+    assert np.array_equal(first.statistics, again.statistics)
