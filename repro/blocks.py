@@ -16,6 +16,7 @@ from repro import (
     frontier_tables,
     routing_tables,
     segmentation_tables,
+    self_supervised,
     shift_tables,
     tables,
 )
@@ -23,6 +24,7 @@ from repro.compare import (
     ComparedRun,
     CrossedDifference,
     Difference,
+    LineUp,
     RunShift,
     crossed_difference,
     gather,
@@ -81,13 +83,15 @@ class Page:
 
     def about(self) -> str:
         """The images, and how numbers are given."""
-        sets: dict[tuple[str, int, int], int | None] = {}
+        sets: dict[tuple[str, int, int], set[int]] = {}
         for one in self.results.all:
-            which = one.data.name, one.data.val, one.data.classes
-            sets[which] = one.data.train or sets.get(which)  # what was not trained here does not say
+            trained_on = sets.setdefault((one.data.name, one.data.val, one.data.classes), set())
+            if one.data.train is not None:  # what was not trained here does not say
+                trained_on.add(one.data.train)
         lines = []
-        for (name, val, classes), train in sets.items():
-            trained = f"; models were trained on {train:,} others" if train is not None else ""
+        for (name, val, classes), trained_on in sets.items():
+            numbers = " or ".join(f"{train:,}" for train in sorted(trained_on))
+            trained = f"; models were trained on {numbers} others" if numbers else ""
             lines.append(f"- {name}: measured on {val:,} held-out images of {classes} classes{trained}.")
         return "\n".join(lines)
 
@@ -152,6 +156,30 @@ class Page:
             parts.append(f"Not measured: {', '.join(lined_up.missing)}.")
         parts += [frontier_tables.cost_table(title, rows, cost, costs) for cost, costs in by_device.values()]
         return _blocks(*parts, frontier_tables.commands_table(lined_up.runs))
+
+    def early_exit(self, name: str) -> str:
+        """The near-lossless threshold of each run of a frontier, and its seeds separately."""
+        plan, rows = self.study.frontiers[name], line_up_frontier(self.results, self.study, name).runs
+        lined_up = LineUp(title=plan.title, rows=rows, missing=(), against=None, unmeasured_base=None)
+        return _blocks(tables.exit_table(lined_up) if rows else NOT_MEASURED)
+
+    def probes(self) -> str:
+        """Top-1 of every run whose features were evaluated, by each probe."""
+        probed = self_supervised.probed_runs(self.results, self.study)
+        return _blocks(self_supervised.probes_table(probed) if probed else NOT_MEASURED)
+
+    def training_curves(self, *names: str) -> str:
+        """Loss and entropies of runs of the task dino; without names, of all that trained for several epochs."""
+        runs = self_supervised.runs_with_curves(self.results, names or tuple(self.study.runs))
+        if not runs:
+            return NOT_MEASURED
+        alt = "Loss, and entropy of the teacher's output, of its mean over images and of the centre, against epochs"
+        shown = [[one.name, one.curves and one.curves.model_dump(), one.recipe["task_options"]] for one in runs]
+        return self.plot("training", alt, partial(self_supervised.curves_figure, runs), *shown)
+
+    def information(self, run: str) -> tuple[float, ...]:
+        """Nats about the image in the teacher's output at the end of a training of the task dino, in each round."""
+        return self_supervised.information(self_supervised.runs_with_curves(self.results, (run,)))
 
     def _frontier_rows(self, name: str) -> list[FrontierRow]:
         """Computed once: intervals take a while."""
@@ -330,14 +358,17 @@ class Page:
         seeds = [len(run.seeds) for run in self._compared(ours, theirs)]
         return self.run_shift(place).widen(self.difference(ours, theirs, place), *seeds)
 
-    def crossed(self, ours: str, theirs: str, place: int = FULL) -> CrossedDifference:
-        """Top-1 of one run minus that of another at equal training compute, with its interval over seeds and images."""
-        ours_run, theirs_run = self._compared(ours, theirs, equal="compute")
+    def crossed(self, ours: str, theirs: str, place: int = FULL, equal: Equal | None = "compute") -> CrossedDifference:
+        """Top-1 of one run minus that of another at equal training compute, with its interval over seeds and images.
+
+        With ``equal`` None, trainings may differ in length: one of the two has random weights, say.
+        """
+        ours_run, theirs_run = self._compared(ours, theirs, equal=equal)
         check_seeds([*ours_run.seeds, *theirs_run.seeds], f"{ours} minus {theirs}")
         return crossed_difference(ours_run.correct_of_seeds(place), theirs_run.correct_of_seeds(place))
 
-    def _compared(self, *names: str, equal: Equal = "epochs") -> list[ComparedRun]:
-        """Measured runs of the same images and of equal epochs or compute."""
+    def _compared(self, *names: str, equal: Equal | None = "epochs") -> list[ComparedRun]:
+        """Measured runs of the same images and of equal epochs or compute, unless ``equal`` is None."""
         runs = [gather(self.results, name) for name in names]
         for run in runs:
             if not run.seeds:
@@ -365,6 +396,7 @@ class Page:
         blocks: list[Callable[..., str]] = [self.about, self.comparison, self.settings, self.routers, self.abstention]
         blocks += [self.frontier, self.equal_accuracy, self.groups, self.severities, self.corruptions]
         blocks += [self.harm, self.shift_tests, self.measurements, self.segmentation]
+        blocks += [self.early_exit, self.probes, self.training_curves]
         routed = [(one.near_lossless, one.rounds) for one in self.results.runs.values() if len(one.rounds.bits) > 1]
         return {
             "study": self.study,
@@ -376,6 +408,7 @@ class Page:
             "segmentation_row": self.segmentation_row,
             "exit_order": self.exit_order,
             "marginal_points": self.marginal_points,
+            "information": self.information,
             "cost_point": self.cost_point,
             "savings": [1 - point.gmacs_paper / rounds.gmacs_paper[FULL] for point, rounds in routed if point],
             "settings_of": routing_tables.settings_of,

@@ -60,16 +60,19 @@ def dino_gmacs(recipe: Mapping[str, Any]) -> float:
     return PASSES * trained + GLOBAL_CROPS * of_global
 
 
-def check_equal(results: Sequence[RunResult], equal: Equal, what: str) -> None:
-    """Refuse runs of different images, precisions or probes, and of other epochs or training compute than the first."""
+def check_equal(results: Sequence[RunResult], equal: Equal | None, what: str) -> None:
+    """Refuse runs of different images, precisions or probes, and of other epochs or training compute than the first.
+
+    With ``equal`` None, trainings may differ in length.
+    """
     check_comparable(results, what)
     for other in results[1:]:
         first = results[0]
         predictions = [_prediction(one) for one in (first, other)]
         if predictions[0] != predictions[1]:
             raise ValueError(
-                f"{what} compares {first.name} and {other.name}, which predict by {' and '.join(predictions)}. Evaluate "
-                "both in the same way, or take one of them out."
+                f"{what} compares {first.name} and {other.name}, which predict by {' and '.join(predictions)}. "
+                "Evaluate both in the same way, or take one of them out."
             )
         if equal == "epochs" and other.epochs != first.epochs:
             raise ValueError(

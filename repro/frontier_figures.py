@@ -27,6 +27,8 @@ CURVE = tuple(np.linspace(0, 1, 21).tolist())
 LOWEST_ERROR = 0.05
 """In percent; an error rate below it is drawn as this one."""
 TICKS = (0, 20, 40, 60, 70, 80, 85, 90, 92, 94, 95, 96, 97, 98, 98.5, 99, 99.5)
+FEW_TICKS = 3
+"""With fewer of these in the plot, every fifth percent is a tick, or every percent."""
 Style = dict[str, Any]
 
 
@@ -156,11 +158,20 @@ def _finish(figure: Figure, axes: Axes, rows: Sequence[FrontierRow], curves: Seq
     lowest, highest = ends.min() - 0.04 * reach, ends.max() + 0.04 * reach
     axes.set_ylim(100 - 10**-lowest, 100 - 10**-highest)
     ticks: list[float] = []
-    for tick in (tick for tick in TICKS if lowest <= _height(tick) <= highest):
-        if not ticks or _height(tick) - _height(ticks[-1]) > 0.035 * reach:
-            ticks.append(tick)
+    for candidates in (TICKS, range(0, 100, 5), range(100)):
+        if len(ticks) < FEW_TICKS:
+            ticks = _spaced([tick for tick in candidates if lowest <= _height(tick) <= highest], 0.035 * reach)
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     handles = [Line2D([], [], label=curve.label, **curve.style) for curve in curves]
     columns = max(1, min(3, 92 // (max(len(curve.label) for curve in curves) + 8)))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
+
+
+def _spaced(ticks: Sequence[float], distance: float) -> list[float]:
+    """The ticks that are not too near to the one before."""
+    kept: list[float] = []
+    for tick in ticks:
+        if not kept or _height(tick) - _height(kept[-1]) > distance:
+            kept.append(tick)
+    return kept

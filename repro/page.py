@@ -66,6 +66,9 @@ def build(folder: Path, template: Path, out: Path) -> Built:
     def sub_study(name: str) -> dict[str, Any]:
         return Page(folder / name, figures, plots, prefix=f"{name}-").values()
 
+    def has_study(name: str) -> bool:
+        return any((folder / name).glob("*.json"))
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(template.parent),
         undefined=jinja2.StrictUndefined,
@@ -75,7 +78,8 @@ def build(folder: Path, template: Path, out: Path) -> Built:
     )
     words = {"percent": tables.percent, "gmacs": tables.gmacs, "each": tables.each, "interval": tables.interval}
     environment.filters |= words
-    values = Page(folder, figures, plots).values() | {"sub_study": sub_study, "imagenet": cache(ImageNet)}
+    values = Page(folder, figures, plots).values() | {"sub_study": sub_study, "has_study": has_study}
+    values["imagenet"] = cache(ImageNet)
     values["claims"] = lambda: yaml.safe_load(environment.get_template("claims.yaml.j2").render(values))
     return Built(out, environment.get_template(template.name).render(values), plots)
 

@@ -57,7 +57,7 @@ class Run(Section):
             raise ValueError("a run with of: evaluates the models of that run in another way; add merge or task")
         if self.of is not None and (self.recipe or self.set or self.seeds or self.start):
             raise ValueError(
-                "a run with of: has the recipe, the start and the seeds of that run; remove recipe, set, seeds and start"
+                "a run with of: has the recipe, seeds and start of that run; remove recipe, set, seeds and start"
             )
         if self.evaluate and self.task is None:
             raise ValueError("evaluate adds words to the evaluation by a task; add task, or remove evaluate")

@@ -70,7 +70,7 @@ def accuracy_table(compared: LineUp) -> str:
         rows.append(
             [
                 run.label,
-                _schedule(run),
+                schedule(run),
                 gmacs(run.gmacs()),
                 percent(run.top1(0)) if several else None,
                 interval(run.less(base, 0)) if base and several and base.rounds > 1 else None,
@@ -90,11 +90,11 @@ def seeds_table(compared: LineUp) -> str:
     rows = [
         [
             run.label,
-            _schedule(run),
+            schedule(run),
             gmacs(run.gmacs(0)) if run.rounds > 1 else None,
-            _over_seeds(run, 0) if run.rounds > 1 else None,
+            over_seeds(run, 0) if run.rounds > 1 else None,
             gmacs(run.gmacs()),
-            _over_seeds(run, FULL),
+            over_seeds(run, FULL),
             str(len(run.seeds)),
             str(run.first.epochs),
         ]
@@ -105,7 +105,8 @@ def seeds_table(compared: LineUp) -> str:
     return table(title, [*heads, "seeds", "epochs"], rows)
 
 
-def _over_seeds(run: ComparedRun, place: int) -> str:
+def over_seeds(run: ComparedRun, place: int) -> str:
+    """Top-1 of a round in percent: mean and, with several seeds, standard deviation."""
     deviation = run.deviation(place)
     return percent(run.top1(place), 2) + (f" ± {percent(deviation, 2)}" if deviation is not None else "")
 
@@ -149,7 +150,8 @@ def _log_loss(of_round: RoundOutcome) -> Row:
     return [None, None] if difference is None else [interval(difference, 4, scale=1), log_loss_verdict(difference)]
 
 
-def _schedule(run: ComparedRun) -> str:
+def schedule(run: ComparedRun) -> str:
+    """Resolutions and heads of the rounds."""
     between = "→" if run.near_lossless else " / "  # rounds that are alternatives do not follow each other
     rounds = run.first.rounds
     resolutions = between.join(map(str, rounds.resolutions))

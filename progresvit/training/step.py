@@ -159,8 +159,12 @@ class TrainingStep:
             nn.utils.clip_grad_norm_(self.trained.parameters(), largest)
             return
         gradients = [parameter.grad for parameter in self.trained.parameters() if parameter.grad is not None]
-        norms = torch._foreach_norm(gradients)
-        torch._foreach_mul_(gradients, [(largest / (norm + 1e-6)).clamp(max=1) for norm in norms])
+        factors = torch._foreach_norm(gradients)  # becomes min(1, largest / norm); one kernel for many parameters
+        torch._foreach_add_(factors, 1e-6)
+        torch._foreach_reciprocal_(factors)
+        torch._foreach_mul_(factors, largest)
+        torch._foreach_clamp_max_(factors, 1.0)
+        torch._foreach_mul_(gradients, factors)
 
     def _synced(self, last: bool) -> Any:
         """Processes exchange gradients once, with the last micro-batch."""

@@ -29,6 +29,7 @@ from repro.formats import (
     ShiftResult,
     read_measurement,
 )
+from repro.measure.curves import measure_curves
 from repro.measure.records import (
     data_of,
     measure_frontier,
@@ -36,7 +37,6 @@ from repro.measure.records import (
     measure_probe,
     measure_rounds,
 )
-from repro.measure.curves import measure_curves
 from repro.measure.routing import measure_routing
 from repro.measure.segmentation import measure_segmentation
 from repro.measure.shift import has_budget, measure_shift
@@ -44,7 +44,7 @@ from repro.study import Entry, Places, Study, entries_of, reader_commands, test_
 
 SEED = 0
 """Of halves, folds and routers."""
-NOT_LEARNED = {"data.workers", *(f"run.{key}" for key in RunOptions.model_fields if key != "precision")}
+NOT_LEARNED = {"data.workers", "data.in_memory_cache", *(f"run.{key}" for key in RunOptions.model_fields if key != "precision")}
 """Keys of a recipe that do not change the trained model."""
 
 

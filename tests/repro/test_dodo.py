@@ -143,6 +143,33 @@ def test_tasks_are_chosen_by_name(study, names, steps):
     assert sorted(study.done) == sorted(steps)
 
 
+STARTED = {"one": {"seeds": [1]}, "two": {"seeds": [1], "start": "one"}}
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "3")])
+def test_a_run_that_starts_from_another_is_trained_after_it(study, tmp_path, words):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY | {"runs": dict(reversed(STARTED.items()))}))
+    assert study(*words, "two") == 0
+    assert study.done == ["train one-1", "train two-1", "evaluate two-1", "measure two-1"]
+
+
+def test_the_model_that_a_run_starts_from_is_trained_although_it_was_measured(study, tmp_path):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY | {"runs": STARTED, "routing": {}}))
+    study.results.mkdir(parents=True)
+    (study.results / "one-1.json").touch()
+    assert study() == 0
+    assert study.done == ["train one-1", "train two-1", "evaluate two-1", "measure two-1"]
+
+
+def test_a_linear_probe_is_trained_by_one_process(module, tmp_path):
+    runs = {"one": {"seeds": [1], "task": "knn"}, "two": {"seeds": [1], "task": "linear"}}
+    make = module  # writes the study of the other tests first
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY | {"runs": runs}))
+    made = make(processes=8)
+    assert "torch.distributed.run" in words_of(made, 1, "one-1")
+    assert words_of(made, 1, "two-1")[1:4] == ["-m", "progresvit", "evaluate"]
+
+
 @pytest.fixture
 def module(tmp_path):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY))
