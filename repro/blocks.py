@@ -348,9 +348,9 @@ class Page:
             parts.append(f"{summary}\n\n```\n" + "\n".join(one.commands) + f"\n```\n\n{software}.\n\n</details>")
         return _blocks(*parts)
 
-    def difference(self, ours: str, theirs: str, place: int = FULL) -> Difference:
+    def difference(self, ours: str, theirs: str, place: int = FULL, equal: Equal | None = "epochs") -> Difference:
         """Top-1 of one run minus that of another, with its interval over images; of a round, or of the full path."""
-        ours_run, theirs_run = self._compared(ours, theirs)
+        ours_run, theirs_run = self._compared(ours, theirs, equal=equal)
         return ours_run.less(theirs_run, place)
 
     def widened(self, ours: str, theirs: str, place: int = FULL) -> Difference:

@@ -44,7 +44,11 @@ from repro.study import Entry, Places, Study, entries_of, reader_commands, test_
 
 SEED = 0
 """Of halves, folds and routers."""
-NOT_LEARNED = {"data.workers", "data.in_memory_cache", *(f"run.{key}" for key in RunOptions.model_fields if key != "precision")}
+NOT_LEARNED = {
+    "data.workers",
+    "data.in_memory_cache",
+    *(f"run.{key}" for key in RunOptions.model_fields if key != "precision"),
+}
 """Keys of a recipe that do not change the trained model."""
 
 
