@@ -22,6 +22,7 @@ from torch import Tensor
 
 from progresvit.config import BaseConfig
 from progresvit.data import gpu_augment
+from progresvit.data.crop import preprocessing_hash
 from progresvit.data.dataset import ImageDataset, dataset_hash
 from progresvit.data.decode import ImageError
 from progresvit.data.loader import Batch, Unreadable, open_image
@@ -140,7 +141,7 @@ def in_memory_for_evaluation(
 ) -> InMemoryImages:
     """The evaluation crop of each image; ``cache`` is a folder that keeps them for the next run."""
     crop = evaluation_transform(config, as_bytes=True)
-    file = None if cache is None else cache_file(cache, dataset, f"{config.input_side} crop {config.crop}")
+    file = None if cache is None else cache_file(cache, dataset, preprocessing_hash(config))
     return InMemoryImages(dataset, side=config.input_side, prepare=crop, device=device, cache=file)
 
 

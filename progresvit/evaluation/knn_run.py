@@ -38,12 +38,8 @@ from progresvit.evaluation.run import (
     record_columns,
     source_header,
 )
-from progresvit.metrics.knn import check_knn, knn_votes
+from progresvit.metrics.knn import check_knn, knn_votes, vote_logits
 from progresvit.model.interface import RoundModel
-
-VOTE_FLOOR = 1e-12
-"""Share of a class without votes, so that its logarithm is finite. A thousand such classes add 3e-8 to an entropy and
-1e-9 to the sum of the shares, less than float32 resolves next to 1."""
 
 
 def evaluate_knn(
@@ -140,4 +136,4 @@ def _records(votes: Sequence[Tensor], queries: Parts, header: Header, keep_logit
 
 def log_votes(votes: Tensor) -> Tensor:
     """What takes the place of logits: (N, K) -> (N, K), finite unless the features were not."""
-    return votes.clamp(min=VOTE_FLOOR).log()
+    return vote_logits(votes)

@@ -17,6 +17,10 @@ QUERY_BLOCK = 4096
 BANK_BLOCK = 16384
 """Queries and images of the bank that are compared at a time: 256 MiB of similarities."""
 
+VOTE_FLOOR = 1e-12
+"""Share of a class without votes, so that its logarithm is finite. A thousand such classes add 3e-8 to an entropy and
+1e-9 to the sum of the shares, less than float32 resolves next to 1."""
+
 
 @torch.no_grad()
 def knn_votes(
@@ -65,6 +69,11 @@ def knn_votes(
     for rank in range(k):  # one class of each row at a time: the sum has the same order on every device
         votes.scatter_add_(1, labels[:, rank : rank + 1], weights[:, rank : rank + 1])
     return votes.where(similarities.isfinite().all(dim=1, keepdim=True), torch.nan)
+
+
+def vote_logits(votes: Tensor) -> Tensor:
+    """Shares of votes as logits, whose softmax they are: (N, K) -> (N, K)."""
+    return votes.clamp(min=VOTE_FLOOR).log()
 
 
 def check_knn(images: int, *, k: int, temperature: float) -> None:

@@ -11,9 +11,8 @@ from progresvit.data.dataset import find_images
 from progresvit.data.transforms import evaluation_transform
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, evaluate, evaluate_knn, read_records
-from progresvit.evaluation.knn_run import VOTE_FLOOR
 from progresvit.io.weights import weights_hash
-from progresvit.metrics.knn import knn_votes
+from progresvit.metrics.knn import VOTE_FLOOR, knn_votes
 from progresvit.model import ProgResViT
 from progresvit.routing import frontier, near_lossless
 

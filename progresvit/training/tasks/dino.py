@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -24,11 +23,9 @@ from torch import Tensor, nn
 from progresvit import compute
 from progresvit.data.dataset import ImageDataset, find_images, find_unlabelled
 from progresvit.data.in_memory import (
-    in_memory_evaluation_batches,
-    in_memory_for_evaluation,
     in_memory_for_training,
 )
-from progresvit.data.loader import Batch, Unreadable, evaluation_batches
+from progresvit.data.loader import Batch
 from progresvit.data.multicrop import (
     InMemoryWholeImages,
     LoaderWholeImages,
@@ -36,14 +33,10 @@ from progresvit.data.multicrop import (
     MultiCropBatches,
     MultiCropOptions,
 )
-from progresvit.data.sampler import EpochSampler
 from progresvit.data.transforms import Augmentation
 from progresvit.distributed import Processes
-from progresvit.metrics.knn import knn_votes
 from progresvit.model import RoundOutput, registry
 from progresvit.model.interface import RoundModel, capability
-from progresvit.routing import top10_entropy
-from progresvit.routing.frontier import near_lossless
 from progresvit.training.step import compile_blocks
 from progresvit.training.tasks.dino_loss import (
     DINOHead,
@@ -54,7 +47,8 @@ from progresvit.training.tasks.dino_loss import (
     spread,
     teacher_probabilities,
 )
-from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData
+from progresvit.training.tasks.knn_validation import EvaluatedImages, knn_metrics
+from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make_sampler
 
 if TYPE_CHECKING:
     from progresvit.training.recipe import Recipe
@@ -199,13 +193,6 @@ class DINO(Task):
 
     def load_data(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> TaskData:
         config, device = model.config, processes.device
-        ordering: dict[str, Any] = {
-            "batch": recipe.optimizer.batch,
-            "accumulate": recipe.optimizer.accumulate,
-            "processes": processes.count,
-            "rank": processes.rank,
-            "seed": recipe.seed,
-        }
         source: InMemoryWholeImages | LoaderWholeImages
         if recipe.data.mode == "in_memory":
             stored = in_memory_for_training(
@@ -214,9 +201,9 @@ class DINO(Task):
                 device=device,
                 cache=recipe.data.in_memory_cache,
             )
-            source = InMemoryWholeImages(stored, EpochSampler(count=len(stored), **ordering))
+            source = InMemoryWholeImages(stored, make_sampler(len(stored), recipe, processes))
         else:
-            sampler = EpochSampler(count=len(splits.train), **ordering)
+            sampler = make_sampler(len(splits.train), recipe, processes)
             side = LOADER_SCALE * config.input_side
             source = LoaderWholeImages(splits.train, sampler, side=side, workers=recipe.data.workers, device=device)
         options = self.options.model_copy(update={"local_side": self.local_resolutions[-1]})
@@ -225,7 +212,7 @@ class DINO(Task):
         )
         labelled = [index for index, target in enumerate(splits.train.targets) if target >= 0]
         bank, val = (
-            _Evaluated(images.subset(images_of[processes.rank :: processes.count]), model, recipe, processes)
+            EvaluatedImages(images.subset(images_of[processes.rank :: processes.count]), model, recipe, processes)
             for images, images_of in ((splits.train, labelled), (splits.val, range(len(splits.val))))
         )
         return DINOData(train, val, [source.unreadable, bank.unreadable, val.unreadable], bank)
@@ -290,58 +277,21 @@ class DINO(Task):
         """The teacher's backbone."""
         return cast(RoundModel, self.teacher.backbone)
 
-    @torch.no_grad()
     def validate(
         self, model: RoundModel, data: TaskData, *, processes: Processes, dtype: torch.dtype | None
     ) -> Metrics:
-        """Top-1 of a k-NN classifier on the class tokens of each round, and of its near-lossless routed point.
-
-        The vote's top-10 entropy is the uncertainty. Without labels there is nothing to measure.
-        """
+        """Top-1 of a k-NN classifier on the class tokens of each round. Without labels there is nothing to measure."""
         if not self.options.knn:
             return Metrics(primary=-math.inf, values={})
-        cast(nn.Module, model).eval()
-        bank, targets = self._features(model, cast(DINOData, data).bank(), processes, dtype)
-        queries, labels = self._features(model, data.val(), processes, dtype)
-        classes = int(max(targets.max(), labels.max())) + 1
-        entropies, hits = [], []
-        for known, asked in zip(bank, queries):
-            votes = knn_votes(
-                asked,
-                known,
-                targets,
-                classes=classes,
-                k=self.options.k,
-                temperature=self.options.knn_temperature,
-            )  # (N, K)
-            entropies.append(top10_entropy(votes.clamp(min=1e-12).log()))
-            hits.append(votes.argmax(dim=1) == labels)
-        scores, correct = (torch.stack(parts, dim=1).cpu().numpy() for parts in (entropies, hits))  # (N, S)
-        gmacs, top1 = model.gmacs(CONVENTION), correct.mean(axis=0).tolist()
-        values: dict[str, Any] = {"images": len(correct), "knn": top1}
-        values["near_lossless"] = asdict(near_lossless(scores, correct, gmacs))
-        return Metrics(primary=top1[-1], values={**values, "full_gmacs": gmacs[-1], "convention": CONVENTION})
-
-    def _features(
-        self, model: RoundModel, batches: Iterator[Batch], processes: Processes, dtype: torch.dtype | None
-    ) -> tuple[list[Tensor], Tensor]:
-        """Class tokens of every round, and labels, of the images of all processes: S times (N, d), and (N,)."""
-        tokens: list[list[Tensor]] = [[] for _ in model.config.rounds]
-        targets = []
-        for batch in batches:
-            with torch.autocast(batch.images.device.type, dtype, enabled=dtype is not None):
-                features = cast(Any, model).features(batch.images)
-            for kept, round_ in zip(tokens, features):
-                kept.append(round_.class_token.float())
-            targets.append(batch.targets)
-        mine = (
-            ([torch.cat(kept).cpu().numpy() for kept in tokens], torch.cat(targets).cpu().numpy()) if targets else None
+        return knn_metrics(
+            model,
+            cast(DINOData, data).bank(),
+            data.val(),
+            processes=processes,
+            dtype=dtype,
+            k=self.options.k,
+            temperature=self.options.knn_temperature,
         )
-        shares = [share for share in processes.gather(mine) if share is not None]
-        rounds = [np.concatenate([share[0][s] for share in shares]) for s in range(len(tokens))]
-        labels = np.concatenate([share[1] for share in shares])
-        device = processes.device
-        return [torch.from_numpy(values).to(device) for values in rounds], torch.from_numpy(labels).to(device)
 
     def summarize(self, values: Mapping[str, Any]) -> str:
         if "knn" not in values:
@@ -352,30 +302,3 @@ class DINO(Task):
             f"near-lossless {point['top1']:.2%} at {point['gmacs']:.3f} of {values['full_gmacs']:.3f} GMACs "
             f"({values['convention']})"
         )
-
-
-class _Evaluated:
-    """Images after the evaluation crop; in mode in_memory they are decoded at the first call and kept."""
-
-    def __init__(self, images: ImageDataset, model: RoundModel, recipe: Recipe, processes: Processes) -> None:
-        self.images, self.config, self.data, self.device = images, model.config, recipe.data, processes.device
-        self.batch = max(1, recipe.optimizer.batch // processes.count)
-        self.unreadable = Unreadable(images)
-        self._stored: Any = None
-
-    def __call__(self) -> Iterator[Batch]:
-        if self.data.mode == "loader":
-            return evaluation_batches(
-                self.images,
-                config=self.config,
-                batch=self.batch,
-                workers=self.data.workers,
-                device=self.device,
-                unreadable=self.unreadable,
-            )
-        if self._stored is None:
-            self._stored = in_memory_for_evaluation(
-                self.images, config=self.config, device=self.device, cache=self.data.in_memory_cache
-            )
-            self.unreadable.found = self._stored.unreadable.found
-        return in_memory_evaluation_batches(self._stored, config=self.config, batch=self.batch)

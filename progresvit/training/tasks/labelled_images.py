@@ -13,11 +13,10 @@ from progresvit.data.in_memory import (
     in_memory_for_training,
 )
 from progresvit.data.loader import Batch, LoaderBatches, Unreadable, evaluation_batches
-from progresvit.data.sampler import EpochSampler
 from progresvit.data.timm_dataset import find_timm_images, is_timm_name
 from progresvit.distributed import Processes
 from progresvit.model.interface import RoundModel
-from progresvit.training.tasks.task import Splits, TaskData
+from progresvit.training.tasks.task import Splits, TaskData, make_sampler
 
 if TYPE_CHECKING:
     from progresvit.training.recipe import Recipe
@@ -51,20 +50,13 @@ def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: P
     config, device, batch = model.config, processes.device, recipe.optimizer.batch
     val = splits.val.subset(range(processes.rank, len(splits.val), processes.count))
     val_batch = max(1, batch // processes.count)
-    ordering = {
-        "batch": batch,
-        "accumulate": recipe.optimizer.accumulate,
-        "processes": processes.count,
-        "rank": processes.rank,
-        "seed": recipe.seed,
-    }
     if recipe.data.mode == "loader":
         workers, unreadable = recipe.data.workers, Unreadable(val)
         loader = LoaderBatches(
             splits.train,
             config=config,
             augmentation=recipe.augment,
-            sampler=EpochSampler(count=len(splits.train), **ordering),
+            sampler=make_sampler(len(splits.train), recipe, processes),
             resolution=config.input_side,
             workers=workers,
             device=device,
@@ -86,7 +78,7 @@ def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: P
         stored,
         config=config,
         augmentation=recipe.augment,
-        sampler=EpochSampler(count=len(stored), **ordering),
+        sampler=make_sampler(len(stored), recipe, processes),
         resolution=config.input_side,
         compiled=bool(recipe.run.compile),
     )

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from progresvit import compute
 from progresvit.data.loader import Unreadable
-from progresvit.data.sampler import EpochSampler
 from progresvit.data.segmentation import IGNORE, SegmentationDataset, find_segmentation
 from progresvit.data.segmentation_augment import SegmentationAugmentation
 from progresvit.data.segmentation_loader import (
@@ -39,7 +38,7 @@ from progresvit.metrics.miou import ClassCounts, confusion_matrix, iou, mean_iou
 from progresvit.model import RoundOutput
 from progresvit.model.interface import RoundModel
 from progresvit.routing.segmentation import near_lossless_miou, segment_rounds
-from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData
+from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make_sampler
 
 if TYPE_CHECKING:
     from progresvit.config import Task as ModelTask
@@ -86,13 +85,6 @@ class Segmentation(Task):
     def load_data(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> TaskData:
         train, val = (cast(SegmentationDataset, split) for split in splits)
         config, device, workers = model.config, processes.device, recipe.data.workers
-        ordering: dict[str, Any] = {
-            "batch": recipe.optimizer.batch,
-            "accumulate": recipe.optimizer.accumulate,
-            "processes": processes.count,
-            "rank": processes.rank,
-            "seed": recipe.seed,
-        }
         unreadable = Unreadable(val)
         mine = range(processes.rank, len(val), processes.count)
         windows = WindowOptions(stride=self.options.stride)
@@ -105,14 +97,14 @@ class Segmentation(Task):
 
         crops: InMemoryCrops | LoaderCrops
         if recipe.data.mode == "loader":
-            sampler = EpochSampler(count=len(train), **ordering)
+            sampler = make_sampler(len(train), recipe, processes)
             crops = LoaderCrops(
                 train, config=config, wanted=self.options, sampler=sampler, workers=workers, device=device
             )
             return TaskData(crops, whole_images, [crops.unreadable, unreadable])
         side = recipe.data.in_memory_side or config.input_side
         stored = InMemoryPairs(train, config=config, side=side, device=device)
-        sampler = EpochSampler(count=len(stored), **ordering)
+        sampler = make_sampler(len(stored), recipe, processes)
         crops = InMemoryCrops(stored, config=config, wanted=self.options, sampler=sampler)
         kept: list[EvaluationImage] = []
 

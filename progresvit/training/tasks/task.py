@@ -53,6 +53,18 @@ class TaskData:
     """Files that could not be read so far."""
 
 
+def make_sampler(count: int, recipe: Recipe, processes: Processes) -> EpochSampler:
+    """The order of so many training images, as the recipe and the processes divide them."""
+    return EpochSampler(
+        count=count,
+        batch=recipe.optimizer.batch,
+        accumulate=recipe.optimizer.accumulate,
+        processes=processes.count,
+        rank=processes.rank,
+        seed=recipe.seed,
+    )
+
+
 @dataclass(frozen=True)
 class Metrics:
     """The result of a validation."""
