@@ -40,7 +40,8 @@ def frontier_table(title: str, rows: Sequence[FrontierRow], costs: Mapping[str, 
     heads = ["<model", "<point", "GMACs", *(f"images/s, {device}" for device in costs)]
     heads += ["top-1 (%)", "training compute (× ours)"]
     heads += ["ours at (GMACs)", "ours minus theirs (points)", "<verdict on ours"]
-    return table(f"{title}: every point, 95 % intervals over seeds and images", heads, cells)
+    measured = any(row.difference is not None for row in rows)
+    return table(f"{title}: every point{', 95 % intervals over seeds and images' if measured else ''}", heads, cells)
 
 
 def cost_table(title: str, rows: Sequence[FrontierRow], cost: CostResult, costs: Costs) -> str:

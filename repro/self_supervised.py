@@ -61,7 +61,8 @@ def probes_table(probed: Probed) -> str:
             for place in (0, FULL)
         ]
         rows.append([f"`{name}`", schedule(one), str(one.first.epochs), *cells])
-    return table("Top-1 of the features, mean ± standard deviation over seeds", heads, rows)
+    several = any(len(one.seeds) > 1 for of_model in probed.values() for one in of_model.values())
+    return table(f"Top-1 of the features{', mean ± standard deviation over seeds' if several else ''}", heads, rows)
 
 
 def probe_name(result: RunResult) -> str:

@@ -73,7 +73,7 @@ class MultiCropOptions(Section):
     @field_validator("blur")
     @classmethod
     def _probabilities(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if not all(0 <= one <= 1 for one in value):
+        if not all(0 <= probability <= 1 for probability in value):
             raise ValueError(f"probabilities are from 0 to 1, not {list(value)}")
         return value
 

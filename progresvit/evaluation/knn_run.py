@@ -123,7 +123,7 @@ def _records(votes: Sequence[Tensor], queries: Parts, header: Header, keep_logit
     labels = np.array(queries.dataset.targets, np.int64)[order]
     chunks = []
     for rows in torch.arange(len(order)).split(CHUNK):
-        logits = [log_votes(of_round[rows]) for of_round in votes]
+        logits = [vote_logits(of_round[rows]) for of_round in votes]
         targets = torch.from_numpy(labels)[rows].to(votes[0].device)
         chunks.append(record_columns(logits, None, targets, keep_logits=keep_logits))
     return Records(
@@ -132,8 +132,3 @@ def _records(votes: Sequence[Tensor], queries: Parts, header: Header, keep_logit
         labels=labels,
         **{name: torch.cat([chunk[name] for chunk in chunks]).cpu().numpy() for name in chunks[0]},
     )
-
-
-def log_votes(votes: Tensor) -> Tensor:
-    """What takes the place of logits: (N, K) -> (N, K), finite unless the features were not."""
-    return vote_logits(votes)

@@ -96,11 +96,12 @@ def train(
 
 def resume_state(folder: Path, step: TrainingStep) -> TrainState:
     """Restore the newest complete checkpoint; a run without checkpoints starts again."""
-    found = checkpoints(folder)
+    found, reason = checkpoints(folder), ""
     for path in reversed(found):
         try:
             state, scaler = load_state(path, trained=step.trained, average=step.ema.module, optimizer=step.optimizer)
         except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
+            reason = reason or f"the newest: {error}"
             print(f"{path} is damaged and skipped: {error}", file=sys.stderr)
             continue
         step.scaler.load_state_dict(scaler)
@@ -109,7 +110,9 @@ def resume_state(folder: Path, step: TrainingStep) -> TrainState:
         step.steps_done += state.step - state.logged_step
         return state
     if found:
-        raise ValueError(f"none of the {len(found)} checkpoints in {folder} can be read; start again with --overwrite.")
+        raise ValueError(
+            f"none of the {len(found)} checkpoints in {folder} can be read ({reason}); start again with --overwrite."
+        )
     return TrainState()
 
 

@@ -159,7 +159,7 @@ class TrainingStep:
             nn.utils.clip_grad_norm_(self.trained.parameters(), largest)
             return
         gradients = [parameter.grad for parameter in self.trained.parameters() if parameter.grad is not None]
-        factors = torch._foreach_norm(gradients)  # becomes min(1, largest / norm); one kernel for many parameters
+        factors = torch._foreach_norm(gradients)  # becomes min(1, largest / norm)
         torch._foreach_add_(factors, 1e-6)
         torch._foreach_reciprocal_(factors)
         torch._foreach_mul_(factors, largest)

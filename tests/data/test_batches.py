@@ -108,6 +108,19 @@ def test_an_unreadable_image_is_skipped_and_listed(damaged, make):
     assert line.startswith("train/2/7.png: ")
 
 
+def test_evaluation_crops_are_cached_by_their_preprocessing(digits, tmp_path, small_config, monkeypatch):
+    images, cache = find_images(digits, "val"), str(tmp_path)
+    decoded = in_memory_for_evaluation(images, config=small_config, device=CPU, cache=cache)
+    other = in_memory_for_evaluation(images, config=small_config.replace(crop=0.5), device=CPU, cache=cache)
+    assert not torch.equal(decoded.images, other.images)
+    in_memory_for_training(images, side=32, device=CPU, cache=cache)  # whole images of the same side
+    assert len(list(tmp_path.iterdir())) == 3
+    with monkeypatch.context() as patched:
+        patched.setattr("progresvit.data.in_memory.open_image", None)
+        again = in_memory_for_evaluation(images, config=small_config, device=CPU, cache=cache)
+    assert torch.equal(again.images, decoded.images)
+
+
 def test_a_cache_gives_the_same_images_without_decoding_them_again(damaged, tmp_path, monkeypatch):
     images = find_images(damaged, "train")
     decoded = in_memory_for_training(images, side=32, device=CPU, cache=tmp_path / "cache")

@@ -254,3 +254,39 @@ def test_ours_at_the_gmacs_of_the_plain_vit_follows_from_scores_and_counts():
         differences.append(miou(routed) - miou(total(class_counts(plain, 0))))
     shown = cells("plain ViT, 384, 3 heads", "the model", after="### Oxford-IIIT Pets")
     assert 100 * fmean(differences) == pytest.approx(shown[5][0], abs=0.006)
+
+
+def paired(ours, theirs, place=-1):
+    """Mean difference in points of one seed on the same images, and the half-width of its interval over images."""
+    runs = [read(f"dino/{name}-1") for name in (ours, theirs)]
+    rows = [answers(run["rounds"]["bits"][place], run["data"]["val"]) for run in runs]
+    differences = [100 * (a - b) for a, b in zip(*rows, strict=True)]
+    return fmean(differences), 1.96 * math.sqrt(variance(differences) / len(differences))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "place", "before"),
+    [
+        ("progressive", "plain", -1, "**Against the plain ViT**, full path:"),
+        ("progressive", "random", -1, "**Against random weights**"),
+        ("progressive", "random", 0, "% in round 1 ("),
+        ("plain", "random-plain", -1, "; the plain ViT"),
+        ("supervised-dino", "supervised-scratch", -1, "**As a start of supervised training**"),
+    ],
+)
+def test_differences_of_dino_are_those_of_the_answers(ours, theirs, place, before):
+    section = PAGE[PAGE.index("## Self-supervised: DINO") :]
+    mean, half = paired(ours, theirs, place)
+    printed = re.search(r"([+−]\d+\.\d+) \(([+−]\d+\.\d+) to ([+−]\d+\.\d+)\)", section[section.index(before) :])
+    assert [number(end) for end in printed.groups()] == pytest.approx([mean, mean - half, mean + half], abs=0.011)
+
+
+def test_the_readme_says_of_dino_what_was_measured():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    top1 = {
+        name: fmean(answers((run := read(f"dino/{name}-1"))["rounds"]["bits"][-1], run["data"]["val"])) * 100
+        for name in ("progressive", "random", "plain", "supervised-dino", "supervised-scratch")
+    }
+    assert f"{top1['progressive']:.1f} % in 20-NN where random weights have {top1['random']:.1f} %" in text
+    assert f"{top1['supervised-dino']:.0f} instead of {top1['supervised-scratch']:.0f} % after twelve epochs" in text
+    assert f"same compute has {top1['plain']:.1f} % in 20-NN" in text

@@ -278,6 +278,11 @@ def test_two_processes_learn_what_one_learns_in_two_turns(digits, tmp_path):
     together = train_in_processes(digits, tmp_path / "together", dino(schedule=schedule), *torchrun)
     for (_, one, _), (_, two, _) in zip(alone, together, strict=True):
         assert one == pytest.approx(two, abs=1e-4)
+    validated = [
+        [line["knn"] for line in read_log(tmp_path / name / "out") if line["event"] == "evaluation"]
+        for name in ("alone", "together")
+    ]
+    assert validated[0] == [pytest.approx(knn, abs=1 / 24) for knn in validated[1]]
 
 
 def test_a_plain_vit_is_trained_by_the_same_task(digits, tmp_path):
@@ -387,10 +392,21 @@ def test_local_crops_are_scaled_with_the_round_to_whole_patches(resolutions, sid
     assert local_resolutions(rounds(resolutions), side) == expected
 
 
-def test_local_crops_smaller_than_a_patch_are_refused_with_the_least_side(digits):
-    with pytest.raises(ValueError, match=r"3 pixels in round 1, smaller than a patch of 8; use 16 or more"):
-        ready(dino(task_options={"local_side": 6}), digits)
+@pytest.mark.parametrize(("side", "seen"), [(6, "3"), (15, "7.5")])
+def test_local_crops_smaller_than_a_patch_are_refused_with_the_least_side(digits, side, seen):
+    with pytest.raises(ValueError, match=rf"are {seen} pixels in round 1, smaller than a patch of 8; use 16 or more"):
+        ready(dino(task_options={"local_side": side}), digits)
     assert local_resolutions(rounds([16, 32], 8), 16) == [8, 16]
+
+
+def test_validation_images_among_the_unlabelled_are_refused(digits):
+    with pytest.raises(ValueError, match=r"holds validation images, such as 0/12.png; name a folder without them"):
+        ready(dino(task_options={"unlabelled": str(digits / "val")}), digits)
+
+
+def test_few_images_of_a_micro_batch_tell_nothing_of_a_collapse(digits):
+    task = ready(dino(optimizer={"batch": 8}), digits).task
+    assert task.warning({"teacher_entropy": [0.0], "mean_entropy": [0.0]}, step=90, steps_per_epoch=3) is None
 
 
 def test_fewer_images_than_k_are_refused_before_training(digits):
@@ -440,7 +456,7 @@ def test_a_checkpoint_without_its_head_is_refused(digits, tmp_path, finished):
     shutil.copytree(finished, tmp_path / "out")
     for folder in checkpoints(tmp_path / "out" / "checkpoints"):
         (folder / "task.safetensors").unlink()
-    with pytest.raises(ValueError, match="none of the 4 checkpoints"):
+    with pytest.raises(ValueError, match=r"none of the 4 checkpoints .*task.safetensors"):
         run(dino(run={"keep": 9}), digits, tmp_path / "out", resume=True)
 
 

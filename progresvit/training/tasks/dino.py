@@ -12,6 +12,7 @@ Letters: B images, V local crops, K prototypes, N tokens, d channels, S rounds.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -20,8 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from progresvit import compute
-from progresvit.data.dataset import ImageDataset, find_images, find_unlabelled
+from progresvit.data.dataset import Entry, ImageDataset, find_images, find_unlabelled
 from progresvit.data.in_memory import (
     in_memory_for_training,
 )
@@ -53,11 +53,12 @@ from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make
 if TYPE_CHECKING:
     from progresvit.training.recipe import Recipe
 
-CONVENTION: compute.Convention = "paper"
 LOADER_SCALE = 2
 """In mode loader, whole images have this times the model's side, so that small crops are not enlarged."""
 COLLAPSED = 0.05
 """Nats of information about the image below which the teacher's output has collapsed."""
+WATCHED = 16
+"""Images of a micro-batch from which this information can be estimated."""
 
 
 class DINOOptions(MultiCropOptions):
@@ -82,7 +83,7 @@ class DINOOptions(MultiCropOptions):
 
 
 class DINOBatch(NamedTuple):
-    """Crops, and what the teacher says of the global ones."""
+    """Crops, and the teacher's output for the global ones."""
 
     global_crops: Tensor
     """(2, B, C, r, r)"""
@@ -128,19 +129,27 @@ class DINO(Task):
         """Images by class, of which the labels serve for validation alone; with ``knn: false`` any images."""
         if not self.options.knn:
             train = find_unlabelled(source)
-            return Splits(self._with_unlabelled(train), train.subset([]))
+            return Splits(self._with_unlabelled(train, ()), train.subset([]))
         train = find_images(source, recipe.data.train)
         if len(train) < self.options.k:
             raise ValueError(
                 f"{source} has {len(train)} labelled training images, too few for a vote of {self.options.k} "
                 "neighbours; add images, lower task_options.k, or set task_options.knn=false."
             )
-        return Splits(self._with_unlabelled(train), find_images(source, recipe.data.val, train.class_ids))
+        val = find_images(source, recipe.data.val, train.class_ids)
+        return Splits(self._with_unlabelled(train, val.entries), val)
 
-    def _with_unlabelled(self, train: ImageDataset) -> ImageDataset:
+    def _with_unlabelled(self, train: ImageDataset, held_out: Sequence[Entry]) -> ImageDataset:
         if self.options.unlabelled is None:
             return train
         more = find_unlabelled(self.options.unlabelled)
+        validated = {(os.path.realpath(entry.path), entry.offset) for entry in held_out}
+        for entry in more.entries:
+            if (os.path.realpath(entry.path), entry.offset) in validated:
+                raise ValueError(
+                    f"task_options.unlabelled={self.options.unlabelled} holds validation images, such as {entry.name}; "
+                    "name a folder without them."
+                )
         named = tuple(replace(entry, name=f"unlabelled/{entry.name}") for entry in more.entries)
         return replace(train, entries=train.entries + named, targets=train.targets + more.targets)
 
@@ -170,6 +179,7 @@ class DINO(Task):
         """Of each micro-batch of the step, the mean of the teacher's logits, (S, K)."""
         self.spread = torch.zeros(len(config.rounds), 2)
         """Of the last micro-batch, the spread of the teacher's probabilities in each round."""
+        self.micro_batch = recipe.optimizer.batch // (recipe.optimizer.accumulate * processes.count)
         self.has_warned = False
         if recipe.run.compile:
             versions = 4 * len(config.rounds) * cast(Any, config).depth  # global and local crops
@@ -218,7 +228,7 @@ class DINO(Task):
         return DINOData(train, val, [source.unreadable, bank.unreadable, val.unreadable], bank)
 
     def prepare(self, batch: MultiCropBatch) -> DINOBatch:
-        """Ask the teacher; its logits also move the centre, after the step."""
+        """Run the teacher; its logits also move the centre, after the step."""
         views, images = batch.global_crops.shape[:2]
         logits = [
             round_.float().unflatten(0, (views, images)) for round_ in self.teacher(batch.global_crops.flatten(0, 1))
@@ -258,9 +268,10 @@ class DINO(Task):
         return {"teacher_entropy": each, "mean_entropy": mean, "centre_entropy": centre.tolist()}
 
     def warning(self, values: Mapping[str, Any], *, step: int, steps_per_epoch: int) -> str | None:
-        """Once, after the warm-up, if the teacher says the same of every image."""
+        """Once, after the warm-up, if the teacher's output is the same for every image."""
         information = [mean - each for each, mean in zip(values["teacher_entropy"], values["mean_entropy"])]
-        if self.has_warned or step <= (self.warm_up + 1) * steps_per_epoch or min(information) >= COLLAPSED:
+        early = step <= (self.warm_up + 1) * steps_per_epoch
+        if self.has_warned or early or self.micro_batch < WATCHED or min(information) >= COLLAPSED:
             return None
         self.has_warned = True
         number = information.index(min(information))

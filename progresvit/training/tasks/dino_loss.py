@@ -79,15 +79,15 @@ def momentum_at(step: int, total_steps: int, start: float) -> float:
 
 def entropy(probabilities: Tensor) -> Tensor:
     """Natural logarithm: (…, K) -> (…)."""
-    found: Tensor = torch.special.entr(probabilities).sum(dim=-1)
-    return found
+    summed: Tensor = torch.special.entr(probabilities).sum(dim=-1)
+    return summed
 
 
 def spread(probabilities: Tensor) -> Tensor:
     """Mean entropy of the teacher's distributions, and entropy of their mean: (G, B, K) -> (2,).
 
-    The teacher has collapsed if both are ln K (each image gets the uniform distribution), or if they are equal (all
-    images get the same distribution): their difference is the information that the output has about the image.
+    Their difference is the information that the output has about the image. The teacher has collapsed if it is 0:
+    each image gets the uniform distribution (both are ln K), or all images get the same one.
     """
     each = entropy(probabilities).mean()
     return torch.stack([each, entropy(probabilities.mean(dim=(0, 1)))])
@@ -96,16 +96,15 @@ def spread(probabilities: Tensor) -> Tensor:
 def local_resolutions(config: BackboneConfig, local_side: int) -> list[int]:
     """Side of the local crops in each round: scaled as the image is, to the nearest multiple of the patch size."""
     patch, last = config.patch_size, config.rounds[-1].resolution
-    patches = [math.floor(local_side * round_.resolution / (last * patch) + 0.5) for round_ in config.rounds]
-    if min(patches) < 1:
-        number = patches.index(min(patches))
-        least = math.ceil(patch * last / config.rounds[number].resolution)
+    sides = [local_side * round_.resolution / last for round_ in config.rounds]
+    if min(sides) < patch:
+        number = sides.index(min(sides))
         raise ValueError(
-            f"task_options.local_side: local crops of {local_side} pixels are "
-            f"{local_side * config.rounds[number].resolution / last:.3g} pixels in round {number + 1}, smaller than a "
-            f"patch of {patch}; use {least} or more."
+            f"task_options.local_side: local crops of {local_side} pixels are {sides[number]:.3g} pixels in round "
+            f"{number + 1}, smaller than a patch of {patch}; use "
+            f"{math.ceil(patch * last / config.rounds[number].resolution)} or more."
         )
-    return [count * patch for count in patches]
+    return [math.floor(side / patch + 0.5) * patch for side in sides]
 
 
 def _wide(values: Tensor) -> Tensor:
