@@ -299,17 +299,29 @@ def test_the_page_of_the_study_shows_probes_frontiers_and_curves(folder):
     page.main([str(folder), "--check"])
 
 
+@pytest.fixture(scope="module")
+def page_without_dino(tmp_path_factory):
+    """The text of the page of this repository if the study had no results."""
+    folder = tmp_path_factory.mktemp("page")
+    return page.build(link_other_results(folder), REPRO / page.TEMPLATE, folder / "results.md").text
+
+
+def link_other_results(folder):
+    """A results folder with all results of this repository but those of DINO."""
+    results = folder / "results"
+    results.mkdir()
+    for path in (path for path in (REPRO / "results").iterdir() if path.name != "dino"):
+        (results / path.name).symlink_to(path)
+    return results
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("seeds", "without"),
     [((1, 2), ()), ((1,), ("progressive-linear", "random", "supervised-dino", "supervised-scratch"))],
 )
-def test_the_section_of_the_docs_page_follows_the_results(tmp_path, seeds, without):
-    results = tmp_path / "results"
-    results.mkdir()
-    for path in (path for path in (REPRO / "results").iterdir() if path.name != "dino"):
-        (results / path.name).symlink_to(path)
-    before = page.build(results, REPRO / page.TEMPLATE, tmp_path / "results.md").text
+def test_the_section_of_the_docs_page_follows_the_results(tmp_path, seeds, without, page_without_dino):
+    results, before = link_other_results(tmp_path), page_without_dino
     assert "Self-supervised" not in before
     write_dino(results / "dino", seeds=seeds, without=without)
     text = page.build(results, REPRO / page.TEMPLATE, tmp_path / "results.md").text

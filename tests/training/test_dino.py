@@ -271,9 +271,8 @@ def test_resumes_to_the_bit_with_head_teacher_and_centre(digits, tmp_path, mode,
 @pytest.mark.slow
 def test_two_processes_learn_what_one_learns_in_two_turns(digits, tmp_path):
     schedule = {"epochs": 2, "cooldown": 0, "warmup": 1}
-    alone = train_in_processes(
-        digits, tmp_path / "alone", dino(optimizer={"accumulate": 2}, schedule=schedule), sys.executable
-    )
+    run(dino(optimizer={"accumulate": 2}, schedule=schedule), digits, tmp_path / "alone" / "out")
+    alone = losses(tmp_path / "alone" / "out")
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     together = train_in_processes(digits, tmp_path / "together", dino(schedule=schedule), *torchrun)
     for (_, one, _), (_, two, _) in zip(alone, together, strict=True):

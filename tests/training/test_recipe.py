@@ -19,7 +19,7 @@ def test_the_bundled_recipes_are_complete():
         "photos_tiny", "photos_tiny_kd", "photos_tiny_soft", "photos_tiny_pretrained",
         "photos_small", "photos_small_kd", "imagenet_tiny", "nettewoof_tiny", "own_images", "digits",
         "thinkingvit", "hydravit", "sortednet", "matformer", "dynabert", "early_exit",
-        "camvid", "pets", "segmenter_448_576",
+        "camvid", "pets", "segmenter_448_576", "dino_192_240", "dino_small_224", "dino_small_240", "dino_photos",
     }  # fmt: skip
 
 
@@ -42,12 +42,12 @@ def test_the_papers_recipe_is_that_of_the_method(name):
     assert (recipe.ema, recipe.seed, recipe.epochs) == (0.99996, 42, 310)
     assert recipe.optimizer.model_dump() == {
         "name": "adamw", "lr": 5e-4, "lr_batch": 512, "weight_decay": 0.05, "betas": (0.9, 0.999), "eps": 1e-8,
-        "momentum": 0.9, "batch": 1024, "accumulate": 1, "lr_scale": {}, "clip": None, "freeze": (),
+        "momentum": 0.9, "batch": 1024, "accumulate": 1, "lr_scale": {}, "clip": None, "clip_each": False, "freeze": (),
         "freeze_epochs": {},
     }  # fmt: skip
     assert recipe.schedule.model_dump() == {
-        "name": "cosine", "by": "epoch", "epochs": 300, "cooldown": 10, "warmup": 5, "warmup_lr": 1e-6,
-        "min_lr": 1e-5, "power": 0.9, "weight_decay_end": None,
+        "name": "cosine", "by": "epoch", "epochs": 300, "cooldown": 10, "warmup": 5, "warmup_prefix": False,
+        "warmup_lr": 1e-6, "min_lr": 1e-5, "power": 0.9, "weight_decay_end": None,
     }  # fmt: skip
     assert recipe.mixing.model_dump() == {
         "mixup": 0.8, "cutmix": 1.0, "probability": 1.0, "switch": 0.5, "smoothing": 0.1,
