@@ -46,8 +46,9 @@ lint: setup
 check: lint
 	$(BIN)/python -m pytest -n 2 -q -m "not slow"
 
+# Tests of a file run in one process, so that what they share is made once.
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import sys
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ from progresvit.training.tasks.dino_loss import (
 )
 from tests.training.runs import KilledError, kill_in_step, losses, ready, recipe, run, take_steps
 from tests.training.test_optim import values_over_time
-from tests.training.test_processes import train as train_in_processes
+from tests.training.test_processes import train_alone, train_together
 
 SMALL = {"prototypes": 24, "hidden": 16, "bottleneck": 8, "local_side": 16, "local_crops": 3, "k": 5}
 
@@ -271,10 +270,8 @@ def test_resumes_to_the_bit_with_head_teacher_and_centre(digits, tmp_path, mode,
 @pytest.mark.slow
 def test_two_processes_learn_what_one_learns_in_two_turns(digits, tmp_path):
     schedule = {"epochs": 2, "cooldown": 0, "warmup": 1}
-    run(dino(optimizer={"accumulate": 2}, schedule=schedule), digits, tmp_path / "alone" / "out")
-    alone = losses(tmp_path / "alone" / "out")
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    together = train_in_processes(digits, tmp_path / "together", dino(schedule=schedule), *torchrun)
+    alone = train_alone(digits, tmp_path / "alone", dino(optimizer={"accumulate": 2}, schedule=schedule))
+    together = train_together(digits, tmp_path / "together", dino(schedule=schedule))
     for (_, one, _), (_, two, _) in zip(alone, together, strict=True):
         assert one == pytest.approx(two, abs=1e-4)
     validated = [

@@ -1,7 +1,5 @@
 """The task dynabert: its loss written out, its teacher, the order of heads and neurons, and resuming."""
 
-import sys
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,7 +13,7 @@ from progresvit.training.state import checkpoints
 from progresvit.training.tasks import dynabert
 from progresvit.training.tasks.dynabert import DynaBERTDistillation
 from tests.training.runs import KilledError, kill_in_step, losses, ready, recipe, run, take_steps
-from tests.training.test_processes import train
+from tests.training.test_processes import train_alone, train_together
 
 ROUNDS = [{"resolution": 32, "share": 0.5}, {"resolution": 32, "share": 1}]
 CLASSES = ("0", "1", "2", "3")
@@ -140,9 +138,8 @@ def test_two_processes_learn_what_one_learns_in_two_turns(digits, start, tmp_pat
     """They agree on the order of heads and neurons, although each has its own batches."""
     schedule = {"epochs": 1, "cooldown": 0, "warmup": 0}
     turns = distilled(start, optimizer={"accumulate": 2}, schedule=schedule)
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    alone = train(digits, tmp_path / "alone", turns, sys.executable)
-    together = train(digits, tmp_path / "together", distilled(start, schedule=schedule), *torchrun)
+    alone = train_alone(digits, tmp_path / "alone", turns)
+    together = train_together(digits, tmp_path / "together", distilled(start, schedule=schedule))
     assert len(alone) == 3
     for (_, left, _), (_, right, _) in zip(alone, together, strict=True):
         assert left == pytest.approx(right, abs=1e-5)
