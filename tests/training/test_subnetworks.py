@@ -160,9 +160,9 @@ def test_two_processes_draw_what_one_draws_in_two_turns(digits, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_compiled_step_takes_every_draw(images, monkeypatch):
+@torch._dynamo.config.patch(recompile_limit=8)  # pytest's monkeypatch would remove it afterwards
+def test_a_compiled_step_takes_every_draw(images):
     """More draws than torch compiles by default, each as one whole graph."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     model = HydraViT(HydraViTConfig(rounds=make_rounds([32] * 5, [1, 2, 3, 4, 5]), heads=5, depth=1, num_classes=5))
     task = Subnetworks(SubnetworksOptions(per_step=2))
     task.setup(model, None, recipe(run={"compile": True}), ALONE)
