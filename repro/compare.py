@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from progresvit.metrics.interval import LIKELY, mean_interval
 from repro.equal import check_equal
 from repro.formats import FULL, Point, Results, RunResult
 from repro.study import Study
 
-LIKELY = 1.96
-"""Standard errors to either side of a mean that hold 95 % of a normal distribution."""
 POWER = 0.84
 """Standard errors beyond the end of an interval at which a normal estimate lies above that end 80 % of the time."""
 CHUNK = 256
@@ -51,10 +50,8 @@ def paired_difference(ours: NDArray[np.float64], theirs: NDArray[np.float64]) ->
     sampling of the images and the flips of single images from seed to seed, but not a shift of a whole run, which
     ``RunShift`` adds.
     """
-    between = ours - theirs
-    mean = float(between.mean())
-    reach = LIKELY * float(between.std(ddof=1)) / len(between) ** 0.5 if len(between) > 1 else float("inf")
-    return Difference(mean=mean, lowest=mean - reach, highest=mean + reach)
+    found = mean_interval(ours - theirs)
+    return Difference(mean=found.mean, lowest=found.lowest, highest=found.highest)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,25 +9,24 @@ token), d active channels, h active heads, s a round counted from 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL.Image import Image
-from torch import Tensor, nn
+from torch import Tensor
 
+from progresvit.analysis.hooks import Call, evaluation_mode, need_backbone, recorded_calls
 from progresvit.analysis.style import blank_figure
 from progresvit.config import HEAD_WIDTH, BaseConfig
 from progresvit.data.decode import upright_rgb
 from progresvit.data.transforms import evaluation_transform
 from progresvit.evaluation.table import Column, Table
 from progresvit.model import slicing
-from progresvit.model.backbone import Backbone, resize
-from progresvit.model.blocks import Block
+from progresvit.model.backbone import resize
 from progresvit.model.interface import RoundModel
 from progresvit.model.token_merging import Merging, unmerge
 
@@ -39,6 +38,8 @@ COLOURS = "viridis"
 """Colour map of attention; its order is visible to colour-blind readers and in greyscale."""
 MOST_COLUMNS = 6
 """Heads side by side; more of them continue on the next line."""
+
+NEEDED_FOR = "attention maps"
 
 Floats = NDArray[np.float32]
 
@@ -74,17 +75,17 @@ def attention_maps(model: RoundModel, image: Image) -> tuple[RoundAttention, ...
         model: A model with the ViT of this library: ProgResViT or a baseline, with or without a head.
         image: The model sees its evaluation crop.
     """
-    if not isinstance(model, Backbone):
-        raise ValueError(
-            f"attention maps are made of models with the ViT of this library, such as progresvit, thinkingvit or "
-            f"hydravit, not of {type(model).__name__}."
-        )
-    config = model.config
-    images = _input(image, config).to(model.cls_token)  # (1, C, H, H)
+    return attention_of(model, _input(image, need_backbone(model, NEEDED_FOR).config))
+
+
+def attention_of(model: RoundModel, images: Tensor) -> tuple[RoundAttention, ...]:
+    """Attention of the class token as in :func:`attention_maps`, for a normalised image (1, C, H, H)."""
+    backbone = need_backbone(model, NEEDED_FOR)
+    config, images = backbone.config, images.to(backbone.cls_token)
     previous, rounds = None, []
-    with _evaluation_mode(model), torch.no_grad(), _recorded_calls(model.blocks) as calls:
+    with evaluation_mode(backbone), torch.no_grad(), recorded_calls(backbone.blocks) as calls:
         for s, round_ in enumerate(config.rounds):
-            tokens = model.run_round(s, images, previous).tokens
+            tokens = backbone.run_round(s, images, previous).tokens
             previous = tokens if config.routable else None
             attention = _class_attention(calls[-1]).cpu().numpy()  # (h, N)
             g = config.grid(round_)
@@ -222,42 +223,7 @@ def _visible(image: Tensor, config: BaseConfig) -> Floats:
     return pixels.numpy()
 
 
-class _Call(NamedTuple):
-    """What a block was called with."""
-
-    block: Block
-    x: Tensor
-    options: dict[str, Any]
-
-
-@contextmanager
-def _recorded_calls(blocks: nn.ModuleList) -> Iterator[list[_Call]]:
-    """Yields a list to which every call of a block is appended."""
-    calls: list[_Call] = []
-
-    def record(block: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        calls.append(_Call(block, args[0], options))
-
-    handles = [block.register_forward_pre_hook(record, with_kwargs=True) for block in blocks]
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Without stochastic depth; the mode is restored."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
-def _class_attention(call: _Call) -> Tensor:
+def _class_attention(call: Call) -> Tensor:
     """Attention probabilities of the class token, in float32: tokens (1, N, d) -> (h, N)."""
     block, x, options = call
     merging: Merging | None = options.get("merging")

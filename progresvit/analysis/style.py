@@ -31,15 +31,18 @@ def blank_figure(*, height: float, layout: Literal["constrained"] | None = "cons
     return Figure(figsize=(6.4, height), layout=layout)
 
 
-def new_panels(*, title: str, xs: Sequence[str], y: str, height: float = 4.2) -> tuple[Figure, list[Axes]]:
-    """Panels side by side that share the y axis; ``xs`` are their x labels."""
+def new_panels(
+    *, title: str, xs: Sequence[str], y: str | Sequence[str], height: float = 4.2
+) -> tuple[Figure, list[Axes]]:
+    """Panels side by side; ``xs`` are their x labels. They share the y axis if ``y`` is one label."""
     figure = blank_figure(height=height)
-    panels: list[Axes] = list(figure.subplots(1, len(xs), sharey=True, squeeze=False)[0])
+    panels: list[Axes] = list(figure.subplots(1, len(xs), sharey=isinstance(y, str), squeeze=False)[0])
     if len(panels) > 1:
         figure.suptitle(title, fontsize=12)
     else:
         panels[0].set_title(title, fontsize=12)
-    panels[0].set_ylabel(y, fontsize=11)
+    for axes, label in zip(panels, [y] if isinstance(y, str) else y):
+        axes.set_ylabel(label, fontsize=11)
     for axes, x in zip(panels, xs):
         axes.set_xlabel(x, fontsize=11)
         axes.grid(alpha=0.3)

@@ -11,6 +11,8 @@ from progresvit.engine.onnx_backend import GraphRounds
 from progresvit.model import ProgResViT
 from tests.engine.test_engine import a_setting
 
+pytestmark = pytest.mark.usefixtures("graphs_once")
+
 
 def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])

@@ -1,0 +1,406 @@
+"""Which images exit after which round, and what the later rounds repair and break.
+
+Every round runs on every image, so that the answer of the round after which an image exits can be compared with those
+of the rounds that it skipped. An uncertain image may be refined without being repaired.
+
+Letters: N images, B images of a batch, K classes, S rounds, s a round counted from 0, C channels, H side of the images,
+h side of a thumbnail.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from progresvit.analysis.hooks import evaluation_mode
+from progresvit.analysis.interventions import check_classifier
+from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.style import COLOURS, blank_figure
+from progresvit.config import BaseConfig
+from progresvit.evaluation.table import Column, Row, Table, percent
+from progresvit.metrics.interval import Interval, share_interval
+from progresvit.model.interface import RoundModel
+from progresvit.routing import near_lossless, top10_entropy
+from progresvit.routing.decide import Threshold, as_thresholds, exit_rounds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+NAME = "exits"
+THUMBNAIL = 96
+"""Largest side of an image in the figure, in pixels. Licences of datasets permit thumbnails, not the images."""
+GALLERY = 6
+"""Images of the lowest entropy that are shown, and of the highest."""
+MOST_CLASSES = 20
+"""Classes that are shown; of more of them, those that exit most and least."""
+LEAST_IMAGES = 2
+"""Images of a class that is shown, if there are more than ``MOST_CLASSES``."""
+OUTCOMES = {
+    "repaired": (False, True),
+    "broken": (True, False),
+    "stays right": (True, True),
+    "stays wrong": (False, False),
+}
+"""Whether the earlier and the later round are correct."""
+SHARE_COLUMNS = (
+    Column("share", "share (%)", percent),
+    Column("share_low", "95 % from", percent),
+    Column("share_high", "to", percent),
+)
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exits:
+    """The answers of every round, and the round after which each image exits."""
+
+    sample: Sample
+    predictions: Ints
+    """(N, S), -1 where logits are not finite."""
+    entropy: NDArray[np.float32]
+    """Top-10 entropy, (N, S)."""
+    threshold: tuple[float, ...]
+    """One for each round but the last."""
+    near_lossless: bool
+    """Whether the threshold was chosen on these images."""
+    exit_round: Ints
+    """From 0, (N,)."""
+    class_names: Mapping[int, str]
+    """Of the classes of the sample and of those that are predicted."""
+
+    @property
+    def labels(self) -> Ints:
+        """(N,)"""
+        labels: Ints = self.sample.labels.numpy()
+        return labels
+
+    @property
+    def correct(self) -> Bools:
+        """(N, S)"""
+        correct: Bools = self.predictions == self.labels[:, None]
+        return correct
+
+    @property
+    def rounds(self) -> int:
+        return int(self.predictions.shape[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassExits:
+    """Images of a class, or of all, and the share of them that exits after round 1."""
+
+    number: int
+    name: str
+    images: int
+    exits: int
+
+    @property
+    def share(self) -> Interval:
+        return share_interval(self.exits, self.images)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repairs:
+    """A round compared with a later one, on the images that continue after it or on those that exit."""
+
+    continues: bool
+    earlier: int
+    """Rounds are counted from 0."""
+    later: int
+    images: int
+    counts: Mapping[str, int]
+    """By outcome, in the order of ``OUTCOMES``."""
+
+
+def exits(
+    model: RoundModel, sample: Sample, threshold: Threshold | None = None, progress: Progress | None = None
+) -> Exits:
+    """Every round on every image, and the round after which each exits.
+
+    Args:
+        model: A classifier whose rounds build on each other.
+        sample: The images.
+        threshold: Of the top-10 entropy: one for all rounds, or one for each round but the last. None chooses the
+            near-lossless threshold of these images.
+        progress: Called after each batch.
+    """
+    _check(model)
+    rounds = len(model.config.rounds)
+    if threshold is not None:
+        as_thresholds([threshold], rounds)  # refused before any round runs
+    device, answers, entropies = next(model.parameters()).device, [], []
+    with evaluation_mode(model), torch.inference_mode():
+        for rows, images in sample.batches(model.config, device):
+            logits = [output.logits.float() for output in model(images)]  # S times (B, K)
+            entropies.append(torch.stack([top10_entropy(one) for one in logits], dim=1).cpu())  # (B, S)
+            answers.append(torch.stack([one.argmax(dim=-1) for one in logits], dim=1).cpu())  # (B, S)
+            if progress:
+                progress(rows.stop, len(sample))
+    entropy = torch.cat(entropies).numpy()
+    predictions: Ints = np.where(np.isfinite(entropy), torch.cat(answers).numpy(), -1)
+    chosen = threshold
+    if chosen is None:
+        correct = predictions == sample.labels.numpy()[:, None]
+        chosen = near_lossless(entropy, correct, model.gmacs()).threshold
+    return Exits(
+        sample=sample,
+        predictions=predictions,
+        entropy=entropy,
+        threshold=tuple(as_thresholds([chosen], rounds)[0].tolist()),
+        near_lossless=threshold is None,
+        exit_round=exit_rounds(entropy, chosen),
+        class_names=_class_names(model.config, sample, predictions),
+    )
+
+
+def exits_table(found: Exits) -> Table:
+    """A row for each image. Rounds are counted from 1; entropies are in nats."""
+    numbers = range(1, found.rounds + 1)
+    columns = [Column("id", "image", left=True), Column("class", "class", left=True), Column("exit_round", "exit")]
+    columns += [Column(f"entropy_round{n}", f"entropy {n} (nats)", lambda value: f"{value:.3f}") for n in numbers]
+    columns += [Column(f"prediction_round{n}", f"prediction {n}", left=True) for n in numbers]
+    columns += [Column(f"correct_round{n}", f"correct {n}") for n in numbers]
+    rows: list[Row] = []
+    for image, name in enumerate(found.sample.ids):
+        row: Row = {"id": name, "class": found.class_names[int(found.labels[image])]}
+        row["exit_round"] = int(found.exit_round[image]) + 1
+        for s, n in enumerate(numbers):
+            row[f"entropy_round{n}"] = float(found.entropy[image, s])
+            row[f"prediction_round{n}"] = found.class_names[int(found.predictions[image, s])]
+            row[f"correct_round{n}"] = bool(found.correct[image, s])
+        rows.append(row)
+    return Table(f"Exits of {len(rows)} images", columns, rows)
+
+
+def exit_shares(found: Exits) -> list[ClassExits]:
+    """Of every class of the sample; the class that exits most comes first."""
+    classes = []
+    for number, name in found.sample.class_names.items():
+        rounds = found.exit_round[found.labels == number]
+        classes.append(ClassExits(number=number, name=name, images=len(rounds), exits=int((rounds == 0).sum())))
+    return sorted(classes, key=lambda one: (-one.share.mean, one.name))
+
+
+def exit_share_table(found: Exits) -> Table:
+    """A row for each class, the one that exits most first."""
+    columns = [
+        Column("class", "class", left=True),
+        Column("class_id", "folder", left=True),
+        Column("images", "images"),
+        Column("exits", "exit after round 1"),
+        *SHARE_COLUMNS,
+    ]
+    rows = [
+        {
+            "class": one.name,
+            "class_id": found.sample.class_ids[one.number],
+            "images": one.images,
+            "exits": one.exits,
+            **_share_cells(one.share),
+        }
+        for one in exit_shares(found)
+    ]
+    return Table("Exits after round 1, by class", columns, rows)
+
+
+def repairs(found: Exits) -> list[Repairs]:
+    """For the images that continue after a round, the next round; for those that exit, what the last one would do."""
+    last, groups = found.rounds - 1, []
+    for continues in (True, False):
+        for s in range(last):
+            chosen = found.exit_round > s if continues else found.exit_round == s
+            later = s + 1 if continues else last
+            pairs = list(zip(found.correct[chosen, s].tolist(), found.correct[chosen, later].tolist()))
+            counts = {outcome: pairs.count(pair) for outcome, pair in OUTCOMES.items()}
+            groups.append(Repairs(continues=continues, earlier=s, later=later, images=len(pairs), counts=counts))
+    return groups
+
+
+def repair_table(found: Exits) -> Table:
+    """A row for each outcome of each group of images."""
+    columns = [
+        Column("images", "images that", left=True),
+        Column("from_round", "from round"),
+        Column("to_round", "to round"),
+        Column("outcome", "outcome", left=True),
+        Column("count", "images"),
+        Column("of", "of"),
+        *SHARE_COLUMNS,
+    ]
+    rows = [
+        {
+            "images": "continue" if group.continues else "exit",
+            "from_round": group.earlier + 1,
+            "to_round": group.later + 1,
+            "outcome": outcome,
+            "count": count,
+            "of": group.images,
+            **_share_cells(share_interval(count, group.images)),
+        }
+        for group in repairs(found)
+        for outcome, count in group.counts.items()
+    ]
+    return Table("What the later rounds repair and break", columns, rows)
+
+
+def exits_figure(found: Exits) -> Figure:
+    """Images that exit first and last, the exits of the classes, and what the later rounds repair and break."""
+    certain, uncertain = gallery(found)
+    classes, groups = _shown_classes(exit_shares(found)), repairs(found)
+    heights = [1.62, 1.62 if len(uncertain) else 0.01, max(2.6, 0.9 + 0.18 * max(len(classes), 5 * len(groups) + 1))]
+    figure = blank_figure(height=0.6 + sum(heights))
+    limits = ", ".join(f"{limit:.3g}" for limit in dict.fromkeys(found.threshold))
+    chosen = " (near-lossless on these images)" if found.near_lossless else ""
+    figure.suptitle(f"Which of {len(found.labels)} images exit early\nthreshold {limits} nats{chosen}", fontsize=11)
+    low, high, below = figure.subfigures(3, 1, squeeze=False, height_ratios=heights)[:, 0]
+    _draw_gallery(low, found, certain, "lowest")
+    _draw_gallery(high, found, uncertain, "highest")
+    left, right = below.subplots(1, 2)
+    _draw_shares(left, classes, share=float((found.exit_round == 0).mean()))
+    _draw_repairs(right, groups)
+    below.supxlabel("Bars: 95 % intervals. In brackets: images. ✗ and a dashed frame: a wrong answer.", fontsize=8.5)
+    return figure
+
+
+def gallery(found: Exits) -> tuple[Ints, Ints]:
+    """Rows of the images of the lowest entropy in round 1, ascending, and of the highest, descending."""
+    order: Ints = np.argsort(found.entropy[:, 0], kind="stable")
+    return order[: min(GALLERY, math.ceil(len(order) / 2))], order[::-1][: min(GALLERY, len(order) // 2)]
+
+
+def thumbnail(pixels: Tensor) -> NDArray[np.uint8]:
+    """An image of at most ``THUMBNAIL`` pixels: bytes (C, H, H) -> (h, h) if it is grey, else (h, h, C)."""
+    image = Image.fromarray(pixels.permute(1, 2, 0).numpy().squeeze())  # (C, H, H) -> (H, H, C), or (H, H)
+    image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BICUBIC)  # leaves smaller ones as they are
+    return np.asarray(image)
+
+
+def _check(model: RoundModel) -> None:
+    config = model.config
+    if len(config.rounds) < 2:
+        raise ValueError(
+            f"{NAME} compares the images that exit after a round with those that continue, and this model has one "
+            "round; give a model of two or more, such as imagenet-tiny."
+        )
+    if not config.routable:
+        raise ValueError(
+            f"no image exits from a model of kind {config.kind!r}, whose rounds are alternatives; give a model whose "
+            "rounds build on each other, such as one of kind 'progresvit' or 'thinkingvit'."
+        )
+    check_classifier(model, NAME)
+
+
+def _class_names(config: BaseConfig, sample: Sample, predictions: Ints) -> dict[int, str]:
+    """Of all classes that occur; one without a name in the model or the sample is called by its number."""
+    names = {number: f"class {number}" for number in np.unique(predictions).tolist()}
+    if config.labels is not None:
+        names = {number: config.labels[number] for number in names if number >= 0}
+    return {**names, **sample.class_names, -1: "none (not finite)"}
+
+
+def _share_cells(share: Interval) -> Row:
+    """Empty for a share of no images."""
+    known = not math.isnan(share.mean)
+    values = (share.mean, share.lowest, share.highest)
+    return {key: value if known else None for key, value in zip(("share", "share_low", "share_high"), values)}
+
+
+def _shown_classes(classes: Sequence[ClassExits]) -> list[ClassExits | None]:
+    """All of them, or those that exit most, a gap, and those that exit least."""
+    if len(classes) <= MOST_CLASSES:
+        return list(classes)
+    kept = [one for one in classes if one.images >= LEAST_IMAGES] or list(classes)
+    half = MOST_CLASSES // 2
+    return list(kept) if len(kept) <= MOST_CLASSES else [*kept[:half], None, *kept[-half:]]
+
+
+def _draw_gallery(part: SubFigure, found: Exits, images: Ints, which: str) -> None:
+    if not len(images):
+        return
+    early = int((found.exit_round[images] == 0).sum())
+    title = f"{which} entropy in round 1: {early} of {len(images)} exit after round 1"
+    part.suptitle(title, fontsize=10, x=0.01, ha="left")
+    panels = part.subplots(1, GALLERY, squeeze=False)[0]
+    for panel in panels[len(images) :]:
+        panel.set_axis_off()
+    for panel, image in zip(panels, images.tolist()):
+        s = found.exit_round[image]
+        answer, name = (found.class_names[int(n)] for n in (found.predictions[image, s], found.labels[image]))
+        lines = textwrap.wrap(answer, 15, max_lines=2, placeholder="…")
+        panel.imshow(thumbnail(found.sample.pixels[image]), cmap="gray", vmin=0, vmax=255)
+        panel.set(xticks=[], yticks=[])
+        if not found.correct[image, s]:
+            lines = [f"✗ {_cut(answer, 13)}", f"is {_cut(name, 13)}"]
+            for spine in panel.spines.values():
+                spine.set(color=COLOURS[1], linewidth=2.5, linestyle=(0, (2, 1)), capstyle="butt")
+        panel.set_xlabel("\n".join([f"{found.entropy[image, 0]:.3f} nats", *lines]), fontsize=8, labelpad=3)
+
+
+def _draw_shares(axes: Axes, classes: Sequence[ClassExits | None], *, share: float) -> None:
+    names = ["…" if one is None else f"{_cut(one.name, 21)} ({one.images})" for one in classes]
+    for place, one in enumerate(classes):
+        if one is not None:
+            _draw_share(axes, place, one.share, marker="o", color=COLOURS[0])
+    axes.axvline(100 * share, color="0.5", linestyle="--", linewidth=1)
+    _finish(axes, range(len(classes)), names, slots=len(classes), x="share of the class (%)")
+    axes.set_title(f"exit after round 1: {100 * share:.0f} % (dashed)", fontsize=10)
+
+
+def _draw_repairs(axes: Axes, groups: Sequence[Repairs]) -> None:
+    styles = dict(zip(OUTCOMES, (("^", COLOURS[2]), ("v", COLOURS[1]), ("o", "0.35"), ("X", "0.35"))))
+    names: dict[int, str] = {}
+    for number, group in enumerate(groups):
+        first = number * (len(OUTCOMES) + 1)  # a line for the images of the group, then the outcomes
+        images = f"{group.images} images" if number == 0 else f"{group.images}"
+        does = f"continue to round {group.later + 1}:"
+        if not group.continues:
+            does = f"exit after round {group.earlier + 1}; with round {group.later + 1}:"
+        _write(axes, 0, first, f"{images} {does}", offset=-62, fontsize=9)
+        for place, (outcome, count) in enumerate(group.counts.items(), start=first + 1):
+            names[place] = outcome
+            _write(axes, 1, place, str(count), offset=5, fontsize=8)
+            if group.images:
+                marker, colour = styles[outcome]
+                _draw_share(axes, place, share_interval(count, group.images), marker=marker, color=colour)
+    slots = len(groups) * (len(OUTCOMES) + 1)
+    _finish(axes, list(names), list(names.values()), slots=slots, x="share of these images (%)")
+    axes.set_title("what later rounds change", fontsize=10)
+    axes.spines["left"].set_visible(False)  # the lines of the groups cross it
+
+
+def _write(axes: Axes, side: float, place: int, words: str, *, offset: float, fontsize: float) -> None:
+    """From an offset in points to the left (side 0) or the right edge of the panel (side 1)."""
+    look: dict[str, Any] = {"fontsize": fontsize, "va": "center", "ha": "left", "annotation_clip": False}
+    look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # hides the grid
+    units = ("axes fraction", "data")
+    axes.annotate(words, (side, place), xycoords=units, xytext=(offset, 0), textcoords="offset points", **look)
+
+
+def _draw_share(axes: Axes, place: float, share: Interval, **style: Any) -> None:
+    reach = [[100 * (share.mean - share.lowest)], [100 * (share.highest - share.mean)]]
+    axes.errorbar([100 * share.mean], [place], xerr=reach, markersize=5, capsize=2, linewidth=1.2, **style)
+
+
+def _finish(axes: Axes, places: Sequence[int], names: Sequence[str], *, slots: int, x: str) -> None:
+    axes.set_yticks(list(places), list(names), fontsize=8)
+    axes.set(xlim=(-4, 104), ylim=(slots - 0.4, -0.6))
+    axes.set_xlabel(x, fontsize=9)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.grid(alpha=0.3, axis="x")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _cut(name: str, length: int) -> str:
+    return name if len(name) <= length else f"{name[: length - 1].rstrip()}…"

@@ -1,0 +1,217 @@
+"""PSG's multipliers against the block: mean and spread in every round, and how far they depend on the round.
+
+On the channels that two consecutive rounds run, a multiplier deviates from 1 by a part that both rounds share (their
+mean deviation m, the static part) and a part that depends on the round (half of their difference d, up in one round and
+down in the other): (g1 - 1)² + (g2 - 1)² = 2 m² + d² / 2 for each channel. The static share of the squared deviation is
+sum(2 m²) / sum(2 m² + d² / 2): 1 if the gates of both rounds are equal.
+
+Letters: D blocks, d difference of the multipliers of two rounds, g a multiplier, m mean deviation of two rounds from 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from progresvit.analysis.gates import BRANCHES, RoundMultipliers, difference_to_next, rms, round_gates
+from progresvit.analysis.style import COLOURS, MARKERS, blank_figure, curve_style
+from progresvit.evaluation.table import Column, Row, Table, decimals, rough_percent
+from progresvit.model.interface import RoundModel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transition:
+    """The multipliers of two consecutive rounds, on the channels of both. Each (D, 3): block, branch."""
+
+    rms_difference: Floats
+    """RMS of the difference d over the channels."""
+    rms_static: Floats
+    """RMS of the mean deviation m."""
+
+    def static_share(self, block: int | None = None) -> tuple[float | None, ...]:
+        """For each branch, the static share of all blocks or of one, counted from 0; None if every multiplier is 1."""
+        blocks = slice(None) if block is None else slice(block, block + 1)
+        static = np.square(self.rms_static[blocks]).sum(axis=0)  # (D, 3) -> (3,)
+        changing = np.square(self.rms_difference[blocks] / 2).sum(axis=0)  # (D, 3) -> (3,)
+        return tuple(float(s / (s + c)) if s + c else None for s, c in zip(static, changing))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundDepth:
+    """The multipliers of a round over its active channels. Each (D, 3): block, branch."""
+
+    mean: Floats
+    std: Floats
+    rms_from_one: Floats
+    """RMS of g - 1."""
+    to_next: Transition | None
+    """None in the last round."""
+
+
+def gate_depth(model: RoundModel) -> tuple[RoundDepth, ...]:
+    """Mean, spread and change of the multipliers in every block of every round.
+
+    Args:
+        model: A ProgResViT with PSG.
+    """
+    rounds = round_gates(model)
+    transitions = [*(_transition(*both) for both in pairwise(rounds)), None]
+    found = []
+    for round_, transition in zip(rounds, transitions):
+        g = round_.blocks.astype(np.float64)
+        found.append(RoundDepth(mean=g.mean(axis=-1), std=g.std(axis=-1), rms_from_one=rms(g - 1), to_next=transition))
+    return tuple(found)
+
+
+def _transition(earlier: RoundMultipliers, later: RoundMultipliers) -> Transition:
+    difference = difference_to_next(earlier.blocks, later.blocks)  # (D, 3, channels of both)
+    static = earlier.blocks.astype(np.float64) + difference / 2 - 1
+    return Transition(rms_difference=rms(difference), rms_static=rms(static))
+
+
+def static_share(found: Sequence[RoundDepth]) -> tuple[dict[str, float | None], ...]:
+    """For each transition, the static share of each branch over all blocks; None if every multiplier is 1.
+
+    A share near 1 says that PSG scales the channels almost alike in both rounds; one of 0.5, that half of the squared
+    deviation from 1 depends on the round.
+
+    Args:
+        found: What :func:`gate_depth` returns.
+    """
+    transitions = [round_.to_next for round_ in found if round_.to_next is not None]
+    return tuple(dict(zip(BRANCHES, transition.static_share())) for transition in transitions)
+
+
+def gate_depth_table(found: Sequence[RoundDepth]) -> Table:
+    """A row for each round, block and branch. Numbers that compare with the next round are empty in the last."""
+    columns = [
+        Column("round", "round"),
+        Column("block", "block"),
+        Column("branch", "branch", left=True),
+        Column("mean", "mean", decimals),
+        Column("std", "std", decimals),
+        Column("rms_from_one", "RMS from 1", decimals),
+        Column("rms_difference_to_next_round", "RMS difference to next round", decimals),
+        Column("rms_static", "RMS static part", decimals),
+        Column("static_share", "static share (%)", rough_percent),
+    ]
+    rows = [
+        {"round": number, "block": block + 1, "branch": branch, **_numbers(round_, block, place)}
+        for number, round_ in enumerate(found, start=1)
+        for block in range(len(round_.mean))
+        for place, branch in enumerate(BRANCHES)
+    ]
+    return Table("PSG's multipliers against the block", columns, rows)
+
+
+def _numbers(round_: RoundDepth, block: int, place: int) -> Row:
+    at, transition = (block, place), round_.to_next
+    return {
+        "mean": float(round_.mean[at]),
+        "std": float(round_.std[at]),
+        "rms_from_one": float(round_.rms_from_one[at]),
+        "rms_difference_to_next_round": None if transition is None else float(transition.rms_difference[at]),
+        "rms_static": None if transition is None else float(transition.rms_static[at]),
+        "static_share": None if transition is None else transition.static_share(block)[place],
+    }
+
+
+def gate_depth_figure(found: Sequence[RoundDepth]) -> Figure:
+    """Above, mean and spread of every round; below, the change between rounds beside the static part.
+
+    A model of one round has the upper row alone.
+
+    Args:
+        found: What :func:`gate_depth` returns.
+    """
+    compared = len(found) > 1
+    figure = blank_figure(height=5.8 + 0.2 * (len(found) - 1) if compared else 3.2)
+    figure.suptitle("PSG's multipliers against the block", fontsize=12)
+    halves = figure.subfigures(2 if compared else 1, 1, squeeze=False)[:, 0]
+    _draw_means(halves[0], found)
+    if compared:
+        _draw_changes(halves[1], found)
+    return figure
+
+
+def _draw_means(half: SubFigure, found: Sequence[RoundDepth]) -> None:
+    """Lines of the means, bands of one standard deviation to either side."""
+    panels = half.subplots(1, len(BRANCHES))
+    for place, (panel, branch) in enumerate(zip(panels, BRANCHES)):
+        panel.axhline(1, color="0.4", linewidth=1)
+        for number, round_ in enumerate(found):
+            mean, std = round_.mean[:, place], round_.std[:, place]
+            blocks = np.arange(1, len(mean) + 1)
+            marks = {"marker": MARKERS[number % len(MARKERS)], "markersize": 4}
+            panel.plot(blocks, mean, label=f"round {number + 1}: mean ± std", **marks, **curve_style(number))
+            panel.fill_between(blocks, mean - std, mean + std, color=COLOURS[number % len(COLOURS)], alpha=0.2)
+        _finish(panel, branch, len(found[0].mean))
+    panels[0].set_ylabel("multiplier", fontsize=10)
+    _legend(half, panels[0])
+
+
+def _draw_changes(half: SubFigure, found: Sequence[RoundDepth]) -> None:
+    """RMS of the difference and of the static part, on a logarithmic scale."""
+    panels = half.subplots(1, len(BRANCHES), sharey=True)
+    shares = static_share(found)
+    for place, (panel, branch) in enumerate(zip(panels, BRANCHES)):
+        for number, round_ in enumerate(found[:-1]):
+            assert round_.to_next is not None
+            name = f"rounds {number + 1} and {number + 2}: "
+            blocks = np.arange(1, len(round_.mean) + 1)
+            lines = {"difference d": round_.to_next.rms_difference, "static part m": round_.to_next.rms_static}
+            for kind, (what, values) in enumerate(lines.items()):
+                colour = COLOURS[(2 + 2 * number + kind) % len(COLOURS)]
+                style = {"color": colour, "linestyle": "-" if kind == 0 else "--", "markersize": 4, "clip_on": False}
+                marker = MARKERS[(2 + 2 * number + kind) % len(MARKERS)]
+                panel.plot(blocks, values[:, place], label=f"{name}{what}", marker=marker, **style)
+        known = [share[branch] for share in shares]
+        digits = 1 if len(known) == 1 else 0  # the title stays in its panel
+        text = ", ".join("–" if share is None else f"{100 * share:.{digits}f}" for share in known)
+        _finish(panel, f"{branch}\nstatic share {text} %", len(found[0].mean))
+    _scale(panels[0], np.concatenate([line.get_ydata() for panel in panels for line in panel.lines]))
+    panels[0].set_ylabel("RMS over channels", fontsize=10)
+    caption = "d: difference of the rounds, m: mean deviation from 1; static share: Σ m² / Σ (m² + d²/4)"
+    _legend(half, panels[0], caption)
+
+
+def _scale(panel: Axes, values: Floats) -> None:
+    """Logarithmic, in whole decades; if some values are 0, linear up to the decade of the smallest other one."""
+    positive = values[values > 0] if values.any() else np.array([2e-3])
+    low, high = 10 ** np.floor(np.log10(positive.min())), 10 ** np.ceil(np.log10(positive.max()))
+    if values.all():
+        panel.set_yscale("log")
+    else:
+        panel.set_yscale("symlog", linthresh=low)
+    panel.set_ylim(low if values.all() else 0, high)
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_minor_formatter("")
+
+
+def _finish(panel: Axes, title: str, blocks: int) -> None:
+    panel.set_title(title, fontsize=9)
+    panel.set_xlabel("block", fontsize=9)
+    panel.set_xticks(range(blocks, 0, -math.ceil(blocks / 6)))  # the last block has a tick
+    panel.grid(alpha=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.tick_params(labelsize=8)
+
+
+def _legend(half: SubFigure, panel: Axes, caption: str | None = None) -> None:
+    """Below the panels."""
+    handles, names = panel.get_legend_handles_labels()
+    columns = 2 if caption else 4
+    half.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=9, frameon=False, title=caption)
+    half.legends[-1].get_title().set_fontsize(8.5)

@@ -1,0 +1,207 @@
+"""Interventions: change what round 1 sees or hands on, and measure the last round on the same images.
+
+Round 1 runs once on all images; the later rounds run on the unchanged images with the tokens that an intervention made
+of round 1's. Without a change, the predictions are those of ``model(images)``.
+
+Letters: N images, B images of a batch, C channels, H side of the images, T tokens of round 1, d its channels, K
+classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from progresvit.analysis.hooks import evaluation_mode
+from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.style import COLOURS
+from progresvit.evaluation.table import Column, Row, percent, points
+from progresvit.metrics.interval import Interval, mean_interval, paired_change
+from progresvit.model.interface import RoundModel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ChangeImages = Callable[[Tensor], Tensor]
+"""Changes a batch of images, (B, C, H, H)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The last round on every image."""
+
+    correct: NDArray[np.bool_]
+    """(N,)"""
+    confidence: NDArray[np.float64]
+    """Probability of the correct class, (N,)."""
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.correct.mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """What an intervention does to the last round, with 95 % intervals over the images."""
+
+    outcome: Outcome
+    accuracy: Interval
+    """Change of the accuracy from the untouched model, on the same images."""
+    confidence: Interval
+    """Change of the mean probability of the correct class."""
+
+    @classmethod
+    def of(cls, outcome: Outcome, untouched: Outcome) -> Effect:
+        return cls(
+            outcome=outcome,
+            accuracy=paired_change(outcome.correct, untouched.correct),
+            confidence=mean_interval(outcome.confidence - untouched.confidence),
+        )
+
+    def row(self) -> Row:
+        """For a table with ``EFFECT_COLUMNS``."""
+        return {
+            "images": len(self.outcome.correct),
+            "accuracy": self.outcome.accuracy,
+            "accuracy_change": self.accuracy.mean,
+            "accuracy_change_low": self.accuracy.lowest,
+            "accuracy_change_high": self.accuracy.highest,
+            "confidence": float(self.outcome.confidence.mean()),
+            "confidence_change": self.confidence.mean,
+            "confidence_change_low": self.confidence.lowest,
+            "confidence_change_high": self.confidence.highest,
+        }
+
+
+EFFECT_COLUMNS = (
+    Column("images", "images"),
+    Column("accuracy", "top-1 (%)", percent),
+    Column("accuracy_change", "change (points)", points),
+    Column("accuracy_change_low", "95 % from", points),
+    Column("accuracy_change_high", "to", points),
+    Column("confidence", "correct-class confidence (%)", percent),
+    Column("confidence_change", "change (points)", points),
+    Column("confidence_change_low", "95 % from", points),
+    Column("confidence_change_high", "to", points),
+)
+"""Shares stay shares in CSV; changes are differences of shares."""
+
+
+class Interventions:
+    """A model and a sample; counts the rounds that run for a progress bar.
+
+    Args:
+        model: A classifier whose rounds build on each other.
+        sample: The images.
+        name: Of the analysis, for errors.
+        runs: How often the last round will run.
+        progress: Called after each batch.
+    """
+
+    def __init__(
+        self, model: RoundModel, sample: Sample, *, name: str, runs: int, progress: Progress | None = None
+    ) -> None:
+        check_handover(model, name)
+        self.model, self.sample = model, sample
+        self.device = next(model.parameters()).device
+        self.total, self.done, self.progress = runs * len(sample), 0, progress
+
+    def first_round(
+        self, change: ChangeImages | None = None, during: AbstractContextManager[Any] | None = None
+    ) -> Tensor:
+        """The tokens that round 1 hands on, (N, T, d), on the CPU.
+
+        Args:
+            change: Changes the images that round 1 sees.
+            during: Entered while round 1 runs: hooks on its blocks.
+        """
+        parts = []
+        with evaluation_mode(self.model), torch.inference_mode(), during or nullcontext():
+            for _, images in self.sample.batches(self.model.config, self.device):
+                seen = images if change is None else change(images)
+                parts.append(self.model.run_round(0, seen).tokens.cpu())
+        return torch.cat(parts)
+
+    def later_rounds(self, tokens: Tensor) -> Outcome:
+        """The last round on the unchanged images, after these tokens of round 1: (N, T, d)."""
+        labels, chosen = self.sample.labels, []
+        with evaluation_mode(self.model), torch.inference_mode():
+            for rows, images in self.sample.batches(self.model.config, self.device):
+                previous = tokens[rows].to(self.device)
+                for s in range(1, len(self.model.config.rounds)):
+                    output = self.model.run_round(s, images, previous)
+                    previous = output.tokens
+                probabilities = output.logits.float().softmax(dim=-1).cpu()  # (B, K)
+                right = probabilities.argmax(dim=-1) == labels[rows]
+                chosen.append(torch.stack([right.double(), probabilities.gather(1, labels[rows, None])[:, 0].double()]))
+                self._count(len(images))
+        correct, confidence = torch.cat(chosen, dim=1).numpy()
+        return Outcome(correct=correct.astype(bool), confidence=confidence)
+
+    def _count(self, images: int) -> None:
+        self.done += images
+        if self.progress:
+            self.progress(min(self.done, self.total), self.total)
+
+
+def check_handover(model: RoundModel, name: str) -> None:
+    """Refuse models without a second round that builds on the first, or without classes."""
+    config = model.config
+    if len(config.rounds) < 2:
+        raise ValueError(
+            f"{name} changes what round 1 hands on to round 2, and this model has one round; give a model of two or "
+            "more, such as imagenet-tiny."
+        )
+    if not config.routable:
+        raise ValueError(
+            f"{name} changes what round 1 hands on to round 2, and the rounds of a model of kind {config.kind!r} are "
+            "alternatives that hand on nothing; give a model of kind 'progresvit' or 'thinkingvit'."
+        )
+    check_classifier(model, name)
+
+
+def check_classifier(model: RoundModel, name: str) -> None:
+    """Refuse models that choose among no classes."""
+    if model.config.task != "classification" or not model.config.num_classes:
+        what = "segments images" if model.config.task != "classification" else "has no head"
+        raise ValueError(f"{name} measures the accuracy of a classifier, and this model {what}; give a classifier.")
+
+
+def check_strengths(strengths: Sequence[float], name: str, *, most: float = 1.0) -> None:
+    """Refuse strengths outside of 0 to ``most``."""
+    wrong = [strength for strength in strengths if not 0 <= strength <= most]
+    if wrong or not strengths:
+        raise ValueError(f"the strengths of {name} are from 0 to {most:g}, not {wrong[0] if wrong else 'none'}.")
+
+
+LEAST_SPAN = 5.0
+"""Points that an axis of accuracy shows at least, so that noise does not look like an effect."""
+
+
+def draw_effects(axes: Axes, xs: Sequence[float], effects: Sequence[Effect]) -> None:
+    """Accuracy in percent with the interval of its change, and the accuracy of the untouched model as a line."""
+    accuracy = [100 * effect.outcome.accuracy for effect in effects]
+    untouched = accuracy[0] - 100 * effects[0].accuracy.mean
+    reach = np.array([error_bar(effect.accuracy) for effect in effects]).T
+    label = "changed (bar: 95 % of the change)"
+    axes.axhline(untouched, color="0.6", linewidth=1, label="untouched")
+    axes.errorbar(xs, accuracy, yerr=reach, color=COLOURS[0], marker="o", capsize=3, label=label)
+    axes.set_ylim(widened(*axes.get_ylim()))
+
+
+def error_bar(change: Interval) -> tuple[float, float]:
+    """Points below and above the mean."""
+    return 100 * (change.mean - change.lowest), 100 * (change.highest - change.mean)
+
+
+def widened(low: float, high: float) -> tuple[float, float]:
+    """Limits of an axis that show at least ``LEAST_SPAN``."""
+    missing = max(0.0, LEAST_SPAN - (high - low)) / 2
+    return low - missing, high + missing

@@ -1,0 +1,93 @@
+"""Low-pass filter on the input of round 1 alone: what the last round loses if round 1 sees a blurred image.
+
+The image is resized to the resolution r of round 1, as always, then to (1 - p) r and back to r, bicubic with antialias.
+The later rounds see the image as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from progresvit.analysis.interventions import (
+    EFFECT_COLUMNS,
+    Effect,
+    Interventions,
+    check_strengths,
+    draw_effects,
+)
+from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.style import new_figure
+from progresvit.evaluation.table import Column, Table
+from progresvit.model.backbone import resize
+from progresvit.model.interface import RoundModel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "low-pass"
+STRENGTHS = (0.0, 0.25, 0.5, 0.75, 0.9)
+"""Shares of the side that are removed."""
+MOST = 0.95
+"""The largest share: some pixels are left at any resolution of a ViT."""
+
+
+@dataclass(frozen=True)
+class Blurred:
+    """A strength, the resolution that is left, and the effect."""
+
+    strength: float
+    side: int
+    effect: Effect
+
+
+def low_pass(
+    model: RoundModel, sample: Sample, strengths: Sequence[float] = STRENGTHS, progress: Progress | None = None
+) -> tuple[Blurred, ...]:
+    """The accuracy of the last round if the input of round 1 is blurred.
+
+    Args:
+        model: A classifier whose rounds build on each other.
+        sample: The images.
+        strengths: Shares p of the side that are removed, from 0 to 0.95; 0 changes nothing.
+        progress: Called after each batch.
+    """
+    check_strengths(strengths, NAME, most=MOST)
+    runs = Interventions(model, sample, name=NAME, runs=len(strengths) + 1, progress=progress)
+    resolution = model.config.rounds[0].resolution
+    untouched = runs.later_rounds(runs.first_round())
+    found = []
+    for strength in strengths:
+        side = max(1, round((1 - strength) * resolution))
+        outcome = runs.later_rounds(runs.first_round(partial(blur, resolution=resolution, side=side)))
+        found.append(Blurred(strength, side, Effect.of(outcome, untouched)))
+    return tuple(found)
+
+
+def blur(images: Tensor, *, resolution: int, side: int) -> Tensor:
+    """Down to a side and up to the resolution again: (B, C, H, H) -> (B, C, r, r); unchanged if nothing is removed."""
+    if side == resolution:
+        return images
+    images = resize(images, resolution)  # (B, C, H, H) -> (B, C, r, r)
+    return resize(resize(images, side), resolution)
+
+
+def low_pass_table(found: Sequence[Blurred]) -> Table:
+    """A row for each strength."""
+    columns = [Column("strength", "p"), Column("side", "pixels left"), *EFFECT_COLUMNS]
+    rows = [{"strength": one.strength, "side": one.side, **one.effect.row()} for one in found]
+    return Table("Low-pass filter on the input of round 1", columns, rows)
+
+
+def low_pass_figure(found: Sequence[Blurred]) -> Figure:
+    """Accuracy of the last round against the strength, with the interval of its change."""
+    figure, axes = new_figure(
+        title="Blur of round 1's input", x="p: share of the side removed (%)", y="top-1 of the last round (%)"
+    )
+    draw_effects(axes, [100 * one.strength for one in found], [one.effect for one in found])
+    axes.legend(fontsize=9)
+    return figure

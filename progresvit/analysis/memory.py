@@ -1,0 +1,174 @@
+"""Peak memory of a GPU against the batch size: the engine, and the model run eagerly round by round.
+
+No image exits early, so every measurement is of the complete path from the first round to the last. It includes the
+weights and the engine's buffers, but not the images, which are on the GPU before.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+
+from progresvit.analysis.sample import Progress
+from progresvit.analysis.style import MARKERS, curve_style, new_figure
+from progresvit.engine.batcher import MemoryWarning
+from progresvit.engine.speed import Measurement, Routed, hardware
+from progresvit.evaluation.table import Column, Table, decimals
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BATCHES = (1, 8, 32, 128, 512)
+FULL_BATCHES = 4
+"""Batches of a measurement: the first ones fill the engine's buffers."""
+
+Way = Literal["engine", "eager"]
+WAYS: tuple[Way, ...] = get_args(Way)
+"""The engine, and the model run round by round without it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakMemory:
+    """One measurement."""
+
+    way: Way
+    batch: int
+    peak_gib: float | None
+    """None if memory ran out."""
+    images: int
+    """Images that ran."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """The measurements of a model, and where they were made."""
+
+    points: tuple[PeakMemory, ...]
+    """Those of the engine, then those of the eager model, in the order of the batches."""
+    hardware: str
+    precision: str
+
+
+def memory(
+    model: str | os.PathLike[str],
+    batches: Sequence[int] = BATCHES,
+    *,
+    device: str = "cuda",
+    precision: str = "bf16",
+    progress: Progress | None = None,
+) -> Memory:
+    """Run a ProgResViT on random images in batches of each size, and read the peak memory of tensors.
+
+    Args:
+        model: Folder, bundled name or hub id of a model, or a preset, which gets random weights.
+        batches: Images per batch.
+        device: A GPU.
+        precision: As the engine takes it; for fp8 the eager model runs in bf16.
+        progress: Called after each measurement.
+    """
+    _check(batches, device)
+    pairs = [(way, batch) for way in WAYS for batch in batches]
+    points = []
+    for done, (way, batch) in enumerate(pairs, start=1):
+        peak = _peak_gib(os.fspath(model), way, batch, device=device, precision=precision)
+        images = 0 if peak is None else FULL_BATCHES * batch
+        points.append(PeakMemory(way=way, batch=batch, peak_gib=peak, images=images))
+        if progress:
+            progress(done, len(pairs))
+    return Memory(points=tuple(points), hardware=hardware(device), precision=precision)
+
+
+def memory_table(found: Memory) -> Table:
+    """A row for each way and batch size; the peak is empty if memory ran out."""
+    columns = [
+        Column("way", "model", left=True),
+        Column("batch", "batch"),
+        Column("peak_gib", "peak (GiB)", decimals),
+        Column("images", "images"),
+    ]
+    rows = [
+        {"way": point.way, "batch": point.batch, "peak_gib": point.peak_gib, "images": point.images}
+        for point in found.points
+    ]
+    return Table(f"Peak memory, every round, on {found.hardware}, {found.precision}", columns, rows)
+
+
+def memory_figure(found: Memory) -> Figure:
+    """Peak memory against the batch size, both on logarithmic axes."""
+    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+
+    title = f"Peak memory on {found.hardware}, {found.precision}"
+    figure, axes = new_figure(title=title, x="images per batch", y="peak memory (GiB)")
+    axes.title.set_fontsize(11)
+    for number, way in enumerate(WAYS):
+        points = [point for point in found.points if point.way == way]
+        known = sorted((point.batch, point.peak_gib) for point in points if point.peak_gib is not None)
+        too_large = [f"{point.batch}" for point in points if point.peak_gib is None]
+        label = "engine" if way == "engine" else "eager, round by round"
+        label += f" (out of memory: {', '.join(too_large)})" if too_large else ""
+        axes.plot(*zip(*known) if known else ([], []), marker=MARKERS[number], label=label, **curve_style(number))
+    batches = sorted({point.batch for point in found.points})
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(batches[0] / 1.3, batches[-1] * 1.3)
+    axes.set_xticks(batches, [str(batch) for batch in batches])
+    axes.xaxis.set_minor_locator(NullLocator())
+    if any(point.peak_gib is not None for point in found.points):  # without a point there is no logarithmic axis
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.legend(fontsize=9)
+    return figure
+
+
+def _check(batches: Sequence[int], device: str) -> None:
+    if not torch.cuda.is_available():
+        raise ValueError(
+            "memory measures the memory of a GPU, and there is none here; run it on a machine with a CUDA device."
+        )
+    if not device.startswith("cuda"):
+        raise ValueError(f"memory measures the memory of a GPU, not of {device!r}; use --device cuda.")
+    if not batches or min(batches) < 1:
+        raise ValueError(f"batches are sizes of one image or more, such as {BATCHES}, not {tuple(batches)}.")
+
+
+def _peak_gib(model: str, way: Way, batch: int, *, device: str, precision: str) -> float | None:
+    """The peak of one measurement without what other objects of the process hold; None if memory ran out."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated(device) / 2**30
+    try:
+        peak = _measure(model, way, batch, device=device, precision=precision)
+    except torch.OutOfMemoryError:
+        peak = None  # the failed measurement is freed with the traceback, after this block
+    return None if peak is None else peak - held
+
+
+def _measure(model: str, way: Way, batch: int, *, device: str, precision: str) -> float | None:
+    eager = way == "eager"
+
+    def make() -> Routed:
+        return Routed(
+            model,
+            eager=eager,
+            device=device,
+            precision="bf16" if eager and precision == "fp8" else precision,
+            batch=batch,
+            continuing=1.0,
+            thresholds=0.0,  # no image exits early
+            count=FULL_BATCHES * batch,
+        )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MemoryWarning)  # the engine continues with smaller batches
+        measurement = Measurement(make, device=device, threads=None, seconds=0)
+        measurement.subject.run(1)
+    torch.cuda.synchronize(device)
+    shrunk = not eager and measurement.subject.runner.batch < batch
+    return None if shrunk else measurement.peak_gib()

@@ -1,0 +1,145 @@
+"""Noise replacement: round 1's last block output x becomes (1 - a) x + a e, with noise e of its mean and deviation.
+
+The noise is normal and independent for each token and channel. Its mean and standard deviation are those of all values
+of x of the same image. The final norm, the projector and the later rounds run as usual, on the unchanged image. All
+strengths use the same noise.
+
+Letters: B images of a batch, N tokens of round 1, d channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from progresvit.analysis.hooks import evaluation_mode, need_backbone, recorded_calls, replaced_output
+from progresvit.analysis.interventions import (
+    EFFECT_COLUMNS,
+    Effect,
+    Interventions,
+    Outcome,
+    check_handover,
+    check_strengths,
+    draw_effects,
+)
+from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.style import COLOURS, new_panels
+from progresvit.evaluation.table import Column, Table, percent
+from progresvit.model.interface import RoundModel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "noise-replacement"
+STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+QUANTILES = (10, 25, 50, 75, 90)
+"""Percentiles of the confidence that are shown."""
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A strength and its effect."""
+
+    strength: float
+    untouched: Outcome
+    effect: Effect
+
+    @property
+    def quantiles(self) -> NDArray[np.float64] | None:
+        """Percentiles of the correct-class confidence of the images that the untouched model has right, if any."""
+        confidence = self.effect.outcome.confidence[self.untouched.correct]
+        return np.percentile(confidence, QUANTILES) if len(confidence) else None
+
+
+def noise_replacement(
+    model: RoundModel,
+    sample: Sample,
+    strengths: Sequence[float] = STRENGTHS,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[Replaced, ...]:
+    """The accuracy of the last round if noise replaces what round 1's last block returns.
+
+    Args:
+        model: A classifier with the ViT of this library whose rounds build on each other.
+        sample: The images.
+        strengths: Shares of the noise, from 0 (nothing changes) to 1.
+        seed: Of the noise.
+        progress: Called after each batch.
+    """
+    check_strengths(strengths, NAME)
+    check_handover(model, NAME)
+    block = last_block(model, sample)
+    runs = Interventions(model, sample, name=NAME, runs=len(strengths) + 1, progress=progress)
+    untouched = runs.later_rounds(runs.first_round())
+    found = []
+    for strength in strengths:
+        tokens = runs.first_round(during=replaced_output(block, noise(strength, seed=seed)))
+        outcome = runs.later_rounds(tokens)
+        found.append(Replaced(strength, untouched, Effect.of(outcome, untouched)))
+    return tuple(found)
+
+
+def last_block(model: RoundModel, sample: Sample) -> nn.Module:
+    """The last block that round 1 runs; with early exits, the one before the exit."""
+    backbone = need_backbone(model, "noise replacements")
+    device = next(model.parameters()).device
+    _, images = next(iter(sample.batches(model.config, device)))
+    with evaluation_mode(model), torch.inference_mode(), recorded_calls(backbone.blocks) as calls:
+        model.run_round(0, images[:1])
+    return calls[-1].block
+
+
+def noise(strength: float, *, seed: int) -> Callable[[Tensor], Tensor]:
+    """Replaces activations by noise of their mean and deviation, batch after batch: (B, N, d) -> (B, N, d)."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def replace(x: Tensor) -> Tensor:
+        normal = torch.randn(x.shape, generator=generator).to(x)
+        mean, deviation = x.mean(dim=(1, 2), keepdim=True), x.std(dim=(1, 2), keepdim=True)  # (B, 1, 1)
+        return (1 - strength) * x + strength * (mean + deviation * normal)
+
+    return replace
+
+
+def noise_replacement_table(found: Sequence[Replaced]) -> Table:
+    """A row for each strength. Percentiles of the confidence are of the images that the untouched model has right."""
+    keys = [f"confidence_p{quantile}" for quantile in QUANTILES]
+    names = [f"confidence, percentile {quantile}" for quantile in QUANTILES]
+    columns = [
+        Column("strength", "α"),
+        *EFFECT_COLUMNS,
+        *(Column(key, name, percent) for key, name in zip(keys, names)),
+    ]
+    rows = []
+    for one in found:
+        quantiles = [None] * len(keys) if one.quantiles is None else one.quantiles.tolist()
+        rows.append({"strength": one.strength, **one.effect.row(), **dict(zip(keys, quantiles))})
+    return Table("Round 1's last block output replaced by noise", columns, rows)
+
+
+def noise_replacement_figure(found: Sequence[Replaced]) -> Figure:
+    """Accuracy, and the distribution of the correct-class confidence, against the strength."""
+    x, ys = "α: share of noise (%)", ("top-1 of the last round (%)", "correct-class confidence (%)")
+    figure, (accuracy, confidence) = new_panels(title="Round 1's output replaced by matched noise", xs=[x, x], y=ys)
+    shares = [100 * one.strength for one in found]
+    draw_effects(accuracy, shares, [one.effect for one in found])
+    accuracy.legend(fontsize=8.5)
+    known = [one.quantiles for one in found if one.quantiles is not None]
+    if len(known) == len(found):
+        low, quarter, median, three_quarters, high = 100 * np.array(known).T
+        confidence.fill_between(shares, low, high, color=COLOURS[0], alpha=0.15, linewidth=0, label="10 to 90 %")
+        confidence.fill_between(
+            shares, quarter, three_quarters, color=COLOURS[0], alpha=0.35, linewidth=0, label="25 to 75 %"
+        )
+        confidence.plot(shares, median, color=COLOURS[0], marker="o", label="median")
+        confidence.set_ylim(-2, 102)
+        confidence.legend(fontsize=8.5, title="images right without noise", title_fontsize=8.5)
+    return figure

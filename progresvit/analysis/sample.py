@@ -1,0 +1,155 @@
+"""Labelled images that an analysis looks at, decoded once and kept in memory.
+
+Letters: N images, B images of a batch, C channels, H side of the images.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from progresvit.config import BaseConfig
+from progresvit.data.dataset import ImageDataset
+from progresvit.data.loader import numbered_batches
+from progresvit.data.transforms import NamedTransform, normalise
+from progresvit.evaluation.classes import class_numbers
+from progresvit.evaluation.run import DataSource
+from progresvit.io.parse import did_you_mean
+
+IMAGES = 300
+"""Default number of images."""
+LEAST_PER_CLASS = 5
+"""Images of a class that are taken before a further class is: some analyses compare images of the same class."""
+BATCH = 50
+"""Images that a model runs at a time."""
+
+Progress = Callable[[int, int], None]
+"""Called with the number of images or steps that are done and the total."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Images after the evaluation crop, and their classes."""
+
+    pixels: Tensor
+    """(N, C, H, H) bytes, on the CPU."""
+    labels: Tensor
+    """(N,) class numbers of the model; of the data for a model without a head."""
+    ids: tuple[str, ...]
+    """Names of the files."""
+    class_names: Mapping[int, str]
+    """What figures call the classes of the sample."""
+    class_ids: Mapping[int, str]
+    """Folder names of the classes of the sample."""
+    unreadable: tuple[str, ...] = ()
+    """A line for each image that could not be read; they are not among the images."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batches(self, config: BaseConfig, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
+        """Which images, and their normalised pixels on the device: (B, C, H, H)."""
+        for first in range(0, len(self), BATCH):
+            rows = slice(first, min(first + BATCH, len(self)))
+            yield rows, normalise(self.pixels[rows].to(device), config)
+
+    def find_class(self, name: str) -> int:
+        """The number of a class by the name or the folder name; an error that gives the nearest one."""
+        return find_class(name, self.class_names, self.class_ids)
+
+    def of_classes(self, numbers: Sequence[int]) -> Sample:
+        """The images of some classes."""
+        rows = torch.isin(self.labels, torch.tensor(numbers)).nonzero()[:, 0]
+        return replace(
+            self, pixels=self.pixels[rows], labels=self.labels[rows], ids=tuple(self.ids[row] for row in rows.tolist())
+        )
+
+
+def find_class(name: str, names: Mapping[int, str], ids: Mapping[int, str]) -> int:
+    """The number of a class by its name, in upper or lower case, or by its folder name."""
+    by_word = {word.casefold(): number for words in (names, ids) for number, word in words.items()}
+    if name.casefold() not in by_word:
+        known = dict.fromkeys([*names.values(), *ids.values()])
+        raise ValueError(f"the images are of no class {name!r}; {did_you_mean(name, known)}")
+    return by_word[name.casefold()]
+
+
+def load_sample(
+    config: BaseConfig,
+    source: DataSource,
+    *,
+    images: int = IMAGES,
+    classes: Sequence[str] | None = None,
+    workers: int = 2,
+    progress: Progress | None = None,
+) -> Sample:
+    """Read images evenly from the classes of a source, the same ones each time.
+
+    Every class has at least five of them, as far as it has five; of a dataset with more classes than that leaves
+    space for, some classes are drawn.
+
+    Args:
+        config: That of the model: its crop and its classes.
+        source: Labelled images.
+        images: Number of images; all of the source if it has fewer.
+        classes: Take images of these classes only, by name or folder name.
+        workers: Processes that decode images.
+        progress: Called after each batch.
+    """
+    if config.task != "classification":
+        raise ValueError("this analysis looks at classes of images, and the model segments images; give a classifier.")
+    if images < 1:
+        raise ValueError(f"an analysis takes at least one image, not {images}.")
+    found = source.find()
+    numbers = class_numbers(found.class_ids, config) if config.num_classes else list(range(len(found.class_ids)))
+    names = {number: _class_name(config, number, found.class_ids[place]) for place, number in enumerate(numbers)}
+    ids = dict(zip(numbers, found.class_ids))
+    wanted = None if classes is None else {find_class(name, names, ids) for name in classes}
+    places = [place for place, number in enumerate(numbers) if wanted is None or number in wanted]
+    chosen = found.subset(_choose(found, places, images, every_class=wanted is not None))
+    groups = [list(range(first, min(first + BATCH, len(chosen)))) for first in range(0, len(chosen), BATCH)]
+    transform, parts, rows, unreadable = NamedTransform(config, source.corruption), [], list[int](), dict[int, str]()
+    cpu = torch.device("cpu")
+    for batch in numbered_batches(chosen, groups, transform=transform, workers=workers, device=cpu):
+        rows += batch.numbers
+        unreadable |= batch.unreadable
+        parts += [] if batch.pixels is None else [batch.pixels]
+        if progress:
+            progress(len(rows) + len(unreadable), len(chosen))
+    lines = tuple(f"{chosen.entries[row].name}: {why}" for row, why in sorted(unreadable.items()))
+    if not parts:
+        raise ValueError(f"none of {len(chosen)} images of {source.data} can be read; the first: {lines[0]}.")
+    labels = [numbers[chosen.targets[row]] for row in rows]
+    return Sample(
+        pixels=torch.cat(parts),
+        labels=torch.tensor(labels),
+        ids=tuple(chosen.entries[row].name for row in rows),
+        class_names={number: names[number] for number in sorted(set(labels))},
+        class_ids={number: ids[number] for number in sorted(set(labels))},
+        unreadable=lines,
+    )
+
+
+def _class_name(config: BaseConfig, number: int, folder: str) -> str:
+    return config.labels[number] if config.labels is not None and config.num_classes else folder
+
+
+def _choose(found: ImageDataset, places: Sequence[int], images: int, *, every_class: bool) -> list[int]:
+    """Indices of the images, in the order of the dataset; classes take turns."""
+    rng = random.Random(0)
+    by_class: dict[int, list[int]] = {place: [] for place in places}
+    for index, target in enumerate(found.targets):
+        if target in by_class:
+            by_class[target].append(index)
+    for indices in by_class.values():
+        rng.shuffle(indices)
+    order = list(by_class)
+    rng.shuffle(order)
+    classes = order if every_class else order[: max(1, images // LEAST_PER_CLASS)]
+    deepest = max((len(by_class[place]) for place in classes), default=0)
+    turns = [by_class[place][turn] for turn in range(deepest) for place in classes if turn < len(by_class[place])]
+    return sorted(turns[:images])

@@ -1,0 +1,257 @@
+"""Accuracy against images per second: the engine at several thresholds, on one device.
+
+The engine runs the images of a sample in a stream, so an image costs the time of the rounds that it runs. Speed,
+accuracy and exits of a point are of the same predictions. Decoding is not included: the images are on the device.
+
+Letters: N images, C channels, H side of the images, S rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from progresvit import api
+from progresvit.analysis.interventions import check_classifier
+from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.style import COLOURS, new_figure
+from progresvit.engine.engine import Engine
+from progresvit.engine.prediction import Prediction
+from progresvit.engine.speed import Measurement, hardware, split
+from progresvit.evaluation.table import Column, Table, percent, rough_percent
+from progresvit.evaluation.table import threshold as show_threshold
+from progresvit.metrics.interval import Interval, share_interval
+from progresvit.model import ProgResViT
+from progresvit.model.interface import RoundModel
+from progresvit.routing.decide import Threshold, as_thresholds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "throughput"
+CONTINUING = (1.0, 0.75, 0.5, 0.25, 0.0)
+"""Shares of the images that continue after round 1, if no thresholds are given."""
+SECONDS = 8.0
+"""Approximate duration of the timed runs of a point."""
+MOST_PASSES = 50
+"""On a CPU; a pass runs all images once."""
+WARM_UP = 8
+"""Images that run ahead of the timing on a CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedPoint:
+    """A threshold and what the engine does with it."""
+
+    threshold: tuple[float, ...]
+    """One for each round but the last."""
+    accuracy: Interval
+    exit_shares: tuple[float, ...]
+    """Share of the images that exits after each round."""
+    images_per_s: float
+    """Median of the timed runs."""
+    spread: float | None
+    """Difference of the slowest and the fastest run, as a share of the median; None of a single run."""
+
+    @property
+    def continuing(self) -> float:
+        """Share of the images that run more than round 1."""
+        return sum(self.exit_shares[1:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """The points, the highest share that continues first, and where they were measured."""
+
+    points: tuple[SpeedPoint, ...]
+    images: int
+    hardware: str
+    """Name of the GPU, or of the CPU with the number of threads."""
+    precision: str
+    batch: int
+    """Largest batch of the engine; less than asked for if memory ran out."""
+
+
+def throughput(
+    model: RoundModel,
+    sample: Sample,
+    thresholds: Sequence[Threshold] | None = None,
+    *,
+    device: str | None = None,
+    precision: str | None = None,
+    batch: int | None = None,
+    seconds: float = SECONDS,
+    progress: Progress | None = None,
+) -> Throughput:
+    """Time the engine on the images at each threshold.
+
+    Args:
+        model: A ProgResViT with classes.
+        sample: The images.
+        thresholds: Each is one for all rounds, or one for each round but the last. By default those with which all, 75,
+            50, 25 and 0 % of the images continue after round 1.
+        device: ``cpu`` or ``cuda``; by default that of the model.
+        precision: As the engine takes it; by default bf16 on a GPU, else fp32.
+        batch: Largest batch; by default that of the engine, 512 on a GPU, else 64.
+        seconds: Approximate duration of the timed runs of a point. On a GPU at least three are timed; on a CPU all
+            images run at least once.
+        progress: Called after each point.
+    """
+    network = api.as_progresvit(model, NAME)
+    check_classifier(network, NAME)
+    rounds = len(network.config.rounds)
+    if thresholds is not None and (rounds == 1 or not thresholds):
+        which = "no image of a model of one round exits early" if rounds == 1 else "there are none"
+        raise ValueError(f"{which}, so leave out the thresholds of {NAME}.")
+    limits = [] if thresholds is None else [tuple(as_thresholds([one], rounds)[0].tolist()) for one in thresholds]
+    device = device or str(next(network.parameters()).device)
+    precision = precision or ("bf16" if device.startswith("cuda") else "fp32")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device here; use --device cpu.")
+    stream = _Stream(network, sample, device=device, precision=precision, batch=batch)
+    if not limits:
+        limits = stream.spread_thresholds()
+    points = []
+    for done, limit in enumerate(limits, start=1):
+        points.append(stream.measure(limit, seconds))
+        if progress:
+            progress(done, len(limits))
+    return Throughput(
+        points=tuple(sorted(points, key=lambda point: -point.continuing)),
+        images=len(sample),
+        hardware=hardware(device),
+        precision=precision,
+        batch=stream.engine.batch,
+    )
+
+
+class _Stream:
+    """The engine on the images of a sample; what ``Measurement`` builds and times."""
+
+    engine: Engine
+
+    def __init__(self, model: ProgResViT, sample: Sample, *, device: str, precision: str, batch: int | None) -> None:
+        self.model, self.sample, self.device, self.precision, self.batch = model, sample, device, precision, batch
+        self.rounds = len(model.config.rounds)
+        self.images, self.inputs = len(sample), sample.pixels.to(device)
+        self.limit: tuple[float, ...] = (math.inf,) * (self.rounds - 1)
+        self.predictions: list[Prediction] = []
+
+    def build(self) -> None:
+        self.engine = Engine(self.model, self.limit, device=self.device, precision=self.precision, batch=self.batch)
+
+    def run(self, passes: int) -> None:
+        batches = self.inputs.split(self.engine.batch)  # (N, C, H, H) -> parts of it
+        self.predictions = list(self.engine.stream(batches * passes, deadline=None))
+
+    def spread_thresholds(self) -> list[tuple[float, ...]]:
+        """Thresholds by the entropies that round 1 has in this engine; none for a single round."""
+        if self.rounds == 1:
+            return [()]
+        self.build()
+        self.run(1)
+        entropies = [prediction.entropy for prediction in self.predictions]
+        return list(dict.fromkeys((split(entropies, share),) * (self.rounds - 1) for share in CONTINUING))
+
+    def measure(self, limit: tuple[float, ...], seconds: float) -> SpeedPoint:
+        self.limit = limit
+        images_per_s, spread = self._time_on_gpu(seconds) if self.inputs.is_cuda else self._time_on_cpu(seconds)
+        once = self.predictions[: self.images]  # the first pass of the last timed run
+        correct = sum(prediction.index == label for prediction, label in zip(once, self.sample.labels.tolist()))
+        numbers = [prediction.exit_round for prediction in once]
+        return SpeedPoint(
+            threshold=limit,
+            accuracy=share_interval(correct, self.images),
+            exit_shares=tuple(numbers.count(s + 1) / self.images for s in range(self.rounds)),
+            images_per_s=images_per_s,
+            spread=spread,
+        )
+
+    def _time_on_gpu(self, seconds: float) -> tuple[float, float]:
+        timing = Measurement(lambda: self, device=self.device, threads=None, seconds=seconds).throughput()
+        return timing["images_per_s"], timing["spread"]
+
+    def _time_on_cpu(self, seconds: float) -> tuple[float, float | None]:
+        """Without a whole pass as a warm-up, which takes seconds: there are no kernels to build."""
+        self.build()
+        self.engine.classify(self.inputs[:WARM_UP])
+        times: list[float] = []
+        while not times or (sum(times) < seconds and len(times) < MOST_PASSES):
+            start = time.perf_counter()
+            self.run(1)
+            times.append(time.perf_counter() - start)
+        median = statistics.median(times)
+        return self.images / median, (max(times) - min(times)) / median if len(times) > 1 else None
+
+
+def throughput_table(found: Throughput) -> Table:
+    """A row for each threshold."""
+    columns = [
+        Column("continuing", "continuing (%)", rough_percent),
+        Column("threshold", "threshold (nats)", show_threshold),
+        Column("images", "images"),
+        Column("accuracy", "top-1 (%)", percent),
+        Column("accuracy_low", "95 % from", percent),
+        Column("accuracy_high", "to", percent),
+        Column("images_per_s", "images/s", lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.3g}"),
+        Column("spread", "spread (%)", rough_percent),
+    ]
+    rows = [
+        {
+            "continuing": point.continuing,
+            "threshold": _shortest(point.threshold),
+            "images": found.images,
+            "accuracy": point.accuracy.mean,
+            "accuracy_low": point.accuracy.lowest,
+            "accuracy_high": point.accuracy.highest,
+            "images_per_s": point.images_per_s,
+            "spread": point.spread,
+        }
+        for point in found.points
+    ]
+    return Table(f"Accuracy and throughput on {found.hardware}; {_how(found)}", columns, rows)
+
+
+def throughput_figure(found: Throughput) -> Figure:
+    """Accuracy against images per second on a logarithmic axis; labels give the share that continues."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    figure, axes = new_figure(title="", x="images per second", y="top-1 accuracy (%)")
+    axes.set_title(f"Accuracy and throughput: {_how(found)}\n{found.hardware}", fontsize=10)
+    speeds = [point.images_per_s for point in found.points]
+    low, accuracy, high = (
+        [100 * getattr(point.accuracy, end) for point in found.points] for end in ("lowest", "mean", "highest")
+    )
+    reach = [[mean - end for mean, end in zip(accuracy, low)], [end - mean for mean, end in zip(accuracy, high)]]
+    label = "engine with 95 % intervals; labels: images that continue after round 1"
+    axes.errorbar(speeds, accuracy, yerr=reach, color=COLOURS[0], marker="o", capsize=3, label=label)
+    for rank, number in enumerate(sorted(range(len(speeds)), key=lambda number: speeds[number])):
+        above = rank % 2 == 0  # neighbours at different ends of their bars, so that the labels do not meet
+        at, offset = (speeds[number], (high if above else low)[number]), (0, 4 if above else -4)
+        share = f"{100 * found.points[number].continuing:.0f} %"
+        side = "bottom" if above else "top"
+        axes.annotate(share, at, xytext=offset, textcoords="offset points", fontsize=9, ha="center", va=side)
+    axes.set_xscale("log")
+    axes.margins(x=0.08, y=0.2)  # for the labels and the legend
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:,g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.legend(fontsize=8.5, loc="lower left")
+    return figure
+
+
+def _how(found: Throughput) -> str:
+    return f"{found.precision}, batch {found.batch}, {found.images} images"
+
+
+def _shortest(thresholds: tuple[float, ...]) -> Threshold | None:
+    """One number if all rounds have the same; None without any."""
+    if not thresholds:
+        return None
+    return thresholds[0] if len(set(thresholds)) == 1 else thresholds

@@ -1,0 +1,168 @@
+"""Token swap: the last round with round 1's tokens of another image, or with its own in another order.
+
+The class token, the patch tokens or all tokens that round 1 hands on are replaced by those of another image of the same
+class or of another class; or the patch tokens are shuffled in space, in an order of its own for each image. Each image
+gives its tokens to exactly one other. With a strength a below 1, tokens are (1 - a) of the image's own and a of the
+others'. The later rounds see the image itself.
+
+Letters: N images, T tokens of round 1 (the class token first, then P patches), d channels.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from progresvit.analysis.interventions import (
+    EFFECT_COLUMNS,
+    Effect,
+    Interventions,
+    Outcome,
+    check_strengths,
+    error_bar,
+    widened,
+)
+from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.style import COLOURS, MARKERS, new_panels
+from progresvit.evaluation.table import Column, Table
+from progresvit.model.interface import RoundModel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "token-swap"
+Tokens = Literal["class token", "patch tokens", "all tokens"]
+Donor = Literal["same class", "other class", "shuffled in space"]
+
+MIXING = 10
+"""Random exchanges per image, after which the donors of another class are mixed."""
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """Which tokens were replaced by those of which image, and the effect."""
+
+    tokens: Tokens
+    donor: Donor
+    strength: float
+    untouched: Outcome
+    effect: Effect
+
+
+def token_swap(
+    model: RoundModel, sample: Sample, strength: float = 1.0, *, seed: int = 0, progress: Progress | None = None
+) -> tuple[Swapped, ...]:
+    """The accuracy of the last round with other tokens of round 1.
+
+    Args:
+        model: A classifier whose rounds build on each other.
+        sample: The images: two or more of each class, and no class with more than half of them.
+        strength: Share of the other tokens, from 0 (nothing changes) to 1.
+        seed: Of the donors and of the order of patches.
+        progress: Called after each batch.
+    """
+    check_strengths([strength], NAME)
+    donors = find_donors(sample.labels, sample.class_names, seed=seed)
+    conditions: list[tuple[Tokens, Donor]] = [(tokens, donor) for tokens in get_args(Tokens) for donor in donors]
+    conditions.insert(4, ("patch tokens", "shuffled in space"))
+    runs = Interventions(model, sample, name=NAME, runs=len(conditions) + 1, progress=progress)
+    own = runs.first_round()
+    untouched = runs.later_rounds(own)
+    found = []
+    for tokens, donor in conditions:
+        other = shuffle_patches(own, seed=seed) if donor == "shuffled in space" else own[donors[donor]]
+        outcome = runs.later_rounds(mix(own, other, tokens, strength))
+        found.append(Swapped(tokens, donor, strength, untouched, Effect.of(outcome, untouched)))
+    return tuple(found)
+
+
+def mix(own: Tensor, other: Tensor, tokens: Tokens, strength: float) -> Tensor:
+    """Replace some tokens of each image by those of another: (N, T, d), (N, T, d) -> (N, T, d)."""
+    part = {"class token": slice(0, 1), "patch tokens": slice(1, None), "all tokens": slice(None)}[tokens]
+    mixed = own.clone()
+    mixed[:, part] = (1 - strength) * own[:, part] + strength * other[:, part]
+    return mixed
+
+
+def shuffle_patches(tokens: Tensor, *, seed: int) -> Tensor:
+    """The patch tokens of each image in a random order: (N, T, d) -> (N, T, d)."""
+    images, count, width = tokens.shape
+    order = torch.rand(images, count - 1, generator=torch.Generator().manual_seed(seed)).argsort(dim=1)  # (N, P)
+    patches = tokens[:, 1:].gather(1, order[..., None].expand(-1, -1, width))  # (N, P, d)
+    return torch.cat([tokens[:, :1], patches], dim=1)
+
+
+def find_donors(labels: Tensor, names: Mapping[int, str], *, seed: int) -> dict[Donor, Tensor]:
+    """For each image another one of the same class, and one of another class; each is a permutation, (N,)."""
+    counts = Counter(labels.tolist())
+    few, many = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+    if counts[few] < 2:
+        raise ValueError(
+            f"too few images per class: {NAME} needs two of each class, and there is {counts[few]} of {names[few]!r} "
+            f"among {len(labels)} images; take more with --images, or classes that have more."
+        )
+    if 2 * counts[many] > len(labels):
+        raise ValueError(
+            f"{NAME} needs for each image one of another class, and {counts[many]} of {len(labels)} images are of "
+            f"{names[many]!r}; add images of other classes."
+        )
+    rng = random.Random(seed)
+    rows: dict[int, list[int]] = {}
+    for row, label in enumerate(labels.tolist()):
+        rows.setdefault(label, []).append(row)
+    for own in rows.values():
+        rng.shuffle(own)
+    ordered = [row for own in rows.values() for row in own]  # class after class
+    same = {row: after for own in rows.values() for row, after in zip(own, own[1:] + own[:1])}
+    shift = counts[many]  # at least the size of every class, so the image there is of another one
+    other = dict(zip(ordered, ordered[shift:] + ordered[:shift]))
+    _exchange(other, labels.tolist(), rng)
+    donors: dict[Donor, dict[int, int]] = {"same class": same, "other class": other}
+    return {donor: torch.tensor([known[row] for row in range(len(labels))]) for donor, known in donors.items()}
+
+
+def _exchange(donors: dict[int, int], labels: Sequence[int], rng: random.Random) -> None:
+    """Exchange donors of random pairs of images wherever both still are of other classes."""
+    for _ in range(MIXING * len(labels)):
+        one, two = rng.randrange(len(labels)), rng.randrange(len(labels))
+        if labels[donors[two]] != labels[one] and labels[donors[one]] != labels[two]:
+            donors[one], donors[two] = donors[two], donors[one]
+
+
+def token_swap_table(found: Sequence[Swapped]) -> Table:
+    """A row for each condition, after one for the untouched model."""
+    columns = [Column(key, key, left=True) for key in ("tokens", "donor")]
+    untouched = Effect.of(found[0].untouched, found[0].untouched).row()
+    unknown = {key: None for key in untouched if "change" in key}
+    rows = [{"tokens": "none", "donor": None, "strength": 0.0, **untouched, **unknown}]
+    rows += [{"tokens": one.tokens, "donor": one.donor, "strength": one.strength, **one.effect.row()} for one in found]
+    return Table("Round 1's tokens replaced", [*columns, Column("strength", "strength"), *EFFECT_COLUMNS], rows)
+
+
+def token_swap_figure(found: Sequence[Swapped]) -> Figure:
+    """Accuracy and correct-class confidence of each condition, beside those of the untouched model as a line."""
+    measures = ("top-1 of the last round (%)", "correct-class confidence (%)")
+    figure, panels = new_panels(
+        title="Round 1's tokens replaced (bars: 95 % interval of the change)", xs=measures, y="", height=4.0
+    )
+    untouched = found[0].untouched
+    for place, one in enumerate(found):
+        number, effect = get_args(Donor).index(one.donor), one.effect
+        values = (effect.outcome.accuracy, float(effect.outcome.confidence.mean()))
+        for axes, value, change in zip(panels, values, (effect.accuracy, effect.confidence)):
+            low, high = error_bar(change)
+            colour, marker = COLOURS[number], MARKERS[number]
+            axes.errorbar([100 * value], [-place], xerr=[[low], [high]], color=colour, marker=marker, capsize=3)
+    for axes, value in zip(panels, (untouched.accuracy, float(untouched.confidence.mean()))):
+        axes.axvline(100 * value, color="0.5", linewidth=1)
+        axes.set_title(f"untouched (line): {100 * value:.1f} %", fontsize=10)
+        axes.set_xlim(widened(*axes.get_xlim()))
+    panels[0].set_yticks([-place for place in range(len(found))], [f"{one.tokens},\n{one.donor}" for one in found])
+    panels[0].tick_params(axis="y", labelsize=9)
+    return figure

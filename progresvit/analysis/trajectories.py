@@ -1,0 +1,351 @@
+"""Paths of classes through the model: the mean class token of each class after every block of every round.
+
+The figure shows the paths in the plane of their first two principal components, and how far the classes are apart in
+the space of all channels. Separation is the ratio of two distances: that of the class means from the mean of all
+classes, and that of the images from the mean of their class, both as root mean squares. Few images make class means
+noisy, which would look like separation; the expected squared length of this noise is subtracted.
+
+The interval is a bootstrap of the images within their classes. The images are drawn around class means that are moved
+together until their spread is the unbiased estimate: around the noisy means themselves, the noise would count twice.
+
+Class tokens are those after the model's final norm, as its head reads them, in the channels that all rounds have. In
+the residual stream itself, the first component is a few large channels that grow alike for all classes.
+
+Letters: B images of a batch, N images, K classes, n images of a class, d channels, P points (the input of the first
+block of each round, and every block output), R bootstrap draws.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from progresvit.analysis.hooks import evaluation_mode, need_backbone
+from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.similarity import (
+    BLOCK_AXIS,
+    Point,
+    mark_rounds,
+    places_by_round,
+    points_of,
+    positions,
+    round_tokens,
+)
+from progresvit.analysis.style import COLOURS, MARKERS, blank_figure
+from progresvit.evaluation.table import Column, Row, Table, decimals
+from progresvit.model.interface import RoundModel
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CLASSES = 5
+"""Classes that are chosen if none are named."""
+DRAWS = 200
+"""Of the bootstrap."""
+INTERVAL = (0.025, 0.975)
+"""Quantiles of the draws."""
+LONGEST_NAME = 22
+"""Letters of a class in the legend."""
+NOTHING = 1e-12
+"""A spread below this share of the squared length of the tokens is rounding error."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A value and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectories:
+    """Paths of class means, and the separation of the classes along them."""
+
+    points: tuple[Point, ...]
+    """In the order in which a model runs."""
+    classes: tuple[str, ...]
+    paths: Floats
+    """First two principal components of each class mean, (K, P, 2)."""
+    explained: tuple[float, float]
+    """Shares of the variance of all class means that the two components have."""
+    separations: Floats
+    """Distance between classes, in distances within them: (P,)."""
+    draws: Floats
+    """Separations of bootstrap draws, (R, P)."""
+    handover: bool
+    """Whether a round builds on the one before; if not, rounds are alternatives."""
+
+    def separation(self, place: int) -> Estimate:
+        """At a point."""
+        return _estimate(self.separations[place], self.draws[:, place])
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Places of the last block output of each round."""
+        return tuple(places[-1] for places in places_by_round(self.points))
+
+    def gain(self, s: int) -> Estimate:
+        """Change of the separation from the end of the round before to the end of round s, counted from 0."""
+        before, end = self.ends[s - 1], self.ends[s]
+        return _estimate(self.separations[end] - self.separations[before], self.draws[:, end] - self.draws[:, before])
+
+
+def trajectories(
+    model: RoundModel, sample: Sample, classes: Sequence[str] | None = None, progress: Progress | None = None
+) -> Trajectories:
+    """Paths of some classes across all blocks of all rounds.
+
+    Args:
+        model: A model with the ViT of this library: ProgResViT or a baseline, with or without a head.
+        sample: The images, at least two of each class.
+        classes: Names or folder names, at least two; by default the five classes with the most images.
+        progress: Called after each batch.
+    """
+    backbone = need_backbone(model, "trajectories of classes")
+    numbers = _chosen(sample, classes)
+    images_of = sample.of_classes(numbers)
+    device, parts, points = next(backbone.parameters()).device, [], tuple[Point, ...]()
+    with evaluation_mode(backbone), torch.inference_mode():
+        for rows, images in images_of.batches(backbone.config, device):
+            rounds = round_tokens(backbone, images)
+            points = points_of(rounds)
+            class_tokens = [x[:, 0] for round_ in rounds for x in round_]  # P times (B, T, d) -> (B, d)
+            parts.append(torch.stack(class_tokens, dim=1).double().cpu().numpy())  # (B, P, d)
+            if progress:
+                progress(rows.stop, len(images_of))
+    tokens, labels = np.concatenate(parts), images_of.labels.numpy()
+    groups = [tokens[labels == number] for number in numbers]  # K times (n, P, d)
+    paths, explained = principal_plane(np.stack([group.mean(axis=0) for group in groups]))
+    separations, draws = separation(groups)
+    return Trajectories(
+        points=points,
+        classes=tuple(sample.class_names[number] for number in numbers),
+        paths=paths,
+        explained=explained,
+        separations=separations,
+        draws=draws,
+        handover=backbone.config.routable,
+    )
+
+
+def _chosen(sample: Sample, classes: Sequence[str] | None) -> list[int]:
+    """Numbers of the classes; each has at least two images."""
+    counts = Counter(sample.labels.tolist())
+    numbers = _most_frequent(counts) if classes is None else list(dict.fromkeys(map(sample.find_class, classes)))
+    if len(numbers) < 2:
+        remedy = "give images of more classes" if classes is None else "name another class"
+        raise ValueError(f"trajectories compare at least two classes, not {len(numbers)}; {remedy}.")
+    few = min(numbers, key=lambda number: counts[number])
+    if counts[few] < 2:
+        raise ValueError(
+            f"too few images per class: {sample.class_names[few]!r} has {counts[few]}; give more images with --images, "
+            "or other classes."
+        )
+    return numbers
+
+
+def _most_frequent(counts: Counter[int]) -> list[int]:
+    """The classes with the most images, in their order; of equally frequent ones, some at equal distances."""
+    if len(counts) <= CLASSES:
+        return sorted(counts)
+    fewest = sorted(counts.values(), reverse=True)[CLASSES - 1]
+    chosen = [number for number in counts if counts[number] > fewest]
+    equal = sorted(number for number in counts if counts[number] == fewest)
+    places = np.linspace(0, len(equal) - 1, CLASSES - len(chosen)).round().astype(int)
+    return sorted([*chosen, *(equal[place] for place in places)])
+
+
+def principal_plane(means: Floats) -> tuple[Floats, tuple[float, float]]:
+    """First two principal components of all points of all paths, and their shares of the variance.
+
+    (K, P, d) -> (K, P, 2). The largest loading of a component is positive.
+    """
+    points = means.reshape(-1, means.shape[-1])  # (K, P, d) -> (K * P, d)
+    centred = points - points.mean(axis=0)
+    _, lengths, axes = np.linalg.svd(centred, full_matrices=False)  # axes are rows, (K * P or d, d)
+    axes = axes[:2] * np.sign(axes[[0, 1], np.abs(axes[:2]).argmax(axis=1)])[:, None]
+    first, second, *_ = (lengths**2 / (lengths**2).sum()).tolist()
+    return (centred @ axes.T).reshape(*means.shape[:2], 2), (first, second)  # (K * P, 2) -> (K, P, 2)
+
+
+def separation(groups: Sequence[Floats], *, draws: int = DRAWS, seed: int = 0) -> tuple[Floats, Floats]:
+    """Separation of classes at every point: K times (n, P, d) -> (P,), and of bootstrap draws, (R, P).
+
+    All points share the drawn images, so that differences between points are paired. Draws in which every class has
+    only copies of one image are dropped.
+    """
+    rng = np.random.default_rng(seed)
+    picked = [rng.multinomial(len(group), np.full(len(group), 1 / len(group)), size=draws) for group in groups]
+    usable = np.any([times.max(axis=1) < times.shape[1] for times in picked], axis=0)  # (R,)
+    picked = [times[usable] for times in picked]  # K times (R, n): how often an image is drawn
+    points = range(groups[0].shape[1])
+    at_points = [_separation_at([group[:, point] for group in groups], picked) for point in points]
+    return np.array([value for value, _ in at_points]), np.stack([drawn for _, drawn in at_points], axis=1)
+
+
+def _separation_at(groups: Sequence[Floats], picked: Sequence[NDArray[np.int64]]) -> tuple[float, Floats]:
+    """At one point: K times (n, d) and (R, n) -> a value and R drawn ones."""
+    counts = np.array([len(group) for group in groups])
+    means = np.stack([group.mean(axis=0) for group in groups])  # (K, d)
+    variances = np.array([group.var(axis=0, ddof=1).sum() for group in groups])  # (K,)
+    if variances.mean() <= NOTHING * (means**2).sum(axis=1).mean():  # the class token ahead of the first block
+        return 0.0, np.zeros(len(picked[0]))
+    between = _between(means, variances, counts)
+    centre = means.mean(axis=0)
+    shrunk = np.sqrt(between / max(means.var(axis=0).sum(), np.finfo(float).tiny))
+    drawn_means, drawn_variances = [], []
+    for group, mean, times in zip(groups, means, picked):
+        n = len(group)
+        noise = (group - mean) * np.sqrt(n / (n - 1))  # (n, d), of the unbiased variance
+        shift = times @ noise / n  # (R, n) and (n, d) -> (R, d)
+        squares = times @ (noise**2).sum(axis=1) - n * (shift**2).sum(axis=1)  # (R,)
+        drawn_means.append(centre + shrunk * (mean - centre) + shift)
+        drawn_variances.append(squares / (n - 1))
+    drawn = np.stack(drawn_means, axis=1), np.stack(drawn_variances, axis=1)  # (R, K, d) and (R, K)
+    return float(np.sqrt(between / variances.mean())), np.sqrt(_between(*drawn, counts) / drawn[1].mean(axis=1))
+
+
+def _between(means: Floats, variances: Floats, counts: NDArray[np.int64]) -> Floats:
+    """Mean squared distance of the class means from their mean, less the noise of the means: (..., K, d) -> (...)."""
+    noise = (1 - 1 / len(counts)) * (variances / counts).mean(axis=-1)
+    spread: Floats = np.maximum(0, means.var(axis=-2).sum(axis=-1) - noise)
+    return spread
+
+
+def _estimate(value: float, draws: Floats) -> Estimate:
+    low, high = np.quantile(draws, INTERVAL).tolist()
+    return Estimate(value=float(value), low=low, high=high)
+
+
+def trajectories_table(result: Trajectories) -> Table:
+    """A row for each class and point; the separation is that of all classes.
+
+    Rows of the end of a later round hold the change of the separation from the end of the round before.
+    """
+    columns = [
+        Column("class", "class", left=True),
+        Column("round", "round"),
+        Column("block", "block"),
+        Column("pc1", "PC1", decimals),
+        Column("pc2", "PC2", decimals),
+        Column("separation", "separation", decimals),
+        Column("separation_low", "95 % from", decimals),
+        Column("separation_high", "to", decimals),
+        Column("separation_change", "change from the round before", decimals),
+        Column("separation_change_low", "95 % from", decimals),
+        Column("separation_change_high", "to", decimals),
+    ]
+    at_points = [_separation_row(result, place) for place in range(len(result.points))]
+    rows = [
+        {"class": name, "round": point.round, "block": point.block, "pc1": float(pc1), "pc2": float(pc2), **at_point}
+        for name, path in zip(result.classes, result.paths)
+        for point, (pc1, pc2), at_point in zip(result.points, path, at_points)
+    ]
+    return Table("Mean class tokens of classes; block 0 is the input of block 1", columns, rows)
+
+
+def _separation_row(result: Trajectories, place: int) -> Row:
+    row: Row = {}
+    here, s = result.separation(place), result.points[place].round - 1
+    gain = result.gain(s) if s and place in result.ends else None
+    for key, estimate in (("separation", here), ("separation_change", gain)):
+        row[key] = estimate and estimate.value
+        row[f"{key}_low"] = estimate and estimate.low
+        row[f"{key}_high"] = estimate and estimate.high
+    return row
+
+
+def trajectories_figure(result: Trajectories) -> Figure:
+    """Above, the paths in the plane of two components; below, the separation of the classes against the block."""
+    rows = -(-(len(result.classes) + 4) // 3)  # of the legend
+    figure = blank_figure(height=6.4 + 0.2 * rows)
+    plane, below = figure.subplots(2, 1, height_ratios=(5, 3))
+    for axes in (plane, below):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    _draw_paths(plane, result)
+    _draw_separation(below, result)
+    legend: dict[str, Any] = {"ncols": 3, "fontsize": 8.5, "columnspacing": 1, "handlelength": 1.8, "frameon": False}
+    figure.legend(handles=_legend(result), loc="outside lower center", **legend)
+    return figure
+
+
+def _draw_paths(axes: Axes, result: Trajectories) -> None:
+    """A line for each class: thin in the earlier rounds, thick in the last one, dashed from a round to the next."""
+    rounds = list(places_by_round(result.points))
+    for number, path in enumerate(result.paths):
+        colour, marker = class_style(number)
+        for s, places in enumerate(rounds):
+            last = s == len(rounds) - 1
+            xs, ys = path[places].T
+            axes.plot(xs, ys, color=colour, linewidth=1.8 if last else 0.9, marker=".", markersize=4)
+            face = colour if last else "white"
+            axes.plot(xs[-1], ys[-1], marker=marker, color=colour, markerfacecolor=face, markersize=8, zorder=4)
+            if s and result.handover:
+                axes.plot(*path[[places[0] - 1, places[0]]].T, color=colour, linewidth=0.9, linestyle="--", alpha=0.7)
+        axes.plot(*path[0], marker="*", linestyle="", color="black", markersize=10, zorder=5)
+    axes.set_title("Class means of the class token across blocks", fontsize=12)
+    first, second = (f"{100 * share:.0f} % of the variance" for share in result.explained)
+    axes.set_xlabel(f"PC1 ({first})", fontsize=11)
+    axes.set_ylabel(f"PC2 ({second})", fontsize=11)
+
+
+def _draw_separation(axes: Axes, result: Trajectories) -> None:
+    xs, low, high = positions(result.points), *np.quantile(result.draws, INTERVAL, axis=0)
+    for places in places_by_round(result.points):
+        axes.plot(xs[places], result.separations[places], color="black", marker="o", markersize=4)
+        axes.fill_between(xs[places], low[places], high[places], color="0.7", linewidth=0)
+    axes.set_title(_gain_title(result))
+    mark_rounds(axes, result.points)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(BLOCK_AXIS, fontsize=11)
+    axes.set_ylabel("separation:\nbetween / within", fontsize=11)
+
+
+def _gain_title(result: Trajectories) -> str:
+    """With the change from the end of the round before the last to the end of the last."""
+    rounds = len(result.ends)
+    if rounds == 1:
+        return "Separation of the classes"
+    gain = result.gain(rounds - 1)
+    change = f"{gain.value:+.2f} ({gain.low:+.2f} to {gain.high:+.2f})".replace("-", "−")
+    return f"Separation, ends of rounds {rounds} − {rounds - 1}: {change}"
+
+
+def class_style(number: int) -> tuple[str, str]:
+    """Colour and marker of a class: 49 pairs."""
+    return COLOURS[number % len(COLOURS)], MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
+
+
+def _legend(result: Trajectories) -> list[Artist]:
+    """The classes, then what the symbols mean."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Artist] = []
+    for number, name in enumerate(result.classes):
+        colour, marker = class_style(number)
+        label = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+        handles.append(Line2D([], [], color=colour, marker=marker, label=label))
+    rounds = len(result.ends)
+    grey: dict[str, Any] = {"color": "0.3", "marker": "o", "markersize": 7}
+    handles.append(Line2D([], [], marker="*", linestyle="", color="black", markersize=9, label="start of round 1"))
+    if rounds > 1:
+        earlier = "round 1, open: its end" if rounds == 2 else "earlier ones, open: ends"
+        handles.append(Line2D([], [], linewidth=0.9, markerfacecolor="white", label=earlier, **grey))
+    handles.append(Line2D([], [], linewidth=1.8, label=f"round {rounds}, filled: its end", **grey))
+    if rounds > 1 and result.handover:
+        handles.append(Line2D([], [], color="0.3", linestyle="--", linewidth=0.9, label="to the next round"))
+    return [*handles, Patch(color="0.7", label="95 % interval")]

@@ -1,0 +1,255 @@
+"""Similarity: the cosine of every block output to the last one, against loops over images, patches and channels."""
+
+import csv
+import io
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from progresvit.analysis import sample as sample_module
+from progresvit.analysis.sample import Sample
+from progresvit.analysis.similarity import Point, Similarity, similarity, similarity_figure, similarity_table
+from progresvit.config import ModelConfig, make_rounds, plain_vit
+from progresvit.data.transforms import normalise
+from progresvit.metrics.interval import mean_interval
+from progresvit.model import ProgResViT, registry
+from tests.analysis.test_attention import KINDS, SIZES
+from tests.model.pooled import PooledConfig, PooledModel
+
+
+def made_sample(per_class=(3, 3), side=32):
+    """Noise whose mean colour is that of its class."""
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.arange(len(per_class)).repeat_interleave(torch.tensor(per_class))
+    colours = torch.randint(0, 100, (len(per_class), 3, 1, 1), generator=rng)
+    noise = torch.randint(0, 150, (len(labels), 3, side, side), generator=rng)
+    return Sample(
+        pixels=(colours[labels] + noise).byte(),
+        labels=labels,
+        ids=tuple(f"{number}.jpg" for number in range(len(labels))),
+        class_names={number: f"class {number}" for number in range(len(per_class))},
+        class_ids={number: f"n{number}" for number in range(len(per_class))},
+    )
+
+
+@pytest.fixture
+def sample():
+    return made_sample()
+
+
+@pytest.fixture
+def three_rounds(randomize):
+    rounds = make_rounds([16, 24, 32], [1, 2, 2])
+    return randomize(ProgResViT(ModelConfig(rounds=rounds, heads=2, **SIZES)))
+
+
+@torch.no_grad()
+def tokens_at_points(model, sample):
+    """What the first block of each round receives and what each block returns, step by step, normalised by hand."""
+    images, previous, rounds = normalise(sample.pixels, model.config), None, []
+    for s, round_ in enumerate(model.config.rounds):
+        gates = model.gates(s)
+        x = model.embed(images, resolution=round_.resolution, width=round_.width)
+        x = x if previous is None else model.fuse(s, x, previous, gates.fusion)
+        points = [x]
+        for block, block_gates in zip(model.blocks, gates.blocks):
+            points.append(block(points[-1], block_gates))
+        d = round_.width
+        rounds.append([F.layer_norm(x, (d,), model.norm.weight[:d], model.norm.bias[:d], 1e-6) for x in points])
+        previous = rounds[-1][-1]
+    return rounds
+
+
+def cosine(a, b):
+    return float(a @ b / np.sqrt((a @ a) * (b @ b)))
+
+
+def literal(x, last, d):
+    """Cosines of one image's tokens, (N, d) each: of the class token and the mean over the patches."""
+    side, g = int((len(x) - 1) ** 0.5), int((len(last) - 1) ** 0.5)
+    grid = x[1:].T.reshape(1, -1, side, side)
+    grid = F.interpolate(grid, size=(g, g), mode="bilinear", align_corners=False)[0].double().numpy()
+    last = last.double().numpy()
+    patches = [cosine(grid[:d, row, column], last[1 + row * g + column, :d]) for row in range(g) for column in range(g)]
+    return cosine(x[0, :d].double().numpy(), last[0, :d]), float(np.mean(patches))
+
+
+def test_cosines_equal_loops_over_images_and_patches(small_model, sample):
+    found = similarity(small_model, sample)
+    rounds = tokens_at_points(small_model, sample)
+    points = [x for round_ in rounds for x in round_]
+    assert found.points == (Point(1, 0), Point(1, 1), Point(1, 2), Point(2, 0), Point(2, 1), Point(2, 2))
+    assert found.cosines.shape == (2, 6, 6)
+    for place, x in enumerate(points):
+        for image in range(len(sample)):
+            expected = literal(x[image], points[-1][image], 64)
+            assert found.cosines[:, place, image] == pytest.approx(expected, abs=1e-5)
+    assert found.handover
+
+
+def test_the_last_block_output_is_similar_to_itself(small_model, sample):
+    found = similarity(small_model, sample)
+    assert found.cosines[:, -1] == pytest.approx(1, abs=1e-6)
+    assert np.abs(found.cosines[:, :-1]).max() < 0.999
+
+
+def test_only_channels_that_all_rounds_have_are_compared(small_model, sample):
+    expected = similarity(small_model, sample).cosines
+    with torch.no_grad():
+        small_model.norm.weight[64:].mul_(9)  # round 1 has 64 channels, and no block reads the last norm
+    assert np.array_equal(similarity(small_model, sample).cosines, expected)
+    with torch.no_grad():
+        small_model.norm.weight[:64].mul_(torch.linspace(0.1, 2, 64))
+    assert np.abs(similarity(small_model, sample).cosines - expected).max() > 0.01
+
+
+def test_three_rounds_are_compared_with_the_third(three_rounds, sample):
+    found = similarity(three_rounds, sample)
+    assert [point.round for point in found.points] == [1] * 3 + [2] * 3 + [3] * 3
+    points = [x for round_ in tokens_at_points(three_rounds, sample) for x in round_]
+    for place in (2, 3, 5, 7):
+        expected = literal(points[place][0], points[-1][0], 64)
+        assert found.cosines[:, place, 0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_model_of_one_round_is_compared_with_its_own_end(randomize, sample):
+    model = randomize(ProgResViT(plain_vit(resolution=32, heads=1, **SIZES)))
+    found = similarity(model, sample)
+    assert found.points == (Point(1, 0), Point(1, 1), Point(1, 2))
+    assert found.cosines[:, -1] == pytest.approx(1, abs=1e-6)
+    similarity_figure(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_can_be_compared(kind, randomize, sample):
+    model = randomize(registry.build(registry.config_class(kind)(heads=2, **SIZES, **KINDS[kind])))
+    found = similarity(model, sample)
+    blocks = [1, 1] if kind == "early_exit" else [2, 2]
+    assert found.points == tuple(Point(s + 1, block) for s, last in enumerate(blocks) for block in range(last + 1))
+    assert found.cosines[:, -1] == pytest.approx(1, abs=1e-6)
+    assert found.handover == (kind in ("progresvit", "thinkingvit", "early_exit"))
+    if kind == "early_exit":
+        assert np.array_equal(found.cosines[:, 1], found.cosines[:, 2])  # a round continues the one before
+
+
+def test_merged_patches_count_as_often_as_before(small_config, randomize, sample):
+    model = randomize(ProgResViT(small_config.with_merge([0, 5])))
+    found = similarity(model, sample)
+    first, second = (output.tokens for output in model(normalise(sample.pixels, model.config)))
+    for image in range(len(sample)):
+        expected = literal(first[image].detach(), second[image].detach(), 64)
+        assert found.cosines[:, 2, image] == pytest.approx(expected, abs=1e-5)
+    unmerged = ProgResViT(small_config)
+    unmerged.load_state_dict(model.state_dict())
+    assert np.abs(found.cosines - similarity(unmerged, sample).cosines).max() > 1e-3
+
+
+@pytest.mark.parametrize("fields", [{"num_classes": 0}, {"task": "segmentation"}], ids=["headless", "segmentation"])
+def test_the_head_does_not_matter(small_model, sample, fields):
+    other = ProgResViT(small_model.config.replace(**fields)).eval()
+    other.load_state_dict({key: value for key, value in small_model.state_dict().items() if "head" not in key}, False)
+    assert np.array_equal(similarity(other, sample).cosines, similarity(small_model, sample).cosines)
+
+
+def test_a_model_in_training_is_left_as_it_was(small_config, randomize, sample):
+    model = randomize(ProgResViT(small_config, drop_path=0.9))
+    expected = similarity(model, sample).cosines
+    model.train()
+    assert np.array_equal(similarity(model, sample).cosines, expected)
+    assert model.training
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_progress_counts_images_and_batches_do_not_matter(small_model, sample, monkeypatch):
+    expected, calls = similarity(small_model, sample).cosines, []
+    monkeypatch.setattr(sample_module, "BATCH", 4)
+    found = similarity(small_model, sample, lambda done, total: calls.append((done, total)))
+    assert calls == [(4, 6), (6, 6)]
+    assert found.cosines == pytest.approx(expected, abs=1e-5)
+
+
+def test_models_without_this_vit_are_refused(sample):
+    model = PooledModel(PooledConfig(rounds=[{"resolution": 16, "grid": 2}], num_classes=4))
+    with pytest.raises(ValueError, match=r"similarities of block outputs are made of .* not of PooledModel"):
+        similarity(model, sample)
+
+
+def test_the_table_has_means_intervals_and_quantiles(small_model, sample):
+    found = similarity(small_model, sample)
+    rows = list(csv.DictReader(io.StringIO(similarity_table(found).to_csv())))
+    assert list(rows[0])[:8] == ["round", "block", "tokens", "similarity", "low", "high", "q10", "q90"]
+    assert [(row["round"], row["block"], row["tokens"]) for row in rows[:3]] == [
+        ("1", "0", "class"),
+        ("1", "0", "patch"),
+        ("1", "1", "class"),
+    ]
+    assert len(rows) == 12
+    patch = found.cosines[1, 3]
+    row, mean = rows[7], mean_interval(patch)
+    assert (row["round"], row["block"], row["tokens"]) == ("2", "0", "patch")
+    expected = [mean.mean, mean.lowest, mean.highest, np.quantile(patch, 0.1), np.quantile(patch, 0.9)]
+    assert [float(row[key]) for key in ("similarity", "low", "high", "q10", "q90")] == pytest.approx(expected)
+
+
+def test_the_change_at_a_transition_is_from_the_last_block_of_the_round_before(small_model, sample):
+    found = similarity(small_model, sample)
+    assert found.change(0, 0) is None
+    assert found.change(3, 0) is None
+    for tokens in (0, 1):
+        cosines = found.cosines[tokens]
+        assert found.change(4, tokens) == mean_interval(cosines[4] - cosines[2])
+        assert found.change(5, tokens) == mean_interval(cosines[5] - cosines[4])
+        assert found.change(1, tokens) == mean_interval(cosines[1] - cosines[0])
+    rows = similarity_table(found).rows
+    assert rows[8]["change"] == mean_interval(found.cosines[0, 4] - found.cosines[0, 2]).mean
+    assert rows[6]["change"] is None
+
+
+def test_rounds_that_are_alternatives_have_no_transition():
+    cosines = np.random.default_rng(0).random((2, 4, 5))
+    points = (Point(1, 0), Point(1, 1), Point(2, 0), Point(2, 1))
+    found = Similarity(points=points, cosines=cosines, handover=False)
+    assert found.change(3, 1) == mean_interval(cosines[1, 3] - cosines[1, 2])
+    dotted = [line for line in similarity_figure(found).axes[0].lines if line.get_linestyle() == ":"]
+    assert not dotted
+    connected = Similarity(points=points, cosines=cosines, handover=True)
+    assert [line.get_linestyle() for line in similarity_figure(connected).axes[0].lines].count(":") == 2
+
+
+def made(*blocks):
+    """Similarities of rounds with these numbers of blocks, without a model."""
+    points = tuple(Point(s, block) for s, last in enumerate(blocks, start=1) for block in range(last + 1))
+    cosines = np.random.default_rng(0).random((2, len(points), 7))
+    return Similarity(points=points, cosines=cosines, handover=True)
+
+
+def test_the_figure_shows_the_means_of_both_kinds_of_tokens():
+    found = made(3, 2)
+    axes = similarity_figure(found).axes[0]
+    curves = [line for line in axes.lines if line.get_linestyle() != ":"]
+    shown = [line.get_ydata() for line in curves]
+    means = found.cosines.mean(axis=2)
+    expected = [means[0, :4], means[0, 4:], means[1, :4], means[1, 4:]]
+    assert all(np.allclose(a, b) for a, b in zip(shown, expected, strict=True))
+    assert len({(line.get_linestyle(), line.get_marker()) for line in curves}) == 2
+    assert [text.get_text() for text in axes.texts] == ["round 1", "round 2"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == list("0123012")
+
+
+@pytest.mark.parametrize("blocks", [[2], [12, 12], [24, 24, 24], [1] * 12, [32]])
+def test_nothing_of_the_figure_is_cut_off_or_overlaps(blocks):
+    figure = similarity_figure(made(*blocks))
+    figure.draw_without_rendering()  # lays it out
+    axes, page = figure.axes[0], figure.bbox
+    box = figure.get_tightbbox().padded(-1 / 72).transformed(figure.dpi_scale_trans)
+    assert box.x0 >= page.x0
+    assert box.x1 <= page.x1
+    assert box.y0 >= page.y0
+    assert box.y1 <= page.y1
+    for texts in (axes.texts, axes.get_xticklabels()):
+        boxes = [text.get_window_extent() for text in texts]
+        assert all(a.x1 < b.x0 for a, b in pairwise(boxes))
+    assert axes.get_xticklabels()[0].get_text() == "0"
