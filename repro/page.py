@@ -1,7 +1,8 @@
 """Builds a page of results: ``python repro/page.py [RESULTS] [--check]``.
 
-Without RESULTS, it builds docs/results.md from repro/results by the template results.md.j2. With RESULTS, it builds a
-page of all tables and plots in that folder, by the template study.md.j2 or by a results.md.j2 of its own.
+Without RESULTS, it builds docs/results.md from repro/results by the template results.md.j2, and docs/inside.md from
+repro/inside.json by inside.md.j2. With RESULTS, it builds a page of all tables and plots in that folder, by the
+template study.md.j2 or by a results.md.j2 of its own.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from progresvit.io.files import replace_file
 from repro import tables
 from repro.blocks import Page, Plot
 from repro.imagenet_tables import ImageNet
+from repro.inside_tables import Inside
+from repro.outcomes import verdict_of
 
 HERE = Path(__file__).parent
-TEMPLATE, GENERIC = "results.md.j2", "study.md.j2"
+TEMPLATE, GENERIC, INSIDE = "results.md.j2", "study.md.j2", "inside.md.j2"
 DATA_KEY = "progresvit-data"
 """Text in a PNG file: hash of the results that it shows."""
 
@@ -69,6 +72,21 @@ def build(folder: Path, template: Path, out: Path) -> Built:
     def has_study(name: str) -> bool:
         return any((folder / name).glob("*.json"))
 
+    environment = make_environment(template)
+    values = Page(folder, figures, plots).values() | {"sub_study": sub_study, "has_study": has_study}
+    values |= {"imagenet": cache(ImageNet), "inside": cache(Inside)}
+    values["claims"] = lambda: yaml.safe_load(environment.get_template("claims.yaml.j2").render(values))
+    return Built(out, environment.get_template(template.name).render(values), plots)
+
+
+def build_inside(template: Path, out: Path) -> Built:
+    """The page about what is inside the models; ``progresvit analyze`` drew its figures."""
+    values = {"inside": Inside(), "verdict_of": verdict_of}
+    return Built(out, make_environment(template).get_template(template.name).render(values), {})
+
+
+def make_environment(template: Path) -> jinja2.Environment:
+    """For the templates of a folder, with the ways to write numbers."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(template.parent),
         undefined=jinja2.StrictUndefined,
@@ -77,11 +95,8 @@ def build(folder: Path, template: Path, out: Path) -> Built:
         keep_trailing_newline=True,
     )
     words = {"percent": tables.percent, "gmacs": tables.gmacs, "each": tables.each, "interval": tables.interval}
-    environment.filters |= words
-    values = Page(folder, figures, plots).values() | {"sub_study": sub_study, "has_study": has_study}
-    values["imagenet"] = cache(ImageNet)
-    values["claims"] = lambda: yaml.safe_load(environment.get_template("claims.yaml.j2").render(values))
-    return Built(out, environment.get_template(template.name).render(values), plots)
+    environment.filters |= words | {"share_interval": tables.share_interval, "signed": tables.signed}
+    return environment
 
 
 def drawn_from(path: Path) -> str | None:
@@ -102,25 +117,30 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if anything is outdated")
     given = parser.parse_args(arguments)
     folder = given.results or HERE / "results"
-    template, out = HERE / TEMPLATE, HERE.parent / "docs" / "results.md"
-    if folder.resolve() != (HERE / "results").resolve():
-        own = folder / TEMPLATE
-        template, out = own if own.is_file() else HERE / GENERIC, folder / "results.md"
+    docs, own = HERE.parent / "docs", folder / TEMPLATE
     try:
-        built = build(folder, template, out)
+        if folder.resolve() == (HERE / "results").resolve():
+            pages = [
+                build(folder, HERE / TEMPLATE, docs / "results.md"),
+                build_inside(HERE / INSIDE, docs / "inside.md"),
+            ]
+        else:
+            pages = [build(folder, own if own.is_file() else HERE / GENERIC, folder / "results.md")]
     except (jinja2.TemplateError, ValueError, OSError) as error:
         frames = traceback.extract_tb(error.__traceback__)
         places = [f"{one.filename}, line {one.lineno}: " for one in frames if one.filename.endswith(".j2")]
         print(f"error: {''.join(places[-1:])}{error}", file=sys.stderr)
         sys.exit(2)
+    names, plots = " and ".join(str(page.path) for page in pages), sum(len(page.plots) for page in pages)
     if not given.check:
-        built.write()
-        print(f"wrote {built.path} and {len(built.plots)} plots")
-    elif outdated := built.outdated():
+        for page in pages:
+            page.write()
+        print(f"wrote {names}, with {plots} plots")
+    elif outdated := [path for page in pages for path in page.outdated()]:
         print(*(f"outdated: {path}" for path in outdated), f"rebuild with: python repro/page.py {folder}", sep="\n")
         sys.exit(1)
     else:
-        print(f"{built.path} and {len(built.plots)} plots are those of {folder}")
+        print(f"{names}, with {plots} plots, are those of {folder}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,10 @@
+import hashlib
+import os
+import shutil
+
 import pytest
 import torch
+from filelock import FileLock
 
 import progresvit._torchvision  # noqa: F401  (ahead of timm)
 from progresvit.config import ModelConfig, make_rounds
@@ -55,6 +60,34 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="module")
+def graphs_once(tmp_path_factory):
+    """Each round of a model is converted to ONNX once, which takes seconds; exports that follow get a copy of the file.
+
+    Test processes share the files. Weights, configuration and round name them.
+    """
+    from progresvit.engine.export import export
+
+    convert, root = export._write_onnx, tmp_path_factory.getbasetemp()
+    known = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "graphs"
+    known.mkdir(exist_ok=True)
+
+    def convert_once(graph, path, s):
+        digest = hashlib.sha256(f"{s} {graph.config!r}".encode())
+        for name, value in graph.state_dict().items():
+            digest.update(name.encode() + value.numpy().tobytes())
+        made = known / f"{digest.hexdigest()}.onnx"
+        with FileLock(f"{made}.lock"):
+            if not made.exists():
+                convert(graph, path, s)
+                shutil.copy(path, made)
+        shutil.copy(made, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "_write_onnx", convert_once)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 NAME = "exits"
 THUMBNAIL = 96
 """Largest side of an image in the figure, in pixels. Licences of datasets permit thumbnails, not the images."""
-GALLERY = 6
+MARGIN = 0.1
+"""Around a thumbnail, as a share of its side: in a .png it is not enlarged beyond ``THUMBNAIL`` either."""
+GALLERY = 8
 """Images of the lowest entropy that are shown, and of the highest."""
 MOST_CLASSES = 20
 """Classes that are shown; of more of them, those that exit most and least."""
@@ -259,7 +261,7 @@ def exits_figure(found: Exits) -> Figure:
     """Images that exit first and last, the exits of the classes, and what the later rounds repair and break."""
     certain, uncertain = gallery(found)
     classes, groups = _shown_classes(exit_shares(found)), repairs(found)
-    heights = [1.62, 1.62 if len(uncertain) else 0.01, max(2.6, 0.9 + 0.18 * max(len(classes), 5 * len(groups) + 1))]
+    heights = [1.4, 1.4 if len(uncertain) else 0.01, max(2.6, 0.9 + 0.18 * max(len(classes), 5 * len(groups) + 1))]
     figure = blank_figure(height=0.6 + sum(heights))
     limits = ", ".join(f"{limit:.3g}" for limit in dict.fromkeys(found.threshold))
     chosen = " (near-lossless on these images)" if found.near_lossless else ""
@@ -338,11 +340,13 @@ def _draw_gallery(part: SubFigure, found: Exits, images: Ints, which: str) -> No
     for panel, image in zip(panels, images.tolist()):
         s = found.exit_round[image]
         answer, name = (found.class_names[int(n)] for n in (found.predictions[image, s], found.labels[image]))
-        lines = textwrap.wrap(answer, 15, max_lines=2, placeholder="…")
-        panel.imshow(thumbnail(found.sample.pixels[image]), cmap="gray", vmin=0, vmax=255)
-        panel.set(xticks=[], yticks=[])
+        lines = textwrap.wrap(answer, 12, max_lines=2, placeholder="…")
+        small = thumbnail(found.sample.pixels[image])
+        panel.imshow(small, cmap="gray", vmin=0, vmax=255)
+        low, high = -MARGIN * len(small), (1 + MARGIN) * len(small)
+        panel.set(xticks=[], yticks=[], xlim=(low, high), ylim=(high, low))
         if not found.correct[image, s]:
-            lines = [f"✗ {_cut(answer, 13)}", f"is {_cut(name, 13)}"]
+            lines = [f"✗ {_cut(answer, 10)}", f"is {_cut(name, 9)}"]
             for spine in panel.spines.values():
                 spine.set(color=COLOURS[1], linewidth=2.5, linestyle=(0, (2, 1)), capstyle="butt")
         panel.set_xlabel("\n".join([f"{found.entropy[image, 0]:.3f} nats", *lines]), fontsize=8, labelpad=3)

@@ -185,14 +185,16 @@ LEAST_SPAN = 5.0
 """Points that an axis of accuracy shows at least, so that noise does not look like an effect."""
 
 
-def draw_effects(axes: Axes, xs: Sequence[float], effects: Sequence[Effect]) -> None:
-    """Accuracy in percent with the interval of its change, and the accuracy of the untouched model as a line."""
-    accuracy = [100 * effect.outcome.accuracy for effect in effects]
-    untouched = accuracy[0] - 100 * effects[0].accuracy.mean
-    reach = np.array([error_bar(effect.accuracy) for effect in effects]).T
-    label = "changed (bar: 95 % of the change)"
-    axes.axhline(untouched, color="0.6", linewidth=1, label="untouched")
-    axes.errorbar(xs, accuracy, yerr=reach, color=COLOURS[0], marker="o", capsize=3, label=label)
+def draw_effects(axes: Axes, rows: Sequence[Row]) -> None:
+    """Accuracy against strength, both in percent, with the interval of the change; the untouched model is a line."""
+    shares, accuracy, change, low, high = (
+        100 * np.array([row[key] for row in rows])
+        for key in ("strength", "accuracy", "accuracy_change", "accuracy_change_low", "accuracy_change_high")
+    )
+    reach = np.stack([change - low, high - change])
+    label = "changed, 95 % interval of the change"
+    axes.axhline(accuracy[0] - change[0], color="0.6", linewidth=1, label="untouched")
+    axes.errorbar(shares, accuracy, yerr=reach, color=COLOURS[0], marker="o", capsize=3, label=label)
     axes.set_ylim(widened(*axes.get_ylim()))
 
 

@@ -88,6 +88,6 @@ def low_pass_figure(found: Sequence[Blurred]) -> Figure:
     figure, axes = new_figure(
         title="Blur of round 1's input", x="p: share of the side removed (%)", y="top-1 of the last round (%)"
     )
-    draw_effects(axes, [100 * one.strength for one in found], [one.effect for one in found])
-    axes.legend(fontsize=9)
+    draw_effects(axes, low_pass_table(found).rows)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     return figure

@@ -1,15 +1,18 @@
 """Peak memory of a GPU against the batch size: the engine, and the model run eagerly round by round.
 
 No image exits early, so every measurement is of the complete path from the first round to the last. It includes the
-weights and the engine's buffers, but not the images, which are on the GPU before.
+weights, the engine's buffers and the workspaces of the matrix products, but not the images, which are on the GPU
+before. Each is made in a process of its own: workspaces stay in a process and would be counted once only.
 """
 
 from __future__ import annotations
 
-import gc
+import multiprocessing
 import os
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -65,6 +68,8 @@ def memory(
 ) -> Memory:
     """Run a ProgResViT on random images in batches of each size, and read the peak memory of tensors.
 
+    It starts processes, so a script calls it below ``if __name__ == "__main__":``.
+
     Args:
         model: Folder, bundled name or hub id of a model, or a preset, which gets random weights.
         batches: Images per batch.
@@ -76,7 +81,7 @@ def memory(
     pairs = [(way, batch) for way in WAYS for batch in batches]
     points = []
     for done, (way, batch) in enumerate(pairs, start=1):
-        peak = _peak_gib(os.fspath(model), way, batch, device=device, precision=precision)
+        peak = _in_fresh_process(os.fspath(model), way, batch, device, precision)
         images = 0 if peak is None else FULL_BATCHES * batch
         points.append(PeakMemory(way=way, batch=batch, peak_gib=peak, images=images))
         if progress:
@@ -138,19 +143,19 @@ def _check(batches: Sequence[int], device: str) -> None:
         raise ValueError(f"batches are sizes of one image or more, such as {BATCHES}, not {tuple(batches)}.")
 
 
-def _peak_gib(model: str, way: Way, batch: int, *, device: str, precision: str) -> float | None:
-    """The peak of one measurement without what other objects of the process hold; None if memory ran out."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    held = torch.cuda.memory_allocated(device) / 2**30
-    try:
-        peak = _measure(model, way, batch, device=device, precision=precision)
-    except torch.OutOfMemoryError:
-        peak = None  # the failed measurement is freed with the traceback, after this block
-    return None if peak is None else peak - held
+def _in_fresh_process(model: str, way: Way, batch: int, device: str, precision: str) -> float | None:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.dup2, (2, 1)) as pool:  # libraries may print
+        try:
+            return pool.submit(peak_gib, model, way, batch, device, precision).result()
+        except BrokenProcessPool as error:
+            raise ValueError(
+                f"the process that measures {way} at batch {batch} ended; use smaller batches, and in a script call "
+                "memory below if __name__ == '__main__'."
+            ) from error
 
 
-def _measure(model: str, way: Way, batch: int, *, device: str, precision: str) -> float | None:
+def peak_gib(model: str, way: Way, batch: int, device: str, precision: str) -> float | None:
+    """One measurement in this process; None if memory ran out. Only the first one of a process is valid."""
     eager = way == "eager"
 
     def make() -> Routed:
@@ -167,8 +172,11 @@ def _measure(model: str, way: Way, batch: int, *, device: str, precision: str) -
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MemoryWarning)  # the engine continues with smaller batches
-        measurement = Measurement(make, device=device, threads=None, seconds=0)
-        measurement.subject.run(1)
-    torch.cuda.synchronize(device)
+        try:
+            measurement = Measurement(make, device=device, threads=None, seconds=0)
+            measurement.subject.run(1)
+            torch.cuda.synchronize(device)
+        except (torch.OutOfMemoryError, MemoryError):  # the second is the engine's, if no batch is small enough
+            return None
     shrunk = not eager and measurement.subject.runner.batch < batch
     return None if shrunk else measurement.peak_gib()

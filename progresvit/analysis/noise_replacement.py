@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -128,18 +128,20 @@ def noise_replacement_table(found: Sequence[Replaced]) -> Table:
 def noise_replacement_figure(found: Sequence[Replaced]) -> Figure:
     """Accuracy, and the distribution of the correct-class confidence, against the strength."""
     x, ys = "α: share of noise (%)", ("top-1 of the last round (%)", "correct-class confidence (%)")
-    figure, (accuracy, confidence) = new_panels(title="Round 1's output replaced by matched noise", xs=[x, x], y=ys)
-    shares = [100 * one.strength for one in found]
-    draw_effects(accuracy, shares, [one.effect for one in found])
-    accuracy.legend(fontsize=8.5)
-    known = [one.quantiles for one in found if one.quantiles is not None]
-    if len(known) == len(found):
-        low, quarter, median, three_quarters, high = 100 * np.array(known).T
-        confidence.fill_between(shares, low, high, color=COLOURS[0], alpha=0.15, linewidth=0, label="10 to 90 %")
-        confidence.fill_between(
-            shares, quarter, three_quarters, color=COLOURS[0], alpha=0.35, linewidth=0, label="25 to 75 %"
+    figure, (accuracy, confidence) = new_panels(
+        title="Round 1's output replaced by matched noise", xs=[x, x], y=ys, height=4.6
+    )
+    rows = noise_replacement_table(found).rows
+    draw_effects(accuracy, rows)
+    if rows[0][f"confidence_p{QUANTILES[0]}"] is not None:
+        shares = [100 * row["strength"] for row in rows]
+        low, quarter, median, three_quarters, high = (
+            [100 * row[f"confidence_p{quantile}"] for row in rows] for quantile in QUANTILES
         )
-        confidence.plot(shares, median, color=COLOURS[0], marker="o", label="median")
+        look: dict[str, Any] = {"color": COLOURS[2], "linewidth": 0}
+        confidence.plot(shares, median, color=COLOURS[2], marker="s", label="median of images right without noise")
+        confidence.fill_between(shares, quarter, three_quarters, alpha=0.4, label="25 to 75 % of them", **look)
+        confidence.fill_between(shares, low, high, alpha=0.2, label="10 to 90 %", **look)
         confidence.set_ylim(-2, 102)
-        confidence.legend(fontsize=8.5, title="images right without noise", title_fontsize=8.5)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     return figure

@@ -15,6 +15,7 @@ from progresvit import __version__
 from progresvit.analysis.diagnostics import DIAGNOSTICS, Diagnostic, Given
 from progresvit.analysis.sample import Progress
 from progresvit.analysis.style import render
+from progresvit.engine.speed import hardware
 from progresvit.evaluation.table import Table
 
 INDEX = "index.html"
@@ -115,8 +116,8 @@ def make_report(given: Given, *, data: str, progress: BeginProgress | None = Non
         parts.append(_run(name, diagnostic, given, update))
     device, sample = next(given.model.parameters()).device, given.sample
     about = (
-        f"{len(sample)} images of {len(sample.class_names)} classes from {data}, on {device}.",
-        f"progresvit {__version__}, {datetime.now(UTC):%Y-%m-%d}.",
+        f"{len(sample)} images of {len(sample.class_names)} classes from {data}.",
+        f"{hardware(str(device))}, progresvit {__version__}, {datetime.now(UTC):%Y-%m-%d}.",
     )
     return Report(title=f"Inside {given.name}", about=about, parts=parts)
 

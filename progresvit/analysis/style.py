@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette."""
+DPI = 160
+"""Pixels per inch of a .png: 1,024 for the common width."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 
@@ -58,5 +60,5 @@ def curve_style(number: int) -> dict[str, Any]:
 def render(figure: Figure, suffix: str, *, metadata: Mapping[str, str] | None = None) -> bytes:
     """The figure as .png, .svg or .pdf. A .png stores all ``metadata``; other formats store only the keys they know."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=suffix.removeprefix("."), dpi=160, metadata=dict(metadata) if metadata else None)
+    figure.savefig(buffer, format=suffix.removeprefix("."), dpi=DPI, metadata=dict(metadata) if metadata else None)
     return buffer.getvalue()

@@ -1,7 +1,8 @@
 """Accuracy against images per second: the engine at several thresholds, on one device.
 
 The engine runs the images of a sample in a stream, so an image costs the time of the rounds that it runs. Speed,
-accuracy and exits of a point are of the same predictions. Decoding is not included: the images are on the device.
+accuracy and exits of a point are of the same predictions; a repeated image counts once for accuracy. Decoding is not
+included: the images are on the device.
 
 Letters: N images, C channels, H side of the images, S rounds.
 """
@@ -37,12 +38,14 @@ if TYPE_CHECKING:
 NAME = "throughput"
 CONTINUING = (1.0, 0.75, 0.5, 0.25, 0.0)
 """Shares of the images that continue after round 1, if no thresholds are given."""
-SECONDS = 8.0
-"""Approximate duration of the timed runs of a point."""
+SECONDS = {"cpu": 8.0, "cuda": 2.0}
+"""Approximate duration of the timed runs of a point, by the kind of device."""
 MOST_PASSES = 50
 """On a CPU; a pass runs all images once."""
 WARM_UP = 8
 """Images that run ahead of the timing on a CPU."""
+LEAST_ON_GPU = 4096
+"""Images of a pass on a GPU, for which a smaller sample is repeated: some full batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +89,7 @@ def throughput(
     device: str | None = None,
     precision: str | None = None,
     batch: int | None = None,
-    seconds: float = SECONDS,
+    seconds: float | None = None,
     progress: Progress | None = None,
 ) -> Throughput:
     """Time the engine on the images at each threshold.
@@ -99,8 +102,8 @@ def throughput(
         device: ``cpu`` or ``cuda``; by default that of the model.
         precision: As the engine takes it; by default bf16 on a GPU, else fp32.
         batch: Largest batch; by default that of the engine, 512 on a GPU, else 64.
-        seconds: Approximate duration of the timed runs of a point. On a GPU at least three are timed; on a CPU all
-            images run at least once.
+        seconds: Approximate duration of the timed runs of a point; by default 2 on a GPU, else 8. On a GPU at least
+            three are timed; on a CPU all images run at least once.
         progress: Called after each point.
     """
     network = api.as_progresvit(model, NAME)
@@ -111,15 +114,14 @@ def throughput(
         raise ValueError(f"{which}, so leave out the thresholds of {NAME}.")
     limits = [] if thresholds is None else [tuple(as_thresholds([one], rounds)[0].tolist()) for one in thresholds]
     device = device or str(next(network.parameters()).device)
-    precision = precision or ("bf16" if device.startswith("cuda") else "fp32")
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    on_gpu = device.startswith("cuda")
+    if on_gpu and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here; use --device cpu.")
+    precision = precision or ("bf16" if on_gpu else "fp32")
     stream = _Stream(network, sample, device=device, precision=precision, batch=batch)
-    if not limits:
-        limits = stream.spread_thresholds()
-    points = []
+    limits, points = limits or stream.spread_thresholds(), []
     for done, limit in enumerate(limits, start=1):
-        points.append(stream.measure(limit, seconds))
+        points.append(stream.measure(limit, SECONDS["cuda" if on_gpu else "cpu"] if seconds is None else seconds))
         if progress:
             progress(done, len(limits))
     return Throughput(
@@ -139,7 +141,9 @@ class _Stream:
     def __init__(self, model: ProgResViT, sample: Sample, *, device: str, precision: str, batch: int | None) -> None:
         self.model, self.sample, self.device, self.precision, self.batch = model, sample, device, precision, batch
         self.rounds = len(model.config.rounds)
-        self.images, self.inputs = len(sample), sample.pixels.to(device)
+        copies = math.ceil(LEAST_ON_GPU / len(sample)) if device.startswith("cuda") else 1
+        self.inputs = sample.pixels.to(device).repeat(copies, 1, 1, 1)  # (N, C, H, H) -> (copies * N, C, H, H)
+        self.images = len(self.inputs)
         self.limit: tuple[float, ...] = (math.inf,) * (self.rounds - 1)
         self.predictions: list[Prediction] = []
 
@@ -148,7 +152,12 @@ class _Stream:
 
     def run(self, passes: int) -> None:
         batches = self.inputs.split(self.engine.batch)  # (N, C, H, H) -> parts of it
+        self.predictions = []
         self.predictions = list(self.engine.stream(batches * passes, deadline=None))
+
+    def once(self) -> list[Prediction]:
+        """Of the last run, every image of the sample once."""
+        return self.predictions[: len(self.sample)]
 
     def spread_thresholds(self) -> list[tuple[float, ...]]:
         """Thresholds by the entropies that round 1 has in this engine; none for a single round."""
@@ -156,19 +165,18 @@ class _Stream:
             return [()]
         self.build()
         self.run(1)
-        entropies = [prediction.entropy for prediction in self.predictions]
+        entropies = [prediction.entropy for prediction in self.once()]
         return list(dict.fromkeys((split(entropies, share),) * (self.rounds - 1) for share in CONTINUING))
 
     def measure(self, limit: tuple[float, ...], seconds: float) -> SpeedPoint:
         self.limit = limit
         images_per_s, spread = self._time_on_gpu(seconds) if self.inputs.is_cuda else self._time_on_cpu(seconds)
-        once = self.predictions[: self.images]  # the first pass of the last timed run
-        correct = sum(prediction.index == label for prediction, label in zip(once, self.sample.labels.tolist()))
-        numbers = [prediction.exit_round for prediction in once]
+        labels, numbers = self.sample.labels.tolist(), [prediction.exit_round for prediction in self.once()]
+        correct = sum(prediction.index == label for prediction, label in zip(self.once(), labels))
         return SpeedPoint(
             threshold=limit,
-            accuracy=share_interval(correct, self.images),
-            exit_shares=tuple(numbers.count(s + 1) / self.images for s in range(self.rounds)),
+            accuracy=share_interval(correct, len(labels)),
+            exit_shares=tuple(numbers.count(s + 1) / len(labels) for s in range(self.rounds)),
             images_per_s=images_per_s,
             spread=spread,
         )

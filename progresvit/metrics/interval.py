@@ -31,7 +31,7 @@ def paired_change(ours: ArrayLike, theirs: ArrayLike) -> Interval:
     up, down, total = float(gained.sum()), float(lost.sum()), len(gained)
     centre = (up - down) / (total + 2)
     reach = LIKELY * ((up + down + 1 - (up - down) ** 2 / (total + 2)) ** 0.5) / (total + 2)
-    return Interval(mean=(up - down) / total, lowest=centre - reach, highest=centre + reach)
+    return Interval(mean=(up - down) / total, lowest=max(-1.0, centre - reach), highest=min(1.0, centre + reach))
 
 
 def mean_interval(values: ArrayLike) -> Interval:

@@ -21,7 +21,7 @@ from progresvit.analysis.exits import (
     thumbnail,
 )
 from progresvit.analysis.sample import BATCH, Sample
-from progresvit.analysis.style import render
+from progresvit.analysis.style import DPI, render
 from progresvit.config import make_rounds
 from progresvit.data.transforms import normalise
 from progresvit.model import ProgResViT, registry
@@ -237,11 +237,11 @@ def test_the_gallery_begins_with_the_most_certain_and_the_most_uncertain_image()
     found = made(images=100)
     certain, uncertain = gallery(found)
     ordered = sorted(range(100), key=lambda image: found.entropy[image, 0])
-    assert certain.tolist() == ordered[:6]
-    assert uncertain.tolist() == ordered[:-7:-1]
+    assert certain.tolist() == ordered[:8]
+    assert uncertain.tolist() == ordered[:-9:-1]
 
 
-@pytest.mark.parametrize(("images", "shown"), [(1, (1, 0)), (5, (3, 2)), (11, (6, 5)), (12, (6, 6))])
+@pytest.mark.parametrize(("images", "shown"), [(1, (1, 0)), (5, (3, 2)), (15, (8, 7)), (16, (8, 8))])
 def test_a_small_gallery_shows_no_image_twice(images, shown):
     found = made(images=images)
     certain, uncertain = gallery(found)
@@ -277,6 +277,10 @@ def test_no_image_of_the_figure_is_larger_than_a_thumbnail(side, channels):
     assert shapes == {(h, h) if channels == 1 else (h, h, 3)}
     assert max(max(shape[:2]) for shape in shapes) <= 96
     assert not any(axes.images for axes in figure.axes if axes not in panels_of(figure))
+    render(figure, ".png")
+    figure.set_dpi(DPI)
+    drawn = [panel.images[0].get_window_extent() for panel in panels_of(figure)]
+    assert max(max(box.width, box.height) for box in drawn) <= THUMBNAIL  # nor is it enlarged in a .png
 
 
 def class_labels(figure):

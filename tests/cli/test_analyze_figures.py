@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 from functools import partial
 
 import pytest
@@ -112,9 +113,16 @@ def test_an_unknown_class_is_refused_with_the_nearest_name(model, source, tmp_pa
 
 
 def test_too_few_images_per_class_are_refused(model, digits, tmp_path):
-    few = ("--data", digits, "--workers", "0", "--device", "cpu", "--out", tmp_path / "a.png")
-    refused("too few images", "analyze", "trajectories", model, *few, "--images", "2", "--classes", "0,1")
-    refused("too few images per class", "analyze", "token-swap", model, *few, "--images", "6")
+    few = ("--workers", "0", "--device", "cpu", "--out", tmp_path / "a.png")
+    words = ("analyze", "trajectories", model, "--data", digits, *few)
+    refused("too few images", *words, "--images", "2", "--classes", "0,1")
+    shutil.copytree(digits / "val", tmp_path / "few" / "val")
+    for number in range(13, 18):
+        (tmp_path / "few" / "val" / "2" / f"{number}.png").unlink()
+    refused(
+        "too few images per class: token-swap needs two of each class, and there is 1 of '2'",
+        *("analyze", "token-swap", model, "--data", tmp_path / "few", *few),
+    )
 
 
 def test_wrong_settings_and_data_are_refused(model, source, tmp_path):

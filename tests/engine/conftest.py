@@ -12,11 +12,12 @@ from progresvit.data.transforms import normalise
 from progresvit.model import ProgResViT
 
 SMALL = {"heads": 3, "depth": 2, "patch_size": 8, "num_classes": 12}
+SHALLOW = {**SMALL, "depth": 1}  # converting takes time for each block
 LABELS = tuple(f"class {number}" for number in range(12))
 CONFIGS = {
     "two rounds": ModelConfig(rounds=make_rounds([16, 32], [1, 3]), labels=LABELS, **SMALL),
-    "three rounds": ModelConfig(rounds=make_rounds([16, 24, 32], [1, 2, 3]), **SMALL),
-    "larger input": ModelConfig(rounds=make_rounds([24, 24], [1, 2]), input_resolution=36, layer_scale=0.1, **SMALL),
+    "three rounds": ModelConfig(rounds=make_rounds([16, 24, 32], [1, 2, 3]), **SHALLOW),
+    "larger input": ModelConfig(rounds=make_rounds([24, 24], [1, 2]), input_resolution=36, layer_scale=0.1, **SHALLOW),
     "merged tokens": ModelConfig(rounds=make_rounds([24, 32], [1, 3]), **SMALL).with_merge([3, 5]),
 }
 

@@ -19,7 +19,7 @@ from progresvit.routing import Abstention, SettingWarning
 from tests.engine.test_engine import a_setting, all_rounds, made_router
 from tests.engine.test_onnx_backend import CONFIGS, WITHOUT_TORCH
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("graphs_once")]
 
 ABSENT = WITHOUT_TORCH[: WITHOUT_TORCH.index("import progresvit")]
 BACKENDS = ("onnxruntime", "openvino")

@@ -216,6 +216,7 @@ def test_bad_input_is_refused(model):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("graphs_once")
 def test_an_export_is_refused(exports):
     with pytest.raises(ValueError, match="is an export, which gives answers and no features; give the model's folder"):
         EmbeddingEngine(exports("two rounds"))

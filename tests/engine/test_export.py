@@ -22,6 +22,8 @@ from progresvit.model.backbone import resize, resizing_matrix
 from progresvit.routing import Setting, SettingWarning
 from tests.engine.conftest import CONFIGS, LABELS, random_pixels
 
+pytestmark = pytest.mark.usefixtures("graphs_once")
+
 
 def a_setting(model, **changes):
     known = {

@@ -14,6 +14,8 @@ from progresvit.routing import Policy, top10_entropy
 from progresvit.routing.decide import decide
 from tests.engine.conftest import CONFIGS, expected_rounds, random_pixels
 
+pytestmark = pytest.mark.usefixtures("graphs_once")
+
 ROOT = Path(__file__).parents[2]
 
 

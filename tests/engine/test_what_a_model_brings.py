@@ -16,6 +16,8 @@ from progresvit.routing import OODRule, find_setting
 from progresvit.routing.decide import Policy, decide
 from tests.engine.test_engine import a_setting
 
+pytestmark = pytest.mark.usefixtures("graphs_once")
+
 
 @pytest.fixture
 def images(small_config):

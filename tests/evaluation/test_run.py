@@ -1,9 +1,6 @@
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tarfile
 from dataclasses import replace
 
@@ -16,17 +13,14 @@ from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.transforms import Corruption, NamedTransform, normalise
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, evaluate
-from progresvit.evaluation.records import read_records
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
-from progresvit.model.saving import save
 
 ONE = Processes(0, 1, torch.device("cpu"))
 PLAIN = EvalOptions(workers=0, batch=5)
 
 
-@pytest.fixture
-def model(randomize):
+def make_model(randomize):
     torch.manual_seed(1)
     config = ModelConfig(
         rounds=make_rounds([16, 32], [1, 2]),
@@ -37,6 +31,11 @@ def model(randomize):
         class_ids=("0", "1", "2", "3"),
     )
     return randomize(ProgResViT(config))
+
+
+@pytest.fixture
+def model(randomize):
+    return make_model(randomize)
 
 
 def run(model, data, out, options=PLAIN, processes=ONE, **source):
@@ -158,29 +157,6 @@ def test_a_run_that_stopped_before_its_first_part_leaves_nothing(model, digits, 
             run(model, digits, tmp_path / "r.parquet")
     assert not list(tmp_path.glob("r.parquet*"))
     assert len(run(model, digits, tmp_path / "r.parquet", replace(PLAIN, precision="bf16"))) == 24
-
-
-@pytest.mark.slow
-def test_two_processes_share_the_work(digits, tmp_path, model):
-    save(model, tmp_path / "model")
-    script = tmp_path / "go.py"
-    script.write_text(
-        "import sys\nimport progresvit.evaluation.parts as e\ne.CHUNK = 7\n"
-        "from progresvit.cli import app\napp(sys.argv[1:])\n"
-    )
-    options = ["evaluate", str(tmp_path / "model"), "--data", str(digits), "--workers", "0", "--device", "cpu"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29617"]
-    done = subprocess.run(
-        [*launch, str(script), *options, "--out", str(tmp_path / "two.parquet")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("is ready") == 1
-    one, two = run(model, digits, tmp_path / "one.parquet"), read_records(tmp_path / "two.parquet")
-    assert np.array_equal(one.ids, two.ids)
-    assert one.statistics == pytest.approx(two.statistics, abs=1e-4)
 
 
 def test_pictures_without_labels(model, digits, tmp_path):

@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +17,6 @@ from progresvit.evaluation import DataSource, EvalOptions, evaluate, evaluate_se
 from progresvit.io.weights import weights_hash
 from progresvit.metrics.miou import mean_iou
 from progresvit.model import ProgResViT
-from progresvit.model.saving import save
 from tests.evaluation.made_segmentation import (
     CLASSES,
     IGNORE,
@@ -214,38 +210,6 @@ def test_a_run_that_stopped_before_the_last_file_only_writes_it(model, data, tmp
             run(model, data, tmp_path / "r.parquet")
     monkeypatch.setattr(ProgResViT, "forward", fail)
     same(run(model, data, tmp_path / "r.parquet"), whole)
-
-
-@pytest.mark.slow
-def test_two_processes_give_what_one_gives(model, data, tmp_path):
-    save(model, tmp_path / "model")
-    script = tmp_path / "go.py"
-    script.write_text(
-        "import sys\nimport progresvit.evaluation.segmentation_run as e\ne.CHUNK = 2\n"
-        "from progresvit.cli import app\napp(sys.argv[1:])\n"
-    )
-    options = ["evaluate", str(tmp_path / "model"), "--data", str(data), "--workers", "0", "--device", "cpu"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launch, str(script), *options, "--batch", "1", "--out", str(tmp_path / "two.parquet")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("is ready") == 1
-    same(read_segmentation_records(tmp_path / "two.parquet"), run(model, data, tmp_path / "one.parquet"))
-    for mask in (data / "annotations" / "val").iterdir():
-        Image.fromarray(np.full_like(np.asarray(Image.open(mask)), 11)).save(mask)
-    failed = subprocess.run(
-        [*launch, str(script), *options, "--out", str(tmp_path / "wrong.parquet")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert failed.returncode != 0
-    assert "has pixels of value 11" in failed.stderr
-    assert not (tmp_path / "wrong.parquet").exists()
 
 
 def test_unreadable_images_are_listed_and_too_many_are_an_error(model, data, tmp_path, monkeypatch):

@@ -51,7 +51,7 @@ def built(built_once, tmp_path):
 
 def test_the_page_of_this_repository_is_that_of_its_results(capsys):
     main(["--check"])
-    assert f"{ROOT / 'docs' / 'results.md'} and 26 plots are those of" in capsys.readouterr().out
+    assert f"{ROOT / 'docs' / 'inside.md'}, with 26 plots, are those of" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("call", ["difference", "widened", "crossed"])
@@ -182,7 +182,7 @@ def test_any_results_folder_has_a_page_of_everything(built, capsys):
     assert all(f'src="figures/results/{name}"' in page for name in names)
     assert "\n\n\n" not in page
     main([str(built), "--check"])
-    assert "results.md and 11 plots are those of" in capsys.readouterr().out
+    assert "results.md, with 11 plots, are those of" in capsys.readouterr().out
 
 
 def test_what_was_not_measured_is_said(built):

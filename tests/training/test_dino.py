@@ -28,7 +28,6 @@ from progresvit.training.tasks.dino_loss import (
 )
 from tests.training.runs import KilledError, kill_in_step, losses, ready, recipe, run, take_steps
 from tests.training.test_optim import values_over_time
-from tests.training.test_processes import train_alone, train_together
 
 SMALL = {"prototypes": 24, "hidden": 16, "bottleneck": 8, "local_side": 16, "local_crops": 3, "k": 5}
 
@@ -256,20 +255,6 @@ def test_resumes_to_the_bit_with_head_teacher_and_centre(digits, tmp_path, mode,
         assert all(torch.equal(left[key], right[key]) for key in left), file
     names = load_file(whole / "task.safetensors").keys()
     assert {"centre", "head.last.weight", "teacher.head.last.weight", "teacher.backbone.cls_token"} <= names
-
-
-@pytest.mark.slow
-def test_two_processes_learn_what_one_learns_in_two_turns(digits, tmp_path):
-    schedule = {"epochs": 2, "cooldown": 0, "warmup": 1}
-    alone = train_alone(digits, tmp_path / "alone", dino(optimizer={"accumulate": 2}, schedule=schedule))
-    together = train_together(digits, tmp_path / "together", dino(schedule=schedule))
-    for (_, one, _), (_, two, _) in zip(alone, together, strict=True):
-        assert one == pytest.approx(two, abs=1e-4)
-    validated = [
-        [line["knn"] for line in read_log(tmp_path / name / "out") if line["event"] == "evaluation"]
-        for name in ("alone", "together")
-    ]
-    assert validated[0] == [pytest.approx(knn, abs=1 / 24) for knn in validated[1]]
 
 
 def test_a_plain_vit_is_trained_by_the_same_task(digits, tmp_path):

@@ -13,18 +13,21 @@ from progresvit.training.state import checkpoints
 from progresvit.training.tasks import dynabert
 from progresvit.training.tasks.dynabert import DynaBERTDistillation
 from tests.training.runs import KilledError, kill_in_step, losses, ready, recipe, run, take_steps
-from tests.training.test_processes import train_alone, train_together
 
 ROUNDS = [{"resolution": 32, "share": 0.5}, {"resolution": 32, "share": 1}]
 CLASSES = ("0", "1", "2", "3")
 
 
-@pytest.fixture
-def start(tmp_path, randomize):
+def write_start(folder, randomize):
     """A folder with a plain ViT that knows the classes of the digits."""
     torch.manual_seed(3)
     config = plain_vit(resolution=32, heads=2, depth=2, patch_size=8, num_classes=4, class_ids=CLASSES, labels=CLASSES)
-    return progresvit.save(randomize(ProgResViT(config)), tmp_path / "start")
+    return progresvit.save(randomize(ProgResViT(config)), folder)
+
+
+@pytest.fixture
+def start(tmp_path, randomize):
+    return write_start(tmp_path / "start", randomize)
 
 
 def distilled(start, **sections):
@@ -131,18 +134,6 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(digits, start, tmp_path
     evaluation = [line for line in read_log(tmp_path / "whole") if line["event"] == "evaluation"][-1]
     assert len(evaluation["top1"]) == 2
     assert isinstance(progresvit.load(tmp_path / "whole" / "model"), DynaBERT)
-
-
-@pytest.mark.slow
-def test_two_processes_learn_what_one_learns_in_two_turns(digits, start, tmp_path):
-    """They agree on the order of heads and neurons, although each has its own batches."""
-    schedule = {"epochs": 1, "cooldown": 0, "warmup": 0}
-    turns = distilled(start, optimizer={"accumulate": 2}, schedule=schedule)
-    alone = train_alone(digits, tmp_path / "alone", turns)
-    together = train_together(digits, tmp_path / "together", distilled(start, schedule=schedule))
-    assert len(alone) == 3
-    for (_, left, _), (_, right, _) in zip(alone, together, strict=True):
-        assert left == pytest.approx(right, abs=1e-5)
 
 
 def test_the_compiler_sees_the_losses_as_a_whole(digits, start):

@@ -18,7 +18,6 @@ from progresvit.training.step import RoundLosses, check_run_options
 from progresvit.training.tasks.subnetworks import DrawnBatch, Subnetworks, SubnetworksOptions
 from progresvit.training.tasks.supervised import Supervised
 from tests.training.runs import ALONE, KilledError, kill_in_step, losses, ready, recipe, run, take_steps
-from tests.training.test_processes import train_alone, train_together
 
 OTHER = {"resolutions": None, "heads": None, "depth": None, "patch_size": None}
 HEADS = {"heads": 3, "depth": 1, "patch_size": 8, "rounds": [{"resolution": 32, "heads": h} for h in (1, 2, 3)]}
@@ -147,16 +146,6 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(digits, tmp_path, monke
     newest = [checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "broken")]
     whole, broken = (load_file(folder / "model.safetensors") for folder in newest)
     assert all(torch.equal(whole[key], broken[key]) for key in whole)
-
-
-@pytest.mark.slow
-def test_two_processes_draw_what_one_draws_in_two_turns(digits, tmp_path):
-    schedule = {"epochs": 2, "cooldown": 0, "warmup": 1}
-    wanted = {turns: baseline("hydravit", optimizer={"accumulate": turns}, schedule=schedule) for turns in (1, 2)}
-    alone = train_alone(digits, tmp_path / "alone", wanted[2])
-    together = train_together(digits, tmp_path / "together", wanted[1])
-    for (_, one, _), (_, two, _) in zip(alone, together, strict=True):
-        assert one == pytest.approx(two, abs=1e-5)
 
 
 @pytest.mark.slow

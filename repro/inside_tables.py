@@ -1,0 +1,191 @@
+"""Inside the models on the page: effects, gates and similarities of the reports, from inside.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from progresvit.metrics.interval import share_interval
+from repro.compare import Difference
+from repro.outcomes import verdict_of
+
+RESULTS = Path(__file__).with_name("inside.json")
+SCRATCH = "from-scratch"
+MODELS = {
+    "nettewoof-tiny": "`nettewoof-tiny`",
+    "imagenet-tiny": "`imagenet-tiny`",
+    SCRATCH: "the model from scratch",
+}
+MARGIN = 0.5
+"""Points of top-1 within which an effect is called none."""
+
+Row = dict[str, Any]
+
+
+class Inside:
+    """The results of inside.py for a page."""
+
+    def __init__(self, path: Path = RESULTS) -> None:
+        if not path.is_file():
+            raise ValueError(f"there is no {path}; run repro/inside.py.")
+        self.results: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        missing = [name for name in MODELS if name not in self.results]
+        if missing:
+            raise ValueError(f"{path} has no results of {', '.join(missing)}; run repro/inside.py again.")
+
+    @cached_property
+    def models(self) -> list[str]:
+        return list(MODELS)
+
+    def label(self, model: str) -> str:
+        """The name of a model in the text."""
+        return MODELS[model]
+
+    def about(self, model: str) -> Sequence[str]:
+        """Lines on the images and on the machine."""
+        lines: Sequence[str] = self.results[model]["about"]
+        return lines
+
+    def row(self, model: str, table: str, **wanted: Any) -> Row:
+        """The one row with these values."""
+        found = self.rows(model, table, **wanted)
+        if len(found) != 1:
+            raise ValueError(f"{table} of {model} has {len(found)} rows with {wanted}.")
+        return found[0]
+
+    def rows(self, model: str, table: str, **wanted: Any) -> list[Row]:
+        """The rows with these values."""
+        rows: list[Row] = self.results[model][table]
+        return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+    def effect(self, model: str, table: str, measure: str = "accuracy", **wanted: Any) -> Difference:
+        """The change of the last round's accuracy or confidence under an intervention."""
+        row = self.row(model, table, **wanted)
+        ends = (row[f"{measure}_change{end}"] for end in ("", "_low", "_high"))
+        return Difference(**dict(zip(("mean", "lowest", "highest"), ends)))
+
+    def verdict(self, model: str, table: str, **wanted: Any) -> str:
+        """Of the change of the accuracy."""
+        return verdict_of(self.effect(model, table, **wanted), MARGIN)
+
+    def largest(self, table: str, models: Sequence[str]) -> float:
+        """The largest change of the accuracy in a table, in either direction."""
+        rows = [row for model in models for row in self.rows(model, table) if row["accuracy_change"] is not None]
+        return max(abs(float(row["accuracy_change"])) for row in rows)
+
+    def change(self, model: str, tokens: str) -> Difference:
+        """Of the similarity, from the last block output of round 1 to the first of round 2."""
+        return self.change_at(model, tokens, round=2, block=1)
+
+    def change_at(self, model: str, tokens: str, **place: int) -> Difference:
+        """Of the similarity, from the block output before."""
+        row = self.row(model, "similarity", tokens=tokens, **place)
+        return Difference(mean=row["change"], lowest=row["change_low"], highest=row["change_high"])
+
+    def similarity(self, model: str, tokens: str, **place: int) -> float:
+        """Cosine to the last block output of the last round."""
+        value: float = self.row(model, "similarity", tokens=tokens, **place)["similarity"]
+        return value
+
+    def last_block(self, model: str) -> int:
+        """Number of the last block."""
+        return max(int(row["block"]) for row in self.results[model]["similarity"])
+
+    def separation(self, model: str, number: int) -> Difference:
+        """Of the classes at the end of a round."""
+        row = self.row(model, "trajectories", round=number, block=self.last_block(model))
+        ends = ("separation", "separation_low", "separation_high")
+        return Difference(**{key: row[name] for key, name in zip(("mean", "lowest", "highest"), ends)})
+
+    def separation_gain(self, model: str) -> Difference:
+        """Of round 2 over round 1, at their ends."""
+        row = self.row(model, "trajectories", round=2, block=self.last_block(model))
+        ends = ("separation_change", "separation_change_low", "separation_change_high")
+        return Difference(**{key: row[name] for key, name in zip(("mean", "lowest", "highest"), ends)})
+
+    def gate_differences(self, model: str, branch: str) -> list[float]:
+        """RMS difference of the rounds, block by block."""
+        return [row["rms_difference_to_next_round"] for row in self.rows(model, "gate-depth", round=1, branch=branch)]
+
+    def strongest_block(self, model: str, branch: str) -> int:
+        """The block, from 1, at which the rounds differ most."""
+        values = self.gate_differences(model, branch)
+        return 1 + values.index(max(values))
+
+    def static_share(self, model: str, branch: str) -> float:
+        """Share of the squared deviation of the gates from 1 that both rounds have in common."""
+        static = changing = 0.0
+        for row in self.rows(model, "gate-depth", round=1, branch=branch):
+            static += row["rms_static"] ** 2
+            changing += row["rms_difference_to_next_round"] ** 2 / 4
+        return static / (static + changing)
+
+    def exit_counts(self, model: str, exit_round: int) -> dict[str, int]:
+        """Images that exit after a round, by what round 2 makes of them."""
+        names = {(False, True): "repaired", (True, False): "broken", (True, True): "right", (False, False): "wrong"}
+        counts = dict.fromkeys(names.values(), 0)
+        for row in self.rows(model, "exits", exit_round=exit_round):
+            counts[names[row["correct_round1"], row["correct_round2"]]] += row["images"]
+        return counts
+
+    def exit_share(self, model: str, outcome: str, exit_round: int) -> Difference:
+        """Share of the images of an exit round with an outcome, with a Wilson interval."""
+        counts = self.exit_counts(model, exit_round)
+        found = share_interval(counts[outcome], sum(counts.values()))
+        return Difference(mean=found.mean, lowest=found.lowest, highest=found.highest)
+
+    def sign_verdict(self, difference: Difference) -> str:
+        """Whether a change is above or below 0."""
+        return "cannot be told" if not difference.clear else "more" if difference.mean > 0 else "less"
+
+    def order_verdict(self, model: str) -> str:
+        """Whether patch tokens matter more than the class token, and shuffling them costs accuracy."""
+        patches, shuffled, class_token = (
+            self.effect(model, "token-swap", tokens=tokens, donor=donor)
+            for tokens, donor in (
+                ("patch tokens", "other class"),
+                ("patch tokens", "shuffled in space"),
+                ("class token", "other class"),
+            )
+        )
+        holds = max(patches.highest, shuffled.highest) < class_token.lowest
+        return "holds" if holds else "cannot be told"
+
+    def refines_verdict(self) -> str:
+        """What the class token does at the transition, model by model."""
+        words: dict[str, list[str]] = {}
+        for model in self.models:
+            before = self.similarity(model, "class", round=1, block=self.last_block(model))
+            after = self.similarity(model, "class", round=2, block=1)
+            found = "a restart" if after < before / 2 else "refinement"
+            if found == "refinement" and self.change(model, "class").highest < 0:
+                found = "refinement with a dip of the class token too"
+            words.setdefault(found, []).append(self.label(model))
+        return "; ".join(f"{found} in {' and '.join(models)}" for found, models in words.items())
+
+    def gate_means(self, model: str) -> list[float]:
+        """Mean multiplier of each branch of each block in each round."""
+        return [row["mean"] for row in self.rows(model, "gate-depth")]
+
+    def largest_spread(self, table: str, models: Sequence[str]) -> float:
+        """Of the timed runs of a point, as a share of their median."""
+        return max(float(row["spread"]) for model in models for row in self.rows(model, table))
+
+    def excludes(self, table: str, loss: float, models: Sequence[str], **wanted: Any) -> bool:
+        """Whether the intervals of all these models lie above a loss."""
+        return all(self.effect(model, table, **wanted).lowest > -loss for model in models)
+
+    def final_block_verdict(self) -> str:
+        """The branches and models in which the rounds differ most in the last block."""
+        found = []
+        for model in self.models:
+            branches = [
+                branch
+                for branch in ("attention", "MLP", "output")
+                if self.strongest_block(model, branch) == self.last_block(model)
+            ]
+            found += [f"{' and '.join(branches)} in {self.label(model)}"] if branches else []
+        return ", ".join(found) if found else "none"

@@ -1,0 +1,145 @@
+"""Numbers of docs/inside.md: collected from reports, and on the page as the results have them."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from progresvit.analysis.report import INDEX
+from repro.inside import FIGURES, TABLES, collect, main, parse
+from repro.inside_tables import MODELS, Inside
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "inside.md").read_text(encoding="utf-8")
+CLAIMS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+RESULTS = json.loads((ROOT / "repro" / "inside.json").read_text(encoding="utf-8"))
+
+
+def shown(row, measure="accuracy"):
+    """A change as the page writes it, by another way than the page's."""
+    texts = []
+    for end in ("", "_low", "_high"):
+        value = round(100 * row[f"{measure}_change{end}"], 2)
+        texts.append(f"{value:+.2f}".replace("-", "−") if value else "0.00")
+    return f"{texts[0]} ({texts[1]} to {texts[2]})"
+
+
+def find(model, table, **wanted):
+    (row,) = (row for row in RESULTS[model][table] if all(row[key] == value for key, value in wanted.items()))
+    return row
+
+
+def test_the_page_has_the_measured_effects_of_every_intervention():
+    for model in MODELS:
+        for row in RESULTS[model]["token-swap"][1:]:
+            assert shown(row) in PAGE, (model, row)
+        for table, strength in (("noise-replacement", 1.0), ("low-pass", 0.9)):
+            row = find(model, table, strength=strength)
+            assert shown(row) in PAGE
+            assert shown(row) in CLAIMS
+        assert shown(find(model, "noise-replacement", strength=1.0), "confidence") in PAGE
+
+
+def test_interventions_of_strength_zero_changed_nothing():
+    for model in MODELS:
+        untouched = RESULTS[model]["token-swap"][0]
+        assert untouched["tokens"] == "none"
+        for table in ("low-pass", "noise-replacement"):
+            row = find(model, table, strength=0.0)
+            assert row["accuracy_change"] == row["confidence_change"] == 0
+            assert (row["accuracy"], row["images"]) == (untouched["accuracy"], untouched["images"])
+
+
+def test_similarities_and_separations_of_the_page_are_those_of_the_results():
+    for model in MODELS:
+        for tokens in ("class", "patch"):
+            row = find(model, "similarity", tokens=tokens, round=2, block=1)
+            before = find(model, "similarity", tokens=tokens, round=1, block=12)
+            assert f"{row['change']:.2f}".replace("-", "−") in PAGE
+            assert row["similarity"] - before["similarity"] == pytest.approx(row["change"], abs=2e-6)
+        assert find(model, "similarity", tokens="class", round=2, block=12)["similarity"] == pytest.approx(1)
+        gain = find(model, "trajectories", round=2, block=12)
+        ends = [find(model, "trajectories", round=number, block=12)["separation"] for number in (1, 2)]
+        assert gain["separation_change"] == pytest.approx(ends[1] - ends[0], abs=2e-6)
+        assert f"{gain['separation_change']:+.2f}" in PAGE
+
+
+def test_static_shares_of_the_page_follow_from_the_rows():
+    for model in MODELS:
+        for branch in ("attention", "MLP", "output"):
+            rows = [row for row in RESULTS[model]["gate-depth"] if row["branch"] == branch and row["round"] == 1]
+            static = sum(row["rms_static"] ** 2 for row in rows)
+            total = static + sum(row["rms_difference_to_next_round"] ** 2 for row in rows) / 4
+            largest = max(rows, key=lambda row: row["rms_difference_to_next_round"])
+            cells = f"| {branch} | {100 * static / total:.1f} | {largest['block']} |"
+            assert f"| {MODELS[model]} {cells}" in PAGE
+
+
+def test_every_figure_of_the_page_is_there_and_no_other():
+    named = set(re.findall(r"\(figures/inside/([\w.-]+)\)", PAGE))
+    assert named == {path.name for path in FIGURES.glob("*.png")}
+    assert len(named) >= 26
+
+
+def test_exit_counts_are_of_all_images():
+    for model in MODELS:
+        images = RESULTS[model]["token-swap"][0]["images"]
+        assert sum(row["images"] for row in RESULTS[model]["exits"]) == images
+        counts = Inside().exit_counts(model, 1)
+        right = sum(
+            row["images"] for row in RESULTS[model]["exits"] if row["exit_round"] == 1 and row["correct_round1"]
+        )
+        assert counts["broken"] + counts["right"] == right
+
+
+@pytest.fixture
+def report(tmp_path):
+    """A report with tables of one or two rows."""
+    tables = {
+        "exits": [
+            {"id": "a", "exit_round": 1, "correct_round1": True, "correct_round2": True},
+            {"id": "b", "exit_round": 2, "correct_round1": False, "correct_round2": True},
+            {"id": "c", "exit_round": 2, "correct_round1": False, "correct_round2": True},
+        ],
+        "trajectories": [
+            {"class": name, "round": 1, "block": 0, "pc1": 0.5, "pc2": 1, "separation": 0.25} for name in ("x", "y")
+        ],
+        "low-pass": [{"strength": 0.9, "accuracy": 0.123456789, "accuracy_change": ""}],
+    }
+    folder = tmp_path / "reports" / "nettewoof-tiny"
+    folder.mkdir(parents=True)
+    (folder / INDEX).write_text("<h1>x</h1><p>3 images of 2 classes from a &amp; b.</p>\n<p>CPU, today.</p><p>text</p>")
+    for name, rows in tables.items():
+        with (folder / f"{name}.csv").open("w") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return folder
+
+
+def test_a_report_is_collected_into_few_numbers(report):
+    found = collect(report)
+    assert found["about"] == ["3 images of 2 classes from a & b.", "CPU, today."]
+    assert found["exits"] == [
+        {"exit_round": 1, "correct_round1": True, "correct_round2": True, "images": 1},
+        {"exit_round": 2, "correct_round1": False, "correct_round2": True, "images": 2},
+    ]
+    assert found["trajectories"] == [{"round": 1, "block": 0, "separation": 0.25}]
+    assert found["low-pass"] == [{"strength": 0.9, "accuracy": 0.123457, "accuracy_change": None}]
+    assert set(found) - {"about"} < set(TABLES)
+    assert [parse(text) for text in ("12", "1.0", "True", "", "tench", "inf")] == [12, 1.0, True, None, "tench", "inf"]
+
+
+def test_missing_reports_and_results_are_refused(report, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main([str(report.parent)])
+    assert "no report of imagenet-tiny, from-scratch" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"run repro/inside\.py"):
+        Inside(tmp_path / "none.json")
+    (tmp_path / "some.json").write_text('{"nettewoof-tiny": {}}')
+    with pytest.raises(ValueError, match="no results of imagenet-tiny, from-scratch"):
+        Inside(tmp_path / "some.json")
+    with pytest.raises(ValueError, match="has 0 rows with"):
+        Inside().row("imagenet-tiny", "low-pass", strength=3)
