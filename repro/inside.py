@@ -43,7 +43,6 @@ TABLES = (
     "noise-replacement",
     "exits",
     "memory",
-    "throughput",
     "throughput-cpu",
 )
 OF_ALL = ("token-swap", "noise-replacement", "low-pass", "similarity", "trajectories")
@@ -78,10 +77,24 @@ def collect(report: Path) -> dict[str, Any]:
     about = [html.unescape(line) for line in re.findall(r"<p>(.*?)</p>", page)[:2]]
     tables = {name: read_rows(path) for name in TABLES if (path := report / f"{name}.csv").is_file()}
     tables["exits"] = count_exits(tables["exits"])
+    tables["fusion-gates"] = average_fusion(read_rows(report / "gates.csv"))
     first = tables["trajectories"][0]["class"]
     paths = [row for row in tables["trajectories"] if row["class"] == first]  # separation is that of the block
     tables["trajectories"] = [{key: row[key] for key in row if key not in ("class", "pc1", "pc2")} for row in paths]
     return {"about": about, **tables}
+
+
+def average_fusion(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean multiplier of each stream of a transition over the channels."""
+    streams: dict[tuple[int, str], list[float]] = {}
+    for row in rows:
+        if str(row["branch"]).startswith("fusion "):
+            stream = row["branch"].removeprefix("fusion ")
+            streams.setdefault((row["round"], stream), []).append(row["multiplier"])
+    return [
+        {"round": number, "stream": stream, "mean": round(sum(values) / len(values), DIGITS)}
+        for (number, stream), values in streams.items()
+    ]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

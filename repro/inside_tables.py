@@ -115,10 +115,11 @@ class Inside:
         values = self.gate_differences(model, branch)
         return 1 + values.index(max(values))
 
-    def static_share(self, model: str, branch: str) -> float:
-        """Share of the squared deviation of the gates from 1 that both rounds have in common."""
+    def static_share(self, model: str, branch: str, *, last: bool = True) -> float:
+        """Share of the squared deviation of the gates from 1 that both rounds have in common, with the last block."""
         static = changing = 0.0
-        for row in self.rows(model, "gate-depth", round=1, branch=branch):
+        rows = self.rows(model, "gate-depth", round=1, branch=branch)
+        for row in rows if last else rows[:-1]:
             static += row["rms_static"] ** 2
             changing += row["rms_difference_to_next_round"] ** 2 / 4
         return static / (static + changing)
@@ -142,33 +143,49 @@ class Inside:
         return "cannot be told" if not difference.clear else "more" if difference.mean > 0 else "less"
 
     def order_verdict(self, model: str) -> str:
-        """Whether patch tokens matter more than the class token, and shuffling them costs accuracy."""
-        patches, shuffled, class_token = (
+        """The two parts of the claim: patch tokens matter more than the class token, and of the same class it least."""
+        patches, shuffled, other, same = (
             self.effect(model, "token-swap", tokens=tokens, donor=donor)
             for tokens, donor in (
                 ("patch tokens", "other class"),
                 ("patch tokens", "shuffled in space"),
                 ("class token", "other class"),
+                ("class token", "same class"),
             )
         )
-        holds = max(patches.highest, shuffled.highest) < class_token.lowest
-        return "holds" if holds else "cannot be told"
+        first = max(patches.highest, shuffled.highest) < other.lowest
+        second = max(abs(same.lowest), abs(same.highest)) < -other.highest
+        words = {True: "holds", False: "does not hold"}
+        return (
+            f"patch tokens more than the class token: {words[first]}; least with one of the same class: {words[second]}"
+        )
+
+    def restarts(self) -> str:
+        """Which tokens fall below half of their similarity at the transition, model by model."""
+        found = []
+        for model in self.models:
+            tokens = [tokens for tokens in ("class", "patch") if self._falls(model, tokens)]
+            found += [f"{' and '.join(tokens)} tokens of {self.label(model)}"] if tokens else []
+        return ", ".join(found) if found else "none"
+
+    def _falls(self, model: str, tokens: str) -> bool:
+        before = self.similarity(model, tokens, round=1, block=self.last_block(model))
+        return self.similarity(model, tokens, round=2, block=1) < before / 2
 
     def refines_verdict(self) -> str:
-        """What the class token does at the transition, model by model."""
-        words: dict[str, list[str]] = {}
-        for model in self.models:
-            before = self.similarity(model, "class", round=1, block=self.last_block(model))
-            after = self.similarity(model, "class", round=2, block=1)
-            found = "a restart" if after < before / 2 else "refinement"
-            if found == "refinement" and self.change(model, "class").highest < 0:
-                found = "refinement with a dip of the class token too"
-            words.setdefault(found, []).append(self.label(model))
-        return "; ".join(f"{found} in {' and '.join(models)}" for found, models in words.items())
+        """Whether the class token keeps rising at the transition, and which tokens restart."""
+        kept = [self.label(model) for model in self.models if self.change(model, "class").highest >= 0]
+        rises = f"the class token keeps rising in {', '.join(kept)}" if kept else "the class token falls in every model"
+        return f"{rises}; below half of the similarity: {self.restarts()}"
 
     def gate_means(self, model: str) -> list[float]:
         """Mean multiplier of each branch of each block in each round."""
         return [row["mean"] for row in self.rows(model, "gate-depth")]
+
+    def fusion_gate(self, model: str, stream: str) -> float:
+        """Mean multiplier of a stream at the transition to round 2."""
+        value: float = self.row(model, "fusion-gates", round=2, stream=stream)["mean"]
+        return value
 
     def largest_spread(self, table: str, models: Sequence[str]) -> float:
         """Of the timed runs of a point, as a share of their median."""

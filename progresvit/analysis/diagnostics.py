@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from progresvit.analysis.attention import attention_figure, attention_of, attention_table
-from progresvit.analysis.exits import Exits, exits, exits_figure, exits_table, repair_table
+from progresvit.analysis.exits import Exits, exit_share_table, exits, exits_figure, exits_table, repair_table
 from progresvit.analysis.gate_depth import gate_depth, gate_depth_figure, gate_depth_table
 from progresvit.analysis.gate_distributions import (
     gate_distributions,
@@ -61,8 +61,8 @@ class Diagnostic:
     run: Callable[[Given, Progress], Any]
     table: Callable[[Any], Table]
     figure: Callable[[Any], Figure]
-    summaries: Sequence[Callable[[Any], Table]] = ()
-    """Short tables beside a long one."""
+    summaries: Mapping[str, Callable[[Any], Table]] = field(default_factory=dict)
+    """Further tables by name."""
 
 
 def exit_threshold(
@@ -158,7 +158,7 @@ DIAGNOSTICS = {
         run=_exits,
         table=exits_table,
         figure=exits_figure,
-        summaries=(repair_table,),
+        summaries={"shares": exit_share_table, "repairs": repair_table},
     ),
     "attention": Diagnostic(
         title="Attention",

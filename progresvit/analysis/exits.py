@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 NAME = "exits"
 THUMBNAIL = 96
-"""Largest side of an image in the figure, in pixels. Licences of datasets permit thumbnails, not the images."""
+"""Largest side of an image in the figure, in pixels: a figure shows thumbnails of a dataset, not its images."""
 MARGIN = 0.1
 """Around a thumbnail, as a share of its side: in a .png it is not enlarged beyond ``THUMBNAIL`` either."""
 GALLERY = 8

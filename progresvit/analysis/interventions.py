@@ -129,12 +129,16 @@ class Interventions:
                 parts.append(self.model.run_round(0, seen).tokens.cpu())
         return torch.cat(parts)
 
-    def later_rounds(self, tokens: Tensor) -> Outcome:
-        """The last round on the unchanged images, after these tokens of round 1: (N, T, d)."""
+    def untouched(self) -> Outcome:
+        """Nothing is changed."""
+        return self.later_rounds(self.first_round().__getitem__)
+
+    def later_rounds(self, tokens: Callable[[slice], Tensor]) -> Outcome:
+        """The last round on the unchanged images; ``tokens`` gives those of round 1 for a batch, (B, T, d)."""
         labels, chosen = self.sample.labels, []
         with evaluation_mode(self.model), torch.inference_mode():
             for rows, images in self.sample.batches(self.model.config, self.device):
-                previous = tokens[rows].to(self.device)
+                previous = tokens(rows).to(self.device)
                 for s in range(1, len(self.model.config.rounds)):
                     output = self.model.run_round(s, images, previous)
                     previous = output.tokens
@@ -163,6 +167,11 @@ def check_handover(model: RoundModel, name: str) -> None:
         raise ValueError(
             f"{name} changes what round 1 hands on to round 2, and the rounds of a model of kind {config.kind!r} are "
             "alternatives that hand on nothing; give a model of kind 'progresvit' or 'thinkingvit'."
+        )
+    if config.kind == "early_exit":
+        raise ValueError(
+            f"{name} changes what round 1 hands on beside the image, and the later rounds of a model of kind "
+            "'early_exit' see no image of their own; give a model of kind 'progresvit' or 'thinkingvit'."
         )
     check_classifier(model, name)
 

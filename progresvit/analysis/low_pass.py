@@ -59,11 +59,12 @@ def low_pass(
     check_strengths(strengths, NAME, most=MOST)
     runs = Interventions(model, sample, name=NAME, runs=len(strengths) + 1, progress=progress)
     resolution = model.config.rounds[0].resolution
-    untouched = runs.later_rounds(runs.first_round())
+    untouched = runs.untouched()
     found = []
     for strength in strengths:
         side = max(1, round((1 - strength) * resolution))
-        outcome = runs.later_rounds(runs.first_round(partial(blur, resolution=resolution, side=side)))
+        tokens = runs.first_round(partial(blur, resolution=resolution, side=side))
+        outcome = runs.later_rounds(tokens.__getitem__)
         found.append(Blurred(strength, side, Effect.of(outcome, untouched)))
     return tuple(found)
 

@@ -138,7 +138,7 @@ def _check(batches: Sequence[int], device: str) -> None:
             "memory measures the memory of a GPU, and there is none here; run it on a machine with a CUDA device."
         )
     if not device.startswith("cuda"):
-        raise ValueError(f"memory measures the memory of a GPU, not of {device!r}; use --device cuda.")
+        raise ValueError(f"memory measures the memory of a GPU, not of {device!r}; give a CUDA device.")
     if not batches or min(batches) < 1:
         raise ValueError(f"batches are sizes of one image or more, such as {BATCHES}, not {tuple(batches)}.")
 

@@ -78,11 +78,11 @@ def noise_replacement(
     check_handover(model, NAME)
     block = last_block(model, sample)
     runs = Interventions(model, sample, name=NAME, runs=len(strengths) + 1, progress=progress)
-    untouched = runs.later_rounds(runs.first_round())
+    untouched = runs.untouched()
     found = []
     for strength in strengths:
         tokens = runs.first_round(during=replaced_output(block, noise(strength, seed=seed)))
-        outcome = runs.later_rounds(tokens)
+        outcome = runs.later_rounds(tokens.__getitem__)
         found.append(Replaced(strength, untouched, Effect.of(outcome, untouched)))
     return tuple(found)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from progresvit import __version__
@@ -19,6 +19,13 @@ from progresvit.engine.speed import hardware
 from progresvit.evaluation.table import Table
 
 INDEX = "index.html"
+FILES = (
+    INDEX,
+    *(f"{name}.png" for name in DIAGNOSTICS),
+    *(f"{name}.csv" for name in DIAGNOSTICS),
+    *(f"{name}-{key}.csv" for name, diagnostic in DIAGNOSTICS.items() for key in diagnostic.summaries),
+)
+"""All files that a report may have."""
 SHORT = 30
 """Rows of the longest table that the page shows; longer ones are in the CSV only."""
 
@@ -32,7 +39,8 @@ class Part:
 
     name: str
     diagnostic: Diagnostic
-    tables: Sequence[Table] = ()
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    """By the name of their file without its suffix."""
     image: bytes = b""
     """PNG."""
     note: str | None = None
@@ -54,7 +62,7 @@ class Report:
         for part in self.parts:
             if part.note is None:
                 yield f"{part.name}.png", part.image
-                yield f"{part.name}.csv", part.tables[0].to_csv()
+                yield from ((f"{name}.csv", table.to_csv()) for name, table in part.tables.items())
 
     def notes(self) -> Iterator[tuple[str, str]]:
         """Name and reason of what was skipped."""
@@ -88,8 +96,9 @@ def _part_html(part: Part) -> str:
         return f'{head}<p class="note">Skipped: {html.escape(part.note)}</p>\n'
     image = base64.b64encode(part.image).decode()
     figure = f'<img alt="{html.escape(diagnostic.title)}" src="data:image/png;base64,{image}">\n'
-    tables = "".join(_table_html(table) for table in part.tables if len(table.rows) <= SHORT)
-    return f'{head}{figure}{tables}<p><a href="{part.name}.csv">{part.name}.csv</a></p>\n'
+    tables = "".join(_table_html(table) for table in part.tables.values() if len(table.rows) <= SHORT)
+    links = ", ".join(f'<a href="{name}.csv">{name}.csv</a>' for name in part.tables)
+    return f"{head}{figure}{tables}<p>{links}</p>\n"
 
 
 def _table_html(table: Table) -> str:
@@ -125,9 +134,10 @@ def make_report(given: Given, *, data: str, progress: BeginProgress | None = Non
 def _run(name: str, diagnostic: Diagnostic, given: Given, progress: Progress) -> Part:
     try:
         found = diagnostic.run(given, progress)
-    except ValueError as error:
+    except (ValueError, RuntimeError, MemoryError) as error:  # out of memory, for example; the rest is kept
         return Part(name, diagnostic, note=str(error))
-    tables = [diagnostic.table(found), *(summary(found) for summary in diagnostic.summaries)]
+    summaries = {f"{name}-{key}": summary(found) for key, summary in diagnostic.summaries.items()}
+    tables = {name: diagnostic.table(found), **summaries}
     return Part(name, diagnostic, tables=tables, image=render(diagnostic.figure(found), ".png"))
 
 

@@ -5,6 +5,7 @@ Letters: N images, B images of a batch, C channels, H side of the images.
 
 from __future__ import annotations
 
+import difflib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from progresvit.config import BaseConfig
-from progresvit.data.dataset import ImageDataset
+from progresvit.data.dataset import ImageDataset, some_of
 from progresvit.data.loader import numbered_batches
 from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.evaluation.classes import class_numbers
@@ -47,6 +48,8 @@ class Sample:
     """Folder names of the classes of the sample."""
     unreadable: tuple[str, ...] = ()
     """A line for each image that could not be read; they are not among the images."""
+    drawn: tuple[int, int] | None = None
+    """Images of the split and of the dataset, if the split was drawn from a dataset without splits."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -70,12 +73,19 @@ class Sample:
 
 
 def find_class(name: str, names: Mapping[int, str], ids: Mapping[int, str]) -> int:
-    """The number of a class by its name, in upper or lower case, or by its folder name."""
-    by_word = {word.casefold(): number for words in (names, ids) for number, word in words.items()}
-    if name.casefold() not in by_word:
-        known = dict.fromkeys([*names.values(), *ids.values()])
-        raise ValueError(f"the images are of no class {name!r}; {did_you_mean(name, known)}")
-    return by_word[name.casefold()]
+    """The number of a class by its name or folder name; upper and lower case differ only if a name fits exactly."""
+    words = [(word, number) for known in (names, ids) for number, word in known.items()]
+    exact = {number for word, number in words if word == name}
+    found = exact or {number for word, number in words if word.casefold() == name.casefold()}
+    if len(found) > 1:
+        folders = " or ".join(repr(ids[number]) for number in sorted(found))
+        raise ValueError(f"{len(found)} classes have the name {name!r}; give a folder name: {folders}.")
+    if not found:
+        known = list(dict.fromkeys(word for word, _ in words))
+        near = difflib.get_close_matches(name, known, cutoff=0.5)
+        hint = did_you_mean(name, known) if near or len(known) < 20 else f"they are of {some_of(list(names.values()))}."
+        raise ValueError(f"the images are of no class {name!r}; {hint}")
+    return found.pop()
 
 
 def load_sample(
@@ -89,8 +99,8 @@ def load_sample(
 ) -> Sample:
     """Read images evenly from the classes of a source, the same ones each time.
 
-    Every class has at least five of them, as far as it has five; of a dataset with more classes than that leaves
-    space for, some classes are drawn.
+    A class has at least five of them, as far as it has five; of a dataset with more classes than that leaves space for,
+    some classes are drawn.
 
     Args:
         config: That of the model: its crop and its classes.
@@ -131,6 +141,7 @@ def load_sample(
         class_names={number: names[number] for number in sorted(set(labels))},
         class_ids={number: ids[number] for number in sorted(set(labels))},
         unreadable=lines,
+        drawn=None if found.drawn_from is None else (len(found), found.drawn_from),
     )
 
 
@@ -149,7 +160,10 @@ def _choose(found: ImageDataset, places: Sequence[int], images: int, *, every_cl
         rng.shuffle(indices)
     order = list(by_class)
     rng.shuffle(order)
-    classes = order if every_class else order[: max(1, images // LEAST_PER_CLASS)]
+    count = len(order) if every_class else max(2, images // LEAST_PER_CLASS)
+    while count < len(order) and sum(len(by_class[place]) for place in order[:count]) < images:
+        count += 1
+    classes = order[:count]
     deepest = max((len(by_class[place]) for place in classes), default=0)
     turns = [by_class[place][turn] for turn in range(deepest) for place in classes if turn < len(by_class[place])]
     return sorted(turns[:images])

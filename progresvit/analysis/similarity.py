@@ -4,9 +4,9 @@ Compared are the tokens of the same image: the class token, and every patch toke
 another size is first resized to that of the last round, bilinear as in the model's projector. Rounds of different width
 are compared in the channels that all of them have: a channel of a narrow round is the same channel in a wide one.
 
-Tokens are compared after the model's final norm, as its head and the next round read them. In the residual stream
-itself, three channels hold up to 96 % of the squared length of the class token (bundled models), and the cosine would
-be that of these three; after the norm, three channels hold 40 % at most.
+Tokens are compared after the model's final norm, as the head and the next round of a ProgResViT read them. In the
+residual stream itself, three channels hold up to 96 % of the squared length of the class token (bundled models), and
+the cosine would be that of these three.
 
 Letters: B images of a batch, N images, C image channels, H side of the images, T tokens (the class token and the
 patches), g side of the patch grid, d channels that are compared, P points: what the first block of each round receives

@@ -40,7 +40,7 @@ CONTINUING = (1.0, 0.75, 0.5, 0.25, 0.0)
 """Shares of the images that continue after round 1, if no thresholds are given."""
 SECONDS = {"cpu": 8.0, "cuda": 2.0}
 """Approximate duration of the timed runs of a point, by the kind of device."""
-MOST_PASSES = 50
+LEAST_PASSES, MOST_PASSES = 3, 50
 """On a CPU; a pass runs all images once."""
 WARM_UP = 8
 """Images that run ahead of the timing on a CPU."""
@@ -59,8 +59,8 @@ class SpeedPoint:
     """Share of the images that exits after each round."""
     images_per_s: float
     """Median of the timed runs."""
-    spread: float | None
-    """Difference of the slowest and the fastest run, as a share of the median; None of a single run."""
+    spread: float
+    """Difference of the slowest and the fastest run, as a share of the median."""
 
     @property
     def continuing(self) -> float:
@@ -185,17 +185,17 @@ class _Stream:
         timing = Measurement(lambda: self, device=self.device, threads=None, seconds=seconds).throughput()
         return timing["images_per_s"], timing["spread"]
 
-    def _time_on_cpu(self, seconds: float) -> tuple[float, float | None]:
-        """Without a whole pass as a warm-up, which takes seconds: there are no kernels to build."""
+    def _time_on_cpu(self, seconds: float) -> tuple[float, float]:
+        """At least three passes, without a whole one as a warm-up: there are no kernels to build."""
         self.build()
         self.engine.classify(self.inputs[:WARM_UP])
         times: list[float] = []
-        while not times or (sum(times) < seconds and len(times) < MOST_PASSES):
+        while len(times) < LEAST_PASSES or (sum(times) < seconds and len(times) < MOST_PASSES):
             start = time.perf_counter()
             self.run(1)
             times.append(time.perf_counter() - start)
         median = statistics.median(times)
-        return self.images / median, (max(times) - min(times)) / median if len(times) > 1 else None
+        return self.images / median, (max(times) - min(times)) / median
 
 
 def throughput_table(found: Throughput) -> Table:

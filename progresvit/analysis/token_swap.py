@@ -73,11 +73,17 @@ def token_swap(
     conditions.insert(4, ("patch tokens", "shuffled in space"))
     runs = Interventions(model, sample, name=NAME, runs=len(conditions) + 1, progress=progress)
     own = runs.first_round()
-    untouched = runs.later_rounds(own)
+    untouched = runs.later_rounds(own.__getitem__)
+    order = patch_order(own, seed=seed)
     found = []
     for tokens, donor in conditions:
-        other = shuffle_patches(own, seed=seed) if donor == "shuffled in space" else own[donors[donor]]
-        outcome = runs.later_rounds(mix(own, other, tokens, strength))
+
+        def swapped(rows: slice, tokens: Tokens = tokens, donor: Donor = donor) -> Tensor:
+            shuffled = donor == "shuffled in space"
+            other = shuffle_patches(own[rows], order[rows]) if shuffled else own[donors[donor][rows]]
+            return mix(own[rows], other, tokens, strength)
+
+        outcome = runs.later_rounds(swapped)
         found.append(Swapped(tokens, donor, strength, untouched, Effect.of(outcome, untouched)))
     return tuple(found)
 
@@ -90,11 +96,15 @@ def mix(own: Tensor, other: Tensor, tokens: Tokens, strength: float) -> Tensor:
     return mixed
 
 
-def shuffle_patches(tokens: Tensor, *, seed: int) -> Tensor:
-    """The patch tokens of each image in a random order: (N, T, d) -> (N, T, d)."""
-    images, count, width = tokens.shape
-    order = torch.rand(images, count - 1, generator=torch.Generator().manual_seed(seed)).argsort(dim=1)  # (N, P)
-    patches = tokens[:, 1:].gather(1, order[..., None].expand(-1, -1, width))  # (N, P, d)
+def patch_order(tokens: Tensor, *, seed: int) -> Tensor:
+    """A random order of the patch tokens of each image: (N, T, d) -> (N, P)."""
+    images, count, _ = tokens.shape
+    return torch.rand(images, count - 1, generator=torch.Generator().manual_seed(seed)).argsort(dim=1)
+
+
+def shuffle_patches(tokens: Tensor, order: Tensor) -> Tensor:
+    """The patch tokens of each image in its order: (N, T, d), (N, P) -> (N, T, d)."""
+    patches = tokens[:, 1:].gather(1, order[..., None].expand(-1, -1, tokens.shape[-1]))  # (N, P, d)
     return torch.cat([tokens[:, :1], patches], dim=1)
 
 
@@ -110,7 +120,7 @@ def find_donors(labels: Tensor, names: Mapping[int, str], *, seed: int) -> dict[
     if 2 * counts[many] > len(labels):
         raise ValueError(
             f"{NAME} needs for each image one of another class, and {counts[many]} of {len(labels)} images are of "
-            f"{names[many]!r}; add images of other classes."
+            f"{names[many]!r}; take more with --images, or add images of other classes."
         )
     rng = random.Random(seed)
     rows: dict[int, list[int]] = {}

@@ -40,16 +40,20 @@ def all_figures(
     overwrite: Overwrite = False,
 ) -> None:
     """Write one HTML report with every figure. What a model or a machine cannot show is skipped with a note."""
-    from progresvit.analysis.report import INDEX, make_report
+    from progresvit.analysis.report import FILES, make_report
 
-    if out.is_file() or ((out / INDEX).exists() and not overwrite):
-        remedy = "name another folder" if out.is_file() else "use --overwrite to replace it, or name another folder"
-        raise ValueError(f"{out if out.is_file() else out / INDEX} is there already; {remedy}.")
+    if out.is_file():
+        raise ValueError(f"{out} is a file; name a folder.")
+    earlier = [out / name for name in FILES if (out / name).exists()]
+    if earlier and not overwrite:
+        raise ValueError(f"{earlier[0]} is there already; use --overwrite to replace it, or name another folder.")
     with output.progress_bars(wanted=True) as begin:
         assert begin is not None
         given = _open_given(model, device, (data, split, images, workers), begin("reading images"))
         report = make_report(given, data=data, progress=begin)
-    _report_unreadable(given)
+    _report_images(given, data, split)
+    for path in earlier:
+        path.unlink()
     output.write_outputs([(out / name, content) for name, content in report.files()])
     for name, note in report.notes():
         typer.echo(f"skipped: {name}: {note}", err=True)
@@ -261,12 +265,13 @@ def memory(
     overwrite: Overwrite = False,
 ) -> None:
     """Draw peak GPU memory against the batch size: the engine, and the model run round by round."""
-    from progresvit.analysis import memory as of
+    from progresvit.analysis.memory import BATCHES, memory_figure, memory_table
+    from progresvit.analysis.memory import memory as measure
 
-    chosen = of.BATCHES if batches is None else options.parse_integers(batches, "--batches")
+    chosen = BATCHES if batches is None else options.parse_integers(batches, "--batches")
     paths = check_figure(out, sources=[], overwrite=overwrite)
-    found = of.memory(model, chosen, precision=precision)
-    output.write_outputs(output.make_outputs(paths, of.memory_table(found), lambda: of.memory_figure(found)))
+    found = measure(model, chosen, precision=precision)
+    output.write_outputs(output.make_outputs(paths, memory_table(found), lambda: memory_figure(found)))
 
 
 @analyze.command("throughput")
@@ -276,7 +281,9 @@ def throughput(
     out: Out,
     batch: Annotated[int | None, typer.Option(help="Images per batch; 512 on a GPU, else 64.", min=1)] = None,
     precision: Annotated[str | None, typer.Option(help="bf16 (default on a GPU), fp32 or fp16.")] = None,
-    seconds: Annotated[float, typer.Option(help="Approximate duration of the timing of a point.", min=0)] = 8.0,
+    seconds: Annotated[
+        float | None, typer.Option(help="Approximate duration of the timing of a point; 2 on a GPU, else 8.", min=0)
+    ] = None,
     split: Split = "val",
     images: Images = IMAGES,
     workers: Workers = 2,
@@ -335,7 +342,11 @@ def _open_given(
     return Given(model=loaded, name=model, folder=folder, sample=sample)
 
 
-def _report_unreadable(given: Given) -> None:
+def _report_images(given: Given, data: str, split: str) -> None:
+    """Notes about a split that was drawn, and about images that cannot be read."""
+    if given.sample.drawn is not None:
+        images, drawn_from = given.sample.drawn
+        output.report_drawn_split(data, split, images=images, drawn_from=drawn_from)
     for line in given.sample.unreadable:
         typer.echo(f"skipped: {line}", err=True)
 
@@ -367,6 +378,6 @@ def _write(
         assert begin is not None
         given = _open_given(model, device, source, begin("reading images"), classes)
         found = run(given, begin(name))
-    _report_unreadable(given)
+    _report_images(given, *source[:2])
     output.write_outputs(output.make_outputs(paths, diagnostic.table(found), lambda: diagnostic.figure(found)))
     return found

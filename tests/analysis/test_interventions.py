@@ -12,6 +12,7 @@ from progresvit.analysis import interventions, low_pass, noise_replacement, toke
 from progresvit.analysis.interventions import Effect, Outcome
 from progresvit.analysis.sample import Sample
 from progresvit.analysis.style import render
+from progresvit.baselines.early_exit import EarlyExit, EarlyExitConfig
 from progresvit.baselines.hydravit import HydraViT, HydraViTConfig
 from progresvit.config import ModelConfig, make_rounds, plain_vit
 from progresvit.data.transforms import normalise
@@ -140,7 +141,7 @@ def test_swapped_tokens_are_those_of_the_donor(kind, sample, request):
         }
         for tokens, mixed in expected.items():
             assert close(found[tokens, donor], later(model, sample, mixed), sample.labels), (tokens, donor)
-    shuffled = token_swap.shuffle_patches(own, seed=0)
+    shuffled = token_swap.shuffle_patches(own, token_swap.patch_order(own, seed=0))
     assert close(found["patch tokens", "shuffled in space"], later(model, sample, shuffled), sample.labels)
 
 
@@ -174,7 +175,7 @@ def test_donors_of_another_class_come_from_all_classes():
 
 def test_shuffled_patches_are_the_same_patches_in_another_order():
     tokens = torch.randn(4, 17, 3)
-    shuffled = token_swap.shuffle_patches(tokens, seed=0)
+    shuffled = token_swap.shuffle_patches(tokens, token_swap.patch_order(tokens, seed=0))
     assert torch.equal(shuffled[:, 0], tokens[:, 0])
     assert not torch.equal(shuffled[:, 1:], tokens[:, 1:])
     orders = set()
@@ -231,7 +232,10 @@ def test_models_that_hand_on_nothing_are_refused(sample, randomize):
     headless = ProgResViT(
         ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=0)
     )
+    rounds = [{"resolution": 32, "blocks": blocks} for blocks in (1, 2)]
+    exits = EarlyExit(EarlyExitConfig(rounds=rounds, heads=2, depth=2, patch_size=8, num_classes=12))
     for model, reason in (
+        (exits, "'early_exit' see no image of their own"),
         (one, "this model has one round; give a model of two"),
         (HydraViT(config), "'hydravit' are alternatives that hand on nothing"),
         (headless, "this model has no head; give a classifier"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from progresvit.analysis.sample import load_sample
+from progresvit.analysis.sample import find_class, load_sample
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.transforms import evaluation_transform
 from progresvit.evaluation.run import DataSource
@@ -51,7 +51,7 @@ def test_with_few_images_some_classes_are_drawn_with_five_each(photos):
     counts = Counter(load(photos, images=30).labels.tolist())
     assert len(counts) == 6
     assert set(counts.values()) <= {3, 5, 6}
-    assert len(Counter(load(photos, images=1).labels.tolist())) == 1
+    assert len(load(photos, images=1)) == 1
 
 
 def test_all_images_are_taken_if_there_are_fewer(photos):
@@ -79,6 +79,25 @@ def test_classes_are_found_by_name_and_folder_name(photos):
     whole = load(photos, images=1000)
     assert whole.find_class("bird 12") == whole.find_class("N12") == 12
     assert set(whole.of_classes([3, 7]).ids) == set(sample.ids)
+
+
+def test_a_name_of_two_classes_is_refused_unless_it_fits_one_exactly():
+    names, ids = {0: "crane", 1: "crane", 2: "Cardigan", 3: "cardigan"}, {0: "n0", 1: "n1", 2: "n2", 3: "n3"}
+    assert [find_class(name, names, ids) for name in ("Cardigan", "cardigan", "n1", "N1")] == [2, 3, 1, 1]
+    with pytest.raises(ValueError, match="2 classes have the name 'crane'; give a folder name: 'n0' or 'n1'"):
+        find_class("crane", names, ids)
+    with pytest.raises(ValueError, match="2 classes have the name 'CARDIGAN'"):
+        find_class("CARDIGAN", names, ids)
+    many = {number: f"bird {number}" for number in range(1000)}
+    with pytest.raises(ValueError, match="no class 'xyz'; they are of bird 0") as caught:
+        find_class("xyz", many, many)
+    assert len(str(caught.value)) < 200
+
+
+def test_as_many_images_are_taken_as_asked_for(photos):
+    for images in (2, 9, 31, 100, 155):
+        assert len(load(photos, images=images)) == images
+    assert len(set(load(photos, images=9).labels.tolist())) == 2
 
 
 def test_an_unknown_class_is_refused_with_the_nearest_name(photos):

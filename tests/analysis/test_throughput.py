@@ -88,7 +88,7 @@ def test_accuracy_is_that_of_the_model_routed_by_the_threshold(small_model, samp
 def test_several_passes_count_every_image_once(small_model, sample):
     once, often = (run(small_model, sample, [0.0], seconds=seconds).points[0] for seconds in (0, 0.3))
     assert (often.accuracy, often.exit_shares) == (once.accuracy, once.exit_shares)
-    assert once.spread is None
+    assert once.spread >= 0  # of three passes
     assert often.spread >= 0
 
 
@@ -266,7 +266,7 @@ def test_memory_needs_a_gpu():
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"device": "cpu"}, "not of 'cpu'; use --device cuda"),
+        ({"device": "cpu"}, "not of 'cpu'; give a CUDA device"),
         ({"batches": ()}, "one image or more"),
         ({"batches": (8, 0)}, r"not \(8, 0\)"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import progresvit
-from progresvit.analysis import diagnostics
+from progresvit.analysis import diagnostics, report
 from progresvit.analysis.diagnostics import DIAGNOSTICS
 from progresvit.config import ModelConfig, make_rounds, plain_vit
 from progresvit.model import ProgResViT
@@ -149,13 +149,37 @@ def test_the_report_holds_every_figure_and_says_what_it_skips(model, source, tmp
     assert not (out / "memory.png").exists()
     assert page.count("Skipped: memory measures the memory of a GPU") == 1
     assert "skipped: memory: " in output
-    refused("index.html is there already; use --overwrite", "analyze", "all", model, *source, "--out", out)
+    assert {row["outcome"] for row in read(out / "exits-repairs.csv")} >= {"repaired", "broken"}
+    (out / "index.html").unlink()
+    refused("gates.png is there already; use --overwrite", "analyze", "all", model, *source, "--out", out)
+    (out / "memory.png").write_text("of another model")
+    (out / "notes.txt").write_text("mine")
+    works("analyze", "all", model, *source, "--out", out, "--overwrite")
+    assert not (out / "memory.png").exists()
+    assert (out / "notes.txt").exists()
+
+
+def test_a_diagnostic_that_runs_out_of_memory_leaves_the_others(model, source, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("CUDA out of memory")
+
+    kept = {"gates": DIAGNOSTICS["gates"], "similarity": DIAGNOSTICS["similarity"]}
+    monkeypatch.setattr(report, "DIAGNOSTICS", kept)
+    monkeypatch.setattr(diagnostics, "similarity", fail)
+    output = works("analyze", "all", model, *source, "--out", tmp_path / "report")
+    assert "skipped: similarity: CUDA out of memory" in output
+    assert (tmp_path / "report" / "gates.png").exists()
+
+
+def test_a_split_that_was_drawn_is_reported(model, digits, tmp_path):
+    words = ("--data", digits / "val", "--workers", "0", "--device", "cpu", "--out", tmp_path / "a.png")
+    assert "using 4 of its 24 images" in works("analyze", "similarity", model, *words)
 
 
 def test_the_report_of_a_plain_vit_says_why_figures_are_missing(plain, source, tmp_path, monkeypatch):
     monkeypatch.setattr(diagnostics, "throughput", partial(diagnostics.throughput, seconds=0))
     (tmp_path / "file").write_text("mine")
-    refused("file is there already; name another folder", "analyze", "all", plain, *source, "--out", tmp_path / "file")
+    refused("file is a file; name a folder", "analyze", "all", plain, *source, "--out", tmp_path / "file")
     works("analyze", "all", plain, *source, "--out", tmp_path / "report")
     page = (tmp_path / "report" / "index.html").read_text()
     assert page.count("Skipped: ") == 8

@@ -14,10 +14,9 @@ from PIL import Image
 import progresvit
 from progresvit.engine import Engine
 from progresvit.engine.export.export import export
-from progresvit.model import ProgResViT
 from progresvit.routing import Abstention, SettingWarning
 from tests.engine.test_engine import a_setting, all_rounds, made_router
-from tests.engine.test_onnx_backend import CONFIGS, WITHOUT_TORCH
+from tests.engine.test_onnx_backend import WITHOUT_TORCH
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("graphs_once")]
 
@@ -26,13 +25,8 @@ BACKENDS = ("onnxruntime", "openvino")
 
 
 @pytest.fixture(scope="module")
-def model():
-    torch.manual_seed(4)
-    labels = tuple(f"class {number}" for number in range(CONFIGS["two rounds"].num_classes))
-    made = ProgResViT(CONFIGS["two rounds"].replace(labels=labels)).eval()
-    for parameter in made.parameters():
-        torch.nn.init.normal_(parameter, std=0.15)
-    return made
+def model(models):
+    return models["two rounds"]
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ STUDY = {
 
 
 def carry_out(study, digits, *words, **variables):
-    """Exit code of doit, and what its commands printed."""
+    """Exit code of doit, and what its commands printed. Routers are fitted in a few steps, on a few digits."""
     variables = {"study": study, "data": digits, "runs": study.parent / "runs", **variables}
     module = load(**variables, device="cpu", workers=0)
     printed = []
@@ -47,7 +47,7 @@ def carry_out(study, digits, *words, **variables):
             result = commands.run(*words[3:])
             printed.append(result.output)
             return None if result.exit_code == 0 else module.TaskFailed(result.output)
-        with mock.patch("sys.argv", words[1:]):
+        with mock.patch("sys.argv", words[1:]), mock.patch("repro.measure.routers.STEPS", 5):
             try:
                 return measure.main()
             except SystemExit as stop:

@@ -35,6 +35,7 @@ def test_the_page_has_the_measured_effects_of_every_intervention():
     for model in MODELS:
         for row in RESULTS[model]["token-swap"][1:]:
             assert shown(row) in PAGE, (model, row)
+            assert shown(row, "confidence") in PAGE, (model, row)
         for table, strength in (("noise-replacement", 1.0), ("low-pass", 0.9)):
             row = find(model, table, strength=strength)
             assert shown(row) in PAGE
@@ -88,7 +89,7 @@ def test_static_shares_of_the_page_follow_from_the_rows():
 def test_every_figure_of_the_page_is_there_and_no_other():
     named = set(re.findall(r"\(figures/inside/([\w.-]+)\)", PAGE))
     assert named == {path.name for path in FIGURES.glob("*.png")}
-    assert len(named) >= 26
+    assert len(named) >= 25
 
 
 def test_exit_counts_are_of_all_images():
@@ -114,6 +115,12 @@ def report(tmp_path):
         "trajectories": [
             {"class": name, "round": 1, "block": 0, "pc1": 0.5, "pc2": 1, "separation": 0.25} for name in ("x", "y")
         ],
+        "gates": [
+            {"round": 1, "branch": "attention", "multiplier": 3},
+            {"round": 2, "branch": "fusion image", "multiplier": 1},
+            {"round": 2, "branch": "fusion previous", "multiplier": 0.5},
+            {"round": 2, "branch": "fusion previous", "multiplier": 0.25},
+        ],
         "low-pass": [{"strength": 0.9, "accuracy": 0.123456789, "accuracy_change": ""}],
     }
     folder = tmp_path / "reports" / "nettewoof-tiny"
@@ -136,7 +143,11 @@ def test_a_report_is_collected_into_few_numbers(report):
     ]
     assert found["trajectories"] == [{"round": 1, "block": 0, "separation": 0.25}]
     assert found["low-pass"] == [{"strength": 0.9, "accuracy": 0.123457, "accuracy_change": None}]
-    assert set(found) - {"about"} < set(TABLES)
+    assert found["fusion-gates"] == [
+        {"round": 2, "stream": "image", "mean": 1},
+        {"round": 2, "stream": "previous", "mean": 0.375},
+    ]
+    assert set(found) - {"about", "fusion-gates"} < set(TABLES)
     assert [parse(text) for text in ("12", "1.0", "True", "", "tench", "inf")] == [12, 1.0, True, None, "tench", "inf"]
 
 
