@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from progresvit.metrics.interval import LIKELY, mean_interval
+from progresvit.metrics.interval import LIKELY, Interval, mean_interval
 from repro.equal import check_equal
 from repro.formats import FULL, Point, Results, RunResult
 from repro.study import Study
@@ -25,12 +25,8 @@ CHUNK = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class Difference(Interval):
     """Of two shares, with its 95 % interval."""
-
-    mean: float
-    lowest: float
-    highest: float
 
     @property
     def half_width(self) -> float:

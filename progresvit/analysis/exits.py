@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from progresvit.analysis.hooks import evaluation_mode
-from progresvit.analysis.interventions import check_classifier
+from progresvit.analysis.interventions import check_rounds
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.analysis.style import COLOURS, blank_figure
 from progresvit.config import BaseConfig
@@ -138,7 +138,7 @@ def exits(
             near-lossless threshold of these images.
         progress: Called after each batch.
     """
-    _check(model)
+    check_rounds(model, NAME, f"{NAME} compares images that exit after a round with those that continue")
     rounds = len(model.config.rounds)
     if threshold is not None:
         as_thresholds([threshold], rounds)  # refused before any round runs
@@ -287,21 +287,6 @@ def thumbnail(pixels: Tensor) -> NDArray[np.uint8]:
     image = Image.fromarray(pixels.permute(1, 2, 0).numpy().squeeze())  # (C, H, H) -> (H, H, C), or (H, H)
     image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BICUBIC)  # leaves smaller ones as they are
     return np.asarray(image)
-
-
-def _check(model: RoundModel) -> None:
-    config = model.config
-    if len(config.rounds) < 2:
-        raise ValueError(
-            f"{NAME} compares the images that exit after a round with those that continue, and this model has one "
-            "round; give a model of two or more, such as imagenet-tiny."
-        )
-    if not config.routable:
-        raise ValueError(
-            f"no image exits from a model of kind {config.kind!r}, whose rounds are alternatives; give a model whose "
-            "rounds build on each other, such as one of kind 'progresvit' or 'thinkingvit'."
-        )
-    check_classifier(model, NAME)
 
 
 def _class_names(config: BaseConfig, sample: Sample, predictions: Ints) -> dict[int, str]:

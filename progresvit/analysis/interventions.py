@@ -156,22 +156,28 @@ class Interventions:
 
 
 def check_handover(model: RoundModel, name: str) -> None:
-    """Refuse models without a second round that builds on the first, or without classes."""
+    """Refuse models without a second round that sees the image and what round 1 hands on, or without classes."""
+    does = f"{name} changes what round 1 hands on to round 2"
+    check_rounds(model, name, does)
+    if model.config.kind == "early_exit":
+        raise ValueError(
+            f"{does}, and the later rounds of a model of kind 'early_exit' see no image of their own; give a model of "
+            "kind 'progresvit' or 'thinkingvit'."
+        )
+
+
+def check_rounds(model: RoundModel, name: str, does: str) -> None:
+    """Refuse models without a second round that builds on the first, or without classes.
+
+    ``does`` says why the analysis of this name needs one, as the beginning of a sentence.
+    """
     config = model.config
     if len(config.rounds) < 2:
-        raise ValueError(
-            f"{name} changes what round 1 hands on to round 2, and this model has one round; give a model of two or "
-            "more, such as imagenet-tiny."
-        )
+        raise ValueError(f"{does}, and this model has one round; give a model of two or more, such as imagenet-tiny.")
     if not config.routable:
         raise ValueError(
-            f"{name} changes what round 1 hands on to round 2, and the rounds of a model of kind {config.kind!r} are "
-            "alternatives that hand on nothing; give a model of kind 'progresvit' or 'thinkingvit'."
-        )
-    if config.kind == "early_exit":
-        raise ValueError(
-            f"{name} changes what round 1 hands on beside the image, and the later rounds of a model of kind "
-            "'early_exit' see no image of their own; give a model of kind 'progresvit' or 'thinkingvit'."
+            f"{does}, and the rounds of a model of kind {config.kind!r} are alternatives; give a model whose rounds "
+            "build on each other, such as one of kind 'progresvit' or 'thinkingvit'."
         )
     check_classifier(model, name)
 

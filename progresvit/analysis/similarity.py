@@ -5,8 +5,8 @@ another size is first resized to that of the last round, bilinear as in the mode
 are compared in the channels that all of them have: a channel of a narrow round is the same channel in a wide one.
 
 Tokens are compared after the model's final norm, as the head and the next round of a ProgResViT read them. In the
-residual stream itself, three channels hold up to 96 % of the squared length of the class token (bundled models), and
-the cosine would be that of these three.
+residual stream itself, a few channels hold most of the squared length of the class token in some blocks (bundled
+models), and the cosine would be theirs.
 
 Letters: B images of a batch, N images, C image channels, H side of the images, T tokens (the class token and the
 patches), g side of the patch grid, d channels that are compared, P points: what the first block of each round receives

@@ -40,6 +40,15 @@ NAME = "token-swap"
 Tokens = Literal["class token", "patch tokens", "all tokens"]
 Donor = Literal["same class", "other class", "shuffled in space"]
 
+CONDITIONS: tuple[tuple[Tokens, Donor], ...] = (
+    ("class token", "same class"),
+    ("class token", "other class"),
+    ("patch tokens", "same class"),
+    ("patch tokens", "other class"),
+    ("patch tokens", "shuffled in space"),
+    ("all tokens", "same class"),
+    ("all tokens", "other class"),
+)
 MIXING = 10
 """Random exchanges per image, after which the donors of another class are mixed."""
 
@@ -69,14 +78,12 @@ def token_swap(
     """
     check_strengths([strength], NAME)
     donors = find_donors(sample.labels, sample.class_names, seed=seed)
-    conditions: list[tuple[Tokens, Donor]] = [(tokens, donor) for tokens in get_args(Tokens) for donor in donors]
-    conditions.insert(4, ("patch tokens", "shuffled in space"))
-    runs = Interventions(model, sample, name=NAME, runs=len(conditions) + 1, progress=progress)
+    runs = Interventions(model, sample, name=NAME, runs=len(CONDITIONS) + 1, progress=progress)
     own = runs.first_round()
     untouched = runs.later_rounds(own.__getitem__)
     order = patch_order(own, seed=seed)
     found = []
-    for tokens, donor in conditions:
+    for tokens, donor in CONDITIONS:
 
         def swapped(rows: slice, tokens: Tokens = tokens, donor: Donor = donor) -> Tensor:
             shuffled = donor == "shuffled in space"

@@ -39,6 +39,7 @@ from progresvit.analysis.similarity import (
 )
 from progresvit.analysis.style import COLOURS, MARKERS, blank_figure
 from progresvit.evaluation.table import Column, Row, Table, decimals
+from progresvit.metrics.interval import Interval
 from progresvit.model.interface import RoundModel
 
 if TYPE_CHECKING:
@@ -61,15 +62,6 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A value and the ends of its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Trajectories:
     """Paths of class means, and the separation of the classes along them."""
 
@@ -87,7 +79,7 @@ class Trajectories:
     handover: bool
     """Whether a round builds on the one before; if not, rounds are alternatives."""
 
-    def separation(self, place: int) -> Estimate:
+    def separation(self, place: int) -> Interval:
         """At a point."""
         return _estimate(self.separations[place], self.draws[:, place])
 
@@ -96,7 +88,7 @@ class Trajectories:
         """Places of the last block output of each round."""
         return tuple(places[-1] for places in places_by_round(self.points))
 
-    def gain(self, s: int) -> Estimate:
+    def gain(self, s: int) -> Interval:
         """Change of the separation from the end of the round before to the end of round s, counted from 0."""
         before, end = self.ends[s - 1], self.ends[s]
         return _estimate(self.separations[end] - self.separations[before], self.draws[:, end] - self.draws[:, before])
@@ -224,9 +216,9 @@ def _between(means: Floats, variances: Floats, counts: NDArray[np.int64]) -> Flo
     return spread
 
 
-def _estimate(value: float, draws: Floats) -> Estimate:
-    low, high = np.quantile(draws, INTERVAL).tolist()
-    return Estimate(value=float(value), low=low, high=high)
+def _estimate(value: float, draws: Floats) -> Interval:
+    lowest, highest = np.quantile(draws, INTERVAL).tolist()
+    return Interval(mean=float(value), lowest=lowest, highest=highest)
 
 
 def trajectories_table(result: Trajectories) -> Table:
@@ -261,9 +253,9 @@ def _separation_row(result: Trajectories, place: int) -> Row:
     here, s = result.separation(place), result.points[place].round - 1
     gain = result.gain(s) if s and place in result.ends else None
     for key, estimate in (("separation", here), ("separation_change", gain)):
-        row[key] = estimate and estimate.value
-        row[f"{key}_low"] = estimate and estimate.low
-        row[f"{key}_high"] = estimate and estimate.high
+        row[key] = estimate and estimate.mean
+        row[f"{key}_low"] = estimate and estimate.lowest
+        row[f"{key}_high"] = estimate and estimate.highest
     return row
 
 
@@ -320,7 +312,7 @@ def _gain_title(result: Trajectories) -> str:
     if rounds == 1:
         return "Separation of the classes"
     gain = result.gain(rounds - 1)
-    change = f"{gain.value:+.2f} ({gain.low:+.2f} to {gain.high:+.2f})".replace("-", "−")
+    change = f"{gain.mean:+.2f} ({gain.lowest:+.2f} to {gain.highest:+.2f})".replace("-", "−")
     return f"Separation, ends of rounds {rounds} − {rounds - 1}: {change}"
 
 

@@ -13,7 +13,7 @@ LIKELY = 1.96
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A mean and the ends of its 95 % interval."""
+    """A mean, or another estimate, and the ends of its 95 % interval."""
 
     mean: float
     lowest: float

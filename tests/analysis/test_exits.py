@@ -340,7 +340,7 @@ def test_a_model_of_one_round_is_refused(small_config):
 
 def test_a_model_whose_rounds_are_alternatives_is_refused():
     rounds = [{"resolution": 16, "grid": 2}, {"resolution": 32, "grid": 4}]
-    with pytest.raises(ValueError, match="no image exits from a model of kind 'test_alternatives'"):
+    with pytest.raises(ValueError, match="rounds of a model of kind 'test_alternatives' are alternatives"):
         exits(PooledModel(AlternativesConfig(rounds=rounds, num_classes=4)), make_sample())
 
 

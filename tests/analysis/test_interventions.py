@@ -237,7 +237,7 @@ def test_models_that_hand_on_nothing_are_refused(sample, randomize):
     for model, reason in (
         (exits, "'early_exit' see no image of their own"),
         (one, "this model has one round; give a model of two"),
-        (HydraViT(config), "'hydravit' are alternatives that hand on nothing"),
+        (HydraViT(config), "'hydravit' are alternatives; give a model whose rounds"),
         (headless, "this model has no head; give a classifier"),
     ):
         for run in (low_pass.low_pass, token_swap.token_swap, noise_replacement.noise_replacement):

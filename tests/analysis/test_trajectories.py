@@ -145,8 +145,8 @@ def test_gains_are_paired_differences_of_the_ends_of_rounds(small_model, sample)
     found = trajectories(small_model, sample)
     assert found.ends == (2, 5)
     gain, change = found.gain(1), found.draws[:, 5] - found.draws[:, 2]
-    assert gain.value == found.separations[5] - found.separations[2]
-    assert [gain.low, gain.high] == pytest.approx(np.quantile(change, (0.025, 0.975)))
+    assert gain.mean == found.separations[5] - found.separations[2]
+    assert [gain.lowest, gain.highest] == pytest.approx(np.quantile(change, (0.025, 0.975)))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_the_table_has_a_row_for_each_class_and_point(small_model, sample):
     assert [float(row["separation"]), float(row["separation_low"])] == pytest.approx([found.separations[4], low])
     changes = [row["separation_change"] for row in rows]
     assert [bool(change) for change in changes] == ([False] * 5 + [True]) * 3
-    assert float(changes[5]) == found.gain(1).value
+    assert float(changes[5]) == found.gain(1).mean
 
 
 def made(classes, *blocks, name="class {}"):

@@ -1,6 +1,7 @@
 """The figures of ``progresvit analyze`` that look at several images or at the gates, and the report of all."""
 
 import csv
+import importlib
 import re
 import shutil
 from functools import partial
@@ -11,6 +12,7 @@ from PIL import Image
 import progresvit
 from progresvit.analysis import diagnostics, report
 from progresvit.analysis.diagnostics import DIAGNOSTICS
+from progresvit.analysis.sample import IMAGES
 from progresvit.config import ModelConfig, make_rounds, plain_vit
 from progresvit.model import ProgResViT
 from tests.commands import refused, works
@@ -54,6 +56,8 @@ def test_every_figure_has_a_command_and_a_place_in_the_report():
         DIAGNOSTICS, key=[*OF_MODEL, *OF_IMAGES, "attention", "memory"].index
     )
     assert all(name in listed for name in (*DIAGNOSTICS, "all"))
+    commands = importlib.import_module("progresvit.cli.analyze")  # the package has the group under this name
+    assert commands.IMAGES == IMAGES  # written twice: the command line starts without torch
 
 
 @pytest.mark.parametrize("name", OF_MODEL)
