@@ -26,6 +26,7 @@ from progresvit.data.crop import preprocessing_hash
 from progresvit.data.dataset import ImageDataset, dataset_hash
 from progresvit.data.decode import ImageError
 from progresvit.data.loader import Batch, Unreadable, open_image
+from progresvit.data.rand_augment import RandAugment
 from progresvit.data.sampler import Draw, EpochSampler, mix_seed
 from progresvit.data.transforms import Augmentation, evaluation_transform, normalise
 
@@ -146,7 +147,11 @@ def in_memory_for_evaluation(
 
 
 class InMemoryBatches:
-    """Training batches that are made on the device."""
+    """Training batches that are made on the device.
+
+    The augmentations are those of the loader, drawn for a micro-batch at a time: the same distributions, other draws.
+    As there, RandAugment replaces colour jitter.
+    """
 
     def __init__(
         self,
@@ -158,17 +163,17 @@ class InMemoryBatches:
         resolution: int,
         compiled: bool = False,
     ) -> None:
-        if augmentation.rand_augment:
-            raise ValueError(
-                "RandAugment works on single images and cannot run in memory; "
-                "set augment.rand_augment=null (colour jitter and erasing stay), or data.mode=loader."
-            )
         self.stored, self.config, self.augmentation, self.sampler = stored, config, augmentation, sampler
         self.resolution, self.unreadable = resolution, stored.unreadable
         device = stored.images.device
         self.generator = torch.Generator(device)
+        self.rand_augment = None
+        if augmentation.rand_augment is not None:
+            self.rand_augment = RandAugment.parse(augmentation.rand_augment, config.mean)
         self.mean, self.std = (torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (config.mean, config.std))
         self._render = torch.compile(_render, dynamic=False) if compiled else _render
+        self._crop = torch.compile(_crop, dynamic=False) if compiled else _crop
+        self._normalise = torch.compile(_normalise, dynamic=False) if compiled else _normalise
 
     def steps(self, first: int, last: int) -> Iterator[list[Batch]]:
         """The micro-batches of this process, step by step."""
@@ -176,19 +181,24 @@ class InMemoryBatches:
             yield [self._make(step, number, indices) for number, indices in self.sampler.micro_batches(step)]
 
     def _make(self, step: int, number: int, indices: list[int]) -> Batch:
-        self.generator.manual_seed(mix_seed(Draw.BATCH, self.sampler.seed, step, number))
+        seed = mix_seed(Draw.BATCH, self.sampler.seed, step, number)
         chosen = torch.tensor(indices).to(self.stored.images.device, non_blocking=True)
         images, sizes = self.stored.images[chosen], self.stored.sizes[chosen]
-        return Batch(self.augment(images, sizes), self.stored.targets[chosen])
+        return Batch(self.augment(images, sizes, seed), self.stored.targets[chosen])
 
-    def augment(self, images: Tensor, sizes: Tensor) -> Tensor:
-        """Crop, flip, colour, normalise, erase: (B, C, S, S) bytes -> (B, C, r, r)."""
-        wanted, generator, side = self.augmentation, self.generator, images.shape[-1]
+    def augment(self, images: Tensor, sizes: Tensor, seed: int) -> Tensor:
+        """Crop, flip, RandAugment or colour, normalise, erase: (B, C, S, S) bytes -> (B, C, r, r)."""
+        wanted, generator, side = self.augmentation, self.generator.manual_seed(seed), images.shape[-1]
         boxes = gpu_augment.sample_crops(sizes, scale=wanted.crop_scale, ratio=wanted.crop_ratio, generator=generator)
         boxes = boxes * (side / sizes.repeat(1, 2))  # pixels of the original -> pixels of the square
         flip = torch.rand(len(images), generator=generator, device=generator.device) < wanted.flip
-        colour = None if wanted.colour is None else gpu_augment.sample_colour(len(images), wanted.colour, generator)
-        x: Tensor = self._render(images, boxes, flip, colour, self.mean, self.std, self.resolution)
+        x: Tensor
+        if self.rand_augment is None:
+            colour = None if wanted.colour is None else gpu_augment.sample_colour(len(images), wanted.colour, generator)
+            x = self._render(images, boxes, flip, colour, self.mean, self.std, self.resolution)
+        else:  # groups of images whose sizes change from batch to batch: not compiled
+            changed = self.rand_augment(self._crop(images, boxes, flip, self.resolution), seed)
+            x = self._normalise(changed, self.mean, self.std)
         if wanted.erasing:
             boxes = gpu_augment.sample_erasing(len(x), x.shape[-1], probability=wanted.erasing, generator=generator)
             x = gpu_augment.erase(x, boxes, generator)
@@ -209,6 +219,17 @@ def _render(
     if colour is not None:
         x = gpu_augment.change_colour(x, *colour)
     return (x - mean) / std
+
+
+def _crop(images: Tensor, boxes: Tensor, flip: Tensor, resolution: int) -> Tensor:
+    """The first part of the work on pixels, in front of RandAugment: (B, C, S, S) -> (B, C, r, r) bytes."""
+    cropped = gpu_augment.crop_and_resize(images, boxes, flip, resolution=resolution)
+    return (cropped * 255).round().to(torch.uint8)
+
+
+def _normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """The second part, after RandAugment: (B, C, r, r) bytes -> (B, C, r, r)."""
+    return (images / 255 - mean) / std
 
 
 def in_memory_evaluation_batches(stored: InMemoryImages, *, config: BaseConfig, batch: int) -> Iterator[Batch]:

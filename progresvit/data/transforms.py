@@ -15,9 +15,9 @@ from functools import partial
 
 import numpy as np
 import torch
-from PIL.Image import Image, fromarray
+from PIL.Image import Image, fromarray, new
 from pydantic import Field, field_validator
-from timm.data import create_transform
+from timm.data import auto_augment, create_transform
 from torch import Tensor
 
 from progresvit.config import BaseConfig
@@ -74,7 +74,16 @@ def training_transform(config: BaseConfig, augmentation: Augmentation, resolutio
         re_prob=augmentation.erasing,
         re_mode="pixel",
     )
+    for step in getattr(transform, "transforms", ()):
+        for operation in step.ops if isinstance(step, auto_augment.RandAugment) else ():
+            if operation.aug_fn is auto_augment.posterize:
+                operation.aug_fn = _posterize
     return transform
+
+
+def _posterize(image: Image, bits: int, **options: object) -> Image:
+    """timm asks for 0 bits at full strength, which Pillow refuses from version 13 on; it gave black before."""
+    return new(image.mode, image.size) if bits < 1 else auto_augment.posterize(image, bits, **options)
 
 
 def evaluation_transform(config: BaseConfig, *, as_bytes: bool = False) -> Callable[[Image], Tensor]:

@@ -16,13 +16,15 @@ from progresvit.data.in_memory import (
     in_memory_for_training,
 )
 from progresvit.data.loader import LoaderBatches, Unreadable, evaluation_batches
-from progresvit.data.sampler import EpochSampler
+from progresvit.data.rand_augment import RandAugment
+from progresvit.data.sampler import Draw, EpochSampler, mix_seed
 from progresvit.data.transforms import Augmentation
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4)
 PLAIN = Augmentation(crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0)
 FULL = Augmentation(colour=(0.3, 0.3, 0.3), erasing=0.5)
+RAND = Augmentation(rand_augment="rand-m9-mstd0.5-inc1", colour=(0.3, 0.3, 0.3), erasing=0.5)
 
 
 def loader(images, augmentation=FULL, workers=0, **order):
@@ -45,11 +47,12 @@ def test_without_augmentation_both_modes_give_the_same_batches(digits):
         assert torch.allclose(one[0].images, other[0].images, atol=1e-5)
 
 
+@pytest.mark.parametrize("augmentation", [FULL, RAND], ids=["colour", "rand_augment"])
 @pytest.mark.parametrize("make", [loader, in_memory])
-def test_batches_of_a_step_do_not_depend_on_where_the_run_began(digits, make):
+def test_batches_of_a_step_do_not_depend_on_where_the_run_began(digits, make, augmentation):
     images = find_images(digits, "train")
-    whole = list(make(images).steps(0, 9))
-    later = list(make(images).steps(7, 9))
+    whole = list(make(images, augmentation).steps(0, 9))
+    later = list(make(images, augmentation).steps(7, 9))
     for one, other in zip(whole[7:], later):
         assert torch.equal(one[0].images, other[0].images)
     assert not torch.equal(whole[0][0].images, whole[6][0].images)  # another epoch
@@ -73,15 +76,31 @@ def test_evaluation_is_the_same_in_both_modes(digits):
         assert torch.allclose(left.images, right.images, atol=1e-6)
 
 
-def test_rand_augment_is_refused_in_the_in_memory_mode(digits):
-    with pytest.raises(ValueError, match=r"augment\.rand_augment=null"):
-        in_memory(find_images(digits, "train"), Augmentation(rand_augment="rand-m9-mstd0.5-inc1"))
+def test_rand_augment_of_the_in_memory_mode_is_that_of_single_images(digits):
+    images = find_images(digits, "train")
+    plain = next(in_memory(images, PLAIN).steps(0, 1))[0].images
+    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (CONFIG.mean, CONFIG.std))
+    pixels = ((plain * std + mean) * 255).round().to(torch.uint8)
+    wanted = PLAIN.model_copy(update={"rand_augment": "rand-m9-n3-p0.8-mstd0.5-inc1"})
+    augmented = next(in_memory(images, wanted).steps(0, 1))[0].images
+    seed = mix_seed(Draw.BATCH, 0, 0, 0)
+    expected = RandAugment.parse("rand-m9-n3-p0.8-mstd0.5-inc1", CONFIG.mean)(pixels, seed)
+    assert not torch.equal(expected, pixels)
+    assert torch.allclose(augmented, (expected / 255 - mean) / std, atol=1e-6)
 
 
-def test_rand_augment_replaces_colour_jitter_in_the_loader(digits):
-    wanted = Augmentation(rand_augment="rand-m9-mstd0.5-inc1", colour=(0.3, 0.3, 0.3))
-    batches = next(iter(loader(find_images(digits, "train"), wanted).steps(0, 1)))
-    assert batches[0].images.shape == (8, 3, 32, 32)
+@pytest.mark.parametrize("make", [loader, in_memory])
+def test_rand_augment_replaces_colour_jitter(digits, make):
+    images = find_images(digits, "train")
+    nothing = "rand-m9-p0.0-inc1"  # no operation is applied
+    wanted = PLAIN.model_copy(update={"rand_augment": nothing, "colour": (0.9, 0.9, 0.9)})
+    (augmented,), (plain,) = (next(make(images, augmentation).steps(0, 1)) for augmentation in (wanted, PLAIN))
+    assert torch.allclose(augmented.images, plain.images, atol=1e-6)
+
+
+def test_a_rand_augment_that_batches_cannot_have_is_refused_with_the_remedy(digits):
+    with pytest.raises(ValueError, match=r"'t3a' is unknown there.*data\.mode=loader"):
+        in_memory(find_images(digits, "train"), Augmentation(rand_augment="rand-m9-t3a"))
 
 
 @pytest.fixture
