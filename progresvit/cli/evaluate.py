@@ -87,6 +87,13 @@ def evaluate(
         typer.Option(help="Images per batch, 128 by default, 256 for linear; for segmentation windows, 32 by default."),
     ] = None,
     workers: Annotated[int, typer.Option(help=options.DECODE_HELP)] = 2,
+    decode: Annotated[
+        str | None,
+        typer.Option(
+            help="Where images are decoded and cropped: cpu (exact, the default), gpu (nvJPEG; faster, differs by "
+            "rounding), or auto."
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing records.")] = False,
 ) -> None:
@@ -119,13 +126,15 @@ def evaluate(
         precision=precision,
         batch=default_batch if batch is None else batch,
         workers=workers,
+        decode=decode or "cpu",
         keep_logits=logits,
         overwrite=overwrite,
     )
     others: dict[str, object]
     if segments:
         others = {"--unlabelled": unlabelled, "--restrict-classes": restrict_classes, "--corruption": corruption}
-        options.refuse_options({**others, "--logits": logits}, segmentation.NOT_FOR_SEGMENTATION)
+        others |= {"--logits": logits, "--decode": decode}
+        options.refuse_options(others, segmentation.NOT_FOR_SEGMENTATION)
     else:
         others = {"--stride": stride, "--scales": scales, "--flip": flip, "--labels": labels, "--ignore": ignore}
         options.refuse_options(others, segmentation.NOT_FOR_CLASSIFICATION)

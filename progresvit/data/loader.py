@@ -197,8 +197,21 @@ def numbered_batches(
     transform: NamedTransform,
     workers: int,
     device: torch.device,
+    decode: str = "cpu",
 ) -> Iterator[Numbered]:
-    """Each group of indices as a batch, with its pixels on the device."""
+    """Each group of indices as a batch, with its pixels on the device.
+
+    With ``decode`` gpu, or auto and a GPU that can, the GPU decodes and crops, which differs by rounding. Corrupted
+    images are always made by the worker processes.
+    """
+    from progresvit.data.gpu_decode import plan_for
+
+    plan = plan_for(transform.config, device, decode)
+    if plan.jpeg and transform.corruption is None:
+        from progresvit.data.gpu_loader import gpu_numbered_batches
+
+        yield from gpu_numbered_batches(dataset, groups, plan=plan, workers=workers, device=device)
+        return
     loader = DataLoader(
         _Plain(dataset, transform),
         batch_sampler=groups,
@@ -225,11 +238,14 @@ def evaluation_batches(
     workers: int,
     device: torch.device,
     unreadable: Unreadable,
+    decode: str = "cpu",
 ) -> Iterator[Batch]:
-    """Every readable image once, in order, after the evaluation crop."""
+    """Every readable image once, in order, after the evaluation crop; ``decode`` as for :func:`numbered_batches`."""
     groups = [list(range(first, min(first + batch, len(dataset)))) for first in range(0, len(dataset), batch)]
-    transform = NamedTransform(config)
-    for numbers, pixels, bad in numbered_batches(dataset, groups, transform=transform, workers=workers, device=device):
+    batches = numbered_batches(
+        dataset, groups, transform=NamedTransform(config), workers=workers, device=device, decode=decode
+    )
+    for numbers, pixels, bad in batches:
         for index, reason in bad.items():
             unreadable.add(index, reason)
         if pixels is not None:

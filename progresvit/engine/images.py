@@ -4,38 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL.Image import Image
 
 from progresvit.config import ModelConfig
-from progresvit.data.crop import crop
+from progresvit.data.dataset import Entry
 from progresvit.data.decode import ImageError, decode, upright_rgb
+from progresvit.data.prepare import NO_FILE as NO_FILE
+from progresvit.data.prepare import ON_THE_WEB as ON_THE_WEB
+from progresvit.data.prepare import Form, Plan, Prepared, Request, UnreadImage, crop_prepared, prepare, read_request
+from progresvit.data.worker_pool import IS_SUPPORTED, WorkerPool, usable_cores
+
+if TYPE_CHECKING:
+    import torch
+
+    from progresvit.data.gpu_decode import GpuDecoder
 
 T = TypeVar("T")
 PathLike = str | os.PathLike[str]
 Images = Any
 """A list of paths, contents of files and PIL images, or a uint8 array or tensor (B, C, R, R)."""
+ImageInput = Image | Request
 
-
-ON_THE_WEB = "a web address; download it and give the file"
-NO_FILE = "there is no such file"
-
-
-@dataclass(frozen=True)
-class UnreadImage:
-    """Stands for an image whose file could not be read."""
-
-    reason: str
-
-
-ImageInput = Image | PathLike | bytes | UnreadImage
+FEW_WORKERS = 4
+"""Up to this number threads decode as fast as processes; more of them wait for the interpreter lock."""
+FEW_IMAGES = 128
+"""The first images of a stream are decoded by threads: starting processes takes longer."""
 
 
 @dataclass(frozen=True)
@@ -52,44 +53,121 @@ class OpenedImages:
         return int(self.pixels.shape[-1])
 
 
+class ImageOpener:
+    """Opens images for a model on a device. Files and PIL images get the evaluation crop; arrays are used as they are.
+
+    Args:
+        config: Of the model.
+        device: Where the images are needed; None for a backend without devices.
+        decode: Where JPEGs are decoded: auto, gpu or cpu.
+        workers: Threads or processes that decode; by default one for each core.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        device: torch.device | None = None,
+        decode: str = "auto",
+        workers: int | None = None,
+    ) -> None:
+        self.config, self.device = config, device
+        self.workers = workers or usable_cores()
+        if device is not None:
+            from progresvit.data.gpu_decode import plan_for
+
+            self.plan = plan_for(config, device, decode)
+        elif decode in ("auto", "cpu"):
+            self.plan = Plan(config=config)
+        else:
+            raise ValueError(f"decode is auto or cpu for this backend, not {decode!r}.")
+
+    def open(self, images: Images, pool: Executor | None = None) -> OpenedImages:
+        """Open a batch; the threads of the pool decode."""
+        if hasattr(images, "dtype"):
+            return OpenedImages(_checked(images, self.config))
+        self._check_channels()
+        for image in images:
+            check_input(image)
+        for image in {id(image): image for image in images}.values():
+            load_early(image)
+        return self._finish(list(map(self._prepare, images) if pool is None else pool.map(self._prepare, images)), pool)
+
+    def open_all(self, batches: Iterable[Images], pool: Executor | None = None) -> Iterator[OpenedImages]:
+        """Open a stream of batches; what it gives may be divided differently.
+
+        The first files are decoded by the threads of the pool, the others by processes if there are many workers.
+        """
+        opened = 0
+        in_processes = self.workers > FEW_WORKERS and IS_SUPPORTED
+        for are_files, group in groupby(batches, key=_are_files):
+            run = iter(group)
+            for images in run:
+                opened += len(images)
+                yield self.open(images, pool)
+                if in_processes and are_files and opened >= FEW_IMAGES:
+                    yield from self._open_in_processes(run, pool)
+
+    def _open_in_processes(self, batches: Iterable[Sequence[Request]], pool: Executor | None) -> Iterator[OpenedImages]:
+        with WorkerPool(self.plan, self.workers) as processes:
+            for group in processes.prepared(batches):
+                yield self._finish(group, pool)
+
+    def _prepare(self, image: ImageInput) -> Prepared:
+        if not isinstance(image, Image):
+            return prepare(image, self.plan)
+        try:
+            return crop_prepared(_upright(image), self.config)
+        except ImageError as error:
+            return Prepared(Form.ERROR, error=str(error))
+        except Exception as error:  # any problem concerns this image only
+            return Prepared(Form.ERROR, error=f"cannot be opened ({type(error).__name__}: {error})")
+
+    def _finish(self, images: Sequence[Prepared], pool: Executor | None) -> OpenedImages:
+        """What is left to do after the workers."""
+        if self.plan.pixels and images:
+            on_device = self._decoder.crop(images, pool)
+            return OpenedImages(on_device.pixels, on_device.errors)
+        side = self.config.input_side
+        errors = {position: image.error for position, image in enumerate(images) if image.error is not None}
+        good = [np.asarray(image.data).reshape(-1, side, side) for image in images if image.error is None]
+        nothing = np.empty((0, self.config.in_channels, side, side), np.uint8)
+        return OpenedImages(np.stack(good) if good else nothing, errors)
+
+    @cached_property
+    def _decoder(self) -> GpuDecoder:
+        from progresvit.data.gpu_decode import GpuDecoder
+
+        assert self.device is not None
+        return GpuDecoder(self.plan, self.device)
+
+    def _check_channels(self) -> None:
+        if self.config.in_channels not in (1, 3):
+            raise ValueError(
+                f"image files have 1 or 3 channels and this model takes {self.config.in_channels}; give it arrays."
+            )
+
+
 def open_images(images: Images, config: ModelConfig, pool: Executor | None = None) -> OpenedImages:
-    """Files and PIL images get the evaluation crop; arrays and tensors are used as they are."""
-    if hasattr(images, "dtype"):
-        return OpenedImages(_checked(images, config))
-    return _open_all(images, config, pool)
+    """Open a batch on the CPU: files and PIL images get the evaluation crop, arrays and tensors stay as they are."""
+    return ImageOpener(config, workers=1).open(images, pool)
 
 
-def _open_all(images: Sequence[ImageInput], config: ModelConfig, pool: Executor | None) -> OpenedImages:
-    if config.in_channels not in (1, 3):
-        raise ValueError(f"image files have 1 or 3 channels and this model takes {config.in_channels}; give it arrays.")
-    for image in images:
-        check_input(image)
-    for image in {id(image): image for image in images}.values():
-        load_early(image)
-
-    def cropped(upright: Image) -> NDArray[np.uint8]:
-        return crop(upright if config.in_channels == 3 else upright.convert("L"), config)
-
-    def open_one(image: ImageInput) -> NDArray[np.uint8] | str:
-        return open_image(image, cropped)
-
-    results = list(map(open_one, images) if pool is None else pool.map(open_one, images))
-    good = [result for result in results if not isinstance(result, str)]
-    errors = {position: result for position, result in enumerate(results) if isinstance(result, str)}
-    nothing = np.empty((0, config.in_channels, config.input_side, config.input_side), np.uint8)
-    return OpenedImages(np.stack(good) if good else nothing, errors)
+def _are_files(images: Images) -> bool:
+    """Whether processes can open these images."""
+    return not hasattr(images, "dtype") and not any(isinstance(image, Image) for image in images)
 
 
 def check_input(image: object) -> None:
     """Refuse what is no image of any kind."""
-    if not isinstance(image, Image | str | os.PathLike | bytes | UnreadImage):
+    if not isinstance(image, Image | str | os.PathLike | bytes | Entry | UnreadImage):
         raise ValueError(f"an image is a path, the content of a file or a PIL image, not {type(image).__name__}.")
 
 
 def load_early(image: ImageInput) -> None:
     """Decode a PIL image that was opened lazily, before threads share it: two must not decode the same one."""
     if isinstance(image, Image):
-        with contextlib.suppress(Exception):  # reported by open_image
+        with contextlib.suppress(Exception):  # reported when it is opened
             image.load()
 
 
@@ -105,28 +183,16 @@ def open_image(image: ImageInput, prepare: Callable[[Image], T]) -> T | str:
 
 def read_image(image: ImageInput) -> Image:
     """The upright RGB image; an :class:`ImageError` says why it cannot be read."""
-    if isinstance(image, UnreadImage):
-        raise ImageError(image.reason)
-    if isinstance(image, bytes):
-        return decode(image)
-    if isinstance(image, Image):
-        try:
-            return upright_rgb(image)
-        except ImageError:
-            raise
-        except Exception as error:  # an image that was opened lazily is decoded only now
-            raise ImageError(f"damaged or truncated ({error})") from error
-    if os.fspath(image).startswith(("http://", "https://")):
-        raise ImageError(ON_THE_WEB)
-    path = Path(image)
+    return _upright(image) if isinstance(image, Image) else decode(read_request(image))
+
+
+def _upright(image: Image) -> Image:
     try:
-        return decode(path.read_bytes())
-    except FileNotFoundError:
-        raise ImageError(NO_FILE) from None
-    except IsADirectoryError:
-        raise ImageError("a folder, not an image") from None
-    except OSError as error:
-        raise ImageError(f"cannot be read ({error.strerror or error})") from error
+        return upright_rgb(image)
+    except ImageError:
+        raise
+    except Exception as error:  # an image that was opened lazily is decoded only now
+        raise ImageError(f"damaged or truncated ({error})") from error
 
 
 def _checked(images: Any, config: ModelConfig) -> Any:

@@ -26,6 +26,7 @@ from progresvit.compute import CONVENTIONS
 from progresvit.data.corrupted_cache import CorruptedCache
 from progresvit.data.crop import describe_preprocessing, preprocessing_hash
 from progresvit.data.dataset import UNLABELLED, ImageDataset, find_images, find_unlabelled
+from progresvit.data.gpu_decode import plan_for
 from progresvit.data.loader import Numbered, numbered_batches
 from progresvit.data.timm_dataset import find_timm_images, is_timm_name
 from progresvit.data.transforms import Corruption, NamedTransform, normalise
@@ -77,12 +78,15 @@ class DataSource:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions:
-    """How an evaluation runs. Only the precision changes its outcome."""
+    """How an evaluation runs. Only the precision and ``decode`` change its outcome."""
 
     precision: str = "fp32"
     batch: int = 128
     workers: int = 2
     """Processes that decode images; 0 decodes in this one."""
+    decode: str = "cpu"
+    """Where images are decoded and cropped: cpu is exact; gpu, or auto with a GPU that can, is faster and differs by
+    rounding."""
     keep_logits: bool = False
     overwrite: bool = False
     cache: Path | None = None
@@ -174,7 +178,14 @@ def _batch_loader(
 ) -> LoadBatches:
     """Decodes images, or reads corrupted ones from the cache, which the first process fills before."""
     if options.cache is None or transform.corruption is None:
-        return partial(numbered_batches, images, transform=transform, workers=options.workers, device=processes.device)
+        return partial(
+            numbered_batches,
+            images,
+            transform=transform,
+            workers=options.workers,
+            device=processes.device,
+            decode=options.decode,
+        )
     cache = CorruptedCache(options.cache, images, transform)
     if processes.first:
         cache.fill(workers=options.workers, progress=progress)
@@ -219,13 +230,16 @@ def source_header(
         if source.unlabelled:
             raise ValueError("predictions cannot be restricted to the classes of images that have no labels.")
         restricted = tuple(sorted(class_numbers(images.class_ids, model.config)))
+    preprocessing = describe_preprocessing(model.config)
+    if source.corruption is None and plan_for(model.config, device, options.decode).jpeg:
+        preprocessing["decode"] = "gpu"
     return make_header(
         model,
         images,
         name=name,
         options=options,
         device=device,
-        preprocessing=describe_preprocessing(model.config),
+        preprocessing=preprocessing,
         preprocessing_hash=preprocessing_hash(model.config),
         data=source.data,
         split=None if source.unlabelled else source.split,

@@ -138,7 +138,10 @@ class Data(Section):
     """How images reach the device."""
 
     mode: Literal["loader", "in_memory"] = "loader"
+    decode: Literal["auto", "gpu", "cpu"] = "auto"
+    """Where the mode loader decodes and augments: auto is the GPU if it decodes JPEGs and the task allows it."""
     workers: int = Field(8, ge=0)
+    """Processes that read images, and with decode: cpu decode and augment them."""
     train: str = "train"
     val: str = "val"
     in_memory_side: int | None = Field(None, ge=1)
@@ -159,6 +162,8 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _cache_in_memory(self) -> Data:
+        if self.decode == "gpu" and self.mode != "loader":
+            raise ValueError("decode: gpu is for mode: loader; the mode in_memory decodes once, on the CPU")
         if self.in_memory_cache is not None and self.mode != "in_memory":
             raise ValueError("in_memory_cache is for mode: in_memory; set that mode or remove it")
         return self
@@ -326,6 +331,12 @@ class Recipe(Section):
     def _known_task(cls, name: str) -> str:
         check_name(name)
         return name
+
+    @model_validator(mode="after")
+    def _decoded_on_the_cpu(self) -> Recipe:
+        if self.data.decode == "gpu" and self.task in ("dino", "segmentation"):
+            raise ValueError(f"the loader of the task {self.task} decodes on the CPU; remove data.decode")
+        return self
 
     @model_validator(mode="after")
     def _one_head(self) -> Recipe:

@@ -1,11 +1,25 @@
+import copy
 import io
+import os
+import pickle
 import shutil
+import sys
 import tarfile
+import tracemalloc
 
 import pytest
 from PIL import Image
 
-from progresvit.data.dataset import UNLABELLED, find_images, find_unlabelled
+from progresvit.data.dataset import (
+    SUFFIXES,
+    UNLABELLED,
+    Entries,
+    Entry,
+    find_images,
+    find_listed,
+    find_unlabelled,
+    unlabelled,
+)
 from progresvit.data.decode import decode
 from progresvit.data.timm_dataset import find_timm_images
 
@@ -142,3 +156,129 @@ def test_images_without_labels_are_found_however_deep(tmp_path):
     packed = find_unlabelled(tmp_path / "t.tar")
     assert sorted(entry.name for entry in packed.entries) == ["t.tar/a/2.JPG", "t.tar/a/b/1.png"]
     assert packed.read(0) == b"x"
+
+
+def test_a_folder_is_listed_in_the_order_of_the_parts_of_the_paths(tmp_path):
+    for name in ("a/b.png", "a-b/c.png", "a.png", "a/b/c.png", "ä/1.JPG", "b/.png", "b/x.png.", "b/..png", ".h/2.gif"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        if name != "a/b/c.png":
+            (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "link.png").symlink_to(tmp_path / "a.png")
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    (tmp_path / "round.png").symlink_to(tmp_path / "round.png")
+    (tmp_path / "folder").symlink_to(tmp_path / "a")
+    (tmp_path / "folder.png").mkdir()
+    expected = [
+        path.relative_to(tmp_path).as_posix()
+        for path in sorted(tmp_path.rglob("*"))
+        if path.suffix.lower() in SUFFIXES and path.is_file()
+    ]
+    found = find_unlabelled(tmp_path)
+    assert [entry.name for entry in found.entries] == expected
+    assert {"a-b/c.png", "link.png", ".h/2.gif", "b/..png"} < set(expected)
+    assert [entry.path for entry in found.entries] == [str(tmp_path / name) for name in expected]
+    assert find_unlabelled(f"{tmp_path}/").entries == found.entries
+
+
+def test_the_current_folder_is_listed_without_a_prefix(tmp_path, monkeypatch):
+    (tmp_path / "1.png").write_bytes(b"x")
+    monkeypatch.chdir(tmp_path)
+    assert find_unlabelled(".").entries == (Entry("1.png", "1.png"),)
+
+
+def test_subfolders_that_vanish_while_a_folder_is_listed_are_left_out(tmp_path, monkeypatch):
+    for name in ("a/1.png", "b/2.png"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"x")
+    scan = os.scandir
+
+    def vanishing(path):
+        if path == os.path.join(tmp_path, "b", ""):
+            os.rename(path, tmp_path / "elsewhere")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert [entry.name for entry in find_unlabelled(tmp_path).entries] == ["a/1.png"]
+
+
+MANY = (
+    Entry("/data/a/1.png", "a/1.png"),
+    Entry("/data/a/2.png", "a/2.png"),
+    Entry("/data/ü\udcff\n.png", "ü\udcff\n.png"),
+    Entry("x.png", "x.png"),
+    Entry("/data/t.tar", "t.tar/a.png", 512, 77),
+    Entry("/data/t.tar", "t.tar/b.png", 2**40, 0),
+    Entry("/home/me/b.png", "~/b.png"),
+    Entry("hfds/set", "set/train/0"),
+    Entry("", ""),
+    Entry("/data/b/3.png", "given/b/3.png"),
+    Entry("/data/b/3.png", "b/3.png", 5),
+)
+
+
+@pytest.mark.parametrize("count", range(len(MANY) + 1))
+def test_compact_entries_are_those_they_were_made_of(count):
+    for given in (MANY[:count], MANY[::-1][:count]):
+        entries = Entries(given)
+        assert len(entries) == count
+        assert tuple(entries) == given
+        assert entries == given
+        assert given == entries
+        assert entries == Entries(given)
+        assert hash(entries) == hash(given)
+        assert [entries[index] for index in range(-count, count)] == [*given, *given]
+        for part in (slice(1, 4), slice(None, None, -1), slice(-3, None), slice(2, 9, 3), slice(4, 2)):
+            assert entries[part] == given[part]
+            assert entries[part][1:] == given[part][1:]
+        assert entries + MANY == given + MANY == given + Entries(MANY)
+        assert pickle.loads(pickle.dumps(entries)) == copy.deepcopy(entries) == given
+        with pytest.raises(IndexError):
+            entries[count]
+    assert Entries(MANY) != MANY[1:]
+    assert Entries(MANY) != [*MANY[1:], MANY[0]]
+
+
+def test_a_subset_of_compact_entries_is_compact():
+    some = unlabelled(Entries(MANY)).subset([5, 0, 5])
+    assert isinstance(some.entries, Entries)
+    assert some.entries == (MANY[5], MANY[0], MANY[5])
+    assert some == unlabelled((MANY[5], MANY[0], MANY[5]))
+
+
+def size_of(make):
+    tracemalloc.start()
+    kept = make()
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(kept) == 20_000
+    return taken
+
+
+def test_compact_entries_take_a_fraction_of_the_memory():
+    def entries():
+        return (Entry(f"/data/images/{number:08}.jpg", f"{number:08}.jpg") for number in range(20_000))
+
+    assert size_of(lambda: Entries(entries())) < size_of(lambda: tuple(entries())) / 4
+
+
+def test_a_list_names_images_line_by_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (b"a.png", b"with space.png", b"\xff.png"):
+        with open(name, "wb") as file:
+            file.write(name)
+    content = b"\xef\xbb\xbfa.png\r\n\nwith space.png\n\xff.png\n" + os.fsencode(tmp_path / "a.png")
+    (tmp_path / "paths.txt").write_bytes(content)
+    found = find_listed("paths.txt")
+    assert [entry.name for entry in found.entries] == ["a.png", "with space.png", "\udcff.png", str(tmp_path / "a.png")]
+    assert [found.read(index) for index in range(4)] == [b"a.png", b"with space.png", b"\xff.png", b"a.png"]
+    assert set(found.targets) == {UNLABELLED}
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert find_listed("-") == found
+
+
+def test_a_list_without_paths_or_without_a_file_is_refused(tmp_path):
+    (tmp_path / "paths.txt").write_text("\n\n")
+    with pytest.raises(ValueError, match=r"paths\.txt names no images; write one path in each line"):
+        find_listed(tmp_path / "paths.txt")
+    with pytest.raises(FileNotFoundError, match=r"none\.txt"):
+        find_listed(tmp_path / "none.txt")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from progresvit.data.dataset import find_images
+from progresvit.data.gpu_loader import GpuLoaderBatches, plan_training
 from progresvit.data.in_memory import (
     InMemoryBatches,
     in_memory_evaluation_batches,
@@ -52,19 +53,18 @@ def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: P
     val_batch = max(1, batch // processes.count)
     if recipe.data.mode == "loader":
         workers, unreadable = recipe.data.workers, Unreadable(val)
-        loader = LoaderBatches(
-            splits.train,
-            config=config,
-            augmentation=recipe.augment,
-            sampler=make_sampler(len(splits.train), recipe, processes),
-            resolution=config.input_side,
-            workers=workers,
-            device=device,
-        )
+        loader = _make_loader(recipe, splits, model, processes)
+        decode = "gpu" if isinstance(loader, GpuLoaderBatches) else "cpu"
 
         def from_loader() -> Iterator[Batch]:
             return evaluation_batches(
-                val, config=config, batch=val_batch, workers=workers, device=device, unreadable=unreadable
+                val,
+                config=config,
+                batch=val_batch,
+                workers=workers,
+                device=device,
+                unreadable=unreadable,
+                decode=decode,
             )
 
         return TaskData(loader, from_loader, [loader.unreadable, unreadable])
@@ -88,3 +88,21 @@ def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: P
         return in_memory_evaluation_batches(stored_val, config=config, batch=val_batch)
 
     return TaskData(batches, from_memory, [stored.unreadable, stored_val.unreadable])
+
+
+def _make_loader(
+    recipe: Recipe, splits: Splits, model: RoundModel, processes: Processes
+) -> LoaderBatches | GpuLoaderBatches:
+    """Training batches from files, made on the GPU where it can."""
+    config, device = model.config, processes.device
+    known: dict[str, Any] = {
+        "augmentation": recipe.augment,
+        "sampler": make_sampler(len(splits.train), recipe, processes),
+        "resolution": config.input_side,
+        "workers": recipe.data.workers,
+        "device": device,
+    }
+    plan = plan_training(config, recipe.augment, device, recipe.data.decode)
+    if plan is None:
+        return LoaderBatches(splits.train, config=config, **known)
+    return GpuLoaderBatches(splits.train, plan=plan, ahead=0 if recipe.run.cuda_graphs else 2, **known)

@@ -1,0 +1,202 @@
+"""Images on a GPU: JPEGs are decoded there by nvJPEG, and a whole batch is cropped and resized by one kernel.
+
+What nvJPEG does not decode, or fails to decode, is decoded on the CPU, image by image, and cropped with the others.
+
+Letters: B images, r side of the crop.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from progresvit.config import BaseConfig
+from progresvit.data.prepare import Box, Form, Plan, Prepared, prepare
+
+DecodeMode = Literal["auto", "gpu", "cpu"]
+"""Where JPEGs are decoded: auto is the GPU where it can."""
+
+BoxesOf = Callable[[Mapping[int, tuple[int, int]]], list[Box]]
+"""Boxes for the images at these positions, which have these widths and heights."""
+
+
+def plan_for(config: BaseConfig, device: torch.device, mode: str = "auto", *, shrink: bool = True) -> Plan:
+    """What is done on the CPU for images that a model on this device takes.
+
+    Args:
+        config: Of the model.
+        device: Where the images are needed.
+        mode: auto, gpu or cpu; with gpu, a GPU that cannot decode is an error.
+        shrink: Whether large images may be decoded at a smaller scale.
+    """
+    if mode not in ("auto", "gpu", "cpu"):
+        raise ValueError(f"decode is auto, gpu or cpu, not {mode!r}.")
+    missing = _missing_for_crops(config, device)
+    if mode == "gpu":
+        missing = missing or _missing_for_jpegs()
+        if missing:
+            raise ValueError(f"decode=gpu is not possible here: {missing}; use decode=auto or decode=cpu.")
+    crops = missing is None
+    return Plan(
+        config=config, pixels=crops, jpeg=crops and mode != "cpu" and _missing_for_jpegs() is None, shrink=shrink
+    )
+
+
+def _missing_for_crops(config: BaseConfig, device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"the model runs on {device.type}"
+    if config.in_channels != 3:
+        return f"the model takes images of {config.in_channels} channels"
+    return None if importlib.util.find_spec("triton") else "triton is not installed"
+
+
+def _missing_for_jpegs() -> str | None:
+    """Why nvJPEG cannot be used."""
+    import progresvit._torchvision  # noqa: F401
+
+    has = hasattr(torch.ops.image, "decode_jpegs_cuda")
+    return None if has else "this build of torchvision has no nvJPEG"
+
+
+@dataclass(frozen=True)
+class DeviceImages:
+    """The images of a group that are readable, on the device."""
+
+    pixels: Tensor
+    """(B, 3, r, r) bytes."""
+    errors: dict[int, str]
+    """Why the others are not, by position among all."""
+
+
+class GpuDecoder:
+    """Turns prepared images into batches on a GPU, on a stream of its own. For one thread at a time.
+
+    The caller's current stream waits for what it makes.
+    """
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self.plan, self.device = plan, device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._lock = threading.Lock()
+
+    def crop(self, images: Sequence[Prepared], pool: Executor | None = None) -> DeviceImages:
+        """The evaluation crop of each image; the threads of the pool decode what nvJPEG fails on."""
+        return self.render(images, None, side=self.plan.config.input_side, pool=pool)
+
+    def render(
+        self,
+        images: Sequence[Prepared],
+        boxes_of: BoxesOf | None,
+        *,
+        side: int,
+        clip: bool = False,
+        flip: Sequence[bool] | None = None,
+        pool: Executor | None = None,
+    ) -> DeviceImages:
+        """A section of each image, resized: (B, 3, side, side).
+
+        Args:
+            images: The images.
+            boxes_of: Gives the section of each image, from its width and height; None: the evaluation crop.
+            side: Of the result.
+            clip: Crop first, then resize, as random crops are made.
+            flip: Which images are mirrored, by position among all.
+            pool: Threads for what nvJPEG fails on.
+        """
+        if self._stream is None:
+            return self._render(images, boxes_of, side, clip, flip, pool)
+        with self._lock, torch.cuda.stream(self._stream):
+            made = self._render(images, boxes_of, side, clip, flip, pool)
+            # nvJPEG writes on a stream of its own: memory that it gets next must not be read here any more
+            self._stream.synchronize()
+        made.pixels.record_stream(torch.cuda.current_stream(self.device))
+        return made
+
+    def _render(
+        self,
+        images: Sequence[Prepared],
+        boxes_of: BoxesOf | None,
+        side: int,
+        clip: bool,
+        flip: Sequence[bool] | None,
+        pool: Executor | None,
+    ) -> DeviceImages:
+        from progresvit.data.crop_kernel import Placed, crop_and_resize
+
+        decoded = self._decode_jpegs(images, pool)
+        errors: dict[int, str] = {}
+        placed: dict[int, Placed] = {}
+        held: list[Tensor] = []  # memory that the kernel reads
+        for position, image in enumerate(decoded):
+            if image.form == Form.ERROR:
+                errors[position] = image.error or "cannot be decoded"
+            elif image.form == Form.JPEG:
+                placed[position] = Placed.planar(image.data, image.orientation)
+        for position, tensor in self._upload(decoded).items():
+            held.append(tensor)
+            width, height = decoded[position].size
+            if decoded[position].form == Form.CROP:
+                placed[position] = Placed.planar(tensor.view(3, height, width))
+            else:
+                placed[position] = Placed.interleaved(tensor.data_ptr(), (width, height))
+        positions = sorted(placed)
+        boxes = [decoded[position].box for position in positions]
+        if boxes_of is not None:
+            boxes = boxes_of({position: placed[position].upright().size for position in positions})
+        pixels = crop_and_resize(
+            [placed[position] for position in positions],
+            boxes,
+            side,
+            device=self.device,
+            clip=clip,
+            flip=None if flip is None else [flip[position] for position in positions],
+        )
+        return DeviceImages(pixels, errors)
+
+    def _decode_jpegs(self, images: Sequence[Prepared], pool: Executor | None) -> list[Prepared]:
+        """JPEGs become tensors (3, H, W) on the device, or what the CPU makes of those that nvJPEG fails on."""
+        result = list(images)
+        jpegs = [position for position, image in enumerate(images) if image.form == Form.JPEG]
+        if not jpegs:
+            return result
+        try:
+            tensors = _nvjpeg([images[position].data for position in jpegs], self.device)
+        except (RuntimeError, torch.OutOfMemoryError):  # of any image; the CPU says which and why
+            again = partial(prepare, plan=replace(self.plan, jpeg=False))
+            contents = [images[position].data.tobytes() for position in jpegs]
+            for position, image in zip(jpegs, (map if pool is None else pool.map)(again, contents)):
+                result[position] = image
+            return result
+        for position, tensor in zip(jpegs, tensors):
+            result[position] = replace(images[position], data=tensor)
+        return result
+
+    def _upload(self, images: Sequence[Prepared]) -> dict[int, Tensor]:
+        """Pixels and crops on the device, by position, in one copy."""
+        here = [position for position, image in enumerate(images) if image.form in (Form.PIXELS, Form.CROP)]
+        if not here:
+            return {}
+        flat = [np.asarray(images[position].data).reshape(-1) for position in here]
+        ends = np.cumsum([len(values) for values in flat]).tolist()
+        staged = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        np.concatenate(flat, out=staged.numpy())
+        sent = staged.to(self.device, non_blocking=True)
+        return {position: sent[end - len(values) : end] for position, values, end in zip(here, flat, ends)}
+
+
+def _nvjpeg(contents: Sequence[Any], device: torch.device) -> list[Tensor]:
+    """Decode JPEGs to RGB, (3, H, W) each."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    inputs = [torch.from_numpy(np.require(content, requirements="W")) for content in contents]
+    decoded: list[Tensor] = decode_jpeg(inputs, mode=ImageReadMode.RGB, device=device)
+    return decoded

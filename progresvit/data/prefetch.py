@@ -1,0 +1,94 @@
+"""A thread that prepares the next batches while the current one is computed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+JOIN = 1.0
+"""Seconds to wait for the thread at the end; the source may block it for longer."""
+
+
+class Prefetcher(Generic[T]):
+    """The results of ``prepare`` for the items of a source, up to ``depth`` items ahead. Use it in a ``with``.
+
+    ``arrived`` is called in the thread after each result, after the last one, and after an error.
+    """
+
+    END = object()
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        prepare: Callable[[Any], T],
+        depth: int = 2,
+        *,
+        arrived: Callable[[], object] | None = None,
+    ) -> None:
+        if depth < 1:
+            raise ValueError(f"ahead is 1 batch or more, not {depth}.")
+        self._arrived = arrived
+        self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._work, args=(source, prepare), daemon=True, name="progresvit-prefetch"
+        )
+
+    def __enter__(self) -> Prefetcher[T]:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=JOIN)
+
+    def get(self, timeout: float | None) -> T | object:
+        """The next result, ``END`` after the last, or None after the timeout. Errors of the source are raised here."""
+        try:
+            item = self._queue.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if isinstance(item, Raised):
+            raise item.error
+        return item  # type: ignore[no-any-return]
+
+    def poll(self) -> T | object:
+        """As ``get`` without waiting; errors of the source are returned, as ``Raised``."""
+        try:
+            return self._queue.get_nowait()  # type: ignore[no-any-return]
+        except queue.Empty:
+            return None
+
+    def _work(self, source: Iterable[Any], prepare: Callable[[Any], T]) -> None:
+        try:
+            for item in source:
+                if not self._put(prepare(item)):
+                    return
+            self._put(self.END)
+        except BaseException as error:  # raised again in the thread that calls get
+            self._put(Raised(error))
+
+    def _put(self, item: Any) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+                if self._arrived is not None:
+                    self._arrived()
+                return True
+            except queue.Full:
+                continue
+        return False
+
+
+class Raised:
+    """An error of the source."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error

@@ -1,0 +1,192 @@
+"""What a decoder makes of an image file: its JPEG bytes for the GPU, decoded pixels, or the finished crop.
+
+Where the rest is done depends on the plan. A GPU that decodes JPEGs gets their bytes; everything that it does not
+decode (other formats, progressive and CMYK JPEGs, damaged files) is decoded here. A GPU that crops gets whole images.
+Otherwise the evaluation crop is made here. Needs no torch.
+
+Letters: H, W height and width of an image, C channels, r the side of the model's input.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import ExifTags, Image
+
+from progresvit.config import BaseConfig
+from progresvit.data.crop import crop_box, fast_crop, resized_size
+from progresvit.data.dataset import Entry
+from progresvit.data.decode import ImageError, load, open_header, shrink_on_load
+
+ON_THE_WEB = "a web address; download it and give the file"
+NO_FILE = "there is no such file"
+SHRINK_MARGIN = 1.5
+"""A JPEG is decoded at a smaller scale if that is still this many times as large as the crop's scale: of 431 photographs
+whose shorter side is twice the crop's or more, the same class for 430, and without a margin for 421."""
+GPU_SIDES = (16, 16384)
+"""Shortest and longest side of the JPEGs that the GPU decodes."""
+
+
+@dataclass(frozen=True)
+class UnreadImage:
+    """Stands for an image whose file could not be read."""
+
+    reason: str
+
+
+Request = str | os.PathLike[str] | bytes | Entry | UnreadImage
+"""An image file: a path, its content, or an entry of a dataset."""
+
+
+Box = tuple[float, float, float, float]
+
+
+class Form(IntEnum):
+    """What the data of a prepared image are."""
+
+    JPEG = 0
+    """The bytes of a file."""
+    PIXELS = 1
+    """(H, W, 3), upright."""
+    CROP = 2
+    """(C, r, r)"""
+    ERROR = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An image as far as it is prepared."""
+
+    form: Form
+    data: Any = None
+    """Bytes or an array, or a tensor of them."""
+    size: tuple[int, int] = (0, 0)
+    """Width and height, as stored."""
+    orientation: int = 1
+    """As in EXIF, 1 to 8; the GPU does not rotate JPEGs."""
+    box: Box = (0.0, 0.0, 0.0, 0.0)
+    """The evaluation crop: left, top, right and bottom, in pixels of the upright image."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is prepared on the CPU; the rest is done on the device."""
+
+    config: BaseConfig
+    jpeg: bool = False
+    """The device decodes JPEGs."""
+    pixels: bool = False
+    """The device crops and resizes."""
+    shrink: bool = True
+    """Large JPEGs may be decoded at a smaller scale, and too large images be cropped here. Not for random crops."""
+    max_pixels: int | None = Image.MAX_IMAGE_PIXELS
+    """Larger images are refused."""
+
+
+def read_request(request: Request) -> bytes:
+    """The content of a file; every problem is an :class:`ImageError`."""
+    if isinstance(request, bytes):
+        return request
+    if isinstance(request, UnreadImage):
+        raise ImageError(request.reason)
+    if not isinstance(request, Entry) and os.fspath(request).startswith(("http://", "https://")):
+        raise ImageError(ON_THE_WEB)
+    try:
+        return request.read() if isinstance(request, Entry) else Path(request).read_bytes()
+    except FileNotFoundError:
+        raise ImageError(NO_FILE) from None
+    except IsADirectoryError:
+        raise ImageError("a folder, not an image") from None
+    except OSError as error:
+        raise ImageError(f"cannot be read ({error.strerror or error})") from error
+
+
+def prepare(request: Request, plan: Plan, room: int | None = None) -> Prepared:
+    """Prepare an image.
+
+    Args:
+        request: The image.
+        plan: What to do.
+        room: Largest number of bytes of the result; a crop always fits. None: any.
+    """
+    try:
+        return _prepare(read_request(request), plan, room)
+    except ImageError as error:
+        return Prepared(Form.ERROR, error=str(error))
+    except Exception as error:  # any problem concerns this image only
+        return Prepared(Form.ERROR, error=f"cannot be opened ({type(error).__name__}: {error})")
+
+
+def _prepare(content: bytes, plan: Plan, room: int | None) -> Prepared:
+    image = open_header(content)
+    if image.format not in ("JPEG", "MPO"):
+        rgb = load(image)
+        return _with_pixels(rgb, crop_box(rgb.size, plan.config), plan, room)
+    size, orientation = image.size, _orientation(image)
+    if plan.jpeg and (room is None or len(content) <= room) and is_for_gpu(image, content):
+        box = crop_box(upright_size(size, orientation), plan.config)
+        return Prepared(Form.JPEG, np.frombuffer(content, np.uint8), size, orientation, box)
+    divisor = 1
+    if plan.shrink:
+        width, height = resized_size(size, plan.config)
+        divisor = shrink_on_load(image, (math.ceil(SHRINK_MARGIN * width), math.ceil(SHRINK_MARGIN * height)))
+    left, top, right, bottom = crop_box(upright_size(size, orientation), plan.config)
+    box = (left / divisor, top / divisor, right / divisor, bottom / divisor)
+    return _with_pixels(load(image), box, plan, room)
+
+
+def _with_pixels(rgb: Image.Image, box: Box, plan: Plan, room: int | None) -> Prepared:
+    """Of a decoded image: its pixels, or its crop if the device does not crop or there is no room for them."""
+    if plan.pixels:
+        if not plan.shrink:
+            rgb = _reduced(rgb, room)
+        if room is None or 3 * rgb.width * rgb.height <= room:
+            return Prepared(Form.PIXELS, np.asarray(rgb), rgb.size, box=box)
+    return crop_prepared(rgb, plan.config, box)
+
+
+def crop_prepared(rgb: Image.Image, config: BaseConfig, box: Box | None = None) -> Prepared:
+    """The evaluation crop of a decoded image."""
+    r = config.input_side
+    pixels = fast_crop(rgb if config.in_channels == 3 else rgb.convert("L"), config, box)
+    return Prepared(Form.CROP, pixels, (r, r), box=(0, 0, r, r))
+
+
+def upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    """Width and height of an image as it is seen."""
+    return size if orientation < 5 else (size[1], size[0])
+
+
+def _orientation(image: Image.Image) -> int:
+    """As in EXIF; 1 if there is none, or an unknown one."""
+    found = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return found if found in range(1, 9) else 1
+
+
+def is_for_gpu(image: Image.Image, content: bytes) -> bool:
+    """Whether the GPU decodes this file as the CPU does: a whole baseline JPEG, grey or in YCbCr."""
+    least, most = GPU_SIDES
+    return (
+        image.format == "JPEG"
+        and image.mode in ("L", "RGB")
+        and not image.info.get("progressive")
+        and image.info.get("adobe_transform", 1) == 1
+        and least <= min(image.size)
+        and max(image.size) <= most
+        and content.rstrip(b"\0\r\n").endswith(b"\xff\xd9")  # not truncated
+    )
+
+
+def _reduced(image: Image.Image, room: int | None) -> Image.Image:
+    """The image, or if it does not fit one that is smaller by a whole factor."""
+    factor = 1
+    while room is not None and 3 * -(-image.width // factor) * -(-image.height // factor) > room:
+        factor += 1
+    return image if factor == 1 else image.reduce(factor)

@@ -1,0 +1,64 @@
+"""A process that prepares images for :class:`progresvit.data.worker_pool.WorkerPool`. Imports no torch.
+
+It reads tasks from a socket and writes what it makes into shared memory. It ends when the other side does.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from progresvit.data.prepare import Box, Plan, Request, prepare
+
+Reply: TypeAlias = list[tuple[int, int, int, tuple[int, int], int, Box, str | None]]
+"""For each image: form, start and length in its segment, width and height, orientation, box, error."""
+
+
+def main() -> None:
+    """Serve tasks until the other side closes the socket: ``python -m progresvit.data.worker SOCKET MEMORY SIZE``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent decides
+    socket, memory, size = map(int, sys.argv[1:])
+    shared = np.frombuffer(mmap.mmap(memory, size), np.uint8)
+    with Connection(socket) as parent:
+        try:
+            plan: Plan = parent.recv()
+            Image.MAX_IMAGE_PIXELS = plan.max_pixels
+            while True:
+                start, length, requests = parent.recv()
+                parent.send(prepare_into(shared[start : start + length], requests, plan))
+        except (EOFError, ConnectionError):
+            os._exit(0)  # the parent is gone
+
+
+def prepare_into(segment: NDArray[np.uint8], requests: Sequence[Request], plan: Plan) -> Reply:
+    """Prepare images one after another into the segment; each leaves room for the crops of those after it."""
+    reply: Reply = []
+    start, crop = 0, crop_bytes(plan)
+    for number, request in enumerate(requests):
+        room = len(segment) - start - crop * (len(requests) - 1 - number)
+        made = prepare(request, plan, room)
+        length = 0
+        if made.data is not None:
+            length = made.data.size
+            segment[start : start + length].reshape(made.data.shape)[...] = made.data
+        reply.append((int(made.form), start, length, made.size, made.orientation, made.box, made.error))
+        start += length
+    return reply
+
+
+def crop_bytes(plan: Plan) -> int:
+    """Bytes that are enough for any image."""
+    return plan.config.in_channels * plan.config.input_side**2
+
+
+if __name__ == "__main__":
+    main()

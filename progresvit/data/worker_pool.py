@@ -1,0 +1,261 @@
+"""Processes that read and decode image files, with shared memory between them and this process.
+
+Threads of one process decode at most about three images at a time, because they share the interpreter lock. A pool's
+processes need no ``if __name__ == "__main__"`` in the user's script, import no torch, and end when this process ends in
+any way. A file that kills a process (a decoder's crash, the system's out-of-memory killer) fails alone: its chunk is
+tried again image by image.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import numpy as np
+
+import progresvit
+from progresvit.data.prepare import Form, Plan, Prepared, Request
+from progresvit.data.worker import Reply, crop_bytes
+
+CHUNK = 8
+"""Images of a task."""
+SLOT = 768 * 1024
+"""Bytes of shared memory for an image, on average over a chunk; a larger image is cropped by the worker."""
+QUEUED = 2
+"""Tasks that a worker has at a time, so that it never waits for the next."""
+IS_SUPPORTED = os.name == "posix"
+
+
+def usable_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass
+class _Task:
+    requests: list[Request]
+    segment: int
+    ends_group: bool
+    results: list[Prepared] | None = None
+    retried: list[Prepared] = field(default_factory=list)
+    """Results of its images one by one, after a worker died on it."""
+    alone: bool = False
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    tasks: deque[_Task] = field(default_factory=deque)
+
+
+class WorkerPool:
+    """Prepares images in processes, in order. For one stream of images at a time; use it in a ``with``.
+
+    Args:
+        plan: What to do with each image.
+        workers: Number of processes; they are started as they are needed.
+        group: Images that are handed over at a time.
+    """
+
+    def __init__(self, plan: Plan, workers: int, *, group: int = 64) -> None:
+        if workers < 1:
+            raise ValueError(f"workers are 1 or more, not {workers}.")
+        self.plan, self.workers = plan, workers
+        self._group = max(1, group // CHUNK)
+        self._length = CHUNK * (max(SLOT, crop_bytes(plan)) if plan.pixels or plan.jpeg else crop_bytes(plan))
+        segments = QUEUED * workers + 2 * self._group
+        self._file = _shared_file(segments * self._length)
+        self.memory = np.frombuffer(mmap.mmap(self._file, segments * self._length), np.uint8)
+        """The memory that all processes share; what is handed over lies here."""
+        self._free = list(range(segments))
+        self._running: list[_Worker] = []
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._running:
+            worker.connection.close()
+        for worker in self._running:
+            worker.process.kill()  # it writes nothing that matters any more
+            worker.process.wait()
+        self._running.clear()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def prepared(self, batches: Iterable[Sequence[Request]]) -> Iterator[list[Prepared]]:
+        """The images in order, in groups of which none has images of two batches.
+
+        The data of a group are valid until the next group is asked for.
+        """
+        source = _cut(batches, self._group)
+        waiting: deque[_Task] = deque()
+        while True:
+            self._dispatch(source, waiting)
+            if not waiting:
+                return
+            while not _has_group(waiting):
+                self._collect()
+                self._dispatch(source, waiting)
+            group = [waiting.popleft()]
+            while not group[-1].ends_group:
+                group.append(waiting.popleft())
+            yield [image for task in group for image in task.results or ()]
+            self._free += [task.segment for task in group]
+
+    def _dispatch(self, source: Iterator[tuple[list[Request], bool]], waiting: deque[_Task]) -> None:
+        """Give tasks to workers while there is room."""
+        while self._free and (worker := self._available()) is not None:
+            requests, ends_group = next(source, ([], True))
+            if not requests:
+                return
+            task = _Task(requests, self._free.pop(), ends_group)
+            waiting.append(task)
+            self._send(worker, task)
+
+    def _available(self) -> _Worker | None:
+        """A worker that is idle, else a new one, else one with few tasks."""
+        best = min(self._running, key=lambda worker: len(worker.tasks), default=None)
+        if best is not None and not best.tasks:
+            return best
+        if len(self._running) < self.workers:
+            return self._start()
+        return best if best is not None and len(best.tasks) < QUEUED else None
+
+    def _start(self) -> _Worker:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            handed = (theirs.fileno(), self._file)
+            command = [sys.executable, "-P", "-m", "progresvit.data.worker", *map(str, handed), str(len(self.memory))]
+            home = str(Path(progresvit.__file__).parents[1])
+            paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
+            process = subprocess.Popen(
+                command, pass_fds=handed, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": paths}
+            )
+        worker = _Worker(process, Connection(ours.detach()))
+        self._running.append(worker)
+        worker.connection.send(self.plan)
+        return worker
+
+    def _send(self, worker: _Worker, task: _Task) -> None:
+        requests = task.requests
+        if task.alone:
+            done = len(task.retried)
+            requests = requests[done : done + 1]
+        worker.tasks.append(task)
+        try:
+            worker.connection.send((task.segment * self._length, self._length, requests))
+        except ConnectionError:  # it has died; its end is noticed when its reply is read
+            return
+
+    def _collect(self) -> None:
+        """Wait for replies and take them."""
+        connections = {worker.connection: worker for worker in self._running if worker.tasks}
+        for connection in wait(list(connections)):
+            assert isinstance(connection, Connection)
+            worker = connections[connection]
+            try:
+                reply: Reply = connection.recv()
+            except (EOFError, ConnectionError):
+                self._bury(worker)
+                continue
+            self._take(worker, worker.tasks.popleft(), reply)
+
+    def _take(self, worker: _Worker, task: _Task, reply: Reply) -> None:
+        first = task.segment * self._length
+        results = [
+            Prepared(
+                Form(form),
+                self.memory[first + start : first + start + length] if length else None,
+                size,
+                orientation,
+                box,
+                error,
+            )
+            for form, start, length, size, orientation, box, error in reply
+        ]
+        if not task.alone:
+            task.results = results
+            return
+        kept = results[0]
+        if kept.data is not None:  # the next image of the chunk uses the same segment
+            kept = replace(kept, data=kept.data.copy())
+        self._add_alone(worker, task, kept)
+
+    def _add_alone(self, worker: _Worker, task: _Task, result: Prepared) -> None:
+        task.retried.append(result)
+        if len(task.retried) < len(task.requests):
+            self._send(worker, task)
+        else:
+            task.results = task.retried
+
+    def _bury(self, worker: _Worker) -> None:
+        """After a worker died: another one does its first task image by image, and the others as they are."""
+        worker.connection.close()
+        code = worker.process.wait()
+        self._running.remove(worker)
+        if not worker.tasks:
+            return
+        if code == 1:  # an exception of our own code, not a file's fault
+            raise RuntimeError("a process that decodes images has failed; its error is printed above.")
+        replacement = self._start()
+        guilty, *others = worker.tasks
+        if guilty.alone:
+            reason = f"the process that decoded it was ended by {_cause(code)}"
+            self._add_alone(replacement, guilty, Prepared(Form.ERROR, error=reason))
+        else:
+            guilty.alone = True
+            self._send(replacement, guilty)
+        for task in others:
+            self._send(replacement, task)
+
+
+def _cut(batches: Iterable[Sequence[Request]], chunks: int) -> Iterator[tuple[list[Request], bool]]:
+    """Chunks of the batches, and whether a group ends with them: after so many chunks, and with each batch."""
+    for batch in batches:
+        for number, first in enumerate(range(0, len(batch), CHUNK), 1):
+            yield list(batch[first : first + CHUNK]), number % chunks == 0 or first + CHUNK >= len(batch)
+
+
+def _has_group(waiting: Iterable[_Task]) -> bool:
+    """Whether all tasks of the first group are done."""
+    for task in waiting:
+        if task.results is None:
+            return False
+        if task.ends_group:
+            return True
+    return False
+
+
+def _cause(code: int) -> str:
+    """What an exit status says."""
+    if code == -signal.SIGKILL:
+        return "the system (out of memory?)"
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+def _shared_file(size: int) -> int:
+    """A file in memory without a name, of this size."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("progresvit")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size)
+    return descriptor

@@ -1,0 +1,119 @@
+"""The crop kernel against Pillow. Without a GPU it runs in Triton's interpreter, in a fresh process."""
+
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+import traceback
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.data.crop import crop, crop_box
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+CONFIG = ModelConfig(rounds=make_rounds([8, 8], [1, 2]), heads=2, depth=1, patch_size=8, crop=0.9)
+BICUBIC = Image.Resampling.BICUBIC
+
+
+def noise(width, height):
+    return np.random.default_rng(width + 1000 * height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def rotated(pixels, orientation):
+    """As a viewer shows a file with these pixels and this orientation."""
+    image = Image.fromarray(pixels)
+    exif = image.getexif()
+    exif[274] = orientation
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", exif=exif)
+    return ImageOps.exif_transpose(Image.open(buffer))
+
+
+def check_crops(device):
+    """Every orientation, planar and interleaved, in one batch of images of different sizes."""
+    from progresvit.data.crop_kernel import Placed, crop_and_resize
+
+    images, boxes, expected, held = [], [], [], []
+    for orientation in range(1, 9):
+        pixels = noise(9 + orientation, 12)
+        upright = rotated(pixels, orientation)
+        planar = torch.from_numpy(pixels.transpose(2, 0, 1).copy()).to(device)
+        images.append(Placed.planar(planar, orientation))
+        boxes.append(crop_box(upright.size, CONFIG))
+        expected.append(crop(upright, CONFIG))
+        flat = torch.from_numpy(np.asarray(upright).copy()).to(device)
+        images.append(Placed.interleaved(flat.data_ptr(), upright.size))
+        boxes.append(boxes[-1])
+        expected.append(expected[-1])
+        held += [planar, flat]
+    found = crop_and_resize(images, boxes, 8, device=torch.device(device)).cpu().numpy()
+    difference = np.abs(found.astype(int) - np.stack(expected))
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 0.005
+
+
+def check_random_crops(device):
+    """Sections that are cropped first and then resized, mirrored, enlarged and reduced by different factors."""
+    from progresvit.data.crop_kernel import Placed, crop_and_resize
+
+    pixels = noise(20, 14)
+    flat = torch.from_numpy(pixels).to(device)
+    sections = [(3, 2, 17, 12), (0, 0, 20, 14), (10, 1, 13, 13), (7, 7, 8, 8)]
+    flips = [False, True, True, False]
+    images = [Placed.interleaved(flat.data_ptr(), (20, 14))] * len(sections)
+    found = crop_and_resize(images, sections, 6, device=torch.device(device), clip=True, flip=flips).cpu().numpy()
+    for result, section, flip in zip(found, sections, flips):
+        part = Image.fromarray(pixels).crop(section)
+        resized = part.resize((6, part.height), BICUBIC).resize((6, 6), BICUBIC)  # first the rows, then the columns
+        resized = ImageOps.mirror(resized) if flip else resized
+        assert np.abs(result.astype(int) - np.asarray(resized).transpose(2, 0, 1)).max() <= 1
+
+
+def check_nothing(device):
+    from progresvit.data.crop_kernel import crop_and_resize
+
+    assert crop_and_resize([], [], 8, device=torch.device(device)).shape == (0, 3, 8, 8)
+
+
+CHECKS = {"crops": check_crops, "random crops": check_random_crops, "nothing": check_nothing}
+
+
+def run_checks():
+    """In the interpreter's process."""
+    errors = {}
+    for name, check in CHECKS.items():
+        try:
+            check("cpu")
+            errors[name] = ""
+        except Exception:
+            errors[name] = traceback.format_exc()
+    print(json.dumps(errors))
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    code = "from tests.data.test_crop_kernel import *; run_checks()"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_kernel_in_the_interpreter_gives_pillows_bytes(interpreted, name):
+    assert interpreted[name] == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_kernel_on_a_gpu_gives_pillows_bytes(name):
+    CHECKS[name]("cuda")

@@ -1,0 +1,145 @@
+"""What is prepared of an image file: JPEG bytes for a GPU, pixels, or the crop."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.data.crop import crop, crop_box, fast_crop
+from progresvit.data.dataset import Entry
+from progresvit.data.decode import ImageError, decode, open_header, shrink_on_load
+from progresvit.data.prepare import Form, Plan, UnreadImage, prepare
+from progresvit.data.samples import samples_folder
+
+CONFIG = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, crop=0.9)
+CROP, PIXELS = Plan(config=CONFIG), Plan(config=CONFIG, pixels=True)
+JPEG = Plan(config=CONFIG, pixels=True, jpeg=True)
+
+
+def photo(width=80, height=60, mode="RGB"):
+    rng = np.random.default_rng(width * 1000 + height)
+    small = Image.fromarray(rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), dtype=np.uint8))
+    return small.resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+
+
+def saved(image, format="JPEG", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def rotated(image, orientation, format="JPEG"):
+    exif = image.getexif()
+    exif[274] = orientation
+    return saved(image, format, exif=exif)
+
+
+@pytest.mark.parametrize("size", [(80, 60), (60, 80), (33, 33), (500, 40), (7, 9), (1, 1), (37, 1000)])
+def test_the_fast_crop_is_the_crop_up_to_rounding(size):
+    difference = np.abs(fast_crop(photo(*size), CONFIG).astype(int) - crop(photo(*size), CONFIG))
+    assert difference.max() <= 2
+    assert (difference > 0).mean() < 0.01
+
+
+def test_the_box_of_the_crop_is_inside_of_the_image():
+    for width, height in [(1, 1), (3, 1000), (1000, 3), (248, 248), (500, 375)]:
+        left, top, right, bottom = crop_box((width, height), CONFIG)
+        assert 0 <= left < right <= width
+        assert 0 <= top < bottom <= height
+        assert right - left == pytest.approx(bottom - top, rel=0.05)
+
+
+def test_large_jpegs_are_decoded_at_a_smaller_scale_that_is_enough():
+    with Image.open(samples_folder() / "tabby.jpg") as sample:
+        content = saved(sample.resize((1000, 700)), quality=95)
+    image = open_header(content)
+    shrink_on_load(image, (50, 35))
+    assert image.size == (125, 88)
+    same = open_header(saved(photo(1000, 700), "PNG"))
+    shrink_on_load(same, (50, 35))
+    assert same.size == (1000, 700)
+    made = prepare(content, CROP)
+    assert made.form == Form.CROP
+    assert np.abs(made.data.astype(int) - crop(decode(content), CONFIG)).mean() < 3
+    assert prepare(content, PIXELS).size == (125, 88)  # the crop is made at a scale of 50 x 35
+    assert prepare(saved(photo(100, 100)), PIXELS).size == (100, 100)  # 50 x 50 would be enough, but not with a margin
+    assert prepare(content, Plan(config=CONFIG, pixels=True, shrink=False)).size == (1000, 700)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_rotated_files_are_upright_or_say_how_they_are_stored(orientation):
+    content = rotated(photo(), orientation)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    assert np.array_equal(prepare(content, PIXELS).data, np.asarray(upright))
+    for_gpu = prepare(content, JPEG)
+    assert (for_gpu.form, for_gpu.size, for_gpu.orientation) == (Form.JPEG, (80, 60), orientation)
+    assert for_gpu.data.tobytes() == content
+
+
+def test_the_gpu_gets_whole_baseline_jpegs_only():
+    image = photo()
+    whole = saved(image, quality=90)
+    assert prepare(whole, JPEG).form == Form.JPEG
+    assert prepare(whole + b"\0\0\n", JPEG).form == Form.JPEG
+    assert prepare(saved(photo(mode="L")), JPEG).form == Form.JPEG
+    others = {
+        "progressive": saved(image, progressive=True),
+        "CMYK": saved(photo(mode="CMYK")),
+        "PNG": saved(image, "PNG"),
+        "WebP named .jpg": saved(image, "WEBP"),
+        "GIF": saved(image, "GIF", save_all=True, append_images=[photo(mode="RGB").rotate(90)]),
+        "small": saved(photo(15, 40)),
+        "16 bits": saved(Image.fromarray(np.full((40, 50), 40000, np.uint16)), "PNG"),
+    }
+    for name, content in others.items():
+        made = prepare(content, JPEG)
+        assert made.form == Form.PIXELS, name
+        assert np.array_equal(made.data, np.asarray(decode(content))), name
+    assert "truncated" in prepare(whole[: len(whole) // 2], JPEG).error
+
+
+def test_what_does_not_fit_is_cropped_or_reduced():
+    content = saved(photo(300, 200), "PNG")
+    assert prepare(content, PIXELS, 300 * 200 * 3).form == Form.PIXELS
+    assert prepare(content, PIXELS, 300 * 200 * 3 - 1).form == Form.CROP
+    assert prepare(saved(photo(300, 200)), JPEG, 100).form == Form.CROP
+    reduced = prepare(content, Plan(config=CONFIG, pixels=True, shrink=False), 20_000)
+    assert (reduced.form, reduced.size) == (Form.PIXELS, (75, 50))
+
+
+def test_every_problem_has_its_reason(tmp_path):
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    (tmp_path / "größe ‐ 1.jpg").write_bytes(saved(photo()))
+    for request, reason in [
+        (tmp_path / "none.jpg", "there is no such file"),
+        (tmp_path, "a folder"),
+        (tmp_path / "empty.jpg", "not an image"),
+        (Entry(str(tmp_path / "none.jpg"), "none.jpg"), "there is no such file"),
+        ("https://example.org/cat.jpg", "download it"),
+        (UnreadImage("the disk is gone"), "the disk is gone"),
+        (b"no image", "not an image"),
+        ("a\0b", "cannot be opened"),
+    ]:
+        made = prepare(request, JPEG)
+        assert made.form == Form.ERROR
+        assert reason in made.error
+    assert prepare(tmp_path / "größe ‐ 1.jpg", JPEG).form == Form.JPEG
+
+
+def test_huge_images_are_refused_from_their_header(monkeypatch):
+    content = saved(photo(200, 100), "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5_000)
+    assert "too large" in prepare(content, CROP).error
+    with pytest.raises(ImageError, match="too large"):
+        open_header(content)
+
+
+def test_a_decoder_without_memory_is_the_images_problem(monkeypatch):
+    def no_memory(self):
+        raise MemoryError
+
+    content = saved(photo(), "PNG")
+    monkeypatch.setattr(Image.Image, "load", no_memory)
+    assert "too large for the memory" in prepare(content, CROP).error
