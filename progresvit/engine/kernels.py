@@ -12,22 +12,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+PROCESSORS = 128
+"""About as many as a GPU has; with fewer programs, tiles are made smaller."""
+
 
 @triton.jit
-def _resize_rows(
-    source, target, start, weight, rows, side, r, block: tl.constexpr, taps: tl.constexpr, many: tl.constexpr
+def _resize_columns(
+    source, target, start, weight, side, r, block: tl.constexpr, taps: tl.constexpr, many: tl.constexpr
 ):
-    """A row filter: ``rows`` lines of ``side`` pixels -> lines of r."""
-    row = tl.program_id(0) * many + tl.arange(0, many)
-    col = tl.arange(0, block)
-    inside = (row[:, None] < rows) & (col[None, :] < r)
-    first = tl.load(start + col, col < r, other=0)
+    """A column filter: planes of ``side`` lines -> planes of r lines of the same length."""
+    plane, strip = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    y = strip * many + tl.arange(0, many)
+    x = tl.arange(0, block)
+    inside = (y[:, None] < r) & (x[None, :] < side)
+    first = tl.load(start + y, y < r, other=0)
+    above = source + plane * side * side
     total = tl.zeros((many, block), tl.float32)
     for t in tl.static_range(taps):
-        share = tl.load(weight + col * taps + t, col < r, other=0.0)
-        pixel = tl.load(source + row[:, None].to(tl.int64) * side + first[None, :] + t, inside, other=0)
-        total += share[None, :] * pixel.to(tl.float32)
-    tl.store(target + row[:, None].to(tl.int64) * r + col[None, :], total.to(target.dtype.element_ty), inside)
+        share = tl.load(weight + y * taps + t, y < r, other=0.0)
+        pixel = tl.load(above + (first[:, None] + t) * side + x[None, :], inside, other=0)
+        total += share[:, None] * pixel.to(tl.float32)
+    tl.store(target + plane * r * side + y[:, None] * side + x[None, :], total.to(target.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -35,20 +40,20 @@ def _resize_patchify(
     source, target, start, weight, scale, shift, channels, side, r, stride,
     p: tl.constexpr, many: tl.constexpr, block: tl.constexpr, taps: tl.constexpr,
 ):  # fmt: skip
-    """A column filter, normalisation, and the order of patches: (B, C, side, r) -> (B, g * g, stride)."""
+    """A row filter, normalisation, and the order of patches: (B, C, r, side) -> (B, g * g, stride)."""
     plane, strip = tl.program_id(0), tl.program_id(1)  # an image's channel, a row of patches
     b, c = plane // channels, plane % channels
     line = tl.arange(0, many)
     y = strip * p + line
     x = tl.arange(0, block)
     inside = (x[None, :] < r) & (line[:, None] < p)
-    first = tl.load(start + y, line < p, other=0)
-    above = source + plane.to(tl.int64) * side * r
+    first = tl.load(start + x, x < r, other=0)
+    above = source + plane.to(tl.int64) * r * side
     total = tl.zeros((many, block), tl.float32)
     for t in tl.static_range(taps):
-        share = tl.load(weight + y * taps + t, line < p, other=0.0)
-        pixel = tl.load(above + (first[:, None] + t) * r + x[None, :], inside, other=0)
-        total += share[:, None] * pixel.to(tl.float32)
+        share = tl.load(weight + x * taps + t, x < r, other=0.0)
+        pixel = tl.load(above + y[:, None] * side + first[None, :] + t, inside, other=0)
+        total += share[None, :] * pixel.to(tl.float32)
     total = total * tl.load(scale + c) + tl.load(shift + c)
     grid = r // p
     patch = b.to(tl.int64) * grid * grid + strip * grid + x[None, :] // p
@@ -189,11 +194,12 @@ def _scores(q, k, begin, n: tl.constexpr, count: tl.constexpr):
 @triton.jit
 def _attend(
     qkv, target, scale, n: tl.constexpr, heads: tl.constexpr, many: tl.constexpr,
-    few: tl.constexpr, rest: tl.constexpr,
+    few: tl.constexpr, rest: tl.constexpr, shares: tl.constexpr,
 ):  # fmt: skip
-    """Attention of a head over all tokens of an image, for one tile of queries: (B, N, 3, h, 64) -> (B, N, h, 64).
+    """Attention of a head over all tokens of an image, tile by tile of queries: (B, N, 3, h, 64) -> (B, N, h, 64).
 
-    All keys are loaded at once, in two portions of ``few`` and ``rest`` (none if 0), so nothing is rescaled.
+    All keys are loaded at once, in two portions of ``few`` and ``rest`` (none if 0), so nothing is rescaled. The tiles
+    are divided among ``shares`` programs.
     """
     b, h = tl.program_id(0) // heads, tl.program_id(0) % heads
     width: tl.constexpr = 64
@@ -207,23 +213,24 @@ def _attend(
         far = few + tl.arange(0, rest)
         far_k = tl.load(above + heads * width + far[:, None] * stride + c[None, :], far[:, None] < n, other=0)
         far_v = tl.load(above + 2 * heads * width + far[:, None] * stride + c[None, :], far[:, None] < n, other=0)
-    row = tl.program_id(1) * many + tl.arange(0, many)
-    q = tl.load(above + row[:, None] * stride + c[None, :], row[:, None] < n, other=0)
-    score = _scores(q, k, 0, n, few)
-    highest = tl.max(score, 1)
-    if rest:
-        far_score = _scores(q, far_k, few, n, rest)
-        highest = tl.maximum(highest, tl.max(far_score, 1))
-    lift = highest * scale
-    p = tl.exp2(score * scale - lift[:, None])
-    mass = tl.sum(p, 1)
-    total = tl.dot(p.to(v.dtype), v)
-    if rest:
-        far_p = tl.exp2(far_score * scale - lift[:, None])
-        mass += tl.sum(far_p, 1)
-        total = tl.dot(far_p.to(v.dtype), far_v, total)
-    place = (b.to(tl.int64) * n + row[:, None]) * (heads * width) + h * width + c[None, :]
-    tl.store(target + place, (total / mass[:, None]).to(target.dtype.element_ty), row[:, None] < n)
+    for begin in tl.range(tl.program_id(1) * many, n, shares * many, num_stages=1):
+        row = begin + tl.arange(0, many)
+        q = tl.load(above + row[:, None] * stride + c[None, :], row[:, None] < n, other=0)
+        score = _scores(q, k, 0, n, few)
+        highest = tl.max(score, 1)
+        if rest:
+            far_score = _scores(q, far_k, few, n, rest)
+            highest = tl.maximum(highest, tl.max(far_score, 1))
+        lift = highest * scale
+        p = tl.exp2(score * scale - lift[:, None])
+        mass = tl.sum(p, 1)
+        total = tl.dot(p.to(v.dtype), v)
+        if rest:
+            far_p = tl.exp2(far_score * scale - lift[:, None])
+            mass += tl.sum(far_p, 1)
+            total = tl.dot(far_p.to(v.dtype), far_v, total)
+        place = (b.to(tl.int64) * n + row[:, None]) * (heads * width) + h * width + c[None, :]
+        tl.store(target + place, (total / mass[:, None]).to(target.dtype.element_ty), row[:, None] < n)
 
 
 class _Rows:
@@ -235,18 +242,20 @@ class _Rows:
         self.grid = (triton.cdiv(rows, self.many),)
 
 
-def resize_rows(source: Tensor, target: Tensor, start: Tensor, weight: Tensor) -> None:
-    """Filter every row of pixels: (B, C, R, R) -> (B, C, R, r)."""
-    rows, side, r = source.shape[0] * source.shape[1] * source.shape[2], source.shape[3], target.shape[3]
-    over = _Rows(rows, r)
-    _resize_rows[over.grid](source, target, start, weight, rows, side, r, over.block, weight.shape[1], over.many)
+def resize_columns(source: Tensor, target: Tensor, start: Tensor, weight: Tensor) -> None:
+    """Filter every column of pixels: (B, C, R, R) -> (B, C, r, R)."""
+    planes, side, r = source.shape[0] * source.shape[1], source.shape[3], target.shape[2]
+    many = 16
+    _resize_columns[(planes, triton.cdiv(r, many))](
+        source, target, start, weight, side, r, triton.next_power_of_2(side), weight.shape[1], many
+    )
 
 
 def resize_patchify(
     source: Tensor, target: Tensor, start: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, patch: int
 ) -> None:
-    """Filter every column, normalise, and store patch by patch: (B, C, R, r) -> (B, g * g, C * p * p or more)."""
-    b, channels, side, r = source.shape
+    """Filter every row, normalise, and store patch by patch: (B, C, r, R) -> (B, g * g, C * p * p or more)."""
+    b, channels, r, side = source.shape
     _resize_patchify[(b * channels, r // patch)](
         source, target, start, weight, scale, shift, channels, side, r, target.shape[2],
         patch, triton.next_power_of_2(patch), triton.next_power_of_2(r), weight.shape[1],
@@ -312,9 +321,10 @@ def attend(qkv: Tensor, heads: int) -> Tensor:
     """(B, N, 3 * h * 64) -> (B, N, h * 64), for N up to 256"""
     b, n, _ = qkv.shape
     target = torch.empty(b, n, heads * 64, device=qkv.device, dtype=qkv.dtype)
-    many = 64
     few = min(128, max(16, triton.next_power_of_2(n)))
     rest = max(16, triton.next_power_of_2(n - few)) if n > few else 0
     scale = 64**-0.5 * 1.4426950408889634  # times log2(e), so that exp2 gives exp
-    _attend[(b * heads, triton.cdiv(n, many))](qkv, target, scale, n, heads, many, few, rest, num_warps=4)
+    many = 64 if b * heads * triton.cdiv(n, 64) >= PROCESSORS else 16
+    shares = 1 if b * heads >= 2 * PROCESSORS else triton.cdiv(n, many)  # one program loads the keys only once
+    _attend[(b * heads, shares)](qkv, target, scale, n, heads, many, few, rest, shares, num_warps=4)
     return target

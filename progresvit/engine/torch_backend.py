@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,7 @@ class TorchBackend:
         self.folded: list[FoldedRound] = list(fold(model).to(device))  # type: ignore[arg-type]
         if device.type == "cuda":
             self._upload = torch.cuda.Stream(device)
+            self._compute = torch.cuda.default_stream(device)  # one for all threads that drive
 
     def make_buffer(self, s: int, capacity: int, side: int) -> RoundBuffer:
         pixels = torch.zeros(capacity, self.config.in_channels, side, side, dtype=torch.uint8, device=self.device)
@@ -92,8 +94,11 @@ class TorchBackend:
 
     def send(self, pixels: Tensor | NDArray[np.uint8]) -> Upload:
         given = pixels if isinstance(pixels, Tensor) else torch.from_numpy(np.ascontiguousarray(pixels))
-        if self.device.type != "cuda" or given.is_cuda or not len(given):
+        if self.device.type != "cuda" or not len(given):
             return Upload(given)
+        if given.is_cuda:
+            now = torch.cuda.current_stream(given.device)
+            return Upload(given, None if now == self._compute else now.record_event())
         try:
             with torch.cuda.stream(self._upload):  # concurrent with computation
                 sent = given.pin_memory().to(self.device, non_blocking=True)
@@ -107,7 +112,8 @@ class TorchBackend:
         if sent.event is not None:
             now = torch.cuda.current_stream(self.device)
             now.wait_event(sent.event)
-            sent.pixels.record_stream(now)
+            if sent.pixels.device == now.device:
+                sent.pixels.record_stream(now)
         return sent.pixels
 
     def load(self, buffer: RoundBuffer, pixels: Tensor) -> None:
@@ -127,13 +133,21 @@ class TorchBackend:
     def move(
         self, source: RoundBuffer, first: int, running: RunningRound, rows: NDArray[np.int64], target: RoundBuffer
     ) -> None:
-        where = torch.from_numpy(rows)
-        if self.device.type == "cuda":
-            where = where.pin_memory().to(self.device, non_blocking=True)
+        where = self._places(rows)
         places = slice(target.fill, target.fill + len(rows))
         assert target.tokens is not None
         torch.index_select(source.pixels[first:], 0, where, out=target.pixels[places])
         torch.index_select(running.tokens, 0, where, out=target.tokens[places])
+
+    @torch.inference_mode()
+    def keep(self, buffer: RoundBuffer, rows: NDArray[np.int64]) -> None:
+        where = self._places(rows)
+        for held in (buffer.pixels, buffer.tokens):
+            if held is not None:
+                held[: len(rows)].copy_(held.index_select(0, where))  # by a copy, since places may overlap
+
+    def driving(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._compute) if self.device.type == "cuda" else nullcontext()
 
     def shrink(self) -> None:
         if self.device.type == "cuda":
@@ -145,6 +159,10 @@ class TorchBackend:
         classes, probabilities = _top_classes(logits.float() / self.temperatures[s], self.top_k)  # (k, B) twice
         flags = (decision.exits, decision.entropy, decision.abstains, decision.out_of_distribution, decision.ood_score)
         return torch.stack([*flags, *classes, *probabilities])
+
+    def _places(self, rows: NDArray[np.int64]) -> Tensor:
+        where = torch.from_numpy(rows)
+        return where.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else where
 
     def _is_last(self, s: int) -> bool:
         return s == len(self.folded) - 1
@@ -202,6 +220,14 @@ class FusedBackend(TorchBackend):
         self, source: RoundBuffer, first: int, running: RunningRound, rows: NDArray[np.int64], target: RoundBuffer
     ) -> None:
         super().move(source, 0, running, rows, target)  # run moved them to the first places
+
+    def pack_answers(self, s: int, logits: Tensor) -> Tensor:
+        """In one kernel if it covers the policy, which is most of them."""
+        from progresvit.engine.decision_kernel import can_decide, pack_decisions
+
+        if not can_decide(self.policy, logits.shape[-1], self.top_k):
+            return super().pack_answers(s, logits)
+        return pack_decisions(self.policy, s, logits, temperature=self.temperatures[s], top_k=self.top_k)
 
     def shrink(self) -> None:
         torch.cuda.synchronize(self.device)  # a graph may be running

@@ -43,7 +43,7 @@ def random_model(config, device="cpu"):
 
 
 @torch.no_grad()
-def largest_differences(config, side, device, dtype, fp8=False, images=3):
+def largest_differences(config, side, device, dtype, fp8=False, images=3, way="auto"):
     """Of the logits and tokens of each round, fused and folded."""
     from progresvit.engine.fused import FusedRound
 
@@ -53,7 +53,7 @@ def largest_differences(config, side, device, dtype, fp8=False, images=3):
     for folded in fold(model):
         before, found_before = (None if one is None else one.tokens for one in (expected, found))
         expected = folded(normalise(pixels, config), before)
-        found = FusedRound(folded, config, side=side, dtype=dtype, fp8=fp8)(pixels, found_before)
+        found = FusedRound(folded, config, side=side, dtype=dtype, fp8=fp8, way=way)(pixels, found_before)
         yield max(
             (found.logits.float() - expected.logits).abs().max().item(),
             (found.tokens.float() - expected.tokens).abs().max().item(),
