@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -14,16 +14,20 @@ import typer
 from progresvit.cli import options, output
 
 if TYPE_CHECKING:
-    from progresvit.data.dataset import Entry
+    from progresvit.data.dataset import Entries, Entry, ImageDataset
     from progresvit.engine import Engine, Prediction
     from progresvit.engine.backends import BackendName
     from progresvit.engine.predict_files import Summary
+    from progresvit.engine.result_table import Shard
     from progresvit.routing import Setting
 
 
 def classify(
     images: Annotated[list[str] | None, typer.Argument(help="Image files, folders, tars.")] = None,
     samples: Annotated[bool, typer.Option("--samples", help="Classify the bundled sample images.")] = False,
+    listed: Annotated[
+        str | None, typer.Option("--list", help="Text file with the path of an image in each line; - reads stdin.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help=f"{options.MODEL_HELP} Or an export folder. imagenet-tiny by default.")
     ] = None,
@@ -36,69 +40,96 @@ def classify(
     abstain: Annotated[float | None, typer.Option(help="Withhold answers with at least this entropy.")] = None,
     top_k: Annotated[int, typer.Option(help="Number of classes to report, most likely first.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Parquet file for the answers; an interrupted run resumes.")] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            help="Part of the images, for several machines: 2/4 is the second of four and writes "
+            "NAME-00002-of-00004.parquet."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per image and line.")] = False,
     backend: Annotated[str | None, typer.Option(help=options.BACKEND_HELP)] = None,
     device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8.")] = "fp32",
     batch: Annotated[int | None, typer.Option(help=options.BATCH_HELP)] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the backend.")] = None,
-    workers: Annotated[int, typer.Option(help="Threads that decode images.")] = 2,
+    decode: Annotated[
+        str, typer.Option(help="Where JPEGs are decoded: gpu (nvJPEG), cpu or auto (gpu where possible).")
+    ] = "auto",
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes or threads that decode images; by default one for each CPU core."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")] = False,
 ) -> None:
     """Classify images; confident predictions exit early. Unreadable files are reported and skipped (exit code 1)."""
     if out is not None and (out.suffix != ".parquet" or as_json):
         raise ValueError(f"{out}: answers are written as .parquet; --out and --json exclude each other.")
-    found, bad = find_images(_given(images, samples))
+    if shard is not None and out is None:
+        raise ValueError("--shard writes a file for each shard; name it with --out.")
+    part = _parse_shard(shard)
+    dataset, bad = _find(images, samples, listed)
     engine = _make_engine(
         model, threshold, budget_gmacs=budget_gmacs, router=router, abstain=abstain, top_k=top_k,
         backend=cast("BackendName | None", backend), device=device, precision=precision, batch=batch, threads=threads,
-        workers=workers,
+        **({} if decode == "auto" else {"decode": decode}), **({} if workers is None else {"workers": workers}),
     )  # fmt: skip
     errors = len(bad)
     if out is not None:
-        errors += _to_file(engine, found, out, overwrite)
+        errors += _to_file(engine, dataset, out, part, overwrite)
+    elif as_json:
+        errors += _to_json(engine, dataset)
     else:
-        errors += _to_terminal(engine, found, as_json, mark_correct=samples)
-    for name, reason in bad:
-        typer.echo(f"skipped: {name}: {reason}", err=True)
+        errors += _to_terminal(engine, dataset, mark_correct=samples)
+    output.report_skipped(bad)
     if errors:
         raise typer.Exit(code=1)
 
 
-def _given(images: list[str] | None, samples: bool) -> list[str]:
-    if samples == bool(images):
-        raise ValueError("give image files, folders or tars, or --samples for the bundled sample images.")
-    if images:
-        return images
+def _find(
+    images: list[str] | None, samples: bool, listed: str | None
+) -> tuple[ImageDataset, Sequence[tuple[str, str]]]:
+    """The images, and the arguments that name none, each with the reason."""
+    from progresvit.data.dataset import find_listed, unlabelled
     from progresvit.data.samples import samples_folder
 
-    return [str(samples_folder())]
+    if sum((bool(images), samples, listed is not None)) != 1:
+        raise ValueError(
+            "give image files, folders or tars, or --list for a list of paths, or --samples for the bundled sample "
+            "images."
+        )
+    if listed is not None:
+        return find_listed(listed), ()
+    found, bad = find_images(images or [str(samples_folder())])
+    return unlabelled(found), bad
 
 
-def find_images(given: list[str]) -> tuple[list[Entry], list[tuple[str, str]]]:
+def find_images(given: list[str]) -> tuple[Entries, list[tuple[str, str]]]:
     """The images that the arguments name, and the arguments that name none, each with the reason."""
-    from progresvit.data.dataset import Entry, find_unlabelled
+    from progresvit.data.dataset import Entries, Entry, find_unlabelled
     from progresvit.engine.images import NO_FILE, ON_THE_WEB
 
-    found: list[Entry] = []
     bad: list[tuple[str, str]] = []
-    for argument in given:
-        path = Path(argument).expanduser()
-        if argument.startswith(("http://", "https://")):
-            bad.append((argument, ON_THE_WEB))
-        elif path.is_dir() or path.suffix == ".tar":
-            try:
-                inside = find_unlabelled(path).entries
-                found += (
-                    inside if len(given) == 1 else [replace(entry, name=f"{argument}/{entry.name}") for entry in inside]
-                )
-            except ValueError as error:
-                bad.append((argument, str(error).removeprefix(f"{path} ").removesuffix(".")))
-        elif not path.exists():
-            bad.append((argument, NO_FILE))
-        else:
-            found.append(Entry(str(path), argument))
-    return found, bad
+
+    def find() -> Iterator[Entry]:
+        for argument in given:
+            path = Path(argument).expanduser()
+            if argument.startswith(("http://", "https://")):
+                bad.append((argument, ON_THE_WEB))
+            elif path.is_dir() or path.suffix == ".tar":
+                try:
+                    inside = find_unlabelled(path).entries
+                except ValueError as error:
+                    bad.append((argument, str(error).removeprefix(f"{path} ").removesuffix(".")))
+                    continue
+                prefix = "" if len(given) == 1 else f"{argument}/"
+                yield from (replace(entry, name=f"{prefix}{entry.name}") for entry in inside)
+            elif not path.exists():
+                bad.append((argument, NO_FILE))
+            else:
+                yield Entry(str(path), argument)
+
+    return Entries(find()), bad
 
 
 def _make_engine(
@@ -114,7 +145,7 @@ def _make_engine(
     precision: str,
     batch: int | None,
     threads: int | None,
-    workers: int,
+    **given: Any,
 ) -> Engine:
     from progresvit.engine import Engine
     from progresvit.engine.export.manifest import MANIFEST_FILE
@@ -128,38 +159,56 @@ def _make_engine(
         return Engine(
             model, options.parse_limit(threshold), budget_gmacs=budget_gmacs, router=router, abstain=abstain,
             top_k=top_k, backend=backend, device=device, precision=precision, batch=batch, threads=threads,
-            workers=workers,
+            **given,
         )  # fmt: skip
 
 
-def _to_file(engine: Engine, found: list[Entry], out: Path, overwrite: bool) -> int:
-    from progresvit.data.dataset import UNLABELLED, ImageDataset
+def _parse_shard(text: str | None) -> Shard | None:
+    if text is None:
+        return None
+    from progresvit.engine.result_table import Shard
+
+    return Shard.parse(text)
+
+
+def _to_file(engine: Engine, dataset: ImageDataset, out: Path, shard: Shard | None, overwrite: bool) -> int:
     from progresvit.engine.predict_files import classify_files
 
-    dataset = ImageDataset((), tuple(found), (UNLABELLED,) * len(found))
     with output.progress_bars(wanted=True) as begin:
         progress = begin("classifying") if begin else None
-        summary = classify_files(engine, dataset, out, overwrite=overwrite, progress=progress)
+        summary = classify_files(engine, dataset, out, shard=shard, overwrite=overwrite, progress=progress)
     _report(summary, engine)
-    typer.echo(f"wrote {out}" + (f"; {summary.errors} unreadable (see column error)" if summary.errors else ""))
+    unread = f"; {summary.errors} unreadable (see column error)" if summary.errors else ""
+    typer.echo(f"wrote {out if shard is None else shard.path(out)}{unread}")
+    output.report_skipped(summary.unreadable, summary.errors, "column error")
     return summary.errors
 
 
-def _to_terminal(engine: Engine, found: list[Entry], as_json: bool, *, mark_correct: bool) -> int:
-    from progresvit.data.dataset import UNLABELLED, ImageDataset
+def _to_json(engine: Engine, dataset: ImageDataset) -> int:
+    """A line for each answer as soon as it is there; memory does not grow with the number of images."""
+    from progresvit.engine.engine import DEADLINE
+    from progresvit.engine.predict_files import NAMED, predictions, row
+
+    errors = 0
+    bad: list[tuple[str, str]] = []
+    for entry, answer in zip(dataset.entries, predictions(engine, dataset, deadline=DEADLINE)):
+        typer.echo(json.dumps(_json_row(row(entry.name, answer, engine)), allow_nan=False))
+        if answer.error is not None:
+            errors += 1
+            bad += [(entry.name, answer.error)] if len(bad) < NAMED else []
+    output.report_skipped(bad, errors, "error in their lines")
+    return errors
+
+
+def _to_terminal(engine: Engine, dataset: ImageDataset, *, mark_correct: bool) -> int:
     from progresvit.data.samples import sample_labels
     from progresvit.engine.engine import DEADLINE
     from progresvit.engine.predict_files import predictions, row, summarise
     from progresvit.evaluation.table import Column, Table, decimals, rough_percent
 
-    dataset = ImageDataset((), tuple(found), (UNLABELLED,) * len(found))
-    answers: list[Prediction] = []
-    for entry, answer in zip(found, predictions(engine, dataset, deadline=DEADLINE)):
-        answers.append(answer)
-        if as_json:
-            typer.echo(json.dumps(_json_row(row(entry.name, answer, engine)), allow_nan=False))
-    good = [(entry, answer) for entry, answer in zip(found, answers) if answer.error is None]
-    if good and not as_json:
+    answers = list(predictions(engine, dataset, deadline=DEADLINE))
+    good = [(entry, answer) for entry, answer in zip(dataset.entries, answers) if answer.error is None]
+    if good:
         columns = [
             Column("picture", "image"),
             Column("answer", "answer"),
@@ -171,7 +220,7 @@ def _to_terminal(engine: Engine, found: list[Entry], as_json: bool, *, mark_corr
         if engine.top_k > 1:
             columns.insert(3, Column("others", "next"))
         rows = [
-            {**row(entry.name, answer, engine), "answer": _answer(answer), "others": _others(answer)}
+            {**row(output.printable(entry.name), answer, engine), "answer": _answer(answer), "others": _others(answer)}
             for entry, answer in good
         ]
         if mark_correct and engine.config.class_ids is not None:
@@ -181,9 +230,7 @@ def _to_terminal(engine: Engine, found: list[Entry], as_json: bool, *, mark_corr
             rows = [{**cells, "correct": _correct(cells, labels[cells["picture"]], known)} for cells in rows]
         output.show_table(Table(_count(len(rows)), columns, rows))
         _report(summarise(answers, len(engine.gmacs)), engine)
-    for entry, answer in zip(found, answers):
-        if answer.error is not None:
-            typer.echo(f"skipped: {entry.name}: {answer.error}", err=True)
+    output.report_skipped([(entry.name, a.error) for entry, a in zip(dataset.entries, answers) if a.error is not None])
     return len(answers) - len(good)
 
 

@@ -73,16 +73,42 @@ def progress_bars(*, wanted: bool) -> Iterator[Callable[[str], Callable[[int, in
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    label, rate = TextColumn("{task.description}"), TextColumn("{task.fields[rate]}")
+    columns = (label, BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     with Progress(*columns, transient=True) as bars:
 
         def begin(label: str) -> Callable[[int, int], None]:
             for task in bars.task_ids:
                 bars.remove_task(task)
-            new = bars.add_task(label, total=None)
-            return lambda done, total: bars.update(new, completed=done, total=total)
+            new = bars.add_task(label, total=None, rate="")
+
+            def update(done: int, total: int) -> None:
+                speed = bars.tasks[-1].speed  # of the last seconds; what a resumed run finds done does not count
+                bars.update(new, completed=done, total=total, rate=format_rate(speed))
+
+            return update
 
         yield begin
+
+
+def format_rate(speed: float | None) -> str:
+    """Items per second; empty while it is not known."""
+    if speed is None:
+        return ""
+    return f"{speed:,.0f}/s" if speed >= 10 else f"{speed:.2g}/s"
+
+
+def printable(text: str) -> str:
+    """The text on one line, as a terminal can show it: line breaks, control characters and bad bytes are escaped."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def report_skipped(bad: Sequence[tuple[str, str]], total: int | None = None, where: str = "") -> None:
+    """List unreadable images, by name and reason, on stderr; ``where`` says where the others of ``total`` are."""
+    for name, reason in bad:
+        typer.echo(f"skipped: {printable(name)}: {printable(reason)}", err=True)
+    if total is not None and total > len(bad):
+        typer.echo(f"… and {total - len(bad)} more, see {where}", err=True)
 
 
 @contextmanager

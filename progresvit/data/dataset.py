@@ -3,7 +3,7 @@
 The layout is ``<split>/<class>/<image>``, in folders and in tars. A split may have several parts (``fog/3``); ``.``
 means that the class folders are at the top. If they are, and there is neither ``train/`` nor ``val/``, these two splits
 are drawn from the dataset (``split.py``). A source is a folder, a tar, a folder of tars, or a pattern such as
-``photos/*.tar``; files outside of this layout are ignored.
+``photos/*.tar``; files outside of this layout are ignored. Images without labels may also be named in a list.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import sys
 import tarfile
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, takewhile
 from pathlib import Path
+from typing import NamedTuple, overload
 
 from progresvit.data.split import TRAIN, VAL, hold_out
 
@@ -23,7 +27,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 UNLABELLED = -1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """Where an image is stored: a file, or a range of bytes in a tar."""
 
@@ -38,12 +42,101 @@ class Entry:
             return file.read(self.size)
 
 
+class _Prefix(NamedTuple):
+    """What the entries of a folder, or of a tar, have in common."""
+
+    path: str
+    name: str
+    has_whole_path: bool
+    """The path of every entry is ``path``, as in a tar; else path and name both end with the text of the entry."""
+
+
+class Entries(Sequence[Entry]):
+    """Millions of entries in little memory: their texts are one block of bytes, and each is made when it is needed.
+
+    It equals a tuple of the same entries. A slice shares the memory.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._texts, self._ends = bytearray(), array("Q")
+        self._prefixes: list[_Prefix] = []
+        self._prefix_of = array("I")
+        self._ranges = array("q")  # offset and size of each entry; empty if all of them are whole files
+        numbers: dict[_Prefix, int] = {}
+        prefix = _Prefix("", "", has_whole_path=False)
+        for entry in entries:
+            prefix, text = _split(entry, prefix)
+            number = numbers.setdefault(prefix, len(numbers))
+            if number == len(self._prefixes):
+                self._prefixes.append(prefix)
+            if (entry.offset, entry.size) != (0, -1) and not self._ranges:
+                self._ranges = array("q", (0, -1)) * len(self._ends)
+            self._texts += text.encode("utf-8", "surrogatepass")
+            self._ends.append(len(self._texts))
+            self._prefix_of.append(number)
+            if self._ranges or (entry.offset, entry.size) != (0, -1):
+                self._ranges.extend((entry.offset, entry.size))
+        self._items = range(len(self._ends))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> Entries: ...
+    def __getitem__(self, index: int | slice) -> Entry | Entries:
+        if isinstance(index, slice):
+            part = Entries.__new__(Entries)
+            part.__dict__.update(self.__dict__, _items=self._items[index])
+            return part
+        item = self._items[index]
+        text = self._texts[self._ends[item - 1] if item else 0 : self._ends[item]].decode("utf-8", "surrogatepass")
+        prefix = self._prefixes[self._prefix_of[item]]
+        path = prefix.path if prefix.has_whole_path else prefix.path + text
+        return Entry(path, prefix.name + text, *(self._ranges[2 * item : 2 * item + 2]))
+
+    def __iter__(self) -> Iterator[Entry]:
+        return (self[index] for index in range(len(self)))
+
+    def __add__(self, other: Sequence[Entry]) -> Entries:
+        return Entries(chain(self, other))
+
+    def __radd__(self, other: Sequence[Entry]) -> Entries:
+        return Entries(chain(other, self))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Entries | tuple):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"Entries of {len(self)} images"
+
+
+def _split(entry: Entry, last: _Prefix) -> tuple[_Prefix, str]:
+    """The prefix of an entry, if possible that of the ``last`` one, and the rest of its name."""
+    path, name = entry.path, entry.name
+    if entry.size < 0:
+        text = path[len(last.path) :]
+        if not last.has_whole_path and path.startswith(last.path) and name == last.name + text:
+            return last, text
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(reversed(path), reversed(name))))
+        if common:
+            text = name[len(name) - common :]
+            return _Prefix(path[: len(path) - common], name[: len(name) - common], has_whole_path=False), text
+    return _Prefix(path, "", has_whole_path=True), name
+
+
 @dataclass(frozen=True)
 class ImageDataset:
     """A split of a dataset."""
 
     class_ids: tuple[str, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...] | Entries
     targets: tuple[int, ...]
     """The class of each image; UNLABELLED where there is none."""
     drawn_from: int | None = None
@@ -59,7 +152,8 @@ class ImageDataset:
     def subset(self, indices: Iterable[int]) -> ImageDataset:
         """Some of the images, with the same classes."""
         chosen = list(indices)
-        entries, targets = tuple(self.entries[i] for i in chosen), tuple(self.targets[i] for i in chosen)
+        make = Entries if isinstance(self.entries, Entries) else tuple
+        entries, targets = make(self.entries[i] for i in chosen), tuple(self.targets[i] for i in chosen)
         return replace(self, entries=entries, targets=targets)
 
 
@@ -157,19 +251,73 @@ def _check_top(whole: dict[str, list[Entry]], source: str | os.PathLike[str]) ->
 
 def find_unlabelled(source: str | os.PathLike[str]) -> ImageDataset:
     """All images in a folder and its subfolders, or in tars; names in a tar begin with the name of the tar."""
-    entries = []
-    for root in find_roots(os.fspath(source)):
-        if root.suffix == ".tar":
-            entries += [replace(entry, name=f"{root.name}/{entry.name}") for _, entry in tar_members(root)]
-        else:
-            entries += [
-                Entry(str(path), path.relative_to(root).as_posix())
-                for path in sorted(root.rglob("*"))
-                if path.suffix.lower() in SUFFIXES and path.is_file()
-            ]
+    entries = Entries(entry for root in find_roots(os.fspath(source)) for entry in _unlabelled_entries(root))
     if not entries:
         raise ValueError(f"{source} holds no images ({', '.join(SUFFIXES[:4])}, …).")
-    return ImageDataset((), tuple(entries), (UNLABELLED,) * len(entries))
+    return unlabelled(entries)
+
+
+def find_listed(path: str | os.PathLike[str]) -> ImageDataset:
+    """The images that a text file names, one path in each line; ``-`` reads the list from standard input.
+
+    Relative paths are relative to the current folder. Empty lines are skipped. The paths are not opened.
+    """
+    if os.fspath(path) == "-":
+        entries = Entries(_listed_entries(sys.stdin.buffer))
+    else:
+        with open(path, "rb") as lines:
+            entries = Entries(_listed_entries(lines))
+    if not entries:
+        raise ValueError(f"the list {path} names no images; write one path in each line.")
+    return unlabelled(entries)
+
+
+def unlabelled(entries: tuple[Entry, ...] | Entries) -> ImageDataset:
+    """A dataset of images without classes."""
+    return ImageDataset((), entries, (UNLABELLED,) * len(entries))
+
+
+def _unlabelled_entries(root: Path) -> Iterator[Entry]:
+    if root.suffix == ".tar":
+        yield from (replace(entry, name=f"{root.name}/{entry.name}") for _, entry in tar_members(root))
+    else:
+        folder = "" if root == Path() else os.path.join(root, "")
+        yield from (Entry(folder + name, name) for name in _image_files(folder))
+
+
+def _listed_entries(lines: Iterable[bytes]) -> Iterator[Entry]:
+    for number, line in enumerate(lines):
+        text = os.fsdecode(line.removeprefix(b"\xef\xbb\xbf") if number == 0 else line).rstrip("\r\n")
+        if text:
+            yield Entry(text, text)
+
+
+def _image_files(folder: str) -> Iterator[str]:
+    """Names of the images in a folder and its subfolders, sorted by their parts. Links to folders are not followed."""
+    pending = [""]  # in reverse order; names of folders end with a slash
+    while pending:
+        name = pending.pop()
+        if name and not name.endswith("/"):
+            yield name
+            continue
+        try:
+            with os.scandir(folder + name or ".") as found:
+                inside = sorted((one.name, _is_folder(one)) for one in found if _is_folder(one) or _is_image_file(one))
+        except (PermissionError, FileNotFoundError, NotADirectoryError):  # it may have been removed meanwhile
+            continue
+        pending += [f"{name}{one}/" if is_folder else f"{name}{one}" for one, is_folder in reversed(inside)]
+
+
+def _is_folder(found: os.DirEntry[str]) -> bool:
+    return found.is_dir(follow_symlinks=False)
+
+
+def _is_image_file(found: os.DirEntry[str]) -> bool:
+    dot = found.name.rfind(".")
+    try:
+        return dot > 0 and found.name[dot:].lower() in SUFFIXES and found.is_file()
+    except OSError:  # a link that leads nowhere
+        return False
 
 
 def find_roots(source: str) -> list[Path]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from progresvit.data.crop import describe_preprocessing
 from progresvit.data.dataset import ImageDataset
 from progresvit.engine.embedding import EmbeddingEngine
-from progresvit.engine.result_table import Progress, ResultTable, Row, image_batches, listing_hash
+from progresvit.engine.result_table import Progress, ResultTable, Row, input_batches, listing_hash, valid_text
 from progresvit.metrics.knn import QUERY_BLOCK, nearest
 
 PART = 2048
@@ -71,17 +71,14 @@ def embed_files(
     if neighbours is not None:
         _check_neighbours(neighbours, total)
     identity = {"images": listing_hash(dataset), "part": PART, **engine.identity()}
-    result = ResultTable(out, _schema(engine), total=total, part=PART, identity=identity, overwrite=overwrite)
-    missing = result.missing()
-    if missing:
-        result.fill(missing, _rows(engine, dataset, missing), progress and progress("embedding"))
-    parts, schema = result.parts(), result.schema
-    if neighbours is not None:
-        names, features = _read_features(result, engine.width)
-        found = find_neighbours(features, neighbours, engine.device, progress and progress("neighbours"))
-        parts = _with_neighbours(parts, names, *found)
-        schema = pa.schema([*schema, *NEIGHBOUR_FIELDS], metadata=schema.metadata)
-    result.finish(parts, schema)
+    schema = _schema(engine)
+    columns = [field.name for field in (*schema, *(NEIGHBOUR_FIELDS if neighbours is not None else ()))]
+    result = ResultTable(out, schema, total=total, part=PART, identity=identity, overwrite=overwrite, columns=columns)
+    if not result.is_finished:
+        missing = result.missing()
+        if missing:
+            result.fill(missing, _rows(engine, dataset, missing), progress and progress("embedding"))
+        _finish(result, engine, neighbours, progress)
     errors = pq.read_table(out, columns=["error"])["error"]
     return EmbeddedFiles(images=total, errors=total - errors.null_count)
 
@@ -107,6 +104,18 @@ def find_neighbours(
         if progress is not None:
             progress(rows.stop, images)
     return indices, similarities
+
+
+def _finish(
+    result: ResultTable, engine: EmbeddingEngine, neighbours: int | None, progress: BeginProgress | None
+) -> None:
+    parts, schema = result.parts(), result.schema
+    if neighbours is not None:
+        names, features = _read_features(result, engine.width)
+        found = find_neighbours(features, neighbours, engine.device, progress and progress("neighbours"))
+        parts = _with_neighbours(parts, names, *found)
+        schema = pa.schema([*schema, *NEIGHBOUR_FIELDS], metadata=schema.metadata)
+    result.finish(parts, schema)
 
 
 def _check_neighbours(neighbours: int, images: int) -> None:
@@ -136,10 +145,11 @@ def _schema(engine: EmbeddingEngine) -> pa.Schema:
 
 def _rows(engine: EmbeddingEngine, dataset: ImageDataset, missing: list[range]) -> Iterator[Row]:
     """The rows of the missing parts; no batch has images of two parts, so that a resumed run has the same batches."""
-    batches = (batch for items in missing for batch in image_batches(dataset, items, engine.batch))
+    batches = (batch for items in missing for batch in input_batches(dataset, items, engine.batch))
     names = (dataset.entries[index].name for items in missing for index in items)
     for embedding, name in zip(engine.stream(batches), names):
-        yield {"image": name, "features": embedding.features, "error": embedding.error}
+        error = None if embedding.error is None else valid_text(embedding.error)
+        yield {"image": valid_text(name), "features": embedding.features, "error": error}
 
 
 def _read_features(result: ResultTable, width: int) -> tuple[pa.Array, NDArray[np.float32]]:

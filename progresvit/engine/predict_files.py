@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from progresvit.data.dataset import ImageDataset
 from progresvit.engine.engine import Engine
-from progresvit.engine.prediction import Prediction
-from progresvit.engine.result_table import Progress, ResultTable, image_batches, listing_hash
+from progresvit.engine.prediction import Candidate, Prediction
+from progresvit.engine.result_table import (
+    Progress,
+    ResultTable,
+    Shard,
+    input_batches,
+    listing_hash,
+    names_hash,
+    valid_text,
+)
+from progresvit.io.resumable import RUN_FILE
 
 PART = 2048
 """Images per part."""
+NAMED = 20
+"""The most unreadable images that a summary names."""
+KEY = b"progresvit_shard"
+"""In the metadata of a shard's table: which shard of which images it is, as JSON."""
 
 CANDIDATE = pa.struct(
     [
@@ -57,6 +72,8 @@ class Summary:
     """Number of images that exited after each round."""
     gmacs: float
     """Average over the images that were classified; NaN if there are none."""
+    unreadable: tuple[tuple[str, str], ...] = ()
+    """Names of the first images that could not be opened, each with the reason."""
 
 
 def classify_files(
@@ -64,6 +81,7 @@ def classify_files(
     dataset: ImageDataset,
     out: Path,
     *,
+    shard: Shard | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Summary:
@@ -73,40 +91,136 @@ def classify_files(
         engine: Makes the predictions.
         dataset: The images.
         out: The table.
+        shard: Only these of the images, to the table ``shard.path(out)``.
         overwrite: Replace an existing table, and the parts of another run.
         progress: Called with the number of images that are done and their total.
     """
-    identity = {"pictures": listing_hash(dataset), "part": PART, **engine.identity()}
-    result = ResultTable(out, SCHEMA, total=len(dataset), part=PART, identity=identity, overwrite=overwrite)
-    missing = result.missing()
-    first = missing[0].start if missing else len(dataset)
-    names = (entry.name for entry in dataset.entries[first:])
-    answers = predictions(engine, dataset, first)
-    result.fill(missing, (row(name, answer, engine) for answer, name in zip(answers, names)), progress)
-    result.finish(map(_with_ood_columns, result.parts()))
-    table = pq.read_table(out, columns=["exit_round", "gmacs", "abstained", "out_of_distribution"])
-    return _summary(zip(*(column.to_pylist() for column in table.columns)), len(engine.gmacs))
+    items, schema = range(len(dataset)), SCHEMA
+    about = {}
+    if shard is not None:
+        about = {"shard": str(shard), "images": len(dataset), "names": names_hash(dataset)}
+        _check_shards(shard, out, about)
+        items, schema, out = shard.items(len(dataset)), SCHEMA.with_metadata({KEY: json.dumps(about)}), shard.path(out)
+    identity = {"pictures": listing_hash(dataset, items), "part": PART, **about, **engine.identity()}
+    result = ResultTable(out, schema, total=len(items), part=PART, identity=identity, overwrite=overwrite)
+    if not result.is_finished:
+        missing = result.missing()
+        if missing:
+            result.fill(missing, _rows(engine, dataset, items[missing[0].start :]), progress)
+        result.finish(map(_with_ood_columns, result.parts()))
+    return _read_summary(out, len(engine.gmacs))
 
 
 def predictions(
     engine: Engine, dataset: ImageDataset, first: int = 0, *, deadline: float | None = None
 ) -> Iterator[Prediction]:
     """Predictions from the image ``first`` on, in order; files are read as they are needed."""
-    batches = image_batches(dataset, range(first, len(dataset)), engine.batch)
-    return engine.stream(batches, deadline=deadline)
+    return engine.stream(input_batches(dataset, range(first, len(dataset)), engine.batch), deadline=deadline)
 
 
 def row(name: str, prediction: Prediction, engine: Engine) -> dict[str, Any]:
     """A prediction in plain data."""
     ids = engine.config.class_ids
     class_id = ids[prediction.index] if ids is not None and prediction.index >= 0 else None
-    return {"picture": name, "class_id": class_id, **asdict(prediction)}
+    cells = {key: getattr(prediction, key) for key in _FIELDS}
+    cells["top"] = [{key: getattr(candidate, key) for key in _CANDIDATE_FIELDS} for candidate in prediction.top]
+    if prediction.error is not None:
+        cells["error"] = valid_text(prediction.error)
+    return {"picture": valid_text(name), "class_id": class_id, **cells}
 
 
 def summarise(answers: Iterable[Prediction], rounds: int) -> Summary:
     """Totals of predictions by a model of so many rounds."""
-    facts = ((answer.exit_round, answer.gmacs, answer.abstained, answer.out_of_distribution) for answer in answers)
-    return _summary(facts, rounds)
+    known, totals = list(answers), _Totals(rounds)
+    totals.add(*([getattr(answer, key) for answer in known] for key in _COUNTED))
+    return totals.summary()
+
+
+_FIELDS = tuple(field.name for field in fields(Prediction))
+_CANDIDATE_FIELDS = tuple(field.name for field in fields(Candidate))
+_COUNTED = ("exit_round", "gmacs", "abstained", "out_of_distribution")
+
+
+class _Totals:
+    """Sums over images, of which some are given at a time."""
+
+    def __init__(self, rounds: int) -> None:
+        self._exits = np.zeros(rounds + 1, np.int64)  # the first: could not be opened
+        self._gmacs, self._abstained, self._unknown = 0.0, 0, 0
+        self._unreadable: list[tuple[str, str]] = []
+
+    def add(self, exit_round: Any, gmacs: Any, abstained: Any, out_of_distribution: Any) -> None:
+        """One value for each image."""
+        rounds = np.asarray(exit_round, np.int64)
+        is_classified = rounds > 0
+        self._exits += np.bincount(rounds, minlength=len(self._exits))
+        self._gmacs += float(np.asarray(gmacs, np.float64)[is_classified].sum())
+        self._abstained += int(np.asarray(abstained, bool)[is_classified].sum())
+        self._unknown += int(np.asarray(out_of_distribution, bool)[is_classified].sum())
+
+    def name_unreadable(self, names: pa.Array, errors: pa.Array) -> None:
+        """Keep the first names of images with an error."""
+        is_bad = errors.is_valid()
+        if len(self._unreadable) < NAMED and is_bad.true_count:
+            known = (texts.filter(is_bad)[: NAMED - len(self._unreadable)].to_pylist() for texts in (names, errors))
+            self._unreadable += zip(*known)
+
+    def summary(self) -> Summary:
+        """Of all images that were added."""
+        classified = int(self._exits[1:].sum())
+        return Summary(
+            images=int(self._exits.sum()),
+            errors=int(self._exits[0]),
+            abstained=self._abstained,
+            out_of_distribution=self._unknown,
+            exits=tuple(self._exits[1:].tolist()),
+            gmacs=self._gmacs / classified if classified else float("nan"),
+            unreadable=tuple(self._unreadable),
+        )
+
+
+def _read_summary(out: Path, rounds: int) -> Summary:
+    """Totals of a table, which is read in pieces."""
+    totals = _Totals(rounds)
+    with pq.ParquetFile(out) as table:
+        for batch in table.iter_batches(PART, columns=["picture", *_COUNTED, "error"]):
+            totals.add(*(batch[key].to_numpy(zero_copy_only=False) for key in _COUNTED))
+            totals.name_unreadable(batch["picture"], batch["error"])
+    return totals.summary()
+
+
+def _rows(engine: Engine, dataset: ImageDataset, items: range) -> Iterator[dict[str, Any]]:
+    """The rows of these images; the engine waits for full batches as long as it takes."""
+    answers = engine.stream(input_batches(dataset, items, engine.batch), deadline=None)
+    names = (dataset.entries[index].name for index in items)
+    return (row(name, answer, engine) for answer, name in zip(answers, names))
+
+
+def _check_shards(shard: Shard, out: Path, about: dict[str, Any]) -> None:
+    """Shards that are there, finished or not, must be of the same images, or some would be in two shards or in none."""
+    for other in shard.others():
+        path = other.path(out)
+        known = _read_shard(path)
+        if known is not None and (known.get("images"), known.get("names")) != (about["images"], about["names"]):
+            raise ValueError(
+                f"{path} was made of other images ({known.get('images')}, and here are {about['images']}); give every "
+                "shard the same files in the same order, such as a list, or name another file."
+            )
+
+
+def _read_shard(path: Path) -> dict[str, Any] | None:
+    """What a shard is of; None if there is none, or one that cannot be read."""
+    unfinished = path.with_name(path.name + ".parts") / RUN_FILE
+    try:
+        if unfinished.exists():
+            known = json.loads(unfinished.read_text(encoding="utf-8"))
+        elif path.exists():
+            known = json.loads((pq.read_schema(path).metadata or {})[KEY])
+        else:
+            return None
+    except (OSError, ValueError, KeyError):  # another machine may be writing or removing it
+        return None
+    return known if isinstance(known, dict) else None
 
 
 def _with_ood_columns(part: pa.Table) -> pa.Table:
@@ -116,17 +230,3 @@ def _with_ood_columns(part: pa.Table) -> pa.Table:
     place, rows = part.column_names.index("abstained") + 1, part.num_rows
     part = part.add_column(place, SCHEMA.field("out_of_distribution"), pa.array([False] * rows, pa.bool_()))
     return part.add_column(place + 1, SCHEMA.field("ood_score"), pa.nulls(rows, pa.float32()))
-
-
-def _summary(facts: Iterable[tuple[int, float, bool, bool]], rounds: int) -> Summary:
-    """From exit round (0: it could not be opened), GMACs, abstained and out-of-distribution of each image."""
-    known = list(facts)
-    classified = [fact for fact in known if fact[0]]
-    return Summary(
-        images=len(known),
-        errors=len(known) - len(classified),
-        abstained=sum(fact[2] for fact in classified),
-        out_of_distribution=sum(fact[3] for fact in classified),
-        exits=tuple(sum(fact[0] == s + 1 for fact in classified) for s in range(rounds)),
-        gmacs=sum(fact[1] for fact in classified) / len(classified) if classified else float("nan"),
-    )

@@ -1,15 +1,22 @@
 """A parquet table with a row for each image of a dataset, in their order. An interrupted run can be resumed.
 
-Finished parts are in ``NAME.parts`` next to the table until all of them are there.
+Finished parts are in ``NAME.parts`` next to the table until all of them are there. Memory does not grow with the number
+of images: rows are kept until their part is full, and the table is written from its parts, one at a time.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from progresvit.data.dataset import Entry, ImageDataset
+from progresvit.engine import images
 from progresvit.engine.images import UnreadImage
 from progresvit.io.files import replacing_file
 from progresvit.io.resumable import PartialOutput
@@ -24,6 +32,8 @@ from progresvit.io.resumable import PartialOutput
 Row = dict[str, Any]
 Progress = Callable[[int, int], None]
 """Called with the number of images that are done and their total."""
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ResultTable:
@@ -36,21 +46,37 @@ class ResultTable:
         part: Images per part.
         identity: What must be equal for a run to be continued, in plain data.
         overwrite: Replace an existing table, and the parts of another run.
+        columns: Names of the columns of the table; by default those of the rows.
     """
 
     def __init__(
-        self, out: Path, schema: pa.Schema, *, total: int, part: int, identity: Mapping[str, Any], overwrite: bool
+        self,
+        out: Path,
+        schema: pa.Schema,
+        *,
+        total: int,
+        part: int,
+        identity: Mapping[str, Any],
+        overwrite: bool,
+        columns: list[str] | None = None,
     ) -> None:
         self.out, self.schema, self.total = out, schema, total
+        self.is_finished = False
+        """The same run has already written the table, and was killed before it removed the parts."""
         is_whole = partial(_is_whole, schema.names[0])
         self._parts = PartialOutput(
             out.with_name(out.name + ".parts"), total=total, size=part, suffix="parquet", is_whole=is_whole
         )
         if out.exists():
-            if not overwrite:
+            is_ours = self._parts.has_written(out, identity)
+            self.is_finished = not overwrite and is_ours and pq.read_schema(out).names == (columns or schema.names)
+            if not self.is_finished and not overwrite:
                 raise ValueError(f"{out} is there already; use --overwrite to replace it, or name another file.")
-            self._parts.remove()  # of a run that was killed after it wrote the table
-        self._parts.claim(identity, overwrite=overwrite)
+            if self._parts.has_written(out):
+                self._parts.remove()
+        if not self.is_finished:
+            with self._writing():
+                self._parts.claim(identity, overwrite=overwrite)
 
     def missing(self) -> list[range]:
         """The images of the first part that is missing and of all later ones, part by part."""
@@ -60,6 +86,8 @@ class ResultTable:
     def fill(self, missing: list[range], rows: Iterable[Row], progress: Progress | None = None) -> None:
         """Write the missing parts from the rows of their images."""
         coming = iter(rows)
+        if progress is not None and missing:
+            progress(missing[0].start, self.total)
         for number, items in enumerate(missing, len(self._parts.ranges) - len(missing)):
             part = []
             for index, row in zip(items, coming):
@@ -67,7 +95,10 @@ class ResultTable:
                 if progress is not None and (index % 64 == 0 or index + 1 == self.total):
                     progress(index + 1, self.total)
             assert len(part) == len(items)
-            self._parts.write(number, _parquet(pa.Table.from_pylist(part, self.schema)))
+            columns = [pa.array([row[field.name] for row in part], field.type) for field in self.schema]
+            content = _parquet(pa.table(columns, schema=self.schema))
+            with self._writing():
+                self._parts.write(number, content)
         assert next(coming, None) is None
 
     def parts(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
@@ -81,10 +112,84 @@ class ResultTable:
             parts: Those of :meth:`parts`, with other columns if ``schema`` has others.
             schema: Of the table, with its metadata; by default that of the rows.
         """
-        with replacing_file(self.out) as staged, pq.ParquetWriter(staged, schema or self.schema) as writer:
-            for part in parts:
-                writer.write_table(part)
+        with self._writing():
+            self._remove_staged()
+            with replacing_file(self.out) as staged:
+                with pq.ParquetWriter(staged, schema or self.schema) as writer:
+                    for part in parts:
+                        writer.write_table(part)
+                self._parts.note_written(staged)
         self._parts.remove()
+
+    def _remove_staged(self) -> None:
+        """Remove what a kill left of an unfinished table; it may be as large as the table."""
+        for path in self.out.parent.iterdir():
+            if re.fullmatch(rf"\.{re.escape(self.out.name)}\.[0-9a-f]{{8}}", path.name):
+                path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """An error of the disk names the table and the remedy."""
+        try:
+            yield
+        except OSError as error:
+            remedy = "free some space there" if error.errno in NO_SPACE else "remove the cause"
+            full = OSError(
+                f"{self.out} cannot be written ({error.strerror or error}); {remedy} and run the same again: what is "
+                "finished is kept, and the run continues."
+            )
+            full.errno = error.errno
+            raise full from error
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several nearly equal, contiguous ranges of the images, such as 2/4: the second of four."""
+
+    number: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise ValueError(f"shard {self} does not exist; name one of 1/{self.count} to {self.count}/{self.count}.")
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """From ``2/4``."""
+        known = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text)
+        if known is None or not int(known[2]):
+            raise ValueError(f"shard {text!r} is not of the form i/n, such as 2/4 for the second of four.")
+        return cls(int(known[1]), int(known[2]))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def items(self, total: int) -> range:
+        """Its images among all images."""
+        return range(total * (self.number - 1) // self.count, total * self.number // self.count)
+
+    def path(self, out: Path) -> Path:
+        """The file of its results: ``NAME-00002-of-00004.parquet``."""
+        return out.with_name(f"{out.stem}-{self.number:05d}-of-{self.count:05d}{out.suffix}")
+
+    def others(self) -> list[Shard]:
+        """The other shards."""
+        return [Shard(number, self.count) for number in range(1, self.count + 1) if number != self.number]
+
+
+def input_batches(dataset: ImageDataset, items: range, size: int) -> Iterator[Sequence[Entry | bytes | UnreadImage]]:
+    """These images in batches, as the engine takes them."""
+    takes_entries = getattr(images, "TAKES_ENTRIES", False)
+    return entry_batches(dataset, items, size) if takes_entries else image_batches(dataset, items, size)
+
+
+def entry_batches(dataset: ImageDataset, items: range, size: int) -> Iterator[Sequence[Entry | bytes | UnreadImage]]:
+    """Where these images are stored, in batches; the files themselves of a dataset that has its own way to read."""
+    if type(dataset).read is not ImageDataset.read:
+        yield from image_batches(dataset, items, size)
+        return
+    for first in items[::size]:
+        yield list(dataset.entries[first : min(first + size, items.stop)])
 
 
 def image_batches(dataset: ImageDataset, items: range, size: int) -> Iterator[list[bytes | UnreadImage]]:
@@ -93,10 +198,21 @@ def image_batches(dataset: ImageDataset, items: range, size: int) -> Iterator[li
         yield [_content(dataset, index) for index in range(first, min(first + size, items.stop))]
 
 
-def listing_hash(dataset: ImageDataset) -> str:
-    """SHA-256 of path, name, size and time of all images; a file that was changed is another image."""
-    listing = json.dumps([_describe(entry) for entry in dataset.entries])
-    return hashlib.sha256(listing.encode()).hexdigest()
+def listing_hash(dataset: ImageDataset, items: range | None = None) -> str:
+    """SHA-256 of path, name, size and time of all images, or of some; a file that was changed is another image."""
+    locate = lru_cache(16)(partial(_locate, lru_cache(1024)(os.path.realpath)))  # a tar has many images
+    entries = (dataset.entries[index] for index in (range(len(dataset)) if items is None else items))
+    return _hash_list(_describe(entry, *locate(entry.path)) for entry in entries)
+
+
+def names_hash(dataset: ImageDataset) -> str:
+    """SHA-256 of the names of all images in their order."""
+    return _hash_list(entry.name for entry in dataset.entries)
+
+
+def valid_text(text: str) -> str:
+    r"""The text as UTF-8 has it: a byte of a file name that is none becomes ``\udcNN``, NN being its hex digits."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _content(dataset: ImageDataset, index: int) -> bytes | UnreadImage:
@@ -104,15 +220,38 @@ def _content(dataset: ImageDataset, index: int) -> bytes | UnreadImage:
         return dataset.read(index)
     except OSError as error:
         return UnreadImage(f"cannot be read ({error.strerror or error})")
+    except ValueError as error:  # a path with a null character
+        return UnreadImage(f"cannot be read ({error})")
 
 
-def _describe(entry: Entry) -> list[Any]:
-    path = Path(entry.path).resolve()
+def _hash_list(values: Iterable[object]) -> str:
+    """SHA-256 of a JSON list, of which never more than one value is in memory."""
+    digest = hashlib.sha256(b"[")
+    for number, value in enumerate(values):
+        digest.update(f"{', ' if number else ''}{json.dumps(value)}".encode())
+    digest.update(b"]")
+    return digest.hexdigest()
+
+
+def _describe(entry: Entry, path: str, known: os.stat_result | None) -> list[Any]:
+    if known is None:
+        return [path, entry.name, None]
+    return [path, entry.name, entry.offset, entry.size, known.st_size, known.st_mtime_ns]
+
+
+def _locate(real: Callable[[str], str], path: str) -> tuple[str, os.stat_result | None]:
+    """The path without links, and what is known of the file; None if there is none. ``real`` resolves folders."""
     try:
-        known = path.stat()
-    except OSError:
-        return [str(path), entry.name, None]
-    return [str(path), entry.name, entry.offset, entry.size, known.st_size, known.st_mtime_ns]
+        folder, name = os.path.split(path)
+        if name not in ("", ".", ".."):
+            path = os.path.join(real(folder), name)
+            known = os.lstat(path)
+            if not stat.S_ISLNK(known.st_mode):
+                return path, known
+        path = os.path.realpath(path)
+        return path, os.stat(path)
+    except (OSError, ValueError):  # a null character in the path
+        return path, None
 
 
 def _parquet(table: pa.Table) -> bytes:

@@ -16,6 +16,8 @@ from typing import Any
 from progresvit.io.files import replace_file
 
 RUN_FILE = "run.json"
+WRITTEN = "written"
+"""In ``run.json``: size and time of the whole output, as soon as it is about to replace an older one."""
 
 
 class PartialOutput:
@@ -45,6 +47,7 @@ class PartialOutput:
         wanted = json.loads(json.dumps(about))
         if self.folder.exists():
             known = _read(self.folder / RUN_FILE)
+            known.pop(WRITTEN, None)
             differing = sorted(key for key in {*known, *wanted} if known.get(key) != wanted.get(key))
             if not differing:
                 return
@@ -69,10 +72,21 @@ class PartialOutput:
         """The files of all parts, in order."""
         return [self.path(number) for number in range(len(self.ranges))]
 
+    def note_written(self, staged: Path) -> None:
+        """Record that a file holds the whole output, before it is moved to its place."""
+        run = self.folder / RUN_FILE
+        replace_file(run, json.dumps({**_read(run), WRITTEN: _stamp(staged)}))
+
+    def has_written(self, whole: Path, about: Mapping[str, Any] | None = None) -> bool:
+        """Whether a file is the whole output of these parts, which a kill left there; and of the run ``about``."""
+        known = _read(self.folder / RUN_FILE)
+        is_written = known.pop(WRITTEN, None) == _stamp(whole)
+        return is_written and (about is None or known == json.loads(json.dumps(about)))
+
     def remove(self) -> None:
         """Remove the files of the run, and the folder if nothing else is in it."""
         with contextlib.suppress(FileNotFoundError):  # another process may remove it too
-            for path in list(self.folder.iterdir()):
+            for path in sorted(self.folder.iterdir()):  # run.json is the last
                 if self._is_ours(path):
                     path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -111,6 +125,11 @@ class PartialOutput:
         """A part, ``run.json``, or the temporary file of one of them after a crash."""
         name = rf"(run\.json|\d{{6}}\.{self.suffix})"
         return re.fullmatch(rf"{name}|\.{name}\.[0-9a-f]{{8}}", path.name) is not None
+
+
+def _stamp(path: Path) -> list[int]:
+    known = path.stat()
+    return [known.st_size, known.st_mtime_ns]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,14 +1,22 @@
+import errno
+import inspect
+import io
 import json
+import os
 import re
 
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from rich.console import Console
+from typer.testing import CliRunner
 
 import progresvit
+from progresvit.cli import app, output
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.samples import samples_folder
 from progresvit.io.model_folder import bundled_folder
+from progresvit.io.resumable import PartialOutput
 from progresvit.model import ProgResViT
 from progresvit.routing import load_setting
 from tests.cli.test_routing_commands import refused, run, works
@@ -110,6 +118,7 @@ def test_images_of_no_class_are_declined_in_the_table_in_json_and_in_parquet(mod
 def test_nothing_to_look_at_is_refused(picture):
     refused("--samples for the bundled sample images", "classify")
     refused("--samples for the bundled sample images", "classify", picture, "--samples")
+    refused("--list for a list of paths", "classify", picture, "--list", "paths.txt")
 
 
 def test_many_pictures_go_into_a_parquet_table(model, digits, tmp_path):
@@ -181,3 +190,97 @@ def test_wrong_arguments_are_refused(model, picture, tmp_path):
     refused("unknown precision", "classify", picture, "--model", model, "--threshold", "1", "--precision", "int4")
     refused("at least one image", "classify", picture, "--model", model, "--threshold", "1", "--batch", "0")
     refused("", "classify", picture, "--model", tmp_path / "nowhere", "--threshold", "1")
+    refused("--shard writes a file for each shard", "classify", picture, "--shard", "1/2")
+    refused("shard 5/4 does not exist", "classify", picture, "--shard", "5/4", "--out", "x.parquet")
+    refused("No such file", "classify", "--list", tmp_path / "none.txt", "--model", model, "--threshold", "1")
+
+
+def test_a_list_of_paths_is_classified_in_shards(model, digits, tmp_path):
+    paths = [str(path) for path in sorted((digits / "val").rglob("*.png"))]
+    (tmp_path / "paths.txt").write_text("\n".join([*paths, "none.png"]))
+    command = ("classify", "--list", tmp_path / "paths.txt", "--model", model, "--threshold", "0.9")
+    lines = [json.loads(line) for line in run(*command, "--json").stdout.splitlines() if line.startswith("{")]
+    assert [line["picture"] for line in lines] == [*paths, "none.png"]
+    out = tmp_path / "a.parquet"
+    results = [run(*command, "--out", out, "--shard", f"{number}/3") for number in (3, 1, 2)]
+    assert [result.exit_code for result in results] == [1, 0, 0]
+    assert "skipped: none.png: " in results[0].stderr
+    assert f"wrote {tmp_path}/a-00003-of-00003.parquet; 1 unreadable" in results[0].stdout
+    rows = pq.read_table(sorted(tmp_path.glob("a-*-of-00003.parquet"))).to_pylist()
+    assert [(row["picture"], row["index"]) for row in rows] == [(line["picture"], line["index"]) for line in lines]
+
+
+def test_a_list_comes_from_standard_input(model, picture):
+    words = ["classify", "--list", "-", "--model", str(model), "--threshold", "0", "--json"]
+    result = CliRunner().invoke(app, words, input=f"{picture}\n")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["picture"] == str(picture)
+
+
+@pytest.mark.parametrize("words", [("--json",), ("--out", "a.parquet")])
+def test_of_many_unreadable_images_the_first_are_named_and_all_are_counted(model, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "paths.txt").write_text("".join(f"none-{number}.png\n" for number in range(25)))
+    result = run("classify", "--list", "paths.txt", "--model", model, "--threshold", "1", *words)
+    assert result.exit_code == 1
+    lines = result.stderr.strip().splitlines()
+    assert [line.split(":")[1].strip() for line in lines[:-1]] == [f"none-{number}.png" for number in range(20)]
+    assert lines[-1].startswith("… and 5 more, see ")
+
+
+def test_a_full_disk_is_one_line_with_the_remedy(model, picture, tmp_path, monkeypatch):
+    def full(*given):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(PartialOutput, "write", full)
+    words = ("--model", model, "--threshold", "1", "--out", tmp_path / "a.parquet")
+    refused("a.parquet cannot be written (No space left on device); free some space there", "classify", picture, *words)
+
+
+def test_odd_file_names_are_shown_on_one_line(model, picture, tmp_path):
+    name = os.fsdecode(b"two\nlines \x1b[1m \xff.png")
+    (tmp_path / "images").mkdir()
+    Image.open(picture).save(tmp_path / "images" / "good\n.png")
+    (tmp_path / "images" / name).write_bytes(b"")
+    result = run("classify", tmp_path / "images", "--model", model, "--threshold", "0.5")
+    assert r"skipped: two\nlines \x1b[1m \udcff.png: " in result.stderr
+    assert r"good\n.png" in result.stdout
+    result = run("classify", tmp_path / "images", "--model", model, "--threshold", "0.5", "--json")
+    shown = [json.loads(line)["picture"] for line in result.stdout.splitlines() if line.startswith("{")]
+    assert shown == ["good\n.png", "two\nlines \x1b[1m \\udcff.png"]
+
+
+def test_decoding_options_reach_the_engine_only_if_given(model, picture, monkeypatch):
+    given = []
+    monkeypatch.setattr("progresvit.engine.Engine", lambda *_, **options: given.append(options) or 1 / 0)
+    for words in ((), ("--decode", "auto"), ("--decode", "cpu", "--workers", "3")):
+        run("classify", picture, "--model", model, "--threshold", "1", *words)
+    assert [{key: options.get(key) for key in ("decode", "workers") if key in options} for options in given] == [
+        {},
+        {},
+        {"decode": "cpu", "workers": 3},
+    ]
+
+
+def test_a_progress_bar_shows_the_rate_and_counts_only_what_this_run_does(monkeypatch):
+    now, shown = [0.0], io.StringIO()
+    console = Console(file=shown, width=100, get_time=lambda: now[0])
+    monkeypatch.setattr("rich._console", console)
+    with output.progress_bars(wanted=True) as begin:
+        update = begin("classifying")
+        for second, done in enumerate((5000, 5040, 5080, 5120)):
+            now[0] = float(second)
+            update(done, 10_000)
+        bars = inspect.getclosurevars(update).nonlocals["bars"]
+        console.print(bars.get_renderable())
+    assert "classifying" in shown.getvalue()
+    assert "5120/10000" in shown.getvalue()
+    assert "40/s" in shown.getvalue()
+    assert "0:02:02" in shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("speed", "text"), [(None, ""), (0.25, "0.25/s"), (9.87, "9.9/s"), (12.3, "12/s"), (10_234.5, "10,234/s")]
+)
+def test_rates_are_rounded_as_people_read_them(speed, text):
+    assert output.format_rate(speed) == text

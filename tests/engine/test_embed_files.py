@@ -16,7 +16,7 @@ from PIL import Image
 import progresvit
 from progresvit.data.crop import describe_preprocessing
 from progresvit.data.dataset import find_unlabelled
-from progresvit.engine import EmbeddingEngine, embed_files, result_table
+from progresvit.engine import EmbeddingEngine, embed_files
 from progresvit.engine.embed_files import KEY, find_neighbours
 from progresvit.engine.embed_files import embed_files as embed
 from progresvit.io.resumable import PartialOutput
@@ -103,23 +103,25 @@ def test_a_stopped_run_continues_with_what_is_missing_and_gives_the_identical_ta
     images = find_unlabelled(folder)
     embed(EmbeddingEngine(model, batch=3), images, tmp_path / "whole.parquet", neighbours=neighbours)
     read = []
-    content = result_table._content
+    batches = embed_files.input_batches
 
-    def breaking(images, index):
-        read.append(index)
-        if len(read) == 25:
-            raise KeyboardInterrupt
-        return content(images, index)
+    def breaking(dataset, items, size):
+        for first, batch in zip(items[::size], batches(dataset, items, size)):
+            read.extend(range(first, first + len(batch)))
+            if 25 in read[-len(batch) :] and read.count(25) == 1:
+                raise KeyboardInterrupt
+            yield batch
 
-    monkeypatch.setattr(result_table, "_content", breaking)
+    monkeypatch.setattr(embed_files, "input_batches", breaking)
     out = tmp_path / "f.parquet"
     with pytest.raises(KeyboardInterrupt):
         embed(EmbeddingEngine(model, batch=3), images, out, neighbours=neighbours)
     parts = sorted(path.name for path in (tmp_path / "f.parquet.parts").glob("*.parquet"))
     assert 1 <= len(parts) <= 3
     assert not out.exists()
+    read.append("again")
     embed(EmbeddingEngine(model, batch=3), images, out, neighbours=neighbours)
-    assert read[25:] == list(range(8 * len(parts), IMAGES))
+    assert read[read.index("again") + 1 :] == list(range(8 * len(parts), IMAGES))
     found, whole = pq.read_table(out), pq.read_table(tmp_path / "whole.parquet")
     assert found.equals(whole, check_metadata=True)
     assert len(set(found["image"].to_pylist())) == IMAGES
@@ -129,11 +131,11 @@ RUN = """
 import sys, time, torch
 from pathlib import Path
 from progresvit.data.dataset import find_unlabelled
-from progresvit.engine import EmbeddingEngine, embed_files, result_table
+from progresvit.engine import EmbeddingEngine, embed_files
 torch.set_num_threads(1)
 embed_files.PART = 8
-content = result_table._content
-result_table._content = lambda *given: (time.sleep(0.02), content(*given))[1]
+batches = embed_files.input_batches
+embed_files.input_batches = lambda *given: ((time.sleep(0.06), batch)[1] for batch in batches(*given))
 embed_files.embed_files(EmbeddingEngine(sys.argv[1], batch=3), find_unlabelled(sys.argv[2]), Path(sys.argv[3]))
 """
 
@@ -184,7 +186,7 @@ def test_features_of_another_model_round_or_pooling_are_neither_mixed_in_nor_rep
     with pytest.raises(ValueError, match=r"beginning of another run \(other images\)"):
         embed(EmbeddingEngine(model), images.subset(range(5)), out)
     with monkeypatch.context() as patch:
-        patch.setattr(result_table, "_content", lambda *given: 1 / 0)  # no image is read again
+        patch.setattr(embed_files, "input_batches", lambda *given: 1 / 0)  # no image is read again
         embed(EmbeddingEngine(model, batch=7), images, out, neighbours=2)  # neighbours may be asked for later
     with pytest.raises(ValueError, match="there already; use --overwrite"):
         embed(EmbeddingEngine(model), images, out)
@@ -263,3 +265,17 @@ def test_a_gpu_finds_the_neighbours_of_the_cpu():
     expected, found = find_neighbours(features, 5, CPU), find_neighbours(features, 5, torch.device("cuda"))
     np.testing.assert_allclose(found[1], expected[1], atol=1e-4)
     assert (found[0] == expected[0]).mean() > 0.99
+
+
+def test_a_run_that_was_killed_while_its_parts_were_removed_is_finished_unless_neighbours_are_missing(
+    model, folder, tmp_path, small_parts, monkeypatch
+):
+    images, out = find_unlabelled(folder), tmp_path / "f.parquet"
+    with monkeypatch.context() as patch:
+        patch.setattr(PartialOutput, "remove", lambda self: None)
+        embed(EmbeddingEngine(model), images, out)
+    monkeypatch.setattr(embed_files, "input_batches", lambda *given: 1 / 0)  # no image is read again
+    with pytest.raises(ValueError, match="there already; use --overwrite"):
+        embed(EmbeddingEngine(model), images, out, neighbours=2)
+    assert embed(EmbeddingEngine(model), images, out).errors == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f.parquet", "images"]

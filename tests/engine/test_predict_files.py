@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from progresvit.data.dataset import find_unlabelled
-from progresvit.engine import Engine, predict_files, result_table
+from progresvit.engine import Engine, predict_files
 from progresvit.engine.predict_files import classify_files, summarise
 from progresvit.engine.torch_backend import TorchBackend
 from progresvit.io.resumable import PartialOutput
@@ -39,6 +39,20 @@ def middling(model, folder):
     return float(torch.tensor(entropies).median())
 
 
+def noting(read, monkeypatch, *, until=None):
+    """Note the numbers of the images that the engine gets; interrupt at one of them, once."""
+    batches = predict_files.input_batches
+
+    def noted(dataset, items, size):
+        for first, batch in zip(items[::size], batches(dataset, items, size)):
+            read.extend(range(first, first + len(batch)))
+            if until in read[-len(batch) :] and read.count(until) == 1:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(predict_files, "input_batches", noted)
+
+
 def test_the_table_holds_what_the_engine_says(model, folder, tmp_path, small_parts):
     engine = Engine(model, middling(model, folder), batch=16)
     calls = []
@@ -68,22 +82,15 @@ def test_a_stopped_run_goes_on_with_what_is_missing_and_ends_the_same(
     threshold = middling(model, folder)
     classify_files(Engine(model, threshold), images, tmp_path / "whole.parquet")
     read = []
-    content = result_table._content
-
-    def breaking(images, place):
-        read.append(place)
-        if len(read) == 25:
-            raise KeyboardInterrupt
-        return content(images, place)
-
-    monkeypatch.setattr(result_table, "_content", breaking)
+    noting(read, monkeypatch, until=25)
     with pytest.raises(KeyboardInterrupt):
         classify_files(Engine(model, threshold, batch=4), images, tmp_path / "r.parquet")
     parts = sorted(path.name for path in (tmp_path / "r.parquet.parts").glob("*.parquet"))
     assert 1 <= len(parts) <= 3
     assert not (tmp_path / "r.parquet").exists()
+    read.append("again")
     classify_files(Engine(model, threshold, batch=4), images, tmp_path / "r.parquet")
-    assert read[25:] == list(range(8 * len(parts), 41))
+    assert read[read.index("again") + 1 :] == list(range(8 * len(parts), 41))
     found, whole = (pq.read_table(tmp_path / name).to_pylist() for name in ("r.parquet", "whole.parquet"))
     for one, other in zip(found, whole, strict=True):
         assert one["probability"] == pytest.approx(other["probability"], abs=1e-5, nan_ok=True)
@@ -151,10 +158,9 @@ def test_overwriting_never_brings_back_old_answers_nor_removes_foreign_files(
         patch.setattr(PartialOutput, "remove", lambda self: None)  # killed when all but the tidying was done
         classify_files(Engine(model, 0.5), images, out)
     read = []
-    content = result_table._content
-    monkeypatch.setattr(result_table, "_content", lambda *one: (read.append(one), content(*one))[1])
+    noting(read, monkeypatch)
     classify_files(Engine(model, 0.5), images, out, overwrite=True)
-    assert len(read) == 41
+    assert read == list(range(41))
     parts = tmp_path / "q.parquet.parts"
     parts.mkdir()
     (parts / "mine.txt").write_text("mine")

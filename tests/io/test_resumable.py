@@ -1,5 +1,7 @@
 """Outputs that are written in parts: what an error leaves behind."""
 
+from pathlib import Path
+
 import pytest
 
 from progresvit.io.resumable import PartialOutput
@@ -34,3 +36,26 @@ def test_finished_parts_are_kept(tmp_path):
     output.write(1, b"part")
     fails(output, first=True)
     assert output.done() == [1]
+
+
+def test_a_file_is_known_as_the_whole_output_until_it_is_replaced(tmp_path):
+    output = begun(tmp_path / "parts")
+    staged, whole = tmp_path / "staged", tmp_path / "whole"
+    staged.write_text("whole")
+    output.note_written(staged)
+    staged.replace(whole)
+    assert output.has_written(whole)
+    assert output.has_written(whole, {"run": 1})
+    assert not output.has_written(whole, {"run": 2})
+    output.claim({"run": 1}, overwrite=False)  # it is still the same run
+    whole.write_text("another")
+    assert not output.has_written(whole)
+
+
+def test_the_file_that_identifies_the_run_is_removed_last(tmp_path, monkeypatch):
+    output, removed = begun(tmp_path / "parts"), []
+    for number in (0, 1):
+        output.write(number, b"part")
+    monkeypatch.setattr(Path, "unlink", lambda path, **options: removed.append(path.name))
+    output.remove()
+    assert removed == ["000000.txt", "000001.txt", "run.json"]
