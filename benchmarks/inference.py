@@ -1,5 +1,7 @@
 """Inference speed: saved MACs as saved time, beside timm's compiled DeiT-S and this model run round by round.
 
+A plain DeiT-S in this engine tells what routing saves from what the engine's kernels save.
+
     python benchmarks/inference.py --device cuda --out inference      # bf16; inference.json and inference.png
     python benchmarks/inference.py --device cpu --threads 2 --out cpu # float32, and onnxruntime and OpenVINO
     python benchmarks/inference.py --device cuda --only engine,fp8    # some parts alone
@@ -53,6 +55,10 @@ def cuda_parts(options: argparse.Namespace) -> Parts:
             *everywhere(case, options, subject="engine", continuing=CONTINUING),
             *(case(subject="round", batch=options.batch, round=number) for number in rounds),
         ],
+        "plain": [
+            *(case(subject="plain", batch=options.batch, resolution=side) for side in (240, 224)),
+            case(subject="plain", measure="latency", batch=1, resolution=240),
+        ],
         "fp8": [case(**{**routed, "precision": "fp8"})],
         "deit224": deit(case, options, 224)[:1],
         "compiled": [case(**{**routed, "subject": "compiled"})],
@@ -77,6 +83,7 @@ def cpu_parts(options: argparse.Namespace) -> Parts:
         ],
         "engine": [case(subject="engine", **how) for how in (routed, single)],
         "deit240": deit(case, options, 240)[:1],
+        "plain": [case(subject="plain", batch=options.batch, resolution=240)],
         "deit224": deit(case, options, 224)[:1],
         "memory": [memory(case, subject=subject, continuing=CONTINUING) for subject in ("engine", "eager")],
     }

@@ -14,6 +14,7 @@ import torch
 from subjects import SUBJECTS
 
 import progresvit
+from progresvit.config import preset
 from progresvit.engine.speed import Measurement, hardware
 
 Row = dict[str, Any]
@@ -34,7 +35,7 @@ class Case:
     subject: str
     """A key of ``SUBJECTS``."""
     model: str
-    """A preset (random weights), a model folder or a hub id; for ``deit`` its name in timm."""
+    """A preset (random weights), a model folder or a hub id; for ``deit`` its name in timm, for ``plain`` a preset."""
     measure: str = "throughput"
     """throughput, latency (one image after another) or memory (throughput, timed shortly)."""
     device: str = "cpu"
@@ -46,7 +47,7 @@ class Case:
     round: int | None = None
     """From 1; for ``round``."""
     resolution: int | None = None
-    """For ``deit``."""
+    """For ``deit`` and ``plain``."""
     continuing: float | None = None
     """Share of the images that continue after each round."""
     images: int | None = None
@@ -64,6 +65,8 @@ class Case:
         if self.subject == "deit":
             sizes = [size for heads, (size, _) in DEIT_SIZES.items() if self.model == deit_name(heads)]
             return f"timm DeiT-{sizes[0]} {self.resolution}, {'compiled' if self.on_gpu else 'eager'}"
+        if self.subject == "plain":
+            return f"engine, plain DeiT-{DEIT_SIZES[preset(self.model).heads][0]} {self.resolution}"
         if self.subject == "eager":
             return "round by round, eager"
         if self.subject == "compiled":

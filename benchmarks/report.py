@@ -13,7 +13,7 @@ from progresvit.evaluation.table import Column, Table, decimals, rough_percent
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-YARDSTICKS = ("eager", "compiled", "deit")
+YARDSTICKS = ("eager", "compiled", "deit", "plain")
 UNSTEADY = 0.2
 """A spread above this makes a ratio unreliable."""
 
@@ -81,7 +81,32 @@ def ratios(rows: Sequence[Row]) -> list[Row]:
 
 
 def ratio_lines(rows: Sequence[Row]) -> list[str]:
-    """The ratios as sentences."""
+    """The ratios as sentences, and the speed divided into routing's share and the kernels' share."""
+    return [*_ratio_lines(rows), *_account(rows)]
+
+
+def _account(rows: Sequence[Row]) -> list[str]:
+    """For each routed row: how much faster than a plain ViT in the same engine, and that than timm's compiled one."""
+    good = [row for row in rows if row["error"] is None and row["measure"] == "throughput"]
+    lines = []
+    for plain in (row for row in good if row["subject"] == "plain"):
+        key = ("batch", "precision")
+        deit = [row for row in good if row["subject"] == "deit" and all(row[name] == plain[name] for name in key)]
+        deit = [row for row in deit if row["case"]["resolution"] == plain["case"]["resolution"]]
+        for row in good:
+            if row["subject"] != "engine" or any(row[name] != plain[name] for name in key):
+                continue
+            share = f"{row['share_continuing']:.1%} continuing" if row["share_continuing"] is not None else "all rounds"
+            kernels = f"; kernels: {plain['images_per_s'] / deit[0]['images_per_s']:.2f}" if deit else ""
+            side = plain["case"]["resolution"]
+            routing = (
+                f"routing: {row['images_per_s'] / plain['images_per_s']:.2f} against plain {side} in the same engine"
+            )
+            lines.append(f"{share}, batch {row['batch']}: {routing}{kernels}")
+    return lines
+
+
+def _ratio_lines(rows: Sequence[Row]) -> list[str]:
     return [
         f"{row['engine']} is {row['ratio']:.2f} times as fast as {row['yardstick']} (batch {row['batch']}, "
         f"{'p50 latency' if row['measure'] == 'latency' else row['measure']})"

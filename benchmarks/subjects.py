@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from progresvit import Engine, ModelConfig, compute, plain_vit
-from progresvit.config import MLP_RATIO
+from progresvit.config import MLP_RATIO, preset
 from progresvit.data.transforms import normalise
 from progresvit.engine.fold import fold
 from progresvit.engine.speed import Routed, find_model, load_images
+from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS
 
 if TYPE_CHECKING:
@@ -32,17 +33,17 @@ MIX = 32
 
 
 class RoutedCase(Routed):
-    """The engine, or the model round by round as the authors' release runs it."""
+    """The engine, or the model round by round as the authors' release runs it; also a plain ViT in the engine."""
 
     def __init__(self, case: Case) -> None:
         engine = {} if case.subject == "eager" else {"backend": case.backend, "threads": case.threads}
         super().__init__(
-            case.model,
+            case.model if case.subject != "plain" else plain_model(case),
             eager=case.subject == "eager",
             device=case.device,
             precision=case.precision,
             batch=case.batch,
-            continuing=case.continuing,
+            continuing=case.continuing or 0.0,
             count=case.images,
             **engine,
         )
@@ -169,11 +170,19 @@ class PlainViT:
 
 SUBJECTS: dict[str, Callable[[Case], Any]] = {
     "engine": RoutedCase,
+    "plain": RoutedCase,
     "eager": RoutedCase,
     "round": RoundAlone,
     "compiled": CompiledRounds,
     "deit": PlainViT,
 }
+
+
+def plain_model(case: Case) -> ProgResViT:
+    """A plain ViT of the size of the case's model, as a model of one round; random weights."""
+    assert case.resolution is not None
+    torch.manual_seed(0)
+    return ProgResViT(plain_vit(resolution=case.resolution, heads=preset(case.model).heads, num_classes=1000)).eval()
 
 
 def one_batch(case: Case, config: ModelConfig) -> Tensor:

@@ -1,7 +1,7 @@
 """Training speed: images a second, peak memory and time to the first step, in one run and beside timm's DeiT-S.
 
     python benchmarks/training.py                              # synthetic images, already on the device
-    python benchmarks/training.py --data 'photos/*.tar'        # and real ones, in device memory, augmented there
+    python benchmarks/training.py --data photos                # and real ones, in device memory and from files
     python benchmarks/training.py --batches 128,256,512,1024   # speed and memory against the batch
     python benchmarks/training.py --dino --batches 256         # DINO: 2 global and 8 local crops of each image
 
@@ -27,6 +27,7 @@ import progresvit
 from progresvit.data.loader import Batch
 from progresvit.data.multicrop import InMemoryWholeImages, MultiCropBatches
 from progresvit.data.sampler import EpochSampler
+from progresvit.data.transforms import Augmentation
 from progresvit.distributed import Processes, start_processes
 from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS
@@ -133,6 +134,24 @@ def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch
     return {**timed(step, batches, steps=options.steps, batch=batch), "decoding_s": decoding, "images": len(stored)}
 
 
+def ours_from_files(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
+    """Files that are decoded, cropped, augmented with RandAugment, erased and mixed on the device."""
+    from progresvit.data.dataset import find_images
+    from progresvit.data.gpu_loader import GpuLoaderBatches, plan_training
+
+    fresh()
+    recipe = make(options.preset, batch, precision=options.precision, compile_=options.compile)
+    augmentation = Augmentation(rand_augment="rand-m9-mstd0.5-inc1", erasing=0.25)
+    dataset, config = find_images(options.data, "train"), progresvit.preset(options.preset, num_classes=1000)
+    plan = plan_training(config, augmentation, processes.device, "gpu")
+    assert plan is not None
+    batches = GpuLoaderBatches(
+        dataset, plan=plan, augmentation=augmentation, sampler=EpochSampler(count=len(dataset), batch=batch, seed=0),
+        resolution=config.input_side, workers=options.workers, device=processes.device,
+    ).steps(0, 10**9)  # fmt: skip
+    return timed(make_step(config, recipe, processes), batches, steps=options.steps, batch=batch)
+
+
 def make_dino(options: argparse.Namespace, processes: Processes, batch: int) -> tuple[TrainingStep, MultiCropBatches]:
     """DINO's step with the crops of the paper, and crops of random images that are stored on the device."""
     fresh()
@@ -206,11 +225,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="progresvit_small_192_240")
     parser.add_argument("--batches", default="512", help="batch sizes, with commas")
-    parser.add_argument("--data", help="images for the in-memory rows")
+    parser.add_argument("--data", help="images for the rows of photographs, in memory and from files")
+    parser.add_argument("--workers", type=int, default=8, help="processes that read files")
     parser.add_argument("--steps", type=int, default=20, help="steps of each of five timed stretches")
     parser.add_argument("--precision", default="bf16", choices=list(PRECISIONS))
     parser.add_argument("--eager", dest="compile", action="store_false", help="do not compile")
-    parser.add_argument("--only", choices=["ours", "photographs", "timm"], help="one kind of row alone")
+    parser.add_argument("--only", choices=["ours", "photographs", "files", "timm"], help="one kind of row alone")
     parser.add_argument("--dino", action="store_true", help="measure DINO instead of supervised training")
     parser.add_argument("--prototypes", type=int, default=65536, help="outputs of DINO's head")
     parser.add_argument("--json", type=Path, help="where to write the rows")
@@ -219,11 +239,13 @@ def main() -> None:
     kinds: dict[str, Callable[[argparse.Namespace, Processes, int], dict[str, float]]] = {
         "ours": ours,
         "photographs": ours_on_photographs,
+        "files": ours_from_files,
         "timm": timm_deit,
     }
     names = {
         "ours": f"{options.preset}, synthetic",
-        "photographs": f"{options.preset}, photographs",
+        "photographs": f"{options.preset}, photographs in memory",
+        "files": f"{options.preset}, photographs from files, RandAugment",
         "timm": "timm DeiT-S 224",
     }
     if options.dino:
@@ -235,7 +257,7 @@ def main() -> None:
     rows = []
     for batch in (int(size) for size in options.batches.split(",")):
         for kind, measure in kinds.items():
-            if (options.only and kind != options.only) or (kind == "photographs" and not options.data):
+            if (options.only and kind != options.only) or (kind in ("photographs", "files") and not options.data):
                 continue
             rows.append({"what": names[kind], **measure(options, processes, batch)})
             print(json.dumps(rows[-1]), flush=True)

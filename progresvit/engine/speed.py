@@ -86,7 +86,7 @@ class Routed:
     """The engine on bytes, or with ``eager`` the model as it is on normalised images.
 
     Args:
-        model: A preset (random weights), a model folder, a bundled model or a hub id.
+        model: A preset (random weights), a model folder, a bundled model, a hub id, or a model itself.
         continuing: Share of the images that continue after each round, if there are no thresholds.
         thresholds: One for all rounds, one for each but the last, or a setting of the model.
         data: A folder or a tar of images; without it, random images are generated.
@@ -96,7 +96,7 @@ class Routed:
 
     def __init__(
         self,
-        model: str,
+        model: str | ProgResViT,
         *,
         eager: bool,
         device: str,
@@ -108,7 +108,7 @@ class Routed:
         count: int | None = None,
         **engine: Any,
     ) -> None:
-        self.eager, self.batch, self.model = eager, batch, find_model(model)
+        self.eager, self.batch, self.model = eager, batch, find_model(model) if isinstance(model, str) else model
         self.config = self.model.config
         if isinstance(thresholds, Setting):
             thresholds.check_use(len(self.config.rounds), None)

@@ -90,6 +90,8 @@ def test_the_whole_claim_is_among_the_parts(monkeypatch):
         ("timm DeiT-S 240, compiled", "bf16"),
         ("timm DeiT-S 384, compiled", "bf16"),
         ("round by round, eager", "bf16"),
+        ("engine, plain DeiT-S 224", "bf16"),
+        ("engine, plain DeiT-S 240", "bf16"),
         ("engine, round 1 alone", "bf16"),
         ("engine, round 2 alone", "bf16"),
         ("engine, routed", "bf16"),
@@ -98,7 +100,7 @@ def test_the_whole_claim_is_among_the_parts(monkeypatch):
     }
     assert {case.batch for case in cases if case.name == "engine, routed"} == {2**power for power in range(11)}
     assert len([case for case in cases if case.measure == "memory" and case.batch == 128]) == 3
-    assert len([case for case in cases if case.measure == "latency"]) == 3
+    assert len([case for case in cases if case.measure == "latency"]) == 4
 
 
 def test_an_unknown_part_is_refused(run):

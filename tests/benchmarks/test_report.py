@@ -37,6 +37,13 @@ def test_a_routed_yardstick_is_compared_at_its_own_share_and_another_with_the_fi
     assert "3.34 times as fast as timm DeiT-S 224" in ratio_lines([*ENGINE, DEIT])[0]
 
 
+def test_the_speed_is_divided_into_routing_and_kernels():
+    plain = row("plain", 40.0, gmacs=4.6, model="progresvit_small_192_240", resolution=224)
+    lines = ratio_lines([*ENGINE[:1], plain, DEIT])
+    assert lines[-1] == "66.4% continuing, batch 8: routing: 1.67 against plain 224 in the same engine; kernels: 2.00"
+    assert not any("routing" in line for line in ratio_lines([*ENGINE, DEIT]))
+
+
 def test_latencies_are_compared_with_latencies_and_other_batches_and_failures_with_nothing():
     single = {"measure": "latency", "batch": 1}
     rows = [
