@@ -2,7 +2,7 @@
 
     python benchmarks/files.py speed --data photos --device cuda     # GPU and CPU decoding, timm's DataLoader
     python benchmarks/files.py speed --data photos --device cpu --threads 2 --images 400
-    python benchmarks/files.py answers --data imagenet --split val   # fast crop, DCT scaling and GPU decoding
+    python benchmarks/files.py answers --data imagenet --split val   # DCT scaling, GPU cropping and GPU decoding
 
 ``speed`` repeats the files of a folder until there are enough (so they are read from the page cache) and times
 everything after the first tenth: processes and kernels are started by then. On a CPU it also times decoding and
@@ -23,7 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import timm
 import torch
 from torch import Tensor
@@ -32,7 +31,6 @@ import progresvit
 from progresvit.config import ModelConfig
 from progresvit.data.dataset import Entry, ImageDataset, find_images, find_unlabelled
 from progresvit.data.loader import numbered_batches
-from progresvit.data.prepare import Plan
 from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.engine.images import ImageOpener
 from progresvit.engine.speed import hardware
@@ -187,18 +185,18 @@ def compare_answers(options: argparse.Namespace) -> list[dict[str, Any]]:
             assert pixels is not None, bad
             yield numbers, pixels
 
-    def fast(shrink: bool) -> Iterator[tuple[list[int], Tensor]]:
-        opener = ImageOpener(model.config, workers=workers)
-        opener.plan = Plan(config=model.config, shrink=shrink)
+    def opened(decode: str) -> Iterator[tuple[list[int], Tensor]]:
+        opener = ImageOpener(model.config, device=device, decode=decode, workers=workers)
         with ThreadPoolExecutor(workers) as pool:
             for group in groups:
-                opened = opener.open([dataset.entries[index] for index in group], pool)
-                yield group, torch.from_numpy(np.ascontiguousarray(opened.pixels)).to(device)
+                pixels = opener.open([dataset.entries[index] for index in group], pool).pixels
+                yield group, torch.as_tensor(pixels).to(device)
 
     expected = predict(options, reference("cpu"), model)
-    ways = {"fast crop": fast(False), "fast crop and DCT scaling": fast(True)}
     if device.type == "cuda":
-        ways["GPU decoding"] = reference("gpu")
+        ways = {"CPU decoding, GPU cropping": opened("cpu"), "GPU decoding": opened("gpu")}
+    else:
+        ways = {"engine, DCT scaling of large files": opened("auto")}
     rows = [accuracy_row("reference crop", expected, expected, dataset)]
     for name, batches in ways.items():
         rows.append(accuracy_row(name, predict(options, batches, model), expected, dataset))

@@ -37,13 +37,13 @@ def embed(
     """Write features of images to a Parquet file. Unreadable files are reported and skipped (exit code 1)."""
     if out.suffix != ".parquet":
         raise ValueError(f"{out}: features are written as .parquet.")
-    from progresvit.data.dataset import UNLABELLED, ImageDataset
+    from progresvit.data.dataset import unlabelled
     from progresvit.engine.embed_files import embed_files
 
     found, bad = find_images(images)
     errors = len(bad)
     if found:
-        dataset = ImageDataset((), tuple(found), (UNLABELLED,) * len(found))
+        dataset = unlabelled(found)
         engine = _make_engine(
             model, round=round, pool=cast("Pool", pool), device=device, precision=precision, batch=batch,
             workers=workers,

@@ -34,15 +34,12 @@ def crop(image: Image.Image, config: BaseConfig) -> NDArray[np.uint8]:
     return _channels_first(image.crop((left, top, left + r, top + r)))
 
 
-def fast_crop(
-    image: Image.Image, config: BaseConfig, box: tuple[float, float, float, float] | None = None
-) -> NDArray[np.uint8]:
-    """The same crop from the pixels that it needs only; few bytes differ, by the rounding of positions.
+def crop_section(image: Image.Image, config: BaseConfig, box: tuple[float, float, float, float]) -> NDArray[np.uint8]:
+    """A section of an image, resized in the same way: left, top, right and bottom -> (C, r, r) bytes.
 
-    ``box`` is that of :func:`crop_box`, by default for the size of the image.
+    With the box of :func:`crop_box` it is the crop, but for the rounding of positions.
     """
     r = config.input_side
-    box = crop_box(image.size, config) if box is None else box
     return _channels_first(image.resize((r, r), Image.Resampling[INTERPOLATION.upper()], box=box))
 
 

@@ -20,7 +20,7 @@ from progresvit.data.dataset import ImageDataset
 from progresvit.data.gpu_decode import GpuDecoder, plan_for
 from progresvit.data.loader import Batch, Numbered, Unreadable
 from progresvit.data.prefetch import Prefetcher
-from progresvit.data.prepare import Box, Plan, Prepared, Request, UnreadImage, prepare
+from progresvit.data.prepare import Box, Plan, Prepared, Request, prepare, request_of
 from progresvit.data.rand_augment import RandAugment
 from progresvit.data.sampler import Draw, EpochSampler, mix_seed
 from progresvit.data.transforms import Augmentation
@@ -45,16 +45,6 @@ def plan_training(
             raise
         return None
     return plan
-
-
-def request_of(dataset: ImageDataset, index: int) -> Request:
-    """What a worker needs to read an image: where it is, or the content of one that is in no file."""
-    if type(dataset) is ImageDataset:
-        return dataset.entries[index]
-    try:
-        return dataset.read(index)
-    except OSError as error:
-        return UnreadImage(f"cannot be read ({error.strerror or error})")
 
 
 class GpuLoaderBatches:

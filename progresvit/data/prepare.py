@@ -20,15 +20,15 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from progresvit.config import BaseConfig
-from progresvit.data.crop import crop_box, fast_crop, resized_size
-from progresvit.data.dataset import Entry
+from progresvit.data.crop import crop, crop_box, crop_section, resized_size
+from progresvit.data.dataset import Entry, ImageDataset
 from progresvit.data.decode import ImageError, load, open_header, shrink_on_load
 
 ON_THE_WEB = "a web address; download it and give the file"
 NO_FILE = "there is no such file"
 SHRINK_MARGIN = 1.5
-"""A JPEG is decoded at a smaller scale if that is still this many times as large as the crop's scale: of 431 photographs
-whose shorter side is twice the crop's or more, the same class for 430, and without a margin for 421."""
+"""A JPEG is decoded at a smaller scale if that is still so many times as large as the crop's scale. Of 431 photographs
+twice as large as the crop or more, imagenet-tiny gives the same class for 430, and without a margin for 421."""
 GPU_SIDES = (16, 16384)
 """Shortest and longest side of the JPEGs that the GPU decodes."""
 
@@ -90,6 +90,16 @@ class Plan:
     """Larger images are refused."""
 
 
+def request_of(dataset: ImageDataset, index: int) -> Request:
+    """Where an image of a dataset is, or its content if the dataset has its own way to read."""
+    if type(dataset).read is ImageDataset.read:
+        return dataset.entries[index]
+    try:
+        return dataset.read(index)
+    except (OSError, ValueError) as error:
+        return UnreadImage(f"cannot be read ({getattr(error, 'strerror', None) or error})")
+
+
 def read_request(request: Request) -> bytes:
     """The content of a file; every problem is an :class:`ImageError`."""
     if isinstance(request, bytes):
@@ -127,8 +137,7 @@ def prepare(request: Request, plan: Plan, room: int | None = None) -> Prepared:
 def _prepare(content: bytes, plan: Plan, room: int | None) -> Prepared:
     image = open_header(content)
     if image.format not in ("JPEG", "MPO"):
-        rgb = load(image)
-        return _with_pixels(rgb, crop_box(rgb.size, plan.config), plan, room)
+        return _with_pixels(load(image), None, plan, room)
     size, orientation = image.size, _orientation(image)
     if plan.jpeg and (room is None or len(content) <= room) and is_for_gpu(image, content):
         box = crop_box(upright_size(size, orientation), plan.config)
@@ -137,25 +146,32 @@ def _prepare(content: bytes, plan: Plan, room: int | None) -> Prepared:
     if plan.shrink:
         width, height = resized_size(size, plan.config)
         divisor = shrink_on_load(image, (math.ceil(SHRINK_MARGIN * width), math.ceil(SHRINK_MARGIN * height)))
+    if divisor == 1:
+        return _with_pixels(load(image), None, plan, room)
     left, top, right, bottom = crop_box(upright_size(size, orientation), plan.config)
-    box = (left / divisor, top / divisor, right / divisor, bottom / divisor)
+    box = (left / divisor, top / divisor, right / divisor, bottom / divisor)  # the last pixel may be a part of one
     return _with_pixels(load(image), box, plan, room)
 
 
-def _with_pixels(rgb: Image.Image, box: Box, plan: Plan, room: int | None) -> Prepared:
-    """Of a decoded image: its pixels, or its crop if the device does not crop or there is no room for them."""
+def _with_pixels(rgb: Image.Image, box: Box | None, plan: Plan, room: int | None) -> Prepared:
+    """Of a decoded image: its pixels, or its crop if the device does not crop or there is no room for them.
+
+    ``box`` is what the crop keeps of an image that was decoded at a smaller scale.
+    """
     if plan.pixels:
         if not plan.shrink:
             rgb = _reduced(rgb, room)
         if room is None or 3 * rgb.width * rgb.height <= room:
-            return Prepared(Form.PIXELS, np.asarray(rgb), rgb.size, box=box)
+            kept = crop_box(rgb.size, plan.config) if box is None else box
+            return Prepared(Form.PIXELS, np.asarray(rgb), rgb.size, box=kept)
     return crop_prepared(rgb, plan.config, box)
 
 
 def crop_prepared(rgb: Image.Image, config: BaseConfig, box: Box | None = None) -> Prepared:
-    """The evaluation crop of a decoded image."""
+    """The evaluation crop of a decoded image, byte for byte that of timm if it has its full size."""
     r = config.input_side
-    pixels = fast_crop(rgb if config.in_channels == 3 else rgb.convert("L"), config, box)
+    image = rgb if config.in_channels == 3 else rgb.convert("L")
+    pixels = crop(image, config) if box is None else crop_section(image, config, box)
     return Prepared(Form.CROP, pixels, (r, r), box=(0, 0, r, r))
 
 

@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from progresvit.engine.embedding import Embedding, EmbeddingEngine
     from progresvit.engine.engine import Engine
     from progresvit.engine.prediction import Candidate, Prediction
+    from progresvit.engine.scheduler import Counts, EngineFull
     from progresvit.engine.segmentation import Segmentation, SegmentationEngine
 
 __all__ = [
     "Candidate",
+    "Counts",
     "Embedding",
     "EmbeddingEngine",
     "Engine",
+    "EngineFull",
     "MemoryWarning",
     "Prediction",
     "Segmentation",
@@ -32,9 +35,11 @@ if not TYPE_CHECKING:  # a checker shall see the names above and no others
         __name__,
         homes={
             "Candidate": "prediction",
+            "Counts": "scheduler",
             "Embedding": "embedding",
             "EmbeddingEngine": "embedding",
             "Engine": "engine",
+            "EngineFull": "scheduler",
             "MemoryWarning": "batcher",
             "Prediction": "prediction",
             "Segmentation": "segmentation",

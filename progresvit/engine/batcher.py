@@ -1,16 +1,17 @@
-"""The batcher: images run through the rounds in full batches, and their predictions are returned in order.
+"""The batcher: images run through the rounds in full batches, and predictions are delivered as images exit.
 
 Rounds run asynchronously. Images that continue move to the next round's buffer when space is needed, so that the host
-makes predictions while the device computes. Buffers are bounded, and so are the predictions that are held back behind
-an image that still waits. The backend does all computation. Letters: S rounds, s a round from 0.
+makes predictions while the device computes. The backend does all computation. One thread at a time uses a batcher;
+only ``cancel`` may be called from others. Letters: S rounds, s a round from 0.
 """
 
 from __future__ import annotations
 
-import time
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,14 @@ from progresvit.engine.buffers import Array, RoundBackend, RoundBuffer, RunningR
 from progresvit.engine.prediction import Prediction
 from progresvit.routing.decide import Answers
 
-HELD_BATCHES = 32
-"""The most batches in progress behind a waiting image; beyond that, buffers run before they are full."""
+OVERTAKEN = 4
+"""The most batches of other rounds that run while images of a round are due, as long as new images keep arriving."""
+
+NEARLY_FULL = 0.75
+"""A buffer that is fuller than that starts, if its images are due, while another round runs."""
+
+Make = Callable[[int, Answers, NDArray[np.int64]], list[Prediction]]
+Deliver = Callable[[NDArray[np.int64], list[Prediction]], None]
 
 
 class MemoryWarning(UserWarning):
@@ -36,15 +43,34 @@ class _Running:
     count: int
 
 
+class _Answered(NamedTuple):
+    """A round whose images have left its buffer. After the last round, the answers may still be on their way."""
+
+    s: int
+    numbers: NDArray[np.int64]
+    round: RunningRound
+    answers: Answers | None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the rounds have run: images and batches, of each round."""
+
+    images: list[int]
+    batches: list[int]
+
+
 class Batcher:
-    """Runs one stream of images, numbered from 0 in the order in which they enter.
+    """Runs numbered images. Numbers increase in the order in which images are fed.
 
     Args:
         rounds: The backend.
         buffers: One for each round.
         largest: The largest batch.
         make: ``make(s, answers, rows)`` makes the predictions of the rows that exit after round s.
+        deliver: Called with the increasing numbers of images that have exited, and their predictions.
         shrunk: Called with the new ``largest`` when memory runs out.
+        totals: Updated with each batch.
     """
 
     def __init__(
@@ -53,85 +79,154 @@ class Batcher:
         buffers: list[RoundBuffer],
         *,
         largest: int,
-        make: Callable[[int, Answers, NDArray[np.int64]], list[Prediction]],
+        make: Make,
+        deliver: Deliver,
         shrunk: Callable[[int], None],
+        totals: Totals,
     ) -> None:
-        self.rounds, self.buffers, self.largest = rounds, buffers, largest
-        self._make, self._shrunk = make, shrunk
-        self._results: dict[int, Prediction] = {}
-        self._running: list[_Running | None] = [None] * len(buffers)
-        self._answered: deque[tuple[int, NDArray[np.int64], RunningRound]] = deque()
-        self._entered = self._returned = 0
-        for buffer in buffers:
+        self.rounds, self.buffers, self.largest, self.totals = rounds, buffers, largest, totals
+        self._make, self._deliver, self._shrunk = make, deliver, shrunk
+        self._is_synchronous = False  # the backend computes before run returns
+        self._leaving: deque[tuple[int, int]] = deque()  # filled by any thread
+        self._end = 0  # numbers before it have been fed
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all images."""
+        self._running: list[_Running | None] = [None] * len(self.buffers)
+        self._order: list[int] = []  # the rounds that run, as they were started
+        self._answered: deque[_Answered] = deque()
+        self._cancelled: list[tuple[int, int]] = []
+        self._overtaken = [0] * len(self.buffers)
+        self._leaving.clear()
+        for buffer in self.buffers:
             buffer.clear()
-
-    def feed(self, pixels: Array, known: dict[int, Prediction] | None = None) -> None:
-        """Take images in, (B, C, R, R). ``known`` gives predictions for images that have no pixels, by position."""
-        known = known or {}
-        now = time.monotonic()
-        taken, total = 0, len(pixels)
-        numbers = np.arange(self._entered, self._entered + total + len(known))
-        if known:
-            numbers = np.delete(numbers, list(known))
-        self._results.update({self._entered + position: result for position, result in known.items()})
-        self._entered += total + len(known)
-        while taken < total:
-            buffer = self._open_buffer(0)
-            count = min(buffer.free, total - taken)
-            self.rounds.load(buffer, pixels[taken : taken + count])
-            buffer.add(numbers[taken : taken + count], now)
-            taken += count
-            if not buffer.free:
-                self._start(0)
-        if self._entered - self._returned > HELD_BATCHES * self.buffers[0].capacity:
-            self.flush()
-
-    def flush(self, before: float | None = None) -> None:
-        """Run every buffer that is not empty; with ``before``, only those with an image that arrived by that time."""
-        for s, buffer in enumerate(self.buffers):
-            if buffer.fill and (before is None or float(buffer.arrived[0]) <= before):
-                if self._running[s] is None:
-                    self._start(s)
-                self._settle(s)
 
     @property
     def side(self) -> int:
         return int(self.buffers[0].pixels.shape[-1])
 
     @property
-    def is_running(self) -> bool:
-        return any(self._running) or bool(self._answered)
+    def is_empty(self) -> bool:
+        return not self._answered and not any(buffer.fill for buffer in self.buffers)
 
-    def oldest(self) -> float | None:
-        """When the image that waits longest arrived."""
-        return min((float(buffer.arrived[0]) for buffer in self.buffers if buffer.fill), default=None)
+    @property
+    def next_due(self) -> float:
+        """When the first of the images that wait is due."""
+        return min((self.buffers[s].earliest for s in self._waiting()), default=math.inf)
 
-    def ready(self, *, wait: bool = False) -> Iterator[Prediction]:
-        """Predictions that are available: in order, up to the first that is missing."""
+    def has_work(self, now: float) -> bool:
+        """Whether ``advance`` would do anything."""
+        return bool(self._answered or self._order) or self.next_due <= now
+
+    def feed(self, pixels: Array, numbers: NDArray[np.int64], due: float) -> None:
+        """Take images in, (B, C, R, R), that shall run by the time ``due`` even if the batch is not full."""
+        taken, total = 0, len(pixels)
+        while taken < total:
+            buffer = self._open_buffer(0)
+            count = min(buffer.free, total - taken)
+            self.rounds.load(buffer, pixels[taken : taken + count])
+            buffer.add(numbers[taken : taken + count], due)
+            taken += count
+            if not buffer.free:
+                self._start(0)
+        self._end = int(numbers[-1]) + 1 if total else self._end
+
+    def cancel(self, first: int, end: int) -> None:
+        """Images with these numbers start no further round. Any thread may call this."""
+        self._leaving.append((first, end))
+
+    def hurry(self, first: int, end: int) -> None:
+        """Images with these numbers are due now."""
+        for buffer in self.buffers:
+            buffer.hurry(first, end)
+
+    def advance(self, now: float) -> bool:
+        """Do one thing, or nothing if all images wait for a fuller batch; then False.
+
+        Predictions come first, since they may complete a call. While a round runs, only buffers that are nearly full
+        start; else it is waited for. If none runs, images that are due start with the batch that there is; earlier
+        rounds go first and fill later buffers.
+        """
+        if self._answered and self._answered[0].round.finished():
+            self._deliver_next()
+            return True
+        if self._order or self._answered:
+            for s in self._waiting():
+                if self.buffers[s].earliest <= now and self.buffers[s].fill > NEARLY_FULL * self.buffers[s].capacity:
+                    self._start(s)  # right behind the one that runs
+                    return True
+        if self._answered:
+            self._deliver_next()
+            return True
+        if self._order:
+            self._settle(self._order[0])
+            return True
+        for s, buffer in enumerate(self.buffers):  # none runs
+            if buffer.fill and buffer.earliest <= now:
+                self._start(s)
+                return True
+        return False
+
+    def run_overtaken(self, now: float) -> None:
+        """Start the rounds whose images are due and let others pass too often."""
+        for s in self._waiting():
+            if self.buffers[s].earliest <= now and self._overtaken[s] >= OVERTAKEN:
+                self._start(s)
+
+    def deliver_finished(self) -> None:
+        """Deliver all predictions that are available without waiting."""
         for s, running in enumerate(self._running):
-            if running is not None and (wait or running.round.finished()):
+            if running is not None and running.round.finished():
                 self._settle(s)
-        while self._answered and (wait or self._answered[0][2].finished()):
-            s, numbers, running_round = self._answered.popleft()
-            answers = running_round.answers()
-            rows = np.flatnonzero(answers.exits)
-            self._results.update(zip(numbers[rows].tolist(), self._make(s, answers, rows)))
-        while self._returned in self._results:
-            yield self._results.pop(self._returned)
-            self._returned += 1
+        self._deliver_answered()
+
+    def flush(self) -> None:
+        """Run all images to the end."""
+        for s, buffer in enumerate(self.buffers):
+            if buffer.fill and self._running[s] is None:
+                self._start(s)
+            if self._running[s] is not None:
+                self._settle(s)
+        while self._answered:
+            self._deliver_next()
+
+    def _waiting(self) -> Iterator[int]:
+        """The rounds whose buffers have images that do not run."""
+        return (s for s, buffer in enumerate(self.buffers) if buffer.fill and self._running[s] is None)
+
+    def _deliver_answered(self) -> None:
+        while self._answered and self._answered[0].round.finished():
+            self._deliver_next()
+
+    def _deliver_next(self) -> None:
+        s, numbers, running_round, known = self._answered.popleft()
+        answers = running_round.answers() if known is None else known
+        rows = np.flatnonzero(answers.exits)
+        if len(rows):
+            self._deliver(numbers[rows], self._make(s, answers, rows))
 
     def _open_buffer(self, s: int) -> RoundBuffer:
         """The buffer of round s, free to be written to."""
         if self._running[s] is not None:
             self._settle(s)
+        if not self.buffers[s].fill:
+            self._overtaken[s] = 0
         return self.buffers[s]
 
     def _start(self, s: int) -> None:
         """Start the round for all images in its buffer. If it takes several batches, all but the last are settled."""
+        if s and self._is_synchronous:  # images that exited do not wait for those that continue
+            self._deliver_answered()
         buffer = self.buffers[s]
         first, has_freed = 0, False
-        while first < buffer.fill:
+        while True:
+            self._remove_cancelled(s, first)
+            if first >= buffer.fill:
+                break
             count = batch_sizes(buffer.fill - first, self.largest, self.rounds.sizes)[0]
+            if self._leaving:  # cancelled in this moment
+                continue
             try:
                 running = self.rounds.run(s, buffer, first, count)
             except self.rounds.out_of_memory:
@@ -141,23 +236,35 @@ class Batcher:
                 has_freed = True
                 continue
             has_freed = False
+            self._is_synchronous = running.finished()
             self._running[s] = _Running(running, first, count)
+            self._order.append(s)
+            self._count(s, count)
             first += count
             if first < buffer.fill:
                 self._settle(s)
+        if self._running[s] is None:  # the rest was cancelled
+            buffer.clear()
 
     def _settle(self, s: int) -> None:
-        """Move the images that continue to the next buffer; predictions of the others are made in ``ready``."""
+        """Move the images that continue to the next buffer; predictions of the others are delivered later."""
         running, buffer = self._running[s], self.buffers[s]
         assert running is not None
         self._running[s] = None
+        self._order.remove(s)
         running_round, first, count = running.round, running.first, running.count
         numbers = buffer.numbers[first : first + count].copy()
-        if s < len(self.buffers) - 1:
-            self._move(s, first, running_round, np.flatnonzero(~running_round.answers().exits))
+        is_all = first + count == buffer.fill
+        answers = running_round.answers() if s < len(self.buffers) - 1 else None
+        rows = np.flatnonzero(~answers.exits) if answers is not None else np.empty(0, np.int64)
+        if len(rows) < count:
+            self._answered.append(_Answered(s, numbers, running_round, answers))
+        if answers is not None:
+            if self._leaving or self._cancelled:
+                rows = rows[~self._are_cancelled(numbers[rows])]
+            self._move(s, first, running_round, rows)
             running_round.tokens = None  # not needed any more
-        self._answered.append((s, numbers, running_round))
-        if first + count == buffer.fill:
+        if is_all:
             buffer.clear()
 
     def _move(self, s: int, first: int, running: RunningRound, rows: NDArray[np.int64]) -> None:
@@ -166,10 +273,45 @@ class Batcher:
             target = self._open_buffer(s + 1)
             some = rows[: target.free]
             self.rounds.move(source, first, running, some, target)
-            target.add(source.numbers[first + some], source.arrived[first + some])
+            target.add(source.numbers[first + some], source.due[first + some])
             if not target.free:
                 self._start(s + 1)
             rows = rows[len(some) :]
+
+    def _remove_cancelled(self, s: int, first: int) -> None:
+        """Remove cancelled images from place ``first`` on, from a buffer that does not run."""
+        buffer = self.buffers[s]
+        while self._leaving or self._cancelled:
+            stays = ~self._are_cancelled(buffer.numbers)
+            stays[:first] = True  # these have run
+            if not stays.all():
+                rows = np.flatnonzero(stays)
+                self.rounds.keep(buffer, rows)
+                buffer.keep(rows)
+            self._cancelled = [
+                (first_, end)
+                for first_, end in self._cancelled
+                if end > self._end  # it is being fed
+                or any(np.diff(np.searchsorted(other.numbers, (first_, end)))[0] for other in self.buffers)
+            ]
+            if not self._leaving:  # no more of them came meanwhile
+                return
+
+    def _are_cancelled(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        while self._leaving:
+            self._cancelled.append(self._leaving.popleft())
+        marks = np.zeros(len(numbers), bool)
+        for first, end in self._cancelled:
+            start, stop = np.searchsorted(numbers, (first, end))
+            marks[start:stop] = True
+        return marks
+
+    def _count(self, s: int, count: int) -> None:
+        self.totals.images[s] += count
+        self.totals.batches[s] += 1
+        for other in range(len(self.buffers)):
+            self._overtaken[other] += 1
+        self._overtaken[s] = 0
 
     def _halve(self, count: int) -> None:
         if count == 1:

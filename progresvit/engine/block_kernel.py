@@ -258,7 +258,8 @@ def divide_rows(rows: int, width: int, processors: int) -> list[tuple[int, int, 
     """Parts of the rows, each with its tiles: many rows keep all processors busy, and the rest has smaller tiles."""
     tiles = tiles_for(rows, width)
     rest = rows % (tiles.many * processors)
-    if rest == rows or rest == 0 or rest > FULL_WAVE * tiles.many * processors:
+    is_whole = rest in (0, rows) or rest > FULL_WAVE * tiles.many * processors
+    if is_whole or tiles.many < TILES[-1][1].many:  # several of the smaller tiles share a processor
         return [(0, rows, tiles)]
     return [(0, rows - rest, tiles), (rows - rest, rows, tiles_for(rest, width))]
 

@@ -1,19 +1,24 @@
 """Buffers in which images wait for their next round, and the interface of a backend that runs the rounds.
 
 Each round has a buffer. Images that continue move to the next round's buffer, and a round runs when its buffer is full
-or a deadline has passed. So later rounds run full batches, whatever share of the images reaches them.
+or an image in it is due. So later rounds run full batches, whatever share of the images reaches them.
 
 Letters: B images, C channels, R side of the images, N tokens, d channels of tokens, s a round from 0.
 """
 
 from __future__ import annotations
 
+import math
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.routing.decide import Answers
+
+HELD_BATCHES = 32
+"""The most batches of a stream in progress, or finished and held back; beyond that, its images do not wait."""
 
 Array = Any
 """A numpy array or a tensor, as the backend uses them."""
@@ -35,15 +40,17 @@ class RunningRound(Protocol):
 
 
 class RoundBuffer:
-    """The images that wait for a round; the first ``fill`` places are occupied."""
+    """The images that wait for a round; the first ``fill`` places are occupied, in the order of their numbers."""
 
     def __init__(self, pixels: Array, tokens: Array | None) -> None:
         self.pixels, self.tokens = pixels, tokens
         """Bytes, (capacity, C, R, R), and tokens of the previous round, (capacity, N, d); None before the first."""
         self.capacity = len(pixels)
         self.fill = 0
+        self.earliest = math.inf
+        """When the first of the images is due."""
         self._numbers = np.zeros(self.capacity, np.int64)
-        self._arrived = np.zeros(self.capacity)
+        self._due = np.zeros(self.capacity)
 
     @property
     def free(self) -> int:
@@ -55,18 +62,31 @@ class RoundBuffer:
         return self._numbers[: self.fill]
 
     @property
-    def arrived(self) -> NDArray[np.float64]:
-        """When each image was fed to the batcher."""
-        return self._arrived[: self.fill]
+    def due(self) -> NDArray[np.float64]:
+        """When each image shall run at the latest, even if the batch is not full."""
+        return self._due[: self.fill]
 
-    def add(self, numbers: NDArray[np.int64], arrived: NDArray[np.float64] | float) -> None:
+    def add(self, numbers: NDArray[np.int64], due: NDArray[np.float64] | float) -> None:
         """Register images that were copied into the next free places."""
         places = slice(self.fill, self.fill + len(numbers))
-        self._numbers[places], self._arrived[places] = numbers, arrived
+        self._numbers[places], self._due[places] = numbers, due
+        self.earliest = min(self.earliest, due if isinstance(due, float) else float(due.min(initial=math.inf)))
         self.fill += len(numbers)
 
+    def hurry(self, first: int, end: int) -> None:
+        """Images with these numbers are due now."""
+        start, stop = np.searchsorted(self.numbers, (first, end))
+        if stop > start:
+            self._due[start:stop] = self.earliest = -math.inf
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Register that only these images are left, and that they were moved to the first places."""
+        self._numbers[: len(rows)], self._due[: len(rows)] = self._numbers[rows], self._due[rows]
+        self.fill = len(rows)
+        self.earliest = float(self.due.min(initial=math.inf))
+
     def clear(self) -> None:
-        self.fill = 0
+        self.fill, self.earliest = 0, math.inf
 
 
 class RoundBackend(Protocol):
@@ -81,7 +101,7 @@ class RoundBackend(Protocol):
     def make_buffer(self, s: int, capacity: int, side: int) -> RoundBuffer: ...
 
     def send(self, pixels: Array) -> Any:
-        """Start copying images (B, C, R, R) to the device. May be called from another thread."""
+        """Start copying images (B, C, R, R) to the device. Any thread may call this, at any time."""
         ...
 
     def receive(self, sent: Any) -> Array:
@@ -102,8 +122,16 @@ class RoundBackend(Protocol):
         """Copy images, counted from ``first``, and their new tokens into the first free places of the next buffer."""
         ...
 
+    def keep(self, buffer: RoundBuffer, rows: NDArray[np.int64]) -> None:
+        """Move these images, in increasing order, to the first places of their buffer."""
+        ...
+
     def shrink(self) -> None:
         """Free memory that is not needed now."""
+        ...
+
+    def driving(self) -> AbstractContextManager[Any]:
+        """Entered by a thread for as long as it makes all calls but ``send``; threads follow each other."""
         ...
 
 

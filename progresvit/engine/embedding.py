@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from progresvit.data.prefetch import Prefetcher
 from progresvit.data.transforms import normalise
 from progresvit.engine.backends import open_features
 from progresvit.engine.batcher import MemoryWarning
 from progresvit.engine.fold import FoldedRound, fold_features
 from progresvit.engine.images import Images, OpenedImages, PathLike, open_images
-from progresvit.engine.prefetch import Prefetcher
 from progresvit.io.parse import did_you_mean
 from progresvit.model.precision import autocast
 

@@ -1,33 +1,31 @@
 """The engine: classifies images with a model and an exit policy.
 
 After each round only the images that continue are kept, and they wait until the batch is full (buffers.py, batcher.py),
-so an image costs only the rounds that it runs, in time as well. This file needs no torch; the torch backend does.
+so an image costs only the rounds that it runs, in time as well. Any number of threads may call an engine; their images
+share batches (scheduler.py). This file needs no torch; the torch backend does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from progresvit import compute
+from progresvit.data.prefetch import Prefetcher
 from progresvit.engine.backends import BACKENDS, BackendName, BackendOptions, ModelSource, open_source
-from progresvit.engine.batcher import Batcher, MemoryWarning
-from progresvit.engine.buffers import RoundBuffer
-from progresvit.engine.images import Images, OpenedImages, PathLike, open_images
-from progresvit.engine.prediction import Candidate, Prediction
-from progresvit.engine.prefetch import Prefetcher
+from progresvit.engine.images import ImageOpener, Images, OpenedImages, PathLike
+from progresvit.engine.jobs import Call, Stream
+from progresvit.engine.prediction import Prediction, PredictionMaker
+from progresvit.engine.scheduler import Counts, Scheduler
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
 from progresvit.io.parse import did_you_mean
-from progresvit.routing.decide import Abstention, Answers, Policy
+from progresvit.routing.decide import Abstention, Policy
 from progresvit.routing.settings import Setting, SettingWarning, budget_setting
 
 if TYPE_CHECKING:
@@ -36,14 +34,18 @@ if TYPE_CHECKING:
     from progresvit.model import ProgResViT
     from progresvit.routing.router import Router
 
-DEADLINE = 1.0
+DEADLINE = 0.005
 """Seconds that an image of a stream may wait until a batch is full."""
-POLL = 0.001
-"""Seconds between two checks of a running round, while no new images come."""
+PENDING_BATCHES, LEAST_PENDING = 16, 1024
+"""By default calls may have so many batches waiting, and at least so many images."""
+DECODED_TOGETHER = 16
+"""The most files of a future that one thread decodes before they are sent."""
 
 
 class Engine:
     """Classifies images in rounds. The model is folded when the engine is made; later changes to it have no effect.
+
+    Threads may call it at the same time. It closes at the end of a ``with``, or when it is not used any more.
 
     Args:
         model: A model, the folder or hub id of one, the name of a bundled model, or a folder that ``progresvit export``
@@ -65,7 +67,10 @@ class Engine:
         kernels: fused (our kernels in CUDA graphs, the default on a GPU) or plain (those of torch, and always those of
             a model that merges tokens).
         threads: Threads of the backend on a CPU; by default its own choice.
-        workers: Threads that decode images.
+        workers: Threads that decode images, or processes for many files; by default one for each CPU core.
+        decode: Where JPEGs are decoded: gpu (nvJPEG), cpu, or auto (the GPU if the model is there and it can).
+        pending: The most images of ``classify``, ``submit`` and ``aclassify`` that wait or run, of all callers; a
+            single call may have more. By default 16 batches, and at least 1024.
     """
 
     def __init__(
@@ -84,18 +89,20 @@ class Engine:
         batch: int | None = None,
         kernels: str | None = None,
         threads: int | None = None,
-        workers: int = 2,
+        workers: int | None = None,
+        decode: str = "auto",
+        pending: int | None = None,
     ) -> None:
         if batch is not None and batch < 1:
             raise ValueError(f"a batch has at least one image, not {batch}.")
-        for name, number in (("threads", threads), ("workers", workers)):
+        for name, number in (("threads", threads), ("workers", workers), ("pending images", pending)):
             if number is not None and number < 1:
                 raise ValueError(f"{name} are 1 or more, not {number}.")
         if backend is not None and backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}; {did_you_mean(backend, BACKENDS)}")
         self._source = source = open_source(model, backend)
         self.config = config = source.config
-        self.precision, self.workers = source.precision_of(precision), workers
+        self.precision = source.precision_of(precision)
         if not 1 <= top_k <= max(1, config.num_classes):
             raise ValueError(f"top_k is between 1 and the model's {config.num_classes} classes, not {top_k}.")
         self.top_k = top_k
@@ -115,9 +122,23 @@ class Engine:
         options = BackendOptions(
             device=device, precision=precision, batch=batch, kernels=kernels, threads=threads, top_k=top_k
         )
-        self.backend, self.rounds, self.batch = source.make_backend(self.policy, self.temperatures, options)
-        self._buffers: list[RoundBuffer] = []
-        self._busy = self._has_warned = False
+        self.backend, self.rounds, batch = source.make_backend(self.policy, self.temperatures, options)
+        pending = max(LEAST_PENDING, PENDING_BATCHES * batch) if pending is None else pending
+        make = PredictionMaker(config.labels, self.gmacs, top_k, has_ood=self.policy.ood is not None)
+        self._scheduler = Scheduler(self.rounds, make, count=len(config.rounds), batch=batch, pending=pending)
+        self._opener = ImageOpener(config, device=getattr(self.rounds, "device", None), decode=decode, workers=workers)
+        self.workers = self._opener.workers
+        self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="progresvit-decode")
+
+    @property
+    def batch(self) -> int:
+        """The largest batch; it shrinks if memory runs out."""
+        return self._scheduler.batch
+
+    @property
+    def counts(self) -> Counts:
+        """Images and batches that each round has run, and images that were cancelled or are pending."""
+        return self._scheduler.counts()
 
     def classify(self, images: Images) -> list[Prediction]:
         """A prediction for each image, in order.
@@ -127,55 +148,103 @@ class Engine:
                 array or tensor (B, C, r, r) of square images, which are used as they are, r at least the resolution of
                 the last round. An image that cannot be opened gives a prediction with the reason (``error``).
         """
-        if isinstance(images, str | os.PathLike | bytes) or hasattr(images, "getbbox"):
-            raise ValueError("classify takes a list of images; put this one into brackets: classify([image]).")
-        images = images if hasattr(images, "__len__") else list(images)
-        predictions: list[Prediction] = []
-        with self._alone(), ThreadPoolExecutor(self.workers) as pool:
-            batcher = None
-            size = self.batch  # self.batch may shrink meanwhile
+        images = _as_sequence(images, "classify")
+        if len(images) > self.batch:
+            return self._classify_many(images)
+        if not len(images):
+            return []
+        call = self._scheduler.open_call(len(images))
+        try:
+            self._open_and_add(call, 0, images, self._pool)
+            return self._scheduler.results(call)
+        finally:
+            self._scheduler.cancel(call)  # if it is not complete
+
+    def submit(self, images: Images, *, block: bool = True, timeout: float | None = None) -> Future[list[Prediction]]:
+        """As ``classify``, without waiting: a future of the predictions.
+
+        Until it is done, ``cancel`` cancels it, and its images start no further round. Threads of the engine decode
+        and compute; do not call ``classify`` in a callback of the future, which runs in such a thread.
+
+        Args:
+            images: As ``classify`` takes them.
+            block: Wait while as many images are pending as the engine takes; else, :class:`EngineFull` is raised.
+            timeout: Seconds to wait at most, before :class:`EngineFull` is raised.
+        """
+        images = _as_sequence(images, "submit")
+        future: Future[list[Prediction]] = Future()
+        if not len(images):
+            future.set_result([])
+            return future
+        is_array = hasattr(images, "dtype")
+        if is_array:
+            self._opener.open(images)  # refuses other arrays at once
+        call = self._scheduler.open_call(len(images), future=future, block=block, timeout=timeout)
+        size = self.batch if is_array else min(DECODED_TOGETHER, -(-len(images) // self.workers))
+        try:
             for first in range(0, len(images), size):
-                opened = open_images(images[first : first + size], self.config, pool)
-                batcher = batcher or self._make_batcher(opened.side)
-                batcher.feed(self.rounds.receive(self.rounds.send(opened.pixels)), _failures(opened))
-                predictions += batcher.ready()
-            if batcher is not None:
-                batcher.flush()
-                predictions += batcher.ready(wait=True)
-        return predictions
+                some = images[first : first + size]
+                if is_array:  # sent in this thread: a tensor may be the work of its CUDA stream
+                    self._open_and_add(call, first, some)
+                else:
+                    self._pool.submit(self._open_later, call, first, some)
+        except BaseException:
+            self._scheduler.cancel(call)
+            raise
+        return future
 
-    def stream(
+    async def aclassify(self, images: Images) -> list[Prediction]:
+        """As ``classify``, for an event loop. Cancelling the task cancels the images.
+
+        It never waits for room: if too many images are pending, it raises :class:`EngineFull` at once.
+        """
+        return await asyncio.wrap_future(self.submit(images, block=False))
+
+    def as_completed(
         self, batches: Iterable[Images], *, deadline: float | None = DEADLINE, ahead: int = 2
-    ) -> Iterator[Prediction]:
-        """Predictions for a stream of batches, one by one and in order.
+    ) -> Iterator[tuple[int, Prediction]]:
+        """Predictions for a stream of batches as they finish, each with the number of its image in the stream, from 0.
 
-        Images that continue wait until a batch is full, across the given batches, until one has waited ``deadline``
-        seconds, or until the stream ends.
+        Images that continue wait until a batch is full, across the given batches and all callers, until one has waited
+        ``deadline`` seconds and no other images are ready, or until the stream ends. Closing the iterator cancels the
+        images in progress.
 
         Args:
             batches: Each as ``classify`` takes it. A thread iterates over them; do not use the iterator meanwhile.
             deadline: In seconds; None waits for full batches as long as it takes.
             ahead: Number of batches that are read and decoded ahead.
         """
-        with self._alone(), ThreadPoolExecutor(self.workers) as pool:
-            batcher: Batcher | None = None
-            with Prefetcher(batches, lambda images: self._prepare(images, pool), ahead) as coming:
-                while (item := coming.get(_timeout(batcher, deadline))) is not Prefetcher.END:
-                    if isinstance(item, tuple):
-                        opened, sent = item
-                        if batcher is None or opened.side != batcher.side:
-                            if batcher is not None:
-                                batcher.flush()
-                                yield from batcher.ready(wait=True)
-                            batcher = self._make_batcher(opened.side)
-                        batcher.feed(self.rounds.receive(sent), _failures(opened))
-                    assert batcher is not None
-                    if deadline is not None:
-                        batcher.flush(before=time.monotonic() - deadline)
-                    yield from batcher.ready()
-            if batcher is not None:
-                batcher.flush()
-                yield from batcher.ready(wait=True)
+        with self._open_stream(batches, deadline, ahead) as stream:
+            while (chunk := self._scheduler.next_chunk(stream)) is not None:
+                yield from zip(*chunk)
+                stream.returned += len(chunk[0])
+
+    def stream(
+        self, batches: Iterable[Images], *, deadline: float | None = DEADLINE, ahead: int = 2
+    ) -> Iterator[Prediction]:
+        """Predictions for a stream of batches, one by one and in order; else as ``as_completed``.
+
+        Predictions are held back behind an image that still waits. If 32 batches are, it does not wait any longer.
+        """
+        held: dict[int, Prediction] = {}
+        with self._open_stream(batches, deadline, ahead) as stream:
+            while (chunk := self._scheduler.next_chunk(stream)) is not None:
+                held.update(zip(*chunk))
+                while stream.returned in held:
+                    yield held.pop(stream.returned)
+                    stream.returned += 1
+
+    def close(self) -> None:
+        """Refuse further calls, wait for the futures, and stop the threads of the engine."""
+        self._scheduler.refuse_calls()
+        self._pool.shutdown()
+        self._scheduler.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def identity(self) -> dict[str, Any]:
         """Everything that determines its answers, in plain data."""
@@ -192,91 +261,47 @@ class Engine:
             "top_k": self.top_k,
             "backend": self.backend,
             "precision": self.precision,
+            **({"decode": "gpu"} if self._opener.plan.jpeg else {}),
         }
 
     def warm_up(self) -> None:
         """Build what is otherwise built on first use: on a GPU, a CUDA graph for each batch size."""
-        side = self.config.input_side
-        with self._alone():
-            batcher = self._make_batcher(side)
-            for s, buffer in enumerate(batcher.buffers):
-                for size in sorted(self.rounds.sizes or (1,), reverse=True):
-                    if size > self.batch:
-                        continue
-                    try:
-                        self.rounds.run(s, buffer, 0, size).answers()
-                    except self.rounds.out_of_memory:
-                        if size == 1:
-                            raise
-                        self.rounds.shrink()
-                        self._shrunk(size // 2)
+        self._scheduler.warm_up(self.config.input_side)
 
-    def _prepare(self, images: Images, pool: ThreadPoolExecutor) -> tuple[OpenedImages, Any]:
-        opened = open_images(images, self.config, pool)
-        return opened, self.rounds.send(opened.pixels)
-
-    def _make_batcher(self, side: int) -> Batcher:
-        """A new batcher for images of this side; it reuses the buffers."""
-        if not self._buffers or self._buffers[0].pixels.shape[-1] != side:
-            self._buffers = []
-            while not self._buffers:
-                try:
-                    self._buffers = [self.rounds.make_buffer(s, self.batch, side) for s in range(len(self.gmacs))]
-                except self.rounds.out_of_memory:
-                    if self.batch == 1:
-                        raise
-                    self.rounds.shrink()
-                    self._shrunk(self.batch // 2)
-        return Batcher(self.rounds, self._buffers, largest=self.batch, make=self._predictions, shrunk=self._shrunk)
-
-    def _shrunk(self, largest: int) -> None:
-        self.batch = largest
-        if not self._has_warned:
-            self._has_warned = True
-            text = "memory ran out; the engine continues with smaller batches, see engine.batch."
-            warnings.warn(text, MemoryWarning, stacklevel=2)
-
-    def _predictions(self, s: int, answers: Answers, rows: NDArray[np.int64]) -> list[Prediction]:
-        facts = (
-            *(answers.classes, answers.probabilities, answers.entropy, answers.abstains),
-            *(answers.out_of_distribution, answers.ood_score),
-        )
-        return [
-            Prediction(
-                index=classes[0],
-                label=self._label(classes[0]),
-                probability=probabilities[0],
-                exit_round=s + 1,
-                entropy=entropy,
-                gmacs=self.gmacs[s],
-                abstained=abstained,
-                out_of_distribution=unknown,
-                ood_score=None if self.policy.ood is None else score,
-                top=self._candidates(classes, probabilities) if self.top_k > 1 and classes[0] >= 0 else (),
-            )
-            for classes, probabilities, entropy, abstained, unknown, score in zip(
-                *(fact[rows].tolist() for fact in facts)
-            )
-        ]
-
-    def _candidates(self, classes: list[int], probabilities: list[float]) -> tuple[Candidate, ...]:
-        return tuple(
-            Candidate(index=index, label=self._label(index), probability=probability)
-            for index, probability in zip(classes, probabilities)
-        )
-
-    def _label(self, index: int) -> str | None:
-        return self.config.labels[index] if self.config.labels and index >= 0 else None
+    def _classify_many(self, images: Images) -> list[Prediction]:
+        """More than a batch: the next images are opened while others are computed."""
+        results: list[Any] = [None] * len(images)
+        size = self.batch  # it may shrink meanwhile
+        slices = (images[first : first + size] for first in range(0, len(images), size))
+        for position, prediction in self.as_completed(slices, deadline=None):
+            results[position] = prediction
+        return results
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if self._busy:
-            raise RuntimeError("the engine is busy with a stream; finish or close that first, or make a second engine.")
-        self._busy = True
+    def _open_stream(self, batches: Iterable[Images], deadline: float | None, ahead: int) -> Iterator[Stream]:
+        def send(opened: OpenedImages) -> tuple[OpenedImages, Any]:
+            return opened, self.rounds.send(opened.pixels)
+
+        with Prefetcher(
+            self._opener.open_all(batches, self._pool), send, ahead, arrived=self._scheduler.arrived
+        ) as source:
+            stream = self._scheduler.open_stream(source, deadline)
+            try:
+                yield stream
+            finally:
+                self._scheduler.cancel(stream)  # if it is not complete
+
+    def _open_and_add(self, call: Call, first: int, images: Images, pool: ThreadPoolExecutor | None = None) -> None:
+        opened = self._opener.open(images, pool)
+        self._scheduler.add(call, first, opened, self.rounds.send(opened.pixels))
+
+    def _open_later(self, call: Call, first: int, images: Images) -> None:
+        """In a thread of the pool. Its threads are busy with this, so it does not use the pool itself."""
         try:
-            yield
-        finally:
-            self._busy = False
+            if call.is_open:
+                self._open_and_add(call, first, images)
+        except BaseException as error:
+            self._scheduler.fail(call, error)
 
     def _check_routers(self, source: ModelSource) -> None:
         for router in self.policy.routers:
@@ -321,15 +346,7 @@ def _checked_temperatures(
     return temperatures
 
 
-def _failures(opened: OpenedImages) -> dict[int, Prediction]:
-    return {position: Prediction.failed(error) for position, error in opened.errors.items()}
-
-
-def _timeout(batcher: Batcher | None, deadline: float | None) -> float | None:
-    """Seconds until the next check: a round may have finished, or an image may have reached its deadline."""
-    if batcher is None:
-        return None
-    if batcher.is_running:
-        return POLL
-    oldest = batcher.oldest()
-    return None if oldest is None or deadline is None else max(0.0, oldest + deadline - time.monotonic())
+def _as_sequence(images: Images, name: str) -> Any:
+    if isinstance(images, str | os.PathLike | bytes) or hasattr(images, "getbbox"):
+        raise ValueError(f"{name} takes a list of images; put this one into brackets: {name}([image]).")
+    return images if hasattr(images, "__len__") else list(images)

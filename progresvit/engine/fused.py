@@ -35,9 +35,12 @@ FP8_WIDTH = 256
 ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 FEW_TOKENS = 192
-"""Up to this number our attention kernel is faster (H200, 145 tokens: 51 against 88 µs; 226: 177 against 168)."""
+"""Up to this number our attention kernel is faster (H200, 512 images: 145 tokens 51 against 112 µs, 226 tokens 205
+against 169)."""
 ATTEND_TOKENS = 256
-"""The most tokens that our attention kernel takes; for few rows it is used up to here, since it is one launch."""
+"""The most tokens that our attention kernel takes; for a few images it is the faster one up to here."""
+ATTEND_ROWS = 1024
+"""So many rows (images times tokens) are a few images."""
 NARROW = 192
 """Up to this width one kernel runs between two attentions: a tile of rows and its hidden layer fit one processor."""
 MANY_ROWS = 4096
@@ -74,6 +77,32 @@ class Filter:
         """The resampling of token grids: bilinear, without antialias."""
         lines = F.interpolate(torch.eye(old)[None], size=new, mode="linear", align_corners=False)[0]
         return cls.of(lines.mT.contiguous(), device)  # (old, new) -> (new, old)
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """The same map for a product: tiles of columns of the result, each made of a window of columns of the input."""
+
+    start: Tensor
+    """First column of each window."""
+    weight: Tensor | None
+    """(tiles, window, columns); None if the map is the identity."""
+
+    @classmethod
+    def of(cls, matrix: Tensor, dtype: torch.dtype, device: torch.device, *, columns: int = 64) -> RowFilter:
+        """From the matrix (out, in) of a map with few non-zero weights per row."""
+        out, width = matrix.shape
+        if out == width and bool((matrix == torch.eye(out)).all()):
+            return cls(torch.zeros(1, dtype=torch.int32, device=device), None)
+        used = [(matrix[first : first + columns] != 0).any(dim=0).nonzero() for first in range(0, out, columns)]
+        start = torch.tensor([int(places[0]) for places in used])
+        needed = max(int(places[-1] - places[0]) + 1 for places in used)
+        window = max(16, 1 << (needed - 1).bit_length())  # a power of two
+        weight = torch.zeros(len(used), window, columns)
+        for tile, first in enumerate(start.tolist()):
+            part = matrix[tile * columns : (tile + 1) * columns, first : first + window].mT  # (window, columns) or less
+            weight[tile, : part.shape[0], : part.shape[1]] = part
+        return cls(start.int().to(device), weight.to(device, dtype))
 
 
 class FusedLinear:
@@ -160,7 +189,10 @@ class FusedRound:
         self.tokens, self.width = self.position.shape
         self.heads = self.width // HEAD_WIDTH
         self.norm_scale = FP8_LARGEST / self.width**0.5 if fp8 else 1.0  # no normalised value exceeds the root of d
-        self.resizing = Filter.of(resizing_matrix(side, self.resolution), device)
+        # float16 holds 0 to 255 to a sixteenth of a step, finer than any 16-bit input of the first product
+        self.pixel_dtype = torch.float32 if dtype == torch.float32 else torch.float16
+        matrix = resizing_matrix(side, self.resolution)
+        self.columns, self.rows = Filter.of(matrix, device), RowFilter.of(matrix, self.pixel_dtype, device)
         mean, std = (torch.tensor(values, device=device) for values in (config.mean, config.std))
         self.scale, self.shift = 1 / (255 * std), -mean / std
         inputs = [folded.embed.weight]
@@ -208,12 +240,10 @@ class FusedRound:
         rows = torch.empty(b, self.tokens - 1, self.embed.shape[0], device=pixels.device, dtype=self.dtype)
         source = pixels
         if side != self.resolution:
-            # float16 holds 0 to 255 to a sixteenth of a step, finer than any 16-bit input of the product below
-            between = torch.float32 if self.dtype == torch.float32 else torch.float16
-            source = torch.empty(b, channels, self.resolution, side, device=pixels.device, dtype=between)
-            kernels.resize_columns(pixels, source, self.resizing.start, self.resizing.weight)
+            source = torch.empty(b, channels, self.resolution, side, device=pixels.device, dtype=self.pixel_dtype)
+            kernels.resize_columns(pixels, source, self.columns.start, self.columns.weight)
         kernels.resize_patchify(
-            source, rows, self.resizing.start, self.resizing.weight, self.scale, self.shift, self.patch_size
+            source, rows, self.rows.start, self.rows.weight, self.scale, self.shift, self.patch_size
         )
         if self.has_previous:
             assert previous is not None
@@ -271,7 +301,7 @@ class FusedRound:
         for number, block in enumerate([*self.blocks, *([] if self.last is None else [self.last])]):
             bias = block.proj_bias, block.fc2_bias
             qkv = rows_linear(x, block.qkv.weight, block.qkv.bias, eps=NORM_EPS) if number else block.qkv(y)
-            attended = self._attend(qkv.view(images, self.tokens, -1), ATTEND_TOKENS)  # (B, N, 3d) -> (M, d)
+            attended = self._attend(qkv.view(images, self.tokens, -1))  # (B, N, 3d) -> (M, d)
             rows_linear(attended, block.proj, bias[0], into=x)
             hidden = rows_linear(x, block.fc1.weight, block.fc1.bias, eps=NORM_EPS, gelu=True)
             rows_linear(hidden, block.fc2.weight, bias[1], into=x, gate=block.gate)
@@ -283,8 +313,9 @@ class FusedRound:
         x.addmm_(self._attend(qkv), block.proj)
         return self._mlp(block, x)
 
-    def _attend(self, qkv: Tensor, most: int = FEW_TOKENS) -> Tensor:
+    def _attend(self, qkv: Tensor) -> Tensor:
         """(B, N, 3d) -> (M, d)"""
+        most = ATTEND_TOKENS if len(qkv) * self.tokens <= ATTEND_ROWS else FEW_TOKENS
         if self.tokens <= most and self.dtype != torch.float32:
             return kernels.attend(qkv, self.heads).flatten(0, 1)
         q, k, v = qkv.unflatten(2, (3, self.heads, HEAD_WIDTH)).permute(2, 0, 3, 1, 4)  # 3 x (B, h, N, 64)

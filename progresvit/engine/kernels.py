@@ -37,28 +37,30 @@ def _resize_columns(
 
 @triton.jit
 def _resize_patchify(
-    source, target, start, weight, scale, shift, channels, side, r, stride,
-    p: tl.constexpr, many: tl.constexpr, block: tl.constexpr, taps: tl.constexpr,
+    source, target, start, weight, scale, shift, lines, channels, side, r, stride, resizes: tl.constexpr,
+    p: tl.constexpr, many: tl.constexpr, wide: tl.constexpr, window: tl.constexpr,
 ):  # fmt: skip
-    """A row filter, normalisation, and the order of patches: (B, C, r, side) -> (B, g * g, stride)."""
-    plane, strip = tl.program_id(0), tl.program_id(1)  # an image's channel, a row of patches
+    """A row filter, normalisation, and the order of patches: B * C * r lines of ``side`` -> (B, g * g, stride).
+
+    The filter is a product: a tile of ``wide`` columns is made of ``window`` columns of the source.
+    """
+    line, tile = tl.program_id(0).to(tl.int64) * many + tl.arange(0, many), tl.program_id(1)
+    real = (line < lines)[:, None]
+    x = tile * wide + tl.arange(0, wide)
+    if resizes:
+        near = tl.load(start + tile) + tl.arange(0, window)
+        part = tl.load(source + line[:, None] * side + near[None, :], real & (near < side)[None, :], other=0)
+        share = (tile * window + tl.arange(0, window))[:, None] * wide + tl.arange(0, wide)[None, :]
+        total = tl.dot(part, tl.load(weight + share), input_precision="ieee")
+    else:
+        total = tl.load(source + line[:, None] * side + x[None, :], real & (x < r)[None, :], other=0).to(tl.float32)
+    plane, y = line // r, line % r
     b, c = plane // channels, plane % channels
-    line = tl.arange(0, many)
-    y = strip * p + line
-    x = tl.arange(0, block)
-    inside = (x[None, :] < r) & (line[:, None] < p)
-    first = tl.load(start + x, x < r, other=0)
-    above = source + plane.to(tl.int64) * r * side
-    total = tl.zeros((many, block), tl.float32)
-    for t in tl.static_range(taps):
-        share = tl.load(weight + x * taps + t, x < r, other=0.0)
-        pixel = tl.load(above + y[:, None] * side + first[None, :] + t, inside, other=0)
-        total += share[None, :] * pixel.to(tl.float32)
-    total = total * tl.load(scale + c) + tl.load(shift + c)
+    total = total * tl.load(scale + c)[:, None] + tl.load(shift + c)[:, None]
     grid = r // p
-    patch = b.to(tl.int64) * grid * grid + strip * grid + x[None, :] // p
-    place = c * p * p + line[:, None] * p + x[None, :] % p
-    tl.store(target + patch * stride + place, total.to(target.dtype.element_ty), inside)
+    patch = ((b * grid + y // p) * grid)[:, None] + (x // p)[None, :]
+    place = (c * p * p + y % p * p)[:, None] + (x % p)[None, :]
+    tl.store(target + patch * stride + place, total.to(target.dtype.element_ty), real & (x < r)[None, :])
 
 
 @triton.jit
@@ -194,43 +196,57 @@ def _scores(q, k, begin, n: tl.constexpr, count: tl.constexpr):
 @triton.jit
 def _attend(
     qkv, target, scale, n: tl.constexpr, heads: tl.constexpr, many: tl.constexpr,
-    few: tl.constexpr, rest: tl.constexpr, shares: tl.constexpr,
+    few: tl.constexpr, rest: tl.constexpr, loops: tl.constexpr,
 ):  # fmt: skip
-    """Attention of a head over all tokens of an image, tile by tile of queries: (B, N, 3, h, 64) -> (B, N, h, 64).
+    """Attention of a head over all tokens of an image: (B, N, 3, h, 64) -> (B, N, h, 64).
 
-    All keys are loaded at once, in two portions of ``few`` and ``rest`` (none if 0), so nothing is rescaled. The tiles
-    are divided among ``shares`` programs.
+    All keys are loaded at once, in two portions of ``few`` and ``rest`` (none if 0), so nothing is rescaled. A program
+    ``loops`` over all tiles of queries, or does one.
     """
-    b, h = tl.program_id(0) // heads, tl.program_id(0) % heads
+    b, h = tl.program_id(0).to(tl.int64) // heads, tl.program_id(0) % heads
     width: tl.constexpr = 64
     stride: tl.constexpr = 3 * heads * width
-    above = qkv + b.to(tl.int64) * n * stride + h * width
+    above = qkv + b * n * stride + h * width
+    below = target + b * n * heads * width + h * width
     c = tl.arange(0, width)
     key = tl.arange(0, few)
     k = tl.load(above + heads * width + key[:, None] * stride + c[None, :], key[:, None] < n, other=0)
     v = tl.load(above + 2 * heads * width + key[:, None] * stride + c[None, :], key[:, None] < n, other=0)
+    far_k, far_v = k, v
     if rest:
         far = few + tl.arange(0, rest)
         far_k = tl.load(above + heads * width + far[:, None] * stride + c[None, :], far[:, None] < n, other=0)
         far_v = tl.load(above + 2 * heads * width + far[:, None] * stride + c[None, :], far[:, None] < n, other=0)
-    for begin in tl.range(tl.program_id(1) * many, n, shares * many, num_stages=1):
-        row = begin + tl.arange(0, many)
-        q = tl.load(above + row[:, None] * stride + c[None, :], row[:, None] < n, other=0)
-        score = _scores(q, k, 0, n, few)
-        highest = tl.max(score, 1)
-        if rest:
-            far_score = _scores(q, far_k, few, n, rest)
-            highest = tl.maximum(highest, tl.max(far_score, 1))
-        lift = highest * scale
-        p = tl.exp2(score * scale - lift[:, None])
-        mass = tl.sum(p, 1)
-        total = tl.dot(p.to(v.dtype), v)
-        if rest:
-            far_p = tl.exp2(far_score * scale - lift[:, None])
-            mass += tl.sum(far_p, 1)
-            total = tl.dot(far_p.to(v.dtype), far_v, total)
-        place = (b.to(tl.int64) * n + row[:, None]) * (heads * width) + h * width + c[None, :]
-        tl.store(target + place, (total / mass[:, None]).to(target.dtype.element_ty), row[:, None] < n)
+    if loops:
+        for begin in tl.range(0, n, many, num_stages=1):
+            _attend_tile(above, below, begin, k, v, far_k, far_v, scale, n, heads, many, few, rest)
+    else:
+        _attend_tile(above, below, tl.program_id(1) * many, k, v, far_k, far_v, scale, n, heads, many, few, rest)
+
+
+@triton.jit
+def _attend_tile(
+    above, below, begin, k, v, far_k, far_v, scale, n: tl.constexpr, heads: tl.constexpr, many: tl.constexpr,
+    few: tl.constexpr, rest: tl.constexpr,
+):  # fmt: skip
+    """The queries from ``begin`` on."""
+    c = tl.arange(0, 64)[None, :]
+    row = (begin + tl.arange(0, many))[:, None]
+    q = tl.load(above + row * (3 * heads * 64) + c, row < n, other=0)
+    score = _scores(q, k, 0, n, few)
+    highest = tl.max(score, 1)
+    if rest:
+        far_score = _scores(q, far_k, few, n, rest)
+        highest = tl.maximum(highest, tl.max(far_score, 1))
+    lift = highest * scale
+    p = tl.exp2(score * scale - lift[:, None])
+    mass = tl.sum(p, 1)
+    total = tl.dot(p.to(v.dtype), v)
+    if rest:
+        far_p = tl.exp2(far_score * scale - lift[:, None])
+        mass += tl.sum(far_p, 1)
+        total = tl.dot(far_p.to(v.dtype), far_v, total)
+    tl.store(below + row * (heads * 64) + c, (total / mass[:, None]).to(below.dtype.element_ty), row < n)
 
 
 class _Rows:
@@ -252,13 +268,25 @@ def resize_columns(source: Tensor, target: Tensor, start: Tensor, weight: Tensor
 
 
 def resize_patchify(
-    source: Tensor, target: Tensor, start: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, patch: int
+    source: Tensor, target: Tensor, start: Tensor, weight: Tensor | None, scale: Tensor, shift: Tensor, patch: int
 ) -> None:
-    """Filter every row, normalise, and store patch by patch: (B, C, r, R) -> (B, g * g, C * p * p or more)."""
+    """Filter every row, normalise, and store patch by patch: (B, C, r, R) -> (B, g * g, C * p * p or more).
+
+    Args:
+        source: Lines of pixels, in the type of ``weight``.
+        target: The patches.
+        start: First column of the source for each tile of columns.
+        weight: (tiles, window, columns of a tile); None if nothing is resized.
+        scale: Of each channel.
+        shift: Of each channel.
+        patch: p.
+    """
     b, channels, r, side = source.shape
-    _resize_patchify[(b * channels, r // patch)](
-        source, target, start, weight, scale, shift, channels, side, r, target.shape[2],
-        patch, triton.next_power_of_2(patch), triton.next_power_of_2(r), weight.shape[1],
+    lines, many = b * channels * r, 64
+    wide, window = (64, 16) if weight is None else (weight.shape[2], weight.shape[1])
+    _resize_patchify[(triton.cdiv(lines, many), triton.cdiv(r, wide))](
+        source, target, start, source if weight is None else weight, scale, shift, lines, channels, side, r,
+        target.shape[2], weight is not None, patch, many, wide, window,
     )  # fmt: skip
 
 
@@ -325,6 +353,7 @@ def attend(qkv: Tensor, heads: int) -> Tensor:
     rest = max(16, triton.next_power_of_2(n - few)) if n > few else 0
     scale = 64**-0.5 * 1.4426950408889634  # times log2(e), so that exp2 gives exp
     many = 64 if b * heads * triton.cdiv(n, 64) >= PROCESSORS else 16
-    shares = 1 if b * heads >= 2 * PROCESSORS else triton.cdiv(n, many)  # one program loads the keys only once
-    _attend[(b * heads, shares)](qkv, target, scale, n, heads, many, few, rest, shares, num_warps=4)
+    loops = b * heads >= 2 * PROCESSORS  # a program that does all tiles loads the keys only once
+    grid = (b * heads, 1 if loops else triton.cdiv(n, many))
+    _attend[grid](qkv, target, scale, n, heads, many, few, rest, loops, num_warps=4)
     return target

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -291,5 +292,13 @@ class GraphBackend:
         assert target.tokens is not None
         np.take(running.tokens, rows, axis=0, out=target.tokens[places])
 
+    def keep(self, buffer: RoundBuffer, rows: NDArray[np.int64]) -> None:
+        for held in (buffer.pixels, buffer.tokens):
+            if held is not None:
+                held[: len(rows)] = held[rows]  # indexing copies, so places may overlap
+
     def shrink(self) -> None:
         pass
+
+    def driving(self) -> AbstractContextManager[None]:
+        return nullcontext()

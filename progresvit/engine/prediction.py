@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from progresvit.routing.decide import Answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,3 +61,42 @@ class Prediction:
             abstained=True,
             error=error,
         )
+
+
+class PredictionMaker:
+    """Predictions from the answers of a round. ``gmacs`` is the compute up to each round."""
+
+    def __init__(self, labels: Sequence[str] | None, gmacs: Sequence[float], top_k: int, *, has_ood: bool) -> None:
+        self.labels, self.gmacs, self.top_k, self.has_ood = labels, gmacs, top_k, has_ood
+
+    def __call__(self, s: int, answers: Answers, rows: NDArray[np.int64]) -> list[Prediction]:
+        facts = (
+            *(answers.classes, answers.probabilities, answers.entropy, answers.abstains),
+            *(answers.out_of_distribution, answers.ood_score),
+        )
+        return [
+            Prediction(
+                index=classes[0],
+                label=self._label(classes[0]),
+                probability=probabilities[0],
+                exit_round=s + 1,
+                entropy=entropy,
+                gmacs=self.gmacs[s],
+                abstained=abstained,
+                out_of_distribution=unknown,
+                ood_score=score if self.has_ood else None,
+                top=self._candidates(classes, probabilities) if self.top_k > 1 and classes[0] >= 0 else (),
+            )
+            for classes, probabilities, entropy, abstained, unknown, score in zip(
+                *(fact[rows].tolist() for fact in facts)
+            )
+        ]
+
+    def _candidates(self, classes: list[int], probabilities: list[float]) -> tuple[Candidate, ...]:
+        return tuple(
+            Candidate(index=index, label=self._label(index), probability=probability)
+            for index, probability in zip(classes, probabilities)
+        )
+
+    def _label(self, index: int) -> str | None:
+        return self.labels[index] if self.labels and index >= 0 else None

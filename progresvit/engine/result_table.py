@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -24,8 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from progresvit.data.dataset import Entry, ImageDataset
-from progresvit.engine import images
-from progresvit.engine.images import UnreadImage
+from progresvit.data.prepare import Request, request_of
 from progresvit.io.files import replacing_file
 from progresvit.io.resumable import PartialOutput
 
@@ -177,25 +176,10 @@ class Shard:
         return [Shard(number, self.count) for number in range(1, self.count + 1) if number != self.number]
 
 
-def input_batches(dataset: ImageDataset, items: range, size: int) -> Iterator[Sequence[Entry | bytes | UnreadImage]]:
-    """These images in batches, as the engine takes them."""
-    takes_entries = getattr(images, "TAKES_ENTRIES", False)
-    return entry_batches(dataset, items, size) if takes_entries else image_batches(dataset, items, size)
-
-
-def entry_batches(dataset: ImageDataset, items: range, size: int) -> Iterator[Sequence[Entry | bytes | UnreadImage]]:
-    """Where these images are stored, in batches; the files themselves of a dataset that has its own way to read."""
-    if type(dataset).read is not ImageDataset.read:
-        yield from image_batches(dataset, items, size)
-        return
+def input_batches(dataset: ImageDataset, items: range, size: int) -> Iterator[list[Request]]:
+    """These images in batches, as the engine takes them; files are read by those that decode them."""
     for first in items[::size]:
-        yield list(dataset.entries[first : min(first + size, items.stop)])
-
-
-def image_batches(dataset: ImageDataset, items: range, size: int) -> Iterator[list[bytes | UnreadImage]]:
-    """The files of these images in batches; they are read as they are needed."""
-    for first in items[::size]:
-        yield [_content(dataset, index) for index in range(first, min(first + size, items.stop))]
+        yield [request_of(dataset, index) for index in range(first, min(first + size, items.stop))]
 
 
 def listing_hash(dataset: ImageDataset, items: range | None = None) -> str:
@@ -213,15 +197,6 @@ def names_hash(dataset: ImageDataset) -> str:
 def valid_text(text: str) -> str:
     r"""The text as UTF-8 has it: a byte of a file name that is none becomes ``\udcNN``, NN being its hex digits."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _content(dataset: ImageDataset, index: int) -> bytes | UnreadImage:
-    try:
-        return dataset.read(index)
-    except OSError as error:
-        return UnreadImage(f"cannot be read ({error.strerror or error})")
-    except ValueError as error:  # a path with a null character
-        return UnreadImage(f"cannot be read ({error})")
 
 
 def _hash_list(values: Iterable[object]) -> str:

@@ -23,7 +23,7 @@ from torch import Tensor
 from progresvit.config import ModelConfig
 from progresvit.data.segmentation_loader import EvaluationImage
 from progresvit.data.windows import ImageWindows
-from progresvit.engine.batcher import HELD_BATCHES
+from progresvit.engine.buffers import HELD_BATCHES
 from progresvit.engine.fold import FoldedRound
 from progresvit.model import RoundOutput
 from progresvit.model.precision import autocast

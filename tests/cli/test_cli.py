@@ -195,7 +195,9 @@ def test_train_is_refused_in_one_line_when_it_cannot_start(digits, tmp_path):
         (("photos_tiny", "--data", digits, *out), "larger than the dataset of 48 images"),
         (("photos_tiny", "--data", digits, "--out", digits, "--device", "cpu"), "holds other files and no run"),
         (("192_240", "--data", digits, *out, "--set", "data.mode=in_memory", "--set", "optimizer.batch=8",
-          "--set", "model.start=null"), "augment.rand_augment=null"),
+          "--set", "model.start=null", "--set", "augment.rand_augment=rand-m9-t3a"), "data.mode=loader"),
+        (("192_240", "--data", digits, *out, "--set", "data.decode=gpu", "--set", "optimizer.batch=8",
+          "--set", "model.start=null"), "decode=gpu is not possible here"),
     ):  # fmt: skip
         result = run("train", *arguments)
         assert result.exit_code == 2, (arguments, result.output)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.crop import crop, crop_box, fast_crop
+from progresvit.data.crop import crop, crop_box, crop_section
 from progresvit.data.dataset import Entry
 from progresvit.data.decode import ImageError, decode, open_header, shrink_on_load
 from progresvit.data.prepare import Form, Plan, UnreadImage, prepare
@@ -37,8 +37,10 @@ def rotated(image, orientation, format="JPEG"):
 
 
 @pytest.mark.parametrize("size", [(80, 60), (60, 80), (33, 33), (500, 40), (7, 9), (1, 1), (37, 1000)])
-def test_the_fast_crop_is_the_crop_up_to_rounding(size):
-    difference = np.abs(fast_crop(photo(*size), CONFIG).astype(int) - crop(photo(*size), CONFIG))
+def test_the_section_of_the_crop_is_the_crop_up_to_rounding(size):
+    image = photo(*size)
+    section = crop_section(image, CONFIG, crop_box(image.size, CONFIG))
+    difference = np.abs(section.astype(int) - crop(image, CONFIG))
     assert difference.max() <= 2
     assert (difference > 0).mean() < 0.01
 
@@ -63,6 +65,9 @@ def test_large_jpegs_are_decoded_at_a_smaller_scale_that_is_enough():
     made = prepare(content, CROP)
     assert made.form == Form.CROP
     assert np.abs(made.data.astype(int) - crop(decode(content), CONFIG)).mean() < 3
+    assert np.array_equal(
+        prepare(saved(photo(), quality=95), CROP).data, crop(decode(saved(photo(), quality=95)), CONFIG)
+    )
     assert prepare(content, PIXELS).size == (125, 88)  # the crop is made at a scale of 50 x 35
     assert prepare(saved(photo(100, 100)), PIXELS).size == (100, 100)  # 50 x 50 would be enough, but not with a margin
     assert prepare(content, Plan(config=CONFIG, pixels=True, shrink=False)).size == (1000, 700)

@@ -1,13 +1,11 @@
 """The batcher with rounds that compute nothing: the bytes of each image give the round after which it exits."""
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from progresvit.engine.batcher import HELD_BATCHES, Batcher
+from progresvit.engine.batcher import OVERTAKEN, Batcher, Totals
 from progresvit.engine.buffers import RoundBuffer, batch_sizes, padded_size, power_sizes
 from progresvit.engine.prediction import Prediction
 from progresvit.routing.decide import Answers
@@ -63,6 +61,11 @@ class PaperRounds:
         places = slice(target.fill, target.fill + len(rows))
         target.pixels[places], target.tokens[places] = source.pixels[first + rows], running.tokens[rows]
 
+    def keep(self, buffer, rows):
+        buffer.pixels[: len(rows)] = buffer.pixels[rows]
+        if buffer.tokens is not None:
+            buffer.tokens[: len(rows)] = buffer.tokens[rows]
+
     def shrink(self):
         self.shrinks += 1
 
@@ -72,11 +75,33 @@ def results(s, answers, rows):
     return [Prediction(index=int(answers.index[row]), exit_round=s + 1, **rest) for row in rows]
 
 
-def make_batcher(rounds, capacity, **options):
-    paper = PaperRounds(rounds, **options)
+class Collected(dict):
+    """Predictions by number. Those of one delivery are in order, and no image gets two."""
+
+    def add(self, numbers, predictions):
+        assert (np.diff(numbers) > 0).all()
+        for number, prediction in zip(numbers.tolist(), predictions, strict=True):
+            assert number not in self
+            self[number] = prediction
+
+
+def make_batcher(rounds, capacity, paper=None, **options):
+    paper = paper or PaperRounds(rounds, **options)
     buffers = [paper.make_buffer(s, capacity, 0) for s in range(rounds)]
-    shrunk = []
-    return Batcher(paper, buffers, largest=capacity, make=results, shrunk=shrunk.append), paper, shrunk
+    found, shrunk, totals = Collected(), [], Totals([0] * rounds, [0] * rounds)
+    batcher = Batcher(
+        paper, buffers, largest=capacity, make=results, deliver=found.add, shrunk=shrunk.append, totals=totals
+    )
+    return batcher, paper, found, shrunk
+
+
+def feed(batcher, exits, first=0, due=np.inf):
+    batcher.feed(images(exits, first), np.arange(first, first + len(exits)), due)
+
+
+def advance(batcher, now=0.0):
+    while batcher.advance(now):
+        pass
 
 
 def images(exits, first=0):
@@ -93,83 +118,182 @@ PATTERNS = st.integers(1, 4).flatmap(
     PATTERNS,
     st.integers(1, 9),
     st.booleans(),
-    st.lists(st.sampled_from(["continue", "flush", "fetch"])),
+    st.lists(st.sampled_from(["continue", "flush", "advance", "deliver", "overtaken"])),
     st.integers(1, 9),
 )
-def test_any_pattern_of_exits_comes_out_right_and_in_order(pattern, capacity, has_sizes, actions, memory):
+def test_any_pattern_of_exits_comes_out_right(pattern, capacity, has_sizes, actions, memory):
     rounds, batches = pattern
-    batcher, paper, _ = make_batcher(
-        rounds, capacity, sizes=power_sizes(capacity) if has_sizes else None, memory=memory
-    )
-    found, exits = [], [exit_ for batch in batches for exit_ in batch]
+    sizes = power_sizes(capacity) if has_sizes else None
+    batcher, paper, found, _ = make_batcher(rounds, capacity, sizes=sizes, memory=memory)
+    exits = [exit_ for batch in batches for exit_ in batch]
     for number, batch in enumerate(batches):
-        batcher.feed(images(batch, first=sum(map(len, batches[:number]))))
-        action = actions[number % len(actions)] if actions else "continue"
-        if action == "flush":
-            batcher.flush()
-        if action != "continue":
-            found += batcher.ready()
+        feed(batcher, batch, first=sum(map(len, batches[:number])), due=float(number % 2))
+        act(batcher, actions[number % len(actions)] if actions else "continue")
         assert all(buffer.fill <= buffer.capacity for buffer in batcher.buffers)
     batcher.flush()
-    found += batcher.ready(wait=True)
-    assert [one.index for one in found] == list(range(len(exits)))
-    assert [one.exit_round - 1 for one in found] == exits
+    assert batcher.is_empty
+    assert sorted(found) == list(range(len(exits)))
+    assert [found[number].index for number in range(len(exits))] == list(range(len(exits)))
+    assert [found[number].exit_round - 1 for number in range(len(exits))] == exits
     assert [sum(run) for run in paper.batches] == [sum(exit_ >= s for exit_ in exits) for s in range(rounds)]
+    assert batcher.totals == Totals([sum(run) for run in paper.batches], [len(run) for run in paper.batches])
     assert max((max(run, default=0) for run in paper.batches), default=0) <= min(capacity, memory)
 
 
+def act(batcher, action):
+    if action == "flush":
+        batcher.flush()
+    elif action == "advance":
+        advance(batcher)
+    elif action == "deliver":
+        batcher.deliver_finished()
+    elif action == "overtaken":
+        batcher.run_overtaken(0.0)
+
+
+class WatchedRounds(PaperRounds):
+    """Notes which images each round runs, and cancels images from within, as another thread would."""
+
+    def __init__(self, rounds, cancels, **options):
+        super().__init__(rounds, **options)
+        self.ran, self.cancels, self.batcher, self.cancelled = [set() for _ in range(rounds)], cancels, None, set()
+
+    def cancel_next(self):
+        first, end = self.cancels.pop(0)
+        self.batcher.cancel(first, end)
+        self.cancelled |= set(range(first, end))
+
+    def run(self, s, buffer, first, count):
+        numbers = set(buffer.numbers[first : first + count].tolist())
+        assert not numbers & self.cancelled, "a cancelled image starts a round"
+        self.ran[s] |= numbers
+        running = super().run(s, buffer, first, count)
+        if self.cancels:
+            self.cancel_next()
+        return running
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    PATTERNS, st.integers(1, 9), st.booleans(), st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12))), st.data()
+)
+def test_cancelled_images_start_no_further_round_and_harm_no_other(pattern, capacity, has_sizes, cancels, data):
+    rounds, batches = pattern
+    exits = [exit_ for batch in batches for exit_ in batch]
+    cancels = [(first, min(first + count, len(exits))) for first, count in cancels if first < len(exits)]
+    paper = WatchedRounds(rounds, cancels, sizes=power_sizes(capacity) if has_sizes else None)
+    batcher, _, found, _ = make_batcher(rounds, capacity, paper)
+    paper.batcher = batcher
+    entered = 0
+    for batch in batches:
+        feed(batcher, batch, first=entered, due=0.0)
+        entered += len(batch)
+        while paper.cancels and paper.cancels[0][1] <= entered and data.draw(st.booleans()):
+            paper.cancel_next()
+        act(batcher, data.draw(st.sampled_from(["continue", "flush", "advance", "deliver"])))
+    batcher.flush()
+    assert batcher.is_empty
+    for number, exit_ in enumerate(exits):
+        if number not in paper.cancelled:
+            assert found[number].index == number
+            assert found[number].exit_round - 1 == exit_
+            assert all((number in ran) == (s <= exit_) for s, ran in enumerate(paper.ran))
+    if not paper.cancels:
+        feed(batcher, [rounds - 1], first=entered)
+        batcher.flush()
+        assert batcher._cancelled == []  # nothing is kept of those that have left
+
+
+def test_cancelled_images_are_removed_from_the_buffers_in_which_they_wait():
+    batcher, paper, found, _ = make_batcher(2, 4)
+    feed(batcher, [1, 1, 0, 0])  # a full batch
+    batcher.deliver_finished()
+    assert (batcher.buffers[1].numbers == [0, 1]).all()
+    batcher.cancel(0, 1)
+    feed(batcher, [1, 1, 1, 1], first=4)  # it has run when these are cancelled
+    batcher.cancel(5, 7)
+    batcher.flush()
+    assert (sum(paper.batches[0]), sum(paper.batches[1])) == (8, 3)
+    assert sorted(found) == [1, 2, 3, 4, 7]
+
+
 def test_later_rounds_run_full_batches():
-    batcher, paper, _ = make_batcher(3, 8)
+    batcher, paper, _, _ = make_batcher(3, 8)
     rng = np.random.default_rng(0)
     for number in range(100):
-        batcher.feed(images(rng.integers(0, 3, 5), first=5 * number))
-        list(batcher.ready())
+        feed(batcher, rng.integers(0, 3, 5), first=5 * number)
+        batcher.deliver_finished()
     assert all(set(run) == {8} for run in paper.batches)
     batcher.flush()
     assert all(set(run[:-2]) == {8} for run in paper.batches)  # what is left makes another full one at most
 
 
-def test_an_image_that_cannot_be_opened_keeps_its_place():
-    batcher, _, _ = make_batcher(2, 4)
-    pixels = images([0, 1, 1])
-    pixels[:, 0] = [0, 2, 4]
-    batcher.feed(pixels, {1: Prediction.failed("torn"), 3: Prediction.failed("empty")})
-    batcher.flush()
-    found = list(batcher.ready(wait=True))
-    assert [(one.index, one.error) for one in found] == [(0, None), (-1, "torn"), (2, None), (-1, "empty"), (4, None)]
-
-
-def test_only_buffers_with_an_image_past_its_deadline_are_run():
-    batcher, paper, _ = make_batcher(2, 4)
-    batcher.feed(images([1, 1]))
-    batcher.flush(before=time.monotonic() - 60)
+def test_only_images_that_are_due_run_in_batches_that_are_not_full():
+    batcher, paper, found, _ = make_batcher(2, 4)
+    feed(batcher, [1, 1], due=10.0)
+    assert batcher.next_due == 10.0
+    assert not batcher.has_work(9.0)
+    advance(batcher, now=9.0)
     assert paper.batches == [[], []]
-    assert batcher.oldest() <= time.monotonic()
-    batcher.flush(before=time.monotonic())
-    assert paper.batches == [[2], [2]]
-    assert batcher.oldest() is None
-    assert [one.exit_round for one in batcher.ready()] == [2, 2]
+    feed(batcher, [1], first=2, due=20.0)
+    advance(batcher, now=10.0)
+    assert paper.batches == [[3], [3]]
+    assert batcher.next_due == np.inf
+    assert sorted(found) == [0, 1, 2]
 
 
-def test_results_held_back_are_bounded():
-    batcher, paper, _ = make_batcher(2, 2)
-    batcher.feed(images([1, 0]))  # the first image waits for a second one that continues, and all others wait behind it
-    for number in range(1, HELD_BATCHES):
-        batcher.feed(images([0, 0], first=2 * number))
-        assert list(batcher.ready()) == []
-    batcher.feed(images([0, 0], first=2 * HELD_BATCHES))
-    assert sum(paper.batches[1]) == 1
-    assert len(list(batcher.ready())) == 2 * (HELD_BATCHES + 1)
+def test_images_that_shall_hurry_are_due_wherever_they_are():
+    batcher, paper, found, _ = make_batcher(2, 2)
+    feed(batcher, [1, 0, 1], due=np.inf)
+    batcher.deliver_finished()
+    batcher.hurry(0, 1)
+    advance(batcher, now=0.0)
+    assert sorted(found) == [0, 1]
+    assert paper.batches == [[2], [1]]
+    batcher.hurry(2, 3)
+    advance(batcher, now=0.0)
+    assert sorted(found) == [0, 1, 2]
+
+
+def test_images_that_are_due_let_a_few_batches_pass_and_no_more():
+    batcher, paper, _, _ = make_batcher(2, 2)
+    feed(batcher, [1, 0], due=0.0)  # the first image waits for another one that continues
+    for number in range(1, OVERTAKEN + 1):
+        assert paper.batches[1] == []
+        feed(batcher, [0, 0], first=2 * number, due=0.0)
+        batcher.run_overtaken(1.0)
+        batcher.deliver_finished()
+    assert paper.batches[1] == [1]
+
+
+def test_exits_are_delivered_before_a_later_round_starts():
+    class Patient(PaperRounds):
+        def run(self, s, buffer, first, count):
+            if s == 1:
+                assert sorted(found) == [2, 3]
+            return super().run(s, buffer, first, count)
+
+    batcher, paper, found, _ = make_batcher(2, 4, Patient(2))
+    feed(batcher, [1, 1, 0, 0], due=0.0)
+    advance(batcher)
+    assert paper.batches == [[4], [2]]
+    batcher, paper, found, _ = make_batcher(2, 2, Patient(2))  # the second buffer is full at once
+    feed(batcher, [1, 0], due=np.inf)
+    batcher.deliver_finished()
+    found.clear()
+    found.update({2: None, 3: None})
+    feed(batcher, [1, 1], first=4, due=np.inf)
+    batcher.deliver_finished()
+    assert paper.batches[1] == [2]
 
 
 def test_out_of_memory_halves_the_batch_and_loses_nothing():
-    batcher, paper, shrunk = make_batcher(2, 64, memory=20)
-    batcher.feed(images([1] * 64 + [0] * 64))
+    batcher, paper, found, shrunk = make_batcher(2, 64, memory=20)
+    feed(batcher, [1] * 64 + [0] * 64)
     batcher.flush()
     assert shrunk == [32, 16]
     assert paper.shrinks == 3  # once to see whether freeing helps, then with each halving
-    found = list(batcher.ready(wait=True))
-    assert [one.index for one in found] == list(range(128))
+    assert sorted(found) == list(range(128))
     assert max(paper.batches[0] + paper.batches[1]) == 16
 
 
@@ -189,20 +313,17 @@ def test_freeing_graphs_comes_before_smaller_batches():
             self.held = frozenset()
 
     for extra in (1, 5, 12):
-        paper, shrunk = Graphs(2), []
-        batcher = Batcher(
-            paper, [paper.make_buffer(s, 64, 0) for s in range(2)], largest=64, make=results, shrunk=shrunk.append
-        )
-        batcher.feed(images([1] * (128 + extra)))
+        batcher, _, found, shrunk = make_batcher(2, 64, Graphs(2))
+        feed(batcher, [1] * (128 + extra))
         batcher.flush()
-        assert [one.index for one in batcher.ready(wait=True)] == list(range(128 + extra))
+        assert sorted(found) == list(range(128 + extra))
         assert shrunk == []
 
 
 def test_not_even_one_image_fits():
-    batcher, _, _ = make_batcher(1, 4, memory=0)
+    batcher, _, _, _ = make_batcher(1, 4, memory=0)
     with pytest.raises(MemoryError, match="not enough memory for a single image"):
-        batcher.feed(images([0] * 4))
+        feed(batcher, [0] * 4)
 
 
 @given(st.integers(0, 3000), st.integers(1, 600), st.booleans())

@@ -21,11 +21,11 @@ from PIL import Image
 import progresvit
 from progresvit.data.dataset import Entries, Entry, find_listed, find_unlabelled, unlabelled
 from progresvit.data.timm_dataset import ReaderDataset
-from progresvit.engine import Engine, images, predict_files, result_table
+from progresvit.engine import Engine, predict_files, result_table
 from progresvit.engine.images import UnreadImage
 from progresvit.engine.predict_files import classify_files
 from progresvit.engine.prediction import Prediction
-from progresvit.engine.result_table import Shard, entry_batches, input_batches, listing_hash
+from progresvit.engine.result_table import Shard, input_batches, listing_hash
 from progresvit.io import files
 from progresvit.model import ProgResViT
 
@@ -398,14 +398,11 @@ def test_progress_begins_with_what_a_resumed_run_finds(folder, tmp_path, monkeyp
     assert calls[-1] == (FILES, FILES)
 
 
-def test_batches_are_entries_if_the_engine_takes_them_and_the_dataset_is_of_files(folder, monkeypatch):
+def test_batches_name_the_files_that_others_read_unless_the_dataset_reads_itself(folder):
     dataset = find_unlabelled(folder)
-    batches = list(entry_batches(dataset, range(3, 10), 3))
+    batches = list(input_batches(dataset, range(3, 10), 3))
     assert [len(batch) for batch in batches] == [3, 3, 1]
     assert [entry for batch in batches for entry in batch] == list(dataset.entries[3:10])
-    for takes_entries, kind in ((True, Entry), (False, bytes)):
-        monkeypatch.setattr(images, "TAKES_ENTRIES", takes_entries, raising=False)
-        assert isinstance(next(input_batches(dataset, range(2), 2))[0], kind)
     reader = [(io.BytesIO(b"first"), 0), (io.BytesIO(b"second"), 0)]
     other = ReaderDataset((), dataset.entries[:2], dataset.targets[:2], reader=reader, numbers=(1, 0))
-    assert list(entry_batches(other, range(2), 2)) == [[b"second", b"first"]]
+    assert list(input_batches(other, range(2), 2)) == [[b"second", b"first"]]

@@ -1,4 +1,5 @@
 import gc
+import itertools
 import threading
 import warnings
 
@@ -103,7 +104,8 @@ def test_nobody_waits_longer_than_the_deadline_even_if_the_loader_does(model, im
     stream = engine.stream(slow(), deadline=0.05)
     first = [next(stream) for _ in range(5)]
     go_on.set()
-    assert first + list(stream) == engine.classify(images[:10])
+    found, expected = first + list(stream), engine.classify(images[:10])
+    assert [(one.index, one.exit_round) for one in found] == [(one.index, one.exit_round) for one in expected]
 
 
 def test_without_a_deadline_batches_fill_up(model, images, monkeypatch):
@@ -132,14 +134,61 @@ def test_what_the_loader_raises_comes_out_and_the_engine_is_free_again(model, im
     assert len(engine.classify(images)) == 90
 
 
-def test_an_engine_serves_one_stream_at_a_time(model, images):
-    engine = Engine(model, 1.0)
-    stream = engine.stream(images.split(10))
+def test_an_engine_serves_several_streams_and_calls_at_a_time(model, images, middling):
+    engine = Engine(model, middling, batch=16)
+    expected = [(one.index, one.exit_round) for one in engine.classify(images)]
+    first, second = (engine.stream(images.split(size), deadline=None) for size in (10, 7))
+    found = [], []
+    for _ in range(90):  # both in this thread, which drives them by turns
+        found[0].append(next(first))
+        found[1].append(next(second))
+    assert [(one.index, one.exit_round) for one in engine.classify(images)] == expected
+    for answers in found:
+        assert [(one.index, one.exit_round) for one in answers] == expected
+    assert next(first, None) is next(second, None) is None
+
+
+def test_predictions_come_as_they_finish_and_a_stream_puts_them_in_order(model, images, middling):
+    engine = Engine(model, middling, batch=16)
+    found = list(engine.as_completed(images.split(11), deadline=None))
+    assert sorted(number for number, _ in found) == list(range(90))
+    assert [number for number, _ in found] != list(range(90))
+    assert [one for _, one in sorted(found, key=lambda pair: pair[0])] == list(
+        engine.stream(images.split(11), deadline=None)
+    )
+
+
+def test_predictions_held_back_are_bounded(model, images, monkeypatch):
+    monkeypatch.setattr("progresvit.engine.scheduler.HELD_BATCHES", 2)
+    entropy = top10_entropy(all_rounds(model, images)[:, 0]).double()
+    order = entropy.argsort()
+    slow, quick = images[order[-1:]], images[order[:4]]
+    engine = Engine(model, (entropy.median().item(), 0.0), batch=4)
+    taken = []
+
+    def batches():
+        yield slow
+        for number in range(100):
+            taken.append(number)
+            yield quick
+
+    stream = engine.stream(batches(), deadline=None, ahead=1)
+    assert next(stream).exit_round > 1  # it waited in vain for other images that continue
+    assert len(taken) < 2 + 2 + 1 + 3  # two batches held back, and those that are read ahead
+
+
+def test_a_stream_that_is_closed_early_cancels_its_images_and_frees_the_engine(model, images):
+    engine = Engine(model, 0.0, batch=64)
+    before = set(threading.enumerate())
+    stream = engine.as_completed(itertools.repeat(images[:10]), deadline=0.0)
     next(stream)
-    with pytest.raises(RuntimeError, match="busy with a stream"):
-        engine.classify(images)
+    assert set(threading.enumerate()) - before
     stream.close()
-    assert len(engine.classify(images)) == 90
+    assert not set(threading.enumerate()) - before  # the thread that reads ahead has stopped
+    assert engine.counts.pending == 0
+    before = engine.counts.images[0]
+    assert len(engine.classify(images[:7])) == 7
+    assert engine.counts.images[0] == before + 7  # nothing is left in the buffers
 
 
 @pytest.mark.slow
