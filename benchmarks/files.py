@@ -5,8 +5,8 @@
     python benchmarks/files.py answers --data imagenet --split val   # DCT scaling, GPU cropping and GPU decoding
 
 ``speed`` repeats the files of a folder until there are enough (so they are read from the page cache) and times
-everything after the first tenth: processes and kernels are started by then. On a CPU it also times decoding and
-computing alone. ``answers`` compares predictions with those of the reference crop, timm's evaluation transform.
+everything after the first tenth: processes and kernels are started by then. On a CPU it times everything, and decoding
+and computing alone. ``answers`` compares predictions with those of the reference crop, timm's evaluation transform.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import itertools
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,6 +37,7 @@ from progresvit.engine.images import ImageOpener
 from progresvit.engine.speed import hardware
 from progresvit.io.files import replace_file
 from progresvit.model.precision import PRECISIONS, autocast
+from progresvit.routing import SettingWarning
 
 
 def repeated(dataset: ImageDataset, images: int) -> list[Entry]:
@@ -48,22 +50,24 @@ def batched(entries: list[Entry], size: int) -> list[list[Entry]]:
     return [entries[first : first + size] for first in range(0, len(entries), size)]
 
 
-def steady(results: Iterable[int], total: int) -> float:
-    """Images a second after the first tenth; ``results`` counts images as they are done."""
-    done, start, first = 0, 0.0, 0
+def rate(results: Iterable[int], total: int, *, skip: float = 0.1) -> float:
+    """Images a second after the first share of them; ``results`` counts images as they are done."""
+    done, start, first = 0, time.perf_counter(), 0
     for count in results:
         done += count
-        if not start and done >= total / 10:
+        if not first and done >= skip * total > 0:
             start, first = time.perf_counter(), done
     return (done - first) / (time.perf_counter() - start)
 
 
 def engine_speed(options: argparse.Namespace, entries: list[Entry], decode: str) -> dict[str, Any]:
     """Files to predictions."""
-    engine = progresvit.Engine(
-        options.model, device=options.device, precision=options.precision, batch=options.batch, decode=decode,
-        workers=options.workers, threads=options.threads,
-    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SettingWarning)  # it was calibrated in fp32
+        engine = progresvit.Engine(
+            options.model, device=options.device, precision=options.precision, batch=options.batch, decode=decode,
+            workers=options.workers, threads=options.threads,
+        )  # fmt: skip
     engine.warm_up()
     exits = [0] * len(engine.gmacs)
 
@@ -73,7 +77,7 @@ def engine_speed(options: argparse.Namespace, entries: list[Entry], decode: str)
             exits[prediction.exit_round - 1] += 1
             yield 1
 
-    speed = steady(predictions(), len(entries))
+    speed = rate(predictions(), len(entries), skip=0.1 if options.device.startswith("cuda") else 0.0)
     return {"way": f"engine, decode={decode}", "images_per_s": speed, "continuing": 1 - exits[0] / sum(exits)}
 
 
@@ -87,7 +91,7 @@ def timm_speed(options: argparse.Namespace, entries: list[Entry], workers: int) 
     model = timm.create_model("deit_tiny_patch16_224", img_size=config.input_side, num_classes=config.num_classes)
     model = torch.compile(model.to(device, dtype).eval())
     batch = min(options.batch or 512, 256)
-    dataset = TimmDataset(reader=FileReader(entries))
+    dataset = TimmDataset("", reader=FileReader(entries))
     loader = create_loader(
         dataset, input_size=(3, config.input_side, config.input_side), batch_size=batch, is_training=False,
         use_prefetcher=device.type == "cuda", interpolation="bicubic", mean=config.mean, std=config.std,
@@ -99,7 +103,7 @@ def timm_speed(options: argparse.Namespace, entries: list[Entry], workers: int) 
         for images, _ in loader:
             yield len(model(images.to(device, dtype)).argmax(dim=-1).tolist())
 
-    return {"way": f"timm DataLoader, {workers} workers", "images_per_s": steady(predictions(), len(entries))}
+    return {"way": f"timm DataLoader, {workers} workers", "images_per_s": rate(predictions(), len(entries))}
 
 
 class FileReader:
@@ -122,14 +126,15 @@ def parts_speed(options: argparse.Namespace, entries: list[Entry]) -> list[dict[
     opener = ImageOpener(model.config, device=torch.device(options.device), workers=options.workers)
     with ThreadPoolExecutor(opener.workers) as pool:
         opened = opener.open_all(batched(entries, options.batch or 64), pool)
-        decoding = steady((len(one.pixels) for one in opened), len(entries))
+        decoding = rate((len(one.pixels) for one in opened), len(entries), skip=0.0)
         pixels = opener.open(entries[:64], pool).pixels
     engine = progresvit.Engine(
         options.model, device=options.device, precision=options.precision, batch=options.batch, threads=options.threads
     )
     repeats = [pixels] * max(1, len(entries) // len(pixels))
     total = len(repeats) * len(pixels)
-    computing = steady((1 for _ in engine.stream(repeats, deadline=None)), total)
+    engine.classify(pixels)  # warm
+    computing = rate((1 for _ in engine.stream(repeats, deadline=None)), total, skip=0.0)
     return [
         {"way": "decoding alone", "images_per_s": decoding},
         {"way": "computing alone", "images_per_s": computing},
