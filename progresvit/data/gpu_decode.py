@@ -88,9 +88,29 @@ class GpuDecoder:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._lock = threading.Lock()
 
-    def crop(self, images: Sequence[Prepared], pool: Executor | None = None) -> DeviceImages:
-        """The evaluation crop of each image; the threads of the pool decode what nvJPEG fails on."""
-        return self.render(images, None, side=self.plan.config.input_side, pool=pool)
+    def crop(
+        self, images: Sequence[Prepared], pool: Executor | None = None, *, at_a_time: int | None = None
+    ) -> DeviceImages:
+        """The evaluation crop of each image; the threads of the pool decode what nvJPEG fails on.
+
+        If memory runs out, fewer images are decoded at a time.
+        """
+        size = min(len(images), at_a_time or len(images))
+        parts: list[DeviceImages] = []
+        done = 0
+        while done < len(images):
+            some = images[done : done + size]
+            try:
+                parts.append(self.render(some, None, side=self.plan.config.input_side, pool=pool))
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+                size //= 2
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
+                continue
+            done += len(some)
+        return _joined(parts)
 
     def render(
         self,
@@ -168,16 +188,15 @@ class GpuDecoder:
         jpegs = [position for position, image in enumerate(images) if image.form == Form.JPEG]
         if not jpegs:
             return result
-        try:
-            tensors = _nvjpeg([images[position].data for position in jpegs], self.device)
-        except (RuntimeError, torch.OutOfMemoryError):  # of any image; the CPU says which and why
-            again = partial(prepare, plan=replace(self.plan, jpeg=False))
-            contents = [images[position].data.tobytes() for position in jpegs]
-            for position, image in zip(jpegs, (map if pool is None else pool.map)(again, contents)):
-                result[position] = image
-            return result
-        for position, tensor in zip(jpegs, tensors):
-            result[position] = replace(images[position], data=tensor)
+        contents = [images[position].data for position in jpegs]
+        for position, tensor in zip(jpegs, _decode_some(contents, self.device), strict=True):
+            if tensor is not None:
+                result[position] = replace(images[position], data=tensor)
+        failed = [position for position in jpegs if result[position] is images[position]]
+        again = partial(prepare, plan=replace(self.plan, jpeg=False))
+        files = [images[position].data.tobytes() for position in failed]
+        for position, image in zip(failed, (map if pool is None else pool.map)(again, files)):
+            result[position] = image
         return result
 
     def _upload(self, images: Sequence[Prepared]) -> dict[int, Tensor]:
@@ -191,6 +210,29 @@ class GpuDecoder:
         np.concatenate(flat, out=staged.numpy())
         sent = staged.to(self.device, non_blocking=True)
         return {position: sent[end - len(values) : end] for position, values, end in zip(here, flat, ends)}
+
+
+def _joined(parts: Sequence[DeviceImages]) -> DeviceImages:
+    """Groups of images as one."""
+    if len(parts) == 1:
+        return parts[0]
+    errors: dict[int, str] = {}
+    before = 0
+    for part in parts:
+        errors.update({before + position: reason for position, reason in part.errors.items()})
+        before += len(part.pixels) + len(part.errors)
+    return DeviceImages(torch.cat([part.pixels for part in parts]), errors)
+
+
+def _decode_some(contents: Sequence[Any], device: torch.device) -> list[Tensor | None]:
+    """Decode JPEGs; None for those that nvJPEG fails on. It fails on a whole batch, which is then divided in two."""
+    try:
+        return list(_nvjpeg(contents, device))
+    except RuntimeError:  # out of memory is one
+        if len(contents) == 1:
+            return [None]
+        half = len(contents) // 2
+        return [*_decode_some(contents[:half], device), *_decode_some(contents[half:], device)]
 
 
 def _nvjpeg(contents: Sequence[Any], device: torch.device) -> list[Tensor]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ class Plan:
     """The device crops and resizes."""
     shrink: bool = True
     """Large JPEGs may be decoded at a smaller scale, and too large images be cropped here. Not for random crops."""
-    max_pixels: int | None = Image.MAX_IMAGE_PIXELS
+    max_pixels: int | None = field(default_factory=lambda: Image.MAX_IMAGE_PIXELS)
     """Larger images are refused."""
 
 

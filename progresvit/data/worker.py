@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -25,7 +24,6 @@ Reply: TypeAlias = list[tuple[int, int, int, tuple[int, int], int, Box, str | No
 
 def main() -> None:
     """Serve tasks until the other side closes the socket: ``python -m progresvit.data.worker SOCKET MEMORY SIZE``."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent decides
     socket, memory, size = map(int, sys.argv[1:])
     shared = np.frombuffer(mmap.mmap(memory, size), np.uint8)
     with Connection(socket) as parent:
@@ -33,18 +31,17 @@ def main() -> None:
             plan: Plan = parent.recv()
             Image.MAX_IMAGE_PIXELS = plan.max_pixels
             while True:
-                start, length, requests = parent.recv()
-                parent.send(prepare_into(shared[start : start + length], requests, plan))
+                start, length, room, requests = parent.recv()
+                parent.send(prepare_into(shared[start : start + length], requests, plan, room))
         except (EOFError, ConnectionError):
             os._exit(0)  # the parent is gone
 
 
-def prepare_into(segment: NDArray[np.uint8], requests: Sequence[Request], plan: Plan) -> Reply:
-    """Prepare images one after another into the segment; each leaves room for the crops of those after it."""
+def prepare_into(segment: NDArray[np.uint8], requests: Sequence[Request], plan: Plan, room: int) -> Reply:
+    """Prepare images one after another into the segment, each of at most ``room`` bytes."""
     reply: Reply = []
-    start, crop = 0, crop_bytes(plan)
-    for number, request in enumerate(requests):
-        room = len(segment) - start - crop * (len(requests) - 1 - number)
+    start = 0
+    for request in requests:
         made = prepare(request, plan, room)
         length = 0
         if made.data is not None:

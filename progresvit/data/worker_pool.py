@@ -29,8 +29,8 @@ from progresvit.data.worker import Reply, crop_bytes
 
 CHUNK = 8
 """Images of a task."""
-SLOT = 768 * 1024
-"""Bytes of shared memory for an image, on average over a chunk; a larger image is cropped by the worker."""
+SLOT = 1024 * 1024
+"""Bytes of shared memory for an image; a larger one is cropped by the worker."""
 QUEUED = 2
 """Tasks that a worker has at a time, so that it never waits for the next."""
 IS_SUPPORTED = os.name == "posix"
@@ -146,7 +146,11 @@ class WorkerPool:
             home = str(Path(progresvit.__file__).parents[1])
             paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
             process = subprocess.Popen(
-                command, pass_fds=handed, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": paths}
+                command,
+                pass_fds=handed,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": paths},
+                process_group=0,  # Ctrl-C reaches every process of a terminal's group; the parent decides
             )
         worker = _Worker(process, Connection(ours.detach()))
         self._running.append(worker)
@@ -160,7 +164,7 @@ class WorkerPool:
             requests = requests[done : done + 1]
         worker.tasks.append(task)
         try:
-            worker.connection.send((task.segment * self._length, self._length, requests))
+            worker.connection.send((task.segment * self._length, self._length, self._length // CHUNK, requests))
         except ConnectionError:  # it has died; its end is noticed when its reply is read
             return
 
@@ -173,7 +177,7 @@ class WorkerPool:
             try:
                 reply: Reply = connection.recv()
             except (EOFError, ConnectionError):
-                self._bury(worker)
+                self._replace_dead(worker)
                 continue
             self._take(worker, worker.tasks.popleft(), reply)
 
@@ -205,7 +209,7 @@ class WorkerPool:
         else:
             task.results = task.retried
 
-    def _bury(self, worker: _Worker) -> None:
+    def _replace_dead(self, worker: _Worker) -> None:
         """After a worker died: another one does its first task image by image, and the others as they are."""
         worker.connection.close()
         code = worker.process.wait()
@@ -215,13 +219,13 @@ class WorkerPool:
         if code == 1:  # an exception of our own code, not a file's fault
             raise RuntimeError("a process that decodes images has failed; its error is printed above.")
         replacement = self._start()
-        guilty, *others = worker.tasks
-        if guilty.alone:
+        failed, *others = worker.tasks
+        if failed.alone:
             reason = f"the process that decoded it was ended by {_cause(code)}"
-            self._add_alone(replacement, guilty, Prepared(Form.ERROR, error=reason))
+            self._add_alone(replacement, failed, Prepared(Form.ERROR, error=reason))
         else:
-            guilty.alone = True
-            self._send(replacement, guilty)
+            failed.alone = True
+            self._send(replacement, failed)
         for task in others:
             self._send(replacement, task)
 

@@ -42,7 +42,7 @@ class Tiles:
 
 
 TILES = (
-    (2048, Tiles(many=16, chunk=64, out=64, num_warps=4, num_stages=3)),
+    (2048, Tiles(many=16, chunk=64, out=64, num_warps=4, num_stages=2)),
     (32768, Tiles(many=64, chunk=64, out=64, num_warps=4, num_stages=2, described=True, tanh=True)),
     (None, Tiles(many=128, chunk=64, out=64, num_warps=8, num_stages=3, described=True, tanh=True)),
 )
@@ -262,6 +262,16 @@ def divide_rows(rows: int, width: int, processors: int) -> list[tuple[int, int, 
     if is_whole or tiles.many < TILES[-1][1].many:  # several of the smaller tiles share a processor
         return [(0, rows, tiles)]
     return [(0, rows - rest, tiles), (rows - rest, rows, tiles_for(rest, width))]
+
+
+@cache
+def fits(device: torch.device) -> bool:
+    """Whether a GPU has room for the largest tile, 148 KB, and loads by descriptor; the interpreter has no limits."""
+    if device.type != "cuda":
+        return True
+    about = torch.cuda.get_device_properties(device)
+    room: int = about.shared_memory_per_block_optin  # type: ignore[attr-defined]  # its stub has no such name
+    return about.major >= 9 and room >= 160 * 1024
 
 
 @cache

@@ -22,7 +22,7 @@ from progresvit.engine.backends import BACKENDS, BackendName, BackendOptions, Mo
 from progresvit.engine.images import ImageOpener, Images, OpenedImages, PathLike
 from progresvit.engine.jobs import Call, Stream
 from progresvit.engine.prediction import Prediction, PredictionMaker
-from progresvit.engine.scheduler import Counts, Scheduler
+from progresvit.engine.scheduler import Counts, Scheduler, mark_thread_of_engine
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
 from progresvit.io.parse import did_you_mean
 from progresvit.routing.decide import Abstention, Policy
@@ -128,7 +128,7 @@ class Engine:
         self._scheduler = Scheduler(self.rounds, make, count=len(config.rounds), batch=batch, pending=pending)
         self._opener = ImageOpener(config, device=getattr(self.rounds, "device", None), decode=decode, workers=workers)
         self.workers = self._opener.workers
-        self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="progresvit-decode")
+        self._pool = ThreadPoolExecutor(self.workers, "progresvit-decode", initializer=mark_thread_of_engine)
 
     @property
     def batch(self) -> int:
@@ -179,6 +179,7 @@ class Engine:
         is_array = hasattr(images, "dtype")
         if is_array:
             self._opener.open(images)  # refuses other arrays at once
+            images = images.clone() if hasattr(images, "clone") else images.copy()  # the caller may reuse its array
         call = self._scheduler.open_call(len(images), future=future, block=block, timeout=timeout)
         size = self.batch if is_array else min(DECODED_TOGETHER, -(-len(images) // self.workers))
         try:
@@ -235,7 +236,7 @@ class Engine:
                     stream.returned += 1
 
     def close(self) -> None:
-        """Refuse further calls, wait for the futures, and stop the threads of the engine."""
+        """Refuse further calls, end open streams with an error, wait for the futures, and stop the engine's threads."""
         self._scheduler.refuse_calls()
         self._pool.shutdown()
         self._scheduler.close()
@@ -261,7 +262,7 @@ class Engine:
             "top_k": self.top_k,
             "backend": self.backend,
             "precision": self.precision,
-            **({"decode": "gpu"} if self._opener.plan.jpeg else {}),
+            **({"decode": "gpu" if self._opener.plan.jpeg else "gpu crop"} if self._opener.plan.pixels else {}),
         }
 
     def warm_up(self) -> None:
@@ -282,9 +283,9 @@ class Engine:
         def send(opened: OpenedImages) -> tuple[OpenedImages, Any]:
             return opened, self.rounds.send(opened.pixels)
 
-        with Prefetcher(
-            self._opener.open_all(batches, self._pool), send, ahead, arrived=self._scheduler.arrived
-        ) as source:
+        # in the thread that reads ahead; a source with a deadline may wait for answers, which processes would hold back
+        opened = self._opener.open_all(batches, self._pool, processes=deadline is None)
+        with Prefetcher(opened, send, ahead, arrived=self._scheduler.arrived) as source:
             stream = self._scheduler.open_stream(source, deadline)
             try:
                 yield stream

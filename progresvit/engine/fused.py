@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from progresvit.config import HEAD_WIDTH, ModelConfig
 from progresvit.engine import kernels
-from progresvit.engine.block_kernel import BlockKernel, rows_linear
+from progresvit.engine.block_kernel import BlockKernel, fits, rows_linear
 from progresvit.engine.fold import Dense, FoldedBlock, FoldedRound
 from progresvit.model import RoundOutput
 from progresvit.model.backbone import resizing_matrix
@@ -213,7 +213,7 @@ class FusedRound:
         self.last = ClassTokenBlock(blocks[-1], dtype, **scaling) if self.is_last else None
         self.between: list[BlockKernel] = []
         self.way = way
-        if dtype != torch.float32 and not fp8 and self.width <= NARROW:
+        if dtype != torch.float32 and not fp8 and self.width <= NARROW and fits(device):
             every = [*self.blocks, self.last]
             self.between = [block.between(after, dtype) for block, after in zip(self.blocks, every[1:], strict=True)]
         for block in [*self.blocks, *([] if self.last is None else [self.last])]:

@@ -20,7 +20,7 @@ from progresvit.data.decode import ImageError, decode, upright_rgb
 from progresvit.data.prepare import NO_FILE as NO_FILE
 from progresvit.data.prepare import ON_THE_WEB as ON_THE_WEB
 from progresvit.data.prepare import Form, Plan, Prepared, Request, UnreadImage, crop_prepared, prepare, read_request
-from progresvit.data.worker_pool import IS_SUPPORTED, WorkerPool, usable_cores
+from progresvit.data.worker_pool import IS_SUPPORTED, SLOT, WorkerPool, usable_cores
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +76,7 @@ class ImageOpener:
     ) -> None:
         self.config, self.device = config, device
         self.workers = workers or usable_cores()
+        self._room = max(SLOT, config.in_channels * config.input_side**2)  # of an image, as in processes
         if device is not None:
             from progresvit.data.gpu_decode import plan_for
 
@@ -96,13 +97,16 @@ class ImageOpener:
             load_early(image)
         return self._finish(list(map(self._prepare, images) if pool is None else pool.map(self._prepare, images)), pool)
 
-    def open_all(self, batches: Iterable[Images], pool: Executor | None = None) -> Iterator[OpenedImages]:
+    def open_all(
+        self, batches: Iterable[Images], pool: Executor | None = None, *, processes: bool = True
+    ) -> Iterator[OpenedImages]:
         """Open a stream of batches; what it gives may be divided differently.
 
         The first files are decoded by the threads of the pool, the others by processes if there are many workers.
+        Processes take further batches before they give results, so a source that waits for answers must not use them.
         """
         opened = 0
-        in_processes = self.workers > FEW_WORKERS and IS_SUPPORTED
+        in_processes = processes and self.workers > FEW_WORKERS and IS_SUPPORTED
         for are_files, group in groupby(batches, key=_are_files):
             run = iter(group)
             for images in run:
@@ -113,12 +117,12 @@ class ImageOpener:
 
     def _open_in_processes(self, batches: Iterable[Sequence[Request]], pool: Executor | None) -> Iterator[OpenedImages]:
         with WorkerPool(self.plan, self.workers, group=GROUP) as processes:
-            for group in processes.prepared(batches):
+            for group in processes.prepared(map(_as_requests, batches)):
                 yield self._finish(group, pool)
 
     def _prepare(self, image: ImageInput) -> Prepared:
         if not isinstance(image, Image):
-            return prepare(image, self.plan)
+            return prepare(image, self.plan, self._room)
         try:
             return crop_prepared(_upright(image), self.config)
         except ImageError as error:
@@ -129,7 +133,7 @@ class ImageOpener:
     def _finish(self, images: Sequence[Prepared], pool: Executor | None) -> OpenedImages:
         """What is left to do after the workers."""
         if self.plan.pixels and images:
-            on_device = self._decoder.crop(images, pool)
+            on_device = self._decoder.crop(images, pool, at_a_time=GROUP)
             return OpenedImages(on_device.pixels, on_device.errors)
         side = self.config.input_side
         errors = {position: image.error for position, image in enumerate(images) if image.error is not None}
@@ -154,6 +158,13 @@ class ImageOpener:
 def open_images(images: Images, config: ModelConfig, pool: Executor | None = None) -> OpenedImages:
     """Open a batch on the CPU: files and PIL images get the evaluation crop, arrays and tensors stay as they are."""
     return ImageOpener(config, workers=1).open(images, pool)
+
+
+def _as_requests(images: Sequence[Request]) -> list[Request]:
+    """Images that processes can receive; a path may be of a class that they do not know."""
+    for image in images:
+        check_input(image)
+    return [os.fspath(image) if isinstance(image, os.PathLike) else image for image in images]
 
 
 def _are_files(images: Images) -> bool:

@@ -74,8 +74,11 @@ class PredictionMaker:
             *(answers.classes, answers.probabilities, answers.entropy, answers.abstains),
             *(answers.out_of_distribution, answers.ood_score),
         )
-        return [
-            Prediction(
+        predictions = []
+        for classes, probabilities, entropy, abstained, unknown, score in zip(*(fact[rows].tolist() for fact in facts)):
+            prediction = object.__new__(Prediction)
+            # the constructor of a frozen dataclass takes three times as long, and a GPU waits for this loop
+            prediction.__dict__.update(
                 index=classes[0],
                 label=self._label(classes[0]),
                 probability=probabilities[0],
@@ -86,11 +89,10 @@ class PredictionMaker:
                 out_of_distribution=unknown,
                 ood_score=score if self.has_ood else None,
                 top=self._candidates(classes, probabilities) if self.top_k > 1 and classes[0] >= 0 else (),
+                error=None,
             )
-            for classes, probabilities, entropy, abstained, unknown, score in zip(
-                *(fact[rows].tolist() for fact in facts)
-            )
-        ]
+            predictions.append(prediction)
+        return predictions
 
     def _candidates(self, classes: list[int], probabilities: list[float]) -> tuple[Candidate, ...]:
         return tuple(

@@ -39,6 +39,14 @@ JOIN = 10.0
 """Seconds to wait for the daemon thread at the end; a round may keep it for longer."""
 
 
+_threads = threading.local()
+
+
+def mark_thread_of_engine() -> None:
+    """The current thread decodes for an engine; it must not wait for that engine."""
+    _threads.of_engine = True
+
+
 class EngineFull(RuntimeError):  # noqa: N818  (as queue.Full)
     """As many images wait as the engine accepts."""
 
@@ -209,28 +217,32 @@ class Scheduler:
             warnings.warn(text, MemoryWarning, stacklevel=2)
 
     def refuse_calls(self) -> None:
-        """From now on; those that wait for room are refused as well."""
+        """From now on; those that wait for room are refused as well, and open streams end with an error."""
         with self._lock:
             self._is_closed = True
             self._room.notify_all()
+            streams = list(self._streams)
+        for stream in streams:
+            self.fail(stream, RuntimeError("the engine was closed while this stream was open; make a new one."))
 
     def close(self) -> None:
         """Wait for the futures, and stop the thread."""
         self.refuse_calls()
         with self._lock:
-            if self._driver != threading.get_ident():  # not in a callback of a future
+            if not self._is_in_callback():
                 self._room.wait_for(lambda: not self._futures)
             thread = self._thread
-        self._bell.put(None)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=JOIN)
+        if thread is not None:
+            self._bell.put(None)
+            if thread is not threading.current_thread():
+                thread.join(timeout=JOIN)
 
     # Waiting and driving
 
     def _wait_for(self, job: Job) -> None:
         """Drive, or wait while another thread drives, until the job has news."""
         me = job.owner = threading.get_ident()
-        if self._driver == me:
+        if self._is_in_callback():
             raise RuntimeError("a callback of a future runs in the thread that computes; use submit there.")
         try:
             while not job.has_news:
@@ -281,7 +293,10 @@ class Scheduler:
                         if job is not None and job.has_news:
                             break
         except BaseException:  # KeyboardInterrupt; what a step raises reaches the callers
-            self._fail_fed(RuntimeError("the computation was interrupted; classify these images again."), group)
+            with self._lock:
+                drives = self._driver == me
+            if drives:  # else another thread has taken over
+                self._fail_fed(RuntimeError("the computation was interrupted; classify these images again."), group)
             raise
 
     def _drive_for_futures(self) -> float | None:
@@ -603,8 +618,7 @@ class Scheduler:
             return self._is_closed or (self._entrants[0] is entrant and self._has_room(count))
 
         try:
-            is_driver = self._driver == threading.get_ident()  # in a callback of a future
-            if not self._room.wait_for(may_enter, 0.0 if is_driver else timeout):
+            if not self._room.wait_for(may_enter, 0.0 if self._is_in_callback() else timeout):
                 raise EngineFull(
                     f"{self._pending} images wait or run, and the engine takes {self.pending}: call again later, send "
                     "fewer images at once, or give the engine a larger pending."
@@ -613,6 +627,10 @@ class Scheduler:
         finally:
             self._entrants.remove(entrant)
             self._room.notify_all()  # the next one may fit
+
+    def _is_in_callback(self) -> bool:
+        """Whether a callback of a future calls, in a thread of which the engine itself has need."""
+        return self._driver == threading.get_ident() or getattr(_threads, "of_engine", False)
 
     def _release(self, count: int) -> None:
         self._pending -= count

@@ -133,9 +133,14 @@ class TorchBackend:
     def move(
         self, source: RoundBuffer, first: int, running: RunningRound, rows: NDArray[np.int64], target: RoundBuffer
     ) -> None:
-        where = self._places(rows)
         places = slice(target.fill, target.fill + len(rows))
         assert target.tokens is not None
+        if rows[-1] - rows[0] + 1 == len(rows):  # neighbours, as a single image: no indices need to be sent
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            target.pixels[places].copy_(source.pixels[first:][part])
+            target.tokens[places].copy_(running.tokens[part])
+            return
+        where = self._places(rows)
         torch.index_select(source.pixels[first:], 0, where, out=target.pixels[places])
         torch.index_select(running.tokens, 0, where, out=target.tokens[places])
 
@@ -147,7 +152,9 @@ class TorchBackend:
                 held[: len(rows)].copy_(held.index_select(0, where))  # by a copy, since places may overlap
 
     def driving(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._compute) if self.device.type == "cuda" else nullcontext()
+        if self.device.type != "cuda" or torch.cuda.current_stream(self.device) == self._compute:
+            return nullcontext()
+        return torch.cuda.stream(self._compute)
 
     def shrink(self) -> None:
         if self.device.type == "cuda":

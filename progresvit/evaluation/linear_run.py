@@ -276,6 +276,7 @@ def _held_out_accuracy(
         workers=options.workers,
         device=device,
         unreadable=unreadable,
+        decode=options.decode,
     ):
         right = right + count_correct(probe, class_tokens(model, images, options.precision), targets).cpu()
         count += len(targets)

@@ -1,6 +1,8 @@
 """What is prepared of an image file: JPEG bytes for a GPU, pixels, or the crop."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -131,6 +133,16 @@ def test_every_problem_has_its_reason(tmp_path):
         assert made.form == Form.ERROR
         assert reason in made.error
     assert prepare(tmp_path / "größe ‐ 1.jpg", JPEG).form == Form.JPEG
+
+
+def test_a_header_of_50000_by_50000_pixels_is_refused_without_decoding():
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100))
+    for plan in (CROP, JPEG):
+        assert "too large to be opened safely" in prepare(content, plan).error
 
 
 def test_huge_images_are_refused_from_their_header(monkeypatch):
