@@ -136,10 +136,10 @@ class Batcher:
         """Images with these numbers start no further round. Any thread may call this."""
         self._leaving.append((first, end))
 
-    def hurry(self, first: int, end: int) -> None:
+    def expedite(self, first: int, end: int) -> None:
         """Images with these numbers are due now."""
         for buffer in self.buffers:
-            buffer.hurry(first, end)
+            buffer.expedite(first, end)
 
     def advance(self, now: float) -> bool:
         """Do one thing, or nothing if all images wait for a fuller batch; then False.

@@ -73,7 +73,7 @@ class RoundBuffer:
         self.earliest = min(self.earliest, due if isinstance(due, float) else float(due.min(initial=math.inf)))
         self.fill += len(numbers)
 
-    def hurry(self, first: int, end: int) -> None:
+    def expedite(self, first: int, end: int) -> None:
         """Images with these numbers are due now."""
         start, stop = np.searchsorted(self.numbers, (first, end))
         if stop > start:

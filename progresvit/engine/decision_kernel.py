@@ -22,7 +22,7 @@ NUM_WARPS = 2
 
 @triton.jit
 def _decide(
-    logits, packed, images, classes, stride, warmth, threshold, limit, largest,
+    logits, packed, images, classes, stride, inverse_temperature, threshold, limit, largest,
     last: tl.constexpr, top: tl.constexpr, top_k: tl.constexpr, lanes: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """The column of an image: exits, entropy, abstains, out-of-distribution, its score, k classes, k probabilities."""
@@ -32,7 +32,7 @@ def _decide(
     real = c < classes
     z = tl.load(logits + image.to(tl.int64) * stride + c, real, other=0).to(tl.float32)
     finite = tl.min((tl.abs(z) < float("inf")).to(tl.int32), 0) == 1  # false for NaN too
-    scaled = z * warmth
+    scaled = z * inverse_temperature
     reported = tl.min((tl.abs(scaled) < float("inf")).to(tl.int32), 0) == 1
 
     held = tl.where(real & finite, z, lowest)  # without the logits that were taken

@@ -50,7 +50,7 @@ class Job:
     def __init__(self) -> None:
         self.owner: int | None = None
         """The thread that waits for it; None for a future."""
-        self.bell: SimpleQueue[None] = SimpleQueue()
+        self.wakeups: SimpleQueue[None] = SimpleQueue()
         """Wakes that thread, if it does not drive."""
         self.is_open = True
         """Its images are wanted."""
@@ -59,7 +59,7 @@ class Job:
         """Portions in the batcher."""
 
     @property
-    def has_news(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the caller need not wait."""
         return not self.is_open
 
@@ -84,7 +84,7 @@ class Stream(Job):
         self.has_ended = False
 
     @property
-    def has_news(self) -> bool:
+    def is_ready(self) -> bool:
         return bool(self.chunks) or not self.is_open
 
     def due(self) -> float:
@@ -107,7 +107,7 @@ def announce(jobs: Iterable[Job]) -> None:
     for job in jobs:
         future = job.future if isinstance(job, Call) else None
         if future is None:
-            job.bell.put(None)
+            job.wakeups.put(None)
             continue
         assert isinstance(job, Call)
         job.future = None

@@ -1,7 +1,7 @@
 """The scheduler: callers in any number of threads share the batches of one batcher.
 
 Each call is a job. Jobs hand over their images in portions, and one thread at a time, the driver, feeds them to the
-batcher and delivers predictions. A caller that waits drives if no other thread does, until its own job has news, and
+batcher and delivers predictions. A caller that waits drives if no other thread does, until its own job is ready, and
 serves the other jobs meanwhile; then another caller takes over. For futures, on which no thread waits, a daemon thread
 drives. KeyboardInterrupt can strike the main thread at any point; so that it harms no other caller, the main thread
 drives only as long as all jobs are its own.
@@ -87,18 +87,18 @@ class Scheduler:
         self._driver: int | None = None
         self._main = threading.main_thread().ident
         self._jobs: dict[Job, None] = {}  # all that are open, in their order
-        self._waiters: dict[Job, None] = {}  # those whose threads wait for the bell, until it rings
+        self._waiters: dict[Job, None] = {}  # those whose threads wait for a wake-up
         self._abandoned: deque[Job] = deque()  # to be cancelled by the thread that has the lock
         self._streams: deque[Stream] = deque()
         self._queue: deque[Portion] = deque()
         self._fed: list[Portion] = []  # by number, as the batcher knows their images
         self._firsts: list[int] = []
         self._next = self._pending = self._cancelled = self._futures = 0
-        self._entrants: deque[object] = deque()  # callers that wait for room, in their order
+        self._waiting_for_room: deque[object] = deque()  # callers that wait for room, in their order
         self._is_closed = self._is_called = False
         self._thread: threading.Thread | None = None
-        self._bell: SimpleQueue[Scheduler | None] = SimpleQueue()
-        weakref.finalize(self, self._bell.put, None)  # ends the thread
+        self._wakeups: SimpleQueue[Scheduler | None] = SimpleQueue()
+        weakref.finalize(self, self._wakeups.put, None)  # ends the thread
 
     # For callers, in any thread
 
@@ -113,7 +113,7 @@ class Scheduler:
         """A call with so many images, as soon as there is room for them."""
         with self._lock:
             self._check_open()
-            if self._entrants or not self._has_room(count):
+            if self._waiting_for_room or not self._has_room(count):
                 self._wait_for_room(count, timeout if block else 0.0)
             call = Call(count, future)
             self._jobs[call] = None
@@ -233,22 +233,22 @@ class Scheduler:
                 self._room.wait_for(lambda: not self._futures)
             thread = self._thread
         if thread is not None:
-            self._bell.put(None)
+            self._wakeups.put(None)
             if thread is not threading.current_thread():
                 thread.join(timeout=JOIN)
 
     # Waiting and driving
 
     def _wait_for(self, job: Job) -> None:
-        """Drive, or wait while another thread drives, until the job has news."""
+        """Drive, or wait while another thread drives, until the job is ready."""
         me = job.owner = threading.get_ident()
         if self._is_in_callback():
             raise RuntimeError("a callback of a future runs in the thread that computes; use submit there.")
         try:
-            while not job.has_news:
+            while not job.is_ready:
                 with self._lock:
                     self._waiters.pop(job, None)
-                    if job.has_news:
+                    if job.is_ready:
                         return
                     if self._driver is None and self._may_drive(me):
                         self._driver = me
@@ -257,30 +257,30 @@ class Scheduler:
                         self._wake()  # a main thread that must not drive needs another thread
                 timeout = self._drive(me, job) if self._driver == me else math.inf
                 if timeout is not None:
-                    _wait(job.bell, timeout)
+                    _wait(job.wakeups, timeout)
         finally:
             with self._lock:
                 self._waiters.pop(job, None)
                 self._stop_driving(me)
-                self._wake()  # the bell may have rung for this thread
+                self._wake()  # this thread may have been woken to drive
 
     def _drive(self, me: int, job: Job | None) -> float | None:
-        """Run rounds until the job has news; for the daemon thread (None), until no job needs it.
+        """Run rounds until the job is ready; for the daemon thread (None), until no job needs it.
 
-        Returns the seconds to wait for the bell if there is nothing to do; the thread does not drive meanwhile, so that
-        others can. None if there is no need to wait.
+        Returns the seconds to wait for a wake-up if there is nothing to do; the thread does not drive meanwhile, so
+        that others can. None if there is no need to wait.
         """
         group: list[Portion] = []
         try:
             with self._driving():
                 while True:
                     with self._lock:
-                        is_done = job.has_news if job is not None else not self._needs_thread()
+                        is_done = job.is_ready if job is not None else not self._needs_thread()
                         if is_done or not self._may_drive(me):
                             self._stop_driving(me)
                             return None
                         group, now = self._take(), time.monotonic()
-                        if not group and job is not None and job.has_news:  # its stream has ended
+                        if not group and job is not None and job.is_ready:  # its stream has ended
                             continue
                         if not group and not (self._batcher is not None and self._batcher.has_work(now)):
                             self._driver = None
@@ -290,7 +290,7 @@ class Scheduler:
                     self._step(group)
                     # without the lock: nobody else feeds, and portions that come meanwhile end this
                     while not self._queue and not self._streams and self._advance(now):
-                        if job is not None and job.has_news:
+                        if job is not None and job.is_ready:
                             break
         except BaseException:  # KeyboardInterrupt; what a step raises reaches the callers
             with self._lock:
@@ -326,15 +326,15 @@ class Scheduler:
         waiter = next((job for job in self._waiters if self._may_drive(job.owner)), None)
         if waiter is not None:
             del self._waiters[waiter]
-            waiter.bell.put(None)
+            waiter.wakeups.put(None)
         elif self._needs_thread() and not self._is_called:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
-                    target=_serve, args=(self._bell,), daemon=True, name="progresvit-engine"
+                    target=_serve, args=(self._wakeups,), daemon=True, name="progresvit-engine"
                 )
                 self._thread.start()
             self._is_called = True
-            self._bell.put(self)  # keeps the scheduler until the futures are done
+            self._wakeups.put(self)  # keeps the scheduler until the futures are done
 
     def _needs_thread(self) -> bool:
         """Whether there are portions of futures, or callers that wait and may not drive."""
@@ -378,30 +378,30 @@ class Scheduler:
                 return None
             if item is Prefetcher.END:
                 stream.has_ended = True
-                self._hurry(stream)
+                self._expedite(stream)
                 break
             assert isinstance(item, tuple)
             opened, sent = item
             portion, failed = make_portion(stream, stream.entered, opened, sent)
             stream.entered += len(portion.positions) + len(failed[0])
             if failed[0] and self._give(stream, failed):
-                stream.bell.put(None)
+                stream.wakeups.put(None)
             if len(portion.positions):
                 return portion
         if stream.has_ended and not stream.fed and stream.is_open:
             self._remove(stream)
             if self._is_awaited(stream):
-                stream.bell.put(None)
+                stream.wakeups.put(None)
         return None
 
     def _held(self) -> int:
-        """The most images of a stream in progress before it is hurried."""
+        """The most images of a stream in progress before it is expedited."""
         return HELD_BATCHES * (self.batch if self._batcher is None else self._batcher.buffers[0].capacity)
 
-    def _hurry(self, stream: Stream) -> None:
+    def _expedite(self, stream: Stream) -> None:
         for portion in stream.fed:
             assert self._batcher is not None
-            self._batcher.hurry(portion.first, portion.end)
+            self._batcher.expedite(portion.first, portion.end)
 
     def _step(self, group: list[Portion]) -> None:
         """Feed these portions; without any, advance the rounds. Errors are given to the callers."""
@@ -454,7 +454,7 @@ class Scheduler:
         batcher.feed(pixels, np.arange(portion.first, portion.end), due)
         if isinstance(job, Stream) and job.entered - job.returned > self._held():
             with self._lock:
-                self._hurry(job)
+                self._expedite(job)
 
     def _work(self, work: Callable[[Batcher], None], batcher: Batcher, job: Job) -> None:
         batcher.flush()
@@ -541,7 +541,7 @@ class Scheduler:
         announce(finished)
 
     def _give(self, job: Job, chunk: Chunk) -> bool:
-        """Whether the caller waits for this news."""
+        """Whether the caller waits for this."""
         if isinstance(job, Stream):
             job.chunks.append(chunk)
             if job.has_ended and not job.fed:
@@ -558,7 +558,7 @@ class Scheduler:
         return self._is_awaited(job)
 
     def _is_awaited(self, job: Job) -> bool:
-        """Whether a thread waits for the bell of the job, which must ring now, or a future waits."""
+        """Whether a thread waits for the job and must be woken now, or a future waits."""
         if job in self._waiters:
             del self._waiters[job]
             return True
@@ -611,11 +611,11 @@ class Scheduler:
         return self._pending + count <= self.pending or not self._pending
 
     def _wait_for_room(self, count: int, timeout: float | None) -> None:
-        entrant = object()
-        self._entrants.append(entrant)
+        place = object()
+        self._waiting_for_room.append(place)
 
         def may_enter() -> bool:
-            return self._is_closed or (self._entrants[0] is entrant and self._has_room(count))
+            return self._is_closed or (self._waiting_for_room[0] is place and self._has_room(count))
 
         try:
             if not self._room.wait_for(may_enter, 0.0 if self._is_in_callback() else timeout):
@@ -625,7 +625,7 @@ class Scheduler:
                 )
             self._check_open()
         finally:
-            self._entrants.remove(entrant)
+            self._waiting_for_room.remove(place)
             self._room.notify_all()  # the next one may fit
 
     def _is_in_callback(self) -> bool:
@@ -634,7 +634,7 @@ class Scheduler:
 
     def _release(self, count: int) -> None:
         self._pending -= count
-        if self._entrants or self._is_closed:
+        if self._waiting_for_room or self._is_closed:
             self._room.notify_all()
 
 
@@ -666,21 +666,21 @@ def _weak(method: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _wait(bell: SimpleQueue[Any], timeout: float) -> Any:
+def _wait(wakeups: SimpleQueue[Any], timeout: float) -> Any:
     """The next message, or False after the timeout."""
     try:
-        return bell.get() if timeout == math.inf else bell.get(timeout=max(0.0, timeout))
+        return wakeups.get() if timeout == math.inf else wakeups.get(timeout=max(0.0, timeout))
     except Empty:
         return False
 
 
-def _serve(bell: SimpleQueue[Scheduler | None]) -> None:
-    """The daemon thread: drives when the bell rings, until a None. It keeps no scheduler while it waits."""
+def _serve(wakeups: SimpleQueue[Scheduler | None]) -> None:
+    """The daemon thread: drives when it is woken, until a None. It keeps no scheduler while it waits."""
     scheduler: Scheduler | None = None
     timeout: float | None = math.inf
-    while (rung := _wait(bell, math.inf if timeout is None else timeout)) is not None:
-        scheduler = rung or scheduler
-        del rung
+    while (woken := _wait(wakeups, math.inf if timeout is None else timeout)) is not None:
+        scheduler = woken or scheduler
+        del woken
         assert scheduler is not None
         timeout = scheduler._drive_for_futures()
         if timeout is None or timeout == math.inf:

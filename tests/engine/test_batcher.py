@@ -246,11 +246,11 @@ def test_images_that_shall_hurry_are_due_wherever_they_are():
     batcher, paper, found, _ = make_batcher(2, 2)
     feed(batcher, [1, 0, 1], due=np.inf)
     batcher.deliver_finished()
-    batcher.hurry(0, 1)
+    batcher.expedite(0, 1)
     advance(batcher, now=0.0)
     assert sorted(found) == [0, 1]
     assert paper.batches == [[2], [1]]
-    batcher.hurry(2, 3)
+    batcher.expedite(2, 3)
     advance(batcher, now=0.0)
     assert sorted(found) == [0, 1, 2]
 
