@@ -72,7 +72,7 @@ def classify(
     engine = _make_engine(
         model, threshold, budget_gmacs=budget_gmacs, router=router, abstain=abstain, top_k=top_k,
         backend=cast("BackendName | None", backend), device=device, precision=precision, batch=batch, threads=threads,
-        **({} if decode == "auto" else {"decode": decode}), **({} if workers is None else {"workers": workers}),
+        decode=decode, workers=workers,
     )  # fmt: skip
     errors = len(bad)
     if out is not None:
@@ -145,7 +145,8 @@ def _make_engine(
     precision: str,
     batch: int | None,
     threads: int | None,
-    **given: Any,
+    decode: str,
+    workers: int | None,
 ) -> Engine:
     from progresvit.engine import Engine
     from progresvit.engine.export.manifest import MANIFEST_FILE
@@ -159,7 +160,7 @@ def _make_engine(
         return Engine(
             model, options.parse_limit(threshold), budget_gmacs=budget_gmacs, router=router, abstain=abstain,
             top_k=top_k, backend=backend, device=device, precision=precision, batch=batch, threads=threads,
-            **given,
+            decode=decode, workers=workers,
         )  # fmt: skip
 
 
