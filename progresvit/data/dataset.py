@@ -265,8 +265,13 @@ def find_listed(path: str | os.PathLike[str]) -> ImageDataset:
     if os.fspath(path) == "-":
         entries = Entries(_listed_entries(sys.stdin.buffer))
     else:
-        with open(path, "rb") as lines:
-            entries = Entries(_listed_entries(lines))
+        try:
+            with open(path, "rb") as lines:
+                entries = Entries(_listed_entries(lines))
+        except OSError as error:
+            raise ValueError(
+                f"the list {path} cannot be read ({error.strerror}); give a text file with one path in each line."
+            ) from error
     if not entries:
         raise ValueError(f"the list {path} names no images; write one path in each line.")
     return unlabelled(entries)
