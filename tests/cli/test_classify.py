@@ -250,16 +250,12 @@ def test_odd_file_names_are_shown_on_one_line(model, picture, tmp_path):
     assert shown == ["good\n.png", "two\nlines \x1b[1m \\udcff.png"]
 
 
-def test_decoding_options_reach_the_engine_only_if_given(model, picture, monkeypatch):
+def test_decoding_options_reach_the_engine(model, picture, monkeypatch):
     given = []
     monkeypatch.setattr("progresvit.engine.Engine", lambda *_, **options: given.append(options) or 1 / 0)
-    for words in ((), ("--decode", "auto"), ("--decode", "cpu", "--workers", "3")):
+    for words in ((), ("--decode", "cpu", "--workers", "3")):
         run("classify", picture, "--model", model, "--threshold", "1", *words)
-    assert [{key: options.get(key) for key in ("decode", "workers") if key in options} for options in given] == [
-        {},
-        {},
-        {"decode": "cpu", "workers": 3},
-    ]
+    assert [(options["decode"], options["workers"]) for options in given] == [("auto", None), ("cpu", 3)]
 
 
 def test_a_progress_bar_shows_the_rate_and_counts_only_what_this_run_does(monkeypatch):
