@@ -270,8 +270,8 @@ def fits(device: torch.device) -> bool:
     if device.type != "cuda":
         return True
     about = torch.cuda.get_device_properties(device)
-    room: int = about.shared_memory_per_block_optin  # type: ignore[attr-defined]  # its stub has no such name
-    return about.major >= 9 and room >= 160 * 1024
+    room = getattr(about, "shared_memory_per_block_optin", about.shared_memory_per_block)
+    return bool(about.major >= 9 and room >= 160 * 1024)
 
 
 @cache
