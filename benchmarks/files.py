@@ -19,22 +19,26 @@ import itertools
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import timm
 import torch
 from torch import Tensor
 
 import progresvit
 from progresvit.config import ModelConfig
+from progresvit.data.crop import crop_box, crop_section
 from progresvit.data.dataset import Entry, ImageDataset, find_images, find_unlabelled
+from progresvit.data.decode import decode, open_header
 from progresvit.data.loader import numbered_batches
 from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.engine.images import ImageOpener
 from progresvit.engine.speed import hardware
+from progresvit.evaluation.classes import relabel
 from progresvit.io.files import replace_file
 from progresvit.model.precision import PRECISIONS, autocast
 from progresvit.routing import SettingWarning
@@ -177,8 +181,13 @@ def compare_answers(options: argparse.Namespace) -> list[dict[str, Any]]:
     device = torch.device(options.device)
     model = progresvit.load(options.model).to(device).eval()
     dataset = find_images(options.data, options.split) if options.split else find_unlabelled(options.data)
+    if options.least_side:
+        dataset = dataset.subset(
+            index for index in range(len(dataset)) if longest_side(dataset, index) >= options.least_side
+        )
     if options.images:
         dataset = dataset.subset(range(0, len(dataset), max(1, len(dataset) // options.images)))
+    labels = relabel(dataset, model.config) if options.split else None
     groups = batched(list(range(len(dataset))), 128)
     workers = options.workers or 2
 
@@ -197,23 +206,36 @@ def compare_answers(options: argparse.Namespace) -> list[dict[str, Any]]:
                 pixels = opener.open([dataset.entries[index] for index in group], pool).pixels
                 yield group, torch.as_tensor(pixels).to(device)
 
+    def sections() -> Iterator[tuple[list[int], Tensor]]:
+        for group in groups:
+            images = [decode(dataset.read(index)) for index in group]
+            crops = [crop_section(image, model.config, crop_box(image.size, model.config)) for image in images]
+            yield group, torch.from_numpy(np.stack(crops)).to(device)
+
     expected = predict(options, reference("cpu"), model)
     if device.type == "cuda":
         ways = {"CPU decoding, GPU cropping": opened("cpu"), "GPU decoding": opened("gpu")}
     else:
-        ways = {"engine, DCT scaling of large files": opened("auto")}
-    rows = [accuracy_row("reference crop", expected, expected, dataset)]
+        ways = {"section of the image only": sections(), "engine, DCT scaling of large files": opened("auto")}
+    rows = [accuracy_row("reference crop", expected, expected, labels)]
     for name, batches in ways.items():
-        rows.append(accuracy_row(name, predict(options, batches, model), expected, dataset))
+        rows.append(accuracy_row(name, predict(options, batches, model), expected, labels))
     for row in rows:
         print(json.dumps(row), flush=True)
     return rows
 
 
-def accuracy_row(name: str, found: dict[int, int], expected: dict[int, int], dataset: ImageDataset) -> dict[str, Any]:
-    """Equal predictions, and top-1 of a set with labels."""
+def longest_side(dataset: ImageDataset, index: int) -> int:
+    """In pixels, from the header."""
+    return max(open_header(dataset.read(index)).size)
+
+
+def accuracy_row(
+    name: str, found: dict[int, int], expected: dict[int, int], labels: Sequence[int] | None
+) -> dict[str, Any]:
+    """Equal predictions, and correct ones of a set with labels."""
     same = sum(found[index] == expected[index] for index in expected)
-    right = sum(found[index] == dataset.targets[index] for index in found)
+    right = None if labels is None else sum(found[index] == labels[index] for index in found)
     return {"way": name, "images": len(found), "same": same, "right": right}
 
 
@@ -227,6 +249,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", help="by default bf16 on a GPU, else fp32")
     parser.add_argument("--images", type=int, help="speed: images of a run; answers: number of images, all by default")
+    parser.add_argument("--least-side", type=int, help="answers: only images with a side of so many pixels or more")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--threads", type=int, help="of torch, on a CPU")
     parser.add_argument("--workers", type=int, help="of the engine; by default one for each core")
