@@ -2,11 +2,7 @@
 
 import importlib.util
 import io
-import json
-import os
-import subprocess
-import sys
-import traceback
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +11,7 @@ from PIL import Image, ImageOps
 
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.crop import crop, crop_box
+from tests.interpreter import interpret, report
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -86,23 +83,12 @@ CHECKS = {"crops": check_crops, "random crops": check_random_crops, "nothing": c
 
 def run_checks():
     """In the interpreter's process."""
-    errors = {}
-    for name, check in CHECKS.items():
-        try:
-            check("cpu")
-            errors[name] = ""
-        except Exception:
-            errors[name] = traceback.format_exc()
-    print(json.dumps(errors))
+    report({name: partial(check, "cpu") for name, check in CHECKS.items()})
 
 
 @pytest.fixture(scope="module")
 def interpreted():
-    code = "from tests.data.test_crop_kernel import *; run_checks()"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return interpret(__name__)
 
 
 @pytest.mark.slow

@@ -1,10 +1,5 @@
 """The kernels of a 16-bit round's blocks. Without a GPU they run in Triton's interpreter, in a fresh process."""
 
-import json
-import os
-import subprocess
-import sys
-import traceback
 from dataclasses import replace
 
 import pytest
@@ -14,6 +9,7 @@ import torch.nn.functional as F
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.model.blocks import NORM_EPS
 from tests.engine.test_kernels import largest_differences, needs_triton
+from tests.interpreter import interpret, report
 
 CASES = {  # width, rows, whether a block follows, type, tolerance; the interpreter cannot multiply bfloat16
     "64 channels": (64, 20, True, torch.float32, 1e-4),
@@ -89,26 +85,12 @@ def check_rounds(way):
 def run_checks():
     """In the interpreter's process."""
     checks = {name: lambda case=case: check_block(*case) for name, case in CASES.items()}
-    checks |= {way: lambda way=way: check_rounds(way) for way in WAYS}
-    errors = {}
-    for name, check in checks.items():
-        torch.manual_seed(0)
-        try:
-            check()
-            errors[name] = ""
-        except Exception:
-            errors[name] = traceback.format_exc()
-    print(json.dumps(errors))
+    report(checks | {way: lambda way=way: check_rounds(way) for way in WAYS})
 
 
 @pytest.fixture(scope="module")
 def interpreted():
-    """By check, what the interpreter said of it: nothing, or an error. One fresh process runs all checks."""
-    code = "from tests.engine.test_block_kernel import *; run_checks()"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return interpret(__name__)
 
 
 @pytest.mark.slow

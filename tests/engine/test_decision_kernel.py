@@ -1,11 +1,6 @@
 """Decisions in one kernel against the torch path. Without a GPU it runs in Triton's interpreter, in a fresh process."""
 
-import json
 import math
-import os
-import subprocess
-import sys
-import traceback
 
 import numpy as np
 import pytest
@@ -15,6 +10,7 @@ from progresvit.engine.torch_backend import TorchBackend
 from progresvit.routing import OODRule, Policy, top10_entropy
 from tests.engine.test_engine import made_router
 from tests.engine.test_kernels import needs_triton
+from tests.interpreter import interpret, report
 
 CHECKS = ("answers", "bad logits", "ties", "thresholds", "few classes", "half precision")
 
@@ -95,25 +91,12 @@ def check_half_precision(device="cpu"):
 
 def run_checks():
     """In the interpreter's process."""
-    errors = {}
-    for name in CHECKS:
-        torch.manual_seed(0)
-        try:
-            globals()[f"check_{name.replace(' ', '_')}"]()
-            errors[name] = ""
-        except Exception:
-            errors[name] = traceback.format_exc()
-    print(json.dumps(errors))
+    report({name: globals()[f"check_{name.replace(' ', '_')}"] for name in CHECKS})
 
 
 @pytest.fixture(scope="module")
 def interpreted():
-    """By check, what the interpreter said of it: nothing, or an error. One fresh process runs all checks."""
-    code = "from tests.engine.test_decision_kernel import *; run_checks()"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return interpret(__name__)
 
 
 @pytest.mark.slow

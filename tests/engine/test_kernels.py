@@ -1,11 +1,6 @@
 """The fused round against the folded one. Without a GPU the kernels run in Triton's interpreter, in a fresh process."""
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
-import traceback
 
 import pytest
 import torch
@@ -14,6 +9,7 @@ from progresvit.config import ModelConfig, make_rounds, plain_vit
 from progresvit.data.transforms import normalise
 from progresvit.engine.fold import fold
 from progresvit.model import ProgResViT
+from tests.interpreter import interpret, report
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -62,26 +58,13 @@ def largest_differences(config, side, device, dtype, fp8=False, images=3, way="a
 
 @pytest.fixture(scope="module")
 def interpreted():
-    """By check, what the interpreter said of it: nothing, or an error. One fresh process runs all checks."""
-    code = "from tests.engine.test_kernels import *; run_checks()"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return interpret(__name__)
 
 
 def run_checks():
     """In the interpreter's process."""
     checks = {name: lambda name=name: check_rounds(TINY_CONFIGS[name]) for name in TINY_CONFIGS}
-    errors = {}
-    for name, check in {**checks, "attention": check_attention, "gelu": check_gelu}.items():
-        torch.manual_seed(0)
-        try:
-            check()
-            errors[name] = ""
-        except Exception:
-            errors[name] = traceback.format_exc()
-    print(json.dumps(errors))
+    report({**checks, "attention": check_attention, "gelu": check_gelu})
 
 
 def check_rounds(config):
