@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import random
 import statistics
@@ -29,6 +30,8 @@ from torch import Tensor
 from progresvit import Engine
 from progresvit.engine.batcher import Batcher
 from progresvit.engine.prediction import Prediction
+from progresvit.engine.speed import find_model
+from progresvit.model import ProgResViT
 
 ENTROPY_MARGIN = 0.02
 """Images with an entropy this close to the threshold are left out."""
@@ -43,10 +46,12 @@ def answer(prediction: Prediction) -> Answer:
     return prediction.index, prediction.exit_round
 
 
-def clear_images(model: str, count: int, continuing: float, seed: int, options: dict[str, Any]) -> tuple[Tensor, float]:
+def clear_images(
+    model: ProgResViT, count: int, continuing: float, seed: int, options: dict[str, Any]
+) -> tuple[Tensor, float]:
     """Random images, (N, C, R, R) on the device, and the threshold with which this share continues."""
     generator = torch.Generator().manual_seed(seed)
-    first = Engine(model, float("inf"), top_k=2, **options)  # all images exit after the first round
+    first = Engine(model, math.inf, top_k=2, **options)  # all images exit after the first round
     last = Engine(model, 0.0, top_k=2, **options)
     channels, side = first.config.in_channels, first.config.input_side
     coarse = torch.randint(0, 256, (count, channels, 8, 8), generator=generator).float()
@@ -201,7 +206,7 @@ def cancel_some(
 def main() -> None:
     """Measure everything and print it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="nettewoof-tiny")
+    parser.add_argument("--model", default="nettewoof-tiny", help="a model, or a preset with random weights")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", help="bf16 on a GPU, else fp32")
     parser.add_argument("--batch", type=int)
@@ -214,8 +219,9 @@ def main() -> None:
     options = parser.parse_args()
     precision = options.precision or ("bf16" if options.device.startswith("cuda") else "fp32")
     made = {"device": options.device, "precision": precision, "batch": options.batch}
-    images, threshold = clear_images(options.model, options.images, options.continuing, options.seed, made)
-    with Engine(options.model, threshold, **made) as engine:
+    model = find_model(options.model)
+    images, threshold = clear_images(model, options.images, options.continuing, options.seed, made)
+    with Engine(model, threshold, **made) as engine:
         engine.warm_up()
         known = [answer(prediction) for prediction in engine.classify(images)]
 

@@ -77,12 +77,12 @@ class RoundAlone:
         limits = [0.0] * (len(self.model.config.rounds) - 1)
         engine = Engine(self.model, limits, device=case.device, precision=case.precision, batch=batch)
         self.rounds, side = engine.rounds, self.inputs.shape[-1]
-        self.buffer = self.rounds.make_buffer(0, batch, side)
+        self.buffer = self.rounds.make_buffers(0, batch, side)[0]
         self.rounds.load(self.buffer, self.rounds.receive(self.rounds.send(self.inputs)))
         for s in range(self.s):
             running = self.rounds.run(s, self.buffer, 0, batch)
             running.answers()
-            following = self.rounds.make_buffer(s + 1, batch, side)
+            following = self.rounds.make_buffers(s + 1, batch, side)[0]
             self.rounds.move(self.buffer, 0, running, np.arange(batch), following)
             self.buffer = following
 

@@ -1,8 +1,9 @@
 """The batcher: images run through the rounds in full batches, and predictions are delivered as images exit.
 
-Rounds run asynchronously. Images that continue move to the next round's buffer when space is needed, so that the host
-makes predictions while the device computes. The backend does all computation. One thread at a time uses a batcher;
-only ``cancel`` may be called from others. Letters: S rounds, s a round from 0.
+Rounds run asynchronously. Images that continue move to the next round when space is needed, so that the host makes
+predictions while the device computes. If a round has several buffers, one is filled and started while another runs,
+and the device need not wait for the host. The backend does all computation. One thread at a time uses a batcher; only
+``cancel`` may be called from others. Letters: S rounds, s a round from 0.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -34,10 +36,11 @@ class MemoryWarning(UserWarning):
     """Batches are smaller than requested, since memory ran out."""
 
 
-@dataclass(frozen=True)
-class _Running:
-    """A running round, on ``count`` images of its buffer from place ``first`` on."""
+class _Running(NamedTuple):
+    """Round s, running on ``count`` images of a buffer from place ``first`` on."""
 
+    s: int
+    buffer: RoundBuffer
     round: RunningRound
     first: int
     count: int
@@ -65,7 +68,7 @@ class Batcher:
 
     Args:
         rounds: The backend.
-        buffers: One for each round.
+        buffers: One or more for each round.
         largest: The largest batch.
         make: ``make(s, answers, rows)`` makes the predictions of the rows that exit after round s.
         deliver: Called with the increasing numbers of images that have exited, and their predictions.
@@ -76,7 +79,7 @@ class Batcher:
     def __init__(
         self,
         rounds: RoundBackend,
-        buffers: list[RoundBuffer],
+        buffers: list[list[RoundBuffer]],
         *,
         largest: int,
         make: Make,
@@ -93,31 +96,36 @@ class Batcher:
 
     def reset(self) -> None:
         """Forget all images."""
-        self._running: list[_Running | None] = [None] * len(self.buffers)
-        self._order: list[int] = []  # the rounds that run, as they were started
+        self._running: list[_Running] = []  # in the order in which they were started
+        self._open: list[RoundBuffer | None] = [None] * len(self.buffers)  # the buffers that are being filled
         self._answered: deque[_Answered] = deque()
         self._cancelled: list[tuple[int, int]] = []
         self._overtaken = [0] * len(self.buffers)
         self._leaving.clear()
-        for buffer in self.buffers:
+        for buffer in self._all_buffers():
             buffer.clear()
 
     @property
     def side(self) -> int:
-        return int(self.buffers[0].pixels.shape[-1])
+        return int(self.buffers[0][0].pixels.shape[-1])
+
+    @property
+    def capacity(self) -> int:
+        """Images that a buffer holds."""
+        return self.buffers[0][0].capacity
 
     @property
     def is_empty(self) -> bool:
-        return not self._answered and not any(buffer.fill for buffer in self.buffers)
+        return not self._answered and not any(buffer.fill for buffer in self._all_buffers())
 
     @property
     def next_due(self) -> float:
         """When the first of the images that wait is due."""
-        return min((self.buffers[s].earliest for s in self._waiting()), default=math.inf)
+        return min((buffer.earliest for _, buffer in self._waiting()), default=math.inf)
 
     def has_work(self, now: float) -> bool:
         """Whether ``advance`` would do anything."""
-        return bool(self._answered or self._order) or self.next_due <= now
+        return bool(self._answered or self._running) or self.next_due <= now
 
     def feed(self, pixels: Array, numbers: NDArray[np.int64], due: float) -> None:
         """Take images in, (B, C, R, R), that shall run by the time ``due`` even if the batch is not full."""
@@ -125,8 +133,9 @@ class Batcher:
         while taken < total:
             buffer = self._open_buffer(0)
             count = min(buffer.free, total - taken)
-            self.rounds.load(buffer, pixels[taken : taken + count])
-            buffer.add(numbers[taken : taken + count], due)
+            places = slice(taken, taken + count)
+            self.rounds.load(buffer, pixels[places] if count < total else pixels)
+            buffer.add(numbers[places], due)
             taken += count
             if not buffer.free:
                 self._start(0)
@@ -138,7 +147,7 @@ class Batcher:
 
     def expedite(self, first: int, end: int) -> None:
         """Images with these numbers are due now."""
-        for buffer in self.buffers:
+        for buffer in self._all_buffers():
             buffer.expedite(first, end)
 
     def advance(self, now: float) -> bool:
@@ -151,49 +160,50 @@ class Batcher:
         if self._answered and self._answered[0].round.finished():
             self._deliver_next()
             return True
-        if self._order or self._answered:
-            for s in self._waiting():
-                if self.buffers[s].earliest <= now and self.buffers[s].fill > NEARLY_FULL * self.buffers[s].capacity:
+        if self._running or self._answered:
+            for s, buffer in self._waiting():
+                if buffer.earliest <= now and buffer.fill > NEARLY_FULL * buffer.capacity:
                     self._start(s)  # right behind the one that runs
                     return True
         if self._answered:
             self._deliver_next()
             return True
-        if self._order:
-            self._settle(self._order[0])
+        if self._running:
+            self._settle(self._running[0])
             return True
-        for s, buffer in enumerate(self.buffers):  # none runs
-            if buffer.fill and buffer.earliest <= now:
+        for s, buffer in self._waiting():  # none runs
+            if buffer.earliest <= now:
                 self._start(s)
                 return True
         return False
 
     def run_overtaken(self, now: float) -> None:
         """Start the rounds whose images are due and let others pass too often."""
-        for s in self._waiting():
-            if self.buffers[s].earliest <= now and self._overtaken[s] >= OVERTAKEN:
+        for s, buffer in self._waiting():
+            if buffer.earliest <= now and self._overtaken[s] >= OVERTAKEN:
                 self._start(s)
 
     def deliver_finished(self) -> None:
         """Deliver all predictions that are available without waiting."""
-        for s, running in enumerate(self._running):
-            if running is not None and running.round.finished():
-                self._settle(s)
+        while self._running and self._running[0].round.finished():
+            self._settle(self._running[0])
         self._deliver_answered()
 
     def flush(self) -> None:
         """Run all images to the end."""
-        for s, buffer in enumerate(self.buffers):
-            if buffer.fill and self._running[s] is None:
+        for s in range(len(self.buffers)):
+            if self._open[s] is not None:
                 self._start(s)
-            if self._running[s] is not None:
-                self._settle(s)
+            self._settle_all(s)
         while self._answered:
             self._deliver_next()
 
-    def _waiting(self) -> Iterator[int]:
-        """The rounds whose buffers have images that do not run."""
-        return (s for s, buffer in enumerate(self.buffers) if buffer.fill and self._running[s] is None)
+    def _all_buffers(self) -> Iterator[RoundBuffer]:
+        return chain.from_iterable(self.buffers)
+
+    def _waiting(self) -> Iterator[tuple[int, RoundBuffer]]:
+        """The rounds that have images which do not run yet, and the buffers in which these are."""
+        return ((s, buffer) for s, buffer in enumerate(self._open) if buffer is not None and buffer.fill)
 
     def _deliver_answered(self) -> None:
         while self._answered and self._answered[0].round.finished():
@@ -207,21 +217,24 @@ class Batcher:
             self._deliver(numbers[rows], self._make(s, answers, rows))
 
     def _open_buffer(self, s: int) -> RoundBuffer:
-        """The buffer of round s, free to be written to."""
-        if self._running[s] is not None:
-            self._settle(s)
-        if not self.buffers[s].fill:
+        """A buffer of round s with free places."""
+        buffer = self._open[s]
+        if buffer is None:
             self._overtaken[s] = 0
-        return self.buffers[s]
+            while (buffer := next((one for one in self.buffers[s] if not one.fill), None)) is None:
+                self._settle(next(running for running in self._running if running.s == s))
+            self._open[s] = buffer
+        return buffer
 
     def _start(self, s: int) -> None:
-        """Start the round for all images in its buffer. If it takes several batches, all but the last are settled."""
+        """Start the round for all images in its open buffer. If it takes several batches, the first are settled."""
         if s and self._is_synchronous:  # images that exited do not wait for those that continue
             self._deliver_answered()
-        buffer = self.buffers[s]
+        buffer = self._open[s]
+        assert buffer is not None
         first, has_freed = 0, False
         while True:
-            self._remove_cancelled(s, first)
+            self._remove_cancelled(buffer, first)
             if first >= buffer.fill:
                 break
             count = batch_sizes(buffer.fill - first, self.largest, self.rounds.sizes)[0]
@@ -237,22 +250,26 @@ class Batcher:
                 continue
             has_freed = False
             self._is_synchronous = running.finished()
-            self._running[s] = _Running(running, first, count)
-            self._order.append(s)
+            self._running.append(_Running(s, buffer, running, first, count))
             self._count(s, count)
             first += count
             if first < buffer.fill:
-                self._settle(s)
-        if self._running[s] is None:  # the rest was cancelled
+                self._settle_all(s)
+        self._open[s] = None
+        if not any(running.buffer is buffer for running in self._running):  # the rest was cancelled
             buffer.clear()
 
-    def _settle(self, s: int) -> None:
-        """Move the images that continue to the next buffer; predictions of the others are delivered later."""
-        running, buffer = self._running[s], self.buffers[s]
-        assert running is not None
-        self._running[s] = None
-        self._order.remove(s)
-        running_round, first, count = running.round, running.first, running.count
+    def _settle_all(self, s: int) -> None:
+        for running in [running for running in self._running if running.s == s]:
+            self._settle(running)
+
+    def _settle(self, running: _Running) -> None:
+        """Move the images that continue to the next round; predictions of the others are delivered later.
+
+        ``running`` is the first of its round that was started, so that images stay in order.
+        """
+        self._running.remove(running)
+        s, buffer, running_round, first, count = running
         numbers = buffer.numbers[first : first + count].copy()
         is_all = first + count == buffer.fill
         answers = running_round.answers() if s < len(self.buffers) - 1 else None
@@ -262,25 +279,24 @@ class Batcher:
         if answers is not None:
             if self._leaving or self._cancelled:
                 rows = rows[~self._are_cancelled(numbers[rows])]
-            self._move(s, first, running_round, rows)
+            self._move(running, rows)
             running_round.tokens = None  # not needed any more
         if is_all:
             buffer.clear()
 
-    def _move(self, s: int, first: int, running: RunningRound, rows: NDArray[np.int64]) -> None:
-        source = self.buffers[s]
+    def _move(self, running: _Running, rows: NDArray[np.int64]) -> None:
+        s, source, running_round, first, _ = running
         while len(rows):
             target = self._open_buffer(s + 1)
             some = rows[: target.free]
-            self.rounds.move(source, first, running, some, target)
+            self.rounds.move(source, first, running_round, some, target)
             target.add(source.numbers[first + some], source.due[first + some])
             if not target.free:
                 self._start(s + 1)
             rows = rows[len(some) :]
 
-    def _remove_cancelled(self, s: int, first: int) -> None:
+    def _remove_cancelled(self, buffer: RoundBuffer, first: int) -> None:
         """Remove cancelled images from place ``first`` on, from a buffer that does not run."""
-        buffer = self.buffers[s]
         while self._leaving or self._cancelled:
             stays = ~self._are_cancelled(buffer.numbers)
             stays[:first] = True  # these have run
@@ -292,7 +308,7 @@ class Batcher:
                 (first_, end)
                 for first_, end in self._cancelled
                 if end > self._end  # it is being fed
-                or any(np.diff(np.searchsorted(other.numbers, (first_, end)))[0] for other in self.buffers)
+                or any(np.diff(np.searchsorted(other.numbers, (first_, end)))[0] for other in self._all_buffers())
             ]
             if not self._leaving:  # no more of them came meanwhile
                 return

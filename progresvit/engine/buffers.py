@@ -1,7 +1,7 @@
 """Buffers in which images wait for their next round, and the interface of a backend that runs the rounds.
 
-Each round has a buffer. Images that continue move to the next round's buffer, and a round runs when its buffer is full
-or an image in it is due. So later rounds run full batches, whatever share of the images reaches them.
+Each round has a buffer, or several. Images that continue move to a buffer of the next round, and a round runs when its
+buffer is full or an image in it is due. So later rounds run full batches, whatever share of the images reaches them.
 
 Letters: B images, C channels, R side of the images, N tokens, d channels of tokens, s a round from 0.
 """
@@ -28,7 +28,7 @@ class RunningRound(Protocol):
     """A round that has been started on a batch."""
 
     tokens: Array
-    """(B, N, d); valid until the same round runs again."""
+    """(B, N, d); valid until the round runs again on the same buffer."""
 
     def finished(self) -> bool:
         """Whether the answers are available without waiting."""
@@ -98,7 +98,9 @@ class RoundBackend(Protocol):
     """The batch sizes that it runs; None for any."""
     out_of_memory: tuple[type[Exception], ...]
 
-    def make_buffer(self, s: int, capacity: int, side: int) -> RoundBuffer: ...
+    def make_buffers(self, s: int, capacity: int, side: int) -> list[RoundBuffer]:
+        """One buffer for a round; several if it can run on one while others are filled or read."""
+        ...
 
     def send(self, pixels: Array) -> Any:
         """Start copying images (B, C, R, R) to the device. Any thread may call this, at any time."""

@@ -259,15 +259,14 @@ class GraphBackend:
         self.graphs, self.policy, self.temperatures, self.top_k = graphs, policy, tuple(temperatures), top_k
         self.config = graphs.manifest.config
 
-    def make_buffer(self, s: int, capacity: int, side: int) -> RoundBuffer:
+    def make_buffers(self, s: int, capacity: int, side: int) -> list[RoundBuffer]:
         if side != self.config.input_side:
             raise ValueError(
                 f"the graphs take images of {self.config.input_side} pixels, not {side}; crop or resize them first."
             )
         pixels = np.zeros((capacity, self.config.in_channels, side, side), np.uint8)
-        if s == 0:
-            return RoundBuffer(pixels, None)
-        return RoundBuffer(pixels, np.zeros((capacity, *self.graphs.manifest.tokens_shape(s - 1)), np.float32))
+        shape = (capacity, *self.graphs.manifest.tokens_shape(s - 1)) if s else None
+        return [RoundBuffer(pixels, None if shape is None else np.zeros(shape, np.float32))]
 
     def send(self, pixels: Any) -> NDArray[np.uint8]:
         return np.asarray(pixels)

@@ -396,7 +396,7 @@ class Scheduler:
 
     def _held(self) -> int:
         """The most images of a stream in progress before it is expedited."""
-        return HELD_BATCHES * (self.batch if self._batcher is None else self._batcher.buffers[0].capacity)
+        return HELD_BATCHES * (self.batch if self._batcher is None else self._batcher.capacity)
 
     def _expedite(self, stream: Stream) -> None:
         for portion in stream.fed:
@@ -471,7 +471,8 @@ class Scheduler:
             announce([job])
 
     def _run_each_size(self, batcher: Batcher) -> None:
-        for s, buffer in enumerate(batcher.buffers):
+        places = [(s, buffer) for s, buffers in enumerate(batcher.buffers) for buffer in buffers]
+        for s, buffer in places:
             for size in sorted(self.rounds.sizes or (1,), reverse=True):
                 if size > self.batch:
                     continue
@@ -508,10 +509,10 @@ class Scheduler:
             self.fail(job, error)
         return self._batcher
 
-    def _make_buffers(self, side: int) -> list[RoundBuffer]:
+    def _make_buffers(self, side: int) -> list[list[RoundBuffer]]:
         while True:
             try:
-                return [self.rounds.make_buffer(s, self.batch, side) for s in range(len(self._totals.images))]
+                return [self.rounds.make_buffers(s, self.batch, side) for s in range(len(self._totals.images))]
             except self.rounds.out_of_memory:
                 if self.batch == 1:
                     raise

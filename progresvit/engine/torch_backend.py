@@ -88,9 +88,8 @@ class TorchBackend:
             self._upload = torch.cuda.Stream(device)
             self._compute = torch.cuda.default_stream(device)  # one for all threads that drive
 
-    def make_buffer(self, s: int, capacity: int, side: int) -> RoundBuffer:
-        pixels = torch.zeros(capacity, self.config.in_channels, side, side, dtype=torch.uint8, device=self.device)
-        return RoundBuffer(pixels, self._tokens_before(s, capacity) if s else None)
+    def make_buffers(self, s: int, capacity: int, side: int) -> list[RoundBuffer]:
+        return [self._make_buffer(s, capacity, side)]
 
     def send(self, pixels: Tensor | NDArray[np.uint8]) -> Upload:
         given = pixels if isinstance(pixels, Tensor) else torch.from_numpy(np.ascontiguousarray(pixels))
@@ -136,9 +135,9 @@ class TorchBackend:
         places = slice(target.fill, target.fill + len(rows))
         assert target.tokens is not None
         if rows[-1] - rows[0] + 1 == len(rows):  # neighbours, as a single image: no indices need to be sent
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
-            target.pixels[places].copy_(source.pixels[first:][part])
-            target.tokens[places].copy_(running.tokens[part])
+            start, stop = int(rows[0]), int(rows[-1]) + 1
+            target.pixels[places].copy_(source.pixels[first + start : first + stop])
+            target.tokens[places].copy_(running.tokens[start:stop])
             return
         where = self._places(rows)
         torch.index_select(source.pixels[first:], 0, where, out=target.pixels[places])
@@ -167,6 +166,10 @@ class TorchBackend:
         flags = (decision.exits, decision.entropy, decision.abstains, decision.out_of_distribution, decision.ood_score)
         return torch.stack([*flags, *classes, *probabilities])
 
+    def _make_buffer(self, s: int, capacity: int, side: int) -> RoundBuffer:
+        pixels = torch.zeros(capacity, self.config.in_channels, side, side, dtype=torch.uint8, device=self.device)
+        return RoundBuffer(pixels, self._tokens_before(s, capacity) if s else None)
+
     def _places(self, rows: NDArray[np.int64]) -> Tensor:
         where = torch.from_numpy(rows)
         return where.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else where
@@ -183,7 +186,9 @@ class TorchBackend:
 
 
 class FusedBackend(TorchBackend):
-    """Fused kernels on a GPU: each round in each batch size is one CUDA graph, captured on first use."""
+    """Fused kernels on a GPU: each round in each batch size is one CUDA graph for each of its buffers, captured on
+    first use.
+    """
 
     identity = "FusedRounds"
 
@@ -194,17 +199,17 @@ class FusedBackend(TorchBackend):
             folded.cpu()  # on the GPU, only the fused rounds keep the constants
         self.sizes = power_sizes(largest)
         self._fused: dict[tuple[int, int], FusedRound] = {}
-        self._graphs: dict[tuple[int, int], _Captured] = {}
-        # one pool per round: the tokens of a round are read while the next one runs
-        self._pools = [torch.cuda.graph_pool_handle() for _ in self.folded]
+        self._graphs: dict[int, dict[tuple[RoundBuffer, int], _Captured]] = {}
 
-    def make_buffer(self, s: int, capacity: int, side: int) -> RoundBuffer:
-        """A new buffer replaces the old one and invalidates its graphs."""
+    def make_buffers(self, s: int, capacity: int, side: int) -> list[RoundBuffer]:
+        """Two, so that the GPU runs on one while the host reads which images of the other continue.
+
+        In the last round none continues, so one is enough. New buffers replace the old ones and their graphs.
+        """
         torch.cuda.synchronize(self.device)
-        self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] != s}
+        self._graphs.pop(s, None)
         self._fused = {key: fused for key, fused in self._fused.items() if key[0] != s or key[1] == side}
-        self._pools[s] = torch.cuda.graph_pool_handle()
-        return super().make_buffer(s, capacity, side)
+        return [self._make_buffer(s, capacity, side) for _ in range(1 if self._is_last(s) else 2)]
 
     @torch.inference_mode()
     def run(self, s: int, buffer: RoundBuffer, first: int, count: int) -> RunningRound:
@@ -239,12 +244,11 @@ class FusedBackend(TorchBackend):
     def shrink(self) -> None:
         torch.cuda.synchronize(self.device)  # a graph may be running
         self._graphs.clear()
-        self._pools = [torch.cuda.graph_pool_handle() for _ in self.folded]
         super().shrink()
 
     def _captured(self, s: int, buffer: RoundBuffer, size: int) -> _Captured:
-        key = (s, size)
-        if key not in self._graphs:
+        graphs = self._graphs.setdefault(s, {})
+        if (buffer, size) not in graphs:
             fused = self._fused_round(s, buffer.pixels.shape[-1])
             inputs = (buffer.pixels[:size], None if buffer.tokens is None else buffer.tokens[:size])
 
@@ -252,9 +256,11 @@ class FusedBackend(TorchBackend):
                 output = fused(*inputs)
                 return self.pack_answers(s, output.logits), output.tokens
 
-            self._graphs[key] = _capture(compute, self._pools[s], buffer)
-        assert self._graphs[key].buffer is buffer
-        return self._graphs[key]
+            # one memory pool for a buffer: its tokens are read while the round runs on another, or the next round
+            others = (captured.graph for (other, _), captured in graphs.items() if other is buffer)
+            first = next(others, None)
+            graphs[buffer, size] = _capture(compute, None if first is None else first.pool())
+        return graphs[buffer, size]
 
     def _fused_round(self, s: int, side: int) -> FusedRound:
         from progresvit.engine.fused import FusedRound
@@ -285,11 +291,9 @@ class _Captured:
     graph: torch.cuda.CUDAGraph
     packed: Tensor
     tokens: Tensor
-    buffer: RoundBuffer
-    """The input of the graph."""
 
 
-def _capture(compute: Any, pool: Any, buffer: RoundBuffer) -> _Captured:
+def _capture(compute: Any, pool: Any) -> _Captured:
     """Run once to build the kernels, then record the graph."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -301,7 +305,7 @@ def _capture(compute: Any, pool: Any, buffer: RoundBuffer) -> _Captured:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # another thread may be uploading
         packed, tokens = compute()
-    return _Captured(graph, packed, tokens, buffer)
+    return _Captured(graph, packed, tokens)
 
 
 def _top_classes(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:

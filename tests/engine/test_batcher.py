@@ -26,18 +26,35 @@ class FinishedRound:
         return self.found
 
 
+class LateRound(FinishedRound):
+    """Finished as soon as someone waits for it."""
+
+    is_late = True
+
+    def finished(self):
+        return not self.is_late
+
+    def answers(self):
+        self.is_late = False
+        return self.found
+
+
 class PaperRounds:
     """Tokens carry the image's number and the rounds it has run; broken bookkeeping shows in the answers."""
 
     out_of_memory = (OutOfPaperError,)
 
-    def __init__(self, rounds, sizes=None, memory=10**9):
-        self.last, self.sizes, self.memory = rounds - 1, sizes, memory
+    def __init__(self, rounds, sizes=None, memory=10**9, copies=1):
+        self.last, self.sizes, self.memory, self.copies = rounds - 1, sizes, memory, copies
         self.batches = [[] for _ in range(rounds)]
         self.shrinks = 0
+        self.tokens = {}
 
-    def make_buffer(self, s, capacity, side):
-        return RoundBuffer(np.zeros((capacity, 2), np.int64), np.zeros((capacity, 2), np.int64) if s else None)
+    def make_buffers(self, s, capacity, side):
+        def tokens():
+            return np.zeros((capacity, 2), np.int64)
+
+        return [RoundBuffer(tokens(), tokens() if s else None) for _ in range(self.copies)]
 
     def load(self, buffer, pixels):
         buffer.pixels[buffer.fill : buffer.fill + len(pixels)] = pixels
@@ -55,7 +72,9 @@ class PaperRounds:
         zeros = np.zeros(count, np.float32)
         none = np.zeros(count, bool)
         answers = Answers(exiting, pixels[:, :1], zeros[:, None], zeros, none, none, zeros)
-        return FinishedRound(answers, np.stack([pixels[:, 0], np.full(count, s)], axis=1))
+        tokens = self.tokens.setdefault(buffer, np.zeros((buffer.capacity, 2), np.int64))[:count]  # as in a CUDA graph
+        tokens[:] = np.stack([pixels[:, 0], np.full(count, s)], axis=1)
+        return FinishedRound(answers, tokens) if self.copies == 1 else LateRound(answers, tokens)
 
     def move(self, source, first, running, rows, target):
         places = slice(target.fill, target.fill + len(rows))
@@ -87,7 +106,7 @@ class Collected(dict):
 
 def make_batcher(rounds, capacity, paper=None, **options):
     paper = paper or PaperRounds(rounds, **options)
-    buffers = [paper.make_buffer(s, capacity, 0) for s in range(rounds)]
+    buffers = [paper.make_buffers(s, capacity, 0) for s in range(rounds)]
     found, shrunk, totals = Collected(), [], Totals([0] * rounds, [0] * rounds)
     batcher = Batcher(
         paper, buffers, largest=capacity, make=results, deliver=found.add, shrunk=shrunk.append, totals=totals
@@ -120,16 +139,17 @@ PATTERNS = st.integers(1, 4).flatmap(
     st.booleans(),
     st.lists(st.sampled_from(["continue", "flush", "advance", "deliver", "overtaken"])),
     st.integers(1, 9),
+    st.integers(1, 3),
 )
-def test_any_pattern_of_exits_comes_out_right(pattern, capacity, has_sizes, actions, memory):
+def test_any_pattern_of_exits_comes_out_right(pattern, capacity, has_sizes, actions, memory, copies):
     rounds, batches = pattern
     sizes = power_sizes(capacity) if has_sizes else None
-    batcher, paper, found, _ = make_batcher(rounds, capacity, sizes=sizes, memory=memory)
+    batcher, paper, found, _ = make_batcher(rounds, capacity, sizes=sizes, memory=memory, copies=copies)
     exits = [exit_ for batch in batches for exit_ in batch]
     for number, batch in enumerate(batches):
         feed(batcher, batch, first=sum(map(len, batches[:number])), due=float(number % 2))
         act(batcher, actions[number % len(actions)] if actions else "continue")
-        assert all(buffer.fill <= buffer.capacity for buffer in batcher.buffers)
+        assert all(buffer.fill <= buffer.capacity for buffers in batcher.buffers for buffer in buffers)
     batcher.flush()
     assert batcher.is_empty
     assert sorted(found) == list(range(len(exits)))
@@ -175,13 +195,18 @@ class WatchedRounds(PaperRounds):
 
 @settings(max_examples=300, deadline=None)
 @given(
-    PATTERNS, st.integers(1, 9), st.booleans(), st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12))), st.data()
+    PATTERNS,
+    st.integers(1, 9),
+    st.booleans(),
+    st.integers(1, 2),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12))),
+    st.data(),
 )
-def test_cancelled_images_start_no_further_round_and_harm_no_other(pattern, capacity, has_sizes, cancels, data):
+def test_cancelled_images_start_no_further_round_and_harm_no_other(pattern, capacity, has_sizes, copies, cancels, data):
     rounds, batches = pattern
     exits = [exit_ for batch in batches for exit_ in batch]
     cancels = [(first, min(first + count, len(exits))) for first, count in cancels if first < len(exits)]
-    paper = WatchedRounds(rounds, cancels, sizes=power_sizes(capacity) if has_sizes else None)
+    paper = WatchedRounds(rounds, cancels, sizes=power_sizes(capacity) if has_sizes else None, copies=copies)
     batcher, _, found, _ = make_batcher(rounds, capacity, paper)
     paper.batcher = batcher
     entered = 0
@@ -208,13 +233,26 @@ def test_cancelled_images_are_removed_from_the_buffers_in_which_they_wait():
     batcher, paper, found, _ = make_batcher(2, 4)
     feed(batcher, [1, 1, 0, 0])  # a full batch
     batcher.deliver_finished()
-    assert (batcher.buffers[1].numbers == [0, 1]).all()
+    assert (batcher.buffers[1][0].numbers == [0, 1]).all()
     batcher.cancel(0, 1)
     feed(batcher, [1, 1, 1, 1], first=4)  # it has run when these are cancelled
     batcher.cancel(5, 7)
     batcher.flush()
     assert (sum(paper.batches[0]), sum(paper.batches[1])) == (8, 3)
     assert sorted(found) == [1, 2, 3, 4, 7]
+
+
+def test_with_two_buffers_a_round_starts_again_before_its_answers_are_read():
+    batcher, paper, found, _ = make_batcher(2, 4, copies=2)
+    feed(batcher, [1, 1, 0, 0])
+    feed(batcher, [1, 0, 0, 1], first=4)
+    assert paper.batches == [[4, 4], []]
+    assert all(not running.round.finished() for running in batcher._running)
+    feed(batcher, [1, 0], first=8)  # now the first buffer is needed, and the second runs meanwhile
+    assert [running.round.finished() for running in batcher._running] == [False]
+    assert (batcher.buffers[1][0].numbers == [0, 1]).all()
+    batcher.flush()
+    assert sorted(found) == list(range(10))
 
 
 def test_later_rounds_run_full_batches():
