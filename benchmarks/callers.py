@@ -33,8 +33,8 @@ from progresvit.engine.prediction import Prediction
 from progresvit.engine.speed import find_model
 from progresvit.model import ProgResViT
 
-ENTROPY_MARGIN = 0.02
-"""Images with an entropy this close to the threshold are left out."""
+UNCLEAR = 0.2
+"""This share of the images, those with entropies next to the threshold, is left out."""
 CLASS_MARGIN = 0.02
 """So are images whose two most probable classes are this close."""
 Answer = tuple[int, int]
@@ -49,7 +49,7 @@ def answer(prediction: Prediction) -> Answer:
 def clear_images(
     model: ProgResViT, count: int, continuing: float, seed: int, options: dict[str, Any]
 ) -> tuple[Tensor, float]:
-    """Random images, (N, C, R, R) on the device, and the threshold with which this share continues."""
+    """Random images, (N, C, R, R) on the device, and the threshold with which about this share continues."""
     generator = torch.Generator().manual_seed(seed)
     first = Engine(model, math.inf, top_k=2, **options)  # all images exit after the first round
     last = Engine(model, 0.0, top_k=2, **options)
@@ -60,12 +60,13 @@ def clear_images(
     images = images.to(options["device"])
     early, late = first.classify(images), last.classify(images)
     entropy = torch.tensor([one.entropy for one in early], dtype=torch.double)
-    threshold = entropy.quantile(1 - continuing).item()
+    quantiles = [(1 - UNCLEAR) * (1 - continuing), (1 - UNCLEAR) * (1 - continuing) + UNCLEAR]
+    low, high = entropy.quantile(torch.tensor(quantiles, dtype=torch.double)).tolist()
     margins = [min(one.top[0].probability - one.top[1].probability for one in pair) for pair in zip(early, late)]
-    is_clear = (entropy - threshold).abs().gt(ENTROPY_MARGIN) & torch.tensor(margins).gt(CLASS_MARGIN)
+    is_clear = (entropy.lt(low) | entropy.gt(high)) & torch.tensor(margins).gt(CLASS_MARGIN)
     if is_clear.sum() < count // 4:
         raise SystemExit("most images are near a decision; use other images or another model.")
-    return images[is_clear.to(images.device)], threshold
+    return images[is_clear.to(images.device)], (low + high) / 2
 
 
 def stream_rate(engine: Engine, images: Tensor, seconds: float) -> float:
