@@ -2,7 +2,7 @@
 
     python benchmarks/callers.py --device cuda --seconds 60
 
-64 threads classify random images, which lie on the device, in calls of 32; the rate is compared with that of one stream
+64 threads classify random images, which lie on the device, in calls of 64; the rate is compared with that of one stream
 of the same images. Answers are compared with those of a single caller; images for which rounding could change the
 answer are left out. In the end, callers cancel half of their calls at random times, and images of cancelled calls that
 start their second round afterwards are counted. Letters: N images in all, C channels, R side of the images.
@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--seconds", type=float, default=60, help="of the calls; the other parts are shorter")
     parser.add_argument("--threads", type=int, default=64)
-    parser.add_argument("--per-call", type=int, default=32, help="images")
+    parser.add_argument("--per-call", type=int, default=64, help="images")
     parser.add_argument("--images", type=int, default=4096)
     parser.add_argument("--continuing", type=float, default=0.4, help="share of the images")
     parser.add_argument("--seed", type=int, default=0)

@@ -144,6 +144,8 @@ def batch_sizes(count: int, largest: int, sizes: tuple[int, ...] | None = None) 
     """
     if sizes is None:
         return [min(largest, count - first) for first in range(0, count, largest)]
+    if count in sizes and count <= largest:
+        return [count]
     usable = sorted(size for size in sizes if size <= largest) or [min(sizes)]
     batches = []
     while count:

@@ -51,8 +51,9 @@ class TorchRunningRound:
     def answers(self) -> Answers:
         if self.event is not None:
             self.event.synchronize()
-        (exits, entropy, abstains, unknown, score), top = self.packed[:5].numpy(), self.packed[5:].numpy()
-        classes, probabilities = np.split(top.T, 2, axis=1)  # (2k, B) -> (B, k) twice
+        packed = self.packed.numpy()
+        (exits, entropy, abstains, unknown, score), top = packed[:5], packed[5:].T
+        classes, probabilities = top[:, : top.shape[1] // 2], top[:, top.shape[1] // 2 :]  # (B, 2k) -> (B, k) twice
         return Answers(
             exits=exits > 0,
             classes=classes.astype(np.int64),
@@ -85,6 +86,7 @@ class TorchBackend:
         self.device, self.precision, self.top_k = device, precision, top_k
         self.folded: list[FoldedRound] = list(fold(model).to(device))  # type: ignore[arg-type]
         if device.type == "cuda":
+            self._index = torch.cuda.current_device() if device.index is None else device.index
             self._upload = torch.cuda.Stream(device)
             self._compute = torch.cuda.default_stream(device)  # one for all threads that drive
 
@@ -96,7 +98,7 @@ class TorchBackend:
         if self.device.type != "cuda" or not len(given):
             return Upload(given)
         if given.is_cuda:
-            now = torch.cuda.current_stream(given.device)
+            now = torch.cuda.current_stream(given.device.index)
             return Upload(given, None if now == self._compute else now.record_event())
         try:
             with torch.cuda.stream(self._upload):  # concurrent with computation
@@ -109,7 +111,7 @@ class TorchBackend:
 
     def receive(self, sent: Upload) -> Tensor:
         if sent.event is not None:
-            now = torch.cuda.current_stream(self.device)
+            now = torch.cuda.current_stream(self._index)
             now.wait_event(sent.event)
             if sent.pixels.device == now.device:
                 sent.pixels.record_stream(now)
@@ -151,7 +153,7 @@ class TorchBackend:
                 held[: len(rows)].copy_(held.index_select(0, where))  # by a copy, since places may overlap
 
     def driving(self) -> AbstractContextManager[Any]:
-        if self.device.type != "cuda" or torch.cuda.current_stream(self.device) == self._compute:
+        if self.device.type != "cuda" or torch.cuda.current_stream(self._index) == self._compute:
             return nullcontext()
         return torch.cuda.stream(self._compute)
 
@@ -219,13 +221,13 @@ class FusedBackend(TorchBackend):
             for held in (buffer.pixels, buffer.tokens):
                 if held is not None:
                     held[:count].copy_(held[first : first + count].clone())
-        with torch.cuda.device(self.device):
+        with torch.cuda.device(self._index):
             captured = self._captured(s, buffer, size)
             captured.graph.replay()
             packed = torch.empty(captured.packed.shape, pin_memory=True)
             packed.copy_(captured.packed, non_blocking=True)
             event = torch.cuda.Event()
-            event.record()
+            event.record(self._compute)
         return TorchRunningRound(packed[:, :count], captured.tokens, event)
 
     def move(
