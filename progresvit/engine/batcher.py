@@ -37,13 +37,13 @@ class MemoryWarning(UserWarning):
 
 
 class _Running(NamedTuple):
-    """Round s, running on ``count`` images of a buffer from place ``first`` on."""
+    """Round s, running on so many images of a buffer from place ``first`` on."""
 
     s: int
     buffer: RoundBuffer
     round: RunningRound
     first: int
-    count: int
+    images: int
 
 
 class _Answered(NamedTuple):
