@@ -9,11 +9,12 @@ and the device need not wait for the host. The backend does all computation. One
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +29,29 @@ OVERTAKEN = 4
 NEARLY_FULL = 0.75
 """A buffer that is fuller than that starts, if its images are due, while another round runs."""
 
+Decide = Callable[[int, Answers, NDArray[np.float64]], Answers]
 Make = Callable[[int, Answers, NDArray[np.int64]], list[Prediction]]
 Deliver = Callable[[NDArray[np.int64], list[Prediction]], None]
 
 
 class MemoryWarning(UserWarning):
     """Batches are smaller than requested, since memory ran out."""
+
+
+class Observer(Protocol):
+    """Told of what the rounds do, in the thread that drives them."""
+
+    def started(self, s: int, waited: NDArray[np.float64]) -> None:
+        """A batch of round s starts; its images have waited for so many seconds."""
+        ...
+
+    def finished(self, s: int, seconds: float, entropy: NDArray[np.float32]) -> None:
+        """The answers of a batch have arrived, so many seconds after its start, with the entropies of its images."""
+        ...
+
+    def shrunk(self) -> None:
+        """Memory ran out, and batches are smaller from now on."""
+        ...
 
 
 class _Running(NamedTuple):
@@ -44,6 +62,7 @@ class _Running(NamedTuple):
     round: RunningRound
     first: int
     images: int
+    started: float
 
 
 class _Answered(NamedTuple):
@@ -53,6 +72,7 @@ class _Answered(NamedTuple):
     numbers: NDArray[np.int64]
     round: RunningRound
     answers: Answers | None
+    started: float
 
 
 @dataclass(frozen=True)
@@ -70,10 +90,12 @@ class Batcher:
         rounds: The backend.
         buffers: One or more for each round.
         largest: The largest batch.
+        decide: ``decide(s, answers, thresholds)`` applies the thresholds of single images; NaN for that of the policy.
         make: ``make(s, answers, rows)`` makes the predictions of the rows that exit after round s.
         deliver: Called with the increasing numbers of images that have exited, and their predictions.
         shrunk: Called with the new ``largest`` when memory runs out.
         totals: Updated with each batch.
+        observer: Told of each batch.
     """
 
     def __init__(
@@ -82,13 +104,16 @@ class Batcher:
         buffers: list[list[RoundBuffer]],
         *,
         largest: int,
+        decide: Decide,
         make: Make,
         deliver: Deliver,
         shrunk: Callable[[int], None],
         totals: Totals,
+        observer: Observer | None = None,
     ) -> None:
         self.rounds, self.buffers, self.largest, self.totals = rounds, buffers, largest, totals
-        self._make, self._deliver, self._shrunk = make, deliver, shrunk
+        self._decide, self._make, self._deliver, self._shrunk = decide, make, deliver, shrunk
+        self.observer = observer
         self._is_synchronous = False  # the backend computes before run returns
         self._leaving: deque[tuple[int, int]] = deque()  # filled by any thread
         self._end = 0  # numbers before it have been fed
@@ -127,15 +152,18 @@ class Batcher:
         """Whether ``advance`` would do anything."""
         return bool(self._answered or self._running) or self.next_due <= now
 
-    def feed(self, pixels: Array, numbers: NDArray[np.int64], due: float) -> None:
-        """Take images in, (B, C, R, R), that shall run by the time ``due`` even if the batch is not full."""
+    def feed(self, pixels: Array, numbers: NDArray[np.int64], due: float, threshold: float = math.nan) -> None:
+        """Take images in, (B, C, R, R), that shall run by the time ``due`` even if the batch is not full.
+
+        The threshold is that of these images; NaN for that of the policy.
+        """
         taken, total = 0, len(pixels)
         while taken < total:
             buffer = self._open_buffer(0)
             count = min(buffer.free, total - taken)
             places = slice(taken, taken + count)
             self.rounds.load(buffer, pixels[places] if count < total else pixels)
-            buffer.add(numbers[places], due)
+            buffer.add(numbers[places], due, threshold)
             taken += count
             if not buffer.free:
                 self._start(0)
@@ -210,8 +238,10 @@ class Batcher:
             self._deliver_next()
 
     def _deliver_next(self) -> None:
-        s, numbers, running_round, known = self._answered.popleft()
+        s, numbers, running_round, known, started = self._answered.popleft()
         answers = running_round.answers() if known is None else known
+        if known is None and self.observer is not None:
+            self.observer.finished(s, time.monotonic() - started, answers.entropy)
         rows = np.flatnonzero(answers.exits)
         if len(rows):
             self._deliver(numbers[rows], self._make(s, answers, rows))
@@ -240,6 +270,7 @@ class Batcher:
             count = batch_sizes(buffer.fill - first, self.largest, self.rounds.sizes)[0]
             if self._leaving:  # cancelled in this moment
                 continue
+            started = time.monotonic()
             try:
                 running = self.rounds.run(s, buffer, first, count)
             except self.rounds.out_of_memory:
@@ -250,8 +281,10 @@ class Batcher:
                 continue
             has_freed = False
             self._is_synchronous = running.finished()
-            self._running.append(_Running(s, buffer, running, first, count))
+            self._running.append(_Running(s, buffer, running, first, count, started))
             self._count(s, count)
+            if self.observer is not None:
+                self.observer.started(s, started - buffer.since[first : first + count])
             first += count
             if first < buffer.fill:
                 self._settle_all(s)
@@ -269,13 +302,17 @@ class Batcher:
         ``running`` is the first of its round that was started, so that images stay in order.
         """
         self._running.remove(running)
-        s, buffer, running_round, first, count = running
+        s, buffer, running_round, first, count, started = running
         numbers = buffer.numbers[first : first + count].copy()
         is_all = first + count == buffer.fill
-        answers = running_round.answers() if s < len(self.buffers) - 1 else None
+        answers = None
+        if s < len(self.buffers) - 1:
+            answers = self._decide(s, running_round.answers(), buffer.thresholds[first : first + count])
+            if self.observer is not None:
+                self.observer.finished(s, time.monotonic() - started, answers.entropy)
         rows = np.flatnonzero(~answers.exits) if answers is not None else np.empty(0, np.int64)
         if len(rows) < count:
-            self._answered.append(_Answered(s, numbers, running_round, answers))
+            self._answered.append(_Answered(s, numbers, running_round, answers, started))
         if answers is not None:
             if self._leaving or self._cancelled:
                 rows = rows[~self._are_cancelled(numbers[rows])]
@@ -285,12 +322,13 @@ class Batcher:
             buffer.clear()
 
     def _move(self, running: _Running, rows: NDArray[np.int64]) -> None:
-        s, source, running_round, first, _ = running
+        s, source, running_round, first, *_ = running
         while len(rows):
             target = self._open_buffer(s + 1)
             some = rows[: target.free]
             self.rounds.move(source, first, running_round, some, target)
-            target.add(source.numbers[first + some], source.due[first + some])
+            places = first + some
+            target.add(source.numbers[places], source.due[places], source.thresholds[places])
             if not target.free:
                 self._start(s + 1)
             rows = rows[len(some) :]
@@ -333,4 +371,6 @@ class Batcher:
         if count == 1:
             raise MemoryError("there is not enough memory for a single image; free some, or use a smaller model.")
         self.largest = max(1, count // 2)
+        if self.observer is not None:
+            self.observer.shrunk()
         self._shrunk(self.largest)

@@ -9,6 +9,7 @@ Letters: B images, C channels, R side of the images, N tokens, d channels of tok
 from __future__ import annotations
 
 import math
+import time
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -51,6 +52,8 @@ class RoundBuffer:
         """When the first of the images is due."""
         self._numbers = np.zeros(self.capacity, np.int64)
         self._due = np.zeros(self.capacity)
+        self._since = np.zeros(self.capacity)
+        self._thresholds = np.zeros(self.capacity)
 
     @property
     def free(self) -> int:
@@ -66,10 +69,26 @@ class RoundBuffer:
         """When each image shall run at the latest, even if the batch is not full."""
         return self._due[: self.fill]
 
-    def add(self, numbers: NDArray[np.int64], due: NDArray[np.float64] | float) -> None:
+    @property
+    def since(self) -> NDArray[np.float64]:
+        """When each image was added."""
+        return self._since[: self.fill]
+
+    @property
+    def thresholds(self) -> NDArray[np.float64]:
+        """The threshold of each image; NaN for that of the policy."""
+        return self._thresholds[: self.fill]
+
+    def add(
+        self,
+        numbers: NDArray[np.int64],
+        due: NDArray[np.float64] | float,
+        thresholds: NDArray[np.float64] | float = math.nan,
+    ) -> None:
         """Register images that were copied into the next free places."""
         places = slice(self.fill, self.fill + len(numbers))
         self._numbers[places], self._due[places] = numbers, due
+        self._since[places], self._thresholds[places] = time.monotonic(), thresholds
         self.earliest = min(self.earliest, due if isinstance(due, float) else float(due.min(initial=math.inf)))
         self.fill += len(numbers)
 
@@ -81,7 +100,8 @@ class RoundBuffer:
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Register that only these images are left, and that they were moved to the first places."""
-        self._numbers[: len(rows)], self._due[: len(rows)] = self._numbers[rows], self._due[rows]
+        for values in (self._numbers, self._due, self._since, self._thresholds):
+            values[: len(rows)] = values[rows]
         self.fill = len(rows)
         self.earliest = float(self.due.min(initial=math.inf))
 

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from progresvit import compute
@@ -25,12 +26,13 @@ from progresvit.engine.prediction import Prediction, PredictionMaker
 from progresvit.engine.scheduler import Counts, Scheduler, mark_thread_of_engine
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
 from progresvit.io.parse import did_you_mean
-from progresvit.routing.decide import Abstention, Policy
+from progresvit.routing.decide import Abstention, Policy, check_own_threshold, with_thresholds
 from progresvit.routing.settings import Setting, SettingWarning, budget_setting
 
 if TYPE_CHECKING:
     import torch
 
+    from progresvit.engine.batcher import Observer
     from progresvit.model import ProgResViT
     from progresvit.routing.router import Router
 
@@ -125,7 +127,8 @@ class Engine:
         self.backend, self.rounds, batch = source.make_backend(self.policy, self.temperatures, options)
         pending = max(LEAST_PENDING, PENDING_BATCHES * batch) if pending is None else pending
         make = PredictionMaker(config.labels, self.gmacs, top_k, has_ood=self.policy.ood is not None)
-        self._scheduler = Scheduler(self.rounds, make, count=len(config.rounds), batch=batch, pending=pending)
+        decide = partial(with_thresholds, self.policy)
+        self._scheduler = Scheduler(self.rounds, make, decide, count=len(config.rounds), batch=batch, pending=pending)
         self._opener = ImageOpener(config, device=getattr(self.rounds, "device", None), decode=decode, workers=workers)
         self.workers = self._opener.workers
         self._pool = ThreadPoolExecutor(self.workers, "progresvit-decode", initializer=mark_thread_of_engine)
@@ -139,6 +142,10 @@ class Engine:
     def counts(self) -> Counts:
         """Images and batches that each round has run, and images that were cancelled or are pending."""
         return self._scheduler.counts()
+
+    def observe(self, observer: Observer) -> None:
+        """Report each batch of each round to the observer, in the thread that runs it."""
+        self._scheduler.observe(observer)
 
     def classify(self, images: Images) -> list[Prediction]:
         """A prediction for each image, in order.
@@ -160,7 +167,15 @@ class Engine:
         finally:
             self._scheduler.cancel(call)  # if it is not complete
 
-    def submit(self, images: Images, *, block: bool = True, timeout: float | None = None) -> Future[list[Prediction]]:
+    def submit(
+        self,
+        images: Images,
+        *,
+        block: bool = True,
+        timeout: float | None = None,
+        threshold: float | None = None,
+        wait: float = 0.0,
+    ) -> Future[list[Prediction]]:
         """As ``classify``, without waiting: a future of the predictions.
 
         Until it is done, ``cancel`` cancels it, and its images start no further round. Threads of the engine decode
@@ -170,7 +185,11 @@ class Engine:
             images: As ``classify`` takes them.
             block: Wait while as many images are pending as the engine takes; else, :class:`EngineFull` is raised.
             timeout: Seconds to wait at most, before :class:`EngineFull` is raised.
+            threshold: Of these images, instead of the engine's; 0 runs every round. Not with a learned router.
+            wait: Seconds that the images may wait, in all, until batches are full.
         """
+        if threshold is not None:
+            check_own_threshold(self.policy, threshold)
         images = _as_sequence(images, "submit")
         future: Future[list[Prediction]] = Future()
         if not len(images):
@@ -180,7 +199,9 @@ class Engine:
         if is_array:
             self._opener.open(images)  # refuses other arrays at once
             images = images.clone() if hasattr(images, "clone") else images.copy()  # the caller may reuse its array
-        call = self._scheduler.open_call(len(images), future=future, block=block, timeout=timeout)
+        call = self._scheduler.open_call(
+            len(images), future=future, block=block, timeout=timeout, threshold=threshold, wait=wait
+        )
         size = self.batch if is_array else min(DECODED_TOGETHER, -(-len(images) // self.workers))
         try:
             for first in range(0, len(images), size):

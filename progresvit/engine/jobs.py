@@ -57,20 +57,38 @@ class Job:
         self.error: BaseException | None = None
         self.fed: list[Portion] = []
         """Portions in the batcher."""
+        self.threshold = math.nan
+        """Of its images; NaN for that of the policy."""
 
     @property
     def is_ready(self) -> bool:
         """Whether the caller need not wait."""
         return not self.is_open
 
+    def due(self) -> float:
+        """When images that arrive now shall run at the latest."""
+        raise NotImplementedError
+
 
 class Call(Job):
-    """A call that wants all predictions at once."""
+    """A call that wants all predictions at once. Its images may wait for a fuller batch for ``wait`` seconds."""
 
-    def __init__(self, count: int, future: Future[list[Prediction]] | None) -> None:
+    def __init__(
+        self,
+        count: int,
+        future: Future[list[Prediction]] | None = None,
+        *,
+        threshold: float | None = None,
+        wait: float = 0.0,
+    ) -> None:
         super().__init__()
         self.results: list[Prediction | None] = [None] * count
-        self.missing, self.future = count, future
+        self.missing, self.future, self.wait = count, future, wait
+        if threshold is not None:
+            self.threshold = threshold
+
+    def due(self) -> float:
+        return time.monotonic() + self.wait if self.wait else -math.inf
 
 
 class Stream(Job):
@@ -88,7 +106,6 @@ class Stream(Job):
         return bool(self.chunks) or not self.is_open
 
     def due(self) -> float:
-        """When images that arrive now shall run at the latest."""
         return math.inf if self.deadline is None else time.monotonic() + self.deadline
 
 

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.data.prefetch import Prefetcher, Raised
-from progresvit.engine.batcher import Batcher, Make, MemoryWarning, Totals
+from progresvit.engine.batcher import Batcher, Decide, Make, MemoryWarning, Observer, Totals
 from progresvit.engine.buffers import HELD_BATCHES, RoundBackend, RoundBuffer
 from progresvit.engine.images import OpenedImages
 from progresvit.engine.jobs import Call, Chunk, Job, Portion, Stream, announce, make_portion
@@ -71,14 +71,26 @@ class Scheduler:
     Args:
         rounds: The backend.
         make: Makes predictions, as for ``Batcher``.
+        decide: Applies the thresholds of single images, as for ``Batcher``.
         count: Number of rounds.
         batch: The largest batch.
         pending: The most images of calls that wait or run; a single call may have more.
     """
 
-    def __init__(self, rounds: RoundBackend, make: Make, *, count: int, batch: int, pending: int) -> None:
+    def __init__(
+        self,
+        rounds: RoundBackend,
+        make: Make,
+        decide: Decide,
+        *,
+        count: int,
+        batch: int,
+        pending: int,
+    ) -> None:
         self.rounds, self.batch, self.pending = rounds, batch, pending
-        self._make, self._totals = make, Totals([0] * count, [0] * count)
+        self._make, self._decide = make, decide
+        self._observer: Observer | None = None
+        self._totals = Totals([0] * count, [0] * count)
         self._driving = rounds.driving
         self._batcher: Batcher | None = None
         self._has_warned = False
@@ -109,13 +121,15 @@ class Scheduler:
         future: Future[list[Prediction]] | None = None,
         block: bool = True,
         timeout: float | None = None,
+        threshold: float | None = None,
+        wait: float = 0.0,
     ) -> Call:
         """A call with so many images, as soon as there is room for them."""
         with self._lock:
             self._check_open()
             if self._waiting_for_room or not self._has_room(count):
                 self._wait_for_room(count, timeout if block else 0.0)
-            call = Call(count, future)
+            call = Call(count, future, threshold=threshold, wait=wait)
             self._jobs[call] = None
             self._pending += count
             self._futures += future is not None
@@ -130,6 +144,13 @@ class Scheduler:
             self._jobs[stream] = None
             self._streams.append(stream)
         return stream
+
+    def observe(self, observer: Observer) -> None:
+        """Report each batch from now on."""
+        with self._lock:
+            self._observer = observer
+            if self._batcher is not None:
+                self._batcher.observer = observer
 
     def add(self, call: Call, position: int, opened: OpenedImages, sent: Any) -> None:
         """Images of a call, from this position on."""
@@ -450,8 +471,7 @@ class Scheduler:
             self._fed.append(portion)
             self._firsts.append(portion.first)
             job.fed.append(portion)
-        due = job.due() if isinstance(job, Stream) else -math.inf
-        batcher.feed(pixels, np.arange(portion.first, portion.end), due)
+        batcher.feed(pixels, np.arange(portion.first, portion.end), job.due(), job.threshold)
         if isinstance(job, Stream) and job.entered - job.returned > self._held():
             with self._lock:
                 self._expedite(job)
@@ -500,10 +520,12 @@ class Scheduler:
                 self.rounds,
                 self._make_buffers(side),
                 largest=self.batch,
+                decide=self._decide,
                 make=self._make,
                 deliver=_weak(self._deliver),
                 shrunk=_weak(self.shrunk),
                 totals=self._totals,
+                observer=self._observer,
             )
         except Exception as error:
             self.fail(job, error)

@@ -263,6 +263,30 @@ class Answers(NamedTuple):
         return self.probabilities[:, 0]
 
 
+def with_thresholds(policy: Policy, s: int, answers: Answers, thresholds: Floats) -> Answers:
+    """The answers after round s, not the last, with a threshold for each image, (B,); NaN for that of the policy.
+
+    The policy routes by entropy: see ``check_own_threshold``.
+    """
+    own = ~np.isnan(thresholds)
+    if not own.any():
+        return answers
+    exiting = np.where(own, exits(answers.entropy, thresholds), answers.exits)
+    unknown = np.zeros(len(own), bool)
+    if policy.ood is not None:
+        unknown = exiting & is_out_of_distribution(answers.ood_score, policy.ood.limit)
+    abstaining = (exiting & is_withheld(answers.entropy, policy.abstention.entropy)) | unknown
+    return answers._replace(exits=exiting, abstains=abstaining, out_of_distribution=unknown)
+
+
+def check_own_threshold(policy: Policy, threshold: float) -> None:
+    """Refuse a threshold for some of the images if it is no threshold, or if a learned router decides."""
+    if not threshold >= 0:
+        raise ValueError(f"a threshold is 0 (every round runs) or more, not {threshold}.")
+    if policy.routers:
+        raise ValueError("a learned router decides which images exit; a threshold of its own needs routing by entropy.")
+
+
 def decide(policy: Policy, s: int, logits: NDArray[Any], temperature: float = 1.0, top_k: int = 1) -> Answers:
     """The decision and the answers after round s, for arrays: (B, K) -> answers.
 

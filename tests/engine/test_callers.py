@@ -481,3 +481,77 @@ def test_a_thousand_calls_leave_nothing_behind(make_engine, images):
     assert engine._scheduler._fed == []
     assert not engine._scheduler._jobs
     assert not engine._scheduler._queue
+
+
+def test_calls_with_thresholds_of_their_own_share_batches(make_engine, model, images, expected, entropy):
+    engine = make_engine()
+    logits = all_rounds(model, images)
+    limits = [None, 0.0, float("inf"), entropy.median().item() + 1e-9]
+    futures = [engine.submit(images, threshold=limit) for limit in limits]
+    plain, every, first, own = ([(one.index, one.exit_round) for one in future.result(LONG)] for future in futures)
+    assert plain == expected
+    assert every == [(index, 2) for index in logits[:, 1].argmax(dim=-1).tolist()]
+    assert first == [(index, 1) for index in logits[:, 0].argmax(dim=-1).tolist()]
+    rounds = (entropy >= limits[-1]).long()
+    answers = logits[torch.arange(len(images)), rounds].argmax(dim=-1)
+    assert own == list(zip(answers.tolist(), (rounds + 1).tolist()))
+    assert [(one.index, one.exit_round) for one in engine.classify(images)] == expected
+
+
+def test_a_threshold_of_its_own_keeps_the_rules_for_withheld_answers(model, images, entropy):
+    limit = entropy.median().item()
+    with Engine(model, 0.0, abstain=limit, device="cpu") as engine:
+        found = engine.submit(images, threshold=float("inf")).result(LONG)
+    assert [one.abstained for one in found] == (entropy >= limit).tolist()
+    with Engine(model, float("inf"), abstain=limit, device="cpu") as engine:
+        assert [one.abstained for one in engine.submit(images).result(LONG)] == (entropy >= limit).tolist()
+
+
+def test_a_wrong_threshold_of_a_call_is_refused(make_engine, images):
+    with pytest.raises(ValueError, match=r"0 \(every round runs\) or more, not -1"):
+        make_engine().submit(images, threshold=-1.0)
+    with pytest.raises(ValueError, match="not nan"):
+        make_engine().submit(images, threshold=float("nan"))
+
+
+class Noted:
+    """An observer."""
+
+    def __init__(self):
+        self.batches, self.times, self.waited = [], [], []
+
+    def started(self, s, waited):
+        self.batches.append((s, len(waited)))
+        self.waited += waited.tolist()
+
+    def finished(self, s, seconds, entropy):
+        self.times.append((s, len(entropy), seconds))
+
+    def shrunk(self):
+        raise AssertionError("there is enough memory")
+
+
+def test_an_observer_is_told_of_each_batch(make_engine, images):
+    engine, noted = make_engine(batch=32), Noted()
+    engine.classify(images[:1])
+    before = engine.counts
+    engine.observe(noted)
+    engine.submit(images).result(LONG)
+    engine.classify(images)
+    after = engine.counts
+    for s in range(2):
+        assert sum(size for s_, size in noted.batches if s_ == s) == after.images[s] - before.images[s]
+    assert sorted((s, size) for s, size, _ in noted.times) == sorted(noted.batches)
+    assert all(seconds > 0 for _, _, seconds in noted.times)
+    assert all(seconds >= 0 for seconds in noted.waited)
+
+
+def test_calls_may_wait_for_a_fuller_batch(make_engine, images, expected):
+    engine, noted = make_engine(batch=8), Noted()
+    engine.observe(noted)
+    futures = [engine.submit(images[number : number + 1], wait=2.0) for number in range(8)]
+    found = [future.result(LONG)[0] for future in futures]
+    assert [(one.index, one.exit_round) for one in found] == expected[:8]
+    assert (0, 8) in noted.batches
+    (late,) = engine.submit(images[:1], wait=0.05).result(LONG)
+    assert (late.index, late.exit_round) == expected[0]
