@@ -61,6 +61,10 @@ def calibrate(
     ood_score: Annotated[
         str | None, typer.Option(help="Out-of-distribution score: energy (the default), max-logit, msp or entropy.")
     ] = None,
+    entropies: Annotated[
+        bool,
+        typer.Option("--entropies", help="Store quantiles of the round-1 entropies, from which drift is measured."),
+    ] = False,
     router: Annotated[Path | None, typer.Option(help="Calibrate a threshold for this router's probabilities.")] = None,
     convention: Annotated[Convention, typer.Option(help="Convention for counting GMACs.")] = "paper",
     seed: Annotated[int, typer.Option(help="Seed of the split that orders thresholds; three or more rounds only.")] = 0,
@@ -98,7 +102,8 @@ def calibrate(
     delta = round(1 - confidence, 12)  # 0.05, not 0.05000000000000004
     if evaluation.is_segmentation(records):
         others = {"--budgets": budgets, "--router": router, "--unlabelled": unlabelled, "--max-error": max_error}
-        options.refuse_options({**others, "--ood-share": ood_share}, segmentation.NOT_FOR_RECORDS)
+        others |= {"--ood-share": ood_share, "--entropies": entropies}
+        options.refuse_options(others, segmentation.NOT_FOR_RECORDS)
         setting = segmentation.calibrate(
             records,
             budget_gmacs=budget_gmacs,
@@ -113,7 +118,8 @@ def calibrate(
     table = evaluation.read_records(records)
     if budgets:
         extras = (router, max_error, ood_share)
-        _write_budgets(table, out, plain=convention == "paper" and all(extra is None for extra in extras))
+        plain = convention == "paper" and all(extra is None for extra in extras) and not entropies
+        _write_budgets(table, out, plain=plain)
         return
     fitted = options.open_router(router, table.header, table.ids)
     if budget_gmacs is not None:
@@ -137,6 +143,10 @@ def calibrate(
     if ood_share is not None:
         score = cast("OODScore", ood_score or DEFAULT_OOD_SCORE)
         setting = evaluation.with_ood(table, setting, ood_share, score=score, router=fitted)
+    if entropies:
+        from progresvit.routing.calibrate import entropy_quantiles
+
+        setting = setting.model_copy(update={"entropy_quantiles": entropy_quantiles(table.top10_entropy[:, 0])})
     _write(setting, out, engine="Engine", router=router)
 
 
@@ -158,7 +168,7 @@ def _write_budgets(table: Records, out: Path | None, *, plain: bool) -> None:
     if out is None or not plain:
         raise ValueError(
             "--budgets needs --out MODEL/budgets.json. It uses entropies and the paper's GMACs; leave out --router, "
-            "--max-error, --ood-share and --convention."
+            "--max-error, --ood-share, --entropies and --convention."
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     evaluation.measure_budgets(table).save(out)

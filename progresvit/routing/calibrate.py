@@ -1,4 +1,4 @@
-"""The threshold for a compute budget or an early-exit rate. Neither needs labels.
+"""The threshold for a compute budget or an early-exit rate, and the quantiles of entropies. None needs labels.
 
 The near-lossless rule is in ``frontier``, the one with a guarantee in ``certify``. Letters: N images, S rounds.
 """
@@ -25,6 +25,9 @@ ROUNDING = 0.0005
 
 STEPS = 200
 """Budgets between the first round alone and all rounds in a table of budgets."""
+
+QUANTILE_STEPS = 100
+"""Steps between the lowest and the highest quantile of entropies."""
 
 
 def threshold_for_budget(scores: ArrayLike, gmacs: ArrayLike, budget: float) -> float:
@@ -79,3 +82,23 @@ def spread_points(scores: ArrayLike, correct: ArrayLike | None, gmacs: Sequence[
     thresholds = [threshold_for_budget(scores, gmacs, float(budget)) for budget in wanted[:-1]]
     always = max(math.nextafter(HIGHEST, math.inf), threshold_for_budget(scores, gmacs, gmacs[0]))  # every image exits
     return tuple(frontier(scores, correct, gmacs, sorted({*thresholds, always})))
+
+
+def entropy_quantiles(entropies: ArrayLike) -> tuple[float, ...]:
+    """The 0 %, 1 %, ..., 100 % quantiles: (N,) -> 101 of the entropies, ascending; infinite entropies are the highest.
+
+    A quantile is the lowest entropy up to which there are as many images, so values that many images share are kept.
+    """
+    ordered = np.sort(as_scores(np.asarray(entropies)[:, None])[:, 0])
+    ranks = (np.arange(QUANTILE_STEPS + 1) * len(ordered) + QUANTILE_STEPS - 1) // QUANTILE_STEPS  # rounded up, from 1
+    return tuple(ordered[np.maximum(ranks, 1) - 1].tolist())
+
+
+def check_quantiles(quantiles: Sequence[float]) -> None:
+    """Refuse what cannot be quantiles of entropies at evenly spaced levels from 0 to 1."""
+    values = np.asarray(quantiles, np.float64)
+    if values.ndim != 1 or len(values) < 2 or not (values >= 0).all() or (values[1:] < values[:-1]).any():
+        raise ValueError(
+            "quantiles of entropies are at least two ascending numbers of 0 or more; make them with: progresvit "
+            "calibrate RECORDS --entropies"
+        )

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from progresvit.io.files import replace_file
 from progresvit.io.model_folder import BUDGETS_FILE, BUNDLED, SETTINGS, bundled_folder
 from progresvit.io.parse import Section, dump_json, read_json
-from progresvit.routing.calibrate import ROUNDING
+from progresvit.routing.calibrate import ROUNDING, check_quantiles
 from progresvit.routing.decide import OODRule, Policy, Threshold, as_thresholds
 from progresvit.routing.frontier import OperatingPoint
 
@@ -66,6 +66,9 @@ class Setting(Section):
     """Answers of this top-10 entropy or more are withheld; None if all are given."""
     ood: OODRule | None = None
     """Which images count as out-of-distribution; None if none do."""
+    entropy_quantiles: tuple[float, ...] | None = None
+    """Quantiles of the calibration images' top-10 entropies in round 1, at evenly spaced levels from 0 to 1; None if
+    they were not stored."""
     expected: dict[str, Any] = Field(default_factory=dict)
     """What the threshold gave on the calibration images."""
     data: str = ""
@@ -76,6 +79,13 @@ class Setting(Section):
     def _check_abstain(cls, value: float | None) -> float | None:
         if value is not None and not value >= 0:
             raise ValueError(f"abstaining begins at an entropy of 0 or more, not at {value}")
+        return value
+
+    @field_validator("entropy_quantiles")
+    @classmethod
+    def _check_quantiles(cls, value: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if value is not None:
+            check_quantiles(value)
         return value
 
     @model_validator(mode="after")

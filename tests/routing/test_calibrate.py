@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from progresvit.routing import operating_point, threshold_for_budget, threshold_for_exit_share
+from progresvit.routing.calibrate import entropy_quantiles
 
 GMACS = [0.912, 6.267]
 
@@ -55,3 +56,17 @@ def test_a_budget_may_be_rounded_as_tables_round_it(scores):
     assert threshold_for_budget(scores, costs, 6.267) == 0.0
     lowest = threshold_for_budget(scores, costs, 0.912)
     assert operating_point(scores, None, costs, lowest).exit_shares[0] == 1.0
+
+
+def test_quantiles_are_entropies_up_to_which_there_are_as_many_images():
+    entropies = np.random.default_rng(2).permutation(np.append(np.zeros(40), np.arange(1, 61)))
+    quantiles = entropy_quantiles(entropies)
+    assert len(quantiles) == 101
+    assert quantiles == tuple(np.append(0.0, np.sort(entropies)).tolist())
+    for level, quantile in enumerate(entropy_quantiles(entropies[:37])):
+        assert (
+            (entropies[:37] < quantile).sum() < max(37 * level / 100, 1) <= max((entropies[:37] <= quantile).sum(), 1)
+        )
+    assert entropy_quantiles([0.5, float("nan")])[50:52] == (0.5, float("inf"))
+    with pytest.raises(ValueError, match="0 or more, not -1"):
+        entropy_quantiles([-1.0, 0.5])

@@ -10,12 +10,14 @@ from progresvit.evaluation import (
     calibrate_near_lossless,
     measure_budgets,
     with_abstention,
+    write_records,
 )
 from progresvit.evaluation.selective import abstain_entropy
 from progresvit.io.model_folder import BUNDLED, bundled_folder
 from progresvit.routing import Setting, find_setting, load_budgets, load_setting, setting_names
-from progresvit.routing.calibrate import STEPS
+from progresvit.routing.calibrate import STEPS, entropy_quantiles
 from progresvit.routing.settings import budget_setting, default_setting
+from tests.commands import refused, works
 from tests.evaluation.made import make_records
 
 
@@ -128,3 +130,27 @@ def test_an_infinite_threshold_is_written_and_read(tmp_path):
     a_setting(float("inf")).save(tmp_path / "always.json")
     assert '"threshold": "inf"' in (tmp_path / "always.json").read_text()
     assert load_setting(tmp_path / "always.json") == a_setting(float("inf"))
+
+
+def test_calibrate_stores_the_quantiles_of_entropies_if_asked(tmp_path):
+    records = make_records(300)
+    write_records(records, tmp_path / "r.parquet")
+    words = ("calibrate", tmp_path / "r.parquet", "--exit-share", 0.5, "--out", tmp_path / "t.json")
+    works(*words)
+    assert "entropy_quantiles" not in json.loads((tmp_path / "t.json").read_text())
+    assert load_setting(tmp_path / "t.json").entropy_quantiles is None
+    works(*words, "--entropies")
+    setting = load_setting(tmp_path / "t.json")
+    assert setting.entropy_quantiles == entropy_quantiles(records.top10_entropy[:, 0])
+    assert setting.entropy_quantiles[50] == np.sort(records.top10_entropy[:, 0])[149]
+    budgets = ("calibrate", tmp_path / "r.parquet", "--budgets", "--entropies", "--out", tmp_path / "b.json")
+    refused("--entropies and --convention", *budgets)
+
+
+def test_infinite_quantiles_come_back_and_wrong_ones_are_refused(tmp_path):
+    known = a_setting(0.4).model_dump()
+    Setting(**{**known, "entropy_quantiles": (0.1, 0.1, float("inf"))}).save(tmp_path / "t.json")
+    assert load_setting(tmp_path / "t.json").entropy_quantiles == (0.1, 0.1, float("inf"))
+    for wrong in ((0.2, 0.1), (0.1,), (0.1, float("nan"))):
+        with pytest.raises(ValueError, match="at least two ascending numbers of 0 or more"):
+            Setting(**{**known, "entropy_quantiles": wrong})
