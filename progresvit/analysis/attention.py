@@ -87,14 +87,14 @@ def attention_of(model: RoundModel, images: Tensor) -> tuple[RoundAttention, ...
         for s, round_ in enumerate(config.rounds):
             tokens = backbone.run_round(s, images, previous).tokens
             previous = tokens if config.routable else None
-            attention = _class_attention(calls[-1]).cpu().numpy()  # (h, N)
+            attention = class_attention(calls[-1]).cpu().numpy()  # (h, N)
             g = config.grid(round_)
             rounds.append(
                 RoundAttention(
                     patches=attention[:, 1:].reshape(-1, g, g),  # (h, g * g) -> (h, g, g)
                     class_token=attention[:, 0],
                     heads=config.heads,
-                    image=_visible(resize(images, round_.resolution)[0], config),
+                    image=visible_image(resize(images, round_.resolution)[0], config),
                 )
             )
     return tuple(rounds)
@@ -216,14 +216,14 @@ def _input(image: Image, config: BaseConfig) -> Tensor:
     return evaluation_transform(config)(upright if config.in_channels == 3 else upright.convert("L"))[None]
 
 
-def _visible(image: Tensor, config: BaseConfig) -> Floats:
+def visible_image(image: Tensor, config: BaseConfig) -> Floats:
     """Normalised values back to 0..1: (C, r, r) -> (r, r, C)."""
     mean, std = (torch.tensor(values) for values in (config.mean, config.std))
     pixels = (image.permute(1, 2, 0).cpu().float() * std + mean).clamp(0, 1)  # (C, r, r) -> (r, r, C)
     return pixels.numpy()
 
 
-def _class_attention(call: Call) -> Tensor:
+def class_attention(call: Call) -> Tensor:
     """Attention probabilities of the class token, in float32: tokens (1, N, d) -> (h, N)."""
     block, x, options = call
     merging: Merging | None = options.get("merging")

@@ -24,6 +24,7 @@ from progresvit.cli.info import info
 from progresvit.cli.ood import ood
 from progresvit.cli.quickstart import quickstart
 from progresvit.cli.segment import segment
+from progresvit.cli.serve import serve
 from progresvit.cli.shift import shift
 from progresvit.cli.train import train
 from progresvit.cli.trust import trust
@@ -58,6 +59,7 @@ app.command("quickstart")(quickstart)
 app.command("info")(info)
 app.command("classify")(classify)
 app.command("segment")(segment)
+app.command("serve")(serve)
 app.command("embed")(embed)
 app.command("import-official")(import_official)
 app.command("train")(train)

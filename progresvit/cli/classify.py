@@ -149,13 +149,8 @@ def _make_engine(
     workers: int | None,
 ) -> Engine:
     from progresvit.engine import Engine
-    from progresvit.engine.export.manifest import MANIFEST_FILE
 
-    is_export = model is not None and (Path(model) / MANIFEST_FILE).is_file()
-    if device is None and not is_export and backend in (None, "torch"):
-        import torch
-
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = options.engine_device(device, model, backend)
     with output.setting_notes():
         return Engine(
             model, options.parse_limit(threshold), budget_gmacs=budget_gmacs, router=router, abstain=abstain,

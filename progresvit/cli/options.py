@@ -140,3 +140,15 @@ def open_router(path: Path | None, header: Header, ids: ArrayLike | None = None)
             f"note: {path} was fitted on {seen} of these images, so its results here are too optimistic.", err=True
         )
     return router
+
+
+def engine_device(device: str | None, model: str | None, backend: str | None) -> str | None:
+    """The device that was asked for, or the GPU if there is one and torch computes; None for an export."""
+    from progresvit.engine.export.manifest import MANIFEST_FILE
+
+    is_export = model is not None and (Path(model) / MANIFEST_FILE).is_file()
+    if device is not None or is_export or backend not in (None, "torch"):
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,70 @@
+"""``progresvit serve``: an HTTP server for a model."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from progresvit.cli import options, output
+
+if TYPE_CHECKING:
+    from progresvit.engine.backends import BackendName
+
+TOKEN = "PROGRESVIT_TOKEN"
+
+
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(help=f"{options.MODEL_HELP} Or an export folder. imagenet-tiny by default.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of the machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any that is free.", min=0, max=65535)] = 8000,
+    threshold: Annotated[str | None, typer.Option(help=options.LIMIT_HELP)] = None,
+    top_k: Annotated[int, typer.Option(help="Number of classes to report, most likely first.")] = 1,
+    backend: Annotated[str | None, typer.Option(help=options.BACKEND_HELP)] = None,
+    device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
+    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8.")] = "fp32",
+    batch: Annotated[int | None, typer.Option(help=options.BATCH_HELP)] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the backend.")] = None,
+    audit: Annotated[
+        float, typer.Option(help="Share of the images that are run to the last round to audit exits; 0 for none.")
+    ] = 0.01,
+    max_body: Annotated[float, typer.Option(help="Megabytes of a request.")] = 16.0,
+    max_images: Annotated[int, typer.Option(help="Images of a request.", min=1)] = 64,
+    batch_wait: Annotated[float, typer.Option(help="Seconds that an image may wait for a fuller batch.")] = 0.005,
+    deadline: Annotated[float, typer.Option(help="Seconds until a request is given up (504).")] = 10.0,
+    drain: Annotated[float, typer.Option(help="Seconds for accepted requests at the end.")] = 30.0,
+) -> None:
+    """Serve a model over HTTP: Open Inference Protocol v2, POST /classify, /metrics. Ends on Ctrl-C or SIGTERM.
+
+    With a token in the variable PROGRESVIT_TOKEN, clients must send it as a bearer token.
+    """
+    try:
+        from progresvit.serving.start import make_server
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "starlette", "uvicorn", "prometheus_client", "python_multipart"):
+            raise
+        raise ValueError(f"{error.name} is not installed; pip install 'progresvit[serve]'.") from error
+    from progresvit.serving.service import Limits
+
+    token = os.environ.get(TOKEN) or None
+    if token is None and not _is_loopback(host):
+        typer.echo(f"warning: {host} is reached from other machines, and anybody may use it; set {TOKEN}.", err=True)
+    limits = Limits(body=round(max_body * 1e6), images=max_images, wait=batch_wait, deadline=deadline, drain=drain)
+    with output.setting_notes():
+        server = make_server(
+            model, options.parse_limit(threshold), host=host, port=port, token=token, limits=limits, audit_rate=audit,
+            top_k=top_k, backend=cast("BackendName | None", backend), precision=precision, batch=batch, threads=threads,
+            device=options.engine_device(device, model, backend),
+        )  # fmt: skip
+    server.run_announced(typer.echo)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

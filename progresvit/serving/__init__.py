@@ -1,0 +1,1 @@
+"""Serving: the engine behind an HTTP server."""

@@ -1,0 +1,204 @@
+"""The audit of a certificate while a model serves, and the drift of its entropies.
+
+A certificate on unlabelled images bounds the disagreement rate: the share of all images that exit early with another
+class than the last round's. It holds for images of the calibration's distribution. The audit measures that rate on the
+images that are served. Each image is sampled with the same probability, whatever its exit round. A sampled image that
+exited early also runs to the last round; one that ran every round agrees.
+
+Letters: n audited images, k disagreements, m a disagreement rate.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+from threading import Lock
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import brentq
+from scipy.special import betaln, xlog1py, xlogy
+
+from progresvit.routing.calibrate import check_quantiles
+from progresvit.routing.decide import Floats
+from progresvit.routing.settings import Setting
+
+RATE = 0.01
+"""Share of the images that is audited."""
+PRIOR = 0.5
+"""Both parameters of the beta mixture: Jeffreys' prior."""
+WINDOW = 4000
+"""Images over which drift is measured."""
+ENOUGH = 500
+"""Fewest images for a distance. Without drift, the distance of 500 images is below 0.06 in about 95 of 100 cases."""
+
+
+def limit_of(setting: Setting | None) -> float | None:
+    """The disagreement rate that the setting's certificate excludes; None if it excludes none.
+
+    Only a certificate with the loss ``unlabelled`` bounds disagreement. One with the loss ``labelled`` bounds the share
+    of images that lose a correct answer. These are a part of the images that disagree, so disagreement above its
+    epsilon is common without any violation and is no reason for an alarm; disagreement below its epsilon confirms it.
+    ``pixel-error`` bounds a mean loss, which is not a share of images.
+    """
+    return setting.epsilon if setting is not None and setting.loss == "unlabelled" else None
+
+
+def log_evidence(disagreements: ArrayLike, images: ArrayLike, rate: ArrayLike) -> Floats:
+    """Logarithm of the evidence against a disagreement rate of m: the beta-binomial mixture likelihood ratio.
+
+    B(k + 1/2, n - k + 1/2) / (B(1/2, 1/2) m^k (1 - m)^(n - k)). If m is the rate, the ratio is a martingale with
+    expectation 1. By Ville's inequality it ever reaches 1 / delta with a probability of at most delta (Robbins 1970,
+    "Statistical methods related to the law of the iterated logarithm"; Howard et al. 2021, "Time-uniform,
+    nonparametric, nonasymptotic confidence sequences"). The arguments broadcast.
+    """
+    count, total, share = (np.asarray(value, np.float64) for value in (disagreements, images, rate))
+    return np.asarray(_log_mixture(count, total) - xlogy(count, share) - xlog1py(total - count, -share))
+
+
+def _log_mixture(disagreements: ArrayLike, images: ArrayLike) -> Floats:
+    """Logarithm of the likelihood's mean over the prior."""
+    count, total = np.asarray(disagreements, np.float64), np.asarray(images, np.float64)
+    return np.asarray(betaln(count + PRIOR, total - count + PRIOR) - betaln(PRIOR, PRIOR))
+
+
+def rate_bounds(disagreements: int, images: int, delta: float) -> tuple[float, float]:
+    """All disagreement rates against which the evidence is below 1 / delta; they are an interval that contains k / n.
+
+    With probability 1 - delta the intervals of all n contain the rate, so one may look after every image and stop at
+    any time. The bounds are exact up to the root finder's tolerance.
+    """
+    return _lowest(disagreements, images, delta), 1.0 - _lowest(images - disagreements, images, delta)
+
+
+def _lowest(disagreements: int, images: int, delta: float) -> float:
+    """The lower bound; the upper one follows, since the prior is symmetric."""
+    if disagreements == 0:
+        return 0.0
+
+    def excess(log_rate: float) -> float:
+        return float(log_evidence(disagreements, images, math.exp(log_rate))) + math.log(delta)
+
+    # up to k / n the evidence falls to 1 or less; without its factor (1 - m)^(k - n), which is 1 or more, the root is
+    # known and lower
+    start = (float(_log_mixture(disagreements, images)) + math.log(delta)) / disagreements
+    if excess(start) <= 0:  # that factor is 1, up to rounding
+        return math.exp(start)
+    return math.exp(brentq(excess, start, math.log(disagreements / images), xtol=1e-15))
+
+
+class Audit:
+    """A confidence sequence for the disagreement rate of the images that are served, with an alarm.
+
+    The alarm begins when the lower bound exceeds the limit, and stays. While the disagreement rate is at most the
+    limit, also if it varies, an alarm is ever given with a probability of at most delta. The bounds assume a constant
+    rate; they cover all audited images since the start, not the recent ones.
+
+    An alarm says that early exits change more answers than was certified: the images differ from those of the
+    calibration, or the certificate is one of those that fail, which its own delta allows. The disagreement rate is at
+    least the drop in accuracy: the upper bound holds for the drop too, the lower bound does not. So an alarm does not
+    prove that accuracy fell. Withheld answers count like the others.
+
+    Args:
+        limit: The disagreement rate that is allowed, such as ``limit_of(setting)``; None for no alarm.
+        rate: The share of images that is audited; 0 for none.
+        delta: The probability that the bounds ever fail.
+        seed: Of the sampling; None for a random one.
+
+    Attributes:
+        images: Audited images, n.
+        disagreements: Of these, how many exited early with another class than the last round's, k.
+        alarm: Whether the lower bound has ever exceeded the limit.
+    """
+
+    def __init__(
+        self, *, limit: float | None, rate: float = RATE, delta: float = 0.05, seed: int | None = None
+    ) -> None:
+        if limit is not None and not 0 < limit < 1:
+            raise ValueError(
+                f"the limit, a share of the images, is between 0 and 1 (0.005 for 0.5 %), not {limit}; give None for "
+                "no alarm."
+            )
+        if not 0 <= rate <= 1:
+            raise ValueError(f"the rate, the share of images to audit, is from 0 to 1 (0.01 for 1 %), not {rate}.")
+        if not 0 < delta < 1:
+            raise ValueError(f"delta, the risk of a false alarm, is between 0 and 1 (0.05 for 95 %), not {delta}.")
+        self.limit, self.rate, self.delta = limit, rate, delta
+        self.images = self.disagreements = 0
+        self.alarm = False
+        self._random, self._lock = random.Random(seed), Lock()
+
+    def samples(self) -> bool:
+        """Whether the next image is audited: true with the probability ``rate``. Call it once for each image."""
+        with self._lock:
+            return self._random.random() < self.rate
+
+    def record(self, disagrees: bool) -> None:
+        """Count an audited image. Images that could not be opened are not recorded."""
+        with self._lock:
+            self.images += 1
+            self.disagreements += bool(disagrees)
+            self.alarm = self.alarm or self._exceeds_limit()
+
+    def _exceeds_limit(self) -> bool:
+        """Whether the lower bound is above the limit; no root is needed for that."""
+        if self.limit is None or self.disagreements <= self.limit * self.images:
+            return False
+        return float(log_evidence(self.disagreements, self.images, self.limit)) > -math.log(self.delta)
+
+    def bounds(self) -> tuple[float, float]:
+        """The lower and the upper bound of the disagreement rate; 0 and 1 before the first audited image."""
+        with self._lock:
+            disagreements, images = self.disagreements, self.images
+        return rate_bounds(disagreements, images, self.delta)
+
+
+class EntropyDrift:
+    """Kolmogorov-Smirnov distance between recent entropies of round 1 and those of the calibration images.
+
+    All images run round 1, so its entropies do not depend on the threshold. The distance is computed at the quantiles
+    and is within one step of them (0.01 for 101 quantiles) of the exact one.
+
+    Args:
+        quantiles: ``Setting.entropy_quantiles``.
+        window: Number of recent images.
+    """
+
+    def __init__(self, quantiles: Sequence[float], *, window: int = WINDOW) -> None:
+        check_quantiles(quantiles)
+        if window < ENOUGH:
+            raise ValueError(f"a window of {window} images is too short to measure drift; use {ENOUGH} or more.")
+        values = np.asarray(quantiles, np.float64)
+        levels = np.linspace(0, 1, len(values))
+        points = np.unique(values)  # equal quantiles are one point, at which the distribution jumps
+        self._below = levels[np.searchsorted(values, points, side="left")]
+        self._up_to = levels[np.searchsorted(values, points, side="right") - 1]
+        self._points: list[float] = points.tolist()
+        self._cells: deque[int] = deque(maxlen=window)
+        self._counts = np.zeros(2 * len(points) + 1, np.int64)  # before the first point, at it, after it, ...
+        self._lock = Lock()
+
+    def add(self, entropy: float) -> None:
+        """Count an image by its entropy in round 1. NaN, of an image that could not be opened, is ignored."""
+        if math.isnan(entropy):
+            return
+        cell = bisect_left(self._points, entropy) + bisect_right(self._points, entropy)
+        with self._lock:
+            if len(self._cells) == self._cells.maxlen:
+                self._counts[self._cells[0]] -= 1  # appending drops it
+            self._cells.append(cell)
+            self._counts[cell] += 1
+
+    def distance(self) -> float:
+        """From 0, the same distribution, to 1; NaN before ``ENOUGH`` images."""
+        with self._lock:
+            counts = self._counts.copy()
+        images = int(counts.sum())
+        if images < ENOUGH:
+            return math.nan
+        shares = counts.cumsum() / images
+        below, up_to = shares[:-1:2], shares[1::2]  # shares of images below each point, and up to it
+        return float(max(np.abs(below - self._below).max(), np.abs(up_to - self._up_to).max()))

@@ -1,0 +1,82 @@
+"""Bodies of requests, read within limits of size, number of parts and time."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+
+from progresvit.serving.protocol import RequestError
+from progresvit.serving.service import Limits
+
+LONGEST_BOUNDARY = 70
+"""Characters, by RFC 2046."""
+MOST_CHUNKS = 20_000
+"""Chunks of a body; a client that sends single bytes is refused."""
+CLOSE = {"Connection": "close"}
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The whole body, decompressed."""
+    size = request.headers.get("content-length")
+    if size is not None and (not size.isdecimal() or len(size) > 18 or int(size) > limits.body):
+        raise _too_large(limits)
+    inflate = _decompressor(request.headers.get("content-encoding", "identity"))
+    body, chunks = bytearray(), 0
+    try:
+        async with asyncio.timeout(limits.receive):
+            async for chunk in request.stream():
+                chunks += 1
+                body += chunk if inflate is None else inflate.decompress(chunk, limits.body + 1 - len(body))
+                if len(body) > limits.body:
+                    raise _too_large(limits)
+                if chunks > MOST_CHUNKS:
+                    raise RequestError(HTTPStatus.BAD_REQUEST, "the body has too many chunks.", CLOSE)
+    except TimeoutError:
+        raise RequestError(HTTPStatus.REQUEST_TIMEOUT, "the request was not sent in time.", CLOSE) from None
+    except zlib.error:
+        raise RequestError(HTTPStatus.BAD_REQUEST, "the body is not compressed as its headers say.", CLOSE) from None
+    except ClientDisconnect:
+        raise RequestError(HTTPStatus.BAD_REQUEST, "the client disconnected.", CLOSE) from None
+    return bytes(body)
+
+
+async def read_upload(headers: Headers, body: bytes, field: str) -> bytes:
+    """The file of this field of a multipart form."""
+    kind, _, options = headers.get("content-type", "").partition(";")
+    if kind.strip().lower() != "multipart/form-data":
+        raise RequestError(HTTPStatus.BAD_REQUEST, f"the body is a multipart form with the file {field}.")
+    if len(options) > LONGEST_BOUNDARY + 40:
+        raise RequestError(HTTPStatus.BAD_REQUEST, "the boundary of the form is too long.")
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield body
+
+    try:
+        form = await MultiPartParser(headers, stream(), max_files=1, max_fields=8, max_part_size=len(body)).parse()  # type: ignore[arg-type]
+    except (MultiPartException, KeyError, ValueError):
+        raise RequestError(HTTPStatus.BAD_REQUEST, "the form cannot be read.") from None
+    try:
+        upload = form.get(field)
+        if not isinstance(upload, UploadFile):
+            raise RequestError(HTTPStatus.BAD_REQUEST, f"the form has no file {field}.")
+        return await upload.read()
+    finally:
+        await form.close()
+
+
+def _decompressor(encoding: str) -> zlib._Decompress | None:
+    if encoding.strip().lower() == "identity":
+        return None
+    if encoding.strip().lower() in ("gzip", "deflate"):
+        return zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
+    raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "bodies are sent as they are, or with gzip.", CLOSE)
+
+
+def _too_large(limits: Limits) -> RequestError:
+    return RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {limits.body / 1e6:g} MB.", CLOSE)

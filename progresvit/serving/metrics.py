@@ -1,0 +1,159 @@
+"""Metrics for Prometheus."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from progresvit.engine.prediction import Prediction
+
+if TYPE_CHECKING:
+    from progresvit.serving.audit import EntropyDrift
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+DECAY = 0.98
+"""Weight of a batch in averages of recent batches, relative to the batch after it."""
+ENTROPIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 1.8, 2.1, 2.4)
+
+
+class Metrics:
+    """Everything that the server counts. It observes the engine.
+
+    Args:
+        rounds: Number of rounds.
+        drift: Compares entropies of round 1 with those of the calibration; None for none.
+    """
+
+    def __init__(self, rounds: int, drift: EntropyDrift | None = None) -> None:
+        self._drift = drift
+        self.registry = registry = CollectorRegistry()
+        self.names = [str(number) for number in range(1, rounds + 1)]
+        self.requests = Counter("progresvit_requests", "Requests, by status code.", ["code"], registry=registry)
+        self.failures = Counter(
+            "progresvit_request_failures", "Requests without an answer, by reason.", ["reason"], registry=registry
+        )
+        self.duration = Histogram(
+            "progresvit_request_duration_seconds",
+            "From the headers of a request to the end of its response.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.images = Counter(
+            "progresvit_images",
+            "Images answered, by the round after which they exited.",
+            ["exit_round"],
+            registry=registry,
+        )
+        self.batches = Counter("progresvit_batches", "Batches, by round.", ["round"], registry=registry)
+        self.pending = Gauge("progresvit_pending_requests", "Requests that wait or run.", registry=registry)
+        self.queue_limit = Gauge("progresvit_queue_limit_images", "Images that may wait or run.", registry=registry)
+        self.entropy = Histogram(
+            "progresvit_entropy", "Top-10 entropy of the answers.", buckets=ENTROPIES, registry=registry
+        )
+        self.disagreements = Counter(
+            "progresvit_audit_disagreements",
+            "Audited exits that the last round answers differently.",
+            registry=registry,
+        )
+        self.audited = Counter("progresvit_audit_images", "Audited images.", registry=registry)
+        self.audit_bound = Gauge(
+            "progresvit_audit_bound",
+            "Bound on the share of images that disagree, at all times.",
+            ["side"],
+            registry=registry,
+        )
+        self.audit_alarm = Gauge(
+            "progresvit_audit_alarm", "1 after an alarm: every image runs all rounds.", registry=registry
+        )
+        self.drift = Gauge(
+            "progresvit_entropy_drift",
+            "Kolmogorov-Smirnov distance of the entropies of round 1 from those of the calibration.",
+            registry=registry,
+        )
+        self.splits = Counter(
+            "progresvit_oom_splits", "Batches that were halved, since memory ran out.", registry=registry
+        )
+        self._queue = [BatchHistogram(SECONDS) for _ in self.names]
+        self._compute = [BatchHistogram(SECONDS) for _ in self.names]
+        self._sizes = [BatchHistogram(SIZES) for _ in self.names]
+        self._recent_images = self._recent_seconds = 0.0
+        registry.register(_PerRound(self))
+        for name in self.names:  # present from the beginning
+            self.images.labels(name)
+            self.batches.labels(name)
+
+    def text(self) -> bytes:
+        """In the format of Prometheus."""
+        self.drift.set(math.nan if self._drift is None else self._drift.distance())
+        return generate_latest(self.registry)
+
+    def answered(self, prediction: Prediction) -> None:
+        self.images.labels(str(prediction.exit_round)).inc()
+        self.entropy.observe(prediction.entropy)
+
+    # The engine's observer
+
+    def started(self, s: int, waited: NDArray[np.float64]) -> None:
+        self.batches.labels(self.names[s]).inc()
+        self._recent_images = DECAY * self._recent_images + (len(waited) if s == 0 else 0)
+        self._sizes[s].add(np.array([len(waited)]))
+        self._queue[s].add(waited)
+
+    def finished(self, s: int, seconds: float, entropy: NDArray[np.float32]) -> None:
+        if s == 0 and self._drift is not None:
+            for value in entropy.tolist():
+                self._drift.add(value)
+        self._recent_seconds = DECAY * self._recent_seconds + seconds
+        self._compute[s].add(np.array([seconds]))
+
+    def shrunk(self) -> None:
+        self.splits.inc()
+
+    def seconds_per_image(self) -> float | None:
+        """Time that the rounds needed for an image of the last batches; None before the first."""
+        return self._recent_seconds / self._recent_images if self._recent_seconds and self._recent_images else None
+
+
+class BatchHistogram:
+    """A histogram to which one thread adds many values at a time."""
+
+    def __init__(self, limits: tuple[float, ...]) -> None:
+        self.limits, self.sum = np.array(limits), 0.0
+        self._counts = np.zeros(len(limits) + 1, np.int64)
+
+    def add(self, values: NDArray[Any]) -> None:
+        places = np.searchsorted(self.limits, values)
+        self._counts = self._counts + np.bincount(places, minlength=len(self._counts))  # a new array: others read it
+        self.sum += float(values.sum())
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts, as Prometheus wants them."""
+        return list(zip([*map(str, self.limits.tolist()), "+Inf"], self._counts.cumsum().tolist()))
+
+
+class _PerRound(Collector):
+    """The histograms of the rounds."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics = metrics
+
+    def collect(self) -> list[HistogramMetricFamily]:
+        parts = (
+            ("progresvit_queue_duration_seconds", "Time that images wait for a round.", self.metrics._queue),
+            ("progresvit_compute_duration_seconds", "From the start of a batch to its answers.", self.metrics._compute),
+            ("progresvit_batch_size", "Images of a batch.", self.metrics._sizes),
+        )
+        families = []
+        for name, text, histograms in parts:
+            family = HistogramMetricFamily(name, text, labels=["round"])
+            for number, histogram in zip(self.metrics.names, histograms):
+                family.add_metric([number], histogram.buckets(), histogram.sum)
+            families.append(family)
+        return families

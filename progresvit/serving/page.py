@@ -1,0 +1,297 @@
+"""The web page of the server: an image runs through every round, and a slider shows what a threshold gives.
+
+Each round is sent as soon as it is computed. The page decides about exits itself, so the slider needs no further
+request. It loads nothing from other hosts.
+
+Letters: C image channels, r resolution of a round, g side of its patch grid, h active heads, K classes, s a round
+counted from 0.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from starlette.types import Receive, Scope, Send
+
+from progresvit.config import ModelConfig
+from progresvit.data.decode import ImageError, open_header
+from progresvit.data.prepare import Plan, prepare
+from progresvit.engine.backends import check_head, check_task
+from progresvit.io.model_folder import BUDGETS_FILE
+from progresvit.routing.decide import Threshold
+from progresvit.routing.scores import TOP, top10_entropy
+from progresvit.routing.settings import default_setting, find_setting, load_budgets, setting_names
+from progresvit.serving.body import read_body
+from progresvit.serving.protocol import RequestError
+from progresvit.serving.service import Limits
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from progresvit.model import ProgResViT
+
+log = logging.getLogger(__name__)
+
+FILES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+FORMATS = frozenset({"AVIF", "BMP", "GIF", "JPEG", "MPO", "PNG", "TIFF", "WEBP"})
+"""Formats that are decoded. Pillow knows others whose decoders start programs (EPS) or are seldom used."""
+MAX_SECONDS = 120.0
+"""A client that does not read its rounds within this time is disconnected, so that others can be served."""
+RETRY_SECONDS = 1
+CLASSES = 5
+"""Reported classes of a round."""
+
+_HEAT = ((0.0, "#000004"), (0.25, "#57106E"), (0.5, "#BC3754"), (0.75, "#F98E09"), (1.0, "#FCFFA4"))
+"""Matplotlib's inferno at five places; the server does not need matplotlib."""
+_FAINT, _STRONG = 0.35, 0.8  # opacity of the colours where attention is lowest and highest
+
+
+def page_router(
+    model: ProgResViT,
+    *,
+    name: str,
+    folder: Path | None = None,
+    threshold: Threshold | None = None,
+    limits: Limits | None = None,
+) -> APIRouter:
+    """The routes of the page: ``/`` with its files, ``/page/model`` and ``/page/rounds``.
+
+    The page runs one image at a time, on the device of the model; further requests are answered with 429.
+
+    Args:
+        model: A classifier in evaluation mode. The page records its blocks, so nothing else may run it meanwhile; an
+            engine has folded copies of the weights.
+        name: What the page calls the model.
+        folder: The model folder, for its settings and its table of budgets; None if there is none.
+        threshold: Where the slider starts; None is the default setting of the folder.
+        limits: What the server accepts; the page uses the size of a request and the time in which it must be sent.
+    """
+    config, limits = model.config, limits or Limits()
+    check_task(config, "classification", "the page")
+    check_head(config)
+    if config.in_channels not in (1, 3):
+        raise ValueError(f"the page shows images of 1 or 3 channels and this model takes {config.in_channels}.")
+    files = {file: (Path(__file__).with_suffix("") / file).read_bytes() for file in FILES}
+    described = describe_model(model, name=name, folder=folder, threshold=threshold)
+    facts = json.dumps({**described, "max_bytes": limits.body}, allow_nan=False)
+    router, busy = APIRouter(include_in_schema=False), threading.Lock()
+
+    @router.get("/")
+    def index() -> Response:
+        return Response(files["index.html"], media_type=FILES["index.html"], headers=HEADERS)
+
+    @router.get("/page/model")
+    def model_facts() -> Response:
+        return Response(facts, media_type="application/json", headers=HEADERS)
+
+    @router.get("/page/{file}")
+    def static_file(file: str) -> Response:
+        if file not in files:
+            raise HTTPException(404, "The page has no such file.")
+        return Response(files[file], media_type=FILES[file], headers=HEADERS)
+
+    @router.post("/page/rounds")
+    async def rounds(request: Request) -> Response:
+        try:
+            return await start_rounds(await read_body(request, limits))
+        except RequestError as error:
+            return JSONResponse({"error": error.reason}, error.status, {**HEADERS, **error.headers})
+
+    async def start_rounds(content: bytes) -> Response:
+        if not busy.acquire(blocking=False):
+            wait = {"Retry-After": str(RETRY_SECONDS)}
+            raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, "the server is busy with another image.", wait)
+        turn = ExitStack()
+        turn.callback(busy.release)  # by the first call of turn.close()
+        try:
+            pixels = await run_sync(open_pixels, content, config)
+        except BaseException:
+            turn.close()
+            raise
+        return _RoundsResponse(_lines(model, pixels, turn), turn)
+
+    return router
+
+
+class _RoundsResponse(StreamingResponse):
+    """Lines that are computed in a worker thread while they are sent; the turn ends in any case."""
+
+    def __init__(self, lines: Iterator[str], turn: ExitStack) -> None:
+        super().__init__(lines, media_type="application/x-ndjson", headers=HEADERS)
+        self.turn = turn
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with anyio.move_on_after(MAX_SECONDS):
+                await super().__call__(scope, receive, send)
+        finally:
+            self.turn.close()
+
+
+def describe_model(
+    model: ProgResViT, *, name: str, folder: Path | None = None, threshold: Threshold | None = None
+) -> dict[str, Any]:
+    """What the page shows of a model; ``/page/model`` returns it."""
+    from progresvit.data.crop import preprocessing_hash
+    from progresvit.io.weights import weights_hash
+
+    config, weights = model.config, weights_hash(model)
+    default = default_setting(folder)
+    if threshold is None and default is not None and default.router is None:
+        threshold = default.threshold
+    frontier, note = None, f"The model has no {BUDGETS_FILE}, so averages over many images are not known."
+    if folder is not None and (folder / BUDGETS_FILE).is_file():
+        budgets = load_budgets(folder / BUDGETS_FILE)
+        if (budgets.weights, budgets.preprocessing) == (weights, preprocessing_hash(config)):
+            points = [
+                {"threshold": point.threshold, "gmacs": point.gmacs, "top1": point.top1}
+                for point in budgets.points
+                if isinstance(point.threshold, float)
+            ]
+            frontier, note = {"points": points, "n": budgets.n, "data": budgets.data}, ""
+        else:
+            note = f"The {BUDGETS_FILE} of the model was measured with other weights or another preprocessing."
+    settings = [(setting, find_setting(setting, folder)) for setting in setting_names(folder)]
+    return {
+        "name": name,
+        "classes": config.num_classes,
+        "rounds": [
+            {"round": s + 1, "resolution": round_.resolution, "width": round_.width, "gmacs": gmacs}
+            for s, (round_, gmacs) in enumerate(zip(config.rounds, model.gmacs()))
+        ],
+        "threshold": threshold[0] if isinstance(threshold, tuple) else threshold,
+        "largest_threshold": math.nextafter(math.log(max(2, min(TOP, config.num_classes))), math.inf),
+        "settings": [
+            {"name": setting_name, "threshold": setting.threshold}
+            for setting_name, setting in settings
+            if setting.weights == weights and setting.router is None and isinstance(setting.threshold, float)
+        ],
+        "frontier": frontier,
+        "note": note,
+    }
+
+
+def open_pixels(content: bytes, config: ModelConfig) -> NDArray[np.uint8]:
+    """The evaluation crop of an image file as the engine makes it, (C, r, r); else a :class:`RequestError`."""
+    supported = "the file is not an image of a supported format; use JPEG, PNG, WebP, GIF, BMP or TIFF."
+    not_an_image = RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, supported)
+    damaged = RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, "the image cannot be opened: damaged or too large.")
+    try:
+        image_format = open_header(content).format
+    except ImageError as error:
+        raise (not_an_image if isinstance(error.__cause__, UnidentifiedImageError) else damaged) from error
+    if image_format not in FORMATS:
+        raise not_an_image
+    prepared = prepare(content, Plan(config=config))
+    if prepared.error is not None:
+        raise damaged
+    pixels: NDArray[np.uint8] = prepared.data
+    return pixels
+
+
+def _lines(model: ProgResViT, pixels: NDArray[np.uint8], turn: ExitStack) -> Iterator[str]:
+    """A line of JSON for each round; a last line with an error if a round fails. The turn ends before the last line."""
+    previous, last = None, len(model.config.rounds) - 1
+    for s in range(last + 1):
+        try:
+            line, previous = run_one_round(model, s, pixels, previous)
+        except Exception:  # the status is sent already
+            log.exception("round %d of an image of the page failed", s + 1)
+            turn.close()
+            yield json.dumps({"error": f"the server could not compute round {s + 1}."}) + "\n"
+            return
+        if s == last:
+            turn.close()
+        yield json.dumps(line, allow_nan=False) + "\n"
+
+
+def run_one_round(
+    model: ProgResViT, s: int, pixels: NDArray[np.uint8], previous: Tensor | None
+) -> tuple[dict[str, Any], Tensor]:
+    """What the page shows of round s, and the tokens for the next round."""
+    import torch
+
+    from progresvit.analysis.attention import class_attention, visible_image
+    from progresvit.analysis.hooks import recorded_calls
+    from progresvit.data.transforms import normalise
+    from progresvit.model.backbone import resize
+
+    config, round_ = model.config, model.config.rounds[s]
+    with torch.inference_mode(), recorded_calls(model.blocks) as calls:
+        images = normalise(torch.from_numpy(pixels)[None].to(model.cls_token.device), config)  # (1, C, H, H)
+        output = model.run_round(s, images.to(model.cls_token), previous)
+        attention = class_attention(calls[-1])[:, 1:].mean(dim=0)  # (h, 1 + g * g) -> (g * g,)
+        view = visible_image(resize(images, round_.resolution)[0], config)  # (r, r, C)
+        entropy = float(top10_entropy(output.logits)[0])
+        top = output.logits[0].float().softmax(dim=-1).topk(min(CLASSES, config.num_classes))
+    finite = math.isfinite(entropy)
+    g = config.grid(round_)
+    shown = _as_image(view)
+    return {
+        "round": s + 1,
+        "resolution": round_.resolution,
+        "width": round_.width,
+        "gmacs": model.gmacs()[s],
+        "entropy": entropy if finite else None,
+        "top": [
+            {"index": index, "label": _label(config, index), "probability": probability}
+            for index, probability in zip(top.indices.tolist(), top.values.tolist())
+            if finite
+        ],
+        "view": _data_url(shown),
+        "attention": _data_url(attention_overlay(shown, attention.cpu().numpy().reshape(g, g))),
+    }, output.tokens
+
+
+def attention_overlay(image: Image.Image, attention: NDArray[np.float32]) -> Image.Image:
+    """Attention to the patches, (g, g), as colours over the grey image; bright is high, on a square-root scale."""
+    strength = np.sqrt(attention / max(float(attention.max()), 1e-12)).astype(np.float32)
+    smooth = Image.fromarray(strength).resize(image.size, Image.Resampling.BICUBIC)
+    values = np.asarray(smooth).clip(0, 1)[..., None]  # (g, g) -> (r, r, 1)
+    places = [place for place, _ in _HEAT]
+    channels = np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for _, colour in _HEAT]).T  # (3, 5)
+    colours = np.concatenate([np.interp(values, places, channel) for channel in channels], axis=-1)  # (r, r, 3)
+    opacity = _FAINT + (_STRONG - _FAINT) * values
+    grey = np.asarray(image.convert("L").convert("RGB"))
+    return Image.fromarray((opacity * colours + (1 - opacity) * grey).round().astype(np.uint8))
+
+
+def _as_image(view: NDArray[np.float32]) -> Image.Image:
+    """Values from 0 to 1, (r, r, C), as an image."""
+    return Image.fromarray((view * 255).round().astype(np.uint8).squeeze())
+
+
+def _label(config: ModelConfig, index: int) -> str:
+    return config.labels[index] if config.labels else f"class {index}"
+
+
+def _data_url(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

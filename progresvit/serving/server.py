@@ -1,0 +1,117 @@
+"""The server: uvicorn with a limit on the time for headers, which drains before it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from progresvit.serving.service import Service
+
+LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class Server(uvicorn.Server):
+    """Serves an application. On SIGTERM or SIGINT it refuses further requests, answers those that it has, and ends."""
+
+    def __init__(self, app: FastAPI, service: Service, *, host: str, port: int, backlog: int = 2048) -> None:
+        class Protocol(_TimedProtocol):
+            seconds = service.limits.receive
+
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                http=Protocol,
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                backlog=backlog,
+                access_log=False,
+                log_level="warning",
+                server_header=False,
+                timeout_graceful_shutdown=round(service.limits.drain),
+            )
+        )
+        self.service = service
+        self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run_announced(self, announce: Callable[[str], None]) -> None:
+        """Run until a signal; announce the address as soon as it listens, and the end."""
+
+        async def serve() -> None:
+            task = asyncio.ensure_future(self.serve())
+            while not self.started and not task.done():
+                await asyncio.sleep(0.01)
+            if self.started:
+                announce(f"{self.service.name} at http://{self.config.host}:{self.port}")
+            await task
+            announce("stopped")
+
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again after it has stopped
+            asyncio.run(serve())
+
+    @property
+    def port(self) -> int:
+        """The port, once it listens."""
+        return int(self.servers[0].sockets[0].getsockname()[1])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._loop is None or (self.service.is_draining and sig == signal.SIGINT):  # a second Ctrl-C
+            super().handle_exit(sig, frame)
+            return
+        self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        async def drain() -> None:
+            await self.service.drain()
+            self.should_exit = True
+
+        if self._draining is None:
+            self._draining = asyncio.ensure_future(drain())
+
+
+class _TimedProtocol(H11Protocol):
+    """A connection that is closed if the headers of a request take too long."""
+
+    seconds: float
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._timer: asyncio.TimerHandle | None = self.loop.call_later(self.seconds, self._close_late)
+
+    def data_received(self, data: bytes) -> None:
+        if self._timer is None and (self.cycle is None or self.cycle.response_complete):  # another request begins
+            self._timer = self.loop.call_later(self.seconds, self._close_late)
+        cycle = self.cycle
+        super().data_received(data)
+        if self.cycle is not cycle:  # all headers are there
+            self._stop_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _close_late(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(LATE)
+            self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,193 @@
+"""The service: requests share one engine. It refuses what it cannot answer in time, audits exits, and drains.
+
+All methods run in the thread of the event loop; the engine computes in its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from progresvit.engine.engine import Engine
+from progresvit.engine.prediction import Prediction
+from progresvit.engine.scheduler import EngineFull
+from progresvit.serving.metrics import Metrics
+from progresvit.serving.protocol import RequestError
+
+if TYPE_CHECKING:
+    from progresvit.serving.audit import Audit
+
+KINDS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"II*\x00", b"MM\x00*")
+"""How JPEG, PNG, GIF, BMP and TIFF files begin."""
+MOST_AUDITS = 16
+"""Images that wait for their audit; while there are so many, no others are sampled."""
+AUDIT_RETRY = 0.05
+"""Seconds until an audit is tried again when the engine is full."""
+LEAST_PENDING = 4
+"""Images that may wait or run however slow the model is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the server accepts."""
+
+    body: int = 16_000_000
+    """Bytes of a request."""
+    images: int = 64
+    """Images of a request."""
+    queue: float = 0.25
+    """Seconds of work that may wait."""
+    pending: int = 512
+    """The most images that wait or run; a single request may have more if none waits."""
+    wait: float = 0.005
+    """Seconds that an image may wait for a fuller batch."""
+    deadline: float = 10.0
+    """Seconds until a request is given up."""
+    receive: float = 10.0
+    """Seconds in which a client must have sent its request."""
+    drain: float = 30.0
+    """Seconds for the accepted requests when the server ends."""
+
+
+class Service:
+    """Answers requests with an engine.
+
+    Args:
+        engine: With ``metrics`` as its observer.
+        name: Of the model, in addresses and responses.
+        audit: Samples images and runs them to the last round; None for none.
+    """
+
+    version = "1"
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        metrics: Metrics,
+        *,
+        limits: Limits | None = None,
+        audit: Audit | None = None,
+    ) -> None:
+        self.engine, self.name, self.metrics = engine, name, metrics
+        self.limits, self.audit = limits or Limits(), audit
+        self.is_draining = False
+        self._pending = 0
+        self._audits: set[asyncio.Future[None]] = set()
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.is_draining
+
+    @property
+    def queue_limit(self) -> int:
+        """Images that may wait or run: those that are computed in the time of the queue."""
+        seconds = self.metrics.seconds_per_image()
+        if seconds is None:
+            return self.limits.pending
+        return min(self.limits.pending, max(LEAST_PENDING, math.ceil(self.limits.queue / seconds)))
+
+    def check_capacity(self, images: int) -> None:
+        """Refuse images that would wait too long, and all of them while the server drains."""
+        if self.is_draining:
+            raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down.", {"Connection": "close"})
+        if self._pending and self._pending + images > self.queue_limit:
+            seconds = self.metrics.seconds_per_image() or 0.0
+            retry = str(max(1, math.ceil(seconds * self._pending)))
+            raise RequestError(
+                HTTPStatus.TOO_MANY_REQUESTS, "too many requests; try again later.", {"Retry-After": retry}
+            )
+
+    async def classify(
+        self, contents: Sequence[bytes], *, threshold: float | None = None, timeout: float | None = None
+    ) -> list[Prediction]:
+        """A prediction for each image file. Cancelling the task cancels the images."""
+        self.check_capacity(len(contents))
+        limit = min(self.limits.deadline, timeout or math.inf)
+        self._pending += len(contents)
+        self.metrics.queue_limit.set(self.queue_limit)
+        try:
+            async with asyncio.timeout(limit):
+                return await asyncio.gather(*(self._classify_one(content, threshold) for content in contents))
+        except TimeoutError:
+            raise RequestError(HTTPStatus.GATEWAY_TIMEOUT, f"no answer within {limit:g} seconds.") from None
+        finally:
+            self._pending -= len(contents)
+
+    async def drain(self) -> None:
+        """Refuse further requests and wait for those that were accepted, within the limit."""
+        self.is_draining = True
+        with_limit = asyncio.get_running_loop().time() + self.limits.drain
+        while self._pending and asyncio.get_running_loop().time() < with_limit:
+            await asyncio.sleep(0.02)
+
+    async def _classify_one(self, content: bytes, threshold: float | None) -> Prediction:
+        if not is_image(content):
+            return Prediction.failed(UNSUPPORTED)
+        is_audited = threshold is None and self._samples()
+        if self.audit is not None and self.audit.alarm:
+            threshold = 0.0  # the certificate does not hold: every round runs
+        (prediction,) = await asyncio.wrap_future(self._submit(content, threshold))
+        if prediction.error is not None:
+            return prediction
+        self.metrics.answered(prediction)
+        if is_audited:
+            self._audit(content, prediction)
+        return prediction
+
+    def _submit(self, content: bytes, threshold: float | None) -> Future[list[Prediction]]:
+        """One call for each image, so that an exit is answered at once."""
+        try:
+            return self.engine.submit([content], block=False, threshold=threshold, wait=self.limits.wait)
+        except EngineFull:
+            raise RequestError(
+                HTTPStatus.TOO_MANY_REQUESTS, "too many requests; try again later.", {"Retry-After": "1"}
+            ) from None
+
+    def _samples(self) -> bool:
+        """Whether to audit the next image, decided before its exit is known."""
+        if self.audit is None or self.audit.alarm or len(self._audits) >= MOST_AUDITS:
+            return False
+        return self.audit.samples()
+
+    def _audit(self, content: bytes, prediction: Prediction) -> None:
+        """Compare with the last round, after the answer was given."""
+        assert self.audit is not None
+        if prediction.exit_round == len(self.engine.gmacs):
+            self._record(is_different=False)
+            return
+
+        async def compare() -> None:
+            while True:
+                try:
+                    (last,) = await asyncio.wrap_future(self._submit(content, 0.0))
+                    break
+                except RequestError:  # full; leaving it out would bias the audit towards images that ran all rounds
+                    await asyncio.sleep(AUDIT_RETRY)
+            self._record(is_different=last.index != prediction.index)
+
+        task = asyncio.ensure_future(compare())
+        self._audits.add(task)
+        task.add_done_callback(self._audits.discard)
+
+    def _record(self, *, is_different: bool) -> None:
+        assert self.audit is not None
+        self.audit.record(is_different)
+        self.metrics.audited.inc()
+        self.metrics.disagreements.inc(is_different)
+        self.metrics.audit_alarm.set(self.audit.alarm)
+        for side, bound in zip(("lower", "upper"), self.audit.bounds()):
+            self.metrics.audit_bound.labels(side).set(bound)
+
+
+UNSUPPORTED = "not an image of a supported format"
+
+
+def is_image(content: bytes) -> bool:
+    """Whether it begins like an image of a supported format: JPEG, PNG, GIF, WebP, BMP or TIFF."""
+    return content.startswith(KINDS) or (content[:4] == b"RIFF" and content[8:12] == b"WEBP")

@@ -1,0 +1,102 @@
+"""A server for a tiny model on a free port, in a thread."""
+
+import asyncio
+import io
+import threading
+from contextlib import contextmanager
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from progresvit import Engine
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.model import ProgResViT
+from progresvit.serving.app import make_app
+from progresvit.serving.metrics import Metrics
+from progresvit.serving.server import Server
+from progresvit.serving.service import Limits, Service
+
+LABELS = tuple(f"class {number}" for number in range(12))
+
+
+@pytest.fixture(scope="session")
+def served_model(randomize):
+    import torch
+
+    torch.manual_seed(0)
+    config = ModelConfig(
+        rounds=make_rounds([16, 32], [1, 3]), labels=LABELS, heads=3, depth=2, patch_size=8, num_classes=12
+    )
+    return randomize(ProgResViT(config))
+
+
+@pytest.fixture(scope="session")
+def photos():
+    """JPEG files of patches of colours, of different entropies."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (40, 4, 5, 3), dtype=np.uint8)
+    return [encode(Image.fromarray(one).resize((60, 48), Image.Resampling.NEAREST)) for one in pixels]
+
+
+@pytest.fixture(scope="session")
+def middle(served_model, photos):
+    """A threshold with which half of the photographs exit."""
+    engine = Engine(served_model, float("inf"))
+    return float(np.median([prediction.entropy for prediction in engine.classify(photos)]))
+
+
+def encode(image, format="JPEG", **options):
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+class Running:
+    """A server that runs, its service and a client."""
+
+    def __init__(self, server, service):
+        self.server, self.service = server, service
+        self.address = f"http://127.0.0.1:{server.port}"
+        self.client = httpx.Client(base_url=self.address, timeout=30)
+
+    def classify(self, content, name="image.jpg", **options):
+        return self.client.post("/classify", files={"image": (name, content)}, **options)
+
+    def infer(self, body, **options):
+        return self.client.post("/v2/models/tiny/infer", json=body, **options)
+
+    def metric(self, line):
+        """The value behind these characters of a line."""
+        (found,) = [row for row in self.client.get("/metrics").text.splitlines() if row.startswith(line + " ")]
+        return float(found.rpartition(" ")[2])
+
+
+@contextmanager
+def running(model, threshold, *, limits=None, token=None, audit=None, page=None, **options):
+    with Engine(model, threshold, workers=2, **options) as engine:
+        metrics = Metrics(len(engine.gmacs))
+        engine.observe(metrics)
+        service = Service(engine, "tiny", metrics, limits=limits or Limits(), audit=audit)
+        server = Server(make_app(service, token=token, page=page), service, host="127.0.0.1", port=0)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+            thread.join(0.01)
+        found = Running(server, service)
+        try:
+            yield found
+        finally:
+            found.client.close()
+            server.should_exit = True
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def server(served_model, middle):
+    limits = Limits(body=2_000_000, images=32, receive=1.0)
+    with running(served_model, middle, limits=limits) as found:
+        yield found

@@ -1,0 +1,289 @@
+import asyncio
+import base64
+import json
+import threading
+import time
+
+import httpx
+import pytest
+
+from progresvit import Engine
+from progresvit.serving.audit import Audit
+from progresvit.serving.service import Limits
+from tests.serving.conftest import running
+
+
+def tensor(*contents):
+    data = [base64.b64encode(content).decode() for content in contents]
+    return {"name": "image", "datatype": "BYTES", "shape": [len(data)], "data": data}
+
+
+def outputs(response):
+    return {output["name"]: output["data"] for output in response.json()["outputs"]}
+
+
+def test_health_and_metadata_follow_the_protocol(server):
+    assert server.client.get("/v2/health/live").status_code == 200
+    assert server.client.get("/v2/health/ready").json() == {"ready": True}
+    assert server.client.get("/v2").json()["name"] == "progresvit"
+    for address in ("/v2/models/tiny", "/v2/models/tiny/versions/1"):
+        found = server.client.get(address).json()
+        assert found["name"] == "tiny"
+        assert found["versions"] == ["1"]
+        assert [part["name"] for part in found["inputs"]] == ["image"]
+        assert {"label", "probs", "exit_round", "entropy"} <= {part["name"] for part in found["outputs"]}
+        assert server.client.get(f"{address}/ready").status_code == 200
+    assert "/v2/models/{model}/infer" in server.client.get("/openapi.json").json()["paths"]
+
+
+def test_answers_equal_those_of_the_engine(server, served_model, photos, middle):
+    expected = Engine(served_model, middle).classify(photos[:32])
+    response = server.infer({"id": "some", "inputs": [tensor(*photos[:32])]})
+    assert response.status_code == 200
+    assert response.json()["id"] == "some"
+    assert response.json()["model_name"] == "tiny"
+    found = outputs(response)
+    assert found["label"] == [prediction.label for prediction in expected]
+    assert found["exit_round"] == [prediction.exit_round for prediction in expected]
+    assert found["probs"] == pytest.approx([prediction.probability for prediction in expected], abs=1e-5)
+    assert found["entropy"] == pytest.approx([prediction.entropy for prediction in expected], abs=1e-5)
+    assert "error" not in found
+    assert {1, 2} == set(found["exit_round"])
+    single = server.classify(photos[0]).json()
+    assert (single["label"], single["exit_round"]) == (expected[0].label, expected[0].exit_round)
+
+
+def test_a_request_may_have_its_own_threshold(server, served_model, photos):
+    for threshold, expected in ((0, 2), (100.0, 1)):
+        response = server.infer({"inputs": [tensor(*photos[:8])], "parameters": {"threshold": threshold}})
+        assert outputs(response)["exit_round"] == [expected] * 8
+        assert server.classify(photos[0], params={"threshold": threshold}).json()["exit_round"] == expected
+    last = Engine(served_model, 0.0).classify(photos[:8])
+    response = server.infer({"inputs": [tensor(*photos[:8])], "parameters": {"threshold": 0}})
+    assert outputs(response)["label"] == [prediction.label for prediction in last]
+
+
+def test_one_bad_image_fails_alone(server, photos):
+    response = server.infer({"inputs": [tensor(*photos[:5], photos[5][:200], b"%PDF-1.4", *photos[6:31])]})
+    assert response.status_code == 200
+    found = outputs(response)
+    assert [place for place, error in enumerate(found["error"]) if error] == [5, 6]
+    assert [place for place, number in enumerate(found["exit_round"]) if number == 0] == [5, 6]
+
+
+def test_metrics_count_what_happened(served_model, photos, middle):
+    with running(served_model, middle) as server:
+        exits = outputs(server.infer({"inputs": [tensor(*photos[:20])]}))["exit_round"]
+        assert server.classify(b"%PDF-1.4").status_code == 415
+        for number in (1, 2):
+            assert server.metric(f'progresvit_images_total{{exit_round="{number}"}}') == exits.count(number)
+        assert server.metric('progresvit_batch_size_sum{round="1"}') == 20
+        assert server.metric('progresvit_batch_size_sum{round="2"}') == exits.count(2)
+        assert server.metric('progresvit_queue_duration_seconds_count{round="1"}') == 20
+        batches = server.metric('progresvit_batches_total{round="1"}')
+        assert server.metric('progresvit_compute_duration_seconds_count{round="1"}') == batches
+        assert server.metric('progresvit_compute_duration_seconds_sum{round="1"}') > 0
+        assert server.metric('progresvit_requests_total{code="200"}') >= 1
+        assert server.metric('progresvit_request_failures_total{reason="unsupported_media_type"}') == 1
+        assert server.metric("progresvit_entropy_count") == 20
+        assert server.metric("progresvit_pending_requests") == 1  # the one that asks
+
+
+def test_a_token_protects_all_but_health(served_model, photos):
+    with running(served_model, 1.0, token="secret") as server:
+        assert server.client.get("/v2/health/ready").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+            response = server.classify(photos[0], headers=headers)
+            assert response.status_code == 401
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert server.client.get("/metrics", headers=headers).status_code == 401
+        right = {"Authorization": "Bearer secret"}
+        assert server.classify(photos[0], headers=right).status_code == 200
+        assert server.client.get("/v2/models/tiny", headers=right).status_code == 200
+
+
+class Held:
+    """Keeps round 2 of an engine from running until it is released."""
+
+    def __init__(self, engine):
+        self.engine, self.run, self.may_run, self.ran = engine, engine.rounds.run, threading.Event(), []
+
+    def __enter__(self):
+        def run(s, buffer, first, count):
+            if s:
+                self.may_run.wait(20)
+                self.ran.append(count)
+            return self.run(s, buffer, first, count)
+
+        self.engine.rounds.run = run
+        return self
+
+    def __exit__(self, *_):
+        self.may_run.set()
+        self.engine.rounds.run = self.run
+
+
+def posted(server, content, found, **options):
+    thread = threading.Thread(target=lambda: found.append(server.classify(content, **options)))
+    thread.start()
+    return thread
+
+
+def test_too_many_requests_are_refused_at_once_and_the_others_are_answered(served_model, photos):
+    with running(served_model, 0.0, limits=Limits(pending=4)) as server, Held(server.service.engine) as held:
+        found = []
+        threads = [posted(server, photos[0], found) for _ in range(4)]
+        while server.service._pending < 4:
+            time.sleep(0.01)
+        started = time.monotonic()
+        refused = server.classify(photos[0])
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert time.monotonic() - started < 1
+        assert server.client.get("/v2/health/ready").status_code == 200
+        held.may_run.set()
+        for thread in threads:
+            thread.join()
+        assert [response.status_code for response in found] == [200] * 4
+
+
+def test_a_request_that_takes_too_long_gets_504_and_is_cancelled(served_model, photos):
+    with running(served_model, 0.0) as server, Held(server.service.engine):
+        assert server.classify(photos[0], params={"timeout": 0.2}).status_code == 504
+        deadline = time.monotonic() + 5
+        while server.service.engine.counts.pending and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.service.engine.counts.cancelled == 1
+
+
+def test_images_of_a_client_that_disconnects_do_not_start_round_2(served_model, photos):
+    with running(served_model, 0.0) as server:
+        engine = server.service.engine
+        with Held(engine) as held:
+            first = []
+            thread = posted(server, photos[0], first)  # occupies round 2
+            while engine.counts.images[0] < 1:
+                time.sleep(0.01)
+
+            async def leave():
+                async with httpx.AsyncClient(base_url=server.address) as client:
+                    tasks = [
+                        asyncio.ensure_future(client.post("/classify", files={"image": photos[number]}))
+                        for number in range(1, 9)
+                    ]
+                    while server.service._pending < 9:
+                        await asyncio.sleep(0.01)
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+
+            asyncio.run(leave())
+            while server.service._pending > 1:
+                time.sleep(0.01)
+            held.may_run.set()
+            thread.join()
+        assert first[0].status_code == 200
+        assert sum(held.ran) == 1
+        assert engine.counts.cancelled == 8
+        assert [server.classify(photo).status_code for photo in photos[:8]] == [200] * 8  # the next ones
+
+
+def test_exits_do_not_wait_for_images_that_continue(served_model, photos, middle):
+    engine = Engine(served_model, middle)
+    exits = [prediction.exit_round for prediction in engine.classify(photos)]
+    late, early = photos[exits.index(2)], photos[exits.index(1)]
+    with running(served_model, middle) as server, Held(server.service.engine) as held:
+        found = []
+        response = server.infer({"inputs": [tensor(early)]})
+        assert outputs(response)["exit_round"] == [1]
+        thread = posted(server, late, found)
+        while server.service.engine.counts.images[0] < 2:
+            time.sleep(0.01)
+        assert not found
+        held.may_run.set()
+        thread.join()
+        assert found[0].json()["exit_round"] == 2
+
+
+def test_a_draining_server_is_not_ready_and_answers_what_it_accepted(served_model, photos):
+    with running(served_model, 0.0) as server, Held(server.service.engine) as held:
+        found = []
+        threads = [posted(server, photo, found) for photo in photos[:4]]
+        while server.service._pending < 4:
+            time.sleep(0.01)
+        server.server._loop.call_soon_threadsafe(server.server._drain)  # as on SIGTERM
+        while not server.service.is_draining:
+            time.sleep(0.01)
+        assert server.client.get("/v2/health/ready").status_code == 503
+        assert server.client.get("/v2/health/live").status_code == 200
+        assert server.classify(photos[5]).status_code == 503
+        held.may_run.set()
+        for thread in threads:
+            thread.join()
+        assert [response.status_code for response in found] == [200] * 4
+        deadline = time.monotonic() + 10
+        while not server.server.should_exit and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.server.should_exit
+
+
+def test_the_audit_runs_exits_to_the_last_round_and_an_alarm_runs_every_round(served_model, photos):
+    audit = Audit(limit=0.05, rate=1.0, seed=0)
+    with running(served_model, float("inf"), audit=audit) as server:
+        last = Engine(served_model, 0.0).classify(photos)
+        first = Engine(served_model, float("inf")).classify(photos)
+        differs = [one.index != other.index for one, other in zip(first, last)]
+        assert sum(differs) > 8  # else there is no alarm
+        for number in range(200):
+            response = server.classify(photos[number % len(photos)])
+            if response.json()["exit_round"] == 2:
+                break
+        assert audit.alarm
+        assert audit.disagreements >= 3
+        assert server.metric("progresvit_audit_alarm") == 1
+        assert server.metric("progresvit_audit_disagreements_total") == audit.disagreements
+        assert server.metric('progresvit_audit_bound{side="lower"}') > 0.05
+        assert server.classify(photos[0]).json()["label"] == last[0].label
+
+
+def test_json_of_the_protocol_is_checked(server, photos):
+    def status(body):
+        return server.client.post("/v2/models/tiny/infer", content=body).status_code
+
+    good = tensor(photos[0])
+    assert status(b"") == 400
+    assert status(b"{") == 400  # broken
+    assert status(b'{"inputs": NaN}') == 400
+    assert status(b"[" * 100_000) == 400
+    for wrong in (
+        {},
+        [],
+        {"inputs": []},
+        {"inputs": [good, good]},
+        {"inputs": [{**good, "name": "other"}]},
+        {"inputs": [{**good, "datatype": "FP32"}]},
+        {"inputs": [{**good, "shape": [2]}]},
+        {"inputs": [{**good, "shape": [-1]}]},
+        {"inputs": [{**good, "shape": [2**63]}]},
+        {"inputs": [{**good, "shape": [1, 1]}]},
+        {"inputs": [{**good, "data": []}]},
+        {"inputs": [{**good, "data": [1]}]},
+        {"inputs": [{**good, "data": "abc"}]},
+        {"inputs": [{**good, "data": ["file:///etc/passwd"]}]},
+        {"inputs": [{**good, "data": ["http://127.0.0.1/image.jpg"]}]},
+        {"inputs": [good], "parameters": {"threshold": -1}},
+        {"inputs": [good], "parameters": {"threshold": "low"}},
+        {"inputs": [good], "parameters": {"timeout": 0}},
+        {"inputs": [good], "parameters": 3},
+        {"inputs": [good], "outputs": [{"name": "logits"}]},
+        {"inputs": [good], "id": 3},
+    ):
+        assert status(json.dumps(wrong).encode()) == 400, wrong
+    assert status(json.dumps({"inputs": [tensor(*[photos[0]] * 33)]}).encode()) == 422
+
+
+@pytest.mark.parametrize("name", ["other", "..%2F", "%252e%252e", "tiny%00", "TINY"])
+def test_other_models_are_not_found(server, photos, name):
+    assert server.client.post(f"/v2/models/{name}/infer", json={"inputs": [tensor(photos[0])]}).status_code == 404
+    assert server.client.get(f"/v2/models/{name}").status_code == 404
+    assert server.client.get("/v2/models/tiny/versions/2").status_code == 404

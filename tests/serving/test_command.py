@@ -1,0 +1,91 @@
+"""``progresvit serve`` as a process."""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from progresvit.api import load
+from progresvit.cli import app
+from progresvit.data.samples import samples_folder
+from progresvit.serving.start import make_server
+
+SAMPLE = samples_folder() / "golden_retriever.jpg"
+
+
+def test_wrong_options_are_one_line_with_the_remedy(monkeypatch):
+    for arguments, text in (
+        (["no-such-model"], "no-such-model"),
+        (["nettewoof-tiny", "--threshold", "-1"], "0 (every round runs) or more"),
+        (["nettewoof-tiny", "--audit", "2"], "rate"),
+    ):
+        result = CliRunner().invoke(app, ["serve", *arguments])
+        assert result.exit_code == 2, result.output
+        assert text in result.output
+        assert "Traceback" not in result.output
+    monkeypatch.setitem(sys.modules, "progresvit.serving.start", None)
+    monkeypatch.delitem(sys.modules, "progresvit.serving.start")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "progresvit.serving.server", raising=False)
+    result = CliRunner().invoke(app, ["serve"])
+    assert result.exit_code == 2
+    assert "pip install 'progresvit[serve]'" in result.output
+
+
+def test_a_server_for_a_bundled_model_audits_its_certificate():
+    server = make_server("nettewoof-tiny", port=0)
+    service = server.service
+    try:
+        assert service.name == "nettewoof-tiny"
+        assert service.audit is not None
+        assert service.audit.rate == 0.01
+        assert len(service.engine.gmacs) == len(load("nettewoof-tiny").config.rounds)
+    finally:
+        service.engine.close()
+    without = make_server("nettewoof-tiny", audit_rate=0.0)
+    assert without.service.audit is None
+    without.service.engine.close()
+
+
+@pytest.mark.slow
+def test_a_server_that_is_terminated_under_load_answers_what_it_accepted():
+    command = [sys.executable, "-m", "progresvit", "serve", "nettewoof-tiny", "--port", "0", "--threads", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())[0]
+            content, statuses, stop = SAMPLE.read_bytes(), [], threading.Event()
+
+            def ask():
+                with httpx.Client(base_url=address, timeout=30) as client:
+                    while not stop.is_set():
+                        try:
+                            response = client.post("/classify", files={"image": content})
+                        except (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError) as error:
+                            statuses.append(type(error).__name__)
+                            return
+                        statuses.append(response.status_code)
+                        if response.status_code == 503:
+                            return
+
+            threads = [threading.Thread(target=ask) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            while statuses.count(200) < 6:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            started = time.monotonic()
+            assert process.wait(30) == 0
+            assert time.monotonic() - started < 30
+            stop.set()
+            for thread in threads:
+                thread.join()
+            assert set(statuses) <= {200, 429, 503, "ConnectError"}, statuses
+        finally:
+            process.kill()
