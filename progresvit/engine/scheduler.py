@@ -515,6 +515,7 @@ class Scheduler:
             except Exception as error:
                 self._fail_fed(error)
             self._batcher = None  # its buffers are freed first
+            self.rounds.shrink()  # and what was built on them
         try:
             self._batcher = Batcher(
                 self.rounds,

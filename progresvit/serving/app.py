@@ -23,6 +23,7 @@ from progresvit import __version__
 from progresvit.serving.body import read_body, read_upload
 from progresvit.serving.metrics import Metrics
 from progresvit.serving.protocol import (
+    CLIENT_CLOSED,
     INPUT,
     OUTPUTS,
     RequestError,
@@ -34,8 +35,6 @@ from progresvit.serving.protocol import (
 from progresvit.serving.service import UNSUPPORTED, Service
 
 T = TypeVar("T")
-CLIENT_CLOSED = 499
-"""Status in logs and metrics of a request whose client disconnected; nobody receives it."""
 log = logging.getLogger("progresvit.serving")
 
 
@@ -47,7 +46,14 @@ def make_app(service: Service, *, token: str | None = None, page: APIRouter | No
         token: Requests must have the header ``Authorization: Bearer TOKEN``, except those for health and for the page.
         page: The routes of the page for people.
     """
-    app = FastAPI(title="ProgResViT", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="ProgResViT",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if token is None else None,
+        redirect_slashes=False,
+    )
     app.add_middleware(_Measure, metrics=service.metrics)
     app.include_router(_health(service))
     app.include_router(_protocol(service), dependencies=[Depends(_token_check(token))])
@@ -107,14 +113,14 @@ def _protocol(service: Service) -> APIRouter:
     @router.post("/v2/models/{model}/versions/{version}/infer", openapi_extra=_JSON_BODY)
     async def infer(request: Request, model: str, version: str | None = None) -> dict[str, Any]:
         check_model(model, version)
-        service.check_capacity(1)
-        wanted = parse_infer(await read_body(request, service.limits), most_images=service.limits.images)
-        predictions = await _unless_disconnected(
-            request.receive, service.classify(wanted.contents, threshold=wanted.threshold, timeout=wanted.timeout)
-        )
+        with service.accepted():
+            wanted = parse_infer(await read_body(request, service.limits), most_images=service.limits.images)
+            predictions = await _unless_disconnected(
+                request.receive, service.classify(wanted.contents, threshold=wanted.threshold, timeout=wanted.timeout)
+            )
         if len(predictions) == 1:
             _check_opened(predictions[0].error)
-        return infer_response(predictions, model=service.name, version=service.version, identity=wanted.id)
+        return infer_response(predictions, wanted, model=service.name, version=service.version)
 
     return router
 
@@ -129,9 +135,9 @@ def _plain(service: Service) -> APIRouter:
             "threshold": parse_number(threshold, "threshold", allow_zero=True),
             "timeout": parse_number(timeout, "timeout"),
         }
-        service.check_capacity(1)
-        content = await read_upload(request.headers, await read_body(request, service.limits), "image")
-        (prediction,) = await _unless_disconnected(request.receive, service.classify([content], **limits))
+        with service.accepted():
+            content = await read_upload(request.headers, await read_body(request, service.limits), "image")
+            (prediction,) = await _unless_disconnected(request.receive, service.classify([content], **limits))
         _check_opened(prediction.error)
         return prediction_response(prediction)
 
@@ -169,6 +175,7 @@ class _Measure:
                 await response(scope, receive, watched)
         finally:
             self.metrics.pending.dec()
+            status = status or CLIENT_CLOSED  # it was cancelled
             self.metrics.requests.labels(str(status)).inc()
             self.metrics.duration.observe(time.monotonic() - started)
             if status >= HTTPStatus.BAD_REQUEST:
@@ -186,7 +193,7 @@ async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise RequestError(CLIENT_CLOSED, "the client disconnected.")  # type: ignore[arg-type]
+            raise RequestError(CLIENT_CLOSED, "the client disconnected.")
         return task.result()
     finally:
         watcher.cancel()

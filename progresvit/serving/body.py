@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-from progresvit.serving.protocol import RequestError
+from progresvit.serving.protocol import CLIENT_CLOSED, RequestError
 from progresvit.serving.service import Limits
 
 LONGEST_BOUNDARY = 70
@@ -27,11 +27,15 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     if size is not None and (not size.isdecimal() or len(size) > 18 or int(size) > limits.body):
         raise _too_large(limits)
     inflate = _decompressor(request.headers.get("content-encoding", "identity"))
-    body, chunks = bytearray(), 0
+    body, chunks, received = bytearray(), 0, 0
     try:
         async with asyncio.timeout(limits.receive):
             async for chunk in request.stream():
-                chunks += 1
+                chunks, received = chunks + 1, received + len(chunk)
+                if received > limits.body:
+                    raise _too_large(limits)
+                if inflate is not None and inflate.eof and chunk:
+                    raise _badly_compressed()
                 body += chunk if inflate is None else inflate.decompress(chunk, limits.body + 1 - len(body))
                 if len(body) > limits.body:
                     raise _too_large(limits)
@@ -40,9 +44,11 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     except TimeoutError:
         raise RequestError(HTTPStatus.REQUEST_TIMEOUT, "the request was not sent in time.", CLOSE) from None
     except zlib.error:
-        raise RequestError(HTTPStatus.BAD_REQUEST, "the body is not compressed as its headers say.", CLOSE) from None
+        raise _badly_compressed() from None
     except ClientDisconnect:
-        raise RequestError(HTTPStatus.BAD_REQUEST, "the client disconnected.", CLOSE) from None
+        raise RequestError(CLIENT_CLOSED, "the client disconnected.", CLOSE) from None
+    if inflate is not None and (not inflate.eof or inflate.unused_data):
+        raise _badly_compressed()
     return bytes(body)
 
 
@@ -76,6 +82,10 @@ def _decompressor(encoding: str) -> zlib._Decompress | None:
     if encoding.strip().lower() in ("gzip", "deflate"):
         return zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
     raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "bodies are sent as they are, or with gzip.", CLOSE)
+
+
+def _badly_compressed() -> RequestError:
+    return RequestError(HTTPStatus.BAD_REQUEST, "the body is not compressed as its headers say.", CLOSE)
 
 
 def _too_large(limits: Limits) -> RequestError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,7 +84,7 @@ class Metrics:
         self._queue = [BatchHistogram(SECONDS) for _ in self.names]
         self._compute = [BatchHistogram(SECONDS) for _ in self.names]
         self._sizes = [BatchHistogram(SIZES) for _ in self.names]
-        self._recent_images = self._recent_seconds = 0.0
+        self._recent_images = self._recent_seconds = self._last_finish = 0.0
         registry.register(_PerRound(self))
         for name in self.names:  # present from the beginning
             self.images.labels(name)
@@ -110,7 +111,9 @@ class Metrics:
         if s == 0 and self._drift is not None:
             for value in entropy.tolist():
                 self._drift.add(value)
-        self._recent_seconds = DECAY * self._recent_seconds + seconds
+        now = time.monotonic()
+        busy = min(seconds, now - self._last_finish)  # batches in flight overlap
+        self._recent_seconds, self._last_finish = DECAY * self._recent_seconds + busy, now
         self._compute[s].add(np.array([seconds]))
 
     def shrunk(self) -> None:

@@ -26,10 +26,14 @@ OUTPUTS = [
 ]
 
 
+CLIENT_CLOSED = 499
+"""Status in metrics of a request whose client disconnected; nobody receives it."""
+
+
 class RequestError(Exception):
     """A request that cannot be answered: the status of the response, and a text for the client."""
 
-    def __init__(self, status: HTTPStatus, reason: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, status: int, reason: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(reason)
         self.status, self.reason, self.headers = status, reason, headers or {}
 
@@ -40,6 +44,8 @@ class InferRequest:
 
     contents: list[bytes]
     id: str | None = None
+    outputs: frozenset[str] | None = None
+    """Names of the outputs; None for all."""
     threshold: float | None = None
     timeout: float | None = None
 
@@ -49,14 +55,14 @@ def parse_infer(body: bytes, *, most_images: int) -> InferRequest:
     given = _parse_json(body)
     _check(isinstance(given, dict), "the body is a JSON object.")
     identity, inputs = given.get("id"), given.get("inputs")
-    _check(identity is None or isinstance(identity, str), "id is a string.")
+    _check(identity is None or (isinstance(identity, str) and _is_text(identity)), "id is a string.")
     _check(isinstance(inputs, list) and len(inputs) == 1, "inputs is a list with one tensor, image.")
-    _check_outputs(given.get("outputs"))
     parameters = given.get("parameters") or {}
     _check(isinstance(parameters, dict), "parameters is a JSON object.")
     return InferRequest(
         contents=_parse_image_tensor(inputs[0], most_images),
         id=identity,
+        outputs=_parse_outputs(given.get("outputs")),
         threshold=parse_number(parameters.get("threshold"), "threshold", allow_zero=True),
         timeout=parse_number(parameters.get("timeout"), "timeout"),
     )
@@ -75,7 +81,7 @@ def parse_number(value: Any, name: str, *, allow_zero: bool = False) -> float | 
 
 
 def infer_response(
-    predictions: Sequence[Prediction], *, model: str, version: str, identity: str | None
+    predictions: Sequence[Prediction], request: InferRequest, *, model: str, version: str
 ) -> dict[str, Any]:
     """The outputs of the model. Where an image could not be opened, ``exit_round`` is 0 and ``error`` says why."""
     columns: list[list[Any]] = [
@@ -88,10 +94,10 @@ def infer_response(
     outputs = [
         {**output, "shape": [len(predictions)], "data": column}
         for output, column in zip(OUTPUTS, columns, strict=True)
-        if output["name"] != "error" or any(column)
+        if (request.outputs is None or output["name"] in request.outputs) and (output["name"] != "error" or any(column))
     ]
     found = {"model_name": model, "model_version": version, "outputs": outputs}
-    return found if identity is None else {**found, "id": identity}
+    return found if request.id is None else {**found, "id": request.id}
 
 
 def prediction_response(prediction: Prediction) -> dict[str, Any]:
@@ -142,15 +148,29 @@ def _decode_base64(content: Any) -> bytes:
         raise RequestError(HTTPStatus.BAD_REQUEST, "data is a list of image files in base64.") from None
 
 
-def _check_outputs(outputs: Any) -> None:
+def _parse_outputs(outputs: Any) -> frozenset[str] | None:
     if outputs is None:
-        return
+        return None
     names = {str(output["name"]) for output in OUTPUTS}
+    asked = [output.get("name") if isinstance(output, dict) else None for output in _as_list(outputs)]
     _check(
-        isinstance(outputs, list)
-        and all(isinstance(output, dict) and output.get("name") in names for output in outputs),
+        isinstance(outputs, list) and all(isinstance(name, str) and name in names for name in asked),
         f"outputs are among {', '.join(sorted(names))}.",
     )
+    return frozenset(asked) or None  # type: ignore[arg-type]  # checked
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_text(text: str) -> bool:
+    """JSON can escape halves of characters, which cannot be sent back."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check(is_right: bool, text: str) -> None:

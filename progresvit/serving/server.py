@@ -16,6 +16,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from progresvit.serving.service import Service
 
+END = 5
+"""Seconds in which responses must have been sent after the drain."""
 LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -39,7 +41,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 log_level="warning",
                 server_header=False,
-                timeout_graceful_shutdown=round(service.limits.drain),
+                timeout_graceful_shutdown=END,
             )
         )
         self.service = service

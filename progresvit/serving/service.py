@@ -6,9 +6,12 @@ All methods run in the thread of the event loop; the engine computes in its own.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -24,12 +27,16 @@ if TYPE_CHECKING:
 
 KINDS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"II*\x00", b"MM\x00*")
 """How JPEG, PNG, GIF, BMP and TIFF files begin."""
+READ_AHEAD = 16
+"""Requests that may be read beyond twice those that may wait."""
 MOST_AUDITS = 16
 """Images that wait for their audit; while there are so many, no others are sampled."""
 AUDIT_RETRY = 0.05
 """Seconds until an audit is tried again when the engine is full."""
 LEAST_PENDING = 4
 """Images that may wait or run however slow the model is."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +84,7 @@ class Service:
         self.engine, self.name, self.metrics = engine, name, metrics
         self.limits, self.audit = limits or Limits(), audit
         self.is_draining = False
-        self._pending = 0
+        self._pending = self._requests = 0
         self._audits: set[asyncio.Future[None]] = set()
 
     @property
@@ -92,38 +99,56 @@ class Service:
             return self.limits.pending
         return min(self.limits.pending, max(LEAST_PENDING, math.ceil(self.limits.queue / seconds)))
 
-    def check_capacity(self, images: int) -> None:
-        """Refuse images that would wait too long, and all of them while the server drains."""
+    @contextmanager
+    def accepted(self) -> Iterator[None]:
+        """Within it a request is read and answered; entering refuses it if the server is full or drains."""
         if self.is_draining:
             raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down.", {"Connection": "close"})
+        self._check_capacity(1)
+        if self._requests >= 2 * self.queue_limit + READ_AHEAD:
+            raise self._full()
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+
+    def _check_capacity(self, images: int) -> None:
+        """Refuse images that would wait too long."""
         if self._pending and self._pending + images > self.queue_limit:
-            seconds = self.metrics.seconds_per_image() or 0.0
-            retry = str(max(1, math.ceil(seconds * self._pending)))
-            raise RequestError(
-                HTTPStatus.TOO_MANY_REQUESTS, "too many requests; try again later.", {"Retry-After": retry}
-            )
+            raise self._full()
+
+    def _full(self) -> RequestError:
+        seconds = self.metrics.seconds_per_image() or 0.0
+        retry = str(max(1, math.ceil(seconds * self._pending)))
+        return RequestError(HTTPStatus.TOO_MANY_REQUESTS, "too many requests; try again later.", {"Retry-After": retry})
 
     async def classify(
         self, contents: Sequence[bytes], *, threshold: float | None = None, timeout: float | None = None
     ) -> list[Prediction]:
         """A prediction for each image file. Cancelling the task cancels the images."""
-        self.check_capacity(len(contents))
+        if threshold is not None and self.engine.policy.routers:
+            raise RequestError(HTTPStatus.BAD_REQUEST, "this server routes by a learned router; it takes no threshold.")
+        self._check_capacity(len(contents))
         limit = min(self.limits.deadline, timeout or math.inf)
         self._pending += len(contents)
         self.metrics.queue_limit.set(self.queue_limit)
+        tasks = [asyncio.ensure_future(self._classify_one(content, threshold)) for content in contents]
         try:
             async with asyncio.timeout(limit):
-                return await asyncio.gather(*(self._classify_one(content, threshold) for content in contents))
+                return await asyncio.gather(*tasks)
         except TimeoutError:
             raise RequestError(HTTPStatus.GATEWAY_TIMEOUT, f"no answer within {limit:g} seconds.") from None
         finally:
+            for task in tasks:
+                task.cancel()
             self._pending -= len(contents)
 
     async def drain(self) -> None:
         """Refuse further requests and wait for those that were accepted, within the limit."""
         self.is_draining = True
-        with_limit = asyncio.get_running_loop().time() + self.limits.drain
-        while self._pending and asyncio.get_running_loop().time() < with_limit:
+        end = time.monotonic() + self.limits.drain
+        while self._requests and time.monotonic() < end:
             await asyncio.sleep(0.02)
 
     async def _classify_one(self, content: bytes, threshold: float | None) -> Prediction:
@@ -145,9 +170,7 @@ class Service:
         try:
             return self.engine.submit([content], block=False, threshold=threshold, wait=self.limits.wait)
         except EngineFull:
-            raise RequestError(
-                HTTPStatus.TOO_MANY_REQUESTS, "too many requests; try again later.", {"Retry-After": "1"}
-            ) from None
+            raise self._full() from None
 
     def _samples(self) -> bool:
         """Whether to audit the next image, decided before its exit is known."""
@@ -167,7 +190,11 @@ class Service:
                 try:
                     (last,) = await asyncio.wrap_future(self._submit(content, 0.0))
                     break
-                except RequestError:  # full; leaving it out would bias the audit towards images that ran all rounds
+                except Exception as error:
+                    if not isinstance(error, RequestError):
+                        log.exception("an audit failed")
+                        return
+                    # full; leaving it out would bias the audit towards images that ran all rounds
                     await asyncio.sleep(AUDIT_RETRY)
             self._record(is_different=last.index != prediction.index)
 

@@ -42,7 +42,8 @@ def make_server(
         engine: Further options of :class:`Engine`.
     """
     made = Engine(model, threshold, **engine)
-    name = Path(model).name if model is not None else DEFAULT_MODEL
+    name = Path(os.fspath(model)).expanduser().resolve().name if model is not None else DEFAULT_MODEL
+    made.warm_up()  # before it is ready, and before times are measured
     quantiles = None if made.setting is None else made.setting.entropy_quantiles
     metrics = Metrics(len(made.gmacs), None if quantiles is None else EntropyDrift(quantiles))
     made.observe(metrics)

@@ -1,6 +1,7 @@
 import asyncio
 import base64
 import json
+import socket
 import threading
 import time
 
@@ -53,6 +54,11 @@ def test_answers_equal_those_of_the_engine(server, served_model, photos, middle)
     assert (single["label"], single["exit_round"]) == (expected[0].label, expected[0].exit_round)
 
 
+def test_only_the_outputs_that_are_asked_for_are_sent(server, photos):
+    response = server.infer({"inputs": [tensor(photos[0])], "outputs": [{"name": "label"}, {"name": "entropy"}]})
+    assert list(outputs(response)) == ["label", "entropy"]
+
+
 def test_a_request_may_have_its_own_threshold(server, served_model, photos):
     for threshold, expected in ((0, 2), (100.0, 1)):
         response = server.infer({"inputs": [tensor(*photos[:8])], "parameters": {"threshold": threshold}})
@@ -100,6 +106,7 @@ def test_a_token_protects_all_but_health(served_model, photos):
         right = {"Authorization": "Bearer secret"}
         assert server.classify(photos[0], headers=right).status_code == 200
         assert server.client.get("/v2/models/tiny", headers=right).status_code == 200
+        assert server.client.get("/openapi.json").status_code == 404
 
 
 class Held:
@@ -277,6 +284,9 @@ def test_json_of_the_protocol_is_checked(server, photos):
         {"inputs": [good], "parameters": 3},
         {"inputs": [good], "outputs": [{"name": "logits"}]},
         {"inputs": [good], "id": 3},
+        {"inputs": [good], "id": "\ud800"},
+        {"inputs": [good], "outputs": [{"name": []}]},
+        {"inputs": [good], "outputs": "label"},
     ):
         assert status(json.dumps(wrong).encode()) == 400, wrong
     assert status(json.dumps({"inputs": [tensor(*[photos[0]] * 33)]}).encode()) == 422
@@ -287,3 +297,30 @@ def test_other_models_are_not_found(server, photos, name):
     assert server.client.post(f"/v2/models/{name}/infer", json={"inputs": [tensor(photos[0])]}).status_code == 404
     assert server.client.get(f"/v2/models/{name}").status_code == 404
     assert server.client.get("/v2/models/tiny/versions/2").status_code == 404
+
+
+def test_images_of_a_request_that_is_refused_in_part_are_cancelled(served_model, photos):
+    with running(served_model, 0.0, pending=3) as server, Held(server.service.engine):
+        assert server.infer({"inputs": [tensor(*photos[:5])]}).status_code == 429
+        deadline = time.monotonic() + 5
+        while server.service.engine.counts.pending and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.service.engine.counts.cancelled == 3
+
+
+def test_a_request_whose_body_still_arrives_is_answered_before_the_end(served_model, photos):
+    with running(served_model, 0.0) as server:
+        body = json.dumps({"inputs": [tensor(photos[0])]}).encode()
+        with socket.create_connection(("127.0.0.1", server.server.port), timeout=10) as connection:
+            connection.sendall(
+                b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:50]
+            )
+            while not server.service._requests:
+                time.sleep(0.01)
+            server.server._loop.call_soon_threadsafe(server.server._drain)
+            while not server.service.is_draining:
+                time.sleep(0.01)
+            assert server.client.get("/v2/health/ready").status_code == 503
+            assert not server.server.should_exit
+            connection.sendall(body[50:])
+            assert connection.recv(65536).split()[1] == b"200"

@@ -150,6 +150,11 @@ def test_a_gzip_body_is_decompressed_and_a_bomb_refused(server):
 
     assert send(gzip.compress(b"{}")).json() == {"error": "inputs is a list with one tensor, image."}
     assert send(b"{}").status_code == 400
+    assert send(gzip.compress(b"{}")[:-4]).status_code == 400
+    assert send(gzip.compress(b"{}") + b"tail").status_code == 400
+    empty = gzip.compress(b"{}", compresslevel=0)
+    blocks = b"\0\0\0\xff\xff" * 500_000  # stored blocks without content
+    assert send(empty[:10] + blocks + empty[10:]).status_code == 413
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert send(gzip.compress(b" " * 500_000_000)).status_code == 413
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 700_000  # the client's own 500 MB
