@@ -229,7 +229,9 @@ def test_seconds_of_every_attempt_are_kept(module):
 
 
 STOPPED = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 from tests.repro.dodo import doit, load
 module = load(True, study="study.yaml", data="D", runs="runs")
 slow = '''
