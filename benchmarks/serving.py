@@ -254,15 +254,15 @@ async def load(run: Run) -> Result:
     return {"rows": rows, "failures": failures}
 
 
-async def watch_drain(run: Run, process: Process, told: float) -> Result:
+async def watch_drain(run: Run, process: Process, signalled: float) -> Result:
     """Seconds from SIGTERM until ready answered 503, and until the process ended; None if it did not happen."""
     turned = None
-    while process.poll() is None and time.perf_counter() - told < DRAIN_S:
+    while process.poll() is None and time.perf_counter() - signalled < DRAIN_S:
         with suppress(httpx.HTTPError):
             status = (await run.client.get(READY, headers={"Connection": "close"}, timeout=1)).status_code
-            turned = time.perf_counter() - told if status == 503 and turned is None else turned
+            turned = time.perf_counter() - signalled if status == 503 and turned is None else turned
         await asyncio.sleep(0.01)
-    return {"ready_503_s": turned, "ended_s": None if process.poll() is None else time.perf_counter() - told}
+    return {"ready_503_s": turned, "ended_s": None if process.poll() is None else time.perf_counter() - signalled}
 
 
 async def drain(run: Run) -> Result:
@@ -270,12 +270,12 @@ async def drain(run: Run) -> Result:
     assert run.process
     sending = asyncio.create_task(open_loop(run, await make_arrivals(run)))
     await asyncio.sleep(run.options.seconds / 2)
-    told = time.perf_counter()
+    signalled = time.perf_counter()
     run.process.terminate()
-    found, replies = await watch_drain(run, run.process, told), await sending
-    before = [reply for reply in replies if reply.sent is not None and reply.sent < told]
+    found, replies = await watch_drain(run, run.process, signalled), await sending
+    before = [reply for reply in replies if reply.sent is not None and reply.sent < signalled]
     rows = [summary("before SIGTERM", before), summary("all", replies)]
-    found["last_answer_s"] = max((reply.done - told for reply in before), default=0.0)
+    found["last_answer_s"] = max((reply.done - signalled for reply in before), default=0.0)
     failures = problems(before, (200, 429, 503))  # 503: SIGTERM came while the request was read
     failures += [f"{name} is missing" for name in ("ready_503_s", "ended_s") if found[name] is None]
     return {"rows": rows, **found, "failures": failures}

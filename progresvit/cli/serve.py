@@ -45,7 +45,7 @@ def serve(
     try:
         from progresvit.serving.start import make_server
     except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "starlette", "uvicorn", "prometheus_client", "python_multipart"):
+        if error.name not in ("fastapi", "starlette", "uvicorn", "prometheus_client"):
             raise
         raise ValueError(f"{error.name} is not installed; pip install 'progresvit[serve]'.") from error
     from progresvit.serving.service import Limits
@@ -60,7 +60,7 @@ def serve(
             top_k=top_k, backend=cast("BackendName | None", backend), precision=precision, batch=batch, threads=threads,
             device=options.engine_device(device, model, backend),
         )  # fmt: skip
-    server.run_announced(typer.echo)
+    server.run_and_report(typer.echo)
 
 
 def _is_loopback(host: str) -> bool:

@@ -39,7 +39,7 @@ class MemoryWarning(UserWarning):
 
 
 class Observer(Protocol):
-    """Told of what the rounds do, in the thread that drives them."""
+    """Receives a report of each batch, in the thread that runs it."""
 
     def started(self, s: int, waited: NDArray[np.float64]) -> None:
         """A batch of round s starts; its images have waited for so many seconds."""
@@ -95,7 +95,7 @@ class Batcher:
         deliver: Called with the increasing numbers of images that have exited, and their predictions.
         shrunk: Called with the new ``largest`` when memory runs out.
         totals: Updated with each batch.
-        observer: Told of each batch.
+        observer: Receives a report of each batch.
     """
 
     def __init__(

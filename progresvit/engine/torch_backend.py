@@ -188,9 +188,7 @@ class TorchBackend:
 
 
 class FusedBackend(TorchBackend):
-    """Fused kernels on a GPU: each round in each batch size is one CUDA graph for each of its buffers, captured on
-    first use.
-    """
+    """Fused kernels on a GPU: a CUDA graph for each round, buffer and batch size, captured on first use."""
 
     identity = "FusedRounds"
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import random
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from threading import Lock
@@ -176,21 +175,22 @@ class EntropyDrift:
         points = np.unique(values)  # equal quantiles are one point, at which the distribution jumps
         self._below = levels[np.searchsorted(values, points, side="left")]
         self._up_to = levels[np.searchsorted(values, points, side="right") - 1]
-        self._points: list[float] = points.tolist()
+        self._points = points
         self._cells: deque[int] = deque(maxlen=window)
         self._counts = np.zeros(2 * len(points) + 1, np.int64)  # before the first point, at it, after it, ...
         self._lock = Lock()
 
-    def add(self, entropy: float) -> None:
-        """Count an image by its entropy in round 1. NaN, of an image that could not be opened, is ignored."""
-        if math.isnan(entropy):
-            return
-        cell = bisect_left(self._points, entropy) + bisect_right(self._points, entropy)
+    def add(self, entropies: ArrayLike) -> None:
+        """Count images by their entropies in round 1. NaN is ignored."""
+        values = np.asarray(entropies, np.float64).ravel()
+        values = values[~np.isnan(values)]
+        cells = np.searchsorted(self._points, values) + np.searchsorted(self._points, values, side="right")
         with self._lock:
-            if len(self._cells) == self._cells.maxlen:
-                self._counts[self._cells[0]] -= 1  # appending drops it
-            self._cells.append(cell)
-            self._counts[cell] += 1
+            for cell in cells.tolist():
+                if len(self._cells) == self._cells.maxlen:
+                    self._counts[self._cells[0]] -= 1  # appending drops it
+                self._cells.append(cell)
+                self._counts[cell] += 1
 
     def distance(self) -> float:
         """From 0, the same distribution, to 1; NaN before ``ENOUGH`` images."""

@@ -109,8 +109,7 @@ class Metrics:
 
     def finished(self, s: int, seconds: float, entropy: NDArray[np.float32]) -> None:
         if s == 0 and self._drift is not None:
-            for value in entropy.tolist():
-                self._drift.add(value)
+            self._drift.add(entropy)
         now = time.monotonic()
         busy = min(seconds, now - self._last_finish)  # batches in flight overlap
         self._recent_seconds, self._last_finish = DECAY * self._recent_seconds + busy, now

@@ -27,11 +27,10 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from starlette.types import Receive, Scope, Send
 
 from progresvit.config import ModelConfig
-from progresvit.data.decode import ImageError, open_header
 from progresvit.data.prepare import Plan, prepare
 from progresvit.engine.backends import check_head, check_task
 from progresvit.io.model_folder import BUDGETS_FILE
@@ -40,7 +39,7 @@ from progresvit.routing.scores import TOP, top10_entropy
 from progresvit.routing.settings import default_setting, find_setting, load_budgets, setting_names
 from progresvit.serving.body import read_body
 from progresvit.serving.protocol import RequestError
-from progresvit.serving.service import Limits
+from progresvit.serving.service import Limits, is_image
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,8 +58,6 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-FORMATS = frozenset({"AVIF", "BMP", "GIF", "JPEG", "MPO", "PNG", "TIFF", "WEBP"})
-"""Formats that are decoded. Pillow knows others whose decoders start programs (EPS) or are seldom used."""
 MAX_SECONDS = 120.0
 """A client that does not read its rounds within this time is disconnected, so that others can be served."""
 RETRY_SECONDS = 1
@@ -199,18 +196,12 @@ def describe_model(
 
 def open_pixels(content: bytes, config: ModelConfig) -> NDArray[np.uint8]:
     """The evaluation crop of an image file as the engine makes it, (C, r, r); else a :class:`RequestError`."""
-    supported = "the file is not an image of a supported format; use JPEG, PNG, WebP, GIF, BMP or TIFF."
-    not_an_image = RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, supported)
-    damaged = RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, "the image cannot be opened: damaged or too large.")
-    try:
-        image_format = open_header(content).format
-    except ImageError as error:
-        raise (not_an_image if isinstance(error.__cause__, UnidentifiedImageError) else damaged) from error
-    if image_format not in FORMATS:
-        raise not_an_image
+    if not is_image(content):
+        supported = "the file is not an image of a supported format; use JPEG, PNG, WebP, GIF, BMP or TIFF."
+        raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, supported)
     prepared = prepare(content, Plan(config=config))
     if prepared.error is not None:
-        raise damaged
+        raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, "the image cannot be opened: damaged or too large.")
     pixels: NDArray[np.uint8] = prepared.data
     return pixels
 

@@ -76,7 +76,8 @@ def parse_number(value: Any, name: str, *, allow_zero: bool = False) -> float | 
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    _check(math.isfinite(number) and (number > 0 or (allow_zero and number == 0)), f"{name} is a number above 0.")
+    least = "of 0 or more" if allow_zero else "above 0"
+    _check(math.isfinite(number) and (number > 0 or (allow_zero and number == 0)), f"{name} is a number {least}.")
     return number
 
 

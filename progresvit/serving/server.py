@@ -24,7 +24,7 @@ LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\
 class Server(uvicorn.Server):
     """Serves an application. On SIGTERM or SIGINT it refuses further requests, answers those that it has, and ends."""
 
-    def __init__(self, app: FastAPI, service: Service, *, host: str, port: int, backlog: int = 2048) -> None:
+    def __init__(self, app: FastAPI, service: Service, *, host: str, port: int) -> None:
         class Protocol(_TimedProtocol):
             seconds = service.limits.receive
 
@@ -37,7 +37,6 @@ class Server(uvicorn.Server):
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
-                backlog=backlog,
                 access_log=False,
                 log_level="warning",
                 server_header=False,
@@ -47,21 +46,14 @@ class Server(uvicorn.Server):
         self.service = service
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._report: Callable[[str], None] | None = None
 
-    def run_announced(self, announce: Callable[[str], None]) -> None:
-        """Run until a signal; announce the address as soon as it listens, and the end."""
-
-        async def serve() -> None:
-            task = asyncio.ensure_future(self.serve())
-            while not self.started and not task.done():
-                await asyncio.sleep(0.01)
-            if self.started:
-                announce(f"{self.service.name} at http://{self.config.host}:{self.port}")
-            await task
-            announce("stopped")
-
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again after it has stopped
-            asyncio.run(serve())
+    def run_and_report(self, report: Callable[[str], None]) -> None:
+        """Run until a signal; report the address as soon as it listens, and the end."""
+        self._report = report
+        with contextlib.suppress(KeyboardInterrupt):  # of a second Ctrl-C
+            self.run()
+        report("stopped")
 
     @property
     def port(self) -> int:
@@ -71,6 +63,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        if self.started and self._report is not None:
+            self._report(f"{self.service.name} at http://{self.config.host}:{self.port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None or (self.service.is_draining and sig == signal.SIGINT):  # a second Ctrl-C

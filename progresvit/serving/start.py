@@ -12,7 +12,7 @@ from progresvit.engine.export.manifest import MANIFEST_FILE
 from progresvit.engine.thresholds import ThresholdLike
 from progresvit.io.model_folder import DEFAULT_MODEL
 from progresvit.serving.app import make_app
-from progresvit.serving.audit import Audit, EntropyDrift, limit_of
+from progresvit.serving.audit import RATE, Audit, EntropyDrift, limit_of
 from progresvit.serving.metrics import Metrics
 from progresvit.serving.page import page_router
 from progresvit.serving.server import Server
@@ -27,7 +27,7 @@ def make_server(
     port: int = 8000,
     token: str | None = None,
     limits: Limits | None = None,
-    audit_rate: float = 0.01,
+    audit_rate: float = RATE,
     **engine: Any,
 ) -> Server:
     """A server that is ready to run.
@@ -42,7 +42,7 @@ def make_server(
         engine: Further options of :class:`Engine`.
     """
     made = Engine(model, threshold, **engine)
-    name = Path(os.fspath(model)).expanduser().resolve().name if model is not None else DEFAULT_MODEL
+    name = Path(model).expanduser().resolve().name if model is not None else DEFAULT_MODEL
     made.warm_up()  # before it is ready, and before times are measured
     quantiles = None if made.setting is None else made.setting.entropy_quantiles
     metrics = Metrics(len(made.gmacs), None if quantiles is None else EntropyDrift(quantiles))

@@ -531,7 +531,7 @@ class Noted:
         raise AssertionError("there is enough memory")
 
 
-def test_an_observer_is_told_of_each_batch(make_engine, images):
+def test_an_observer_gets_a_report_of_each_batch(make_engine, images):
     engine, noted = make_engine(batch=32), Noted()
     engine.classify(images[:1])
     before = engine.counts

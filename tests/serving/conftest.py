@@ -3,6 +3,7 @@
 import asyncio
 import io
 import threading
+import time
 from contextlib import contextmanager
 
 import httpx
@@ -51,6 +52,13 @@ def encode(image, format="JPEG", **options):
     file = io.BytesIO()
     image.save(file, format, **options)
     return file.getvalue()
+
+
+def wait_until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
 
 
 class Running:

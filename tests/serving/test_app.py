@@ -11,7 +11,7 @@ import pytest
 from progresvit import Engine
 from progresvit.serving.audit import Audit
 from progresvit.serving.service import Limits
-from tests.serving.conftest import running
+from tests.serving.conftest import running, wait_until
 
 
 def tensor(*contents):
@@ -140,8 +140,7 @@ def test_too_many_requests_are_refused_at_once_and_the_others_are_answered(serve
     with running(served_model, 0.0, limits=Limits(pending=4)) as server, Held(server.service.engine) as held:
         found = []
         threads = [posted(server, photos[0], found) for _ in range(4)]
-        while server.service._pending < 4:
-            time.sleep(0.01)
+        wait_until(lambda: server.service._pending == 4)
         started = time.monotonic()
         refused = server.classify(photos[0])
         assert refused.status_code == 429
@@ -157,9 +156,7 @@ def test_too_many_requests_are_refused_at_once_and_the_others_are_answered(serve
 def test_a_request_that_takes_too_long_gets_504_and_is_cancelled(served_model, photos):
     with running(served_model, 0.0) as server, Held(server.service.engine):
         assert server.classify(photos[0], params={"timeout": 0.2}).status_code == 504
-        deadline = time.monotonic() + 5
-        while server.service.engine.counts.pending and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: not server.service.engine.counts.pending)
         assert server.service.engine.counts.cancelled == 1
 
 
@@ -169,8 +166,7 @@ def test_images_of_a_client_that_disconnects_do_not_start_round_2(served_model, 
         with Held(engine) as held:
             first = []
             thread = posted(server, photos[0], first)  # occupies round 2
-            while engine.counts.images[0] < 1:
-                time.sleep(0.01)
+            wait_until(lambda: engine.counts.images[0] == 1)
 
             async def leave():
                 async with httpx.AsyncClient(base_url=server.address) as client:
@@ -185,8 +181,7 @@ def test_images_of_a_client_that_disconnects_do_not_start_round_2(served_model, 
                     await asyncio.gather(*tasks, return_exceptions=True)
 
             asyncio.run(leave())
-            while server.service._pending > 1:
-                time.sleep(0.01)
+            wait_until(lambda: server.service._pending == 1)
             held.may_run.set()
             thread.join()
         assert first[0].status_code == 200
@@ -204,8 +199,7 @@ def test_exits_do_not_wait_for_images_that_continue(served_model, photos, middle
         response = server.infer({"inputs": [tensor(early)]})
         assert outputs(response)["exit_round"] == [1]
         thread = posted(server, late, found)
-        while server.service.engine.counts.images[0] < 2:
-            time.sleep(0.01)
+        wait_until(lambda: server.service.engine.counts.images[0] == 2)
         assert not found
         held.may_run.set()
         thread.join()
@@ -216,11 +210,9 @@ def test_a_draining_server_is_not_ready_and_answers_what_it_accepted(served_mode
     with running(served_model, 0.0) as server, Held(server.service.engine) as held:
         found = []
         threads = [posted(server, photo, found) for photo in photos[:4]]
-        while server.service._pending < 4:
-            time.sleep(0.01)
+        wait_until(lambda: server.service._pending == 4)
         server.server._loop.call_soon_threadsafe(server.server._drain)  # as on SIGTERM
-        while not server.service.is_draining:
-            time.sleep(0.01)
+        wait_until(lambda: server.service.is_draining)
         assert server.client.get("/v2/health/ready").status_code == 503
         assert server.client.get("/v2/health/live").status_code == 200
         assert server.classify(photos[5]).status_code == 503
@@ -228,10 +220,7 @@ def test_a_draining_server_is_not_ready_and_answers_what_it_accepted(served_mode
         for thread in threads:
             thread.join()
         assert [response.status_code for response in found] == [200] * 4
-        deadline = time.monotonic() + 10
-        while not server.server.should_exit and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert server.server.should_exit
+        wait_until(lambda: server.server.should_exit)
 
 
 def test_the_audit_runs_exits_to_the_last_round_and_an_alarm_runs_every_round(served_model, photos):
@@ -302,9 +291,7 @@ def test_other_models_are_not_found(server, photos, name):
 def test_images_of_a_request_that_is_refused_in_part_are_cancelled(served_model, photos):
     with running(served_model, 0.0, pending=3) as server, Held(server.service.engine):
         assert server.infer({"inputs": [tensor(*photos[:5])]}).status_code == 429
-        deadline = time.monotonic() + 5
-        while server.service.engine.counts.pending and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: not server.service.engine.counts.pending)
         assert server.service.engine.counts.cancelled == 3
 
 
@@ -315,11 +302,9 @@ def test_a_request_whose_body_still_arrives_is_answered_before_the_end(served_mo
             connection.sendall(
                 b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:50]
             )
-            while not server.service._requests:
-                time.sleep(0.01)
+            wait_until(lambda: server.service._requests)
             server.server._loop.call_soon_threadsafe(server.server._drain)
-            while not server.service.is_draining:
-                time.sleep(0.01)
+            wait_until(lambda: server.service.is_draining)
             assert server.client.get("/v2/health/ready").status_code == 503
             assert not server.server.should_exit
             connection.sendall(body[50:])

@@ -30,7 +30,7 @@ from progresvit.model import ProgResViT
 from progresvit.routing.frontier import OperatingPoint
 from progresvit.routing.scores import top10_entropy
 from progresvit.routing.settings import Budgets, Setting
-from progresvit.serving.page import FORMATS, page_router
+from progresvit.serving.page import page_router
 from progresvit.serving.service import Limits
 
 SAMPLE = samples_folder() / "golden_retriever.jpg"
@@ -228,10 +228,6 @@ def test_a_file_of_too_many_bytes_gives_413(model):
     assert response.status_code == 413
     assert "at most 1 MB" in response.json()["error"]
     assert client.get("/page/model").json()["max_bytes"] == 1_000_000
-
-
-def test_formats_whose_decoders_start_programs_are_left_out():
-    assert not FORMATS & {"EPS", "WMF", "PDF"}
 
 
 def test_a_round_that_fails_is_reported_and_the_next_image_runs(client, model, monkeypatch):
