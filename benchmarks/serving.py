@@ -54,6 +54,7 @@ KEEP_ALIVE_S = 2
 STEP_S, TIMEOUT_S, START_S, DRAIN_S, END_S = 3.0, 30.0, 120.0, 60.0, 10.0
 """Seconds for each number of callers, an answer, the start, a drain, and from SIGTERM to SIGKILL."""
 HELD_IMAGES, MEMORY_SAMPLES = 1000, 100
+STEAL = 7
 Process = subprocess.Popen[bytes]
 Upload = tuple[bytes, dict[str, str]]  # body and headers of an image
 Result = dict[str, Any]
@@ -344,6 +345,11 @@ def show(report: Result) -> str:
     return "\n".join(lines + [f"{name}: {text(report[name])}" for name in report if name not in ("rows", "memory_mb")])
 
 
+def cpu_times() -> np.ndarray:
+    """Time of all cores by kind since the start of the machine, in ticks; ``STEAL`` is what a virtual machine lost."""
+    return np.array(Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9], np.int64)
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Options of this script, and those of the server after ``--``."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -375,12 +381,15 @@ def main(arguments: list[str] | None = None) -> int:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     address, command = options.address or f"http://127.0.0.1:{port}", server_command(options, port)
+    before = cpu_times()
     with nullcontext() if options.address else running(command, address) as process:
         result = asyncio.run(measure(options, address, process))
+    spent = cpu_times() - before
     report = {
         "command": f"python benchmarks/serving.py {shlex.join(arguments)}",
         "server": options.address or shlex.join(command),
         "hardware": hardware(options.device or "cpu"),
+        "steal_percent": 100 * spent[STEAL] / max(1, spent.sum()),
     }
     report |= {"rate_per_s": options.rate, "capacity_per_s": options.capacity, **result}
     print(show(report))

@@ -27,7 +27,7 @@ def serve(
     backend: Annotated[str | None, typer.Option(help=options.BACKEND_HELP)] = None,
     device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8.")] = "fp32",
-    batch: Annotated[int | None, typer.Option(help=options.BATCH_HELP)] = None,
+    batch: Annotated[int | None, typer.Option(help="Largest batch; by default 512 on a GPU, else 8.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the backend.")] = None,
     audit: Annotated[
         float, typer.Option(help="Share of the images that are run to the last round to audit exits; 0 for none.")

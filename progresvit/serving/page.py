@@ -15,8 +15,8 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,7 @@ def page_router(
     folder: Path | None = None,
     threshold: Threshold | None = None,
     limits: Limits | None = None,
+    accepted: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> APIRouter:
     """The routes of the page: ``/`` with its files, ``/page/model`` and ``/page/rounds``.
 
@@ -88,6 +89,7 @@ def page_router(
         folder: The model folder, for its settings and its table of budgets; None if there is none.
         threshold: Where the slider starts; None is the default setting of the folder.
         limits: What the server accepts; the page uses the size of a request and the time in which it must be sent.
+        accepted: Entered while a request is read; it refuses requests when the server is full or shuts down.
     """
     config, limits = model.config, limits or Limits()
     check_task(config, "classification", "the page")
@@ -116,7 +118,8 @@ def page_router(
     @router.post("/page/rounds")
     async def rounds(request: Request) -> Response:
         try:
-            return await start_rounds(await read_body(request, limits))
+            with accepted():
+                return await start_rounds(await read_body(request, limits))
         except RequestError as error:
             return JSONResponse({"error": error.reason}, error.status, {**HEADERS, **error.headers})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 from collections.abc import Callable
@@ -21,18 +22,37 @@ END = 5
 LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
-class Server(uvicorn.Server):
-    """Serves an application. On SIGTERM or SIGINT it refuses further requests, answers those that it has, and ends."""
+def open_socket(host: str, port: int) -> socket.socket:
+    """A socket for the server, on a port that is free."""
+    is_ipv6 = ":" in host
+    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+    listening = socket.socket(family, proto=socket.IPPROTO_TCP)  # else asyncio delays short responses (Nagle)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(f"port {port} is in use; choose another with --port, or 0 for one that is free.") from None
+        reason = error.strerror or str(error)
+        raise ValueError(f"cannot listen on {host}:{port} ({reason}); check --host and --port.") from None
+    return listening
 
-    def __init__(self, app: FastAPI, service: Service, *, host: str, port: int) -> None:
+
+class Server(uvicorn.Server):
+    """Serves an application. On SIGTERM or SIGINT it refuses further requests, answers those that it has, and ends.
+
+    Args:
+        listening: The socket, from :func:`open_socket`.
+    """
+
+    def __init__(self, app: FastAPI, service: Service, listening: socket.socket) -> None:
         class Protocol(_TimedProtocol):
             seconds = service.limits.receive
 
         super().__init__(
             uvicorn.Config(
                 app,
-                host=host,
-                port=port,
                 http=Protocol,
                 ws="none",
                 loop="asyncio",
@@ -43,7 +63,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=END,
             )
         )
-        self.service = service
+        self.service, self.listening = service, listening
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._report: Callable[[str], None] | None = None
@@ -52,19 +72,20 @@ class Server(uvicorn.Server):
         """Run until a signal; report the address as soon as it listens, and the end."""
         self._report = report
         with contextlib.suppress(KeyboardInterrupt):  # of a second Ctrl-C
-            self.run()
+            self.run([self.listening])
         report("stopped")
 
     @property
-    def port(self) -> int:
-        """The port, once it listens."""
-        return int(self.servers[0].sockets[0].getsockname()[1])
+    def address(self) -> str:
+        """Where it listens."""
+        host, port = self.listening.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started and self._report is not None:
-            self._report(f"{self.service.name} at http://{self.config.host}:{self.port}")
+            self._report(f"{self.service.name} at {self.address}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None or (self.service.is_draining and sig == signal.SIGINT):  # a second Ctrl-C

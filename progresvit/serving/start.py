@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from progresvit.serving.app import make_app
 from progresvit.serving.audit import RATE, Audit, EntropyDrift, limit_of
 from progresvit.serving.metrics import Metrics
 from progresvit.serving.page import page_router
-from progresvit.serving.server import Server
+from progresvit.serving.server import Server, open_socket
 from progresvit.serving.service import Limits, Service
+
+CPU_BATCH = 8
+"""Largest batch on a CPU unless given: larger ones are no faster there, and all images of a batch wait for its end."""
 
 
 def make_server(
@@ -41,21 +45,31 @@ def make_server(
         audit_rate: Share of the images that are audited; 0 for none. A learned router cannot be audited.
         engine: Further options of :class:`Engine`.
     """
-    made = Engine(model, threshold, **engine)
-    name = Path(model).expanduser().resolve().name if model is not None else DEFAULT_MODEL
-    made.warm_up()  # before it is ready, and before times are measured
-    quantiles = None if made.setting is None else made.setting.entropy_quantiles
-    metrics = Metrics(len(made.gmacs), None if quantiles is None else EntropyDrift(quantiles))
-    made.observe(metrics)
-    is_audited = audit_rate > 0 and not made.policy.routers and len(made.gmacs) > 1
-    audit = Audit(limit=limit_of(made.setting), rate=audit_rate) if is_audited else None
-    service = Service(made, name, metrics, limits=limits, audit=audit)
-    is_export = model is not None and (Path(model) / MANIFEST_FILE).is_file()
-    page = None
-    if token is None and not is_export:  # browsers send no token, and exports have no attention
-        loaded, folder = load_with_folder(model)
-        limit = made.policy.thresholds[0] if not made.policy.routers and len(made.gmacs) > 1 else None
-        page = page_router(
-            as_progresvit(loaded, "the page").eval(), name=name, folder=folder, threshold=limit, limits=service.limits
-        )
-    return Server(make_app(service, token=token, page=page), service, host=host, port=port)
+    with ExitStack() as stack:
+        listening = stack.enter_context(open_socket(host, port))  # before the model is loaded: it may be in use
+        if str(engine.get("device") or "cpu") == "cpu" and engine.get("batch") is None:
+            engine["batch"] = CPU_BATCH
+        made = Engine(model, threshold, **engine)
+        name = Path(model).expanduser().resolve().name if model is not None else DEFAULT_MODEL
+        made.warm_up()  # before it is ready, and before times are measured
+        quantiles = None if made.setting is None else made.setting.entropy_quantiles
+        metrics = Metrics(len(made.gmacs), None if quantiles is None else EntropyDrift(quantiles))
+        made.observe(metrics)
+        is_audited = audit_rate > 0 and not made.policy.routers and len(made.gmacs) > 1
+        audit = Audit(limit=limit_of(made.setting), rate=audit_rate) if is_audited else None
+        service = Service(made, name, metrics, limits=limits, audit=audit)
+        is_export = model is not None and (Path(model) / MANIFEST_FILE).is_file()
+        page = None
+        if token is None and not is_export:  # browsers send no token, and exports have no attention
+            loaded, folder = load_with_folder(model)
+            limit = made.policy.thresholds[0] if not made.policy.routers and len(made.gmacs) > 1 else None
+            page = page_router(
+                as_progresvit(loaded, "the page").eval(),
+                name=name,
+                folder=folder,
+                threshold=limit,
+                limits=service.limits,
+                accepted=service.accepted,
+            )
+        stack.pop_all()  # the server closes it
+        return Server(make_app(service, token=token, page=page), service, listening)

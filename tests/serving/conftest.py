@@ -16,7 +16,7 @@ from progresvit.config import ModelConfig, make_rounds
 from progresvit.model import ProgResViT
 from progresvit.serving.app import make_app
 from progresvit.serving.metrics import Metrics
-from progresvit.serving.server import Server
+from progresvit.serving.server import Server, open_socket
 from progresvit.serving.service import Limits, Service
 
 LABELS = tuple(f"class {number}" for number in range(12))
@@ -66,7 +66,7 @@ class Running:
 
     def __init__(self, server, service):
         self.server, self.service = server, service
-        self.address = f"http://127.0.0.1:{server.port}"
+        self.address = server.address
         self.client = httpx.Client(base_url=self.address, timeout=30)
 
     def classify(self, content, name="image.jpg", **options):
@@ -87,8 +87,8 @@ def running(model, threshold, *, limits=None, token=None, audit=None, page=None,
         metrics = Metrics(len(engine.gmacs))
         engine.observe(metrics)
         service = Service(engine, "tiny", metrics, limits=limits or Limits(), audit=audit)
-        server = Server(make_app(service, token=token, page=page), service, host="127.0.0.1", port=0)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+        server = Server(make_app(service, token=token, page=page), service, open_socket("127.0.0.1", 0))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([server.listening])), daemon=True)
         thread.start()
         while not server.started:
             assert thread.is_alive()

@@ -54,6 +54,14 @@ def test_answers_equal_those_of_the_engine(server, served_model, photos, middle)
     assert (single["label"], single["exit_round"]) == (expected[0].label, expected[0].exit_round)
 
 
+def test_answers_are_equal_to_the_bit_for_equal_batches(server, served_model, photos, middle):
+    engine = Engine(served_model, middle)
+    for photo in photos:
+        found, (expected,) = server.classify(photo).json(), engine.classify([photo])
+        assert (found["label"], found["exit_round"]) == (expected.label, expected.exit_round)
+        assert (found["probability"], found["entropy"]) == (expected.probability, expected.entropy)
+
+
 def test_only_the_outputs_that_are_asked_for_are_sent(server, photos):
     response = server.infer({"inputs": [tensor(photos[0])], "outputs": [{"name": "label"}, {"name": "entropy"}]})
     assert list(outputs(response)) == ["label", "entropy"]
@@ -235,7 +243,7 @@ def test_the_audit_runs_exits_to_the_last_round_and_an_alarm_runs_every_round(se
             if response.json()["exit_round"] == 2:
                 break
         assert audit.alarm
-        assert audit.disagreements >= 3
+        assert audit.disagreements >= 2
         assert server.metric("progresvit_audit_alarm") == 1
         assert server.metric("progresvit_audit_disagreements_total") == audit.disagreements
         assert server.metric('progresvit_audit_bound{side="lower"}') > 0.05
@@ -298,7 +306,7 @@ def test_images_of_a_request_that_is_refused_in_part_are_cancelled(served_model,
 def test_a_request_whose_body_still_arrives_is_answered_before_the_end(served_model, photos):
     with running(served_model, 0.0) as server:
         body = json.dumps({"inputs": [tensor(photos[0])]}).encode()
-        with socket.create_connection(("127.0.0.1", server.server.port), timeout=10) as connection:
+        with socket.create_connection(server.server.listening.getsockname(), timeout=10) as connection:
             connection.sendall(
                 b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:50]
             )

@@ -169,7 +169,7 @@ class Raw:
     """A connection on which a test sends what it likes."""
 
     def __init__(self, server):
-        self.socket = socket.create_connection(("127.0.0.1", server.server.port), timeout=10)
+        self.socket = socket.create_connection(server.server.listening.getsockname(), timeout=10)
 
     def __enter__(self):
         return self

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -51,6 +52,17 @@ def test_a_server_for_a_bundled_model_audits_its_certificate():
     without = make_server("nettewoof-tiny", audit_rate=0.0)
     assert without.service.audit is None
     without.service.engine.close()
+
+
+def test_a_port_that_is_in_use_is_one_line_with_the_remedy():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, ["serve", "nettewoof-tiny", "--port", str(port)])
+    assert result.exit_code == 2, result.output
+    assert f"port {port} is in use; choose another with --port" in result.output
+    result = CliRunner().invoke(app, ["serve", "--host", "192.0.2.1"])  # of no machine
+    assert result.exit_code == 2
+    assert "check --host" in result.output
 
 
 @pytest.mark.slow
