@@ -1,7 +1,8 @@
 # make setup   .venv with everything for development
 # make run     the default model on the sample images, then progresvit quickstart
 # make check   lint, types and fast tests
-# make test    lint, types and all tests
+# make test    lint, types and all tests but the longest
+# make long    the longest tests: Ray, the wheel, quickstart
 # make lint    lint, spelling and types
 # make docs    the site, in site/
 # make wheel   the wheel, in dist/; its tests install it into an empty environment
@@ -14,7 +15,7 @@ STAMP := $(VENV)/.ready
 # uv trusts the certificates of the system, as pip does. Company proxies need this.
 export UV_SYSTEM_CERTS ?= 1
 
-.PHONY: setup run check test lint format docs wheel clean
+.PHONY: setup run check test long lint format docs wheel clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -44,11 +45,14 @@ lint: setup
 	$(BIN)/mypy
 
 check: lint
-	$(BIN)/python -m pytest -n 2 -q -m "not slow"
+	$(BIN)/python -m pytest -n 2 -q -m "not slow and not long"
 
 # Tests of a file run in one process, so that what they share is made once.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
+
+long: setup
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
 format: setup
 	$(BIN)/ruff check --fix .

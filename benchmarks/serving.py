@@ -21,6 +21,7 @@ import argparse
 import asyncio
 import ipaddress
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -33,8 +34,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -221,11 +224,36 @@ def problems(replies: Sequence[Reply], allowed: Sequence[int] = (200,)) -> list[
     return found + [f"{lacking} answers with 429 have no Retry-After"] * bool(lacking)
 
 
+def call_in_process(options: argparse.Namespace, address: str, callers: int) -> list[Reply]:
+    """A closed loop in a process of its own."""
+
+    async def call() -> list[Reply]:
+        async with open_client(options, address) as client:
+            return await closed_loop(Run(client, find_uploads(options.images), None, options), callers, STEP_S)
+
+    return asyncio.run(call())
+
+
+async def call_from_processes(run: Run, callers: int) -> list[Reply]:
+    """A closed loop of so many callers, divided among the processes of the options."""
+    count = min(run.options.processes, callers)
+    if count == 1:
+        return await closed_loop(run, callers, STEP_S)
+    shares = [callers // count + (number < callers % count) for number in range(count)]
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(time.sleep, [0.5] * count))  # all of them have started
+        work = partial(call_in_process, run.options, str(run.client.base_url))
+        parts = await asyncio.get_running_loop().run_in_executor(None, lambda: list(pool.map(work, shares)))
+    start = max(min(reply.due for reply in part) for part in parts)  # when all of them send
+    end = min(max(reply.done for reply in part) for part in parts)
+    return [reply for part in parts for reply in part if start <= reply.due and reply.done <= end]
+
+
 async def find_capacity(run: Run) -> Result:
     """Callers are doubled until the rate has twice grown by less than 5 %, or requests are rejected."""
     rows, best, flat, callers = list[Result](), 0.0, 0, 1
     while callers <= run.options.connections and flat < 2 and not (rows and rows[-1]["percent_429"]):
-        rows.append(summary(f"{callers} callers", await closed_loop(run, callers, STEP_S)))
+        rows.append(summary(f"{callers} callers", await call_from_processes(run, callers)))
         rate = rows[-1]["ok_per_s"]
         flat = 0 if rate > 1.05 * best else flat + 1
         best, callers = max(best, rate), 2 * callers
@@ -325,11 +353,16 @@ async def aborts(run: Run) -> Result:
 MODES = dict.fromkeys(SHARES, load) | {"capacity": find_capacity, "drain": drain, "soak": soak, "aborts": aborts}
 
 
-async def measure(options: argparse.Namespace, address: str, process: Process | None = None) -> Result:
-    """Run the mode."""
+def open_client(options: argparse.Namespace, address: str) -> httpx.AsyncClient:
+    """A client with as many connections as the options allow."""
     size = options.connections
     limits = httpx.Limits(max_connections=size, max_keepalive_connections=size, keepalive_expiry=KEEP_ALIVE_S)
-    async with httpx.AsyncClient(base_url=address, limits=limits, timeout=None, trust_env=False) as client:
+    return httpx.AsyncClient(base_url=address, limits=limits, timeout=None, trust_env=False)
+
+
+async def measure(options: argparse.Namespace, address: str, process: Process | None = None) -> Result:
+    """Run the mode."""
+    async with open_client(options, address) as client:
         return await MODES[options.mode](Run(client, find_uploads(options.images), process, options))
 
 
@@ -365,6 +398,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=30, help="duration of the arrivals")
     parser.add_argument("--most", type=int, default=100_000, help="maximum number of requests of a load")
     parser.add_argument("--connections", type=int, default=512, help="maximum number, also of callers")
+    parser.add_argument("--processes", type=int, default=1, help="of the callers that find the capacity")
     parser.add_argument("--seed", type=int, default=0, help="of the arrival times")
     parser.add_argument("--out", type=Path, help="JSON file")
     options = parser.parse_args(own)

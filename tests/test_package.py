@@ -64,7 +64,7 @@ def test_wheel_is_at_most_45_mb(wheel):
     assert wheel.stat().st_size <= 45e6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_wheel_installs_into_an_empty_environment_and_runs_there(wheel, tmp_path):
     """One process imports torch, which takes many seconds in an environment without bytecode."""
     uv("venv", "--quiet", "--python", sys.executable, tmp_path / "env")

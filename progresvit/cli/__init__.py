@@ -13,6 +13,7 @@ from progresvit.cli.analyze import analyze
 from progresvit.cli.bench import bench
 from progresvit.cli.calibrate import calibrate
 from progresvit.cli.classify import classify
+from progresvit.cli.classify_ray import classify_ray
 from progresvit.cli.compare_routers import compare_routers
 from progresvit.cli.embed import embed
 from progresvit.cli.evaluate import evaluate
@@ -58,6 +59,7 @@ app = typer.Typer(
 app.command("quickstart")(quickstart)
 app.command("info")(info)
 app.command("classify")(classify)
+app.command("classify-ray")(classify_ray)
 app.command("segment")(segment)
 app.command("serve")(serve)
 app.command("embed")(embed)

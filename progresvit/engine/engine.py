@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from progresvit import compute
 from progresvit.data.prefetch import Prefetcher
 from progresvit.engine.backends import BACKENDS, BackendName, BackendOptions, ModelSource, open_source
+from progresvit.engine.grouped import GroupedOpener
 from progresvit.engine.images import ImageOpener, Images, OpenedImages, PathLike
 from progresvit.engine.jobs import Call, Stream
 from progresvit.engine.prediction import Prediction, PredictionMaker
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from progresvit.engine.batcher import Observer
+    from progresvit.engine.buffers import RoundBackend
     from progresvit.model import ProgResViT
     from progresvit.routing.router import Router
 
@@ -126,12 +128,22 @@ class Engine:
         )
         self.backend, self.rounds, batch = source.make_backend(self.policy, self.temperatures, options)
         pending = max(LEAST_PENDING, PENDING_BATCHES * batch) if pending is None else pending
-        make = PredictionMaker(config.labels, self.gmacs, top_k, has_ood=self.policy.ood is not None)
-        decide = partial(with_thresholds, self.policy)
-        self._scheduler = Scheduler(self.rounds, make, decide, count=len(config.rounds), batch=batch, pending=pending)
-        self._opener = ImageOpener(config, device=getattr(self.rounds, "device", None), decode=decode, workers=workers)
-        self.workers = self._opener.workers
+        self.make_predictions = PredictionMaker(config.labels, self.gmacs, top_k, has_ood=self.policy.ood is not None)
+        """Predictions from the answers of a round."""
+        self._scheduler = Scheduler(
+            self.rounds,
+            self.make_predictions,
+            partial(with_thresholds, self.policy),
+            count=len(config.rounds),
+            batch=batch,
+            pending=pending,
+        )
+        self.opener = ImageOpener(config, device=getattr(self.rounds, "device", None), decode=decode, workers=workers)
+        self.workers = self.opener.workers
         self._pool = ThreadPoolExecutor(self.workers, "progresvit-decode", initializer=mark_thread_of_engine)
+        add = partial(_add, self._scheduler, self.rounds)
+        is_on_device = self.opener.plan.pixels  # it decodes or crops
+        self._grouped = GroupedOpener(self.opener, self._pool, add, self._scheduler.fail) if is_on_device else None
 
     @property
     def batch(self) -> int:
@@ -197,7 +209,7 @@ class Engine:
             return future
         is_array = hasattr(images, "dtype")
         if is_array:
-            self._opener.open(images)  # refuses other arrays at once
+            self.opener.open(images)  # refuses other arrays at once
             images = images.clone() if hasattr(images, "clone") else images.copy()  # the caller may reuse its array
         call = self._scheduler.open_call(
             len(images), future=future, block=block, timeout=timeout, threshold=threshold, wait=wait
@@ -208,6 +220,8 @@ class Engine:
                 some = images[first : first + size]
                 if is_array:  # sent in this thread: a tensor may be the work of its CUDA stream
                     self._open_and_add(call, first, some)
+                elif self._grouped is not None:
+                    self._grouped.submit(call, first, some)
                 else:
                     self._pool.submit(self._open_later, call, first, some)
         except BaseException:
@@ -283,7 +297,7 @@ class Engine:
             "top_k": self.top_k,
             "backend": self.backend,
             "precision": self.precision,
-            **({"decode": "gpu" if self._opener.plan.jpeg else "gpu crop"} if self._opener.plan.pixels else {}),
+            **({"decode": "gpu" if self.opener.plan.jpeg else "gpu crop"} if self.opener.plan.pixels else {}),
         }
 
     def warm_up(self) -> None:
@@ -305,7 +319,7 @@ class Engine:
             return opened, self.rounds.send(opened.pixels)
 
         # in the thread that reads ahead; a source with a deadline may wait for answers, which processes would hold back
-        opened = self._opener.open_all(batches, self._pool, processes=deadline is None)
+        opened = self.opener.open_all(batches, self._pool, processes=deadline is None)
         with Prefetcher(opened, send, ahead, arrived=self._scheduler.arrived) as source:
             stream = self._scheduler.open_stream(source, deadline)
             try:
@@ -314,8 +328,7 @@ class Engine:
                 self._scheduler.cancel(stream)  # if it is not complete
 
     def _open_and_add(self, call: Call, first: int, images: Images, pool: ThreadPoolExecutor | None = None) -> None:
-        opened = self._opener.open(images, pool)
-        self._scheduler.add(call, first, opened, self.rounds.send(opened.pixels))
+        _add(self._scheduler, self.rounds, call, first, self.opener.open(images, pool))
 
     def _open_later(self, call: Call, first: int, images: Images) -> None:
         """In a thread of the pool. Its threads are busy with this, so it does not use the pool itself."""
@@ -329,6 +342,10 @@ class Engine:
         for router in self.policy.routers:
             if router.origin.model not in (None, source.weights):
                 warnings.warn("the router was fitted on another model's records.", SettingWarning, stacklevel=3)
+
+
+def _add(scheduler: Scheduler, rounds: RoundBackend, call: Call, first: int, opened: OpenedImages) -> None:
+    scheduler.add(call, first, opened, rounds.send(opened.pixels))
 
 
 def _find_threshold(

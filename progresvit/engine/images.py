@@ -90,12 +90,16 @@ class ImageOpener:
         """Open a batch; the threads of the pool decode."""
         if hasattr(images, "dtype"):
             return OpenedImages(_checked(images, self.config))
+        return self.finish(self.prepare(images, pool), pool)
+
+    def prepare(self, images: Sequence[ImageInput], pool: Executor | None = None) -> list[Prepared]:
+        """What can be done for each image alone: decoding and cropping, unless the GPU does it."""
         self._check_channels()
         for image in images:
             check_input(image)
         for image in {id(image): image for image in images}.values():
             load_early(image)
-        return self._finish(list(map(self._prepare, images) if pool is None else pool.map(self._prepare, images)), pool)
+        return list(map(self._prepare, images) if pool is None else pool.map(self._prepare, images))
 
     def open_all(
         self, batches: Iterable[Images], pool: Executor | None = None, *, processes: bool = True
@@ -118,7 +122,7 @@ class ImageOpener:
     def _open_in_processes(self, batches: Iterable[Sequence[Request]], pool: Executor | None) -> Iterator[OpenedImages]:
         with WorkerPool(self.plan, self.workers, group=GROUP) as processes:
             for group in processes.prepared(map(_as_requests, batches)):
-                yield self._finish(group, pool)
+                yield self.finish(group, pool)
 
     def _prepare(self, image: ImageInput) -> Prepared:
         if not isinstance(image, Image):
@@ -130,8 +134,8 @@ class ImageOpener:
         except Exception as error:  # any problem concerns this image only
             return Prepared(Form.ERROR, error=f"cannot be opened ({type(error).__name__}: {error})")
 
-    def _finish(self, images: Sequence[Prepared], pool: Executor | None) -> OpenedImages:
-        """What is left to do after the workers."""
+    def finish(self, images: Sequence[Prepared], pool: Executor | None = None) -> OpenedImages:
+        """What is left to do for many images together."""
         if self.plan.pixels and images:
             on_device = self._decoder.crop(images, pool, at_a_time=GROUP)
             return OpenedImages(on_device.pixels, on_device.errors)

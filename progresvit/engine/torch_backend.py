@@ -94,7 +94,7 @@ class TorchBackend:
         return [self._make_buffer(s, capacity, side)]
 
     def send(self, pixels: Tensor | NDArray[np.uint8]) -> Upload:
-        given = pixels if isinstance(pixels, Tensor) else torch.from_numpy(np.ascontiguousarray(pixels))
+        given = pixels if isinstance(pixels, Tensor) else torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
         if self.device.type != "cuda" or not len(given):
             return Upload(given)
         if given.is_cuda:

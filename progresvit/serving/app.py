@@ -9,9 +9,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -20,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from progresvit import __version__
+from progresvit.engine.prediction import Prediction
 from progresvit.serving.body import read_body, read_upload
 from progresvit.serving.metrics import Metrics
 from progresvit.serving.protocol import (
@@ -32,19 +34,48 @@ from progresvit.serving.protocol import (
     parse_number,
     prediction_response,
 )
-from progresvit.serving.service import UNSUPPORTED, Service
+from progresvit.serving.service import UNSUPPORTED, Limits
 
 T = TypeVar("T")
 log = logging.getLogger("progresvit.serving")
 
 
-def make_app(service: Service, *, token: str | None = None, page: APIRouter | None = None) -> FastAPI:
+class Answering(Protocol):
+    """What answers the requests: :class:`Service`, or replicas of it."""
+
+    name: str
+    """Of the model, in addresses and responses."""
+    version: str
+    limits: Limits
+    metrics: Metrics
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    def accepted(self) -> AbstractContextManager[None]:
+        """Within it a request is read and answered; entering may refuse it."""
+        ...
+
+    async def classify(
+        self, contents: Sequence[bytes], *, threshold: float | None = None, timeout: float | None = None
+    ) -> list[Prediction]:
+        """A prediction for each image file. Cancelling the task cancels the images."""
+        ...
+
+
+def make_app(
+    service: Answering, *, token: str | None = None, page: APIRouter | None = None, has_metrics: bool = True
+) -> FastAPI:
     """The application.
 
     Args:
         service: Answers the requests.
         token: Requests must have the header ``Authorization: Bearer TOKEN``, except those for health and for the page.
         page: The routes of the page for people.
+        has_metrics: With ``/metrics``.
     """
     app = FastAPI(
         title="ProgResViT",
@@ -58,6 +89,8 @@ def make_app(service: Service, *, token: str | None = None, page: APIRouter | No
     app.include_router(_health(service))
     app.include_router(_protocol(service), dependencies=[Depends(_token_check(token))])
     app.include_router(_plain(service), dependencies=[Depends(_token_check(token))])
+    if has_metrics:
+        app.include_router(_metrics(service.metrics), dependencies=[Depends(_token_check(token))])
     if page is not None:
         app.include_router(page)
     app.exception_handler(RequestError)(_on_request_error)
@@ -66,7 +99,7 @@ def make_app(service: Service, *, token: str | None = None, page: APIRouter | No
     return app
 
 
-def _health(service: Service) -> APIRouter:
+def _health(service: Answering) -> APIRouter:
     router = APIRouter()
 
     @router.get("/v2/health/live")
@@ -80,7 +113,7 @@ def _health(service: Service) -> APIRouter:
     return router
 
 
-def _protocol(service: Service) -> APIRouter:
+def _protocol(service: Answering) -> APIRouter:
     router = APIRouter()
 
     def check_model(model: str, version: str | None) -> None:
@@ -98,7 +131,7 @@ def _protocol(service: Service) -> APIRouter:
         return {
             "name": service.name,
             "versions": [service.version],
-            "platform": f"progresvit_{service.engine.backend}",
+            "platform": f"progresvit_{service.backend}",
             "inputs": [INPUT],
             "outputs": OUTPUTS,
         }
@@ -125,7 +158,7 @@ def _protocol(service: Service) -> APIRouter:
     return router
 
 
-def _plain(service: Service) -> APIRouter:
+def _plain(service: Answering) -> APIRouter:
     router = APIRouter()
 
     @router.post("/classify", openapi_extra=_FORM_BODY)
@@ -141,9 +174,15 @@ def _plain(service: Service) -> APIRouter:
         _check_opened(prediction.error)
         return prediction_response(prediction)
 
+    return router
+
+
+def _metrics(metrics: Metrics) -> APIRouter:
+    router = APIRouter()
+
     @router.get("/metrics")
-    async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def text() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
 

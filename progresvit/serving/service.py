@@ -9,12 +9,12 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from progresvit.engine.engine import Engine
 from progresvit.engine.prediction import Prediction
@@ -36,6 +36,7 @@ AUDIT_RETRY = 0.05
 LEAST_PENDING = 24
 """Images that may wait or run however slow the model is: at 80 % of the capacity random arrivals hardly need more."""
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -88,6 +89,10 @@ class Service:
         self._audits: set[asyncio.Future[None]] = set()
 
     @property
+    def backend(self) -> str:
+        return self.engine.backend
+
+    @property
     def is_ready(self) -> bool:
         return not self.is_draining
 
@@ -133,15 +138,9 @@ class Service:
         limit = min(self.limits.deadline, timeout or math.inf)
         self._pending += len(contents)
         self.metrics.queue_limit.set(self.queue_limit)
-        tasks = [asyncio.ensure_future(self._classify_one(content, threshold)) for content in contents]
         try:
-            async with asyncio.timeout(limit):
-                return await asyncio.gather(*tasks)
-        except TimeoutError:
-            raise RequestError(HTTPStatus.GATEWAY_TIMEOUT, f"no answer within {limit:g} seconds.") from None
+            return await gather_within([self._classify_one(content, threshold) for content in contents], limit)
         finally:
-            for task in tasks:
-                task.cancel()
             self._pending -= len(contents)
 
     async def drain(self) -> None:
@@ -211,6 +210,19 @@ class Service:
         self.metrics.audit_alarm.set(self.audit.alarm)
         for side, bound in zip(("lower", "upper"), self.audit.bounds()):
             self.metrics.audit_bound.labels(side).set(bound)
+
+
+async def gather_within(work: Iterable[Coroutine[Any, Any, T]], seconds: float) -> list[T]:
+    """All results. If one fails, or the time is over (504), or this is cancelled, the others are cancelled."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        async with asyncio.timeout(seconds):
+            return await asyncio.gather(*tasks)
+    except TimeoutError:
+        raise RequestError(HTTPStatus.GATEWAY_TIMEOUT, f"no answer within {seconds:g} seconds.") from None
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 UNSUPPORTED = "not an image of a supported format"

@@ -96,7 +96,7 @@ def commands(output):
             yield name, command.make_context(name, rest).params
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_whole_story_keeps_its_promises_and_can_be_run_again(tmp_path):
     out = tmp_path / "quick start"  # a name that must be quoted
     shown = works("quickstart", "--out", out)

@@ -1,0 +1,227 @@
+"""Ray Data: bulk prediction over a dataset, with one pool of actors for each round.
+
+    progresvit classify-ray photos --out predictions --model nettewoof-tiny
+    progresvit classify-ray s3://bucket/photos --out s3://bucket/predictions --address ray://HEAD:10001
+
+The rounds run at the same time on different blocks of the dataset, in pools of different sizes. Images that exit pass
+through the later rounds unchanged; pixels and tokens of the others are handed on in the blocks, through the object
+store. Ray runs the blocks of an actor that ended again, so each image has one row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from PIL import Image
+
+from progresvit.data.dataset import SUFFIXES
+from progresvit.engine import Engine
+from progresvit.engine.backends import open_source
+from progresvit.engine.prediction import Prediction
+from progresvit.engine.rounds import RoundRunner
+from progresvit.engine.thresholds import ThresholdLike
+
+if TYPE_CHECKING:
+    import ray.data
+
+COLUMNS = {
+    "index": pa.int32(),
+    "label": pa.string(),
+    "probability": pa.float32(),
+    "exit_round": pa.int8(),
+    "entropy": pa.float32(),
+    "gmacs": pa.float32(),
+    "abstained": pa.bool_(),
+    "error": pa.string(),
+}
+"""Columns of a prediction, as in the table of ``progresvit classify --out``."""
+STATE = PIXELS, TOKENS = ("_pixels", "_tokens")
+"""Columns with what the next round needs; null for images that have exited."""
+CPU_BATCH, GPU_BATCH = 32, 512
+"""Rows of a batch, unless given. Images that have exited are among them and need no compute."""
+
+Cells = dict[str, list[Any]]
+"""The prediction columns of a table."""
+
+
+def classify(
+    dataset: ray.data.Dataset,
+    model: str | os.PathLike[str] | None = None,
+    threshold: ThresholdLike | None = None,
+    *,
+    column: str = "bytes",
+    actors: Sequence[int] = (1,),
+    cpus: float | None = None,
+    gpus: float = 0.0,
+    batch: int | None = None,
+    **engine: Any,
+) -> ray.data.Dataset:
+    """The dataset with the prediction of each image instead of the image.
+
+    Args:
+        dataset: Rows with an image, as ``ray.data.read_binary_files`` or ``ray.data.read_images`` gives them.
+        model: A model folder, bundled name, hub id or export, which every node must have; None is the default model.
+        threshold: As for :class:`Engine`.
+        column: With the content of image files, or with uint8 arrays (H, W, C).
+        actors: Actors of each round; one number is for all.
+        cpus: CPUs that an actor reserves; by default all actors together take half of the cluster, and at most 1 each.
+        gpus: GPUs, or a fraction of one, that an actor reserves.
+        batch: Rows of a batch; by default 512 with a GPU, else 32.
+        engine: Further options of :class:`Engine`.
+    """
+    ray = _import_ray()
+    rounds = len(open_source(model).config.rounds)
+    if len(actors) not in (1, rounds) or min(actors) < 1:
+        raise ValueError(f"actors are {rounds} numbers of 1 or more, one for each round, or one; not {list(actors)}.")
+    sizes = tuple(actors) * (rounds // len(actors))
+    if cpus is None:
+        cpus = min(1.0, ray.cluster_resources().get("CPU", 1.0) / (2 * sum(sizes)))  # reading the images needs the rest
+    batch = batch or (GPU_BATCH if gpus else CPU_BATCH)
+    options = {"device": "cuda" if gpus else None, **engine, "batch": batch, "decode": "cpu"}
+    for s, size in enumerate(sizes):
+        dataset = dataset.map_batches(
+            Round,
+            fn_constructor_args=(s, column, model, threshold, options),
+            batch_size=batch,
+            batch_format="pyarrow",
+            compute=ray.data.ActorPoolStrategy(size=size),
+            num_cpus=cpus,
+            num_gpus=gpus,
+        )
+    return dataset
+
+
+def classify_files(
+    images: str,
+    out: str,
+    model: str | os.PathLike[str] | None = None,
+    threshold: ThresholdLike | None = None,
+    *,
+    address: str | None = None,
+    **options: Any,
+) -> int:
+    """Classify the image files of a folder, local or remote, and write Parquet files; the number of images.
+
+    Args:
+        images, out: Folders or addresses, as Ray Data reads and writes them.
+        model, threshold: As for :func:`classify`.
+        address: Of a Ray cluster; None is that of ``RAY_ADDRESS``, or of this machine, started if there is none.
+        options: Further ones of :func:`classify`.
+    """
+    if "://" not in images and not Path(images).is_dir():
+        raise ValueError(f"{images} is not a folder.")
+    if "://" not in out and Path(out).is_dir() and any(Path(out).iterdir()):
+        raise ValueError(f"{out} is not empty; name another folder.")
+    open_source(model)  # an unknown model is an error before Ray starts
+    ray = _import_ray()
+    ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
+    suffixes = sorted(suffix.lstrip(".") for suffix in SUFFIXES)
+    dataset = ray.data.read_binary_files(images, include_paths=True, file_extensions=suffixes)
+    classify(dataset, model, threshold, **options).write_parquet(out)
+    return int(ray.data.read_parquet(out).count())
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+        import ray.data
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed; pip install 'progresvit[ray]'.") from error
+    return ray
+
+
+class Round:
+    """An actor that runs a round on tables of images."""
+
+    def __init__(
+        self,
+        s: int,
+        column: str,
+        model: str | os.PathLike[str] | None,
+        threshold: ThresholdLike | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.s, self.column = s, column
+        self.engine = Engine(model, threshold, **options)
+        self.runner = RoundRunner(self.engine)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """The table after the round, with columns of the predictions, and of the states of images that continue."""
+        if self.s == 0:
+            cells, waiting = self._open(table)
+            table = table.drop_columns([self.column])
+        else:
+            cells, waiting = self._unpack(table)
+            table = table.drop_columns([*COLUMNS, *STATE])
+        states: dict[str, list[Any]] = {name: [None] * table.num_rows for name in STATE}
+        if len(waiting.rows):
+            result = self.runner.run(self.s, waiting.pixels, waiting.tokens)
+            for row, prediction in zip(waiting.rows.tolist(), result.predictions):
+                _fill(cells, row, prediction)
+            for row, tokens in zip(result.rows.tolist(), () if result.tokens is None else result.tokens):
+                place = int(waiting.rows[row])
+                states[PIXELS][place], states[TOKENS][place] = waiting.pixels[row].tobytes(), tokens.tobytes()
+        for name, kind in COLUMNS.items():
+            table = table.append_column(name, pa.array(cells[name], kind))
+        if self.s < len(self.engine.gmacs) - 1:
+            for name in STATE:
+                table = table.append_column(name, pa.array(states[name], pa.large_binary()))
+        return table
+
+    def _open(self, table: pa.Table) -> tuple[Cells, _Waiting]:
+        """Decode the images; those that cannot be opened have their answer already."""
+        if self.column not in table.column_names:
+            raise ValueError(f"the dataset has no column {self.column!r}; it has {', '.join(table.column_names)}.")
+        cells: Cells = {name: [None] * table.num_rows for name in COLUMNS}
+        opened = self.engine.opener.open([_as_image(image) for image in _values(table, self.column)])
+        for row, error in opened.errors.items():
+            _fill(cells, row, Prediction.failed(error))
+        rows = np.array([row for row in range(table.num_rows) if row not in opened.errors], np.int64)
+        return cells, _Waiting(rows, np.asarray(opened.pixels), None)
+
+    def _unpack(self, table: pa.Table) -> tuple[Cells, _Waiting]:
+        config = self.engine.config
+        cells = {name: table.column(name).to_pylist() for name in COLUMNS}
+        pixels, tokens = (table.column(name).to_pylist() for name in STATE)
+        rows = np.array([row for row, content in enumerate(pixels) if content is not None], np.int64)
+        shape = (len(rows), config.in_channels, config.input_side, config.input_side)
+        images = np.frombuffer(b"".join(pixels[row] for row in rows), np.uint8).reshape(shape)
+        flat = np.frombuffer(b"".join(tokens[row] for row in rows), np.float32)
+        width = config.rounds[self.s - 1].width
+        return cells, _Waiting(rows, images, flat.reshape(len(rows), -1, width) if len(rows) else None)
+
+
+class _Waiting(NamedTuple):
+    """The images of a table that run a round: their rows, pixels (B, C, R, R) and tokens (B, N, d)."""
+
+    rows: NDArray[np.int64]
+    pixels: NDArray[np.uint8]
+    tokens: NDArray[np.float32] | None
+
+
+def _fill(cells: Cells, row: int, prediction: Prediction | None) -> None:
+    if prediction is not None:  # it continues
+        for name, values in cells.items():
+            values[row] = getattr(prediction, name)
+
+
+def _values(table: pa.Table, column: str) -> Any:
+    """Bytes, or arrays where the column has tensors."""
+    from ray.data.block import BlockAccessor
+
+    return BlockAccessor.for_block(table.select([column])).to_numpy(column)
+
+
+def _as_image(value: Any) -> Any:
+    """The content of a file as it is; an array (H, W, C) as an image."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype != np.uint8 or value.ndim != 3 or value.shape[-1] != 3:
+        raise ValueError(f"an array of an image is uint8 of shape (H, W, 3), not {value.dtype} of shape {value.shape}.")
+    return Image.fromarray(value)

@@ -1,0 +1,244 @@
+"""Ray Serve: one deployment for each round, scaled apart.
+
+    serve run progresvit.serving.ray_serve:application model=nettewoof-tiny
+    serve run --address ray://HEAD:10001 progresvit.serving.ray_serve:application model=/models/mine replicas=2,4
+
+The replicas of round 1 answer HTTP requests at the same addresses as ``progresvit serve``. Each round collects its own
+batches. An image that exits is answered at once; one that continues goes to a replica of the next round with its pixels
+and tokens, through the object store of Ray where they are large. Replicas that end are replaced by Ray, and images that
+they had are sent to others.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI, Request, Response
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+from starlette.types import Receive, Scope, Send
+
+from progresvit.engine import Engine
+from progresvit.engine.backends import open_source
+from progresvit.engine.prediction import Prediction
+from progresvit.engine.rounds import RoundRunner
+from progresvit.io.parse import Section
+from progresvit.routing.decide import check_own_threshold
+from progresvit.serving.app import make_app
+from progresvit.serving.metrics import Metrics
+from progresvit.serving.protocol import RequestError
+from progresvit.serving.service import UNSUPPORTED, Limits, gather_within, is_image
+from progresvit.serving.start import CPU_BATCH
+
+try:
+    from ray import serve
+    from ray.exceptions import RayActorError
+    from ray.serve.exceptions import BackPressureError
+    from ray.serve.handle import DeploymentHandle
+except ModuleNotFoundError as error:
+    raise ValueError(f"{error.name} is not installed; pip install 'progresvit[ray]'.") from error
+
+RETRIES = 3
+"""How often an image is sent to another replica of its round, if the replica that had it ended."""
+ONGOING, QUEUED = 4, 4
+"""Batches that a replica has at most, and that wait for a replica at most; beyond that, requests are refused."""
+
+log = logging.getLogger(__name__)
+
+
+class Options(Section):
+    """The arguments after the import path of ``serve run``, or ``args`` of a Serve config file."""
+
+    model: str = "imagenet-tiny"
+    """A model folder, bundled name, hub id or export. Every node must have it."""
+    threshold: float | tuple[float, ...] | str | None = Field(None, union_mode="left_to_right")
+    """As for :class:`Engine`."""
+    device: str | None = None
+    precision: str = "fp32"
+    threads: int | None = None
+    batch: int | None = None
+    """Largest batch; by default 512 on a GPU, else 8."""
+    batch_wait: float = Field(0.005, ge=0)
+    """Seconds that an image may wait for a fuller batch, in each round."""
+    deadline: float = Field(10.0, gt=0)
+    """Seconds until a request is given up."""
+    replicas: tuple[int, ...] = (1,)
+    """Of each round, such as ``2,4``; one number is for all."""
+    max_replicas: tuple[int, ...] | None = None
+    """If given, Ray scales each round between ``replicas`` and this number, by its load."""
+    cpus: float = Field(1.0, ge=0)
+    """CPUs that Ray reserves for a replica."""
+    gpus: float = Field(0.0, ge=0)
+    """GPUs, or a fraction of one, that Ray reserves for a replica."""
+
+    @field_validator("replicas", "max_replicas", mode="before")
+    @classmethod
+    def _parse_counts(cls, given: Any) -> Any:
+        return given.split(",") if isinstance(given, str) else (given,) if isinstance(given, int) else given
+
+
+def application(options: Options) -> serve.Application:
+    """The deployments, for ``serve run`` and ``serve.run``."""
+    rounds = len(open_source(options.model).config.rounds)
+    least = _for_each_round(options.replicas, rounds, "replicas")
+    most = None if options.max_replicas is None else _for_each_round(options.max_replicas, rounds, "max_replicas")
+    bound: serve.Application | None = None
+    for s in reversed(range(rounds)):  # each round knows the next
+        kind = FirstRound if s == 0 else Round
+        scale = _scale(least[s], None if most is None else most[s], _batch(options))
+        resources = {"num_cpus": options.cpus, "num_gpus": options.gpus}
+        deployment = serve.deployment(kind, name=f"Round{s + 1}", ray_actor_options=resources, **scale)
+        bound = deployment.bind(s, options, bound)
+    assert bound is not None
+    return bound
+
+
+def _for_each_round(counts: Sequence[int], rounds: int, name: str) -> tuple[int, ...]:
+    if len(counts) not in (1, rounds) or min(counts) < 1:
+        raise ValueError(f"{name} are {rounds} numbers of 1 or more, one for each round, or one; not {list(counts)}.")
+    return tuple(counts) * (rounds // len(counts))
+
+
+def _scale(least: int, most: int | None, batch: int) -> dict[str, Any]:
+    limits = {"max_ongoing_requests": ONGOING * batch, "max_queued_requests": QUEUED * batch * max(least, most or 0)}
+    if most is None:
+        return {"num_replicas": least, **limits}
+    scaling = {"min_replicas": least, "max_replicas": max(least, most), "target_ongoing_requests": batch}
+    return {"autoscaling_config": scaling, **limits}
+
+
+def _batch(options: Options) -> int:
+    is_cpu = (options.device or ("cuda" if options.gpus else "cpu")) == "cpu"
+    return options.batch or (CPU_BATCH if is_cpu else 512)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """An image that waits for a round."""
+
+    pixels: NDArray[np.uint8]
+    """(C, R, R)."""
+    tokens: NDArray[np.float32] | None
+    """Of the round before, (N, d)."""
+    threshold: float
+    """Its own; NaN for that of the engine."""
+
+
+class Round:
+    """A replica of a round."""
+
+    def __init__(self, s: int, options: Options, next_round: DeploymentHandle | None) -> None:
+        engine = Engine(
+            options.model,
+            options.threshold,
+            device=options.device or ("cuda" if options.gpus else None),
+            precision=options.precision,
+            threads=options.threads,
+            batch=_batch(options),
+            decode="cpu",
+        )
+        self.s, self.options, self.engine, self.next_round = s, options, engine, next_round
+        self.runner = RoundRunner(engine)
+        self._compute = ThreadPoolExecutor(1, "progresvit-round")
+        self._batched.set_max_batch_size(_batch(options))
+        self._batched.set_batch_wait_timeout_s(options.batch_wait)
+
+    async def run(self, image: Waiting) -> Prediction:
+        """The prediction of this round, or of a later one if the image continues."""
+        result = await self._batched(image)
+        if isinstance(result, Prediction):
+            return result
+        for attempt in range(RETRIES + 1):
+            try:
+                assert self.next_round is not None
+                prediction: Prediction = await self.next_round.run.remote(result)
+                return prediction
+            except RayActorError:  # the replica ended
+                if attempt == RETRIES:
+                    raise
+                log.warning("a replica of round %d ended; the image is sent to another.", self.s + 2)
+        raise AssertionError
+
+    @serve.batch  # type: ignore[untyped-decorator]
+    async def _batched(self, images: list[Waiting]) -> list[Prediction | Waiting]:
+        return await asyncio.get_running_loop().run_in_executor(self._compute, self._run_batch, images)
+
+    def _run_batch(self, images: Sequence[Waiting]) -> list[Prediction | Waiting]:
+        tokens = [image.tokens for image in images if image.tokens is not None]
+        result = self.runner.run(
+            self.s,
+            np.stack([image.pixels for image in images]),
+            np.stack(tokens) if tokens else None,
+            np.array([image.threshold for image in images]),
+        )
+        results: list[Any] = list(result.predictions)
+        for row, kept in zip(result.rows.tolist(), () if result.tokens is None else result.tokens):
+            results[row] = Waiting(images[row].pixels, kept, images[row].threshold)
+        return results
+
+
+class FirstRound(Round):
+    """A replica of round 1, which also receives the requests."""
+
+    version = "1"
+    is_ready = True
+
+    def __init__(self, s: int, options: Options, next_round: DeploymentHandle | None) -> None:
+        super().__init__(s, options, next_round)
+        self.name = Path(options.model).expanduser().resolve().name
+        self.backend, self.limits = self.engine.backend, Limits(deadline=options.deadline)
+        self.metrics = Metrics(len(self.engine.gmacs))  # Ray has an address of its own for them
+        self._images = serve.metrics.Counter("progresvit_images", "Answered images.", tag_keys=("exit_round",))
+        self._app = make_app(self, has_metrics=False)
+
+    async def __call__(self, _: Request) -> Response:
+        """An HTTP request."""
+        return _Application(self._app)
+
+    def accepted(self) -> AbstractContextManager[None]:
+        return nullcontext()  # Ray has refused what is too much
+
+    async def classify(
+        self, contents: Sequence[bytes], *, threshold: float | None = None, timeout: float | None = None
+    ) -> list[Prediction]:
+        """As :meth:`Service.classify`."""
+        if threshold is not None:
+            try:
+                check_own_threshold(self.engine.policy, threshold)
+            except ValueError as error:
+                raise RequestError(HTTPStatus.BAD_REQUEST, str(error)) from None
+        own = math.nan if threshold is None else threshold
+        seconds = min(self.limits.deadline, timeout or math.inf)
+        try:
+            return await gather_within([self._classify_one(content, own) for content in contents], seconds)
+        except BackPressureError:  # of a later round
+            raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests; try again later.") from None
+
+    async def _classify_one(self, content: bytes, threshold: float) -> Prediction:
+        if not is_image(content):
+            return Prediction.failed(UNSUPPORTED)
+        opened = await asyncio.to_thread(self.engine.opener.open, [content])
+        if opened.errors:
+            return Prediction.failed(opened.errors[0])
+        prediction = await self.run(Waiting(np.asarray(opened.pixels[0]), None, threshold))
+        self._images.inc(tags={"exit_round": str(prediction.exit_round)})
+        return prediction
+
+
+class _Application(Response):
+    """The response of an application, which reads the request itself."""
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__()
+        self.app: Callable[[Scope, Receive, Send], Any] = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
