@@ -1,1 +1,1 @@
-"""Serving: the engine behind an HTTP server."""
+"""Serving: the engine behind an HTTP server, and on a Ray cluster."""

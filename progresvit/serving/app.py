@@ -87,10 +87,11 @@ def make_app(
     )
     app.add_middleware(_Measure, metrics=service.metrics)
     app.include_router(_health(service))
-    app.include_router(_protocol(service), dependencies=[Depends(_token_check(token))])
-    app.include_router(_plain(service), dependencies=[Depends(_token_check(token))])
+    guarded = [] if token is None else [Depends(_token_check(token))]
+    app.include_router(_protocol(service), dependencies=guarded)
+    app.include_router(_plain(service), dependencies=guarded)
     if has_metrics:
-        app.include_router(_metrics(service.metrics), dependencies=[Depends(_token_check(token))])
+        app.include_router(_metrics(service.metrics), dependencies=guarded)
     if page is not None:
         app.include_router(page)
     app.exception_handler(RequestError)(_on_request_error)
@@ -239,10 +240,10 @@ async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -
         task.cancel()
 
 
-def _token_check(token: str | None) -> Callable[[Request], None]:
-    def check(request: Request) -> None:
+def _token_check(token: str) -> Callable[[Request], Coroutine[Any, Any, None]]:
+    async def check(request: Request) -> None:  # not a plain function: FastAPI would run it in a thread
         given = request.headers.get("authorization", "")
-        if token is not None and not secrets.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        if not secrets.compare_digest(given.encode(), f"Bearer {token}".encode()):
             raise RequestError(HTTPStatus.UNAUTHORIZED, "a valid token is needed.", {"WWW-Authenticate": "Bearer"})
 
     return check
