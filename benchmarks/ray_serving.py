@@ -31,19 +31,19 @@ from progresvit.serving.ray_serve import Options, application
 
 RETRIES, PAUSE_S, TIMEOUT_S = 3, 0.5, 30.0
 CPUS = 64
-"""CPUs that Ray believes in: replicas and actors share the real ones."""
+"""Number of CPUs given to Ray; replicas share the real ones."""
 
 
 def replicas(s: int) -> list[int]:
     """Processes of the replicas of round s, from 1, as Ray names them."""
-    title, found = f"ray::ServeReplica:default:Round{s}".encode(), []
+    title, pids = f"ray::ServeReplica:default:Round{s}".encode(), []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if path.read_bytes().startswith(title):
-                found.append(int(path.parent.name))
+                pids.append(int(path.parent.name))
         except OSError:  # it has ended
             continue
-    return found
+    return pids
 
 
 async def ask(client: httpx.AsyncClient, upload: tuple[bytes, dict[str, str]]) -> dict[str, Any]:
@@ -67,9 +67,10 @@ async def kill(every: float, rounds: int, end: float) -> list[int]:
     while time.perf_counter() + every < end:
         await asyncio.sleep(every)
         s = len(killed) % rounds + 1
-        os.kill(replicas(s)[0], signal.SIGKILL)
+        for pid in replicas(s)[:1]:  # none, if all are starting again
+            os.kill(pid, signal.SIGKILL)
+            print(f"killed a replica of round {s}", flush=True)
         killed.append(s)
-        print(f"killed a replica of round {s}", flush=True)
     return killed
 
 
@@ -110,10 +111,12 @@ def main() -> int:
     ray.init(num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": 8000})
     serve.run(made)
-    rounds = sum(bool(replicas(s)) for s in range(1, 10))
-    result = asyncio.run(load(options, "http://127.0.0.1:8000", rounds))
-    serve.shutdown()
-    ray.shutdown()
+    try:
+        rounds = sum(bool(replicas(s)) for s in range(1, 10))
+        result = asyncio.run(load(options, "http://127.0.0.1:8000", rounds))
+    finally:
+        serve.shutdown()
+        ray.shutdown()
     report = {
         "command": f"python benchmarks/ray_serving.py {' '.join(sys.argv[1:])}",
         "ray": ray.__version__,

@@ -251,7 +251,7 @@ async def call_from_processes(run: Run, callers: int) -> list[Reply]:
 
 async def find_capacity(run: Run) -> Result:
     """Callers are doubled until the rate has twice grown by less than 5 %, or requests are rejected."""
-    rows, best, flat, callers = list[Result](), 0.0, 0, 1
+    rows, best, flat, callers = list[Result](), 0.0, 0, run.options.callers
     while callers <= run.options.connections and flat < 2 and not (rows and rows[-1]["percent_429"]):
         rows.append(summary(f"{callers} callers", await call_from_processes(run, callers)))
         rate = rows[-1]["ok_per_s"]
@@ -398,6 +398,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=30, help="duration of the arrivals")
     parser.add_argument("--most", type=int, default=100_000, help="maximum number of requests of a load")
     parser.add_argument("--connections", type=int, default=512, help="maximum number, also of callers")
+    parser.add_argument("--callers", type=int, default=1, help="with which finding the capacity begins")
     parser.add_argument("--processes", type=int, default=1, help="of the callers that find the capacity")
     parser.add_argument("--seed", type=int, default=0, help="of the arrival times")
     parser.add_argument("--out", type=Path, help="JSON file")

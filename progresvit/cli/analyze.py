@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from progresvit.cli import options, output
+from progresvit.io.parse import parse_limit
 
 if TYPE_CHECKING:
     from progresvit.analysis.diagnostics import Given
@@ -249,7 +250,7 @@ def exits(
     from progresvit.analysis.exits import repair_table
 
     def run(given: Given, progress: Any) -> Any:
-        chosen = exit_threshold(given, options.parse_limit(threshold))
+        chosen = exit_threshold(given, parse_limit(threshold))
         return measure(given.model, given.sample, chosen, progress=progress)
 
     found = _write("exits", model, out, overwrite, device, (data, split, images, workers), run)

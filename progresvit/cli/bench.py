@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from progresvit.cli import options, output
+from progresvit.io.parse import parse_limit
 
 if TYPE_CHECKING:
     from progresvit.routing import Setting
@@ -112,7 +113,7 @@ def _in_fresh_process(subject: dict[str, Any], timing: dict[str, Any]) -> dict[s
 
 
 def _thresholds(text: str | None, model: str) -> float | Sequence[float] | Setting | None:
-    limit = options.parse_limit(text)
+    limit = parse_limit(text)
     if not isinstance(limit, str):
         return limit
     from progresvit.config import PRESETS

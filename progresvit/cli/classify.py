@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from progresvit.cli import options, output
+from progresvit.io.parse import parse_limit
 
 if TYPE_CHECKING:
     from progresvit.data.dataset import Entries, Entry, ImageDataset
@@ -153,7 +154,7 @@ def _make_engine(
     device = options.engine_device(device, model, backend)
     with output.setting_notes():
         return Engine(
-            model, options.parse_limit(threshold), budget_gmacs=budget_gmacs, router=router, abstain=abstain,
+            model, parse_limit(threshold), budget_gmacs=budget_gmacs, router=router, abstain=abstain,
             top_k=top_k, backend=backend, device=device, precision=precision, batch=batch, threads=threads,
             decode=decode, workers=workers,
         )  # fmt: skip

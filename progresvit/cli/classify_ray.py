@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from progresvit.cli import options, output
+from progresvit.io.parse import parse_limit
 
 
 def classify_ray(
@@ -32,7 +33,7 @@ def classify_ray(
             images,
             out,
             model,
-            options.parse_limit(threshold),
+            parse_limit(threshold),
             address=address,
             actors=counts,
             gpus=gpus,

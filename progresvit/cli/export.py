@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from progresvit.cli import options, output
+from progresvit.io.parse import parse_limit
 
 if TYPE_CHECKING:
     from progresvit.config import ModelConfig
@@ -63,7 +64,7 @@ def _find_threshold(text: str | None, folder: Path | None) -> float | tuple[floa
     """The requested threshold, or the default setting of the model folder."""
     from progresvit.routing.settings import default_setting, find_setting
 
-    limit = options.parse_limit(text)
+    limit = parse_limit(text)
     if limit is None:
         return default_setting(folder)
     return find_setting(limit, folder) if isinstance(limit, str) else limit

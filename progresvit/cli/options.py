@@ -53,17 +53,6 @@ def parse_integers(text: str, option: str) -> list[int]:
         raise ValueError(f"{option} takes comma-separated whole numbers, such as 1,3,5, not {text!r}.") from None
 
 
-def parse_limit(text: str | None) -> str | float | tuple[float, ...] | None:
-    """Parse a number or comma-separated numbers; other text names a setting and is returned unchanged."""
-    if text is None:
-        return None
-    try:
-        numbers = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        return text
-    return numbers[0] if len(numbers) == 1 else numbers
-
-
 def parse_threshold(text: str | None, header: Header, router: Router | None = None) -> float | tuple[float, ...] | None:
     """Parse a threshold (a number, comma-separated numbers, or a setting file) for the model of ``header``.
 

@@ -12,6 +12,7 @@ import typer
 from progresvit.cli import options, output
 from progresvit.cli.classify import find_images, report_setting
 from progresvit.cli.segmentation import parse_windows
+from progresvit.io.parse import parse_limit
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -148,7 +149,7 @@ def _make_engine(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with output.setting_notes():
         return SegmentationEngine(
-            model, options.parse_limit(threshold), device=device, precision=precision, batch=batch, windows=windows,
+            model, parse_limit(threshold), device=device, precision=precision, batch=batch, windows=windows,
             workers=workers,
         )  # fmt: skip
 

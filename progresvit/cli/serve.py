@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from progresvit.cli import options, output
+from progresvit.io.parse import parse_limit
 
 if TYPE_CHECKING:
     from progresvit.engine.backends import BackendName
-
-TOKEN = "PROGRESVIT_TOKEN"
 
 
 def serve(
@@ -43,7 +42,7 @@ def serve(
     With a token in the variable PROGRESVIT_TOKEN, clients must send it as a bearer token.
     """
     try:
-        from progresvit.serving.start import make_server
+        from progresvit.serving.start import TOKEN, make_server
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "starlette", "uvicorn", "prometheus_client"):
             raise
@@ -56,7 +55,7 @@ def serve(
     limits = Limits(body=round(max_body * 1e6), images=max_images, wait=batch_wait, deadline=deadline, drain=drain)
     with output.setting_notes():
         server = make_server(
-            model, options.parse_limit(threshold), host=host, port=port, token=token, limits=limits, audit_rate=audit,
+            model, parse_limit(threshold), host=host, port=port, token=token, limits=limits, audit_rate=audit,
             top_k=top_k, backend=cast("BackendName | None", backend), precision=precision, batch=batch, threads=threads,
             device=options.engine_device(device, model, backend),
         )  # fmt: skip

@@ -183,7 +183,7 @@ class Batcher:
 
         Predictions come first, since they may complete a call. While a round runs, only buffers that are nearly full
         start; else it is waited for. If none runs, images that are due start with the batch that there is; earlier
-        rounds go first and fill later buffers.
+        rounds go first and fill later buffers, on a CPU also with images that are not due.
         """
         if self._answered and self._answered[0].round.finished():
             self._deliver_next()
@@ -199,8 +199,10 @@ class Batcher:
         if self._running:
             self._settle(self._running[0])
             return True
+        is_due = self.next_due <= now
         for s, buffer in self._waiting():  # none runs
-            if buffer.earliest <= now:
+            # a CPU would be busy with a later round for long: images that may wait a moment do not wait for that
+            if buffer.earliest <= now or (is_due and self._is_synchronous and buffer.earliest < math.inf):
                 self._start(s)
                 return True
         return False

@@ -79,8 +79,11 @@ class GroupedOpener:
         try:
             opened = self.opener.finish([image for waiting in group for image in waiting.images])
         except BaseException as error:
-            for waiting in group:
-                self.fail(waiting.call, error)
+            if len(group) == 1:
+                self.fail(group[0].call, error)
+            else:
+                for waiting in group:  # the others have nothing to do with it
+                    self._finish([waiting])
             return
         start = taken = 0
         for call, first, images in group:

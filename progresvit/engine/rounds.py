@@ -66,6 +66,15 @@ class RoundRunner:
             np.concatenate(kept) if kept else None,
         )
 
+    def warm_up(self, s: int) -> None:
+        """Build what round s otherwise builds on first use: on a GPU, a CUDA graph for each batch size."""
+        config, size = self.engine.config, self.engine.batch
+        side = config.input_side
+        with self._lock, self.rounds.driving():
+            buffer = self._buffer(s, side)
+            for count in [one for one in self.rounds.sizes or (1,) if one <= size]:
+                self.rounds.run(s, buffer, 0, count).answers()
+
     def _run_batch(
         self, s: int, pixels: NDArray[np.uint8], tokens: NDArray[np.float32] | None, thresholds: NDArray[np.float64]
     ) -> RoundResult:

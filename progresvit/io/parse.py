@@ -111,3 +111,14 @@ def _sections(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [section for part in get_args(annotation) for section in _sections(part)]
+
+
+def parse_limit(text: str | None) -> str | float | tuple[float, ...] | None:
+    """Parse a number or comma-separated numbers; other text names a setting and is returned unchanged."""
+    if text is None:
+        return None
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        return text
+    return numbers[0] if len(numbers) == 1 else numbers

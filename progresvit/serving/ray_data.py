@@ -10,6 +10,7 @@ store. Ray runs the blocks of an actor that ended again, so each image has one r
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,15 +18,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs
 from numpy.typing import NDArray
 from PIL import Image
 
-from progresvit.data.dataset import SUFFIXES
+from progresvit.data.dataset import SUFFIXES, is_hidden
+from progresvit.data.prepare import UnreadImage
 from progresvit.engine import Engine
 from progresvit.engine.backends import open_source
+from progresvit.engine.images import ImageOpener
 from progresvit.engine.prediction import Prediction
 from progresvit.engine.rounds import RoundRunner
-from progresvit.engine.thresholds import ThresholdLike
+from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
+from progresvit.routing.settings import Setting
 
 if TYPE_CHECKING:
     import ray.data
@@ -70,20 +75,28 @@ def classify(
         threshold: As for :class:`Engine`.
         column: With the content of image files, or with uint8 arrays (H, W, C).
         actors: Actors of each round; one number is for all.
-        cpus: CPUs that an actor reserves; by default all actors together take half of the cluster, and at most 1 each.
+        cpus: CPUs that an actor reserves; by default at most 1, and together at most half of the cluster.
         gpus: GPUs, or a fraction of one, that an actor reserves.
         batch: Rows of a batch; by default 512 with a GPU, else 32.
-        engine: Further options of :class:`Engine`.
+        engine: Further options of :class:`Engine`; images are decoded on the CPU.
     """
-    ray = _import_ray()
-    rounds = len(open_source(model).config.rounds)
+    source = open_source(model)
+    limit = find_threshold(threshold, source)
+    if isinstance(limit, Setting):
+        check_setting(limit, source, precision=source.precision_of(engine.get("precision", "fp32")))
+    rounds = len(source.config.rounds)
     if len(actors) not in (1, rounds) or min(actors) < 1:
         raise ValueError(f"actors are {rounds} numbers of 1 or more, one for each round, or one; not {list(actors)}.")
     sizes = tuple(actors) * (rounds // len(actors))
+    ray = _import_ray()
+    if not ray.is_initialized():
+        ray.init()
     if cpus is None:
-        cpus = min(1.0, ray.cluster_resources().get("CPU", 1.0) / (2 * sum(sizes)))  # reading the images needs the rest
+        total = ray.cluster_resources().get("CPU", 1.0)
+        free = total - max(1.0, total / 2)  # tasks that read and write the images need a whole CPU
+        cpus = min(1.0, math.floor(1000 * free / sum(sizes)) / 1000)
     batch = batch or (GPU_BATCH if gpus else CPU_BATCH)
-    options = {"device": "cuda" if gpus else None, **engine, "batch": batch, "decode": "cpu"}
+    options = {"device": "cuda" if gpus else None, **engine, "batch": batch}
     for s, size in enumerate(sizes):
         dataset = dataset.map_batches(
             Round,
@@ -109,22 +122,45 @@ def classify_files(
     """Classify the image files of a folder, local or remote, and write Parquet files; the number of images.
 
     Args:
-        images, out: Folders or addresses, as Ray Data reads and writes them.
+        images, out: Folders, which all nodes of a cluster must share, or addresses such as ``s3://bucket/folder``.
         model, threshold: As for :func:`classify`.
         address: Of a Ray cluster; None is that of ``RAY_ADDRESS``, or of this machine, started if there is none.
         options: Further ones of :func:`classify`.
     """
-    if "://" not in images and not Path(images).is_dir():
-        raise ValueError(f"{images} is not a folder.")
-    if "://" not in out and Path(out).is_dir() and any(Path(out).iterdir()):
+    files, filesystem = _find_files(images)
+    if any(_list(out, allow_not_found=True)[0]):
         raise ValueError(f"{out} is not empty; name another folder.")
-    open_source(model)  # an unknown model is an error before Ray starts
+    find_threshold(threshold, open_source(model))  # a wrong model or threshold is an error before Ray starts
     ray = _import_ray()
     ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
-    suffixes = sorted(suffix.lstrip(".") for suffix in SUFFIXES)
-    dataset = ray.data.read_binary_files(images, include_paths=True, file_extensions=suffixes)
+    dataset = ray.data.read_binary_files(files, include_paths=True, filesystem=filesystem)
     classify(dataset, model, threshold, **options).write_parquet(out)
     return int(ray.data.read_parquet(out).count())
+
+
+def _find_files(folder: str) -> tuple[list[str], pa.fs.FileSystem]:
+    """The image files below a folder, by the rules of ``progresvit classify``."""
+    if "://" not in folder and not Path(folder).is_dir():
+        raise ValueError(f"{folder} is not a folder.")
+    infos, filesystem, root = _list(folder)
+    files = sorted(
+        info.path
+        for info in infos
+        if info.is_file
+        and info.path.lower().endswith(SUFFIXES)
+        and not is_hidden(Path(info.path).relative_to(root).parts)
+    )
+    if not files:
+        raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES[:4])}, …).")
+    return files, filesystem
+
+
+def _list(folder: str, *, allow_not_found: bool = False) -> tuple[list[pa.fs.FileInfo], pa.fs.FileSystem, str]:
+    """Everything below a folder, local or remote; its file system, and its path there."""
+    address = folder if "://" in folder else Path(folder).expanduser().resolve().as_uri()
+    filesystem, root = pa.fs.FileSystem.from_uri(address)
+    selector = pa.fs.FileSelector(root, allow_not_found=allow_not_found, recursive=True)
+    return filesystem.get_file_info(selector), filesystem, root
 
 
 def _import_ray() -> Any:
@@ -149,6 +185,7 @@ class Round:
     ) -> None:
         self.s, self.column = s, column
         self.engine = Engine(model, threshold, **options)
+        self.opener = ImageOpener(self.engine.config)
         self.runner = RoundRunner(self.engine)
 
     def __call__(self, table: pa.Table) -> pa.Table:
@@ -178,8 +215,10 @@ class Round:
         """Decode the images; those that cannot be opened have their answer already."""
         if self.column not in table.column_names:
             raise ValueError(f"the dataset has no column {self.column!r}; it has {', '.join(table.column_names)}.")
+        if clash := sorted({*COLUMNS, *STATE} & {*table.column_names} - {self.column}):
+            raise ValueError(f"the dataset has a column {clash[0]!r}, as the predictions have; rename it.")
         cells: Cells = {name: [None] * table.num_rows for name in COLUMNS}
-        opened = self.engine.opener.open([_as_image(image) for image in _values(table, self.column)])
+        opened = self.opener.open([_as_image(image) for image in _values(table, self.column)])
         for row, error in opened.errors.items():
             _fill(cells, row, Prediction.failed(error))
         rows = np.array([row for row in range(table.num_rows) if row not in opened.errors], np.int64)
@@ -206,7 +245,7 @@ class _Waiting(NamedTuple):
 
 
 def _fill(cells: Cells, row: int, prediction: Prediction | None) -> None:
-    if prediction is not None:  # it continues
+    if prediction is not None:  # else it continues
         for name, values in cells.items():
             values[row] = getattr(prediction, name)
 
@@ -219,9 +258,12 @@ def _values(table: pa.Table, column: str) -> Any:
 
 
 def _as_image(value: Any) -> Any:
-    """The content of a file as it is; an array (H, W, C) as an image."""
-    if not isinstance(value, np.ndarray):
+    """The content of a file as it is, and an array (H, W, C) as an image; others have a reason why they are none."""
+    if isinstance(value, bytes):
         return value
-    if value.dtype != np.uint8 or value.ndim != 3 or value.shape[-1] != 3:
-        raise ValueError(f"an array of an image is uint8 of shape (H, W, 3), not {value.dtype} of shape {value.shape}.")
-    return Image.fromarray(value)
+    if not isinstance(value, np.ndarray):
+        return UnreadImage(f"not an image, but {type(value).__name__}")
+    array = value[..., 0] if value.ndim == 3 and value.shape[-1] == 1 else value
+    if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (3, 4))):
+        return UnreadImage(f"an array of type {value.dtype} and shape {value.shape}, not uint8 (H, W, C)")
+    return Image.fromarray(array)

@@ -1,4 +1,4 @@
-"""Ray Serve: one deployment for each round, scaled apart.
+"""Ray Serve: one deployment for each round, each scaled independently.
 
     serve run progresvit.serving.ray_serve:application model=nettewoof-tiny
     serve run --address ray://HEAD:10001 progresvit.serving.ray_serve:application model=/models/mine replicas=2,4
@@ -12,6 +12,7 @@ they had are sent to others.
 import asyncio
 import logging
 import math
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -28,15 +29,18 @@ from starlette.types import Receive, Scope, Send
 
 from progresvit.engine import Engine
 from progresvit.engine.backends import open_source
+from progresvit.engine.images import ImageOpener
 from progresvit.engine.prediction import Prediction
 from progresvit.engine.rounds import RoundRunner
-from progresvit.io.parse import Section
+from progresvit.engine.thresholds import check_setting, find_threshold
+from progresvit.io.parse import Section, parse_limit
 from progresvit.routing.decide import check_own_threshold
+from progresvit.routing.settings import Setting
 from progresvit.serving.app import make_app
 from progresvit.serving.metrics import Metrics
 from progresvit.serving.protocol import RequestError
 from progresvit.serving.service import UNSUPPORTED, Limits, gather_within, is_image
-from progresvit.serving.start import CPU_BATCH
+from progresvit.serving.start import CPU_BATCH, TOKEN
 
 try:
     from ray import serve
@@ -49,7 +53,7 @@ except ModuleNotFoundError as error:
 RETRIES = 3
 """How often an image is sent to another replica of its round, if the replica that had it ended."""
 ONGOING, QUEUED = 4, 4
-"""Batches that a replica has at most, and that wait for a replica at most; beyond that, requests are refused."""
+"""Batches that a replica has at most, and that wait for it at most; beyond that, requests are refused."""
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +63,12 @@ class Options(Section):
 
     model: str = "imagenet-tiny"
     """A model folder, bundled name, hub id or export. Every node must have it."""
-    threshold: float | tuple[float, ...] | str | None = Field(None, union_mode="left_to_right")
+    threshold: float | tuple[float, ...] | str | None = None
     """As for :class:`Engine`."""
     device: str | None = None
     precision: str = "fp32"
-    threads: int | None = None
-    batch: int | None = None
+    threads: int | None = Field(None, ge=1)
+    batch: int | None = Field(None, ge=1)
     """Largest batch; by default 512 on a GPU, else 8."""
     batch_wait: float = Field(0.005, ge=0)
     """Seconds that an image may wait for a fuller batch, in each round."""
@@ -78,6 +82,13 @@ class Options(Section):
     """CPUs that Ray reserves for a replica."""
     gpus: float = Field(0.0, ge=0)
     """GPUs, or a fraction of one, that Ray reserves for a replica."""
+    token: str | None = Field(default_factory=lambda: os.environ.get(TOKEN) or None, repr=False)
+    """Clients must send it; by default that of the variable PROGRESVIT_TOKEN where ``serve run`` is called."""
+
+    @field_validator("threshold", mode="before")
+    @classmethod
+    def _parse_threshold(cls, given: Any) -> Any:
+        return parse_limit(given) if isinstance(given, str) else given
 
     @field_validator("replicas", "max_replicas", mode="before")
     @classmethod
@@ -87,7 +98,11 @@ class Options(Section):
 
 def application(options: Options) -> serve.Application:
     """The deployments, for ``serve run`` and ``serve.run``."""
-    rounds = len(open_source(options.model).config.rounds)
+    source = open_source(options.model)
+    limit = find_threshold(options.threshold, source)
+    if isinstance(limit, Setting):
+        check_setting(limit, source, precision=source.precision_of(options.precision))
+    rounds = len(source.config.rounds)
     least = _for_each_round(options.replicas, rounds, "replicas")
     most = None if options.max_replicas is None else _for_each_round(options.max_replicas, rounds, "max_replicas")
     bound: serve.Application | None = None
@@ -108,7 +123,8 @@ def _for_each_round(counts: Sequence[int], rounds: int, name: str) -> tuple[int,
 
 
 def _scale(least: int, most: int | None, batch: int) -> dict[str, Any]:
-    limits = {"max_ongoing_requests": ONGOING * batch, "max_queued_requests": QUEUED * batch * max(least, most or 0)}
+    queued = max(QUEUED * batch * max(least, most or 0), Limits.images)  # a request may have so many images
+    limits = {"max_ongoing_requests": ONGOING * batch, "max_queued_requests": queued}
     if most is None:
         return {"num_replicas": least, **limits}
     scaling = {"min_replicas": least, "max_replicas": max(least, most), "target_ongoing_requests": batch}
@@ -143,10 +159,10 @@ class Round:
             precision=options.precision,
             threads=options.threads,
             batch=_batch(options),
-            decode="cpu",
         )
         self.s, self.options, self.engine, self.next_round = s, options, engine, next_round
         self.runner = RoundRunner(engine)
+        self.runner.warm_up(s)  # before Ray sends requests
         self._compute = ThreadPoolExecutor(1, "progresvit-round")
         self._batched.set_max_batch_size(_batch(options))
         self._batched.set_batch_wait_timeout_s(options.batch_wait)
@@ -158,14 +174,22 @@ class Round:
             return result
         for attempt in range(RETRIES + 1):
             try:
-                assert self.next_round is not None
-                prediction: Prediction = await self.next_round.run.remote(result)
-                return prediction
+                return await self._continued(result)
             except RayActorError:  # the replica ended
                 if attempt == RETRIES:
                     raise
                 log.warning("a replica of round %d ended; the image is sent to another.", self.s + 2)
         raise AssertionError
+
+    async def _continued(self, image: Waiting) -> Prediction:
+        assert self.next_round is not None
+        response = self.next_round.run.remote(image)
+        try:
+            prediction: Prediction = await response
+            return prediction
+        except asyncio.CancelledError:
+            response.cancel()  # the later round shall not compute in vain
+            raise
 
     @serve.batch  # type: ignore[untyped-decorator]
     async def _batched(self, images: list[Waiting]) -> list[Prediction | Waiting]:
@@ -196,15 +220,16 @@ class FirstRound(Round):
         self.name = Path(options.model).expanduser().resolve().name
         self.backend, self.limits = self.engine.backend, Limits(deadline=options.deadline)
         self.metrics = Metrics(len(self.engine.gmacs))  # Ray has an address of its own for them
+        self._opener, self._pending = ImageOpener(self.engine.config), 0
         self._images = serve.metrics.Counter("progresvit_images", "Answered images.", tag_keys=("exit_round",))
-        self._app = make_app(self, has_metrics=False)
+        self._app = make_app(self, token=options.token, has_metrics=False)
 
     async def __call__(self, _: Request) -> Response:
         """An HTTP request."""
         return _Application(self._app)
 
     def accepted(self) -> AbstractContextManager[None]:
-        return nullcontext()  # Ray has refused what is too much
+        return nullcontext()  # Ray limits the requests, and classify the images
 
     async def classify(
         self, contents: Sequence[bytes], *, threshold: float | None = None, timeout: float | None = None
@@ -215,22 +240,31 @@ class FirstRound(Round):
                 check_own_threshold(self.engine.policy, threshold)
             except ValueError as error:
                 raise RequestError(HTTPStatus.BAD_REQUEST, str(error)) from None
+        if self._pending and self._pending + len(contents) > ONGOING * _batch(self.options):
+            raise _full()
         own = math.nan if threshold is None else threshold
+        self._pending += len(contents)
         seconds = min(self.limits.deadline, timeout or math.inf)
         try:
             return await gather_within([self._classify_one(content, own) for content in contents], seconds)
         except BackPressureError:  # of a later round
-            raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests; try again later.") from None
+            raise _full() from None
+        finally:
+            self._pending -= len(contents)
 
     async def _classify_one(self, content: bytes, threshold: float) -> Prediction:
         if not is_image(content):
             return Prediction.failed(UNSUPPORTED)
-        opened = await asyncio.to_thread(self.engine.opener.open, [content])
+        opened = await asyncio.to_thread(self._opener.open, [content])
         if opened.errors:
             return Prediction.failed(opened.errors[0])
         prediction = await self.run(Waiting(np.asarray(opened.pixels[0]), None, threshold))
         self._images.inc(tags={"exit_round": str(prediction.exit_round)})
         return prediction
+
+
+def _full() -> RequestError:
+    return RequestError(HTTPStatus.TOO_MANY_REQUESTS, "too many requests; try again later.", {"Retry-After": "1"})
 
 
 class _Application(Response):

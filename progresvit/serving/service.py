@@ -214,7 +214,7 @@ class Service:
 
 async def gather_within(work: Iterable[Coroutine[Any, Any, T]], seconds: float) -> list[T]:
     """All results. If one fails, or the time is over (504), or this is cancelled, the others are cancelled."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         async with asyncio.timeout(seconds):
             return await asyncio.gather(*tasks)

@@ -19,6 +19,8 @@ from progresvit.serving.page import page_router
 from progresvit.serving.server import Server, open_socket
 from progresvit.serving.service import Limits, Service
 
+TOKEN = "PROGRESVIT_TOKEN"
+"""Variable with the token that clients must send."""
 CPU_BATCH = 8
 """Largest batch on a CPU unless given: larger ones are no faster there, and all images of a batch wait for its end."""
 

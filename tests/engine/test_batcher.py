@@ -305,6 +305,25 @@ def test_images_that_shall_hurry_are_due_wherever_they_are():
     assert sorted(found) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("copies", "batches"),
+    [(1, [[1, 1, 2], []]), (2, [[1, 1], [1]])],
+    ids=["a backend that computes at once, as on a CPU", "a backend that does not"],
+)
+def test_on_a_cpu_images_that_are_not_due_yet_do_not_wait_for_a_later_round(copies, batches):
+    batcher, paper, found, _ = make_batcher(2, 4, copies=copies)
+    feed(batcher, [0], due=0.0)
+    advance(batcher, now=0.0)  # the batcher knows now whether rounds compute at once
+    feed(batcher, [1], first=1, due=5.0)
+    batcher.advance(5.0)  # runs round 1
+    batcher.advance(5.0)  # moves the image to round 2, for which it is due
+    feed(batcher, [0, 1], first=2, due=9.0)
+    batcher.advance(5.0)
+    assert paper.batches == batches
+    advance(batcher, now=9.0)
+    assert sorted(found) == [0, 1, 2, 3]
+
+
 def test_images_that_are_due_let_a_few_batches_pass_and_no_more():
     batcher, paper, _, _ = make_batcher(2, 2)
     feed(batcher, [1, 0], due=0.0)  # the first image waits for another one that continues

@@ -80,19 +80,20 @@ def test_groups_are_bounded_and_bad_images_stay_with_their_call(made):
         assert (first, pixels, errors) == (7, [5, 6, *range(27)], {1: "bad"})
 
 
-def test_errors_concern_the_calls_of_their_group_and_cancelled_calls_are_left_out(made):
+def test_errors_concern_their_call_only_and_cancelled_calls_are_left_out(made):
     grouped, opener, opened, failed = made
-    first, wrong, memory, cancelled = (Call(1) for _ in range(4))
+    first, wrong, memory, cancelled, last = (Call(1) for _ in range(5))
     grouped.submit(first, 0, [1])
     wait_for_first(opener)
     grouped.submit(memory, 0, [999])
     grouped.submit(cancelled, 0, [3])
+    grouped.submit(last, 0, [4])
     grouped.submit(wrong, 0, ["wrong"])
-    while len(grouped._waiting) < 2 or not failed:
+    while len(grouped._waiting) < 3 or not failed:
         threading.Event().wait(0.001)
     cancelled.is_open = False
     opener.may_finish.set()
     grouped.pool.shutdown()
     assert [(call, type(error)) for call, error in failed] == [(wrong, ValueError), (memory, MemoryError)]
-    assert [call for call, *_ in opened] == [first]
+    assert [call for call, *_ in opened] == [first, last]
     assert not grouped._is_finishing

@@ -19,12 +19,14 @@ from typer.testing import CliRunner
 
 from progresvit import Engine
 from progresvit.cli import app
+from progresvit.data.samples import samples_folder
 from progresvit.model.saving import save
-from progresvit.serving.ray_serve import Options, application
-from tests.serving.conftest import wait_until
+from tests.serving.conftest import encode, wait_until
 from tests.serving.test_app import outputs, tensor
 
 ray = pytest.importorskip("ray")
+
+from progresvit.serving.ray_serve import Options, application  # noqa: E402
 
 
 def processes_of(title):
@@ -42,6 +44,10 @@ def processes_of(title):
 def test_options_are_parsed_from_the_command_line():
     options = Options.model_validate({"replicas": "2,4", "max_replicas": "8", "threshold": "0.3"})
     assert (options.replicas, options.max_replicas, options.threshold) == ((2, 4), (8,), 0.3)
+    assert Options.model_validate({"threshold": "0.2,0.4"}).threshold == (0.2, 0.4)
+    assert Options.model_validate({"threshold": "careful"}).threshold == "careful"
+    with pytest.raises(ValueError, match="no-such-setting"):
+        application(Options(model="nettewoof-tiny", threshold="no-such-setting"))
     with pytest.raises(ValidationError, match="replica"):
         Options.model_validate({"replica": 3})
     with pytest.raises(ValueError, match="one for each round"):
@@ -63,20 +69,23 @@ def test_each_round_is_a_deployment_with_its_own_scale():
 
 
 def test_wrong_options_of_the_command_are_one_line_with_the_remedy(tmp_path, monkeypatch):
+    images = str(samples_folder())
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     for arguments, text in (
         (["no-such-folder", "--out", "x"], "no-such-folder is not a folder"),
-        ([str(tmp_path), "--out", str(tmp_path / "full")], "name another folder"),
-        ([str(tmp_path), "--out", "x", "--actors", "two"], "--actors takes comma-separated whole numbers"),
-        ([str(tmp_path), "--out", "x", "--model", "no-such-model"], "no-such-model"),
+        ([str(tmp_path / "full"), "--out", "x"], "holds no images"),
+        ([images, "--out", str(tmp_path / "full")], "name another folder"),
+        ([images, "--out", "x", "--actors", "two"], "--actors takes comma-separated whole numbers"),
+        ([images, "--out", "x", "--model", "no-such-model"], "no-such-model"),
+        ([images, "--out", "x", "--model", "nettewoof-tiny", "--threshold", "no-such-setting"], "no-such-setting"),
     ):
         result = CliRunner().invoke(app, ["classify-ray", *arguments])
         assert result.exit_code == 2, result.output
         assert text in result.output
         assert "Traceback" not in result.output
     monkeypatch.setitem(sys.modules, "ray", None)
-    result = CliRunner().invoke(app, ["classify-ray", str(tmp_path), "--out", "x"])
+    result = CliRunner().invoke(app, ["classify-ray", images, "--out", "x"])
     assert result.exit_code == 2
     assert "pip install 'progresvit[ray]'" in result.output
 
@@ -156,6 +165,8 @@ def image_folder(tmp_path_factory, photos):
     path = tmp_path_factory.mktemp("images")
     for number, photo in enumerate(photos):
         (path / f"{number:03}.jpg").write_bytes(photo)
+    (path / "_DSC1.jpg").write_bytes(photos[0])  # Ray would leave it out
+    (path / ".hidden.jpg").write_bytes(photos[0])
     (path / "bad.jpg").write_bytes(photos[0][:200])
     (path / "notes.txt").write_text("not an image")
     return path
@@ -165,7 +176,8 @@ def image_folder(tmp_path_factory, photos):
 def test_bulk_predictions_equal_those_of_the_engine(cluster, image_folder, served_model, folder, middle, photos):
     from progresvit.serving.ray_data import classify
 
-    dataset = ray.data.read_binary_files(str(image_folder), include_paths=True, file_extensions=["jpg"])
+    files = [str(image_folder / f"{number:03}.jpg") for number in range(len(photos))]
+    dataset = ray.data.read_binary_files([*files, str(image_folder / "bad.jpg")], include_paths=True)
     rows = classify(dataset, folder, middle, actors=(1, 2), cpus=0.25, threads=1, batch=16).take_all()
     by_name = {Path(row["path"]).name: row for row in rows}
     assert len(rows) == len(by_name) == len(photos) + 1
@@ -192,6 +204,29 @@ def test_arrays_and_other_columns(cluster, folder):
     assert {row["number"]: row["index"] for row in rows} == {n: one.index for n, one in enumerate(expected)}
     with pytest.raises(Exception, match="has no column 'bytes'"):
         classify(dataset, folder, 0.0, cpus=0.25).take_all()
+
+
+def test_a_round_of_ray_data_on_tables(folder):
+    """Without a cluster: odd images, columns of the same name, and the state of images that continue."""
+    pa = pytest.importorskip("pyarrow")
+    from progresvit.serving.ray_data import STATE, Round, _as_image
+
+    pixels = np.random.default_rng(1).integers(0, 256, (40, 50, 4), np.uint8)
+    for array, mode in ((pixels, "RGBA"), (pixels[..., :3], "RGB"), (pixels[..., 0], "L"), (pixels[..., :1], "L")):
+        assert _as_image(array).mode == mode
+    for wrong in (None, pixels.astype(np.float32), np.zeros((2, 2, 7), np.uint8), 3):
+        assert "not" in _as_image(wrong).reason
+    first, second = (Round(s, "bytes", folder, 0.0, {"batch": 4}) for s in range(2))
+    content = encode(Image.fromarray(pixels[..., :3]))
+    table = first(pa.table({"bytes": [content, b"no image", None], "number": [1, 2, 3]}))
+    assert table.column_names[0] == "number"
+    assert [cell is not None for cell in table[STATE[0]].to_pylist()] == [True, False, False]
+    table = second(table)
+    assert table["exit_round"].to_pylist() == [2, 0, 0]
+    assert [bool(error) for error in table["error"].to_pylist()] == [False, True, True]
+    assert not set(STATE) & set(table.column_names)
+    with pytest.raises(ValueError, match="rename it"):
+        first(pa.table({"bytes": [content], "label": ["dog"]}))
 
 
 @pytest.mark.long
@@ -230,8 +265,8 @@ def test_the_command_starts_ray_and_writes_parquet(image_folder, folder, tmp_pat
     environment.pop("RAY_ADDRESS", None)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "41 images in" in done.stdout
+    assert "42 images in" in done.stdout
     table = pq.read_table(out)
-    assert table.num_rows == 41
-    assert len(set(table["path"].to_pylist())) == 41
+    assert table.num_rows == 42
+    assert len(set(table["path"].to_pylist())) == 42
     assert math.isnan(table["probability"].to_pylist()[table["exit_round"].to_pylist().index(0)])
