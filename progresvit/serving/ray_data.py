@@ -80,14 +80,8 @@ def classify(
         batch: Rows of a batch; by default 512 with a GPU, else 32.
         engine: Further options of :class:`Engine`; images are decoded on the CPU.
     """
-    source = open_source(model)
-    limit = find_threshold(threshold, source)
-    if isinstance(limit, Setting):
-        check_setting(limit, source, precision=source.precision_of(engine.get("precision", "fp32")))
-    rounds = len(source.config.rounds)
-    if len(actors) not in (1, rounds) or min(actors) < 1:
-        raise ValueError(f"actors are {rounds} numbers of 1 or more, one for each round, or one; not {list(actors)}.")
-    sizes = tuple(actors) * (rounds // len(actors))
+    rounds = count_rounds(model, threshold, engine.get("precision", "fp32"))
+    sizes = for_each_round(actors, rounds, "actors")
     ray = _import_ray()
     if not ray.is_initialized():
         ray.init()
@@ -130,7 +124,7 @@ def classify_files(
     files, filesystem = _find_files(images)
     if any(_list(out, allow_not_found=True)[0]):
         raise ValueError(f"{out} is not empty; name another folder.")
-    find_threshold(threshold, open_source(model))  # a wrong model or threshold is an error before Ray starts
+    count_rounds(model, threshold, options.get("precision", "fp32"))  # checks them before Ray starts
     ray = _import_ray()
     ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
     dataset = ray.data.read_binary_files(files, include_paths=True, filesystem=filesystem)
@@ -161,6 +155,22 @@ def _list(folder: str, *, allow_not_found: bool = False) -> tuple[list[pa.fs.Fil
     filesystem, root = pa.fs.FileSystem.from_uri(address)
     selector = pa.fs.FileSelector(root, allow_not_found=allow_not_found, recursive=True)
     return filesystem.get_file_info(selector), filesystem, root
+
+
+def count_rounds(model: str | os.PathLike[str] | None, threshold: ThresholdLike | None, precision: str) -> int:
+    """Rounds of the model; a wrong model, threshold or setting is an error here, not on the nodes."""
+    source = open_source(model)
+    limit = find_threshold(threshold, source)
+    if isinstance(limit, Setting):
+        check_setting(limit, source, precision=source.precision_of(precision))
+    return len(source.config.rounds)
+
+
+def for_each_round(counts: Sequence[int], rounds: int, name: str) -> tuple[int, ...]:
+    """A number for each round, from as many or from one."""
+    if len(counts) not in (1, rounds) or min(counts) < 1:
+        raise ValueError(f"{name} are {rounds} numbers of 1 or more, one for each round, or one; not {list(counts)}.")
+    return tuple(counts) * (rounds // len(counts))
 
 
 def _import_ray() -> Any:

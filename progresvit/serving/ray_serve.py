@@ -28,17 +28,15 @@ from pydantic import Field, field_validator
 from starlette.types import Receive, Scope, Send
 
 from progresvit.engine import Engine
-from progresvit.engine.backends import open_source
 from progresvit.engine.images import ImageOpener
 from progresvit.engine.prediction import Prediction
 from progresvit.engine.rounds import RoundRunner
-from progresvit.engine.thresholds import check_setting, find_threshold
 from progresvit.io.parse import Section, parse_limit
 from progresvit.routing.decide import check_own_threshold
-from progresvit.routing.settings import Setting
 from progresvit.serving.app import make_app
 from progresvit.serving.metrics import Metrics
 from progresvit.serving.protocol import RequestError
+from progresvit.serving.ray_data import count_rounds, for_each_round
 from progresvit.serving.service import UNSUPPORTED, Limits, gather_within, is_image
 from progresvit.serving.start import CPU_BATCH, TOKEN
 
@@ -98,13 +96,9 @@ class Options(Section):
 
 def application(options: Options) -> serve.Application:
     """The deployments, for ``serve run`` and ``serve.run``."""
-    source = open_source(options.model)
-    limit = find_threshold(options.threshold, source)
-    if isinstance(limit, Setting):
-        check_setting(limit, source, precision=source.precision_of(options.precision))
-    rounds = len(source.config.rounds)
-    least = _for_each_round(options.replicas, rounds, "replicas")
-    most = None if options.max_replicas is None else _for_each_round(options.max_replicas, rounds, "max_replicas")
+    rounds = count_rounds(options.model, options.threshold, options.precision)
+    least = for_each_round(options.replicas, rounds, "replicas")
+    most = None if options.max_replicas is None else for_each_round(options.max_replicas, rounds, "max_replicas")
     bound: serve.Application | None = None
     for s in reversed(range(rounds)):  # each round knows the next
         kind = FirstRound if s == 0 else Round
@@ -114,12 +108,6 @@ def application(options: Options) -> serve.Application:
         bound = deployment.bind(s, options, bound)
     assert bound is not None
     return bound
-
-
-def _for_each_round(counts: Sequence[int], rounds: int, name: str) -> tuple[int, ...]:
-    if len(counts) not in (1, rounds) or min(counts) < 1:
-        raise ValueError(f"{name} are {rounds} numbers of 1 or more, one for each round, or one; not {list(counts)}.")
-    return tuple(counts) * (rounds // len(counts))
 
 
 def _scale(least: int, most: int | None, batch: int) -> dict[str, Any]:
