@@ -31,6 +31,7 @@ from progresvit.routing.frontier import OperatingPoint
 from progresvit.routing.scores import top10_entropy
 from progresvit.routing.settings import Budgets, Setting
 from progresvit.serving.page import page_router
+from progresvit.serving.protocol import RequestError
 from progresvit.serving.service import Limits
 
 SAMPLE = samples_folder() / "golden_retriever.jpg"
@@ -298,6 +299,17 @@ def test_a_round_is_sent_before_the_next_is_computed(model, held_back):
             held_back.set()
             assert json.loads(next(lines))["round"] == 2
         assert len(lines_of(client.request(**post))) == 2
+
+
+def test_images_are_refused_while_the_server_shuts_down(model):
+    @contextmanager
+    def refuse():
+        raise RequestError(503, "the server is shutting down.")
+        yield
+
+    response = TestClient(app_of(model, accepted=refuse)).post("/page/rounds", content=as_file())
+    assert response.status_code == 503
+    assert response.json() == {"error": "the server is shutting down."}
 
 
 def test_a_client_that_disconnects_does_not_block_the_next(model, held_back):
