@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -62,15 +63,16 @@ async def ask(client: httpx.AsyncClient, upload: tuple[bytes, dict[str, str]]) -
 
 
 async def kill(every: float, rounds: int, end: float) -> list[int]:
-    """Kill a replica of each round in turn; the numbers of the rounds."""
+    """Kill a replica of each round in turn; the rounds of those that were killed."""
     killed: list[int] = []
-    while time.perf_counter() + every < end:
+    for s in itertools.cycle(range(1, rounds + 1)):
+        if time.perf_counter() + every >= end:
+            break
         await asyncio.sleep(every)
-        s = len(killed) % rounds + 1
         for pid in replicas(s)[:1]:  # none, if all are starting again
             os.kill(pid, signal.SIGKILL)
+            killed.append(s)
             print(f"killed a replica of round {s}", flush=True)
-        killed.append(s)
     return killed
 
 

@@ -68,12 +68,11 @@ class RoundRunner:
 
     def warm_up(self, s: int) -> None:
         """Build what round s otherwise builds on first use: on a GPU, a CUDA graph for each batch size."""
-        config, size = self.engine.config, self.engine.batch
-        side = config.input_side
         with self._lock, self.rounds.driving():
-            buffer = self._buffer(s, side)
-            for count in [one for one in self.rounds.sizes or (1,) if one <= size]:
-                self.rounds.run(s, buffer, 0, count).answers()
+            buffer = self._buffer(s, self.engine.config.input_side)
+            for count in self.rounds.sizes or (1,):
+                if count <= self.engine.batch:
+                    self.rounds.run(s, buffer, 0, count).answers()
 
     def _run_batch(
         self, s: int, pixels: NDArray[np.uint8], tokens: NDArray[np.float32] | None, thresholds: NDArray[np.float64]

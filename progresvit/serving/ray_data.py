@@ -80,7 +80,7 @@ def classify(
         batch: Rows of a batch; by default 512 with a GPU, else 32.
         engine: Further options of :class:`Engine`; images are decoded on the CPU.
     """
-    rounds = count_rounds(model, threshold, engine.get("precision", "fp32"))
+    rounds = check_model(model, threshold, engine.get("precision", "fp32"))
     sizes = for_each_round(actors, rounds, "actors")
     ray = _import_ray()
     if not ray.is_initialized():
@@ -124,7 +124,7 @@ def classify_files(
     files, filesystem = _find_files(images)
     if any(_list(out, allow_not_found=True)[0]):
         raise ValueError(f"{out} is not empty; name another folder.")
-    count_rounds(model, threshold, options.get("precision", "fp32"))  # checks them before Ray starts
+    find_threshold(threshold, open_source(model))  # an unknown one is an error before Ray starts
     ray = _import_ray()
     ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
     dataset = ray.data.read_binary_files(files, include_paths=True, filesystem=filesystem)
@@ -157,8 +157,8 @@ def _list(folder: str, *, allow_not_found: bool = False) -> tuple[list[pa.fs.Fil
     return filesystem.get_file_info(selector), filesystem, root
 
 
-def count_rounds(model: str | os.PathLike[str] | None, threshold: ThresholdLike | None, precision: str) -> int:
-    """Rounds of the model; a wrong model, threshold or setting is an error here, not on the nodes."""
+def check_model(model: str | os.PathLike[str] | None, threshold: ThresholdLike | None, precision: str) -> int:
+    """Check the model and its threshold here, not on the nodes; the number of rounds."""
     source = open_source(model)
     limit = find_threshold(threshold, source)
     if isinstance(limit, Setting):

@@ -36,7 +36,7 @@ from progresvit.routing.decide import check_own_threshold
 from progresvit.serving.app import make_app
 from progresvit.serving.metrics import Metrics
 from progresvit.serving.protocol import RequestError
-from progresvit.serving.ray_data import count_rounds, for_each_round
+from progresvit.serving.ray_data import check_model, for_each_round
 from progresvit.serving.service import UNSUPPORTED, Limits, gather_within, is_image
 from progresvit.serving.start import CPU_BATCH, TOKEN
 
@@ -96,7 +96,7 @@ class Options(Section):
 
 def application(options: Options) -> serve.Application:
     """The deployments, for ``serve run`` and ``serve.run``."""
-    rounds = count_rounds(options.model, options.threshold, options.precision)
+    rounds = check_model(options.model, options.threshold, options.precision)
     least = for_each_round(options.replicas, rounds, "replicas")
     most = None if options.max_replicas is None else for_each_round(options.max_replicas, rounds, "max_replicas")
     bound: serve.Application | None = None
