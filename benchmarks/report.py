@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from measure import Row
 
-from progresvit.analysis.style import MARKERS, curve_style, new_figure
+from progresvit.analysis.style import MARKERS, WIDTH, curve_style, inset_far, legend_below, new_figure
 from progresvit.evaluation.table import Column, Table, decimals, rough_percent
 
 if TYPE_CHECKING:
@@ -134,25 +134,32 @@ def _ratio(row: Row, yardstick: Row) -> Row:
 def throughput_figure(rows: Sequence[Row], *, title: str) -> Figure:
     """Speed against compute: each kind of engine is a curve over the share of continuing images; yardsticks are points.
 
-    Only rows with the batch of the engine's first row are drawn.
+    Only rows with the batch of the engine's first row are drawn. Its precision stands in the title, not in
+    each label. A yardstick of far more compute is drawn in an inset.
     """
     good = [row for row in rows if row["error"] is None and row["measure"] == "throughput"]
-    batch = next(row["batch"] for row in good if row["subject"] == "engine")
+    first = next(row for row in good if row["subject"] == "engine")
+    batch, precision = first["batch"], first["precision"]
     x, y = "average GMACs per image (executed convention)", "images per second"
-    figure, axes = new_figure(title=f"{title}, batch {batch}", x=x, y=y)
+    figure, axes = new_figure(title=f"{title}: throughput by compute, batch {batch}, {precision}", x=x, y=y)
     series: dict[str, list[Row]] = {}
     for row in sorted(good, key=lambda row: row["subject"] in YARDSTICKS):
         if row["batch"] == batch and row["subject"] in ("engine", *YARDSTICKS):
-            series.setdefault(f"{row['name']}, {row['precision']}", []).append(row)
+            own = "" if row["precision"] == precision else f", {row['precision']}"
+            series.setdefault(f"{row['name']}{own}", []).append(row)
+    figure.set_size_inches(WIDTH, 5)  # for the legend
+    entries = {}
     for number, (name, points) in enumerate(series.items()):
         points = sorted(points, key=lambda row: row["gmacs"])
         style = {**curve_style(number), "marker": MARKERS[number % len(MARKERS)], "markersize": 5}
         if points[0]["subject"] in YARDSTICKS:
             style.update(markerfacecolor="white", markersize=9, markeredgewidth=2, linestyle="none")
         axes.plot([row["gmacs"] for row in points], [row["images_per_s"] for row in points], label=name, **style)
+        entries[name] = style
     axes.margins(0.08)
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    axes.legend(fontsize=9)
+    inset_far(axes, bounds=(0.72, 0.66, 0.26, 0.3))
+    legend_below(figure, entries)
     return figure

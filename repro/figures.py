@@ -10,10 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from progresvit.analysis.style import COLOURS, MARKERS, curve_style, new_figure, new_panels
-from repro.compare import CrossedDifference, LineUp
+from progresvit.analysis.style import (
+    BAND,
+    COLOURS,
+    MARKERS,
+    band_entry,
+    beside,
+    blank_figure,
+    curve_style,
+    draw_band,
+    legend_below,
+    new_figure,
+    new_panels,
+    savings_title,
+    scale_compute,
+)
+from progresvit.metrics.interval import share_interval
+from repro.compare import ComparedRun, CrossedDifference, LineUp
 from repro.formats import FULL, MatchedResult, Point, RiskCurve, RoutingResult, ShiftResult
-from repro.outcomes import Outcomes
+from repro.outcomes import GAIN, Outcomes
 from repro.routing_tables import matched_title
 
 if TYPE_CHECKING:
@@ -26,36 +41,81 @@ STAR: dict[str, Any] = {"color": "0.4", "marker": "*", "linestyle": "", "markers
 MARGIN: dict[str, Any] = {"color": "black", "marker": "|", "linestyle": "", "markersize": 13, "markeredgewidth": 2}
 SINGLES = ("P", "X", "D")
 """Markers of models that are points beside frontiers."""
-BESIDE = 1.3
-"""Offset, in points of the share, between bars of the same share."""
+GRID = 60
+"""Points of the mean curve of several seeds."""
+STEP, ROOM = 0.006, 0.08
+"""Offset between the rounds of two seeds, and of all of them, as a share of the axis."""
+WITHHELD = 0.2
+"""Share of answers that the title of :func:`risk_figure` withholds."""
 
 
 def comparison_figure(compared: LineUp) -> Figure:
-    """Frontiers over each other, one for each seed: rounds as marks, near-lossless points as stars."""
-    figure, axes = new_figure(title=f"{compared.title}: accuracy and compute", x=GMACS, y=TOP1)
+    """Frontiers over each other, mean over seeds, with bands: the rounds of each seed as marks, stars near-lossless."""
+    routed = [run for run in compared.rows if run.rounds > 1 and run.near_lossless]
+    saved = [run.saving for run in routed]
+    title = savings_title({compared.title: min(saved), "": max(saved)}) if saved else "top-1 of each round"
+    title = f"{compared.title}: {title[0].lower()}{title[1:]}"
+    figure, axes = new_figure(title=title, x=GMACS, y=TOP1)
+    rounds = max(run.rounds for run in compared.rows)
+    scale_compute(axes, rounds)
     entries: dict[str, dict[str, Any]] = {}
     for number, run in enumerate(compared.rows):
-        curve, several = curve_style(number), run.rounds > 1
-        entries[run.label] = _mark(number) | (curve if several and run.near_lossless else {})
-        for one in run.seeds:
-            name = f"{run.label}, seed {one.seed}"
-            if several and one.near_lossless is not None:
-                _draw_frontier(axes, one.frontier, label=name, linewidth=1.8 if len(run.seeds) == 1 else 1, **curve)
-                _draw_star(axes, one.near_lossless, number, f"{name}: near-lossless")
-            right = 100 * np.array(one.rounds.right) / one.data.val
-            axes.plot(one.rounds.gmacs_paper, right, label=f"{name}: each round alone", **_mark(number))
-    if any(run.rounds > 1 and run.near_lossless for run in compared.rows):
-        entries["near-lossless"] = STAR
-    _legend_below(figure, entries)
+        curve = curve_style(number)
+        entries[run.label] = _mark(number) | (curve if run in routed else {})
+        if run in routed:
+            _draw_mean(axes, run, label=f"{run.label}: every threshold", linewidth=1.8, **curve)
+            stars = [(point.gmacs_paper, 100 * point.top1) for point in run.near_lossless]
+            x, y = np.mean(stars, axis=0)
+            label = f"{run.label}: near-lossless"
+            axes.plot([x], [y], "*", color=curve["color"], markersize=13, zorder=4, label=label)
+    _draw_rounds(axes, compared.rows, logarithmic=axes.get_xscale() == "log")
+    if routed:
+        entries |= {"near-lossless": STAR, BAND: band_entry()}
+    legend_below(figure, entries)
     return figure
+
+
+def _draw_mean(axes: Axes, run: ComparedRun, **style: Any) -> None:
+    """The frontier of a run, mean over seeds at equal GMACs, with the 95 % interval over images (Wilson)."""
+    frontiers = [sorted((point.gmacs_paper, point.top1) for point in one.frontier) for one in run.seeds]
+    x, top1 = np.array(frontiers[0]).T
+    if len(frontiers) > 1:
+        x = np.linspace(max(one[0][0] for one in frontiers), min(one[-1][0] for one in frontiers), GRID)
+        top1 = np.mean([np.interp(x, *np.array(one).T) for one in frontiers], axis=0)
+    axes.plot(x, 100 * top1, **style)
+    _draw_interval_band(axes, x.tolist(), top1.tolist(), images=run.first.data.val, colour=style["color"])
+
+
+def _draw_interval_band(axes: Axes, x: Sequence[float], top1: Sequence[float], *, images: int, colour: str) -> None:
+    ends = [share_interval(round(share * images), images) for share in top1]
+    draw_band(axes, x, [100 * one.lowest for one in ends], [100 * one.highest for one in ends], colour=colour)
+
+
+def _draw_rounds(axes: Axes, rows: Sequence[ComparedRun], *, logarithmic: bool) -> None:
+    """Each round of each seed alone; seeds of a run stand side by side, so that none hides another."""
+    several = [(run.run, one.seed) for run in rows for one in run.seeds if len(run.seeds) > 1]
+    spent = [gmacs for run in rows for gmacs in run.first.rounds.gmacs_paper]
+    reach = np.log(max(spent) / min(spent)) if logarithmic else max(spent) - min(spent)
+    step = reach * min(STEP, ROOM / max(1, len(several)))
+    for number, run in enumerate(rows):
+        mark = _mark(number) | ({"markersize": 5} if len(run.seeds) > 1 else {})
+        for one in run.seeds:
+            aside = beside(several.index((run.run, one.seed)), len(several), step) if len(run.seeds) > 1 else 0.0
+            x = np.array(one.rounds.gmacs_paper)
+            x = x * np.exp(aside) if logarithmic else x + aside
+            right = 100 * np.array(one.rounds.right) / one.data.val
+            axes.plot(x, right, label=f"{run.label}, seed {one.seed}: each round alone", **mark)
 
 
 def accuracy_figure(compared: LineUp) -> Figure:
     """A row for each run. Left: top-1 with a dot for each seed. Right: the difference to its base."""
     rows = compared.rows
     base = compared.against.label if compared.against is not None else "the row above"
+    bases = [(run, other) for level, run in enumerate(rows) if (other := compared.base_of(level)) is not None]
+    clear = sum(run.less(other, FULL).clear for run, other in bases)
+    title = f"{compared.title}: intervals of {clear} of {len(bases)} full-path differences exclude 0"
     figure, (left, right) = new_panels(
-        title=compared.title, xs=[TOP1, f"points over {base}"], y="", height=1.9 + 0.45 * len(rows)
+        title=title if bases else compared.title, xs=[TOP1, f"points over {base}"], y="", height=1.9 + 0.45 * len(rows)
     )
     ends = {"round 1": 0, "full path": FULL} if any(run.rounds > 1 for run in rows) else {"full path": FULL}
     entries: dict[str, dict[str, Any]] = {}
@@ -68,7 +128,8 @@ def accuracy_figure(compared: LineUp) -> Figure:
             height = level + 0.12 * (2 * number - 1) * (len(ends) > 1)
             each = [100 * share for share in run.top1_of_seeds(place)]
             dots = style | {"markeredgecolor": "white", "markersize": 9}
-            left.plot(each, [height] * len(each), label=f"{run.label}: {name}", **dots)
+            heights = [height + beside(place, len(each), 0.09) for place in range(len(each))]
+            left.plot(each, heights, label=f"{run.label}: {name}", **dots)
             other = compared.base_of(level)
             if other is None or (other.rounds == 1 and place != FULL):
                 continue
@@ -80,7 +141,7 @@ def accuracy_figure(compared: LineUp) -> Figure:
     left.set_ylim(len(rows) - 0.5, -0.5)
     left.margins(x=0.1)
     right.axvline(0, color="0.4", linewidth=1)
-    _legend_below(figure, entries)
+    legend_below(figure, entries)
     return figure
 
 
@@ -89,7 +150,9 @@ def tests_figure(outcomes: Outcomes) -> Figure:
     rows = outcomes.measured
     with_loss = any(one.last.log_loss is not None for one in rows)
     xs = ["top-1 difference (points)", *(["log-loss difference (nats)"] if with_loss else [])]
-    figure, (left, *right) = new_panels(title=f"{outcomes.title}: tests", xs=xs, y="", height=1.9 + 0.5 * len(rows))
+    gains = sum(one.verdict == GAIN for one in rows)
+    title = f"{outcomes.title}: the full path gains in {gains} of {len(rows)} tests"
+    figure, (left, *right) = new_panels(title=title, xs=xs, y="", height=1.9 + 0.5 * len(rows))
     entries: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(("round 1", "full path")):
         style = _mark(number) | {"markerfacecolor": COLOURS[number], "markersize": 5}
@@ -110,7 +173,7 @@ def tests_figure(outcomes: Outcomes) -> Figure:
     for axes in (left, *right):
         axes.axvline(0, color="0.4", linewidth=1)
         axes.locator_params(axis="x", nbins=6 if axes is left else 4)
-    _legend_below(figure, entries)
+    legend_below(figure, entries)
     return figure
 
 
@@ -123,8 +186,13 @@ def _draw_interval(
 
 def routing_frontier_figure(result: RoutingResult) -> Figure:
     """One model's frontier, its rounds, and its calibrated thresholds as marks."""
-    figure, axes = new_figure(title="Thresholds of one model", x=GMACS, y=TOP1)
+    saved = [1 - one.point.gmacs_paper / result.rounds.gmacs_paper[-1] for one in result.settings]
+    title = f"Thresholds of {result.model}: {100 * min(saved):.0f} to {100 * max(saved):.0f} % fewer GMACs"
+    figure, axes = new_figure(title=title, x=GMACS, y=TOP1)
+    scale_compute(axes, len(result.rounds.gmacs_paper))
     _draw_frontier(axes, result.frontier, label="frontier", linewidth=1.8, **curve_style(0))
+    spent, top1 = zip(*((point.gmacs_paper, point.top1) for point in result.frontier))
+    _draw_interval_band(axes, spent, top1, images=result.data.val, colour=COLOURS[0])
     right = 100 * np.array(result.rounds.right) / result.data.val
     axes.plot(result.rounds.gmacs_paper, right, label="each round alone", **_mark(0))
     entries: dict[str, dict[str, Any]] = {"every threshold": curve_style(0), "each round alone": _mark(0)}
@@ -137,53 +205,68 @@ def routing_frontier_figure(result: RoutingResult) -> Figure:
             style |= {"marker": "*", "markersize": 14}
         axes.plot([x], [y], label=", ".join(names), zorder=4, **style)
         entries[", ".join(names)] = style
-    _legend_below(figure, entries)
+    entries[BAND] = band_entry()
+    legend_below(figure, entries)
     return figure
 
 
 def gains_figure(matched: Sequence[MatchedResult]) -> Figure:
-    """Routers against entropy at matched shares, with 95 % intervals, side by side."""
-    figure, axes = new_figure(
-        title="Learned routers against entropy",
-        x="images that continue to the last round (%)",
-        y="top-1 over entropy's (points)",
-    )
-    entries: dict[str, dict[str, Any]] = {}
-    for number, one in enumerate(matched):
+    """Routers against entropy at matched shares, with 95 % intervals: a panel for each, on common axes."""
+    from textwrap import fill
+
+    lines = (len(matched) + 1) // 2
+    figure = blank_figure(height=1.1 + 1.9 * lines)
+    panels = list(figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False).flat)
+    above = sum(low > 0 for one in matched for low in one.lowest)
+    tried = sum(low < high for one in matched for low, high in zip(one.lowest, one.highest))
+    figure.suptitle(f"Learned routers are clearly above entropy at {above} of {tried} shares that differ", fontsize=11)
+    for number, (axes, one) in enumerate(zip(panels, matched)):
         name = matched_title(one)
-        style = _mark(number) | curve_style(number)
         gain = 100 * (np.array(one.router_top1) - np.array(one.entropy_top1))
         arms = [gain - 100 * np.array(one.lowest), 100 * np.array(one.highest) - gain]
-        aside = BESIDE * (number - (len(matched) - 1) / 2)
-        bars = axes.errorbar(
-            100 * np.array(one.shares) + aside, gain, yerr=np.abs(arms), capsize=2, elinewidth=1, **style
-        )
-        bars.set_label(name)
-        entries[name] = style
-    axes.axhline(0, color="0.4", linewidth=1)
-    _legend_below(figure, entries, columns=1)
+        style = _mark(number) | curve_style(number) | {"markersize": 5}
+        axes.errorbar(100 * np.array(one.shares), gain, yerr=np.abs(arms), capsize=2, **style).set_label(name)
+        axes.axhline(0, color="0.4", linewidth=1)
+        axes.set_title(fill(name, 40, break_on_hyphens=False), fontsize=10)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels[len(matched) :]:
+        axes.set_visible(False)
+    for axes in panels[::2]:
+        axes.set_ylabel("over entropy (points)", fontsize=10)
+    for axes in panels[len(matched) - min(2, len(matched)) : len(matched)]:
+        axes.set_xlabel("images that continue (%)", fontsize=10)
+        axes.tick_params(labelbottom=True)
     return figure
 
 
 def risk_figure(curves: Sequence[RiskCurve]) -> Figure:
     """Risk against coverage, with the mean risk in the legend."""
+    shown = next((curve for curve in curves if curve.name == "routed"), curves[-1])
+    few, everyone = (
+        100 * float(np.interp(share, shown.coverage, shown.risk)) for share in (1 - WITHHELD, max(shown.coverage))
+    )
     figure, axes = new_figure(
-        title="Risk when uncertain answers are withheld", x="coverage: images answered (%)", y="risk: answers wrong (%)"
+        title=f"Withholding {100 * WITHHELD:.0f} % of the answers lowers the errors from {everyone:.1f} to {few:.1f} %",
+        x="coverage: images answered (%)",
+        y="risk: answers wrong (%)",
     )
     entries: dict[str, dict[str, Any]] = {}
     for number, curve in enumerate(curves):
         axes.plot(100 * np.array(curve.coverage), 100 * np.array(curve.risk), label=curve.name, **curve_style(number))
         entries[f"{curve.name} (mean {100 * curve.area:.2f} %)"] = curve_style(number)
     axes.set_ylim(bottom=0)
-    _legend_below(figure, entries)
+    legend_below(figure, entries)
     return figure
 
 
 def groups_figure(result: RoutingResult) -> Figure:
     """The share of each group that exits after round 1, by setting."""
     settings = list(dict.fromkeys(at.setting for group in result.groups for at in group.at))
+    first = {group.name: 100 * group.at[0].exit_shares[0] for group in result.groups}
+    shares = ", ".join(f"{share:.0f} % of {name}" for name, share in first.items())
     figure, (axes,) = new_panels(
-        title="Early exit by group of classes",
+        title=f"With {settings[0]}, {shares} exit after round 1",
         xs=["images that exit after round 1 (%)"],
         y="",
         height=1.9 + 0.45 * len(settings),
@@ -198,7 +281,7 @@ def groups_figure(result: RoutingResult) -> Figure:
     axes.set_yticks(range(len(settings)), settings)
     axes.set_ylim(len(settings) - 0.5, -0.5)
     axes.set_xlim(0, 100)
-    _legend_below(figure, entries)
+    legend_below(figure, entries)
     return figure
 
 
@@ -214,6 +297,8 @@ def severity_figure(
     which have a point and no frontier: a filled mark in the severity's colour.
     """
     figure, axes = new_figure(title=title, x=GMACS, y=TOP1)
+    scale_compute(axes, len(result.gmacs_paper))
+    stars: list[float] = []
     entries: dict[str, dict[str, Any]] = {}
     entries_of_settings: dict[str, dict[str, Any]] = {}
     for number, one in enumerate(sorted(result.severities, key=lambda one: one.severity)):
@@ -225,6 +310,8 @@ def severity_figure(
         }
         ends = [0, len(one.frontier) - 1]
         _draw_frontier(axes, one.frontier, label=name, markevery=ends, linewidth=1.8, **style)
+        spots = [(point.gmacs_paper, point.top1) for point in one.frontier]
+        _draw_interval_band(axes, *zip(*spots), images=result.data.val, colour=style["color"])
         entries[name] = style
         found = [at for shifted in result.sets if shifted.severity == one.severity for at in shifted.at]
         found = [at for at in found if at.setting == found[0].setting]
@@ -232,6 +319,7 @@ def severity_figure(
             x, y = (float(np.mean(values)) for values in zip(*((at.gmacs_paper, 100 * at.top1) for at in found)))
             axes.plot([x], [y], "*", color=style["color"], markersize=13, zorder=4, label=f"{name}: {found[0].setting}")
             entries_of_settings[found[0].setting] = STAR
+            stars.append(x)
         for place, (model, other) in enumerate((beside or {}).items()):
             top1 = [100 * shifted.top1[-1] for shifted in other.sets if shifted.severity == one.severity]
             style = {
@@ -243,22 +331,35 @@ def severity_figure(
             spot = [other.gmacs_paper[-1]], [float(np.mean(top1))]
             axes.plot(*spot, color=COLOURS[number % len(COLOURS)], label=f"{name}: {model}", zorder=3, **style)
             entries_of_settings[model] = style | {"color": "0.4"}
-    entries |= entries_of_settings
-    _legend_below(figure, entries)
+    if len(stars) > 1:
+        spent = f"{stars[0]:.2f} GMACs on clean images, {stars[-1]:.2f} at severity {one.severity}"
+        axes.set_title(f"{title}\n{next(iter(entries_of_settings))}: {spent}", fontsize=11)
+    entries |= entries_of_settings | {BAND: band_entry()}
+    legend_below(figure, entries)
     return figure
 
 
 def shifted_accuracy_figure(models: Mapping[str, ShiftResult]) -> Figure:
     """Top-1 of several models by severity: full path and, hollow and dashed, the first setting."""
-    figure, axes = new_figure(title="Accuracy under corruption", x="severity (0: clean images)", y=TOP1)
+    lost = {
+        label: 100 * (_mean_top1(result, min(severities)) - _mean_top1(result, max(severities)))
+        for label, result in models.items()
+        if (severities := {one.severity for one in result.sets})
+    }
+    worst = max(one.severity for result in models.values() for one in result.sets)
+    title = f"Points of top-1 lost at severity {worst}: " + ", ".join(
+        f"{label} {gone:.1f}" for label, gone in lost.items()
+    )
+    figure, axes = new_figure(title=title, x="severity (0: clean images)", y=TOP1)
     entries: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
     for number, (label, result) in enumerate(models.items()):
         levels = sorted({one.severity for one in result.sets})
         sets = {level: [one for one in result.sets if one.severity == level] for level in levels}
         style = _mark(number) | {"linestyle": "-", "markerfacecolor": COLOURS[number % len(COLOURS)]}
         top1 = [100 * float(np.mean([one.top1[-1] for one in sets[level]])) for level in levels]
         axes.plot(levels, top1, label=f"{label}: full path", **style)
-        entries[f"{label}: full path"] = style
+        entries[label] = style
         setting = next((at.setting for one in result.sets for at in one.at), None)
         if setting is not None and len(result.gmacs_paper) > 1:
             style = _mark(number) | {"linestyle": "--", "markersize": 11, "zorder": 1}
@@ -268,10 +369,17 @@ def shifted_accuracy_figure(models: Mapping[str, ShiftResult]) -> Figure:
             }
             known = [level for level in levels if found[level]]
             axes.plot(known, [float(np.mean(found[level])) for level in known], label=f"{label}: {setting}", **style)
-            entries[f"{label}: {setting}"] = style
+            settings[setting] = style | {"color": "0.4", "marker": "o"}
     axes.set_xticks(sorted({one.severity for result in models.values() for one in result.sets}))
-    _legend_below(figure, entries)
+    if settings:
+        settings = {"full path": {"color": "0.4", "marker": "o", "linestyle": "-"}} | settings
+    legend_below(figure, entries | settings)
     return figure
+
+
+def _mean_top1(result: ShiftResult, severity: int) -> float:
+    """Of the full path, mean over corruptions."""
+    return float(np.mean([one.top1[-1] for one in result.sets if one.severity == severity]))
 
 
 def _mark(number: int) -> dict[str, Any]:
@@ -288,11 +396,3 @@ def _draw_frontier(axes: Axes, points: Sequence[Point], **style: Any) -> None:
 def _draw_star(axes: Axes, point: Point, number: int, label: str) -> None:
     colour = COLOURS[number % len(COLOURS)]
     axes.plot([point.gmacs_paper], [100 * point.top1], "*", color=colour, markersize=13, zorder=4, label=label)
-
-
-def _legend_below(figure: Figure, entries: Mapping[str, Mapping[str, Any]], columns: int | None = None) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], label=label, **style) for label, style in entries.items()]
-    fitting = max(1, min(len(entries), 4, 84 // (max(map(len, entries)) + 8)))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns or fitting, fontsize=10, frameon=False)

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from progresvit.analysis.style import COLOURS, MARKERS, new_figure
-from repro.compare import ComparedRun
+from progresvit.analysis.style import COLOURS, MARKERS, band_entry, draw_band, new_figure, scale_compute
+from progresvit.metrics.interval import Interval, share_interval
+from repro.compare import ComparedRun, CrossedDifference, crossed_difference
 from repro.figures import GMACS, TOP1
 from repro.formats import CostPoint
 from repro.frontier import FrontierLineUp, FrontierRow, curve_of
+from repro.outcomes import GAIN, LOSS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,12 +31,20 @@ LOWEST_ERROR = 0.05
 TICKS = (0, 20, 40, 60, 70, 80, 85, 90, 92, 94, 95, 96, 97, 98, 98.5, 99, 99.5)
 FEW_TICKS = 3
 """With fewer of these in the plot, every fifth percent is a tick, or every percent."""
+INTERVALS = "95 % intervals"
 Style = dict[str, Any]
 
 
 def frontier_figure(lined_up: FrontierLineUp, rows: Sequence[FrontierRow]) -> Figure:
-    """A curve for each run or family. Marks are the points of the table, with their 95 % intervals."""
-    figure, axes = _new_figure(f"{lined_up.plan.title}: accuracy and compute", GMACS)
+    """A curve for each run or family. Marks are the points of the table, with their 95 % intervals.
+
+    Bands of routed models are such intervals at every threshold.
+    """
+    verdicts = [row.verdict for row in rows if row.verdict is not None]
+    against = f"ours gains at {verdicts.count(GAIN)} and loses at {verdicts.count(LOSS)} of {len(verdicts)} points"
+    title = against if verdicts else "top-1 at every threshold"
+    figure, axes = _new_figure(f"{lined_up.plan.title}: {title}", GMACS)
+    scale_compute(axes, max((run.rounds for run in lined_up.runs if run.near_lossless), default=1))
     for curve in _curves(lined_up, rows):
         for run in curve.routed:
             _draw_thresholds(axes, run, curve.style)
@@ -50,7 +60,7 @@ def speed_figure(
     """The points whose cost was measured, against images per second on a logarithmic axis."""
     from matplotlib.ticker import LogLocator
 
-    figure, axes = _new_figure(f"{lined_up.plan.title}: accuracy and speed", f"images per second, {device}")
+    figure, axes = _new_figure(f"{lined_up.plan.title}: top-1 and speed on {device}", "images per second")
     shown = [row for row in rows if (row.run, row.point) in costs]
     for curve in _curves(lined_up, shown):
         points = [(costs[row.run, row.point].images_per_s, row) for row in curve.rows]
@@ -132,7 +142,18 @@ def _draw_thresholds(axes: Axes, run: ComparedRun, style: Style) -> None:
     of_seeds = [curve_of(result, CURVE) for result in run.seeds]
     x = np.mean([[point.gmacs for point in points] for points in of_seeds], axis=0)
     y = np.mean([[100 * point.correct.mean() for point in points] for points in of_seeds], axis=0)
+    right = [np.stack([point.correct for point in points]).astype(np.float64) for points in zip(*of_seeds)]
+    ends = [_interval(correct) for correct in right]
+    reach = [[100 * one.lowest for one in ends], [100 * one.highest for one in ends]]
+    draw_band(axes, x, *reach, colour=style["color"])
     axes.plot(x, y, label=f"{run.label}: every threshold", **style | {"marker": ""})
+
+
+def _interval(correct: NDArray[np.float64]) -> CrossedDifference | Interval:
+    """Of top-1 over seeds and images; of one seed, over images: (K, N)."""
+    if len(correct) > 1:
+        return crossed_difference(correct, np.zeros_like(correct))
+    return share_interval(int(correct.sum()), correct.size)
 
 
 def _draw_points(axes: Axes, label: str, points: Sequence[tuple[float, FrontierRow]], style: Style) -> None:
@@ -153,7 +174,8 @@ def _finish(figure: Figure, axes: Axes, rows: Sequence[FrontierRow], curves: Seq
     """Limits and ticks that suit the spacing, and a legend under the axes."""
     from matplotlib.lines import Line2D
 
-    ends = _height([end for row in rows for end in _ends(row)])
+    drawn = [end for end in axes.dataLim.intervaly if np.isfinite(end)]  # with bands
+    ends = _height([*drawn, *(end for row in rows for end in _ends(row))])
     reach = float(np.ptp(ends)) or 0.1
     lowest, highest = ends.min() - 0.04 * reach, ends.max() + 0.04 * reach
     axes.set_ylim(100 - 10**-lowest, 100 - 10**-highest)
@@ -164,6 +186,8 @@ def _finish(figure: Figure, axes: Axes, rows: Sequence[FrontierRow], curves: Seq
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     handles = [Line2D([], [], label=curve.label, **curve.style) for curve in curves]
+    if axes.collections:
+        handles.append(Line2D([], [], label=INTERVALS, **band_entry()))
     columns = max(1, min(3, 92 // (max(len(curve.label) for curve in curves) + 8)))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
 

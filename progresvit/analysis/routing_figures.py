@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from progresvit.analysis.style import COLOURS, MARKERS, curve_style, new_figure
+from progresvit.analysis.style import (
+    BAND,
+    COLOURS,
+    MARKERS,
+    band_entry,
+    curve_style,
+    draw_band,
+    in_lines,
+    legend_below,
+    new_figure,
+    savings_title,
+    scale_compute,
+)
 from progresvit.compute import Convention
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.reliability import Reliability
 from progresvit.evaluation.selective import RiskCoverage
+from progresvit.metrics.interval import share_interval
 from progresvit.routing import Router, frontier, near_lossless
 from progresvit.routing.decide import Floats
 from progresvit.routing.frontier import every_threshold
@@ -39,6 +52,8 @@ def frontier_figure(
 ) -> Figure:
     """Accuracy against compute, one curve per model; rounds are open marks, the near-lossless point is a star.
 
+    Bands are 95 % intervals of top-1 over images (Wilson), at each threshold.
+
     Args:
         models: Records by the name of the model.
         router: Route by its probabilities instead of entropies.
@@ -47,9 +62,8 @@ def frontier_figure(
         fixed: Models without early exit, by the name of their series: GMACs and top-1 of each, by its label.
         convention: Convention of the GMACs.
     """
-    figure, axes = new_figure(
-        title="Accuracy and compute", x=f"average GMACs per image ({convention} convention)", y="top-1 accuracy (%)"
-    )
+    figure, axes = new_figure(title="", x=f"average GMACs per image ({convention} convention)", y="top-1 accuracy (%)")
+    savings: dict[str, float] = {}
     for number, (name, records) in enumerate(models.items()):
         scores, correct, gmacs = records.scores(router), records.correct, records.gmacs(convention)
         points = frontier(scores, correct, gmacs, curve_thresholds(scores))
@@ -63,8 +77,16 @@ def frontier_figure(
             rounds=list(zip(gmacs, correct.mean(axis=0).tolist())),
             marks={setting: (point.gmacs, point.top1 or 0) for setting, point in marks.items()},
         )
+        ends = [share_interval(round((point.top1 or 0) * len(records)), len(records)) for point in points]
+        reach = [[100 * one.lowest for one in ends], [100 * one.highest for one in ends]]
+        draw_band(axes, [point.gmacs for point in points], *reach, colour=COLOURS[number % len(COLOURS)])
+        savings[name] = 1 - marks[DEFAULT].gmacs / gmacs[-1]
+    axes.set_title(in_lines(savings_title(savings)), fontsize=11)
+    scale_compute(axes, max(records.rounds for records in models.values()))
+    entries = model_entries(models, [DEFAULT, *(settings or {})]) | {BAND: band_entry()}
     for number, (name, sizes) in enumerate((fixed or {}).items(), start=len(models)):
-        axes.plot(*_columns(sorted(sizes.values())), marker="X", label=name, **curve_style(number))
+        entries[name] = {"marker": "X", **curve_style(number)}
+        axes.plot(*_columns(sorted(sizes.values())), label=name, **entries[name])
         last = max(spent for spent, _ in sizes.values())
         for label, (spent, top1) in sizes.items():  # beside the curve: above on the left, the last one below
             offset, side = ((6, -12), "left") if spent == last else ((-6, 4), "right")
@@ -72,8 +94,24 @@ def frontier_figure(
             axes.annotate(label, at, xytext=offset, textcoords="offset points", ha=side, fontsize=9)
     if fixed:
         axes.margins(x=0.14)  # for the names
-    axes.legend(fontsize=9)
+    legend_below(figure, entries)
     return figure
+
+
+def model_entries(models: Iterable[str], settings: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Entries of the legend of frontiers: a colour for each model, and what their marks are, once for all models."""
+    names = list(models)
+    entries: dict[str, dict[str, Any]] = {name: curve_style(number) for number, name in enumerate(names)}
+    look = {"color": COLOURS[0] if len(names) == 1 else "0.4", "linestyle": ""}
+    entries["single rounds"] = look | {"marker": MARKERS[0], "markerfacecolor": "white"}
+    for place, setting in enumerate(dict.fromkeys(settings)):
+        entries[setting] = look | setting_mark(place)
+    return entries
+
+
+def setting_mark(place: int) -> dict[str, Any]:
+    """The mark of the place-th setting; the first is a star."""
+    return {"marker": MARKERS[place % len(MARKERS)]} if place else {"marker": "*", "markersize": 13}
 
 
 def curve_thresholds(scores: ArrayLike) -> Floats:
@@ -91,8 +129,8 @@ def draw_frontier(
     axes.plot(*_columns(curve), label=name, **curve_style(number))
     axes.plot(*_columns(rounds), marker, color=colour, markerfacecolor="white", label=f"{name}: single rounds")
     for place, (setting, point) in enumerate(marks.items()):
-        mark = {"marker": MARKERS[place % len(MARKERS)]} if place else {"marker": "*", "markersize": 13}
-        axes.plot(*_columns([point]), color=colour, linestyle="none", label=f"{name}: {setting}", **mark)
+        label = f"{name}: {setting}"
+        axes.plot(*_columns([point]), color=colour, linestyle="none", label=label, **setting_mark(place))
 
 
 def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
@@ -102,7 +140,11 @@ def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
 
 def risk_coverage_figure(curves: Mapping[str, RiskCoverage]) -> Figure:
     """Risk against coverage; the legend gives the area under each curve."""
-    figure, axes = new_figure(title="Risk and coverage", x="coverage: answered images (%)", y="risk: wrong answers (%)")
+    figure, axes = new_figure(
+        title="Wrong answers when the least certain are withheld",
+        x="coverage: answered images (%)",
+        y="risk: wrong answers (%)",
+    )
     for number, (name, curve) in enumerate(curves.items()):
         label = f"{name} (area {100 * curve.area:.2f} %)"
         axes.plot(100 * curve.coverage, 100 * curve.risk, label=label, **curve_style(number))
@@ -112,7 +154,9 @@ def risk_coverage_figure(curves: Mapping[str, RiskCoverage]) -> Figure:
 
 def reliability_figure(found: Mapping[str, Reliability]) -> Figure:
     """Accuracy against predicted probability; a calibrated model lies on the diagonal."""
-    figure, axes = new_figure(title="Reliability", x="predicted probability (%)", y="accuracy (%)")
+    figure, axes = new_figure(
+        title="Accuracy at each predicted probability", x="predicted probability (%)", y="accuracy (%)"
+    )
     axes.plot([0, 100], [0, 100], color="0.6", linewidth=1, label="calibrated")
     for number, (name, bins) in enumerate(found.items()):
         filled = bins.images > 0

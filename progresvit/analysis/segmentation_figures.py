@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from progresvit.analysis.routing_figures import curve_thresholds, draw_frontier
-from progresvit.analysis.style import new_figure
+from progresvit.analysis.routing_figures import curve_thresholds, draw_frontier, model_entries
+from progresvit.analysis.style import in_lines, legend_below, new_figure, savings_title, scale_compute
 from progresvit.compute import Convention
 from progresvit.evaluation.segmentation_records import SegmentationRecords
 from progresvit.metrics.miou import mean_iou
@@ -32,9 +32,8 @@ def segmentation_frontier_figure(
             replaces the near-lossless point of these images.
         convention: Convention of the GMACs.
     """
-    figure, axes = new_figure(
-        title="mIoU and compute", x=f"average GMACs per image ({convention} convention)", y="mIoU (%)"
-    )
+    figure, axes = new_figure(title="", x=f"average GMACs per image ({convention} convention)", y="mIoU (%)")
+    savings: dict[str, float] = {}
     for number, (name, records) in enumerate(models.items()):
         records.header.check_routable()
         scores, counts, gmacs = records.scores, records.counts, records.gmacs(convention)
@@ -49,5 +48,8 @@ def segmentation_frontier_figure(
             rounds=list(zip(gmacs.mean(axis=0).tolist(), mean_iou(records.totals).tolist())),
             marks={setting: (point.gmacs, point.miou) for setting, point in marks.items()},
         )
-    axes.legend(fontsize=9)
+        savings[name] = 1 - marks[DEFAULT].gmacs / float(gmacs.mean(axis=0)[-1])
+    axes.set_title(in_lines(savings_title(savings)), fontsize=11)
+    scale_compute(axes, max(records.scores.shape[1] for records in models.values()))
+    legend_below(figure, model_entries(models, [DEFAULT, *(settings or {})]))
     return figure

@@ -1,10 +1,16 @@
-"""Common style of all figures: size, colour-blind safe palette, labelled axes."""
+"""Common style of all figures: size, colour-blind safe palette, labelled axes, bands, insets and legends."""
 
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from progresvit.io.extras import not_installed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,6 +20,17 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's palette."""
 DPI = 160
 """Pixels per inch of a .png: 1,024 for the common width."""
+WIDTH = 6.4
+"""Inches of a .png or .svg."""
+COLUMN = 3.4
+"""Inches of a .pdf: one column of a paper with two."""
+COLUMN_HEIGHT, COLUMN_FONT = 0.66, 0.64
+"""Scale of heights, and of fonts, lines and marks, in a .pdf; fonts of 10 points become 6.4."""
+TITLE = 62
+"""Characters in a line of a title."""
+MANY_ROUNDS = 3
+"""Models of so many rounds have a logarithmic axis of compute: most of their rounds are cheap."""
+BAND = "band: 95 % interval over images"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 
@@ -29,8 +46,8 @@ def blank_figure(*, height: float, layout: Literal["constrained"] | None = "cons
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueError("figures need matplotlib: pip install 'progresvit[plots]'.") from error
-    return Figure(figsize=(6.4, height), layout=layout)
+        raise ValueError(f"figures need more: {not_installed('matplotlib', 'plots')}") from error
+    return Figure(figsize=(WIDTH, height), layout=layout)
 
 
 def new_panels(
@@ -38,11 +55,12 @@ def new_panels(
 ) -> tuple[Figure, list[Axes]]:
     """Panels side by side; ``xs`` are their x labels. They share the y axis if ``y`` is one label."""
     figure = blank_figure(height=height)
+    title = in_lines(title)
     panels: list[Axes] = list(figure.subplots(1, len(xs), sharey=isinstance(y, str), squeeze=False)[0])
     if len(panels) > 1:
-        figure.suptitle(title, fontsize=12)
+        figure.suptitle(title, fontsize=11)
     else:
-        panels[0].set_title(title, fontsize=12)
+        panels[0].set_title(title, fontsize=11)
     for axes, label in zip(panels, [y] if isinstance(y, str) else y):
         axes.set_ylabel(label, fontsize=11)
     for axes, x in zip(panels, xs):
@@ -52,13 +70,142 @@ def new_panels(
     return figure, panels
 
 
+def in_lines(title: str) -> str:
+    """A title in lines of about equal length that fit the axes; a number stays with its percent sign."""
+    title = title.replace(" %", "\u00a0%")
+    lines = -(-len(title) // TITLE)
+    width = TITLE if lines < 2 else len(title) // lines + 8
+    return textwrap.fill(title, width, break_on_hyphens=False)
+
+
 def curve_style(number: int) -> dict[str, Any]:
     """Colour and line style of a curve; distinguishable in greyscale too."""
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)]}
 
 
+def draw_band(axes: Axes, x: ArrayLike, lowest: ArrayLike, highest: ArrayLike, *, colour: str) -> None:
+    """A pale band between the ends of intervals along a curve."""
+    axes.fill_between(x, lowest, highest, color=colour, alpha=0.15, linewidth=0, zorder=1)
+
+
+def band_entry() -> dict[str, Any]:
+    """Style of bands in :func:`legend_below`."""
+    return {"color": "0.5", "alpha": 0.3, "linewidth": 7}
+
+
+def beside(place: int, count: int, step: float) -> float:
+    """Offset of the place-th of ``count`` marks that would overlap, around 0."""
+    return step * (place - (count - 1) / 2)
+
+
+def scale_compute(axes: Axes, rounds: int) -> None:
+    """The x axis of compute is logarithmic for models of many rounds."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    if rounds >= MANY_ROUNDS:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def inset_far(axes: Axes, *, bounds: tuple[float, float, float, float]) -> Axes | None:
+    """Move points far to the right into an inset, so that they do not stretch the x axis.
+
+    Far is what lies beyond a gap that is wider than all other points together. Without such a gap, None.
+
+    Args:
+        axes: Its lines are drawn.
+        bounds: Left, bottom, width and height of the inset, as shares of the axes.
+    """
+    xs = np.unique(np.concatenate([np.asarray(line.get_xdata(), np.float64) for line in axes.lines]))
+    gaps = np.diff(xs)
+    beyond = [place for place, gap in enumerate(gaps) if place and gap > xs[place] - xs[0]]
+    if not beyond:
+        return None
+    last = xs[beyond[-1]]
+    inset = axes.inset_axes(bounds)
+    for line in axes.lines:
+        points = np.asarray(line.get_xydata(), np.float64)
+        points = points[points[:, 0] > last]
+        if len(points):
+            names = ("color", "marker", "linestyle", "markersize", "markerfacecolor", "markeredgewidth")
+            inset.plot(*points.T, **{name: getattr(line, f"get_{name}")() for name in names})
+    far = np.concatenate([np.asarray(line.get_xydata(), np.float64) for line in inset.lines])
+    inset.set_xticks(np.unique(far[:, 0]), [f"{x:.3g}" for x in np.unique(far[:, 0])])
+    inset.set_yticks(np.unique(far[:, 1]), [f"{y:,.3g}" if y < 1000 else f"{y:,.0f}" for y in np.unique(far[:, 1])])
+    inset.tick_params(labelsize=8)
+    inset.margins(0.5)
+    axes.set_xlim(right=last + 0.08 * (last - xs[0]))
+    return inset
+
+
+def legend_below(figure: Figure, entries: Mapping[str, Mapping[str, Any]], columns: int | None = None) -> None:
+    """A legend under the axes, where it lies over no data: styles by label."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], label=label, **style) for label, style in entries.items()]
+    fitting = max(1, min(len(entries), 4, 84 // (max(map(len, entries)) + 8)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns or fitting, fontsize=10, frameon=False)
+
+
+def fit_column(figure: Figure) -> None:
+    """Shrink a figure to one column of a paper, with letters that stay readable; wide legends get fewer columns."""
+    from matplotlib.legend import Legend
+    from matplotlib.lines import Line2D
+    from matplotlib.text import Text
+
+    width, height = figure.get_size_inches()
+    fixed = figure.get_layout_engine() is None  # places are given: everything shrinks alike
+    scale = COLUMN / width
+    font = scale if fixed else COLUMN_FONT
+    figure.draw_without_rendering()  # ticks exist after it
+    figure.set_size_inches(COLUMN, height * (scale if fixed else COLUMN_HEIGHT))
+    for axes in figure.axes:
+        size = axes.xaxis.get_ticklabels()[0].get_fontsize() if axes.xaxis.get_ticklabels() else 10.0
+        axes.tick_params(labelsize=font * float(size), length=2, pad=2)
+    ticks = {id(label) for axes in figure.axes for label in (*axes.get_xticklabels(), *axes.get_yticklabels())}
+    for text in figure.findobj(Text):
+        if id(text) not in ticks:
+            text.set_fontsize(font * float(text.get_fontsize()))
+    for line in figure.findobj(Line2D):
+        line.set_markersize(font * line.get_markersize())
+        line.set_linewidth(font * line.get_linewidth())
+    for legend in figure.findobj(Legend):
+        _narrow(legend, figure, scaled=not fixed)
+
+
+def _narrow(legend: Any, figure: Figure, *, scaled: bool) -> None:
+    """Lay out a legend again, for its new letters, in as many columns as fit."""
+    from matplotlib.axes import Axes
+
+    parent, texts, title = legend.parent, legend.get_texts(), legend.get_title()
+    inside = isinstance(parent, Axes)
+    look = {"fontsize": texts[0].get_fontsize(), "frameon": legend.get_frame_on(), "title": title.get_text() or None}
+    look |= {"title_fontsize": title.get_fontsize(), "loc": "best" if inside else "outside lower center"}
+    handles, labels = legend.legend_handles, [text.get_text() for text in texts]
+    for columns in range(legend._ncols, 0, -1):
+        legend.remove()
+        legend = parent.legend(handles, labels, ncols=columns, **look)
+        figure.draw_without_rendering()
+        if not scaled or legend.get_window_extent().width <= figure.bbox.width:
+            return
+
+
 def render(figure: Figure, suffix: str, *, metadata: Mapping[str, str] | None = None) -> bytes:
-    """The figure as .png, .svg or .pdf. A .png stores all ``metadata``; other formats store only the keys they know."""
+    """The figure as .png, .svg or .pdf; a .pdf is shrunk to one column of a paper.
+
+    A .png stores all ``metadata``; other formats store only the keys they know.
+    """
     buffer = io.BytesIO()
+    if suffix == ".pdf":
+        fit_column(figure)
     figure.savefig(buffer, format=suffix.removeprefix("."), dpi=DPI, metadata=dict(metadata) if metadata else None)
     return buffer.getvalue()
+
+
+def savings_title(savings: Mapping[str, float]) -> str:
+    """What near-lossless exits save, by the name of the model or of the comparison."""
+    low, high = (round(100 * end) for end in (min(savings.values()), max(savings.values())))
+    saved = f"{low} %" if low == high else f"{low} to {high} %"
+    return f"{f'{next(iter(savings))}: n' if len(savings) == 1 else 'N'}ear-lossless exits save {saved} of the GMACs"

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from progresvit.analysis.routing_figures import frontier_figure, reliability_figure, risk_coverage_figure
-from progresvit.analysis.style import render
+from progresvit.analysis.style import BAND, COLUMN, in_lines, inset_far, new_figure, render
 from progresvit.evaluation import reliabilities, risk_coverage_curves
 from tests.evaluation.made import make_records
 
@@ -26,6 +26,57 @@ def test_frontiers_of_several_models_lie_over_each_other():
         assert found[name][-1] == pytest.approx(ends[0])  # ... to the first alone
     assert "GMACs" in figure.axes[0].get_xlabel()
     assert "paper" in figure.axes[0].get_xlabel()
+
+
+def test_the_legend_names_each_model_and_each_kind_of_mark_once():
+    models = {"two": make_records(), "other": make_records(seed=1)}
+    figure = frontier_figure(models, settings={"mine": 0.5})
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["two", "other", "single rounds", "near-lossless", "mine", BAND]
+
+
+def test_the_title_says_what_near_lossless_exits_save():
+    records = make_records()
+    figure = frontier_figure({"m": records})
+    saved = 1 - lines(figure)["m: near-lossless"][0, 0] / records.gmacs()[-1]
+    assert (
+        figure.axes[0].get_title().replace("\u00a0", " ").startswith(f"m: near-lossless exits save {100 * saved:.0f} %")
+    )
+
+
+def test_a_band_holds_the_curve_and_three_rounds_have_a_logarithmic_axis():
+    figure = frontier_figure({"m": make_records()})
+    (band,) = figure.axes[0].collections
+    curve, corners = lines(figure)["m"], band.get_paths()[0].vertices
+    assert corners[:, 1].min() < curve[:, 1].min()
+    assert corners[:, 1].max() > curve[:, 1].max()
+    assert figure.axes[0].get_xscale() == "linear"
+    assert frontier_figure({"m": make_records(rounds=3)}).axes[0].get_xscale() == "log"
+
+
+def test_a_far_point_is_in_an_inset_and_a_near_one_is_not():
+    _, axes = new_figure(title="", x="x", y="y")
+    axes.plot([1, 2, 3], [1, 2, 3])
+    axes.plot([4], [1], "o")
+    assert inset_far(axes, bounds=(0.6, 0.6, 0.3, 0.3)) is None
+    axes.plot([15], [7], "s")
+    inset = inset_far(axes, bounds=(0.6, 0.6, 0.3, 0.3))
+    assert [line.get_xydata().tolist() for line in inset.lines] == [[[15, 7]]]
+    assert axes.get_xlim()[1] < 5
+
+
+def test_a_pdf_has_the_width_of_a_column_and_its_legend_fits():
+    figure = frontier_figure({"a model with quite a long name": make_records()}, settings={"mine": 0.5})
+    render(figure, ".pdf")
+    figure.draw_without_rendering()
+    assert figure.get_size_inches()[0] == COLUMN
+    assert figure.legends[0].get_window_extent().width <= figure.bbox.width
+
+
+def test_a_long_title_has_lines_of_about_equal_length():
+    first, second = in_lines("near-lossless exits save 12 % " * 3).split("\n")
+    assert abs(len(first) - len(second)) < 20
+    assert "\u00a0%" in first
 
 
 def test_settings_are_marks_at_what_they_give():
@@ -67,7 +118,7 @@ def test_figures_are_rendered_in_every_format(suffix):
         assert Image.open(io.BytesIO(content)).size[0] > 900
 
 
-def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
+def test_without_matplotlib_the_error_says_how_to_install_it(monkeypatch):
     real = builtins.__import__
 
     def refuse(name, *rest):
@@ -76,5 +127,5 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ValueError, match=r"progresvit\[plots\]"):
+    with pytest.raises(ValueError, match="matplotlib is not installed; run: pip install"):
         frontier_figure({"m": make_records(60)})

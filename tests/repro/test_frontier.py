@@ -323,9 +323,11 @@ def test_the_plots_have_every_row_and_one_legend_entry_for_a_family(frontier_fol
         marked = [bars.lines[0].get_xydata() for bars in axes.containers]
         assert np.array(sorted(map(tuple, np.concatenate(marked)))) == pytest.approx(np.array(sorted(expected)))
         labels = [text.get_text() for text in figure.legends[0].get_texts()]
-        assert labels == ["ours, 160→224", "width only", "HydraViT", "DynaBERT", "plain"]
+        assert labels == ["ours, 160→224", "width only", "HydraViT", "DynaBERT", "plain", "95 % intervals"]
     curves = [line for line in gmacs.axes[0].lines if line.get_label().endswith("every threshold")]
     assert [len(line.get_xdata()) for line in curves] == [21, 21]
+    verdicts = [row.verdict for row in rows if row.verdict]
+    assert f"gains at {verdicts.count('gain')} and" in gmacs.axes[0].get_title().replace("\n", " ")
 
 
 def built(folder):
