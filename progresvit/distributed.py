@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,13 +60,39 @@ class Processes:
             dist.barrier(group=self.control)
 
 
+def choose_device(
+    device: str | torch.device | None = None, kinds: Sequence[str] = ("cpu", "cuda", "mps")
+) -> torch.device:
+    """The device that was asked for, of one of these kinds, or by default the GPU if there is one.
+
+    An unknown device, or one that this machine does not have, is an error with the remedy.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:  # torch does not know the name
+        chosen = None
+    if chosen is None or chosen.type not in kinds:
+        raise ValueError(f"unknown device {str(device)!r}; use {', '.join(kinds[:-1])} or {kinds[-1]}.")
+    remedy = "use --device cpu, or device='cpu' in Python"
+    if chosen.type == "cuda":
+        if not torch.cuda.is_available():
+            built = "" if torch.version.cuda else " (this torch is built without CUDA)"
+            raise ValueError(f"there is no CUDA device here; {remedy}{built}.")
+        count = torch.cuda.device_count()
+        if (chosen.index or 0) >= count:
+            raise ValueError(f"there is no device {chosen} here; there are {count}, the first is cuda:0.")
+    if chosen.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"there is no MPS device here, which Apple's GPUs are; {remedy}.")
+    return chosen
+
+
 def start_processes(device: str | None = None) -> Processes:
     """Join the processes that torchrun started; ``device`` is cpu or cuda, by default cuda if available."""
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind not in ("cpu", "cuda"):
-        raise ValueError(f"unknown device {kind!r}; use cpu or cuda (CUDA_VISIBLE_DEVICES chooses which).")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device; use --device cpu.")
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"unknown device {device!r}; use cpu or cuda (CUDA_VISIBLE_DEVICES chooses which).")
+    kind = choose_device(device).type
     count = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
     chosen = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device(kind)
@@ -75,6 +102,24 @@ def start_processes(device: str | None = None) -> Processes:
         dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     control = dist.new_group(backend="gloo") if count > 1 else None
     return Processes(rank=rank, count=count, device=chosen, control=control)
+
+
+def set_threads(threads: int | None, *, workers: int, device: torch.device) -> int:
+    """Set the number of torch's threads in this process, and return it.
+
+    By default, on a CPU, worker processes and torch share the cores: torch has as many threads as cores are left, at
+    least one. If ``OMP_NUM_THREADS`` is set, it decides.
+
+    Args:
+        threads: The number; None: the default.
+        workers: Processes that decode images meanwhile, with one thread each.
+        device: The device of the model.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    elif device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, torch.get_num_threads() - workers))
+    return torch.get_num_threads()
 
 
 def end_processes() -> None:

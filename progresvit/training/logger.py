@@ -34,7 +34,7 @@ class RunLogger:
     """
 
     def __init__(self, folder: Path | None, *, total_steps: int, first_step: int, evaluated_step: int) -> None:
-        self.folder = folder
+        self.folder, self.total_steps = folder, total_steps
         self.console = Console(stderr=True, quiet=folder is None)
         if folder is None:
             return
@@ -53,19 +53,33 @@ class RunLogger:
         self._bar.start()
 
     def steps(
-        self, *, epoch: int, step: int, losses: list[float], lr: float, speed: float, values: Mapping[str, Any]
+        self,
+        *,
+        epoch: int,
+        step: int,
+        losses: list[float],
+        lr: float,
+        speed: float,
+        batch: int,
+        values: Mapping[str, Any],
     ) -> None:
-        """The mean losses of the steps since the last call, and what else the task reports."""
+        """The mean losses of the steps since the last call, and what else the task reports.
+
+        The time left is that of the remaining steps at ``speed`` images per second, ``batch`` images each.
+        """
         if self.folder is None:
             return
         rounds = " ".join(f"{loss:.3f}" for loss in losses)
+        left = (self.total_steps - step) * batch / speed
         line = f"loss {rounds} lr {lr:.1e} {speed:,.0f} images/s"
         self._bar.update(self._task, completed=step, description=f"epoch {epoch + 1} {line}")
         if not self.console.is_terminal:
-            self.console.print(f"epoch {epoch + 1} step {step} {line}", highlight=False)
+            self.console.print(
+                f"epoch {epoch + 1} step {step}/{self.total_steps} {line}, {_duration(left)} left", highlight=False
+            )
         loss = sum(losses) / len(losses)
         known = {"epoch": epoch, "loss": loss, "losses": losses, "lr": lr, "images_per_second": speed}
-        self._write("train", step, {**known, **values})
+        self._write("train", step, {**known, "seconds_left": left, **values})
 
     def evaluation(self, *, epoch: int, step: int, values: Mapping[str, Any], summary: str) -> None:
         """The metrics of an evaluation, and the line to print about them."""
@@ -102,6 +116,13 @@ class RunLogger:
             elif isinstance(value, list):
                 for number, part in enumerate(value, start=1):
                     self._board.add_scalar(f"{event}/{name}/round {number}", part, step)
+
+
+def _duration(seconds: float) -> str:
+    """As 1:05 or 2:01:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
@@ -149,6 +170,7 @@ def environment(device: torch.device, processes: int) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
         "processes": processes,
+        "threads": torch.get_num_threads(),
     }
 
 

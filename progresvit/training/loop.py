@@ -20,7 +20,7 @@ from progresvit.data.split import save_training_list
 from progresvit.distributed import Processes
 from progresvit.training.build import build_model, start_model
 from progresvit.training.logger import RunLogger
-from progresvit.training.optim import Schedules, base_rate
+from progresvit.training.optim import Schedules, base_rate, warmup_epochs
 from progresvit.training.recipe import Recipe
 from progresvit.training.run_folder import check_folder, claim_folder, run_config
 from progresvit.training.state import TrainState, checkpoints, load_state, prune, save_model, save_state
@@ -83,6 +83,9 @@ def train(
     logger.say(method.describe(splits))
     if started:
         logger.say(started)
+    schedule, warmup = recipe.schedule, warmup_epochs(recipe.schedule)
+    if warmup < schedule.warmup:
+        logger.say(f"schedule.warmup is {warmup} and not {schedule.warmup} epochs: there are only {schedule.epochs}")
     try:
         with stop_signals() as stop:
             Loop(recipe, out, processes, step, loaded, state, logger, stop).run()
@@ -153,7 +156,7 @@ class Loop:
         per_epoch, total = self.sampler.steps_per_epoch, self.recipe.epochs * self.sampler.steps_per_epoch
         if self.state.step and self.state.step % per_epoch == 0:
             self._evaluate_if_due(self.state.step // per_epoch - 1)  # it may have stopped after saving
-        for batches in self.data.train.steps(self.state.step, total):
+        for batches in () if self._stops_early() else self.data.train.steps(self.state.step, total):
             self.schedules.set(self.state.step)
             self.step(self.state.step, batches)
             self.state.step += 1
@@ -162,6 +165,8 @@ class Loop:
                 self._log(epoch)
             if done % per_epoch == 0:
                 self._end_epoch(epoch)
+                if self._stops_early():
+                    break
             elif done % self.recipe.run.log_every == 0 and self._save_is_due():
                 self._save()
             if self.processes.any(bool(self.stop)):
@@ -183,6 +188,7 @@ class Loop:
             losses=(self.step.sums / (self.state.step - self.logged)).tolist(),
             lr=base_rate(self.step.optimizer),
             speed=(self.state.step - self.timed_from) * self.sampler.batch / (now - self.clock),  # images per second
+            batch=self.sampler.batch,
         )
         self.state.seconds += now - self.clock
         self.step.sums.zero_()
@@ -219,6 +225,12 @@ class Loop:
         if not done and ((epoch + 1) % self.recipe.run.evaluate_every == 0 or last):
             self._evaluate(epoch)
 
+    def _stops_early(self) -> bool:
+        """Whether the last ``run.patience`` evaluations were not better; the checkpoint holds all of them."""
+        patience = self.recipe.run.patience
+        later = [one for one in self.state.history if one["step"] > self.state.best_step]
+        return patience is not None and len(later) >= patience
+
     def _evaluate(self, epoch: int) -> None:
         model, task = self.step.average()
         metrics = task.validate(model, self.data, processes=self.processes, dtype=self.step.dtype)
@@ -254,7 +266,8 @@ class Loop:
         if lines and self.processes.first:
             path = self.out / "unreadable.txt"
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            self.logger.say(f"{len(lines)} unreadable images were skipped; {path} lists them")
+            more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
+            self.logger.say(f"unreadable and skipped: {'; '.join(lines[:3])}{more} ({path} lists them)")
 
     def _interrupted(self) -> None:
         self._save()
@@ -271,7 +284,14 @@ class Loop:
             self.logger.end_bar()
             summary = f" ({task.summarize(self.state.history[-1])})" if self.state.history else ""
             self.logger.say(f"the model is in {self.out / 'model'}{summary}")
-            words = ["progresvit evaluate", str(self.out / "model"), task.evaluate_options, "--data DATA"]
+            early = self._stops_early()
+            if early:
+                self.logger.say(
+                    f"stopped early: no better evaluation since step {self.state.best_step}; that model is in "
+                    f"{self.out / 'best'}"
+                )
+            folder = self.out / ("best" if early else "model")
+            words = ["progresvit evaluate", str(folder), task.evaluate_options, "--data DATA"]
             self.logger.say(f"next: {' '.join(filter(None, words))} --out records.parquet")
         self.processes.wait()
 

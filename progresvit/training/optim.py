@@ -13,7 +13,7 @@ from timm.scheduler import CosineLRScheduler, PolyLRScheduler
 from torch import nn
 
 from progresvit.io.parse import did_you_mean
-from progresvit.training.recipe import Optimizer, Recipe
+from progresvit.training.recipe import Optimizer, Recipe, Schedule
 
 
 def learning_rate(optimizer: Optimizer) -> float:
@@ -81,6 +81,11 @@ def _not_decayed(trained: nn.Module) -> set[str]:
     }
 
 
+def warmup_epochs(schedule: Schedule) -> int:
+    """Warm-up epochs, at most half of a run that would otherwise be all warm-up."""
+    return schedule.warmup if schedule.warmup < schedule.epochs else schedule.epochs // 2
+
+
 class Schedules:
     """Learning rate and weight decay of every step."""
 
@@ -88,12 +93,13 @@ class Schedules:
         wanted = recipe.schedule
         self.optimizer, self.start, self.end = optimizer, recipe.optimizer.weight_decay, wanted.weight_decay_end
         self.steps_per_epoch, self.by_step = steps_per_epoch, wanted.by == "step"
+        warmup = warmup_epochs(wanted)
         unit = steps_per_epoch if self.by_step else 1
         self.length = wanted.epochs * unit
         options = {
-            "t_initial": self.length - (wanted.warmup * unit if wanted.warmup_prefix else 0),
+            "t_initial": self.length - (warmup * unit if wanted.warmup_prefix else 0),
             "lr_min": wanted.min_lr,
-            "warmup_t": wanted.warmup * unit,
+            "warmup_t": warmup * unit,
             "warmup_lr_init": wanted.warmup_lr,
             "warmup_prefix": wanted.warmup_prefix,
             "cycle_limit": 1,
@@ -118,10 +124,16 @@ class Schedules:
 
 
 def freeze(trained: nn.Module, wanted: Optimizer) -> list[tuple[nn.Parameter, int]]:
-    """Freeze the parameters that are never trained; returns those that train later, with their first epoch."""
+    """Freeze the parameters that are never trained; returns those that train later, with their first epoch.
+
+    Of several patterns the last decides; one that begins with ``!`` excepts parameters from those before.
+    """
+    never: dict[int, nn.Parameter] = {}
     for pattern in wanted.freeze:
-        for parameter in find_parameters(trained, pattern, key="optimizer.freeze"):
-            parameter.requires_grad_(False)
+        for parameter in find_parameters(trained, pattern.removeprefix("!"), key="optimizer.freeze"):
+            never.pop(id(parameter), None) if pattern.startswith("!") else never.setdefault(id(parameter), parameter)
+    for parameter in never.values():
+        parameter.requires_grad_(False)
     return [
         (parameter, epochs)
         for pattern, epochs in wanted.freeze_epochs.items()

