@@ -9,11 +9,15 @@ import timm
 import torch
 
 import progresvit
+from progresvit.baselines.thinkingvit import ThinkingViT
 from progresvit.interop import OFFICIAL_MODELS
+from progresvit.routing.frontier import OperatingPoint
+from progresvit.routing.settings import Budgets
 from tests.engine.test_engine import a_setting
 from tests.interop.authors import authors_state
 from tests.model.test_saving import logits
 
+TABLE = ((0.0, 2.0), (0.5, 1.5), (2.0, 1.0))  # thresholds and their GMACs
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -97,21 +101,93 @@ def test_an_id_that_is_not_to_be_had_is_refused(hub):
         progresvit.load("someone/nothing")
 
 
-def test_push_uploads_the_model_folder(small_model, monkeypatch):
-    uploaded = {}
+@pytest.fixture
+def remote(tmp_path, hub, monkeypatch):
+    """A hub that is a folder: what is uploaded lies in the cache as if it had been downloaded."""
+    calls = []
+    snapshots = tmp_path / "cache"
+
+    def folder_of(repo_id):
+        return snapshots / f"models--{repo_id.replace('/', '--')}" / "snapshots" / COMMIT
 
     class Api:
-        def __init__(self, **settings):
-            uploaded["token"] = settings["token"]
+        def __init__(self, *, token, library_name):
+            calls.append(token)
 
         def create_repo(self, repo_id, private, exist_ok):
-            return SimpleNamespace(repo_id=f"me/{repo_id}")
+            repo_id = repo_id if "/" in repo_id else f"me/{repo_id}"
+            if not folder_of(repo_id).exists():
+                hub(repo_id)
+            return SimpleNamespace(repo_id=repo_id)
+
+        def file_exists(self, repo_id, filename):
+            return (folder_of(repo_id) / filename).exists()
 
         def upload_folder(self, repo_id, folder_path, commit_message):
-            uploaded.update(repo_id=repo_id, model=progresvit.load(folder_path))
+            shutil.copytree(folder_path, folder_of(repo_id), dirs_exist_ok=True)
+            calls.append(commit_message)
             return SimpleNamespace(commit_url="https://hub/commit")
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    return SimpleNamespace(calls=calls, folder=folder_of)
+
+
+def test_push_uploads_a_model_in_memory_with_a_short_card(small_model, images, remote):
     assert progresvit.push_to_hub(small_model, "small", token="secret") == "https://hub/commit"
-    assert (uploaded["repo_id"], uploaded["token"]) == ("me/small", "secret")
-    assert uploaded["model"].config == small_model.config
+    assert remote.calls == ["secret", "Upload ProgResViT model"]
+    assert torch.equal(logits(progresvit.load("me/small"), images), logits(small_model, images))
+    card = (remote.folder("me/small") / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: progresvit\npipeline_tag: image-classification\n---\n# small\n")
+    assert 'progresvit.Engine("me/small")' in card
+
+
+def test_push_uploads_card_settings_and_budgets_and_the_engine_reads_them_back(small_model, images, tmp_path, remote):
+    folder = saved_with_settings(small_model, tmp_path)
+    (folder / "README.md").write_text("# A card by hand\n")
+    (folder / "notes.txt").write_text("not for the hub")
+    progresvit.push_to_hub(folder, "me/small")
+    names = {path.relative_to(remote.folder("me/small")).as_posix() for path in remote.folder("me/small").rglob("*.*")}
+    assert names == {"config.json", "model.safetensors", "README.md", "budgets.json", "settings/near-lossless.json"}
+    assert (remote.folder("me/small") / "README.md").read_text() == "# A card by hand\n"
+    assert progresvit.Engine("me/small").policy.thresholds == (1.25,)
+    assert progresvit.Engine("me/small", budget_gmacs=1.5).policy.thresholds == (0.5,)
+    loaded = progresvit.ProgResViT.from_pretrained("me/small")
+    assert torch.equal(logits(loaded, images), logits(small_model, images))
+
+
+def test_a_generated_card_names_the_settings_and_one_on_the_hub_is_kept(small_model, tmp_path, remote):
+    folder = saved_with_settings(small_model, tmp_path)
+    progresvit.push_to_hub(folder, "me/small")
+    card = remote.folder("me/small") / "README.md"
+    assert "Calibrated settings: near-lossless." in card.read_text()
+    card.write_text("edited on the hub")
+    progresvit.push_to_hub(folder, "me/small")
+    assert card.read_text() == "edited on the hub"
+
+
+def test_settings_of_other_weights_are_not_uploaded(small_model, tmp_path, remote):
+    folder = saved_with_settings(small_model, tmp_path, weights="0" * 64)
+    for name in ("budgets.json", "settings/near-lossless.json"):
+        with pytest.raises(ValueError, match=f"{name} was not calibrated with the weights of this model"):
+            progresvit.push_to_hub(folder, "me/small")
+        (folder / name).unlink()
+    assert not remote.calls
+
+
+def test_a_model_of_another_class_is_refused_by_from_pretrained(small_model, tmp_path):
+    folder = progresvit.save(small_model, tmp_path / "model")
+    with pytest.raises(ValueError, match=r"is a ProgResViT, not a ThinkingViT; use progresvit\.load"):
+        ThinkingViT.from_pretrained(folder)
+
+
+def saved_with_settings(model, tmp_path, **changes):
+    folder = progresvit.save(model, tmp_path / "model")
+    (folder / "settings").mkdir()
+    setting = a_setting(model, threshold=1.25, **changes)
+    setting.save(folder / "settings" / "near-lossless.json")
+    known = {"weights": setting.weights, "preprocessing": setting.preprocessing, "precision": "fp32"}
+    points = [
+        OperatingPoint(threshold=limit, exit_shares=(2 - gmacs, gmacs - 1), gmacs=gmacs) for limit, gmacs in TABLE
+    ]
+    Budgets(**known, rounds=2, n=10, points=points).save(folder / "budgets.json")
+    return folder

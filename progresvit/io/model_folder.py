@@ -17,6 +17,10 @@ SETTINGS = "settings"
 """Optional folder in a model folder with calibrated thresholds by name."""
 BUDGETS_FILE = "budgets.json"
 """Optional file in a model folder with the GMACs of thresholds."""
+CARD_FILE = "README.md"
+"""Optional file in a model folder: the model card."""
+MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, f"{SETTINGS}/*.json", BUDGETS_FILE, CARD_FILE)
+"""Patterns of the files that a hub repository shares."""
 DEFAULT_MODEL = "imagenet-tiny"
 """The bundled model that is used unless another is asked for."""
 BUNDLED = (DEFAULT_MODEL, "nettewoof-tiny")
@@ -53,7 +57,7 @@ def find_folder(
     source: Source,
     *,
     revision: str | None = None,
-    files: Sequence[str] = (CONFIG_FILE, WEIGHTS_FILE, f"{SETTINGS}/*.json", BUDGETS_FILE),
+    files: Sequence[str] = MODEL_FILES,
     cache_dir: Source | None = None,
 ) -> Path:
     """The folder that ``source`` names. A local folder comes before a bundled model and a hub id.
@@ -102,7 +106,7 @@ def download(repo_id: str, *, revision: str | None, patterns: Sequence[str], cac
             f"there is no local folder {repo_id!r}, and it could not be downloaded from the hub: {_first_line(error)} "
             "Check the network and the revision, or give the path of a model folder."
         ) from error
-    if not any(Path(folder).glob("*")):
+    if not any(path.name != CARD_FILE for path in Path(folder).iterdir()):
         raise ValueError(
             f"the hub repository {repo_id!r} holds no {' or '.join(patterns)}. If it holds a PyTorch checkpoint of the "
             "authors, download that file and convert it with: progresvit import-official FILE --out DIR"
@@ -116,7 +120,8 @@ def read_config_values(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         if (folder / "export.json").is_file():
             raise ValueError(
-                f"{folder} is an export, which is for progresvit classify; give the model that it was made from."
+                f"{folder} is an export, which is for progresvit classify, serve, evaluate, bench and info; "
+                "give the model that it was made from."
             )
         pickles = find_pickles(folder)
         if pickles:

@@ -13,7 +13,7 @@ import progresvit._torchvision  # noqa: F401  (ahead of timm)
 # isort: split
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from progresvit.config import BackboneConfig
+from progresvit.io.model_folder import Source, find_folder
 from progresvit.model import registry, slicing
 from progresvit.model.blocks import NORM_EPS, Block
 from progresvit.model.interface import RoundModel
@@ -61,6 +62,21 @@ class Backbone(nn.Module):
         trunc_normal_(self.pos_embed, std=0.02)  # as timm initialises a ViT
         nn.init.normal_(self.cls_token, std=1e-6)
         self.apply(init_linear)
+
+    @classmethod
+    def from_pretrained(cls, source: Source, *, revision: str | None = None) -> Self:
+        """A trained model of this class, in evaluation mode.
+
+        Args:
+            source: A model folder, the name of a bundled model, or a hub id.
+            revision: Branch, tag or commit of the hub repository.
+        """
+        from progresvit.model.saving import load_folder
+
+        model = load_folder(find_folder(source, revision=revision))
+        if not isinstance(model, cls):
+            raise ValueError(f"{source} is a {type(model).__name__}, not a {cls.__name__}; use progresvit.load.")
+        return model
 
     def forward(self, images: Tensor) -> tuple[RoundOutput, ...]:
         """Every round, first to last, with no early exit. Images are (B, C, H, H), H the highest resolution or more."""

@@ -12,10 +12,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from progresvit.config import BaseConfig
+from progresvit.config import BaseConfig, parse_object
 from progresvit.io.files import replacing_folder
-from progresvit.io.model_folder import CONFIG_FILE, WEIGHTS_FILE, find_pickles, refuse_pickle
-from progresvit.io.weights import read_safetensors, write_safetensors
+from progresvit.io.model_folder import (
+    BUDGETS_FILE,
+    CARD_FILE,
+    CONFIG_FILE,
+    MODEL_FILES,
+    SETTINGS,
+    WEIGHTS_FILE,
+    Source,
+    find_folder,
+    find_pickles,
+    refuse_pickle,
+)
+from progresvit.io.weights import read_safetensors, weights_hash, write_safetensors
+from progresvit.model.card import make_card
 from progresvit.model.interface import RoundModel
 from progresvit.model.registry import build, model_class, read_config
 
@@ -80,17 +92,49 @@ def load_folder(folder: Path) -> RoundModel:
     return model.eval()
 
 
-def push_to_hub(model: RoundModel, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
-    """Upload the model folder to the Hugging Face hub; returns the address of the commit."""
+def push_to_hub(model: RoundModel | Source, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
+    """Upload a model to the Hugging Face hub; returns the address of the commit.
+
+    Args:
+        model: A model folder (or the name of a bundled model), whose card, settings and budgets are uploaded with
+            config and weights; or a model in memory, which has only these two. A repository without a card gets a
+            short one.
+        repo_id: The hub id. The repository is created if it does not exist.
+        private: Whether a new repository is private.
+        token: Access token of the hub; by default that of ``hf auth login``.
+    """
     from huggingface_hub import HfApi
 
-    api = HfApi(token=token, library_name="progresvit")
-    repo = api.create_repo(repo_id, private=private, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = save(model, Path(scratch) / "model")
+        staged = Path(scratch) / "model"
+        if isinstance(model, str | os.PathLike):
+            source = find_folder(model)
+            model = load_folder(source)
+            _check_settings(model, source)
+            for path in (path for pattern in MODEL_FILES for path in source.glob(pattern)):
+                target = staged / path.relative_to(source)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+        else:
+            save(model, staged)
+        api = HfApi(token=token, library_name="progresvit")
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if not (staged / CARD_FILE).exists() and not api.file_exists(repo_id, CARD_FILE):
+            settings = sorted(path.stem for path in (staged / SETTINGS).glob("*.json"))
+            (staged / CARD_FILE).write_text(make_card(model, repo_id, settings), encoding="utf-8")
         message = f"Upload {type(model).__name__} model"
-        commit = api.upload_folder(repo_id=repo.repo_id, folder_path=folder, commit_message=message)
+        commit = api.upload_folder(repo_id=repo_id, folder_path=staged, commit_message=message)
     return str(commit.commit_url)
+
+
+def _check_settings(model: RoundModel, folder: Path) -> None:
+    """Refuse settings and budgets of other weights, with which the engine would refuse the uploaded model."""
+    own = weights_hash(model)
+    for path in sorted([*(folder / SETTINGS).glob("*.json"), *folder.glob(BUDGETS_FILE)]):
+        if parse_object(path.read_text(encoding="utf-8")).get("weights") != own:
+            raise ValueError(
+                f"{path} was not calibrated with the weights of this model; calibrate again, or delete it."
+            )
 
 
 def check_fit(weights: Mapping[str, Tensor], config: BaseConfig, *, origin: str) -> None:

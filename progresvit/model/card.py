@@ -1,0 +1,50 @@
+"""A model card for the hub, made of what the config says; it claims no accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from progresvit.model.interface import RoundModel
+
+_PIPELINES = {"classification": "image-classification", "segmentation": "image-segmentation"}
+_ENGINES = {"classification": "Engine", "segmentation": "SegmentationEngine"}
+
+
+def make_card(model: RoundModel, repo_id: str, settings: Sequence[str] = ()) -> str:
+    """The README.md of a hub repository.
+
+    Args:
+        model: The model of the repository.
+        repo_id: The hub id, for the lines that load it.
+        settings: Names of its calibrated settings.
+    """
+    config = model.config
+    pipeline = _PIPELINES[config.task] if config.num_classes else "image-feature-extraction"
+    engine = _ENGINES[config.task] if config.num_classes else "EmbeddingEngine"
+    rows = [f"| {s} | {gmacs:.3f} |" for s, gmacs in enumerate(model.gmacs(), 1)]
+    usage = [f'model = progresvit.load("{repo_id}")']
+    if config.kind == "progresvit":
+        usage.append(f'engine = progresvit.{engine}("{repo_id}")')
+    named = f"Calibrated settings: {', '.join(settings)}.\n" if settings else "It has no calibrated settings.\n"
+    lines = [
+        "---",
+        "library_name: progresvit",
+        f"pipeline_tag: {pipeline}",
+        "---",
+        f"# {repo_id.rpartition('/')[2]}",
+        "",
+        f"A model of kind `{config.kind}` with {config.num_classes} classes, for images of {config.input_side} pixels.",
+        "",
+        "| round | cumulative GMACs |",
+        "| --- | --- |",
+        *rows,
+        "",
+        "```python",
+        "import progresvit",
+        "",
+        *usage,
+        "```",
+        "",
+        named,
+    ]
+    return "\n".join(lines)
