@@ -49,6 +49,7 @@ def main() -> None:
             "onnxruntime fp32": lambda: GraphRounds(folder, threads=options.threads).run,
             "onnxruntime int8": lambda: GraphRounds(small, threads=options.threads).run,
             "openvino fp32": lambda: GraphRounds(folder, backend="openvino", threads=options.threads).run,
+            "openvino int8": lambda: GraphRounds(small, backend="openvino", threads=options.threads).run,
             "openvino bf16": lambda: (
                 GraphRounds(folder, backend="openvino", precision="bf16", threads=options.threads).run
             ),

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import progresvit
+from progresvit.data.samples import samples_folder
+from progresvit.engine.export.export import export
 from progresvit.io.model_folder import BUNDLED
 
 ROOT = Path(__file__).parent.parent
@@ -91,3 +93,28 @@ app(["classify", "--samples", "--json"])
     assert (epochs, shape) == ("310", "torch.Size([1, 1000])")
     answers = {one["picture"]: one["label"] for one in map(json.loads, shown)}
     assert answers["golden_retriever.jpg"] == "golden retriever"
+
+
+@pytest.mark.long
+def test_an_export_runs_with_the_packages_of_the_runtime_file_alone(wheel, small_model, tmp_path):
+    exported = tmp_path / "exported"
+    export(small_model, exported, threshold=0.5)
+    uv("venv", "--quiet", "--python", sys.executable, tmp_path / "env")
+    python = tmp_path / "env" / "bin" / "python"
+    uv("pip", "install", "--quiet", "--python", python, "--no-deps", wheel)
+    uv("pip", "install", "--quiet", "--python", python, "--requirements", ROOT / "requirements" / "runtime.txt")
+
+    def classify(*words):
+        command = [tmp_path / "env" / "bin" / "progresvit", "classify", "--samples", "--json", *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=clean_environment())
+
+    done = classify("--model", exported)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    expected = progresvit.Engine(exported).classify([samples_folder() / one["picture"] for one in answers])
+    assert [one["index"] for one in answers] == [prediction.index for prediction in expected]
+    refused = classify()
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: torch is not installed; run: pip install ")
+    assert "torch>=2.11" in refused.stderr or "torch<2.14" in refused.stderr
+    assert "numpy" not in refused.stderr

@@ -40,9 +40,11 @@ class _Group(TyperGroup):
         except BrokenPipeError:
             raise
         except ModuleNotFoundError as error:
-            if error.name not in ("torch", "torchvision", "timm"):
+            if error.name not in ("torch", "torchvision", "timm", "safetensors", "huggingface_hub", "scipy"):
                 raise
-            typer.echo(f"error: {error.name} is not installed; run: pip install {error.name}", err=True)
+            from progresvit.io.extras import not_installed
+
+            typer.echo(f"error: {not_installed(error.name)}", err=True)
             raise typer.Exit(code=2) from error
         except (ValueError, OSError) as error:
             typer.echo(f"error: {error}", err=True)

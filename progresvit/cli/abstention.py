@@ -21,7 +21,8 @@ def abstention(
     benefit: Annotated[Path | None, typer.Option(help="Router fitted with --target benefit.")] = None,
     out: Annotated[list[Path] | None, typer.Option(help=options.OUT_HELP)] = None,
     compute_out: Annotated[
-        list[Path] | None, typer.Option(help="Output file of the equal-accuracy table; repeatable: .csv, .json, .md.")
+        list[Path] | None,
+        typer.Option(help=f"Equal-accuracy table. {options.TABLE_HELP}"),
     ] = None,
 ) -> None:
     """Print risk against coverage; with --unrecoverable, also the GMACs saved by not refining such images."""

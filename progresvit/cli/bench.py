@@ -19,7 +19,7 @@ CONTINUING = 0.664
 
 
 def bench(
-    model: Annotated[str, typer.Argument(help=f"Preset. {options.MODEL_HELP}", metavar="PRESET|MODEL")],
+    model: Annotated[str, typer.Argument(help=f"Preset. {options.EXPORT_HELP}", metavar="PRESET|MODEL")],
     device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
     batch: Annotated[int | None, typer.Option(help="Images per batch; 512 on a GPU, else 8.", min=1)] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None,
@@ -38,17 +38,20 @@ def bench(
 ) -> None:
     """Measure throughput, latency and peak memory of the engine, and of the same model run round by round.
 
-    The images are on the device already. Each row is measured in its own process, after a warm-up.
+    The images are on the device already. Each row is measured in its own process, after a warm-up. For an export, only
+    the engine is measured.
     """
     from progresvit.cli.info import find_config
+    from progresvit.engine.export.manifest import is_export
+    from progresvit.engine.onnx_backend import check_installed
     from progresvit.io.parse import dump_json
 
+    exported = is_export(model)
     find_config(model)  # an unknown model is an error before a process starts
+    check_installed(backend, converts=not exported)
     if threshold is not None and continuing is not None:
         raise ValueError("--threshold decides which images continue, and so does --continuing; use one of them.")
-    device = device or ("cpu" if backend in ("onnxruntime", "openvino") else _best_device())
-    if not device.startswith(("cpu", "cuda")):
-        raise ValueError(f"unknown device {device!r}; choose cpu or cuda.")
+    device = "cpu" if exported and device is None else _device(device, backend)
     on_gpu = device.startswith("cuda")
     precision = precision or ("bf16" if on_gpu else "fp32")
     shared = {
@@ -62,7 +65,7 @@ def bench(
     timing = {"device": device, "threads": threads, "seconds": seconds}
     of_engine = {"eager": False, "precision": precision, "backend": backend, "threads": threads}
     of_model = {"eager": True, "precision": "bf16" if precision == "fp8" else precision}
-    rows = [_in_fresh_process({**shared, **own}, timing) for own in (of_engine, of_model)]
+    rows = [_in_fresh_process({**shared, **own}, timing) for own in (of_engine, of_model)[: 1 if exported else 2]]
     if as_json:
         typer.echo(dump_json({"model": model, "rows": rows}))
     else:
@@ -84,7 +87,7 @@ def measure(subject: dict[str, Any], timing: dict[str, Any]) -> dict[str, Any]:
         "name": "model, round by round" if eager else f"engine, {routed.runner.backend}",
         "hardware": hardware(subject["device"]),
         "torch": torch.__version__,
-        "precision": subject["precision"],
+        "precision": subject["precision"] if eager else routed.runner.precision,  # int8 graphs have their own
         "batch": subject["batch"] if eager else routed.runner.batch,  # less if memory ran out
         **throughput,
         **{key: value for key, value in measurement.latency().items() if key.endswith("_ms")},
@@ -142,16 +145,21 @@ def _show(model: str, rows: Sequence[dict[str, Any]]) -> None:
         Column("continuing", "continuing, %", rough_percent),
         Column("gmacs", "GMACs", decimals),
     ]
-    engine, eager = rows
+    engine = rows[0]
     title = f"{model} on {engine['hardware']}, torch {engine['torch']}; latency at batch 1"
     output.show_table(Table(title, columns, [{**row, "continuing": 1 - row["exit_shares"][0]} for row in rows]))
+    if len(rows) == 1:
+        return
+    eager = rows[1]
     typer.echo(
         f"The engine is {engine['images_per_s'] / eager['images_per_s']:.2f} times as fast as the model run round by "
         f"round at batch {engine['batch']}, and {eager['p50_ms'] / engine['p50_ms']:.2f} times at batch 1 (p50)."
     )
 
 
-def _best_device() -> str:
-    import torch
+def _device(device: str | None, backend: str | None) -> str:
+    from progresvit.distributed import choose_device
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if device is None and backend in ("onnxruntime", "openvino"):
+        return "cpu"
+    return str(choose_device(device, ("cpu", "cuda")))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +39,9 @@ def classify(
     router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
     abstain: Annotated[float | None, typer.Option(help="Withhold answers with at least this entropy.")] = None,
     top_k: Annotated[int, typer.Option(help="Number of classes to report, most likely first.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Parquet file for the answers; an interrupted run resumes.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the answers: .parquet, .csv or .jsonl; an interrupted run resumes.")
+    ] = None,
     shard: Annotated[
         str | None,
         typer.Option(
@@ -61,11 +62,17 @@ def classify(
         int | None,
         typer.Option(help="Processes or threads that decode images; by default one for each CPU core."),
     ] = None,
+    max_pixels: Annotated[
+        int | None,
+        typer.Option(help="Most pixels to decode of a file; 89 million by default. Larger JPEGs are reduced.", min=1),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")] = False,
 ) -> None:
     """Classify images; confident predictions exit early. Unreadable files are reported and skipped (exit code 1)."""
-    if out is not None and (out.suffix != ".parquet" or as_json):
-        raise ValueError(f"{out}: answers are written as .parquet; --out and --json exclude each other.")
+    if out is not None and (out.suffix not in (".parquet", ".csv", ".jsonl") or as_json):
+        raise ValueError(
+            f"{out}: answers are written as .parquet, .csv or .jsonl; --out and --json exclude each other."
+        )
     if shard is not None and out is None:
         raise ValueError("--shard writes a file for each shard; name it with --out.")
     part = _parse_shard(shard)
@@ -73,7 +80,7 @@ def classify(
     engine = _make_engine(
         model, threshold, budget_gmacs=budget_gmacs, router=router, abstain=abstain, top_k=top_k,
         backend=cast("BackendName | None", backend), device=device, precision=precision, batch=batch, threads=threads,
-        decode=decode, workers=workers,
+        decode=decode, workers=workers, max_pixels=max_pixels,
     )  # fmt: skip
     errors = len(bad)
     if out is not None:
@@ -91,7 +98,7 @@ def _find(
     images: list[str] | None, samples: bool, listed: str | None
 ) -> tuple[ImageDataset, Sequence[tuple[str, str]]]:
     """The images, and the arguments that name none, each with the reason."""
-    from progresvit.data.dataset import find_listed, unlabelled
+    from progresvit.data.dataset import find_listed, find_unlabelled, unlabelled
     from progresvit.data.samples import samples_folder
 
     if sum((bool(images), samples, listed is not None)) != 1:
@@ -101,25 +108,28 @@ def _find(
         )
     if listed is not None:
         return find_listed(listed), ()
-    found, bad = find_images(images or [str(samples_folder())])
+    if samples:
+        return find_unlabelled(samples_folder()), ()
+    found, bad = find_images(images or [])
     return unlabelled(found), bad
 
 
 def find_images(given: list[str]) -> tuple[Entries, list[tuple[str, str]]]:
     """The images that the arguments name, and the arguments that name none, each with the reason."""
     from progresvit.data.dataset import Entries, Entry, find_unlabelled
-    from progresvit.engine.images import NO_FILE, ON_THE_WEB
+    from progresvit.data.prepare import NO_FILE, ON_THE_WEB, is_web_address
 
     bad: list[tuple[str, str]] = []
+    others: Counter[str] = Counter()
 
     def find() -> Iterator[Entry]:
         for argument in given:
             path = Path(argument).expanduser()
-            if argument.startswith(("http://", "https://")):
+            if is_web_address(argument):
                 bad.append((argument, ON_THE_WEB))
             elif path.is_dir() or path.suffix == ".tar":
                 try:
-                    inside = find_unlabelled(path).entries
+                    inside = find_unlabelled(path, others).entries
                 except ValueError as error:
                     bad.append((argument, str(error).removeprefix(f"{path} ").removesuffix(".")))
                     continue
@@ -130,7 +140,9 @@ def find_images(given: list[str]) -> tuple[Entries, list[tuple[str, str]]]:
             else:
                 yield Entry(str(path), argument)
 
-    return Entries(find()), bad
+    entries = Entries(find())
+    output.report_other_files(others)
+    return entries, bad
 
 
 def _make_engine(
@@ -148,15 +160,15 @@ def _make_engine(
     threads: int | None,
     decode: str,
     workers: int | None,
+    max_pixels: int | None,
 ) -> Engine:
     from progresvit.engine import Engine
 
-    device = options.engine_device(device, model, backend)
     with output.setting_notes():
         return Engine(
             model, parse_limit(threshold), budget_gmacs=budget_gmacs, router=router, abstain=abstain,
             top_k=top_k, backend=backend, device=device, precision=precision, batch=batch, threads=threads,
-            decode=decode, workers=workers,
+            decode=decode, workers=workers, max_pixels=max_pixels,
         )  # fmt: skip
 
 
@@ -171,7 +183,7 @@ def _parse_shard(text: str | None) -> Shard | None:
 def _to_file(engine: Engine, dataset: ImageDataset, out: Path, shard: Shard | None, overwrite: bool) -> int:
     from progresvit.engine.predict_files import classify_files
 
-    with output.progress_bars(wanted=True) as begin:
+    with output.stoppable(), output.progress_bars(wanted=True) as begin:
         progress = begin("classifying") if begin else None
         summary = classify_files(engine, dataset, out, shard=shard, overwrite=overwrite, progress=progress)
     _report(summary, engine)
@@ -185,11 +197,12 @@ def _to_json(engine: Engine, dataset: ImageDataset) -> int:
     """A line for each answer as soon as it is there; memory does not grow with the number of images."""
     from progresvit.engine.engine import DEADLINE
     from progresvit.engine.predict_files import NAMED, predictions, row
+    from progresvit.engine.result_formats import json_line
 
     errors = 0
     bad: list[tuple[str, str]] = []
     for entry, answer in zip(dataset.entries, predictions(engine, dataset, deadline=DEADLINE)):
-        typer.echo(json.dumps(_json_row(row(entry.name, answer, engine)), allow_nan=False))
+        typer.echo(json_line(row(entry.name, answer, engine)))
         if answer.error is not None:
             errors += 1
             bad += [(entry.name, answer.error)] if len(bad) < NAMED else []
@@ -203,7 +216,13 @@ def _to_terminal(engine: Engine, dataset: ImageDataset, *, mark_correct: bool) -
     from progresvit.engine.predict_files import predictions, row, summarise
     from progresvit.evaluation.table import Column, Table, decimals, rough_percent
 
-    answers = list(predictions(engine, dataset, deadline=DEADLINE))
+    answers: list[Prediction] = []
+    with output.stoppable("stopped"), output.progress_bars(wanted=True) as begin:
+        update = begin("classifying") if begin else None
+        for answer in predictions(engine, dataset, deadline=DEADLINE):
+            answers.append(answer)
+            if update is not None:
+                update(len(answers), len(dataset))
     good = [(entry, answer) for entry, answer in zip(dataset.entries, answers) if answer.error is None]
     if good:
         columns = [
@@ -229,12 +248,6 @@ def _to_terminal(engine: Engine, dataset: ImageDataset, *, mark_correct: bool) -
         _report(summarise(answers, len(engine.gmacs)), engine)
     output.report_skipped([(entry.name, a.error) for entry, a in zip(dataset.entries, answers) if a.error is not None])
     return len(answers) - len(good)
-
-
-def _json_row(row: dict[str, Any]) -> dict[str, Any]:
-    """The row without NaN, which JSON cannot hold, and without an empty ``top``."""
-    missing = {key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
-    return {key: value for key, value in row.items() if key not in missing and (key != "top" or value)}
 
 
 def _others(prediction: Prediction) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -38,17 +38,18 @@ def embed(
     if out.suffix != ".parquet":
         raise ValueError(f"{out}: features are written as .parquet.")
     from progresvit.data.dataset import unlabelled
+    from progresvit.engine import EmbeddingEngine
     from progresvit.engine.embed_files import embed_files
 
     found, bad = find_images(images)
     errors = len(bad)
     if found:
         dataset = unlabelled(found)
-        engine = _make_engine(
+        engine = EmbeddingEngine(
             model, round=round, pool=cast("Pool", pool), device=device, precision=precision, batch=batch,
             workers=workers,
         )  # fmt: skip
-        with output.progress_bars(wanted=True) as begin:
+        with output.stoppable(), output.progress_bars(wanted=True) as begin:
             result = embed_files(engine, dataset, out, neighbours=neighbours, overwrite=overwrite, progress=begin)
         if neighbours is not None:
             _show_neighbours(out, neighbours, images=result.images - result.errors)
@@ -59,14 +60,6 @@ def embed(
         typer.echo(f"skipped: {name}: {reason}", err=True)
     if errors:
         raise typer.Exit(code=1)
-
-
-def _make_engine(model: str | None, *, device: str | None, **known: Any) -> EmbeddingEngine:
-    import torch
-
-    from progresvit.engine import EmbeddingEngine
-
-    return EmbeddingEngine(model, device=device or ("cuda" if torch.cuda.is_available() else "cpu"), **known)
 
 
 def _show_neighbours(out: Path, neighbours: int, *, images: int) -> None:

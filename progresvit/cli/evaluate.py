@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from progresvit.evaluation import Records, SegmentationRecords
 
 
+NOT_FOR_EXPORTS = "for models, and this is an export"
+
+
 def evaluate(
-    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)],
+    model: Annotated[str, typer.Argument(help=options.EXPORT_HELP)],
     data: Annotated[
         str,
         typer.Option(
@@ -84,7 +87,10 @@ def evaluate(
     precision: Annotated[str, typer.Option(help=options.PRECISION_HELP)] = "fp32",
     batch: Annotated[
         int | None,
-        typer.Option(help="Images per batch, 128 by default, 256 for linear; for segmentation windows, 32 by default."),
+        typer.Option(
+            help="Images per batch, 128 by default, 64 for an export, 256 for linear; for segmentation windows, 32 by "
+            "default."
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(help=options.DECODE_HELP)] = 2,
     decode: Annotated[
@@ -95,6 +101,9 @@ def evaluate(
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="For an export: onnxruntime or openvino; by default that of its format.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing records.")] = False,
 ) -> None:
     """Run every round on every image once and write one record per image. Run it again to resume.
@@ -104,6 +113,8 @@ def evaluate(
     from progresvit import api
     from progresvit.data.transforms import Corruption
     from progresvit.distributed import end_processes, start_processes
+    from progresvit.engine.export.manifest import is_export
+    from progresvit.engine.onnx_backend import GRAPH_BATCH
     from progresvit.evaluation import DataSource, EvalOptions, evaluate_segmentation
     from progresvit.evaluation import evaluate as run
     from progresvit.evaluation.segmentation_run import BATCH
@@ -115,13 +126,16 @@ def evaluate(
         restrict_classes=restrict_classes,
         corruption=None if corruption is None else Corruption.parse(corruption),
     )
-    loaded, folder = api.load_with_folder(model)
+    loaded, folder, device = options.open_model(model, precision=precision, backend=backend, device=device)
+    exported = is_export(model)
+    if exported:
+        options.refuse_options({"--task": task, "--merge": merge}, NOT_FOR_EXPORTS)
     probe = probes.parse_probe(
         task, loaded.config.task, k=k, temperature=temperature, bank_split=bank_split, epochs=epochs,
         learning_rates=learning_rates, in_memory=in_memory,
     )  # fmt: skip
     segments = loaded.config.task == "segmentation" and not probe
-    default_batch = BATCH if segments else probe.batch if probe else 128
+    default_batch = BATCH if segments else probe.batch if probe else GRAPH_BATCH if exported else 128
     eval_options = EvalOptions(
         precision=precision,
         batch=default_batch if batch is None else batch,
@@ -148,7 +162,7 @@ def evaluate(
     processes = start_processes(device)
     records: Records | SegmentationRecords
     try:
-        with output.progress_bars(wanted=processes.first) as begin:
+        with output.stoppable(wanted=processes.first), output.progress_bars(wanted=processes.first) as begin:
             progress = begin("evaluating") if begin else None
             if segments:
                 records = evaluate_segmentation(
@@ -194,7 +208,7 @@ def _report(records: Records | SegmentationRecords, out: Path, folder: Path | No
     elif header.probe is not None:
         probes.report_accuracy(records)
     elif records.labelled:
-        shares = ", ".join(f"round {s + 1} {share:.2%}" for s, share in enumerate(records.correct.mean(axis=0)))
-        typer.echo(f"top-1 of {len(records)} images: {shares}")
+        shares = output.round_accuracies(records.correct)
+        typer.echo(f"top-1 of {len(records)} images: {shares} (95% intervals)")
     following = f": progresvit frontier {out}" if header.routable else "; its rounds are alternatives"
     typer.echo(f"{out} is ready{following}")

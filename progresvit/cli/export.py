@@ -53,6 +53,7 @@ def export(
             threshold=limit,
             temperatures=parsed_temperatures,
             int8=check,
+            settings_from=folder,
             progress=lambda message: typer.echo(message, err=True),
         )
     if manifest.int8 is not None:

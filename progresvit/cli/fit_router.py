@@ -15,13 +15,16 @@ def fit_router(
         str,
         typer.Option(help="benefit: the last round corrects this one; error: this one errs; unrecoverable: all err."),
     ] = "benefit",
-    epochs: Annotated[int, typer.Option(help="Epochs over the records.")] = 6,
+    epochs: Annotated[
+        int | None,
+        typer.Option(help="Epochs over the records; by default 6, or more on few records (100 optimizer steps)."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the initial weights and of the batch order.")] = 0,
 ) -> None:
     """Fit the small network that decides from a round's logits whether to continue."""
     if out.suffix != ".safetensors":
         raise ValueError(f"{out}: a router is a .safetensors file; use --out {out}.safetensors.")
-    if epochs < 1:
+    if epochs is not None and epochs < 1:
         raise ValueError(f"--epochs must be at least 1, not {epochs}.")
     from progresvit.evaluation import read_records
     from progresvit.routing import fit_router as fit

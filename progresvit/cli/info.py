@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,11 +13,13 @@ from progresvit.cli import options
 from progresvit.compute import CONVENTIONS
 from progresvit.config import PRESETS, BaseConfig, ModelConfig
 from progresvit.io.model_folder import BUNDLED, CONFIG_FILE, DEFAULT_MODEL, bundled_folder, find_folder, is_local
-from progresvit.io.parse import did_you_mean
+from progresvit.io.parse import did_you_mean, dump_json
 from progresvit.model.registry import read_config
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from progresvit.engine.export.manifest import Manifest
 
 COMPONENTS = tuple(field.name for field in fields(compute.RoundMacs))
 HEADINGS = {"width": "channels"}
@@ -31,7 +32,7 @@ def info(
     model: Annotated[
         str | None,
         typer.Argument(
-            help=f"Preset. {options.MODEL_HELP} Without one, {DEFAULT_MODEL} and the list of names.",
+            help=f"Preset. {options.EXPORT_HELP} Without one, {DEFAULT_MODEL} and the list of names.",
             metavar="PRESET|MODEL",
             show_default=False,
         ),
@@ -39,14 +40,20 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Rounds, parameters and multiply-accumulates of a model, by component and in both conventions."""
+    from progresvit.engine.export.manifest import is_export
+
     if model is None:
         report = describe(DEFAULT_MODEL, read_config(bundled_folder()))
     else:
         report = describe(model, find_config(model))
+        if is_export(model):
+            report["export"] = describe_export(Path(model).expanduser())
     if as_json:
-        typer.echo(json.dumps(report, indent=2))
+        typer.echo(dump_json(report))
         return
     _print(report)
+    if "export" in report:
+        _print_export(report["export"])
     if model is None:
         typer.echo(f"Bundled models: {', '.join(BUNDLED)}\nPresets: {', '.join(PRESETS)}")
 
@@ -102,9 +109,13 @@ def _compute(config: ModelConfig, convention: compute.Convention) -> dict[str, A
 
 
 def find_config(source: str) -> BaseConfig:
-    """The config of a preset, a model folder, a bundled model or a hub id."""
+    """The config of a preset, a model folder, an export, a bundled model or a hub id."""
     if source in PRESETS:
         return PRESETS[source]
+    from progresvit.engine.export.manifest import Manifest, is_export
+
+    if is_export(source):
+        return Manifest.read(Path(source).expanduser()).config
     if source.startswith("NCPS/"):
         from progresvit.interop import OFFICIAL_MODELS
 
@@ -114,6 +125,36 @@ def find_config(source: str) -> BaseConfig:
         nearest = did_you_mean(source, (*BUNDLED, *PRESETS))
         raise ValueError(f"there is no preset, bundled model or model folder {source!r}; {nearest}")
     return read_config(find_folder(source, files=(CONFIG_FILE,)))
+
+
+def describe_export(folder: Path) -> dict[str, Any]:
+    """What an export adds to its model: format, precision, threshold, settings, and the measured cost of int8."""
+    from progresvit.engine.export.manifest import Manifest
+
+    manifest = Manifest.read(folder)
+    keys = ("kind", "precision", "threshold", "setting_name", "temperatures", "weights", "preprocessing", "int8")
+    return {**{key: getattr(manifest, key) for key in keys}, "settings": _describe_settings(folder, manifest)}
+
+
+def _describe_settings(folder: Path, manifest: Manifest) -> dict[str, str | None]:
+    """The settings of the export by name, each with what differs from its calibration."""
+    from progresvit.routing.settings import find_setting, setting_names
+
+    known = {name: find_setting(name, folder) for name in setting_names(folder)}
+    return {
+        name: setting.caveat(preprocessing=manifest.preprocessing, precision=manifest.precision)
+        if setting.weights == manifest.weights
+        else "the setting is for other weights."
+        for name, setting in known.items()
+    }
+
+
+def _print_export(report: dict[str, Any]) -> None:
+    typer.echo(f"Export: {report['kind']}, {report['precision']}")
+    named = f" ({report['setting_name']})" if report["setting_name"] else ""
+    typer.echo(f"Threshold: {'none' if report['threshold'] is None else report['threshold']}{named}")
+    for name, caveat in report["settings"].items():
+        typer.echo(f"Setting {name}{'' if caveat is None else f': {caveat}'}")
 
 
 def _print(report: dict[str, Any]) -> None:

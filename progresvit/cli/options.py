@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import typer
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from progresvit.engine.onnx_backend import GraphRuntime
     from progresvit.evaluation.records import Header
+    from progresvit.model import RoundModel
     from progresvit.routing import Router
 
 MODEL_HELP = "Model folder, bundled model (imagenet-tiny, nettewoof-tiny), or hub id."
+EXPORT_HELP = f"{MODEL_HELP} Or an export folder."
 DEVICE_HELP = "cpu or cuda; cuda by default if available."
 PRECISION_HELP = "fp32, bf16 or fp16."
 BATCH_HELP = "Images per batch."
@@ -25,8 +28,8 @@ LIMIT_HELP = (
     "Threshold, one per round except the last (0.2,0.4), a setting file, or the name of a setting in the model folder."
 )
 BACKEND_HELP = "torch, onnxruntime or openvino."
-OUT_HELP = "Output file; repeatable. Table: .csv, .json, .md. Plot: .png, .svg, .pdf."
-TABLE_HELP = "Output file of the table; repeatable: .csv, .json, .md."
+OUT_HELP = "Output file; repeatable. Table: .csv, .json, .md, .tex. Plot: .png, .svg, .pdf."
+TABLE_HELP = "Output file of the table; repeatable: .csv, .json, .md, .tex."
 
 
 def refuse_options(given: Mapping[str, object], why: str) -> None:
@@ -131,13 +134,27 @@ def open_router(path: Path | None, header: Header, ids: ArrayLike | None = None)
     return router
 
 
-def engine_device(device: str | None, model: str | None, backend: str | None) -> str | None:
-    """The device that was asked for, or the GPU if there is one and torch computes; None for an export."""
-    from progresvit.engine.export.manifest import MANIFEST_FILE
+def open_model(
+    model: str, *, precision: str, backend: str | None = None, device: str | None = None
+) -> tuple[RoundModel, Path | None, str | None]:
+    """A model or an export, to be evaluated; its folder, and the device that was asked for (cpu for an export)."""
+    from progresvit.engine.export.manifest import is_export
 
-    is_export = model is not None and (Path(model) / MANIFEST_FILE).is_file()
-    if device is not None or is_export or backend not in (None, "torch"):
-        return device
-    import torch
+    if not is_export(model):
+        if backend not in (None, "torch"):
+            raise ValueError(
+                f"--backend {backend} runs exports, and {model} is a model; make one with progresvit export {model} "
+                "--out DIR, and evaluate DIR."
+            )
+        from progresvit.api import load_with_folder
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        return *load_with_folder(model), device
+    if backend == "torch" or device not in (None, "cpu"):
+        raise ValueError(
+            f"{model} is an export, which onnxruntime and OpenVINO run on the CPU; leave out --backend torch and "
+            "--device cuda, or give the model that it was made from."
+        )
+    from progresvit.engine.graph_model import GraphModel
+
+    folder = Path(model).expanduser()
+    return GraphModel(folder, backend=cast("GraphRuntime | None", backend), precision=precision), folder, "cpu"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +14,9 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
     from progresvit.evaluation.table import Table
 
@@ -71,11 +76,13 @@ def progress_bars(*, wanted: bool) -> Iterator[Callable[[str], Callable[[int, in
     if not wanted:
         yield None
         return
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     label, rate = TextColumn("{task.description}"), TextColumn("{task.fields[rate]}")
     columns = (label, BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
-    with Progress(*columns, transient=True) as bars:
+    console = Console(stderr=True)  # standard output may be piped
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
 
         def begin(label: str) -> Callable[[int, int], None]:
             for task in bars.task_ids:
@@ -91,6 +98,34 @@ def progress_bars(*, wanted: bool) -> Iterator[Callable[[str], Callable[[int, in
         yield begin
 
 
+@contextmanager
+def stoppable(message: str = "stopped; the same command continues", *, wanted: bool = True) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the block, which keeps what is finished, with a line on stderr and the usual exit code.
+
+    A second signal ends whatever the block does to end in order. ``wanted`` is whether this process prints the line.
+    """
+    received: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()  # only there can handlers be set
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
+    try:
+        yield
+    except KeyboardInterrupt:
+        code = 128 + (received[0] if received else signal.SIGINT)
+        if wanted:
+            typer.echo(message, err=True)
+        if len(received) > 1:
+            os._exit(code)
+        raise typer.Exit(code=code) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def format_rate(speed: float | None) -> str:
     """Items per second; empty while it is not known."""
     if speed is None:
@@ -101,6 +136,25 @@ def format_rate(speed: float | None) -> str:
 def printable(text: str) -> str:
     """The text on one line, as a terminal can show it: line breaks, control characters and bad bytes are escaped."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def report_other_files(others: Mapping[str, int], most: int = 5) -> None:
+    """Print the number of files that are no images, by suffix, in one line on stderr; nothing if there are none."""
+    if not others:
+        return
+    total = sum(others.values())
+    kinds = [f"{number} {printable(suffix)}" for suffix, number in sorted(others.items(), key=lambda kind: -kind[1])]
+    more = ["…"] if len(kinds) > most else []
+    were = "file that is no image was" if total == 1 else "files that are no images were"
+    typer.echo(f"note: {total} {were} left out ({', '.join(kinds[:most] + more)})", err=True)
+
+
+def round_accuracies(correct: NDArray[np.bool_]) -> str:
+    """Top-1 of each round with its 95 % interval: correct or not, (N, S)."""
+    from progresvit.metrics.interval import share_interval
+
+    intervals = [share_interval(int(count), len(correct)) for count in correct.sum(axis=0)]
+    return ", ".join(f"round {s} {interval.as_percent()}" for s, interval in enumerate(intervals, start=1))
 
 
 def report_skipped(bad: Sequence[tuple[str, str]], total: int | None = None, where: str = "") -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from progresvit.cli import options
+from progresvit.cli import options, output
 
 if TYPE_CHECKING:
     from progresvit.evaluation import Records
@@ -79,8 +79,8 @@ def report_accuracy(records: Records) -> None:
     assert header.probe is not None
     if header.probe_result is not None:
         _report_learning_rates(header.probe, header.probe_result)
-    shares = ", ".join(f"round {s} {share:.2%}" for s, share in enumerate(records.correct.mean(axis=0), start=1))
-    typer.echo(f"{_describe(header.probe)}, top-1 of {len(records)} images: {shares}")
+    shares = output.round_accuracies(records.correct)
+    typer.echo(f"{_describe(header.probe)}, top-1 of {len(records)} images: {shares} (95% intervals)")
     if header.routable and records.rounds > 1:
         point = near_lossless(records.scores(), records.correct, records.gmacs())
         typer.echo(

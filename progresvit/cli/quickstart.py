@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from progresvit import __version__
+from progresvit.io.extras import not_installed
 
 ABOUT_FILE = "quickstart.json"
 """Marks a folder as the output of quickstart."""
@@ -58,7 +59,7 @@ def require_extra() -> None:
     """Check for optional packages before anything is written."""
     missing = [name for module, name in (("sklearn", "scikit-learn"), ("matplotlib",) * 2) if not find_spec(module)]
     if missing:
-        raise ValueError(f"quickstart needs {' and '.join(missing)}: pip install 'progresvit[quickstart]'.")
+        raise ValueError(f"quickstart needs more: {not_installed(' and '.join(missing), 'quickstart')}")
 
 
 def prepare_folder(out: Path) -> None:

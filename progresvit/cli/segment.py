@@ -142,11 +142,8 @@ def _make_engine(
     batch: int | None,
     workers: int,
 ) -> SegmentationEngine:
-    import torch
-
     from progresvit.engine import SegmentationEngine
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with output.setting_notes():
         return SegmentationEngine(
             model, parse_limit(threshold), device=device, precision=precision, batch=batch, windows=windows,

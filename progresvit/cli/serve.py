@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from progresvit.cli import options, output
+from progresvit.io.extras import not_installed
 from progresvit.io.parse import parse_limit
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def serve(
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "starlette", "uvicorn", "prometheus_client"):
             raise
-        raise ValueError(f"{error.name} is not installed; pip install 'progresvit[serve]'.") from error
+        raise ValueError(not_installed(str(error.name), "serve")) from error
     from progresvit.serving.service import Limits
 
     token = os.environ.get(TOKEN) or None
@@ -57,7 +58,7 @@ def serve(
         server = make_server(
             model, parse_limit(threshold), host=host, port=port, token=token, limits=limits, audit_rate=audit,
             top_k=top_k, backend=cast("BackendName | None", backend), precision=precision, batch=batch, threads=threads,
-            device=options.engine_device(device, model, backend),
+            device=device,
         )  # fmt: skip
     server.run_and_report(typer.echo)
 

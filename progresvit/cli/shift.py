@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def shift(
-    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)],
+    model: Annotated[str, typer.Argument(help=options.EXPORT_HELP)],
     suite: Annotated[
         str, typer.Option(help="generated, imagenet-c, imagenet-v2, imagenet-a, imagenet-r or imagenet-sketch.")
     ],
@@ -45,7 +45,6 @@ def shift(
 
     Run it again to resume.
     """
-    import progresvit
     from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
     from progresvit.distributed import end_processes, start_processes
     from progresvit.evaluation.run import EvalOptions, intended_header
@@ -63,7 +62,7 @@ def shift(
     if cache is not None and suite != "generated":
         raise ValueError(f"--cache keeps generated corruptions, and {suite} is read from its files; leave it out.")
     eval_options = EvalOptions(precision=precision, batch=batch, workers=workers, overwrite=overwrite, cache=cache)
-    loaded = progresvit.load(model)
+    loaded, _, device = options.open_model(model, precision=precision, device=device)
     processes = start_processes(device)
     try:
         header = intended_header(loaded, sets[0].source, model, eval_options, processes)

@@ -22,15 +22,19 @@ def train(
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove the run in the folder first.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda if available.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; by default the cores that the data workers leave.")
+    ] = None,
 ) -> None:
     """Train a model, on several GPUs under torchrun. Ctrl-C and SIGTERM save the run; --resume continues it."""
-    from progresvit.distributed import end_processes, start_processes
+    from progresvit.distributed import end_processes, set_threads, start_processes
     from progresvit.training.loop import Interrupted
     from progresvit.training.loop import train as run_training
     from progresvit.training.recipe import load_recipe
 
     wanted = load_recipe(recipe, set_ or [])
     processes = start_processes(device)
+    set_threads(threads, workers=wanted.data.workers if wanted.data.mode == "loader" else 0, device=processes.device)
     try:
         run_training(wanted, data=data, out=out, processes=processes, resume=resume, overwrite=overwrite)
     except Interrupted as stop:

@@ -14,6 +14,7 @@ import os
 import sys
 import tarfile
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
@@ -22,7 +23,12 @@ from typing import NamedTuple, overload
 
 from progresvit.data.split import TRAIN, VAL, hold_out
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+SUFFIXES = (
+    ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".jpe", ".jfif",
+    ".mpo", ".apng", ".dib", ".avif", ".jp2", ".j2k", ".jpx", ".jpf", ".j2c", ".jpc", ".tga", ".heic", ".heif", ".qoi",
+    ".ico", ".icns", ".dds", ".pcx", ".psd", ".sgi",
+)  # fmt: skip
+"""Images that Pillow reads; .heic and .heif with the plug-in pillow-heif."""
 
 UNLABELLED = -1
 
@@ -184,9 +190,11 @@ def find_images(source: str | os.PathLike[str], split: str, class_ids: Sequence[
         _check_top(whole, source)
         found, drawn_from = _draw_split(whole, split), sum(len(entries) for entries in whole.values())
     if not found:
+        _check_not_flat(source, split)
         raise ValueError(
-            f"{source} has no images under {split}/<class>/; use that layout, in a folder or in tars, "
-            f"or name another split ('.' if the class folders are at the top)."
+            f"{source} has no images under {split}/<class>/; use that layout, in a folder or in tars, or name another "
+            "split (--set data.train=… and data.val=… in training, --split … elsewhere; '.' if the class folders are "
+            "at the top)."
         )
     _check_filled(found, source, split)
     if class_ids is not None:
@@ -231,6 +239,21 @@ def _check_filled(found: dict[str, list[Entry]], source: str | os.PathLike[str],
         )
 
 
+def _check_not_flat(source: str | os.PathLike[str], split: str) -> None:
+    """Refuse images that lie side by side, without a folder for each class."""
+    for folder in (Path(source).expanduser() / split, Path(source).expanduser()):
+        if not folder.is_dir():
+            continue
+        with os.scandir(folder) as found:
+            count = sum(_is_image_file(one) for one in found)
+        if count:
+            raise ValueError(
+                f"{folder} holds {count:,} images without class folders; the class of an image is the name of its "
+                "folder, so move the images of each class into one: <class>/<image>. (Images without classes: "
+                "progresvit classify, or evaluate --unlabelled.)"
+            )
+
+
 def _check_top(whole: dict[str, list[Entry]], source: str | os.PathLike[str]) -> None:
     """Refuse splits without classes, and folders of folders at the top, which are splits of other names."""
     if TRAIN in whole and set(whole) <= {TRAIN, VAL, "test"}:
@@ -249,9 +272,12 @@ def _check_top(whole: dict[str, list[Entry]], source: str | os.PathLike[str]) ->
         )
 
 
-def find_unlabelled(source: str | os.PathLike[str]) -> ImageDataset:
-    """All images in a folder and its subfolders, or in tars; names in a tar begin with the name of the tar."""
-    entries = Entries(entry for root in find_roots(os.fspath(source)) for entry in _unlabelled_entries(root))
+def find_unlabelled(source: str | os.PathLike[str], others: Counter[str] | None = None) -> ImageDataset:
+    """All images in a folder and its subfolders, or in tars; names in a tar begin with the name of the tar.
+
+    ``others`` counts the files of other kinds by their suffix, without hidden ones and the tars of the folder itself.
+    """
+    entries = Entries(entry for root in find_roots(os.fspath(source)) for entry in _unlabelled_entries(root, others))
     if not entries:
         raise ValueError(f"{source} holds no images ({', '.join(SUFFIXES[:4])}, …).")
     return unlabelled(entries)
@@ -282,12 +308,18 @@ def unlabelled(entries: tuple[Entry, ...] | Entries) -> ImageDataset:
     return ImageDataset((), entries, (UNLABELLED,) * len(entries))
 
 
-def _unlabelled_entries(root: Path) -> Iterator[Entry]:
+def _unlabelled_entries(root: Path, others: Counter[str] | None = None) -> Iterator[Entry]:
     if root.suffix == ".tar":
-        yield from (replace(entry, name=f"{root.name}/{entry.name}") for _, entry in tar_members(root))
+        yield from (replace(entry, name=f"{root.name}/{entry.name}") for _, entry in tar_members(root, others=others))
     else:
         folder = "" if root == Path() else os.path.join(root, "")
-        yield from (Entry(folder + name, name) for name in _image_files(folder))
+        yield from (Entry(folder + name, name) for name in _image_files(folder, others))
+
+
+def _count_other(others: Counter[str] | None, name: str) -> None:
+    """Count a file that is not an image by its suffix, unless it is hidden."""
+    if others is not None and not is_hidden(name.split("/")):
+        others[os.path.splitext(name)[1].lower() or "no suffix"] += 1
 
 
 def _listed_entries(lines: Iterable[bytes]) -> Iterator[Entry]:
@@ -297,7 +329,7 @@ def _listed_entries(lines: Iterable[bytes]) -> Iterator[Entry]:
             yield Entry(text, text)
 
 
-def _image_files(folder: str) -> Iterator[str]:
+def _image_files(folder: str, others: Counter[str] | None = None) -> Iterator[str]:
     """Names of the images in a folder and its subfolders, sorted by their parts. Links to folders are not followed."""
     pending = [""]  # in reverse order; names of folders end with a slash
     while pending:
@@ -307,7 +339,13 @@ def _image_files(folder: str) -> Iterator[str]:
             continue
         try:
             with os.scandir(folder + name or ".") as found:
-                inside = sorted((one.name, _is_folder(one)) for one in found if _is_folder(one) or _is_image_file(one))
+                inside = []
+                for one in found:
+                    if _is_folder(one) or _is_image_file(one):
+                        inside.append((one.name, _is_folder(one)))
+                    elif name or not one.name.endswith(".tar"):  # tars of the folder itself are read
+                        _count_other(others, name + one.name)
+                inside.sort()
         except (PermissionError, FileNotFoundError, NotADirectoryError):  # it may have been removed meanwhile
             continue
         pending += [f"{name}{one}/" if is_folder else f"{name}{one}" for one, is_folder in reversed(inside)]
@@ -365,7 +403,9 @@ def is_hidden(parts: Sequence[str]) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in parts)
 
 
-def tar_members(path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> Iterator[tuple[tuple[str, ...], Entry]]:
+def tar_members(
+    path: Path, suffixes: tuple[str, ...] = SUFFIXES, others: Counter[str] | None = None
+) -> Iterator[tuple[tuple[str, ...], Entry]]:
     """The images of a tar, or its files with other suffixes, each with the parts of its name."""
     try:
         with tarfile.open(path, "r:") as tar:  # images are read by their offset, so the tar must not be compressed
@@ -373,6 +413,8 @@ def tar_members(path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> Iterator[tu
                 name = member.name.removeprefix("./")
                 if member.isfile() and name.lower().endswith(suffixes):
                     yield tuple(name.split("/")), Entry(str(path), name, member.offset_data, member.size)
+                elif member.isfile():
+                    _count_other(others, name)
     except tarfile.TarError as error:
         raise ValueError(f"{path} is damaged, compressed or no tar ({error}); copy or unpack it again.") from error
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import struct
 import threading
 import warnings
 from collections.abc import Iterator
@@ -14,21 +16,97 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 _FILTERS = threading.Lock()
 """Warning filters are global to the process, so only one thread at a time may change them."""
 
+JPEGS = ("JPEG", "MPO")
+"""Pillow's names; an MPO file is a JPEG with further images."""
+SCALES = (1, 2, 4, 8)
+"""A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size."""
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+"""How HEIC files begin, after ``ftyp``."""
+
 
 class ImageError(ValueError):
     """An image that cannot be used, and the reason."""
 
 
-def decode(content: bytes) -> Image.Image:
-    """An upright RGB image: EXIF rotation applied, alpha blended with white, 16 bits scaled to 8, the first frame."""
-    return load(open_header(content))
+class TooLargeError(ImageError):
+    """An image of more pixels than the limit."""
 
 
-def open_header(content: bytes | memoryview) -> Image.Image:
-    """An image whose header is read and whose pixels are not decoded yet; one that is too large is refused."""
-    with _image_errors(), _FILTERS, warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        return Image.open(io.BytesIO(content))
+def decode(content: bytes, *, reduce: bool = False) -> Image.Image:
+    """An upright RGB image: EXIF rotation applied, alpha blended with white, 16 bits scaled to 8, the first frame.
+
+    With ``reduce``, a JPEG above Pillow's limit is decoded at a smaller scale instead of being refused.
+    """
+    image = open_header(content, reducible=reduce)
+    if reduce:
+        shrink_on_load(image, image.size)  # only as far as the limit asks
+    return load(image)
+
+
+def open_header(content: bytes, max_pixels: int | None = None, *, reducible: bool = False) -> Image.Image:
+    """An image whose header is read and whose pixels are not decoded yet; one that is too large is refused.
+
+    Args:
+        content: Of the file.
+        max_pixels: The most pixels that may be decoded; None for Pillow's limit, ``Image.MAX_IMAGE_PIXELS``.
+        reducible: :func:`shrink_on_load` is called with the same limit, so a JPEG counts at its smallest scale.
+    """
+    with _image_errors():
+        image = _open(content)
+        limit = _limit(max_pixels)
+        if _pixels(image.size) > limit:
+            size = f"{image.width:,} x {image.height:,} pixels, the limit is {limit:,}"
+            if not (reducible and image.format in JPEGS and is_decoded_by_rows(content)):
+                raise TooLargeError(f"too large to be opened safely ({size})")
+            if _pixels(image.size, SCALES[-1]) > limit:
+                raise TooLargeError(f"too large to be opened safely, even at 1/{SCALES[-1]} of its size ({size})")
+        return image
+
+
+def _open(content: bytes) -> Image.Image:
+    """As ``Image.open``, without a limit. The plug-in for HEIC is registered when the first such file is opened."""
+    try:
+        with _FILTERS, warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            return Image.open(io.BytesIO(content))
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        return _open_large(content)
+    except UnidentifiedImageError:
+        if content[4:8] != b"ftyp" or content[8:12] not in HEIF_BRANDS:
+            raise
+    try:
+        import pillow_heif
+    except ImportError:
+        raise ImageError("a HEIC image, which Pillow reads with a plug-in only: pip install pillow-heif") from None
+    pillow_heif.register_heif_opener()
+    return Image.open(io.BytesIO(content))
+
+
+def _open_large(content: bytes) -> Image.Image:
+    """An image above Pillow's limit, which is global: changing it would concern other threads as well."""
+    for factory, accept in [Image.OPEN[name] for name in Image.ID]:
+        if accept is None or accept(content[:16]) is True:
+            try:
+                return factory(io.BytesIO(content), "")
+            except (SyntaxError, IndexError, TypeError, struct.error):  # of another format after all
+                continue
+    raise UnidentifiedImageError
+
+
+def is_decoded_by_rows(content: bytes) -> bool:
+    """Whether it is a JPEG that is decoded in the memory of its result: sequential, all components in one scan.
+
+    For others, such as progressive ones, the decoder holds the coefficients of the whole image at its full size.
+    """
+    position, components = 2, None
+    while position + 9 < len(content) and content[position] == 0xFF:
+        marker, length = content[position + 1], int.from_bytes(content[position + 2 : position + 4], "big")
+        if marker in (0xC0, 0xC1):  # start of a sequential frame
+            components = content[position + 9]
+        elif marker == 0xDA:  # start of a scan
+            return content[position + 4] == components
+        position += 1 if marker == 0xFF else 2 + length
+    return False
 
 
 def load(image: Image.Image) -> Image.Image:
@@ -38,17 +116,29 @@ def load(image: Image.Image) -> Image.Image:
         return upright_rgb(image)
 
 
-def shrink_on_load(image: Image.Image, size: tuple[int, int]) -> int:
+def shrink_on_load(image: Image.Image, size: tuple[int, int], max_pixels: int | None = None) -> int:
     """Let a JPEG that is not decoded yet be decoded at 1/2, 1/4 or 1/8 of its size, if that is at least ``size``.
 
     The decoder leaves out high frequencies of the cosine transform, which saves most of its time. Other formats are
-    left as they are. Returns the divisor; what does not fill a last pixel is part of it.
+    left as they are. A JPEG of more than ``max_pixels`` (None: Pillow's limit) is decoded at a scale that has no more.
+    Returns the divisor; what does not fill a last pixel is part of it.
     """
-    if image.format not in ("JPEG", "MPO"):
+    if image.format not in JPEGS:
         return 1
-    before = image.size
-    image.draft(None, size)  # None keeps the mode
-    return next(divisor for divisor in (1, 2, 4, 8) if image.size == tuple(-(-side // divisor) for side in before))
+    before, limit = image.size, _limit(max_pixels)
+    least = next((divisor for divisor in SCALES if _pixels(before, divisor) <= limit), SCALES[-1])
+    wanted = [max(1, min(side, whole // least)) for side, whole in zip(size, before)]
+    image.draft(None, (wanted[0], wanted[1]))  # None keeps the mode
+    return next(divisor for divisor in SCALES if image.size == tuple(-(-side // divisor) for side in before))
+
+
+def _limit(max_pixels: int | None) -> float:
+    return max_pixels or Image.MAX_IMAGE_PIXELS or math.inf
+
+
+def _pixels(size: tuple[int, int], divisor: int = 1) -> int:
+    """Number of pixels at 1/divisor of the size."""
+    return -(-size[0] // divisor) * -(-size[1] // divisor)
 
 
 @contextmanager
@@ -56,8 +146,6 @@ def _image_errors() -> Iterator[None]:
     """Every problem with a file becomes an :class:`ImageError`."""
     try:
         yield
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError(f"too large to be opened safely ({error})") from error
     except UnidentifiedImageError as error:
         raise ImageError("not an image, or of a format that Pillow does not read") from error
     except ImageError:

@@ -37,11 +37,11 @@ def open_image(dataset: ImageDataset, index: int) -> Image:
         content = dataset.read(index)
     except OSError as error:
         raise ImageError(f"cannot be read ({error.strerror or error})") from error
-    return decode(content)
+    return decode(content, reduce=True)
 
 
 class Unreadable:
-    """Images that could not be decoded, each listed once; more than one in a hundred is an error."""
+    """Images that could not be decoded, each listed once; more than one is an error if it exceeds one in a hundred."""
 
     limit = 0.01
 
@@ -52,7 +52,7 @@ class Unreadable:
     def add(self, index: int, reason: str) -> None:
         """Add an image; an error if there are too many."""
         self.found[index] = reason
-        if len(self.found) > self.limit * len(self.dataset):
+        if len(self.found) > max(1, self.limit * len(self.dataset)):  # one bad file does not stop a small dataset
             raise ValueError(
                 f"{len(self.found)} of {len(self.dataset)} images cannot be read, more than "
                 f"{self.limit:.0%}: {'; '.join(self.lines()[:5])}. Repair or remove them."

@@ -22,8 +22,9 @@ from PIL import ExifTags, Image
 from progresvit.config import BaseConfig
 from progresvit.data.crop import crop, crop_box, crop_section, resized_size
 from progresvit.data.dataset import Entry, ImageDataset
-from progresvit.data.decode import ImageError, load, open_header, shrink_on_load
+from progresvit.data.decode import JPEGS, ImageError, TooLargeError, load, open_header, shrink_on_load
 
+MORE_PIXELS = "; classify --max-pixels, or Engine(max_pixels=…), allows more"
 ON_THE_WEB = "a web address; download it and give the file"
 NO_FILE = "there is no such file"
 SHRINK_MARGIN = 1.5
@@ -86,8 +87,16 @@ class Plan:
     """The device crops and resizes."""
     shrink: bool = True
     """Large JPEGs may be decoded at a smaller scale, and too large images be cropped here. Not for random crops."""
-    max_pixels: int | None = field(default_factory=lambda: Image.MAX_IMAGE_PIXELS)
-    """Larger images are refused."""
+    max_pixels: int | None = None
+    """The most pixels that are decoded: larger JPEGs are decoded at a smaller scale, other images are refused. None for
+    Pillow's limit."""
+    pillow_limit: int | None = field(default_factory=lambda: Image.MAX_IMAGE_PIXELS)
+    """Pillow's limit in this process, which worker processes take over."""
+
+
+def is_web_address(path: str | os.PathLike[str]) -> bool:
+    """Whether it is an address of the web, or of cloud storage, instead of a path."""
+    return os.fspath(path).lower().startswith(("http:/", "https:/", "ftp:/", "s3:/", "gs:/"))  # a Path has one slash
 
 
 def request_of(dataset: ImageDataset, index: int) -> Request:
@@ -106,7 +115,7 @@ def read_request(request: Request) -> bytes:
         return request
     if isinstance(request, UnreadImage):
         raise ImageError(request.reason)
-    if not isinstance(request, Entry) and os.fspath(request).startswith(("http://", "https://")):
+    if is_web_address(request.path if isinstance(request, Entry) else request):
         raise ImageError(ON_THE_WEB)
     try:
         return request.read() if isinstance(request, Entry) else Path(request).read_bytes()
@@ -135,17 +144,22 @@ def prepare(request: Request, plan: Plan, room: int | None = None) -> Prepared:
 
 
 def _prepare(content: bytes, plan: Plan, room: int | None) -> Prepared:
-    image = open_header(content)
-    if image.format not in ("JPEG", "MPO"):
+    try:
+        image = open_header(content, plan.max_pixels, reducible=True)
+    except TooLargeError as error:
+        raise ImageError(f"{error}{MORE_PIXELS}") from error
+    if image.format not in JPEGS:
         return _with_pixels(load(image), None, plan, room)
     size, orientation = image.size, _orientation(image)
-    if plan.jpeg and (room is None or len(content) <= room) and is_for_gpu(image, content):
+    is_small = image.width * image.height <= (plan.max_pixels or Image.MAX_IMAGE_PIXELS or math.inf)
+    if plan.jpeg and is_small and (room is None or len(content) <= room) and is_for_gpu(image, content):
         box = crop_box(upright_size(size, orientation), plan.config)
         return Prepared(Form.JPEG, np.frombuffer(content, np.uint8), size, orientation, box)
-    divisor = 1
+    wanted = size
     if plan.shrink:
         width, height = resized_size(size, plan.config)
-        divisor = shrink_on_load(image, (math.ceil(SHRINK_MARGIN * width), math.ceil(SHRINK_MARGIN * height)))
+        wanted = (math.ceil(SHRINK_MARGIN * width), math.ceil(SHRINK_MARGIN * height))
+    divisor = shrink_on_load(image, wanted, plan.max_pixels)
     if divisor == 1:
         return _with_pixels(load(image), None, plan, room)
     left, top, right, bottom = crop_box(upright_size(size, orientation), plan.config)

@@ -30,7 +30,7 @@ def hold_out(names: Sequence[str], *, class_id: str, one_in: int = ONE_IN) -> se
     if len(names) < 2:
         raise ValueError(
             f"the class {class_id} has only one image; at least two are needed, one to train on and one to hold out, "
-            "so add images or remove the folder (--split . evaluates on all images and holds none out)."
+            "so add images or remove the folder (progresvit evaluate --split . holds none out)."
         )
     count = max(1, round(len(names) / one_in))
     return set(sorted(names, key=_hash_name)[:count])

@@ -18,6 +18,7 @@ from typing import Any
 from timm.data import create_dataset
 
 from progresvit.data.dataset import SUFFIXES, Entry, ImageDataset
+from progresvit.io.extras import not_installed
 
 READERS = ("hfds/", "wds/")
 OTHERS = ("tfds/", "hfids/", "torch/")
@@ -65,7 +66,7 @@ def _from_reader(source: str, split: str) -> ReaderDataset:
     try:
         reader = create_dataset(source, root=None, split=split).reader
     except ImportError as error:
-        raise ValueError("hfds/… needs one more package: pip install 'progresvit[hfds]'.") from error
+        raise ValueError(f"hfds/… needs more: {not_installed('datasets', 'hfds')}") from error
     except (ValueError, OSError) as error:
         raise ValueError(f"{source} ({split}) could not be opened: {error}") from error
     targets = tuple(int(target) for target in reader.dataset[reader.label_key])

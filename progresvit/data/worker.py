@@ -29,7 +29,7 @@ def main() -> None:
     with Connection(socket) as parent:
         try:
             plan: Plan = parent.recv()
-            Image.MAX_IMAGE_PIXELS = plan.max_pixels
+            Image.MAX_IMAGE_PIXELS = plan.pillow_limit
             while True:
                 start, length, room, requests = parent.recv()
                 parent.send(prepare_into(shared[start : start + length], requests, plan, room))

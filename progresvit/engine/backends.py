@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from progresvit.config import ModelConfig, Task
 from progresvit.engine.buffers import RoundBackend
-from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest
-from progresvit.engine.onnx_backend import GraphBackend, GraphRounds
+from progresvit.engine.export.manifest import Manifest, is_export
+from progresvit.engine.onnx_backend import GRAPH_BATCH, GraphBackend, GraphRounds, check_installed
+from progresvit.io.model_folder import DEFAULT_MODEL
 from progresvit.io.parse import did_you_mean
 from progresvit.routing.decide import Policy, Threshold
-from progresvit.routing.settings import Setting, default_setting
+from progresvit.routing.settings import Setting, default_setting, find_setting, setting_names
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +51,11 @@ class ModelSource(Protocol):
 
     @property
     def config(self) -> ModelConfig: ...
+
+    @property
+    def name(self) -> str:
+        """What it was loaded by, or its class."""
+        ...
 
     @property
     def folder(self) -> Path | None:
@@ -134,8 +140,12 @@ def _open(
 ) -> ModelSource:
     """``remedy`` ends the error for a model of another kind."""
     folder: Path | None = None
+    name: str | None = None
+    exported = isinstance(model, str | os.PathLike) and is_export(model)
+    check_installed(backend, converts=not exported)
     if model is None or isinstance(model, str | os.PathLike):
-        if model is not None and (Path(model).expanduser() / MANIFEST_FILE).is_file():
+        name = DEFAULT_MODEL if model is None else os.fspath(model)
+        if model is not None and exported:
             return ExportSource(Path(model).expanduser(), backend)
         from progresvit.api import load_with_folder
 
@@ -144,17 +154,27 @@ def _open(
 
     model = as_progresvit(model, "the engine", remedy)
     if backend is None or backend == "torch":
-        return TorchSource(model, folder)
-    return ConvertedSource(model, backend, folder)
+        return TorchSource(model, folder, name)
+    return ConvertedSource(model, backend, folder, name)
 
 
 class TorchSource:
-    """A model, run by torch."""
+    """A model, run by torch. ``name`` is what it was loaded by; None for a model that was given."""
 
     temperatures: Sequence[float] | None = None
 
-    def __init__(self, model: ProgResViT, folder: Path | None = None) -> None:
+    def __init__(self, model: ProgResViT, folder: Path | None = None, name: str | None = None) -> None:
         self.model, self.config, self.folder = model, model.config, folder
+        self.is_loaded = name is not None
+        self.name = type(model).__name__ if name is None else name
+
+    def device(self, asked: str | torch.device | None) -> torch.device:
+        """The device that was asked for; by default that of a given model, and for a loaded one the GPU, if any."""
+        from progresvit.distributed import choose_device
+
+        if asked is None and not self.is_loaded:
+            return next(self.model.parameters()).device
+        return choose_device(asked)
 
     @cached_property
     def threshold(self) -> Setting | None:
@@ -182,8 +202,7 @@ class TorchSource:
 
         from progresvit.engine.torch_backend import FusedBackend, TorchBackend
 
-        chosen = options.device
-        device = torch.device(chosen) if chosen is not None else next(self.model.parameters()).device
+        device = self.device(options.device)
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         batch = options.batch or (512 if device.type == "cuda" else 64)
@@ -202,10 +221,10 @@ class ExportSource:
     def __init__(self, folder: Path, backend: BackendName | None) -> None:
         if backend == "torch":
             raise ValueError(f"{folder} is an export; torch runs models, not graphs. Give the model's folder.")
-        self.folder, self.backend = folder, backend
+        self.folder, self.backend, self.name = folder, backend, str(folder)
         self.manifest = Manifest.read(folder)
         self.config = self.manifest.config
-        self.threshold = self.manifest.setting or self.manifest.threshold
+        self.threshold = _default_threshold(self.manifest, folder)
         self.temperatures = self.manifest.temperatures
         self.weights, self.preprocessing = self.manifest.weights, self.manifest.preprocessing
 
@@ -220,14 +239,24 @@ class ExportSource:
         if options.kernels is not None:
             raise ValueError("kernels= is an option of torch; leave it out for an export.")
         graphs = GraphRounds(self.folder, backend=self.backend, precision=options.precision, threads=options.threads)
-        return graphs.backend, GraphBackend(graphs, policy, temperatures, options.top_k), options.batch or 64
+        return graphs.backend, GraphBackend(graphs, policy, temperatures, options.top_k), options.batch or GRAPH_BATCH
+
+
+def _default_threshold(manifest: Manifest, folder: Path) -> Threshold | Setting | None:
+    """The setting of the manifest's name in ``settings/``, where calibration replaces it; else the manifest's own."""
+    name = manifest.setting_name
+    if name in setting_names(folder):
+        return find_setting(name, folder)
+    return manifest.setting or manifest.threshold
 
 
 class ConvertedSource(TorchSource):
     """A model that is exported to a temporary folder, for another backend than torch."""
 
-    def __init__(self, model: ProgResViT, backend: BackendName, folder: Path | None = None) -> None:
-        super().__init__(model, folder)
+    def __init__(
+        self, model: ProgResViT, backend: BackendName, folder: Path | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(model, folder, name)
         self.backend = backend
 
     def make_backend(

@@ -73,12 +73,14 @@ def embed_files(
     identity = {"images": listing_hash(dataset), "part": PART, **engine.identity()}
     schema = _schema(engine)
     columns = [field.name for field in (*schema, *(NEIGHBOUR_FIELDS if neighbours is not None else ()))]
-    result = ResultTable(out, schema, total=total, part=PART, identity=identity, overwrite=overwrite, columns=columns)
-    if not result.is_finished:
-        missing = result.missing()
-        if missing:
-            result.fill(missing, _rows(engine, dataset, missing), progress and progress("embedding"))
-        _finish(result, engine, neighbours, progress)
+    with ResultTable(
+        out, schema, total=total, part=PART, identity=identity, overwrite=overwrite, columns=columns, batch=engine.batch
+    ) as result:
+        if not result.is_finished:
+            missing = result.missing()
+            if missing:
+                result.fill(missing, _rows(engine, dataset, missing), progress and progress("embedding"))
+            _finish(result, engine, neighbours, progress)
     errors = pq.read_table(out, columns=["error"])["error"]
     return EmbeddedFiles(images=total, errors=total - errors.null_count)
 

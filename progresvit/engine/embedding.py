@@ -8,7 +8,6 @@ Letters: B images, C channels, R side of the images, N tokens, d channels of the
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from progresvit.data.prefetch import Prefetcher
@@ -26,7 +24,7 @@ from progresvit.data.transforms import normalise
 from progresvit.engine.backends import open_features
 from progresvit.engine.batcher import MemoryWarning
 from progresvit.engine.fold import FoldedRound, fold_features
-from progresvit.engine.images import Images, OpenedImages, PathLike, open_images
+from progresvit.engine.images import Images, OpenedImages, PathLike, is_single, open_images
 from progresvit.io.parse import did_you_mean
 from progresvit.model.precision import autocast
 
@@ -55,7 +53,8 @@ class EmbeddingEngine:
             bundled model ``imagenet-tiny``.
         round: The round whose features are given, from 1; by default the last. The rounds before it run as well.
         pool: class for the class token, mean for the mean of the patch tokens; both after the final norm.
-        device: Such as ``cuda``; by default that of the model.
+        device: cpu, cuda, ``cuda:1`` or mps. By default that of a given model; a model given by name or folder runs
+            on the GPU if there is one.
         precision: fp32, bf16 or fp16 (GPU).
         batch: Largest batch; by default 512 on a GPU, else 64.
         workers: Threads that decode images.
@@ -86,12 +85,18 @@ class EmbeddingEngine:
         self.round, self.pool, self.precision, self.workers = round or last, pool, precision, workers
         self.width = config.rounds[self.round - 1].width
         """Number of features of an image, d."""
-        self.device = torch.device(device) if device is not None else next(source.model.parameters()).device
+        self.device = source.device(device)
         autocast(self.device, precision)  # refuses what the device cannot run
         self.batch = batch or (512 if self.device.type == "cuda" else 64)
         folded = fold_features(source.model, self.round, patches=pool == "mean")
         self._rounds: list[FoldedRound] = list(folded.to(self.device))  # type: ignore[arg-type]
         self._has_warned = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<EmbeddingEngine {self._source.name}: torch on {self.device}, {self.precision}, round {self.round}, "
+            f"pool {self.pool}>"
+        )
 
     def embed(self, images: Images) -> list[Embedding]:
         """The features of each image, in order.
@@ -101,7 +106,7 @@ class EmbeddingEngine:
                 array or tensor (B, C, r, r) of square images, which are used as they are, r at least the resolution of
                 the last round. An image that cannot be opened gives a result with the reason (``error``).
         """
-        if _is_single(images):
+        if is_single(images):
             raise ValueError("embed takes a list of images; put this one into brackets: embed([image]).")
         images = images if hasattr(images, "__len__") else list(images)
         size = self.batch  # self.batch may shrink meanwhile
@@ -118,7 +123,7 @@ class EmbeddingEngine:
         with ThreadPoolExecutor(self.workers) as threads:
 
             def prepare(images: Images) -> OpenedImages:
-                if _is_single(images):
+                if is_single(images):
                     raise ValueError("stream takes batches, which are lists of images; use embed for one list.")
                 return open_images(images, self.config, threads)
 
@@ -182,7 +187,3 @@ class EmbeddingEngine:
             self._has_warned = True
             text = "memory ran out; the engine continues with smaller batches, see engine.batch."
             warnings.warn(text, MemoryWarning, stacklevel=2)
-
-
-def _is_single(images: Images) -> bool:
-    return isinstance(images, str | os.PathLike | bytes | Image.Image)

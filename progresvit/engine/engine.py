@@ -21,7 +21,7 @@ from progresvit import compute
 from progresvit.data.prefetch import Prefetcher
 from progresvit.engine.backends import BACKENDS, BackendName, BackendOptions, ModelSource, open_source
 from progresvit.engine.grouped import GroupedOpener
-from progresvit.engine.images import ImageOpener, Images, OpenedImages, PathLike
+from progresvit.engine.images import ImageOpener, Images, OpenedImages, PathLike, as_input, is_channels_last, is_single
 from progresvit.engine.jobs import Call, Stream
 from progresvit.engine.prediction import Prediction, PredictionMaker
 from progresvit.engine.scheduler import Counts, Scheduler, mark_thread_of_engine
@@ -65,7 +65,8 @@ class Engine:
         temperatures: One for each round; they divide the logits for the reported probability only.
         top_k: Number of classes in ``Prediction.top``.
         backend: torch, onnxruntime or openvino.
-        device: For torch, such as ``cuda``; by default that of the model.
+        device: For torch: cpu, cuda, ``cuda:1`` or mps. By default that of a given model; a model given by name or
+            folder runs on the GPU if there is one.
         precision: fp32, bf16, fp16 (GPU) or fp8 (recent GPUs, large matrix products only).
         batch: Largest batch; by default 512 on a GPU, else 64.
         kernels: fused (our kernels in CUDA graphs, the default on a GPU) or plain (those of torch, and always those of
@@ -73,6 +74,8 @@ class Engine:
         threads: Threads of the backend on a CPU; by default its own choice.
         workers: Threads that decode images, or processes for many files; by default one for each CPU core.
         decode: Where JPEGs are decoded: gpu (nvJPEG), cpu, or auto (the GPU if the model is there and it can).
+        max_pixels: The most pixels that are decoded of a file; by default ``PIL.Image.MAX_IMAGE_PIXELS``, 89 million.
+            Larger JPEGs are decoded at a smaller scale if they are not progressive; other images are refused.
         pending: The most images of ``classify``, ``submit`` and ``aclassify`` that wait or run, of all callers; a
             single call may have more. By default 16 batches, and at least 1024.
     """
@@ -95,6 +98,7 @@ class Engine:
         threads: int | None = None,
         workers: int | None = None,
         decode: str = "auto",
+        max_pixels: int | None = None,
         pending: int | None = None,
     ) -> None:
         if batch is not None and batch < 1:
@@ -138,7 +142,8 @@ class Engine:
             batch=batch,
             pending=pending,
         )
-        self.opener = ImageOpener(config, device=getattr(self.rounds, "device", None), decode=decode, workers=workers)
+        device = getattr(self.rounds, "device", None)
+        self.opener = ImageOpener(config, device=device, decode=decode, workers=workers, max_pixels=max_pixels)
         self.workers = self.opener.workers
         self._pool = ThreadPoolExecutor(self.workers, "progresvit-decode", initializer=mark_thread_of_engine)
         add = partial(_add, self._scheduler, self.rounds)
@@ -155,6 +160,15 @@ class Engine:
         """Images and batches that each round has run, and images that were cancelled or are pending."""
         return self._scheduler.counts()
 
+    def __repr__(self) -> str:
+        thresholds = ", ".join(f"{threshold:.4g}" for threshold in self.policy.thresholds)
+        rule = "" if self.setting is None else f" ({self.setting.rule})"
+        device = getattr(self.rounds, "device", "cpu")  # graphs run there
+        return (
+            f"<Engine {self._source.name}: {self.backend} on {device}, {self.precision}, "
+            f"threshold {thresholds or 'none'}{rule}>"
+        )
+
     def observe(self, observer: Observer) -> None:
         """Report each batch of each round to the observer, in the thread that runs it."""
         self._scheduler.observe(observer)
@@ -163,9 +177,10 @@ class Engine:
         """A prediction for each image, in order.
 
         Args:
-            images: Paths, contents of image files (bytes) or PIL images, which get the evaluation crop; or a uint8
-                array or tensor (B, C, r, r) of square images, which are used as they are, r at least the resolution of
-                the last round. An image that cannot be opened gives a prediction with the reason (``error``).
+            images: Paths, contents of image files (bytes), file objects, PIL images or uint8 numpy arrays (H, W, 3),
+                also as one array (B, H, W, 3), which get the evaluation crop; or a uint8 array or tensor (B, C, r, r)
+                of square images, which are used as they are, r at least the resolution of the last round. An image
+                that cannot be opened gives a prediction with the reason (``error``).
         """
         images = _as_sequence(images, "classify")
         if len(images) > self.batch:
@@ -207,6 +222,10 @@ class Engine:
         if not len(images):
             future.set_result([])
             return future
+        if not hasattr(images, "dtype"):  # the caller may reuse arrays and close files
+            images = [as_input(one) if hasattr(one, "dtype") or hasattr(one, "read") else one for one in images]
+        elif is_channels_last(images, self.config):
+            images = [as_input(one) for one in images]
         is_array = hasattr(images, "dtype")
         if is_array:
             self.opener.open(images)  # refuses other arrays at once
@@ -256,14 +275,21 @@ class Engine:
                 stream.returned += len(chunk[0])
 
     def stream(
-        self, batches: Iterable[Images], *, deadline: float | None = DEADLINE, ahead: int = 2
+        self,
+        batches: Iterable[Images],
+        *,
+        deadline: float | None = DEADLINE,
+        ahead: int = 2,
+        processes: bool | None = None,
     ) -> Iterator[Prediction]:
         """Predictions for a stream of batches, one by one and in order; else as ``as_completed``.
 
         Predictions are held back behind an image that still waits. If 32 batches are, it does not wait any longer.
+        Processes may decode files if there is no deadline, or if ``processes`` says that the batches do not depend on
+        earlier predictions.
         """
         held: dict[int, Prediction] = {}
-        with self._open_stream(batches, deadline, ahead) as stream:
+        with self._open_stream(batches, deadline, ahead, processes) as stream:
             while (chunk := self._scheduler.next_chunk(stream)) is not None:
                 held.update(zip(*chunk))
                 while stream.returned in held:
@@ -314,12 +340,15 @@ class Engine:
         return results
 
     @contextmanager
-    def _open_stream(self, batches: Iterable[Images], deadline: float | None, ahead: int) -> Iterator[Stream]:
+    def _open_stream(
+        self, batches: Iterable[Images], deadline: float | None, ahead: int, processes: bool | None = None
+    ) -> Iterator[Stream]:
         def send(opened: OpenedImages) -> tuple[OpenedImages, Any]:
             return opened, self.rounds.send(opened.pixels)
 
         # in the thread that reads ahead; a source with a deadline may wait for answers, which processes would hold back
-        opened = self.opener.open_all(batches, self._pool, processes=deadline is None)
+        processes = deadline is None if processes is None else processes
+        opened = self.opener.open_all(batches, self._pool, processes=processes)
         with Prefetcher(opened, send, ahead, arrived=self._scheduler.arrived) as source:
             stream = self._scheduler.open_stream(source, deadline)
             try:
@@ -386,6 +415,7 @@ def _checked_temperatures(
 
 
 def _as_sequence(images: Images, name: str) -> Any:
-    if isinstance(images, str | os.PathLike | bytes) or hasattr(images, "getbbox"):
-        raise ValueError(f"{name} takes a list of images; put this one into brackets: {name}([image]).")
+    if is_single(images):
+        shape = f" of shape {tuple(images.shape)}" if hasattr(images, "shape") else ""
+        raise ValueError(f"{name} takes a list of images; put this one{shape} into brackets: {name}([image]).")
     return images if hasattr(images, "__len__") else list(images)

@@ -6,13 +6,13 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from PIL.Image import Image
+from PIL.Image import Image, fromarray
 
 from progresvit.config import ModelConfig
 from progresvit.data.dataset import Entry
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PathLike = str | os.PathLike[str]
 Images = Any
-"""A list of paths, contents of files and PIL images, or a uint8 array or tensor (B, C, R, R)."""
+"""A list of paths, contents of files, file objects, PIL images and arrays (H, W, 3), or an array (B, H, W, 3); or
+squares, a uint8 array or tensor (B, C, R, R)."""
 ImageInput = Image | Request
 
 FEW_WORKERS = 4
@@ -64,6 +65,7 @@ class ImageOpener:
         device: Where the images are needed; None for a backend without devices.
         decode: Where JPEGs are decoded: auto, gpu or cpu.
         workers: Threads or processes that decode; by default one for each core.
+        max_pixels: The most pixels of a file that are decoded; by default Pillow's limit.
     """
 
     def __init__(
@@ -73,30 +75,32 @@ class ImageOpener:
         device: torch.device | None = None,
         decode: str = "auto",
         workers: int | None = None,
+        max_pixels: int | None = None,
     ) -> None:
+        if max_pixels is not None and max_pixels < 1:
+            raise ValueError(f"max_pixels is 1 or more, not {max_pixels}.")
         self.config, self.device = config, device
         self.workers = workers or usable_cores()
         self._room = max(SLOT, config.in_channels * config.input_side**2)  # of an image, as in processes
         if device is not None:
             from progresvit.data.gpu_decode import plan_for
 
-            self.plan = plan_for(config, device, decode)
+            self.plan = replace(plan_for(config, device, decode), max_pixels=max_pixels)
         elif decode in ("auto", "cpu"):
-            self.plan = Plan(config=config)
+            self.plan = Plan(config=config, max_pixels=max_pixels)
         else:
             raise ValueError(f"decode is auto or cpu for this backend, not {decode!r}.")
 
     def open(self, images: Images, pool: Executor | None = None) -> OpenedImages:
         """Open a batch; the threads of the pool decode."""
-        if hasattr(images, "dtype"):
+        if hasattr(images, "dtype") and not is_channels_last(images, self.config):
             return OpenedImages(_checked(images, self.config))
         return self.finish(self.prepare(images, pool), pool)
 
     def prepare(self, images: Sequence[ImageInput], pool: Executor | None = None) -> list[Prepared]:
         """What can be done for each image alone: decoding and cropping, unless the GPU does it."""
         self._check_channels()
-        for image in images:
-            check_input(image)
+        images = [as_input(image) for image in images]
         for image in {id(image): image for image in images}.values():
             load_early(image)
         return list(map(self._prepare, images) if pool is None else pool.map(self._prepare, images))
@@ -166,20 +170,68 @@ def open_images(images: Images, config: ModelConfig, pool: Executor | None = Non
 
 def _as_requests(images: Sequence[Request]) -> list[Request]:
     """Images that processes can receive; a path may be of a class that they do not know."""
-    for image in images:
-        check_input(image)
-    return [os.fspath(image) if isinstance(image, os.PathLike) else image for image in images]
+    checked: list[Any] = [as_input(image) for image in images]
+    return [os.fspath(image) if isinstance(image, os.PathLike) else image for image in checked]
 
 
 def _are_files(images: Images) -> bool:
     """Whether processes can open these images."""
-    return not hasattr(images, "dtype") and not any(isinstance(image, Image) for image in images)
+    return not hasattr(images, "dtype") and not any(
+        isinstance(image, Image) or hasattr(image, "dtype") for image in images
+    )
 
 
-def check_input(image: object) -> None:
-    """Refuse what is no image of any kind."""
-    if not isinstance(image, Image | str | os.PathLike | bytes | Entry | UnreadImage):
-        raise ValueError(f"an image is a path, the content of a file or a PIL image, not {type(image).__name__}.")
+def is_single(images: object) -> bool:
+    """Whether this is one image instead of several; an array with three dimensions is one."""
+    kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image)
+    return isinstance(images, kinds) or hasattr(images, "read") or getattr(images, "ndim", 4) in (2, 3)
+
+
+def as_input(image: object) -> ImageInput:
+    """The image as threads and processes take it: file objects are read and arrays copied. Refuses everything else."""
+    if isinstance(image, Image | str | os.PathLike | bytes | Entry | UnreadImage):
+        return image
+    if isinstance(image, bytearray | memoryview):
+        return bytes(image)
+    if isinstance(image, np.ndarray) or hasattr(image, "dtype"):
+        return _from_array(image)
+    if not hasattr(image, "read"):
+        raise ValueError(
+            "an image is a path, the content of a file, a file object, an array (H, W, 3) or a PIL image, not "
+            f"{type(image).__name__}."
+        )
+    try:
+        content = image.read()
+    except OSError as error:
+        return UnreadImage(f"cannot be read ({error.strerror or error})")
+    if not isinstance(content, bytes):
+        raise ValueError('a file object gives bytes; open the file with mode "rb".')
+    return content
+
+
+def _from_array(image: Any) -> Image:
+    """A PIL image with a copy of these pixels."""
+    shape = tuple(image.shape)
+    is_image = len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or not is_image or 0 in shape:
+        kind = "a tensor" if not isinstance(image, np.ndarray) else "an array"
+        raise ValueError(
+            f"one image as an array is numpy uint8 of shape (H, W, 3) or (H, W), not {kind} of {image.dtype} "
+            f"of shape {shape}."
+        )
+    pixels = image[..., 0] if image.ndim == 3 and shape[2] == 1 else image  # (H, W, 1) -> (H, W)
+    return fromarray(np.ascontiguousarray(pixels)).copy()  # PIL may share the memory
+
+
+def is_channels_last(images: Any, config: ModelConfig) -> bool:
+    """Whether it is an array (B, H, W, 3) of images to be cropped, not (B, C, R, R) of squares."""
+    return (
+        isinstance(images, np.ndarray)
+        and images.dtype == np.uint8
+        and images.ndim == 4
+        and images.shape[3] in (1, 3, 4)
+        and (images.shape[1] != config.in_channels or images.shape[2] != images.shape[3])
+    )
 
 
 def load_early(image: ImageInput) -> None:
@@ -219,6 +271,6 @@ def _checked(images: Any, config: ModelConfig) -> Any:
     if str(images.dtype).removeprefix("torch.") != "uint8" or not square:
         raise ValueError(
             f"a batch of images is uint8 of shape (B, {channels}, r, r), r at least {least}, not {images.dtype} "
-            f"of shape {tuple(images.shape)}; pass paths or PIL images to have them cropped."
+            f"of shape {tuple(images.shape)}; for the crop, pass a numpy array (B, H, W, 3), paths or PIL images."
         )
     return images

@@ -6,6 +6,7 @@ N tokens, d channels of a round, K classes, s a round from 0.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from progresvit.engine.buffers import RoundBuffer, RunningRound
 from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest, graph_files, hash_file
+from progresvit.io.extras import not_installed
 from progresvit.io.parse import did_you_mean
 from progresvit.routing.decide import Answers, Policy, decide
 from progresvit.routing.scores import Float32s
@@ -29,8 +31,26 @@ READS: Mapping[str, tuple[str, ...]] = {"onnxruntime": ("onnx",), "openvino": ("
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 """The precisions, by the names of OpenVINO."""
 
+PACKAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "onnxruntime": ("onnx", ("onnxruntime", "onnx", "onnxscript")),
+    "openvino": ("openvino", ("openvino", "onnx", "onnxscript")),
+}
+"""The extra of each backend, the package that runs graphs, and those that convert a model to graphs."""
+GRAPH_BATCH = 64
+"""Largest batch by default. Activation ranges of int8 graphs are those of a batch, so evaluation takes the same."""
+
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 """Type and shape of each input or output, without the batch."""
+
+
+def check_installed(backend: str | None, *, converts: bool = False) -> None:
+    """Refuse a backend whose packages are missing, before anything slow; ``converts``: also those that make graphs."""
+    if backend is None or backend not in PACKAGES:  # torch, or the default
+        return
+    extra, packages = PACKAGES[backend]
+    for package in packages if converts else packages[:1]:
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(not_installed(package, extra))
 
 
 class Graph(Protocol):
@@ -65,6 +85,7 @@ class GraphRounds:
         root = Path(os.path.expanduser(folder))
         self.manifest = manifest = Manifest.read(root)
         self.backend = _choose_backend(backend, manifest.kind)
+        check_installed(self.backend)
         _check_precision(precision, self.backend, manifest)
         if threads is not None and threads < 1:
             raise ValueError(f"threads are 1 or more, or None for the backend's choice, not {threads}.")
@@ -168,10 +189,8 @@ def _check_file(path: Path, sha256: str) -> None:
 
 def _onnxruntime(threads: int | None) -> Any:
     """A function that loads a graph."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ValueError("onnxruntime is not installed; pip install 'progresvit[onnx]'.") from error
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
     if threads is not None:
@@ -197,10 +216,8 @@ _ORT_TYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
 
 def _openvino(precision: str, threads: int | None) -> Any:
     """A function that loads a graph."""
-    try:
-        import openvino
-    except ImportError as error:
-        raise ValueError("OpenVINO is not installed; pip install 'progresvit[openvino]'.") from error
+    import openvino
+
     core = openvino.Core()
     if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         raise ValueError("this CPU has no bf16 arithmetic; use precision='fp32'.")

@@ -1,4 +1,4 @@
-"""Predictions for many image files, as one parquet table. An interrupted run can be resumed (result_table.py)."""
+"""Predictions for many image files, as one table. An interrupted run can be resumed (result_table.py)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from progresvit.data.dataset import ImageDataset
 from progresvit.engine.engine import Engine
 from progresvit.engine.prediction import Candidate, Prediction
+from progresvit.engine.result_formats import read_pieces
 from progresvit.engine.result_table import (
     Progress,
     ResultTable,
@@ -24,7 +25,7 @@ from progresvit.engine.result_table import (
     names_hash,
     valid_text,
 )
-from progresvit.io.resumable import RUN_FILE
+from progresvit.io.resumable import KEEP_EVERY, RUN_FILE
 
 PART = 2048
 """Images per part."""
@@ -85,12 +86,12 @@ def classify_files(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Summary:
-    """Write the predictions for all images, in their order, to a parquet table. An interrupted run is continued.
+    """Write the predictions for all images, in their order, to a table. An interrupted run is continued.
 
     Args:
         engine: Makes the predictions.
         dataset: The images.
-        out: The table.
+        out: The table: Parquet, or CSV (``.csv``) or JSON lines (``.jsonl``).
         shard: Only these of the images, to the table ``shard.path(out)``.
         overwrite: Replace an existing table, and the parts of another run.
         progress: Called with the number of images that are done and their total.
@@ -102,12 +103,12 @@ def classify_files(
         _check_shards(shard, out, about)
         items, schema, out = shard.items(len(dataset)), SCHEMA.with_metadata({KEY: json.dumps(about)}), shard.path(out)
     identity = {"pictures": listing_hash(dataset, items), "part": PART, **about, **engine.identity()}
-    result = ResultTable(out, schema, total=len(items), part=PART, identity=identity, overwrite=overwrite)
-    if not result.is_finished:
-        missing = result.missing()
-        if missing:
-            result.fill(missing, _rows(engine, dataset, items[missing[0].start :]), progress)
-        result.finish(map(_with_ood_columns, result.parts()))
+    with ResultTable(out, schema, total=len(items), part=PART, identity=identity, overwrite=overwrite) as result:
+        if not result.is_finished:
+            missing = result.missing()
+            if missing:
+                result.fill(missing, _rows(engine, dataset, items[missing[0].start :]), progress)
+            result.finish(map(_with_ood_columns, result.parts()))
     return _read_summary(out, len(engine.gmacs))
 
 
@@ -182,16 +183,16 @@ class _Totals:
 def _read_summary(out: Path, rounds: int) -> Summary:
     """Totals of a table, which is read in pieces."""
     totals = _Totals(rounds)
-    with pq.ParquetFile(out) as table:
-        for batch in table.iter_batches(PART, columns=["picture", *_COUNTED, "error"]):
-            totals.add(*(batch[key].to_numpy(zero_copy_only=False) for key in _COUNTED))
-            totals.name_unreadable(batch["picture"], batch["error"])
+    columns = pa.schema([SCHEMA.field(key) for key in ("picture", *_COUNTED, "error")])
+    for batch in read_pieces(out, columns, PART):
+        totals.add(*(batch[key].to_numpy(zero_copy_only=False) for key in _COUNTED))
+        totals.name_unreadable(batch["picture"], batch["error"])
     return totals.summary()
 
 
 def _rows(engine: Engine, dataset: ImageDataset, items: range) -> Iterator[dict[str, Any]]:
-    """The rows of these images; the engine waits for full batches as long as it takes."""
-    answers = engine.stream(input_batches(dataset, items, engine.batch), deadline=None)
+    """The rows of these images; none waits for a full batch for so long that those behind it cannot be kept."""
+    answers = engine.stream(input_batches(dataset, items, engine.batch), deadline=KEEP_EVERY, processes=True)
     names = (dataset.entries[index].name for index in items)
     return (row(name, answer, engine) for answer, name in zip(answers, names))
 

@@ -1,7 +1,8 @@
-"""A parquet table with a row for each image of a dataset, in their order. An interrupted run can be resumed.
+"""A table with a row for each image of a dataset, in their order. An interrupted run can be resumed.
 
-Finished parts are in ``NAME.parts`` next to the table until all of them are there. Memory does not grow with the number
-of images: rows are kept until their part is full, and the table is written from its parts, one at a time.
+Finished parts are in ``NAME.parts`` next to the table until all of them are there, and the rows of the part in progress
+are written there every few seconds. Memory does not grow with the number of images: rows are kept until their part is
+full, and the table is written from its parts, one at a time, as its suffix says (result_formats.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,13 +27,16 @@ import pyarrow.parquet as pq
 
 from progresvit.data.dataset import Entry, ImageDataset
 from progresvit.data.prepare import Request, request_of
+from progresvit.engine.result_formats import has_columns, open_writer
 from progresvit.io.files import replacing_file
-from progresvit.io.resumable import PartialOutput
+from progresvit.io.resumable import PartialOutput, signals_held
 
 Row = dict[str, Any]
 Progress = Callable[[int, int], None]
 """Called with the number of images that are done and their total."""
 
+REPORT_EVERY = 0.1
+"""Seconds between two reports of progress."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -46,6 +51,7 @@ class ResultTable:
         identity: What must be equal for a run to be continued, in plain data.
         overwrite: Replace an existing table, and the parts of another run.
         columns: Names of the columns of the table; by default those of the rows.
+        batch: Rows of an incomplete part are kept in multiples of this, so that a resumed run has the same batches.
     """
 
     def __init__(
@@ -58,8 +64,11 @@ class ResultTable:
         identity: Mapping[str, Any],
         overwrite: bool,
         columns: list[str] | None = None,
+        batch: int = 1,
     ) -> None:
         self.out, self.schema, self.total = out, schema, total
+        self._batch = batch
+        self._begun = schema.empty_table()
         self.is_finished = False
         """The same run has already written the table, and was killed before it removed the parts."""
         is_whole = partial(_is_whole, schema.names[0])
@@ -67,9 +76,12 @@ class ResultTable:
             out.with_name(out.name + ".parts"), total=total, size=part, suffix="parquet", is_whole=is_whole
         )
         if out.exists():
+            if self._parts.folder.exists():
+                self._parts.lock()
             is_ours = self._parts.has_written(out, identity)
-            self.is_finished = not overwrite and is_ours and pq.read_schema(out).names == (columns or schema.names)
+            self.is_finished = not overwrite and is_ours and has_columns(out, columns or schema.names)
             if not self.is_finished and not overwrite:
+                self._parts.release()
                 raise ValueError(f"{out} is there already; use --overwrite to replace it, or name another file.")
             if self._parts.has_written(out):
                 self._parts.remove()
@@ -77,28 +89,67 @@ class ResultTable:
             with self._writing():
                 self._parts.claim(identity, overwrite=overwrite)
 
+    def __enter__(self) -> ResultTable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._parts.release()
+
     def missing(self) -> list[range]:
-        """The images of the first part that is missing and of all later ones, part by part."""
+        """The images without a row: those of the first part that is missing, and of all later ones, part by part."""
         ranges, finished = self._parts.ranges, set(self._parts.done())
-        return ranges[next((number for number in range(len(ranges)) if number not in finished), len(ranges)) :]
+        number = next((number for number in range(len(ranges)) if number not in finished), len(ranges))
+        missing = ranges[number:]
+        if missing:
+            self._begun = self._read_begun(number)
+            missing[0] = missing[0][self._begun.num_rows :]
+        return missing
 
     def fill(self, missing: list[range], rows: Iterable[Row], progress: Progress | None = None) -> None:
-        """Write the missing parts from the rows of their images."""
+        """Write the missing parts from the rows of their images. If it is interrupted, finished rows are kept."""
         coming = iter(rows)
         if progress is not None and missing:
             progress(missing[0].start, self.total)
+        reported = time.monotonic()
         for number, items in enumerate(missing, len(self._parts.ranges) - len(missing)):
-            part = []
-            for index, row in zip(items, coming):
-                part.append(row)
-                if progress is not None and (index % 64 == 0 or index + 1 == self.total):
-                    progress(index + 1, self.total)
-            assert len(part) == len(items)
-            columns = [pa.array([row[field.name] for row in part], field.type) for field in self.schema]
-            content = _parquet(pa.table(columns, schema=self.schema))
-            with self._writing():
-                self._parts.write(number, content)
+            part: list[Row] = []
+            try:
+                for index, row in zip(items, coming):
+                    part.append(row)
+                    if self._parts.is_keeping_due:
+                        self._keep(number, part)
+                    now = time.monotonic()
+                    if progress is not None and (now - reported >= REPORT_EVERY or index + 1 == self.total):
+                        progress(index + 1, self.total)
+                        reported = now
+                assert len(part) == len(items)
+                self._keep(number, part)
+            except BaseException:  # Ctrl-C too
+                with signals_held():
+                    self._keep(number, part)
+                raise
+            self._begun = self.schema.empty_table()
         assert next(coming, None) is None
+
+    def _keep(self, number: int, part: list[Row]) -> None:
+        """Write the rows that a part has so far."""
+        columns = [pa.array([row[field.name] for row in part], field.type) for field in self.schema]
+        table = pa.concat_tables([self._begun, pa.table(columns, schema=self.schema)]).combine_chunks()
+        if table.num_rows < len(self._parts.ranges[number]):
+            table = table[: table.num_rows // self._batch * self._batch]
+            if table.num_rows <= self._begun.num_rows:
+                return
+        with self._writing():
+            self._parts.keep(number, table.num_rows, _parquet(table))
+
+    def _read_begun(self, number: int) -> pa.Table:
+        """The first rows of a part, which an interrupted run has kept."""
+        try:
+            table = pq.read_table(self._parts.begun_path(number))
+        except (OSError, pa.ArrowInvalid):  # none, or damaged
+            return self.schema.empty_table()
+        is_ours = table.schema.equals(self.schema) and table.num_rows < len(self._parts.ranges[number])
+        return table if is_ours else self.schema.empty_table()
 
     def parts(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
         """The parts in order, after :meth:`fill`; some columns of them if asked."""
@@ -114,9 +165,9 @@ class ResultTable:
         with self._writing():
             self._remove_staged()
             with replacing_file(self.out) as staged:
-                with pq.ParquetWriter(staged, schema or self.schema) as writer:
+                with open_writer(staged, schema or self.schema, self.out.suffix) as write:
                     for part in parts:
-                        writer.write_table(part)
+                        write(part)
                 self._parts.note_written(staged)
         self._parts.remove()
 

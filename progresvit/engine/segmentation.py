@@ -8,7 +8,6 @@ below the threshold, it exits; else all of them run the next one. Windows of man
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -28,7 +27,7 @@ from progresvit.data.windows import WindowOptions, windows_hash
 from progresvit.engine.backends import TorchSource, open_source
 from progresvit.engine.batcher import MemoryWarning
 from progresvit.engine.fold import FoldedRound, fold
-from progresvit.engine.images import ImageInput, PathLike, check_input, load_early, open_image
+from progresvit.engine.images import ImageInput, PathLike, as_input, is_single, load_early, open_image
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
 from progresvit.engine.window_batcher import Exit, WindowBatcher
 from progresvit.model.precision import autocast
@@ -73,7 +72,8 @@ class SegmentationEngine:
         threshold: A number (0 runs every round), one for each round but the last, a ``Setting``, or the path or name of
             one (in the model folder, ``settings/NAME.json``). A setting for other weights is refused; one for other
             windows or another precision warns. By default the near-lossless setting of the model folder.
-        device: Such as ``cuda``; by default that of the model.
+        device: cpu, cuda, ``cuda:1`` or mps. By default that of a given model; a model given by name or folder runs
+            on the GPU if there is one.
         precision: fp32, bf16 or fp16 (GPU).
         batch: Most windows in a batch; by default 64 on a GPU, else 16.
         windows: How images are divided into windows.
@@ -97,6 +97,7 @@ class SegmentationEngine:
             raise ValueError(f"workers are 1 or more, not {workers}.")
         source = open_source(model, task="segmentation")
         assert isinstance(source, TorchSource)  # exports classify
+        self._source = source
         self.config = config = source.config
         if config.in_channels != 3:
             raise ValueError(f"images have 3 channels and this model takes {config.in_channels}; train one for RGB.")
@@ -113,11 +114,19 @@ class SegmentationEngine:
         """One for each round but the last."""
         self.gmacs = compute.cumulative_gmacs(config)
         """Of one window, after each round."""
-        self.device = torch.device(device) if device is not None else next(source.model.parameters()).device
+        self.device = source.device(device)
         autocast(self.device, precision)  # refuses what the device cannot run
         self.batch = batch or (64 if self.device.type == "cuda" else 16)
         self._rounds: list[FoldedRound] = list(fold(source.model).to(self.device))  # type: ignore[arg-type]
         self._has_warned = False
+
+    def __repr__(self) -> str:
+        thresholds = ", ".join(f"{threshold:.4g}" for threshold in self.thresholds)
+        rule = "" if self.setting is None else f" ({self.setting.rule})"
+        return (
+            f"<SegmentationEngine {self._source.name}: torch on {self.device}, {self.precision}, "
+            f"threshold {thresholds or 'none'}{rule}>"
+        )
 
     def segment(self, images: Iterable[ImageInput]) -> list[Segmentation]:
         """A segmentation of each image, in order.
@@ -134,7 +143,7 @@ class SegmentationEngine:
         Images are taken from the stream when they are needed, a few ahead. Windows wait until a batch is full, so a
         result may come several images later than its image.
         """
-        if isinstance(images, str | os.PathLike | bytes | Image.Image):
+        if is_single(images):
             raise ValueError("the engine takes several images; put this one into brackets: segment([image]).")
         batcher = WindowBatcher(
             self._rounds, self.config, thresholds=self.thresholds, device=self.device, precision=self.precision,
@@ -151,9 +160,9 @@ class SegmentationEngine:
         """Images in order; the threads decode the next ones."""
         coming: deque[Future[EvaluationImage | str]] = deque()
         for image in images:
-            check_input(image)
-            load_early(image)
-            coming.append(pool.submit(open_image, image, self._prepare))
+            taken = as_input(image)
+            load_early(taken)
+            coming.append(pool.submit(open_image, taken, self._prepare))
             if len(coming) > 2 * self.workers:
                 yield coming.popleft().result()
         while coming:

@@ -29,6 +29,7 @@ from progresvit.data.transforms import normalise
 from progresvit.distributed import processor_name
 from progresvit.engine.engine import Engine
 from progresvit.engine.export.export import export
+from progresvit.engine.export.manifest import Manifest, is_export
 from progresvit.engine.images import open_images
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
@@ -86,7 +87,8 @@ class Routed:
     """The engine on bytes, or with ``eager`` the model as it is on normalised images.
 
     Args:
-        model: A preset (random weights), a model folder, a bundled model, a hub id, or a model itself.
+        model: A preset (random weights), a model folder, a bundled model, a hub id, an export (not ``eager``), or a
+            model itself.
         continuing: Share of the images that continue after each round, if there are no thresholds.
         thresholds: One for all rounds, one for each but the last, or a setting of the model.
         data: A folder or a tar of images; without it, random images are generated.
@@ -108,11 +110,19 @@ class Routed:
         count: int | None = None,
         **engine: Any,
     ) -> None:
-        self.eager, self.batch, self.model = eager, batch, find_model(model) if isinstance(model, str) else model
-        self.config = self.model.config
+        self.eager, self.batch = eager, batch
+        manifest = Manifest.read(Path(model).expanduser()) if isinstance(model, str) and is_export(model) else None
+        self._source: ProgResViT | Path
+        if manifest is None:
+            self.model = self._source = find_model(model) if isinstance(model, str) else model
+            self.config = self.model.config
+        elif eager:
+            raise ValueError(f"{model} is an export, which the engine runs; give the model that it was made from.")
+        else:
+            self._source, self.config = Path(str(model)).expanduser(), manifest.config
         if isinstance(thresholds, Setting):
             thresholds.check_use(len(self.config.rounds), None)
-            thresholds.check_weights(weights_hash(self.model))
+            thresholds.check_weights(weights_hash(self.model) if manifest is None else manifest.weights)
             thresholds = thresholds.threshold
         self.options = {"device": device, "precision": precision, "batch": batch, **engine}
         self.inputs = load_images(data, self.config, device=device, batch=batch, count=count)
@@ -121,8 +131,7 @@ class Routed:
             self.model.to(device, dtype)
             self.inputs = torch.cat([normalise(part, self.config).to(dtype) for part in self.inputs.split(256)])
         self.images, self.exits = len(self.inputs), list[Any]()
-        self._source: ProgResViT | Path = self.model
-        if engine.get("backend") in ("onnxruntime", "openvino"):
+        if manifest is None and engine.get("backend") in ("onnxruntime", "openvino"):
             self._scratch = tempfile.TemporaryDirectory()  # one export for all engines
             self._source = Path(self._scratch.name) / "export"
             export(self.model, self._source, format="onnx")

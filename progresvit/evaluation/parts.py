@@ -1,6 +1,6 @@
 """The finished parts of an evaluation that is still running: a folder next to the records, as npz files.
 
-Processes share the parts that are missing.
+Processes share the parts that are missing. Each keeps the batches of its part in progress every few seconds.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from progresvit.data.dataset import ImageDataset
 from progresvit.data.loader import Unreadable
 from progresvit.distributed import Processes
 from progresvit.evaluation.records import Header
-from progresvit.io.resumable import PartialOutput
+from progresvit.io.resumable import PartialOutput, signals_held
 from progresvit.model.registry import DEFAULT_KIND
 
 CHUNK = 512
 """Images per part, and so the largest batch."""
 
 Columns = dict[str, Any]
-"""Arrays by name; ``index`` holds the indices of the images."""
+"""Arrays or tensors by name; ``index`` holds the indices of the images."""
+FinishedBatch = tuple[int, Columns, Mapping[int, str], int]
+"""Some images of a part: its number, their columns, why others are unreadable, and the last index that is done."""
 
 
 class Parts:
@@ -43,6 +46,7 @@ class Parts:
         self._parts = PartialOutput(folder, total=len(dataset), size=self.size, suffix="npz", is_whole=_is_whole)
         self.chunks = self._parts.ranges
         self.done, self.remove = self._parts.done, self._parts.remove
+        self._begun: dict[int, tuple[Columns, dict[int, str]]] = {}
 
     def share(
         self, header: Header, processes: Processes, *, keep_logits: bool, overwrite: bool
@@ -53,7 +57,15 @@ class Parts:
         processes.wait()  # until the parts of another run are removed
         done = set(processes.gather(self.done())[0])  # as the first process sees it: all must share the same chunks
         left = [number for number in range(len(self.chunks)) if number not in done]
-        return left[processes.rank :: processes.count], sum(len(self.chunks[number]) for number in done)
+        mine = left[processes.rank :: processes.count]
+        self._begun = {number: begun for number in mine if (begun := self._read_begun(number))}
+        begun = sum(processes.gather(sum(len(self.chunks[n]) - len(self.left(n)) for n in mine)))
+        return mine, begun + sum(len(self.chunks[number]) for number in done)
+
+    def left(self, number: int) -> range:
+        """The images of a missing part that an interrupted run has not done."""
+        columns, unreadable = self._begun.get(number, ({}, {}))
+        return self.chunks[number][len(columns.get("index", ())) + len(unreadable) :]
 
     def claim(self, header: Header, *, keep_logits: bool, overwrite: bool) -> None:
         """Create the folder, or check that it belongs to this evaluation."""
@@ -63,22 +75,43 @@ class Parts:
             about["config"] = {key: value for key, value in about["config"].items() if key != "kind"}
         self._parts.claim(about, overwrite=overwrite)
 
-    def fill(self, finished: Iterable[tuple[int, Columns, Mapping[int, str]]], *, first: bool = True) -> None:
-        """Write parts as they are finished: number, columns, and why images are unreadable.
+    def fill(self, finished: Iterable[FinishedBatch], *, first: bool = True) -> None:
+        """Write parts from their batches. If it is interrupted, finished batches are kept.
 
-        An error of the ``first`` process before any part is finished leaves no folder.
+        An error of the ``first`` process before any batch is finished leaves no folder.
         """
         skipped = Unreadable(self.dataset)
+        part = _Growing()
         with self._parts.kept_if_begun(first=first):
-            for number, columns, unreadable in finished:
-                self.write(number, columns, unreadable)
-                self._skip(unreadable, skipped)
+            try:
+                for number, columns, unreadable, last in finished:
+                    if number != part.number:
+                        part = _Growing(number, self._begun.pop(number, None))
+                    part.add(columns, unreadable)
+                    self._skip(unreadable, skipped)
+                    if last + 1 == self.chunks[number].stop or self._parts.is_keeping_due:
+                        self._keep(part)
+            except ValueError:  # the user will change something
+                raise
+            except BaseException:  # Ctrl-C too
+                with signals_held():
+                    self._keep(part)
+                raise
 
-    def write(self, number: int, columns: Columns, unreadable: Mapping[int, str]) -> None:
-        """Write a finished part."""
-        buffer = io.BytesIO()
-        np.savez(buffer, unreadable=np.array(json.dumps(sorted(unreadable.items()))), **columns)
-        self._parts.write(number, buffer.getvalue())
+    def _keep(self, part: _Growing) -> None:
+        """Write the images that a part has so far."""
+        if part.has_new:
+            self._parts.keep(part.number, part.count, part.content())
+            part.has_new = False
+
+    def _read_begun(self, number: int) -> tuple[Columns, dict[int, str]] | None:
+        """The first images of a part, which an interrupted run has kept; None if there are none."""
+        path, chunk = self._parts.begun_path(number), self.chunks[number]
+        if not _is_whole(path, len(chunk)):
+            return None
+        columns, unreadable = _read_part(path)
+        done = sorted([*columns["index"].tolist(), *unreadable])
+        return (columns, unreadable) if done == list(chunk[: len(done)]) else None
 
     def collect(self) -> tuple[Columns, tuple[str, ...]]:
         """The columns of all parts in order, and a line for each unreadable image."""
@@ -135,6 +168,44 @@ class Parts:
         columns.pop("unreadable", None)
         whole = len(columns.get("index", ()))
         return {name: np.concatenate(values) for name, values in columns.items() if len(values) == whole}, unreadable
+
+
+class _Growing:
+    """A part in progress: its batches so far, and what an interrupted run has kept of it."""
+
+    def __init__(self, number: int = -1, begun: tuple[Columns, dict[int, str]] | None = None) -> None:
+        self.number, self.has_new, self.count = number, False, 0
+        self._batches: list[Columns] = []
+        self._unreadable: dict[int, str] = {}
+        if begun is not None:
+            self.add(*begun)
+
+    def add(self, columns: Columns, unreadable: Mapping[int, str]) -> None:
+        """Add a batch."""
+        self.count += len(columns["index"]) + len(unreadable)
+        self._unreadable |= unreadable
+        if len(columns["index"]):
+            self._batches.append(columns)
+        self.has_new = True
+
+    def content(self) -> bytes:
+        """As a file."""
+        columns: Columns = {"index": np.zeros(0, np.int64)}
+        for name in self._batches[0] if self._batches else ():
+            columns[name] = np.concatenate([_array(batch[name]) for batch in self._batches])
+        buffer = io.BytesIO()
+        np.savez(buffer, unreadable=np.array(json.dumps(sorted(self._unreadable.items()))), **columns)
+        return buffer.getvalue()
+
+
+def _array(values: Any) -> Any:
+    return values.cpu().numpy() if isinstance(values, torch.Tensor) else values
+
+
+def _read_part(path: Path) -> tuple[Columns, dict[int, str]]:
+    with np.load(path) as part:
+        columns = {name: part[name] for name in part.files if name != "unreadable"}
+        return columns, dict(json.loads(str(part["unreadable"])))
 
 
 def _is_whole(path: Path, items: int) -> bool:

@@ -56,6 +56,7 @@ class Header:
     preprocessing: Mapping[str, Any]
     preprocessing_hash: str
     precision: str
+    """That of the arithmetic, or int8 for an export of int8 graphs."""
     device: str
     data: str
     split: str | None
@@ -77,6 +78,8 @@ class Header:
     labelled images and their classes. None if the head predicts."""
     probe_result: Mapping[str, Any] | None = None
     """What was chosen on held-out images; None for k-NN and if the head predicts."""
+    backend: str | None = None
+    """What ran the graphs of an export (onnxruntime or openvino); None for a model in torch."""
     unreadable: tuple[str, ...] = ()
     """One line for each image that could not be read."""
     date: str = ""
@@ -96,8 +99,8 @@ class Header:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """As files hold it; that of a classification model has no masks, and that of a model with a head no probe."""
-        optional = ("masks", "probe", "probe_result")
+        """As files hold it, without what is not of this kind of model: masks, probe, backend of an export."""
+        optional = ("masks", "probe", "probe_result", "backend")
         return {key: value for key, value in asdict(self).items() if key not in optional or value is not None}
 
     def identity(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Evaluation: every round on every image, once, into records.
 
-Processes share the chunks of images. Each finished chunk is a file in ``NAME.parts`` beside the records, so a run that
-was stopped continues with the chunks that are missing. When all are there they become one file.
+Processes share the chunks of images. Each finished chunk is a file in ``NAME.parts`` beside the records, and the
+batches of a chunk in progress are kept there every few seconds, so a run that was stopped continues with the images
+that are missing. When all chunks are there they become one file.
 
 Letters: B images, S rounds, K classes.
 """
@@ -32,7 +33,7 @@ from progresvit.data.timm_dataset import find_timm_images, is_timm_name
 from progresvit.data.transforms import Corruption, NamedTransform, normalise
 from progresvit.distributed import Processes
 from progresvit.evaluation.classes import class_numbers, relabel
-from progresvit.evaluation.parts import Columns, Parts
+from progresvit.evaluation.parts import FinishedBatch, Parts
 from progresvit.evaluation.records import TOP, Header, Records, read_records, write_records
 from progresvit.io.weights import weights_hash
 from progresvit.model.interface import RoundModel
@@ -258,7 +259,8 @@ def make_header(
         config=model.config.to_dict(),
         gmacs={convention: model.gmacs(convention) for convention in CONVENTIONS},
         routable=model.config.routable,
-        precision=options.precision,
+        precision=getattr(model, "precision", options.precision),  # graphs of an export may be int8
+        backend=getattr(model, "backend", None),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         images=len(images),
         drawn_from=images.drawn_from,
@@ -313,29 +315,18 @@ def _run(
     options: EvalOptions,
     load: LoadBatches,
     counter: ProgressCounter,
-) -> Iterator[tuple[int, Columns, dict[int, str]]]:
-    """The columns and unreadable images of each chunk as it is finished."""
+) -> Iterator[FinishedBatch]:
+    """The columns and unreadable images of each batch as it is finished."""
     owners, groups = [], []
     for number in numbers:
-        chunk = list(parts.chunks[number])
+        chunk = list(parts.left(number))
         for first in range(0, len(chunk), options.batch):
             groups.append(chunk[first : first + options.batch])
             owners.append(number)
-    batch_columns: list[Mapping[str, Tensor]] = []
-    unreadable: dict[int, str] = {}
-    indices: list[int] = []
     for turn, (good, pixels, bad) in enumerate(load(groups)):
-        unreadable |= bad
-        indices += good
-        if pixels is not None:
-            batch_columns.append(columns_of(good, pixels))
+        columns = {} if pixels is None else columns_of(good, pixels)
         counter.add(len(groups[turn]))
-        if turn + 1 == len(groups) or owners[turn + 1] != owners[turn]:
-            columns: Columns = {"index": np.array(indices, np.int64)}
-            for name in batch_columns[0] if batch_columns else ():
-                columns[name] = torch.cat([part[name] for part in batch_columns]).cpu().numpy()
-            yield owners[turn], columns, unreadable
-            batch_columns, unreadable, indices = [], {}, []
+        yield owners[turn], {"index": np.array(good, np.int64), **columns}, bad, groups[turn][-1]
 
 
 def record_columns(

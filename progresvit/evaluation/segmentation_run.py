@@ -22,7 +22,7 @@ from progresvit.data.segmentation import IGNORE, SegmentationDataset, find_segme
 from progresvit.data.segmentation_loader import EvaluationImage, evaluation_images
 from progresvit.data.windows import WindowOptions, describe_windows, windows_hash
 from progresvit.distributed import Processes
-from progresvit.evaluation.parts import Columns, Parts
+from progresvit.evaluation.parts import Columns, FinishedBatch, Parts
 from progresvit.evaluation.records import Header
 from progresvit.evaluation.run import EvalOptions, ProgressCallback, ProgressCounter, check_run, finished, make_header
 from progresvit.evaluation.segmentation_records import (
@@ -135,28 +135,38 @@ def _run(
     options: EvalOptions,
     device: torch.device,
     counter: ProgressCounter,
-) -> Iterator[tuple[int, Columns, dict[int, str]]]:
-    """The columns and unreadable images of each part as it is finished."""
-    owner = {index: number for number in numbers for index in parts.chunks[number]}
+) -> Iterator[FinishedBatch]:
+    """The columns and unreadable images of each group of images as it is finished."""
+    owner = {index: number for number in numbers for index in parts.left(number)}
     unreadable = Unreadable(dataset)
     unreadable.limit = 1.0  # the parts count them
     images = evaluation_images(
         dataset, list(owner), config=model.config, options=windows, workers=options.workers, unreadable=unreadable
     )
+    left = set(owner)
 
-    def skipped(number: int) -> dict[int, str]:
-        reasons = {index: reason for index, reason in unreadable.found.items() if owner[index] == number}
-        counter.add(len(reasons))
-        return reasons
+    def skipped(number: int, last: int) -> dict[int, str]:
+        """The images of a part up to ``last`` that are left; they cannot be read."""
+        indices = [index for index in parts.chunks[number] if index <= last and index in left]
+        left.difference_update(indices)
+        counter.add(len(indices))
+        return {index: unreadable.found[index] for index in indices}
 
-    left = set(numbers)
+    def rest(number: int) -> Iterator[FinishedBatch]:
+        """The last images of a part, if they cannot be read."""
+        last = parts.chunks[number].stop - 1
+        if last in left:
+            yield number, {"index": np.zeros(0, np.int64)}, skipped(number, last), last
+
     for number, of_part in groupby(images, key=lambda indexed: owner[indexed[0]]):
-        columns = [_columns(model, group, options, device, counter) for group in _groups(of_part, options.batch)]
-        whole = {name: np.concatenate([group[name] for group in columns]) for name in columns[0]}
-        left.remove(number)
-        yield number, whole, skipped(number)
-    for number in sorted(left):  # no image of it can be read
-        yield number, {"index": np.zeros(0, np.int64)}, skipped(number)
+        for group in _groups(of_part, options.batch):
+            columns = _columns(model, group, options, device, counter)
+            left.difference_update(index for index, _ in group)
+            last = group[-1][0]
+            yield number, columns, skipped(number, last), last
+        yield from rest(number)  # its last images have been tried when one of the next part is there
+    for number in sorted({owner[index] for index in left}):  # no image of it can be read
+        yield from rest(number)
 
 
 def _groups(images: Iterable[Indexed], batch: int) -> Iterator[list[Indexed]]:

@@ -1,4 +1,4 @@
-"""Tables: rows of plain data, written as CSV and JSON, and formatted for Markdown and the terminal."""
+"""Tables: rows of plain data, written as CSV and JSON, and formatted for Markdown, LaTeX and the terminal."""
 
 from __future__ import annotations
 
@@ -84,6 +84,28 @@ class Table:
         lines = [[cell.replace("|", "\\|") for cell in line] for line in (heads, rulers, *cells)]
         return f"{self.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
+    def to_latex(self) -> str:
+        """A table environment with its title as caption; needs the package booktabs."""
+        heads, cells = self.cells()
+        lines = [" & ".join(map(_latex, line)) + r" \\" for line in (heads, *cells)]
+        columns = "".join("l" if column.left else "r" for column in self._used())
+        return "\n".join(
+            [
+                r"\begin{table}",
+                r"\centering",
+                rf"\caption{{{_latex(self.title)}}}",
+                rf"\begin{{tabular}}{{{columns}}}",
+                r"\toprule",
+                lines[0],
+                r"\midrule",
+                *lines[1:],
+                r"\bottomrule",
+                r"\end{tabular}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
     def _used(self) -> list[Column]:
         return [column for column in self.columns if any(row[column.key] not in (None, "") for row in self.rows)]
 
@@ -100,7 +122,36 @@ class Table:
         return dump_json({"title": self.title, "rows": list(self.rows)}) + "\n"
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {".csv": Table.to_csv, ".json": Table.to_json, ".md": Table.to_markdown}
+_LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "%_&#${}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "–": "--",
+        "−": "$-$",
+        "τ": r"$\tau$",
+        "→": r"$\to$",
+        "×": r"$\times$",
+        "≤": r"$\leq$",
+        "≥": r"$\geq$",
+        "±": r"$\pm$",
+        "<": "$<$",
+        ">": "$>$",
+    }
+)
+
+
+def _latex(cell: str) -> str:
+    return cell.translate(_LATEX)
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {
+    ".csv": Table.to_csv,
+    ".json": Table.to_json,
+    ".md": Table.to_markdown,
+    ".tex": Table.to_latex,
+}
 PLOTS = (".png", ".svg", ".pdf")
 
 

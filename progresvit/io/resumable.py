@@ -1,21 +1,33 @@
 """An output that is written in parts and can be resumed: a folder of numbered parts, and ``run.json``.
 
 ``run.json`` identifies the run that the parts belong to. A part covers a fixed range of items, so any number of
-processes can continue what others began. Parts are written atomically; a damaged one counts as missing.
+processes can continue what others began. Parts are written atomically; a damaged one counts as missing. Of a part that
+is not complete, the first items are kept in ``begun-NUMBER``, which is written again every few seconds and at the end.
+``lock`` is locked by the run that uses the folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import re
+import signal
+import socket
+import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from progresvit.io.files import replace_file
 
+KEEP_EVERY = 3.0
+"""Seconds after which the items of an incomplete part are kept."""
 RUN_FILE = "run.json"
+LOCK_FILE = "lock"
 WRITTEN = "written"
 """In ``run.json``: size and time of the whole output, as soon as it is about to replace an older one."""
 
@@ -38,12 +50,23 @@ class PartialOutput:
         self.ranges = [range(first, min(first + size, total)) for first in range(0, total, size)]
         """The items of each part."""
         self._is_whole = is_whole
+        self._lock: int | None = None
+        self._kept_at = time.monotonic()
 
     def claim(self, about: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Create the folder, or check that it belongs to the run that ``about`` identifies.
+        """Lock the folder, which is created, or check that it belongs to the run that ``about`` identifies.
 
         Parts of another run are removed only with ``overwrite``; files that no run wrote are never touched.
         """
+        self._kept_at = time.monotonic()
+        self.lock()
+        try:
+            self._claim(about, overwrite=overwrite)
+        except BaseException:
+            self.release()
+            raise
+
+    def _claim(self, about: Mapping[str, Any], *, overwrite: bool) -> None:
         wanted = json.loads(json.dumps(about))
         if self.folder.exists():
             known = _read(self.folder / RUN_FILE)
@@ -52,9 +75,57 @@ class PartialOutput:
             if not differing:
                 return
             self._check_replaceable(known, differing, overwrite=overwrite)
-            self.remove()
+            self._remove_files(LOCK_FILE)
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.folder / RUN_FILE, json.dumps(wanted))
+
+    def lock(self) -> None:
+        """Refuse a folder that another process uses. The lock ends with this process, also if it is killed."""
+        if self._lock is not None:
+            return
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        while self._lock is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / LOCK_FILE
+            try:
+                handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            except FileNotFoundError:  # the run that used the folder has just removed it
+                continue
+            try:
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                    os.truncate(handle, 0)
+                    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                    self._lock, handle = handle, -1
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise ValueError(
+                        f"{self.folder} is used by another run right now ({_text(handle)}); wait until it ends, or "
+                        "name another file."
+                    ) from None
+                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                    raise
+                warnings.warn(
+                    f"{self.folder} is on a drive without locks; do not use it in two runs at a time.", stacklevel=2
+                )
+                return
+            finally:
+                if handle >= 0:
+                    os.close(handle)
+
+    def release(self) -> None:
+        """Let other runs use the folder; it is removed if nothing but the lock is in it."""
+        if self._lock is None:
+            return
+        with contextlib.suppress(OSError):
+            if [path.name for path in self.folder.iterdir()] == [LOCK_FILE]:
+                (self.folder / LOCK_FILE).unlink()
+                self.folder.rmdir()
+        os.close(self._lock)
+        self._lock = None
 
     def done(self) -> list[int]:
         """Numbers of the parts that are complete."""
@@ -63,6 +134,25 @@ class PartialOutput:
     def write(self, number: int, content: bytes) -> None:
         """Write a part."""
         replace_file(self.path(number), content)
+        self.begun_path(number).unlink(missing_ok=True)
+        self._kept_at = time.monotonic()
+
+    def keep(self, number: int, items: int, content: bytes) -> None:
+        """Write the first items of a part, or the part if these are all."""
+        if items == len(self.ranges[number]):
+            self.write(number, content)
+        else:
+            replace_file(self.begun_path(number), content)
+            self._kept_at = time.monotonic()
+
+    @property
+    def is_keeping_due(self) -> bool:
+        """Whether the last items were kept more than a few seconds ago."""
+        return time.monotonic() - self._kept_at >= KEEP_EVERY
+
+    def begun_path(self, number: int) -> Path:
+        """The file of the first items of a part."""
+        return self.folder / f"begun-{number:06d}.{self.suffix}"
 
     def path(self, number: int) -> Path:
         """The file of a part."""
@@ -84,25 +174,32 @@ class PartialOutput:
         return is_written and (about is None or known == json.loads(json.dumps(about)))
 
     def remove(self) -> None:
-        """Remove the files of the run, and the folder if nothing else is in it."""
-        with contextlib.suppress(FileNotFoundError):  # another process may remove it too
-            for path in sorted(self.folder.iterdir()):  # run.json is the last
-                if self._is_ours(path):
-                    path.unlink(missing_ok=True)
+        """Remove the files of the run, and the folder if nothing else is in it, and release it."""
+        self._remove_files()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
+        self.release()
+
+    def _remove_files(self, *but: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # another process may remove it too
+            for path in sorted(self.folder.iterdir()):  # run.json is the last
+                if self._is_ours(path) and path.name not in but:
+                    path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def kept_if_begun(self, *, first: bool) -> Iterator[None]:
-        """After an error in the block, remove the folder if no part is complete, so that any other run may use it.
+        """After an error in the block, remove the folder if no part is begun, so that any other run may use it.
 
-        Only the ``first`` process does: the others may still be writing.
+        If the user has to change something (ValueError), it is removed if no part is complete. Only the ``first``
+        process does: the others may still be writing.
         """
         try:
             yield
-        except BaseException:  # Ctrl-C too
-            if first and not self.done():
+        except BaseException as error:  # Ctrl-C too
+            is_begun = not isinstance(error, ValueError) and any(self.folder.glob("begun-*"))
+            if first and not is_begun and not self.done():
                 self.remove()
+            self.release()
             raise
 
     def _check_replaceable(self, known: Mapping[str, Any], differing: list[str], *, overwrite: bool) -> None:
@@ -123,8 +220,32 @@ class PartialOutput:
 
     def _is_ours(self, path: Path) -> bool:
         """A part, ``run.json``, or the temporary file of one of them after a crash."""
-        name = rf"(run\.json|\d{{6}}\.{self.suffix})"
+        name = rf"(run\.json|{LOCK_FILE}|(begun-)?\d{{6}}\.{self.suffix})"
         return re.fullmatch(rf"{name}|\.{name}\.[0-9a-f]{{8}}", path.name) is not None
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM during the block take effect after it."""
+    if threading.current_thread() is not threading.main_thread():  # no signal interrupts another thread
+        yield
+        return
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in handlers:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    if came:
+        signal.raise_signal(came[0])
+
+
+def _text(handle: int) -> str:
+    """What the run that has the lock wrote about itself."""
+    return os.pread(handle, 200, 0).decode("utf-8", "replace") or "it is starting"
 
 
 def _stamp(path: Path) -> list[int]:

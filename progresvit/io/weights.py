@@ -97,8 +97,11 @@ def weights_hash(model: Any) -> str:
     """SHA-256 of the weights as float32, by name: the same wherever the model was loaded from.
 
     Token merging, static gates and the task change the answers of the same weights, so they are part of the hash unless
-    they are the default.
+    they are the default. An export knows the hash of its model (``exported_weights``).
     """
+    exported: str | None = getattr(model, "exported_weights", None)
+    if exported is not None:
+        return exported
     digest = hashlib.sha256()
     if model.config.task != "classification":
         digest.update(model.config.task.encode())

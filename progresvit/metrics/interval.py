@@ -19,6 +19,10 @@ class Interval:
     lowest: float
     highest: float
 
+    def as_percent(self) -> str:
+        """A share and its interval: ``95.30% (90.60 to 97.70)``."""
+        return f"{self.mean:.2%} ({100 * self.lowest:.2f} to {100 * self.highest:.2f})"
+
 
 def paired_change(ours: ArrayLike, theirs: ArrayLike) -> Interval:
     """The change of a share from ``theirs`` to ``ours`` on the same images, true or false for each: (N,), (N,).

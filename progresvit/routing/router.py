@@ -29,6 +29,11 @@ Target = Literal["benefit", "error", "unrecoverable"]
 """The event whose probability is predicted: ``benefit``, this round is wrong and the last one right (the paper's);
 ``error``, this round is wrong; ``unrecoverable``, this round and all later ones are wrong."""
 
+EPOCHS = 6
+"""The paper's, on 50,000 images."""
+LEAST_STEPS = 100
+"""Optimizer steps: on a few thousand images six epochs are only a few dozen."""
+
 _FORMER_TARGETS = {"hopeless": "unrecoverable"}
 
 _FORMAT = "progresvit-router-1"
@@ -137,12 +142,17 @@ def router_targets(correct: ArrayLike, target: Target) -> NDArray[np.bool_]:
     return never_right[:, :-1]
 
 
+def default_epochs(images: int, batch: int = 512) -> int:
+    """The paper's six epochs, or more if these are fewer than ``LEAST_STEPS`` optimizer steps."""
+    return max(EPOCHS, -(-LEAST_STEPS // max(1, images // batch)))
+
+
 def fit_router(
     statistics: ArrayLike,
     correct: ArrayLike,
     *,
     target: Target = "benefit",
-    epochs: int = 6,
+    epochs: int | None = None,
     batch: int = 512,
     lr: float = 1e-3,
     seed: int = 0,
@@ -155,7 +165,7 @@ def fit_router(
         statistics: Of the logits, (N, S, 23).
         correct: Whether each round is correct, (N, S).
         target: The event whose probability is predicted.
-        epochs: Passes over the records.
+        epochs: Passes over the records; by default :func:`default_epochs`.
         batch: Images per step.
         lr: Peak learning rate.
         seed: Of the weights and the order.
@@ -163,6 +173,7 @@ def fit_router(
         ids: Names of the images, (N,); their hashes are kept with the router.
     """
     values = torch.from_numpy(np.array(statistics, np.float32))
+    epochs = default_epochs(len(values), batch) if epochs is None else epochs
     wanted = torch.from_numpy(router_targets(correct, target)).float()
     if len(values) != len(wanted):
         raise ValueError(f"statistics of {len(values)} images with hits of {len(wanted)}; give one of each per image.")

@@ -255,7 +255,7 @@ def budget_setting(folder: Path | None, gmacs: float) -> Setting:
     """The setting for a budget, from the table in a model folder."""
     if folder is None:
         raise ValueError(
-            f"a budget needs the {BUDGETS_FILE} of a model folder, which exports and models in memory do not have; "
+            f"a budget needs the {BUDGETS_FILE} of a model folder or an export, which a model in memory does not have; "
             "give the folder, or a threshold."
         )
     return load_budgets(folder / BUDGETS_FILE).setting(gmacs)

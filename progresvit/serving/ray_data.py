@@ -30,6 +30,7 @@ from progresvit.engine.images import ImageOpener
 from progresvit.engine.prediction import Prediction
 from progresvit.engine.rounds import RoundRunner
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
+from progresvit.io.extras import not_installed
 from progresvit.routing.settings import Setting
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def classify(
         free = total - max(1.0, total / 2)  # tasks that read and write the images need a whole CPU
         cpus = min(1.0, math.floor(1000 * free / sum(sizes)) / 1000)
     batch = batch or (GPU_BATCH if gpus else CPU_BATCH)
-    options = {"device": "cuda" if gpus else None, **engine, "batch": batch}
+    options = {"device": "cuda" if gpus else "cpu", **engine, "batch": batch}
     for s, size in enumerate(sizes):
         dataset = dataset.map_batches(
             Round,
@@ -178,7 +179,7 @@ def _import_ray() -> Any:
         import ray
         import ray.data
     except ModuleNotFoundError as error:
-        raise ValueError(f"{error.name} is not installed; pip install 'progresvit[ray]'.") from error
+        raise ValueError(not_installed(str(error.name), "ray")) from error
     return ray
 
 

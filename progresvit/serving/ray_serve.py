@@ -31,6 +31,7 @@ from progresvit.engine import Engine
 from progresvit.engine.images import ImageOpener
 from progresvit.engine.prediction import Prediction
 from progresvit.engine.rounds import RoundRunner
+from progresvit.io.extras import not_installed
 from progresvit.io.parse import Section, parse_limit
 from progresvit.routing.decide import check_own_threshold
 from progresvit.serving.app import make_app
@@ -46,7 +47,7 @@ try:
     from ray.serve.exceptions import BackPressureError
     from ray.serve.handle import DeploymentHandle
 except ModuleNotFoundError as error:
-    raise ValueError(f"{error.name} is not installed; pip install 'progresvit[ray]'.") from error
+    raise ValueError(not_installed(str(error.name), "ray")) from error
 
 RETRIES = 3
 """How often an image is sent to another replica of its round, if the replica that had it ended."""
@@ -143,7 +144,7 @@ class Round:
         engine = Engine(
             options.model,
             options.threshold,
-            device=options.device or ("cuda" if options.gpus else None),
+            device=options.device or ("cuda" if options.gpus else "cpu"),
             precision=options.precision,
             threads=options.threads,
             batch=_batch(options),

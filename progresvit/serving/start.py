@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from progresvit.api import as_progresvit, load_with_folder
+from progresvit.distributed import choose_device
 from progresvit.engine import Engine
 from progresvit.engine.export.manifest import MANIFEST_FILE
 from progresvit.engine.thresholds import ThresholdLike
@@ -49,7 +50,9 @@ def make_server(
     """
     with ExitStack() as stack:
         listening = stack.enter_context(open_socket(host, port))  # before the model is loaded: it may be in use
-        if str(engine.get("device") or "cpu") == "cpu" and engine.get("batch") is None:
+        is_export = model is not None and (Path(model) / MANIFEST_FILE).is_file()
+        is_graph = is_export or engine.get("backend") not in (None, "torch")  # these run on the CPU
+        if engine.get("batch") is None and (is_graph or choose_device(engine.get("device")).type == "cpu"):
             engine["batch"] = CPU_BATCH
         made = Engine(model, threshold, **engine)
         name = Path(model).expanduser().resolve().name if model is not None else DEFAULT_MODEL
@@ -60,7 +63,6 @@ def make_server(
         is_audited = audit_rate > 0 and not made.policy.routers and len(made.gmacs) > 1
         audit = Audit(limit=limit_of(made.setting), rate=audit_rate) if is_audited else None
         service = Service(made, name, metrics, limits=limits, audit=audit)
-        is_export = model is not None and (Path(model) / MANIFEST_FILE).is_file()
         page = None
         if token is None and not is_export:  # browsers send no token, and exports have no attention
             loaded, folder = load_with_folder(model)

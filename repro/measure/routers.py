@@ -20,9 +20,6 @@ TARGETS: tuple[Target, ...] = ("benefit", "error")
 FITS = 5
 FOLDS = 5
 DRAWS = 1000
-STEPS = 100
-"""Minimum number of optimizer steps: on a few thousand images the paper's six epochs are a few dozen."""
-BATCH = 512
 REJECTED = (0.005, 0.01, 0.02, 0.05)
 """Shares of the images that are rejected after round 1."""
 TRAINING, HELD_OUT = "training pictures", "other held-back pictures"
@@ -92,11 +89,10 @@ def _scores(val: Records, fitting: Records | None, *, target: Target, seed: int)
 
 
 def fit_on(records: Records, *, target: Target, seed: int) -> Router:
-    """A router of these images: the paper's six epochs, or more where these are few steps."""
-    epochs = max(6, -(-STEPS // max(1, len(records) // BATCH)))
+    """A router of these images, as ``progresvit fit-router`` fits it."""
     weights = records.header.weights
     statistics, correct, ids = records.statistics, records.correct, records.ids
-    return fit_router(statistics, correct, target=target, epochs=epochs, batch=BATCH, seed=seed, model=weights, ids=ids)
+    return fit_router(statistics, correct, target=target, seed=seed, model=weights, ids=ids)
 
 
 def cross_fitted_scores(records: Records, *, target: Target, seed: int, folds: int = FOLDS) -> Scores:

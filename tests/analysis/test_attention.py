@@ -269,7 +269,7 @@ def test_a_model_of_one_round_has_one_row(image):
     assert list(panels) == ["image", "head 1"]
 
 
-def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
+def test_without_matplotlib_the_error_says_how_to_install_it(monkeypatch):
     real = builtins.__import__
 
     def refuse(name, *rest):
@@ -278,5 +278,5 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ValueError, match=r"progresvit\[plots\]"):
+    with pytest.raises(ValueError, match="matplotlib is not installed; run: pip install"):
         attention_figure(made(3, 2, 3))

@@ -138,7 +138,7 @@ def test_without_matplotlib_the_error_names_the_extra_and_nothing_is_written(mod
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     words = ("analyze", "attention", model, photo, "--out", tmp_path / "a.png", "--device", "cpu")
-    refused("pip install 'progresvit[plots]'", *words)
+    refused("matplotlib is not installed; run: pip install 'matplotlib>=", *words)
     assert not list(tmp_path.glob("a.*"))
 
 

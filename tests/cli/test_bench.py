@@ -68,7 +68,7 @@ def test_the_name_of_a_setting_is_a_threshold(model, here):
 def test_wrong_arguments_are_refused_with_a_remedy(model, tmp_path, here):
     cpu = ("--device", "cpu")
     refused("progresvit_tiny_160_224", "bench", "progresvit_tiny_160")
-    refused("choose cpu or cuda", "bench", model, "--device", "tpu")
+    refused("unknown device 'tpu'; use cpu or cuda", "bench", model, "--device", "tpu")
     refused("use one of them", "bench", model, "--continuing", 0.5, "--threshold", 0.5)
     refused("fp8 needs a GPU", "bench", model, *cpu, "--precision", "fp8")
     refused("unknown backend 'magic'; choose", "bench", model, *cpu, "--backend", "magic")

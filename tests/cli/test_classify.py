@@ -4,10 +4,11 @@ import io
 import json
 import os
 import re
+import signal
 
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from PIL import Image, features
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -15,6 +16,7 @@ import progresvit
 from progresvit.cli import app, output
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.samples import samples_folder
+from progresvit.engine import predict_files
 from progresvit.io.model_folder import bundled_folder
 from progresvit.io.resumable import PartialOutput
 from progresvit.model import ProgResViT
@@ -186,7 +188,7 @@ def test_wrong_arguments_are_refused(model, picture, tmp_path):
     refused("has no setting 'low'", "classify", picture, "--model", model, "--threshold", "low")
     refused("no setting at", "classify", picture, "--model", model, "--threshold", tmp_path / "none.json")
     refused("unknown backend", "classify", picture, "--model", model, "--threshold", "0.5", "--backend", "tflite")
-    refused("written as .parquet", "classify", picture, "--model", model, "--threshold", "1", "--out", "x.csv")
+    refused("written as .parquet", "classify", picture, "--model", model, "--threshold", "1", "--out", "x.txt")
     refused("unknown precision", "classify", picture, "--model", model, "--threshold", "1", "--precision", "int4")
     refused("at least one image", "classify", picture, "--model", model, "--threshold", "1", "--batch", "0")
     refused("", "classify", picture, "--model", tmp_path / "nowhere", "--threshold", "1")
@@ -261,7 +263,7 @@ def test_decoding_options_reach_the_engine(model, picture, monkeypatch):
 def test_a_progress_bar_shows_the_rate_and_counts_only_what_this_run_does(monkeypatch):
     now, shown = [0.0], io.StringIO()
     console = Console(file=shown, width=100, get_time=lambda: now[0])
-    monkeypatch.setattr("rich._console", console)
+    monkeypatch.setattr("rich.console.Console", lambda **_: console)
     with output.progress_bars(wanted=True) as begin:
         update = begin("classifying")
         for second, done in enumerate((5000, 5040, 5080, 5120)):
@@ -280,3 +282,90 @@ def test_a_progress_bar_shows_the_rate_and_counts_only_what_this_run_does(monkey
 )
 def test_rates_are_rounded_as_people_read_them(speed, text):
     assert output.format_rate(speed) == text
+
+
+def test_what_pillow_reads_is_read_in_folders_and_other_files_are_counted(model, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    kinds = [kind for kind in ("avif", "jp2", "tga", "jfif") if kind != "avif" or features.check("avif")]
+    for kind in kinds:
+        Image.new("RGB", (40, 40)).save(folder / f"a.{kind}")
+    for name in ("notes.txt", "more.TXT", "clip.mp4", ".hidden"):
+        (folder / name).write_bytes(b"")
+    result = run("classify", folder, "--model", model, "--threshold", "0.9", "--json")
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == len(kinds)
+    assert result.stderr == "note: 3 files that are no images were left out (2 .txt, 1 .mp4)\n"
+
+
+def test_the_limit_of_pixels_is_an_option(model, picture):
+    words = ("classify", picture, "--model", model, "--threshold", "0.9", "--max-pixels")
+    assert run(*words, 10_000).exit_code == 0
+    result = run(*words, 1)
+    assert result.exit_code == 1
+    assert "the limit is 1); classify --max-pixels" in result.stderr
+
+
+def test_a_web_address_is_refused_with_the_remedy(model, picture):
+    result = run("classify", picture, "https://example.org/cat.jpg", "--model", model, "--threshold", "0.9")
+    assert result.exit_code == 1
+    assert "skipped: https://example.org/cat.jpg: a web address; download it and give the file" in result.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_a_signal_stops_with_one_line_and_the_same_command_continues(
+    model, digits, tmp_path, monkeypatch, number, code, suffix
+):
+    words = ("classify", digits / "val", "--model", model, "--threshold", "0.5", "--out", tmp_path / f"a{suffix}")
+    rows, row = [], predict_files.row
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+
+    def stopped(*given):
+        if len(rows) == 5:
+            signal.raise_signal(number)
+        rows.append(given)
+        return row(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(predict_files, "row", stopped)
+        result = run(*words)
+    assert (result.exit_code, result.stderr) == (code, "stopped; the same command continues\n")
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    monkeypatch.setattr(predict_files, "row", lambda *given: rows.append(given) or row(*given))
+    works(*words)
+    names = [name for name, *_ in rows]
+    assert len(names) == len(set(names)) == 24
+    assert not (tmp_path / f"a{suffix}.parts").exists()
+
+
+def test_a_second_signal_ends_at_once_and_loses_nothing(model, digits, tmp_path, monkeypatch):
+    """The second comes while the rows are written."""
+    words = ("classify", digits / "val", "--model", model, "--threshold", "0.5", "--out", tmp_path / "a.parquet")
+    keep, ends = PartialOutput.keep, []
+
+    def ends_at_once(code):
+        ends.append(code)
+        raise SystemExit(code)
+
+    def kept(self, *given):
+        signal.raise_signal(signal.SIGINT)
+        keep(self, *given)
+
+    row, rows = predict_files.row, []
+
+    def stopped(*given):
+        rows.append(given)
+        if len(rows) == 7:
+            signal.raise_signal(signal.SIGINT)
+        return row(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartialOutput, "keep", kept)
+        patch.setattr("os._exit", ends_at_once)
+        patch.setattr(predict_files, "row", stopped)
+        assert run(*words).stderr == "stopped; the same command continues\n"
+    assert ends == [130]
+    monkeypatch.setattr(predict_files, "row", lambda *given: rows.append(given) or row(*given))
+    works(*words)
+    assert len(rows) == 24 + 1  # the seventh was not finished

@@ -68,7 +68,7 @@ def test_what_is_not_a_quickstarts_is_refused_and_left_alone(tmp_path):
 def test_without_its_packages_the_error_names_the_extra(tmp_path, monkeypatch):
     for gone, named in ("sklearn", "scikit-learn"), ("matplotlib", "scikit-learn and matplotlib"):
         monkeypatch.setitem(sys.modules, gone, None)
-        refused(f"needs {named}: pip install 'progresvit[quickstart]'", "quickstart", "--out", tmp_path / "x")
+        refused(f"{named} is not installed; run: pip install 'matplotlib", "quickstart", "--out", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 

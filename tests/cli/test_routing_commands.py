@@ -10,6 +10,7 @@ import torch
 
 import progresvit
 from progresvit.evaluation import read_records, write_records
+from progresvit.metrics.interval import share_interval
 from progresvit.routing import load_budgets, load_router, load_setting
 from tests.commands import refused, run, works
 from tests.evaluation.made import make_records
@@ -31,7 +32,8 @@ def others(tmp_path):
 def test_from_pictures_to_a_threshold_to_predictions(model, digits, tmp_path):
     table = tmp_path / "val.parquet"
     output = works("evaluate", model, "--data", digits, "--out", table, "--workers", 0, "--device", "cpu", "--logits")
-    assert "top-1 of 24 images: round 1" in output
+    first = share_interval(int(read_records(table).correct[:, 0].sum()), 24)
+    assert f"top-1 of 24 images: round 1 {first.as_percent()}, round 2" in output
     assert read_records(table).logits.shape == (24, 2, 4)
     works("frontier", table)
     works("calibrate", table, "--exit-share", 0.5, "--out", tmp_path / "t.json")

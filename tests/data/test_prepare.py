@@ -2,16 +2,20 @@
 
 import io
 import struct
+import sys
 import zlib
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.crop import crop, crop_box, crop_section
 from progresvit.data.dataset import Entry
-from progresvit.data.decode import ImageError, decode, open_header, shrink_on_load
+from progresvit.data.decode import ImageError, decode, is_decoded_by_rows, open_header, shrink_on_load
 from progresvit.data.prepare import Form, Plan, UnreadImage, prepare
 from progresvit.data.samples import samples_folder
 
@@ -160,3 +164,71 @@ def test_a_decoder_without_memory_is_the_images_problem(monkeypatch):
     content = saved(photo(), "PNG")
     monkeypatch.setattr(Image.Image, "load", no_memory)
     assert "too large for the memory" in prepare(content, CROP).error
+
+
+def test_a_jpeg_above_the_limit_is_decoded_at_a_smaller_scale():
+    content = saved(photo(800, 600))
+    whole, small = prepare(content, PIXELS), prepare(content, replace(PIXELS, shrink=False, max_pixels=50_000))
+    assert whole.error is None
+    assert small.size == (200, 150)  # 1/4 has 30,000 pixels, 1/2 has 120,000
+    assert (
+        "even at 1/8 of its size (800 x 600 pixels, the limit is 1,000)"
+        in prepare(content, replace(CROP, max_pixels=1_000)).error
+    )
+
+
+def test_a_jpeg_that_needs_memory_for_all_its_coefficients_counts_in_full():
+    progressive = saved(photo(800, 600), progressive=True)
+    assert is_decoded_by_rows(saved(photo(800, 600)))
+    assert not is_decoded_by_rows(progressive)
+    error = prepare(progressive, replace(CROP, max_pixels=50_000)).error
+    assert error.endswith("classify --max-pixels, or Engine(max_pixels=…), allows more")
+    assert prepare(progressive, replace(CROP, max_pixels=480_000)).error is None
+
+
+def test_a_higher_limit_than_pillows_is_for_other_formats_too(monkeypatch):
+    content = saved(photo(200, 100), "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5_000)
+    assert "max-pixels" in prepare(content, PIXELS).error
+    assert prepare(content, replace(PIXELS, max_pixels=20_000)).data.shape == (100, 200, 3)
+
+
+def test_a_photo_of_108_megapixels_is_read_at_a_reduced_scale():
+    content = saved(Image.new("L", (12_000, 9_000), 90))
+    made = prepare(content, CROP)
+    assert made.error is None
+    assert set(made.data.ravel()) == {90}
+    reduced = decode(content, reduce=True)
+    assert reduced.size == (6_000, 4_500)
+    with pytest.raises(ImageError, match="12,000 x 9,000 pixels"):
+        decode(content)
+
+
+HEIC = b"\0\0\0\x18ftypheic" + bytes(40)
+
+
+def test_a_heic_file_without_its_plug_in_names_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    assert "pip install pillow-heif" in prepare(HEIC, CROP).error
+
+
+def test_the_plug_in_for_heic_is_registered_when_it_is_needed(monkeypatch):
+    class Plugin(ImageFile.ImageFile):
+        format = "HEIF"
+
+        def _open(self):
+            self._mode, self._size = "RGB", (4, 4)
+            self.tile = [ImageFile._Tile("raw", (0, 0, 4, 4), 0, "RGB")]
+
+    def register():
+        Image.register_open("HEIF", Plugin, lambda prefix: prefix[4:12] == b"ftypheic")
+
+    monkeypatch.setattr(Image, "ID", list(Image.ID))
+    monkeypatch.setattr(Image, "OPEN", dict(Image.OPEN))
+    monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register))
+    assert prepare(HEIC, CROP).error is None
+
+
+def test_web_addresses_are_refused_with_the_remedy_wherever_they_stand():
+    for address in ("https://a.org/b.jpg", Path("https://a.org/b.jpg"), Entry("s3://a/b.jpg", "b.jpg"), "HTTP://a/b"):
+        assert prepare(address, CROP).error == "a web address; download it and give the file"

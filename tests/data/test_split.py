@@ -71,6 +71,14 @@ def test_a_class_of_one_image_is_refused_by_name(tmp_path):
     assert len(find_images(tmp_path, ".")) == 6
 
 
+def test_images_without_class_folders_are_refused_with_the_layout(tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(b"")
+    for split in ("train", "val", "."):
+        with pytest.raises(ValueError, match=r"holds 3 images without class folders.* <class>/<image>"):
+            find_images(tmp_path, split)
+
+
 def test_an_empty_class_is_refused_by_name(tmp_path):
     make_set(tmp_path, {"rex": 5, "bella": 0})
     with pytest.raises(ValueError, match=r"bella of .* hold no images; add some"):

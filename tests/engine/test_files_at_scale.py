@@ -1,5 +1,6 @@
 """Many files: kills at any moment, shards, a full disk, bad names, memory. Most tests need no model."""
 
+import csv
 import errno
 import io
 import json
@@ -44,7 +45,7 @@ class Answering:
     def identity(self):
         return {"weights": self.weights}
 
-    def stream(self, batches, deadline):
+    def stream(self, batches, deadline, processes):
         for batch in batches:
             for image in batch:
                 self.asked += 1
@@ -406,3 +407,61 @@ def test_batches_name_the_files_that_others_read_unless_the_dataset_reads_itself
     reader = [(io.BytesIO(b"first"), 0), (io.BytesIO(b"second"), 0)]
     other = ReaderDataset((), dataset.entries[:2], dataset.targets[:2], reader=reader, numbers=(1, 0))
     assert list(input_batches(other, range(2), 2)) == [[b"second", b"first"]]
+
+
+class Interrupted(Answering):
+    """Ctrl-C after some images."""
+
+    def stream(self, batches, deadline, processes):
+        for answer in super().stream(batches, deadline, processes):
+            if self.asked == 22:
+                raise KeyboardInterrupt
+            yield answer
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_an_interrupted_run_keeps_every_row_and_every_format_is_continued(folder, tmp_path, suffix):
+    dataset, whole = find_unlabelled(folder), tmp_path / f"whole{suffix}"
+    out, calls, engine = tmp_path / f"r{suffix}", [], Answering()
+    expected = classify_files(Answering(), dataset, whole)
+    with pytest.raises(KeyboardInterrupt):
+        classify_files(Interrupted(), dataset, out)
+    summary = classify_files(engine, dataset, out, progress=lambda *done: calls.append(done))
+    assert calls[0] == (21, FILES)
+    assert engine.asked == FILES - 21
+    assert out.read_bytes() == whole.read_bytes()
+    assert summary == expected
+    assert names(tmp_path) == [out.name, whole.name]
+
+
+def test_rows_are_kept_while_a_part_is_in_progress(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("progresvit.io.resumable.KEEP_EVERY", 0)
+    kept = []
+
+    class Watching(Answering):
+        def answer(self, image):
+            kept.append(sum(len(read(path)) for path in (tmp_path / "r.parquet.parts").glob("*.parquet")))
+            return super().answer(image)
+
+    classify_files(Watching(), find_unlabelled(folder), tmp_path / "r.parquet")
+    assert kept == list(range(FILES))
+
+
+def test_csv_and_json_lines_hold_the_rows_of_parquet(folder, tmp_path):
+    (folder / "0" / "00.png").unlink()
+    (folder / "0" / "00.png").symlink_to("nowhere")
+    dataset = unlabelled(Entries([Entry(str(folder / "0" / "00.png"), "a,\n.png"), *find_unlabelled(folder).entries]))
+    for suffix in (".parquet", ".csv", ".jsonl"):
+        summary = classify_files(Answering(), dataset, tmp_path / f"r{suffix}")
+        assert (summary.errors, summary.unreadable[0][0]) == (1, "a,\n.png")
+    rows = read(tmp_path / "r.parquet")
+    lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    with (tmp_path / "r.csv").open(newline="") as file:
+        cells = list(csv.DictReader(file))
+    for row, line, cell in zip(rows, lines, cells, strict=True):
+        for key in ("picture", "index", "label", "exit_round", "error"):
+            assert row[key] == line[key]
+            assert cell[key] == ("" if row[key] is None else str(row[key]))
+    assert "probability" not in lines[0]
+    assert cells[0]["probability"] == ""
+    assert cells[1]["probability"] == "0.5"

@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from progresvit.engine import Engine
@@ -122,3 +123,51 @@ def test_a_grey_model_takes_images_and_another_number_of_channels_arrays_alone(s
     two = ProgResViT(small_config.replace(in_channels=2, mean=(0.5,) * 2, std=(0.5,) * 2))
     with pytest.raises(ValueError, match="takes 2; give it arrays"):
         Engine(randomize(two), 0.5).classify([photo])
+
+
+def test_arrays_files_and_buffers_give_the_answer_of_the_image(engine, photo, tmp_path):
+    (expected,) = engine.classify([photo])
+    content, pixels = saved(photo, "PNG"), np.asarray(photo)
+    (tmp_path / "a.png").write_bytes(content)
+    with open(tmp_path / "a.png", "rb") as file:
+        images = [pixels, io.BytesIO(content), bytearray(content), memoryview(content), file]
+        found = engine.classify(images)
+    assert all(alike(one, expected) for one in found)
+    batch = np.stack([pixels] * 3)
+    assert all(alike(one, expected) for one in [*engine.classify(batch), *engine.stream([batch])])
+    future = engine.submit(batch)
+    batch[:] = 0  # submit has a copy
+    assert all(alike(one, expected) for one in future.result())
+    grey = np.asarray(photo.convert("L"))
+    assert engine.classify([grey, grey[..., None]])[0].probability == pytest.approx(
+        engine.classify([photo.convert("L")])[0].probability, abs=1e-5
+    )
+
+
+def test_a_wrong_array_is_reported_with_its_shape(engine, photo, tmp_path):
+    cases = [
+        ([np.zeros((3, 40, 40), np.uint8)], r"of shape \(3, 40, 40\)"),
+        ([np.zeros((40, 50, 3), np.float32)], r"an array of float32 of shape \(40, 50, 3\)"),
+        ([torch.zeros(40, 50, 3, dtype=torch.uint8)], r"a tensor of torch.uint8 of shape \(40, 50, 3\)"),
+        ([np.zeros((0, 50, 3), np.uint8)], r"of shape \(0, 50, 3\)"),
+        (np.zeros((40, 50, 3), np.uint8), r"put this one of shape \(40, 50, 3\) into brackets"),
+        (np.zeros((2, 3, 40, 50), np.uint8), r"not uint8 of shape \(2, 3, 40, 50\)"),
+        (np.zeros((2, 40, 50, 3), np.float32), r"not float32 of shape \(2, 40, 50, 3\)"),
+        (io.BytesIO(saved(photo, "PNG")), "into brackets"),
+        ([io.StringIO("text")], 'mode "rb"'),
+        ([7], "not int"),
+    ]
+    for images, message in cases:
+        with pytest.raises(ValueError, match=message):
+            engine.classify(images)
+
+
+def test_the_limit_of_pixels_is_an_option_of_the_engine(small_config, randomize, photo):
+    model = randomize(ProgResViT(small_config))
+    contents = [saved(photo.resize((800, 600)), "JPEG"), saved(photo, "PNG")]
+    large, small = Engine(model, 0.5, max_pixels=4_799).classify(contents)
+    assert "even at 1/8" in large.error
+    assert "(80 x 60 pixels, the limit is 4,799); classify --max-pixels" in small.error
+    assert [one.error for one in Engine(model, 0.5, max_pixels=7_500).classify(contents)] == [None, None]
+    with pytest.raises(ValueError, match="max_pixels is 1 or more, not 0"):
+        Engine(model, 0.5, max_pixels=0)

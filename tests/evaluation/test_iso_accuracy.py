@@ -26,10 +26,11 @@ def test_not_refining_unrecoverable_images_saves_compute_at_equal_accuracy():
         fit_router(train.statistics, train.correct, target=t) for t in ("unrecoverable", "benefit")
     )
     compared = rules(unrecoverable=unrecoverable, benefit=benefit)
-    rows = {row["rule"]: row for row in equal_accuracy_table(test, compared, drops=(0.0003,)).rows}
+    # A bound of several images: with none allowed, a single image would decide.
+    rows = {row["rule"]: row for row in equal_accuracy_table(test, compared, drops=(0.005,)).rows}
     full, plain, rejected = rows["every round"], rows["entropy"], rows["entropy, unrecoverable rejected"]
-    assert rejected["saving"] > plain["saving"] + 0.05
-    assert rows["benefit router"]["saving"] > plain["saving"] + 0.05
+    assert rejected["saving"] > plain["saving"] + 0.1
+    assert rows["benefit router"]["saving"] > plain["saving"] + 0.1
     assert rejected["given_up_wrong"] > 0.8
     for row in rows.values():
         assert row["top1"] > full["top1"] - 0.02

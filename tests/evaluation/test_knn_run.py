@@ -171,7 +171,7 @@ def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path):
         ({"data": digits, "bank_split": "test"}, "no images under test"),
         ({"data": digits, "source": {"unlabelled": True}}, "need labelled images"),
         ({"data": digits, "source": {"restrict_classes": True}}, "the classes of the data only"),
-        ({"data": digits / "val" / "0"}, "no images under"),
+        ({"data": digits / "val" / "0"}, "6 images without class folders"),
     ]:
         with pytest.raises(ValueError, match=match):
             run(model, out=out, **given)

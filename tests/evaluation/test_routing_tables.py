@@ -9,7 +9,7 @@ import pytest
 from progresvit.compute import CONVENTIONS, cumulative_gmacs
 from progresvit.config import preset
 from progresvit.evaluation import frontier_table, matched_table
-from progresvit.evaluation.table import check_outputs
+from progresvit.evaluation.table import Column, Table, check_outputs
 from progresvit.routing import fit_router, near_lossless
 from tests.evaluation.made import make_logits, make_records
 
@@ -72,6 +72,9 @@ def test_the_same_numbers_in_every_format(tmp_path):
     lines = table.to_markdown().splitlines()
     assert lines[2].startswith("| τ | top-1 (%) | top-5 (%) | GMACs (paper) | GMACs (executed) |")
     assert f"| {100 * table.rows[0]['top1']:.3f} |" in lines[4]
+    latex = table.to_latex().splitlines()
+    assert latex[5].startswith(r"$\tau$ & top-1 (\%) & top-5 (\%) & GMACs (paper) & GMACs (executed)")
+    assert f"& {100 * table.rows[0]['top1']:.3f} &" in latex[7]
     with pytest.raises(ValueError, match="the suffix names the format"):
         check_outputs([tmp_path / "t.xlsx"])
     with pytest.raises(ValueError, match="the suffix names the format"):
@@ -119,3 +122,22 @@ def test_an_infinite_threshold_is_valid_json():
 
     text = frontier_table({"m": make_records(50)}, [0.0, float("inf")]).to_json()
     assert json.loads(text, parse_constant=refuse)["rows"][1]["threshold"] == "inf"
+
+
+def test_latex_escapes_text_and_aligns_numbers_to_the_right():
+    columns = [Column("name", "a_b", left=True), Column("share", "192→240 (%)")]
+    table = Table(r"50 % of {x} \ & #1", columns, [{"name": "τ ≤ 1", "share": None}, {"name": "x^2~", "share": 3}])
+    assert table.to_latex().splitlines() == [
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{50 \% of \{x\} \textbackslash{} \& \#1}",
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"a\_b & 192$\to$240 (\%) \\",
+        r"\midrule",
+        r"$\tau$ $\leq$ 1 & -- \\",
+        r"x\textasciicircum{}2\textasciitilde{} & 3 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]

@@ -1,10 +1,13 @@
 """Outputs that are written in parts: what an error leaves behind."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from progresvit.io.resumable import PartialOutput
+from progresvit.io.resumable import PartialOutput, signals_held
 
 
 def begun(folder):
@@ -58,4 +61,60 @@ def test_the_file_that_identifies_the_run_is_removed_last(tmp_path, monkeypatch)
         output.write(number, b"part")
     monkeypatch.setattr(Path, "unlink", lambda path, **options: removed.append(path.name))
     output.remove()
-    assert removed == ["000000.txt", "000001.txt", "run.json"]
+    assert removed == ["000000.txt", "000001.txt", "lock", "run.json"]
+
+
+HOLD = """
+import sys
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from progresvit.io.resumable import PartialOutput, signals_held
+output = PartialOutput(Path(sys.argv[1]), total=4, size=2, suffix="txt", is_whole=lambda path, items: path.is_file())
+output.claim({"run": 1}, overwrite=False)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_that_another_process_uses_is_refused_until_that_process_is_dead(tmp_path):
+    folder = tmp_path / "parts"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        output = PartialOutput(folder, total=4, size=2, suffix="txt", is_whole=lambda path, items: path.is_file())
+        for overwrite in (False, True):
+            with pytest.raises(ValueError, match=rf"used by another run right now \(process {other.pid} on .*\); wait"):
+                output.claim({"run": 2}, overwrite=overwrite)
+        begun(tmp_path / "neighbour")  # such as another shard
+        other.kill()
+    output.claim({"run": 1}, overwrite=False)
+    output.remove()
+    assert not folder.exists()
+
+
+def test_the_first_items_of_a_part_are_kept_until_it_is_complete(tmp_path):
+    output = begun(tmp_path / "parts")
+    output.keep(1, 1, b"first")
+    with pytest.raises(KeyboardInterrupt), output.kept_if_begun(first=True):
+        raise KeyboardInterrupt
+    assert (output.done(), output.begun_path(1).read_bytes()) == ([], b"first")
+    output.keep(1, 2, b"both")
+    assert (output.done(), output.begun_path(1).exists()) == ([1], False)
+
+
+def test_signals_take_effect_after_a_block_that_holds_them():
+    done = []
+
+    def write():
+        with signals_held():
+            signal.raise_signal(signal.SIGINT)
+            done.append("all")
+        done.append("more")
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert done == ["all"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

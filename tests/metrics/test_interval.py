@@ -74,3 +74,7 @@ def test_the_interval_of_a_change_covers_the_truth(gain, loss):
         found = paired_change(up, down)
         covered += found.lowest <= gain - loss <= found.highest
     assert covered / 500 > 0.925
+
+
+def test_a_share_is_printed_with_its_interval():
+    assert share_interval(40, 40).as_percent() == "100.00% (91.24 to 100.00)"

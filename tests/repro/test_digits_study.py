@@ -47,7 +47,7 @@ def carry_out(study, digits, *words, **variables):
             result = commands.run(*words[3:])
             printed.append(result.output)
             return None if result.exit_code == 0 else module.TaskFailed(result.output)
-        with mock.patch("sys.argv", words[1:]), mock.patch("repro.measure.routers.STEPS", 5):
+        with mock.patch("sys.argv", words[1:]), mock.patch("progresvit.routing.router.LEAST_STEPS", 5):
             try:
                 return measure.main()
             except SystemExit as stop:

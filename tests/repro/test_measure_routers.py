@@ -23,7 +23,7 @@ from tests.evaluation.made import make_records
 
 @pytest.fixture(autouse=True)
 def short_fits(monkeypatch):
-    monkeypatch.setattr(module, "STEPS", 10)
+    monkeypatch.setattr("progresvit.routing.router.LEAST_STEPS", 10)
 
 
 def compare_here(records, scores, **changes):

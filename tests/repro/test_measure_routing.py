@@ -41,7 +41,7 @@ def named(records):
 def _short_fits():
     """Routers are fitted in a few steps: what is measured of them does not depend on how good they are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("repro.measure.routers.STEPS", 20)
+        patch.setattr("progresvit.routing.router.LEAST_STEPS", 20)
         yield
 
 

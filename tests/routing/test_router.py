@@ -6,7 +6,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from progresvit.routing import STATISTICS, fit_router, load_router, logit_statistics, save_router
-from progresvit.routing.router import Router, RouterMLP, RouterOrigin, router_targets
+from progresvit.routing.router import Router, RouterMLP, RouterOrigin, default_epochs, router_targets
 
 
 def records(count=4000, seed=0, rounds=2):
@@ -155,3 +155,8 @@ def test_the_former_name_of_a_target_is_read():
     assert np.array_equal(router_targets([[False, False]], "hopeless"), [[True]])
     with pytest.raises(ValueError, match="did you mean 'benefit'"):
         router_targets([[False, False]], "benefits")
+
+
+def test_few_images_get_more_epochs_than_the_papers_six():
+    assert [default_epochs(images) for images in (50_000, 8_704, 8_703, 4_000, 600)] == [6, 6, 7, 15, 100]
+    assert fit_router(*records(1500)).origin.epochs == 50

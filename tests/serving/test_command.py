@@ -36,7 +36,7 @@ def test_wrong_options_are_one_line_with_the_remedy(monkeypatch):
     monkeypatch.delitem(sys.modules, "progresvit.serving.server", raising=False)
     result = CliRunner().invoke(app, ["serve"])
     assert result.exit_code == 2
-    assert "pip install 'progresvit[serve]'" in result.output
+    assert "uvicorn is not installed; run: pip install" in result.output
 
 
 def test_a_server_for_a_bundled_model_audits_its_certificate():

@@ -13,7 +13,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,22 @@ from progresvit.engine.backends import check_head
 from progresvit.engine.export.int8 import Int8Check, measure_int8, quantise
 from progresvit.engine.export.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, graph_files, hash_file
 from progresvit.engine.fold import FoldedRound, fold
+from progresvit.io.extras import not_installed
 from progresvit.io.files import replacing_folder
+from progresvit.io.model_folder import BUDGETS_FILE, SETTINGS
 from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.model.backbone import resizing_matrix
 from progresvit.routing.decide import Threshold, as_thresholds
-from progresvit.routing.settings import Setting, SettingWarning
+from progresvit.routing.settings import (
+    DEFAULT,
+    Setting,
+    SettingWarning,
+    find_setting,
+    load_budgets,
+    setting_names,
+)
 
 OPSET = 18
 PACKAGES = {"onnx": ("onnx", "onnxscript"), "openvino": ("openvino", "onnx", "onnxscript")}
@@ -52,17 +61,20 @@ def export(
     threshold: float | Sequence[float] | Setting | None = None,
     temperatures: Sequence[float] | None = None,
     int8: Int8Check | None = None,
+    settings_from: str | os.PathLike[str] | None = None,
     progress: StatusCallback | None = None,
 ) -> Manifest:
     """Write the graphs of a model and ``export.json`` to a folder, atomically.
 
     Args:
         model: The model; it is folded.
-        folder: Created, or replaced if it holds an export; a folder with other files is refused.
+        folder: Created, or replaced if it holds an export; a folder with other files is refused, and so is an export
+            with settings of its own.
         format: onnx or openvino.
         threshold: For the host: a number, one for each round but the last, or a ``Setting`` of the model for entropies.
         temperatures: One for each round, for the reported probabilities.
         int8: Quantise the graphs, and measure the cost on these images.
+        settings_from: The model folder whose settings and budgets the export gets.
         progress: Called with a description of each step.
     """
     if model.config.task != "classification":
@@ -74,10 +86,16 @@ def export(
     report = progress or (lambda step: None)
     target = Path(os.path.expanduser(folder))
     _check_format(format, int8)
-    _check_target(target)
+    source = None if settings_from is None else Path(settings_from).expanduser()
+    settings = _read_settings(source)
+    _check_target(target, settings)
     manifest = _describe(model, format, threshold, temperatures, "fp32" if int8 is None else "int8")
+    manifest = manifest.model_copy(update={"setting_name": _name_of(manifest.setting, source)})
     rounds = fold(model).cpu()
     with replacing_folder(target) as staged, tempfile.TemporaryDirectory() as scratch:
+        for name, content in settings.items():
+            (staged / name).parent.mkdir(exist_ok=True)
+            (staged / name).write_bytes(content)
         plain = Path(scratch) if format == "openvino" or int8 is not None else staged
         for s, round_ in enumerate(rounds):
             assert isinstance(round_, FoldedRound)
@@ -227,10 +245,33 @@ def _check_format(format: str, int8: Int8Check | None) -> None:
         try:
             importlib.import_module(package)
         except ImportError as error:
-            raise ValueError(f"{package} is not installed; pip install 'progresvit[{format}]'.") from error
+            raise ValueError(not_installed(package, format)) from error
 
 
-def _check_target(target: Path) -> None:
+def _read_settings(folder: Path | None) -> dict[str, bytes]:
+    """The settings and budgets of a model folder, which can be read, by their paths in it."""
+    if folder is None:
+        return {}
+    paths = []
+    for name in setting_names(folder):
+        find_setting(name, folder)
+        paths.append(folder / SETTINGS / f"{name}.json")
+    budgets = folder / BUDGETS_FILE
+    if budgets.is_file():
+        load_budgets(budgets)
+        paths.append(budgets)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def _name_of(setting: Setting | None, folder: Path | None) -> str | None:
+    """The name of the setting in the model folder."""
+    if setting is None:
+        return None
+    names = [name for name in setting_names(folder) if find_setting(name, folder) == setting]
+    return DEFAULT if DEFAULT in names else next(iter(names), None)
+
+
+def _check_target(target: Path, settings: Mapping[str, bytes]) -> None:
     if target.exists() and not target.is_dir():
         raise ValueError(f"{target} is a file; give the name of a folder.")
     if not target.is_dir():
@@ -239,8 +280,15 @@ def _check_target(target: Path) -> None:
     foreign = sorted(
         path.name
         for path in target.iterdir()
-        if path.name != MANIFEST_FILE and not (path.name.startswith("round") and path.suffix in ours)
+        if path.name not in (MANIFEST_FILE, SETTINGS, BUDGETS_FILE)
+        and not (path.name.startswith("round") and path.suffix in ours)
     )
     if foreign or (any(target.iterdir()) and not (target / MANIFEST_FILE).is_file()):
         other = f", such as {foreign[0]}" if foreign else ""
         raise ValueError(f"{target} holds other files than an export{other}; give a new folder, or that of an export.")
+    for path in (*sorted((target / SETTINGS).rglob("*")), target / BUDGETS_FILE):
+        if path.is_file() and settings.get(path.relative_to(target).as_posix()) != path.read_bytes():
+            raise ValueError(
+                f"{path} is not of the model but of the export that is there, and would be lost; move it away, or give "
+                "a new folder."
+            )

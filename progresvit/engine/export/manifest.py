@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -53,6 +54,8 @@ class Manifest(Section):
     """None if the host has to choose one."""
     setting: Setting | None = None
     """The setting of the threshold, if it was calibrated."""
+    setting_name: str | None = None
+    """Its name in ``settings/`` of the export, which holds it as long as none was calibrated on the export itself."""
     temperatures: tuple[float, ...]
     """By which the logits of each round are divided for the reported probability."""
     int8: dict[str, Any] | None = None
@@ -118,6 +121,7 @@ class Manifest(Section):
             "labels": None if config.labels is None else list(config.labels),
             "threshold": self.threshold,
             "setting": None if self.setting is None else json.loads(self.setting.to_json()),
+            "setting_name": self.setting_name,
             "temperatures": self.temperatures,
             "weights": self.weights,
             "preprocessing": self.preprocessing,
@@ -165,6 +169,11 @@ class Manifest(Section):
             if values.get(key, own[key]) != own[key]:
                 raise ValueError(f"{key!r} differs from what its config gives.")
         return manifest
+
+
+def is_export(source: str | os.PathLike[str] | None) -> bool:
+    """Whether ``source`` is a folder that ``progresvit export`` wrote."""
+    return source is not None and (Path(source).expanduser() / MANIFEST_FILE).is_file()
 
 
 def graph_files(kind: str, s: int) -> tuple[str, ...]:

@@ -1,0 +1,69 @@
+"""An export as a RoundModel, so that it is evaluated like the model that it was made from.
+
+Letters: B images, C channels, r the side of the model's input, N tokens, d channels of a round, K classes, s a round
+from 0.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor, nn
+
+from progresvit import compute
+from progresvit.config import ModelConfig
+from progresvit.engine.onnx_backend import GraphRounds, GraphRuntime
+from progresvit.model.outputs import RoundOutput
+
+
+class GraphModel(nn.Module):
+    """The graphs of an export, run in all rounds. It runs on the CPU and has no parameters.
+
+    Args:
+        folder: The folder that ``progresvit export`` wrote.
+        backend: onnxruntime or openvino; by default that of the format.
+        precision: Of the arithmetic: fp32, or bf16 with OpenVINO and float32 graphs. int8 graphs remain int8.
+        threads: Number of threads; by default the choice of the backend.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        backend: GraphRuntime | None = None,
+        precision: str = "fp32",
+        threads: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.graphs = graphs = GraphRounds(folder, backend=backend, precision=precision, threads=threads)
+        self.config: ModelConfig = graphs.manifest.config
+        self.backend, self.precision = graphs.backend, graphs.precision
+        self.exported_weights = graphs.manifest.weights
+        """SHA-256 of the weights of the model that was exported; see ``io.weights.weights_hash``."""
+
+    def forward(self, images: Tensor) -> tuple[RoundOutput, ...]:
+        """Every round, first to last, with no early exit: normalised images (B, C, r, r) -> outputs."""
+        outputs: list[RoundOutput] = []
+        for s in range(len(self.config.rounds)):
+            outputs.append(self.run_round(s, images, outputs[-1].tokens if outputs else None))
+        return tuple(outputs)
+
+    def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
+        """Round s. The last round gives no tokens: they are of shape (B, 0, 0)."""
+        tokens = None if previous is None else previous.numpy(force=True)
+        logits, following = self.graphs.run(s, self._to_bytes(images).numpy(force=True), tokens)
+        if following is None:
+            return RoundOutput(torch.from_numpy(logits), torch.zeros(len(images), 0, 0))
+        return RoundOutput(torch.from_numpy(logits), torch.from_numpy(following))
+
+    def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
+        """GMACs spent on an image that exits after each round."""
+        return compute.cumulative_gmacs(self.config, convention)
+
+    def _to_bytes(self, images: Tensor) -> Tensor:
+        """What ``data.transforms.normalise`` got, exactly: graphs take bytes."""
+        mean, std = (
+            torch.tensor(values, device=images.device)[:, None, None] for values in (self.config.mean, self.config.std)
+        )
+        return ((images.float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)

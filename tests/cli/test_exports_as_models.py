@@ -1,0 +1,277 @@
+"""An export where commands take a model: info, bench, evaluate, calibrate, and its own settings in classify."""
+
+import importlib
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import progresvit
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.data.dataset import find_images
+from progresvit.engine import Engine
+from progresvit.engine.export.export import export
+from progresvit.engine.export.int8 import Int8Check
+from progresvit.evaluation import read_records
+from progresvit.io.extras import not_installed
+from progresvit.io.weights import weights_hash
+from progresvit.model import ProgResViT
+from progresvit.routing import SettingWarning, load_setting
+from tests.commands import refused, run, works
+
+pytestmark = [pytest.mark.usefixtures("graphs_once"), pytest.mark.slow]
+OWN_IMAGES = Path(__file__).parents[2] / "docs" / "own_images.md"
+PLAIN = ("--workers", 0)
+
+
+@pytest.fixture(scope="module")
+def folder(randomize, digits, tmp_path_factory):
+    """A model with two settings and a table of budgets."""
+    torch.manual_seed(0)
+    config = ModelConfig(
+        rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4, class_ids=tuple("0123")
+    )
+    made = progresvit.save(randomize(ProgResViT(config)), tmp_path_factory.mktemp("model") / "model")
+    records = made.parent / "records.parquet"
+    works("evaluate", made, "--data", digits, "--out", records, *PLAIN)
+    for name, share in (("near-lossless", 0.5), ("drop-1", 0.75)):
+        works("calibrate", records, "--exit-share", share, "--out", made / "settings" / f"{name}.json")
+    works("calibrate", records, "--budgets", "--out", made / "budgets.json")
+    return made
+
+
+@pytest.fixture(scope="module")
+def exported(folder, graphs_once):
+    works("export", folder, "--out", folder.parent / "fp32")
+    return folder.parent / "fp32"
+
+
+@pytest.fixture(scope="module")
+def int8(folder, digits, graphs_once):
+    found = find_images(digits, "val")
+    check = Int8Check(dataset=found, labels=found.targets, threads=1)
+    with pytest.warns(SettingWarning, match="other precision"):
+        export(
+            progresvit.load(folder),
+            folder.parent / "int8",
+            threshold=load_setting(folder / "settings" / "near-lossless.json"),
+            int8=check,
+            settings_from=folder,
+        )
+    return folder.parent / "int8"
+
+
+@pytest.fixture
+def copy_of_int8(int8, tmp_path):
+    return shutil.copytree(int8, tmp_path / "export")
+
+
+def test_an_export_has_all_settings_and_budgets_of_its_model(folder, exported, digits):
+    for name in ("settings/near-lossless.json", "settings/drop-1.json", "budgets.json"):
+        assert (exported / name).read_bytes() == (folder / name).read_bytes()
+    first, last = progresvit.compute.cumulative_gmacs(progresvit.load(folder).config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Engine(exported).setting == load_setting(folder / "settings" / "near-lossless.json")
+        assert Engine(exported, "drop-1").setting == load_setting(folder / "settings" / "drop-1.json")
+        engine = Engine(exported, budget_gmacs=(first + last) / 2)
+    spent = [prediction.gmacs for prediction in engine.classify(sorted((digits / "val").rglob("*.png")))]
+    assert first < np.mean(spent) <= (first + last) / 2 + 1e-9
+    works("classify", digits / "val", "--model", exported, "--threshold", "drop-1")
+    works("classify", digits / "val", "--model", exported, "--budget-gmacs", (first + last) / 2)
+    known = "has no setting 'drop-2' (it has drop-1, near-lossless)"
+    refused(known, "classify", digits / "val", "--model", exported, "--threshold", "drop-2")
+
+
+def test_settings_and_budgets_for_another_precision_warn_in_an_int8_export(folder, int8):
+    full = progresvit.compute.cumulative_gmacs(progresvit.load(folder).config)[1]
+    for options in ({}, {"threshold": "drop-1"}, {"budget_gmacs": full}):
+        with pytest.warns(SettingWarning, match="other precision"):
+            Engine(int8, **options)
+
+
+def test_evaluating_an_export_gives_the_records_of_its_model(folder, exported, digits, tmp_path):
+    model, graphs = (tmp_path / f"{name}.parquet" for name in ("model", "graphs"))
+    works("evaluate", folder, "--data", digits, "--out", model, *PLAIN)
+    works("evaluate", exported, "--data", digits, "--out", graphs, *PLAIN)
+    expected, found = read_records(model), read_records(graphs)
+    assert found.header.weights == expected.header.weights == weights_hash(progresvit.load(folder))
+    assert found.header.preprocessing_hash == expected.header.preprocessing_hash
+    assert (found.header.precision, found.header.backend, found.header.device) == ("fp32", "onnxruntime", "cpu")
+    assert expected.header.backend is None
+    assert found.gmacs() == expected.gmacs()
+    assert found.predictions.tolist() == expected.predictions.tolist()
+    assert np.abs(found.top10_entropy - expected.top10_entropy).max() <= 1e-4
+    openvino = tmp_path / "openvino.parquet"
+    works("evaluate", exported, "--backend", "openvino", "--data", digits, "--out", openvino, *PLAIN)
+    assert read_records(openvino).header.backend == "openvino"
+    assert np.abs(read_records(openvino).top10_entropy - expected.top10_entropy).max() <= 1e-4
+
+
+def test_int8_gets_a_certificate_of_its_own_which_its_engine_takes_in_silence(copy_of_int8, digits, tmp_path):
+    records, setting = tmp_path / "int8.parquet", tmp_path / "setting.json"
+    works("evaluate", copy_of_int8, "--data", digits, "--out", records, *PLAIN)
+    header = read_records(records).header
+    assert (header.precision, header.backend) == ("int8", "onnxruntime")
+    certify = ("calibrate", records, "--max-drop", 0.5, "--unlabelled", "--out")
+    works(*certify, setting)
+    assert load_setting(setting).precision == "int8"
+    works(*certify, copy_of_int8 / "settings" / "certified.json")
+    works("calibrate", records, "--exit-share", 0.25, "--out", copy_of_int8 / "settings" / "near-lossless.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Engine(copy_of_int8, setting).setting.epsilon == 0.5
+        assert Engine(copy_of_int8, "certified").setting.rule == "guarantee"
+        assert Engine(copy_of_int8).setting.expected["exit_shares"] == [0.25, 0.75]  # the default, calibrated again
+    output = works("classify", digits / "val", "--model", copy_of_int8, "--threshold", "certified")
+    assert "note:" not in output
+
+
+def test_bf16_gets_a_setting_of_its_own_too(exported, digits, tmp_path):
+    bf16 = {"backend": "openvino", "precision": "bf16"}
+    try:
+        Engine(exported, 0.5, **bf16)
+    except ValueError as error:  # a CPU without bf16
+        pytest.skip(str(error))
+    records, setting = tmp_path / "bf16.parquet", tmp_path / "setting.json"
+    given = ("--backend", "openvino", "--precision", "bf16", "--data", digits, *PLAIN)
+    works("evaluate", exported, *given, "--out", records)
+    assert (read_records(records).header.precision, read_records(records).header.backend) == ("bf16", "openvino")
+    works("calibrate", records, "--exit-share", 0.5, "--out", setting)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Engine(exported, setting, **bf16)
+    with pytest.warns(SettingWarning, match="other precision"):
+        Engine(exported, setting)
+
+
+def test_the_engine_exits_as_the_records_of_an_int8_export_say(copy_of_int8, digits, tmp_path):
+    records = tmp_path / "int8.parquet"
+    works("evaluate", copy_of_int8, "--data", digits, "--out", records, *PLAIN)
+    works("calibrate", records, "--exit-share", 0.5, "--out", tmp_path / "half.json")
+    found = read_records(records)
+    engine = Engine(copy_of_int8, tmp_path / "half.json")
+    answers = engine.classify([digits / name for name in found.ids])
+    assert [answer.exit_round for answer in answers].count(1) == 12
+    first = [number for number, answer in enumerate(answers) if answer.exit_round == 1]
+    assert [answers[number].index for number in first] == found.predictions[first, 0].tolist()
+
+
+def test_a_new_export_does_not_replace_settings_that_were_calibrated_on_the_old_one(folder, exported, tmp_path):
+    target = shutil.copytree(exported, tmp_path / "export")
+    works("export", folder, "--out", target)  # all settings are the model's
+    (target / "settings" / "own.json").write_text("{}")
+    refused("would be lost; move it away, or give a new folder", "export", folder, "--out", target)
+    assert (target / "settings" / "own.json").exists()
+
+
+def test_what_evaluation_cannot_do_with_an_export_is_refused(folder, exported, digits, tmp_path):
+    given = ("--data", digits, "--out", tmp_path / "records.parquet", *PLAIN)
+    refused("for models, and this is an export", "evaluate", exported, *given, "--task", "knn")
+    refused("for models, and this is an export", "evaluate", exported, *given, "--merge", "1")
+    refused("leave out --backend torch and --device cuda", "evaluate", exported, *given, "--device", "cuda")
+    refused("progresvit export", "evaluate", folder, *given, "--backend", "openvino")
+    refused("use backend='openvino', or fp32", "evaluate", exported, *given, "--precision", "bf16")
+    assert not list(tmp_path.iterdir())
+
+
+def test_info_describes_an_export_and_its_settings(exported, int8):
+    report = json.loads(works("info", exported, "--json"))
+    assert report["export"]["kind"] == "onnx"
+    assert report["export"]["settings"] == {"drop-1": None, "near-lossless": None}
+    assert len(report["compute"]["paper"]["cumulative_gmacs"]) == 2
+    output = works("info", int8)
+    assert "Export: onnx, int8" in output
+    assert "Setting drop-1: the threshold was calibrated with other precision" in output
+
+
+def test_bench_measures_an_export_in_the_engine(exported, int8, monkeypatch):
+    bench = importlib.import_module("progresvit.cli.bench")
+    monkeypatch.setattr(bench, "_in_fresh_process", bench.measure)
+    quick = ("--seconds", 0, "--batch", 4, "--threads", 1)
+    for given, options, name, precision in (
+        (exported, ("--backend", "openvino"), "engine, openvino", "fp32"),
+        (int8, ("--threshold", "inf"), "engine, onnxruntime", "int8"),
+    ):
+        (row,) = json.loads(works("bench", given, *quick, *options, "--json"))["rows"]
+        assert (row["name"], row["precision"]) == (name, precision)
+        assert row["images_per_s"] > 0
+    assert "engine, onnxruntime" in works("bench", exported, *quick, "--threshold", "drop-1")
+
+
+def test_an_export_of_another_version_is_one_line_with_the_remedy(exported, digits, tmp_path):
+    newer = shutil.copytree(exported, tmp_path / "newer")
+    known = json.loads((newer / "export.json").read_text())
+    (newer / "export.json").write_text(json.dumps({**known, "version": 2, "rounds": {"from": "the future"}}))
+    for command in (
+        ("classify", digits / "val", "--model", newer),
+        ("evaluate", newer, "--data", digits, "--out", tmp_path / "records.parquet"),
+        ("info", newer),
+        ("bench", newer),
+    ):
+        result = run(*command)
+        assert result.exit_code == 2
+        (line,) = result.output.strip().splitlines()
+        assert "of version 2 and this library reads version 1; export the model again" in line
+
+
+@pytest.mark.parametrize(("backend", "extra"), [("onnxruntime", "onnx"), ("openvino", "openvino")])
+def test_a_missing_backend_is_named_before_the_model_is_opened(monkeypatch, digits, tmp_path, backend, extra):
+    def fail(*_):
+        raise AssertionError("the model was opened")
+
+    monkeypatch.setattr("progresvit.api.load_with_folder", fail)
+    for package in (backend, "onnxscript"):
+        with monkeypatch.context() as patch:
+            patch.setitem(__import__("sys").modules, package, None)
+            for command in (("classify", digits / "val"), ("bench", "nettewoof-tiny")):
+                refused(not_installed(package, extra), *command, "--backend", backend)
+
+
+def make_images(root):
+    """Five classes of 40 images: a colour each, with noise."""
+    rng = np.random.default_rng(0)
+    for number, colour in enumerate(((200, 40, 40), (40, 200, 40), (40, 40, 200), (200, 200, 40), (40, 200, 200))):
+        folder = root / f"class {number}"
+        folder.mkdir(parents=True)
+        for index in range(40):
+            pixels = np.clip(np.array(colour) + rng.normal(0, 60, (40, 48, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{index}.png")
+
+
+@pytest.mark.long
+def test_the_commands_of_the_page_lead_from_a_folder_of_images_to_a_certified_int8_export(
+    randomize, tmp_path, monkeypatch
+):
+    config = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=2, patch_size=8, num_classes=5)
+    start = progresvit.save(randomize(ProgResViT(config)), tmp_path / "start")
+    monkeypatch.setattr("progresvit.io.model_folder.bundled_folder", lambda *_: start)  # a small model to start from
+    monkeypatch.chdir(tmp_path)
+    make_images(tmp_path / "images")
+    section = OWN_IMAGES.read_text(encoding="utf-8").partition("## A certified int8 export")[2]
+    lines = section.split("```")[1].strip().splitlines()
+    printed = {}
+    for line in lines:
+        program, *words = line.split()
+        assert program == "progresvit"
+        printed[line] = works(*words)
+    assert [line.split()[1] for line in lines] == [
+        "train", "evaluate", "calibrate", "export", "evaluate", "calibrate", "info", "classify",
+    ]  # fmt: skip
+    certificates = [load_setting(f"{folder}/settings/certified.json") for folder in ("runs/own/model", "int8")]
+    assert [setting.precision for setting in certificates] == ["fp32", "int8"]
+    assert all((setting.n, setting.epsilon, setting.rule) == (40, 0.1, "guarantee") for setting in certificates)
+    assert "the certificate does not hold here" in printed[lines[3]]
+    assert "note: the threshold" not in printed[lines[-1]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Engine("int8").setting == certificates[1]
+    records = read_records("int8.parquet")
+    assert (records.header.precision, len(records)) == ("int8", 40)
+    assert records.correct[:, -1].mean() > 0.5  # five classes: it has learned
+    assert Path("answers.parquet").is_file()
