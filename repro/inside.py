@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from progresvit.analysis.report import INDEX
+from progresvit.analysis.page import INDEX
 from progresvit.io.files import replace_file
 from repro.inside_tables import MODELS, RESULTS, SCRATCH
 

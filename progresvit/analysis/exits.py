@@ -24,7 +24,7 @@ from torch import Tensor
 from progresvit.analysis.hooks import evaluation_mode
 from progresvit.analysis.interventions import check_rounds
 from progresvit.analysis.sample import Progress, Sample
-from progresvit.analysis.style import COLOURS, blank_figure
+from progresvit.analysis.style import COLOURS, blank_figure, draw_share, shorten
 from progresvit.config import BaseConfig
 from progresvit.evaluation.table import Column, Row, Table, percent
 from progresvit.metrics.interval import Interval, share_interval
@@ -331,17 +331,17 @@ def _draw_gallery(part: SubFigure, found: Exits, images: Ints, which: str) -> No
         low, high = -MARGIN * len(small), (1 + MARGIN) * len(small)
         panel.set(xticks=[], yticks=[], xlim=(low, high), ylim=(high, low))
         if not found.correct[image, s]:
-            lines = [f"✗ {_cut(answer, 10)}", f"is {_cut(name, 9)}"]
+            lines = [f"✗ {shorten(answer, 10)}", f"is {shorten(name, 9)}"]
             for spine in panel.spines.values():
                 spine.set(color=COLOURS[1], linewidth=2.5, linestyle=(0, (2, 1)), capstyle="butt")
         panel.set_xlabel("\n".join([f"{found.entropy[image, 0]:.3f} nats", *lines]), fontsize=8, labelpad=3)
 
 
 def _draw_shares(axes: Axes, classes: Sequence[ClassExits | None], *, share: float) -> None:
-    names = ["…" if one is None else f"{_cut(one.name, 21)} ({one.images})" for one in classes]
+    names = ["…" if one is None else f"{shorten(one.name, 21)} ({one.images})" for one in classes]
     for place, one in enumerate(classes):
         if one is not None:
-            _draw_share(axes, place, one.share, marker="o", color=COLOURS[0])
+            draw_share(axes, place, one.share, marker="o", color=COLOURS[0])
     axes.axvline(100 * share, color="0.5", linestyle="--", linewidth=1)
     _finish(axes, range(len(classes)), names, slots=len(classes), x="share of the class (%)")
     axes.set_title(f"exit after round 1: {100 * share:.0f} % (dashed)", fontsize=10)
@@ -362,7 +362,7 @@ def _draw_repairs(axes: Axes, groups: Sequence[Repairs]) -> None:
             _write(axes, 1, place, str(count), offset=5, fontsize=8)
             if group.images:
                 marker, colour = styles[outcome]
-                _draw_share(axes, place, share_interval(count, group.images), marker=marker, color=colour)
+                draw_share(axes, place, share_interval(count, group.images), marker=marker, color=colour)
     slots = len(groups) * (len(OUTCOMES) + 1)
     _finish(axes, list(names), list(names.values()), slots=slots, x="share of these images (%)")
     axes.set_title("what later rounds change", fontsize=10)
@@ -377,11 +377,6 @@ def _write(axes: Axes, side: float, place: int, words: str, *, offset: float, fo
     axes.annotate(words, (side, place), xycoords=units, xytext=(offset, 0), textcoords="offset points", **look)
 
 
-def _draw_share(axes: Axes, place: float, share: Interval, **style: Any) -> None:
-    reach = [[100 * (share.mean - share.lowest)], [100 * (share.highest - share.mean)]]
-    axes.errorbar([100 * share.mean], [place], xerr=reach, markersize=5, capsize=2, linewidth=1.2, **style)
-
-
 def _finish(axes: Axes, places: Sequence[int], names: Sequence[str], *, slots: int, x: str) -> None:
     axes.set_yticks(list(places), list(names), fontsize=8)
     axes.set(xlim=(-4, 104), ylim=(slots - 0.4, -0.6))
@@ -389,7 +384,3 @@ def _finish(axes: Axes, places: Sequence[int], names: Sequence[str], *, slots: i
     axes.tick_params(axis="x", labelsize=8)
     axes.grid(alpha=0.3, axis="x")
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _cut(name: str, length: int) -> str:
-    return name if len(name) <= length else f"{name[: length - 1].rstrip()}…"

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from progresvit.io.extras import not_installed
+from progresvit.metrics.interval import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,6 +97,18 @@ def band_entry() -> dict[str, Any]:
 def beside(place: int, count: int, step: float) -> float:
     """Offset of the place-th of ``count`` marks that would overlap, around 0."""
     return step * (place - (count - 1) / 2)
+
+
+def draw_share(axes: Axes, place: float, share: Interval, **style: Any) -> None:
+    """A mark with its 95 % interval in a panel of percentages, in the row ``place``."""
+    reach = [[100 * (share.mean - share.lowest)], [100 * (share.highest - share.mean)]]
+    axes.errorbar([100 * share.mean], [place], xerr=reach, **{"markersize": 5, "capsize": 2, "linewidth": 1.2, **style})
+
+
+def shorten(name: str, length: int) -> str:
+    """A name of at most ``length`` characters; matplotlib takes none of them for mathematics."""
+    name = name if len(name) <= length else f"{name[: length - 1].rstrip()}…"
+    return name.replace("$", r"\$")
 
 
 def scale_compute(axes: Axes, rounds: int) -> None:

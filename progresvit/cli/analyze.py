@@ -43,21 +43,13 @@ def all_figures(
     """Write one HTML report with every figure. What a model or a machine cannot show is skipped with a note."""
     from progresvit.analysis.report import FILES, make_report
 
-    if out.is_file():
-        raise ValueError(f"{out} is a file; name a folder.")
-    earlier = [out / name for name in FILES if (out / name).exists()]
-    if earlier and not overwrite:
-        raise ValueError(f"{earlier[0]} is there already; use --overwrite to replace it, or name another folder.")
+    earlier = output.check_report_folder(out, FILES, overwrite=overwrite)
     with output.progress_bars(wanted=True) as begin:
         assert begin is not None
         given = _open_given(model, device, (data, split, images, workers), begin("reading images"))
         report = make_report(given, data=data, progress=begin)
     _report_images(given, data, split)
-    for path in earlier:
-        path.unlink()
-    output.write_outputs([(out / name, content) for name, content in report.files()])
-    for name, note in report.notes():
-        typer.echo(f"skipped: {name}: {note}", err=True)
+    output.write_report(report, out, earlier=earlier)
 
 
 @analyze.command("attention")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
+    from progresvit.analysis.page import Page
     from progresvit.evaluation.table import Table
 
 
@@ -68,6 +69,26 @@ def write_outputs(outputs: Sequence[Output]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
         typer.echo(f"wrote {path}")
+
+
+def check_report_folder(out: Path, files: Sequence[str], *, overwrite: bool) -> list[Path]:
+    """Files of an earlier report in a folder; refused unless they may be replaced. Other files stay there."""
+    if out.is_file() or out.suffix in (".html", ".htm"):
+        kind = "a file" if out.is_file() else "the name of a page"
+        raise ValueError(f"{out} is {kind}; name a folder. The page in it is index.html.")
+    earlier = [out / name for name in files if (out / name).exists()]
+    if earlier and not overwrite:
+        raise ValueError(f"{earlier[0]} is there already; use --overwrite to replace it, or name another folder.")
+    return earlier
+
+
+def write_report(page: Page, out: Path, *, earlier: Sequence[Path]) -> None:
+    """Write the files of a page into a folder in place of those of an earlier one, and print what was skipped."""
+    for path in earlier:
+        path.unlink()
+    write_outputs([(out / name, content) for name, content in page.files()])
+    for name, reason in page.skipped():
+        typer.echo(f"skipped: {name}: {reason}", err=True)
 
 
 @contextmanager

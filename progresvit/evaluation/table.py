@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from progresvit.io.parse import dump_json
+from progresvit.metrics.interval import Interval
 
 Row = dict[str, Any]
 
@@ -32,6 +33,12 @@ def percent(value: float) -> str:
 def rough_percent(value: float) -> str:
     """A share as percent, one decimal."""
     return _fixed(100 * value, 1)
+
+
+def interval(value: Interval) -> str:
+    """A share and its 95 % interval as percent, one decimal: ``95.3 (90.6 to 97.7)``."""
+    mean, lowest, highest = (_fixed(100 * end, 1) for end in (value.mean, value.lowest, value.highest))
+    return f"{mean} ({lowest} to {highest})"
 
 
 def points(value: float) -> str:
@@ -76,6 +83,10 @@ class Table:
             for row in self.rows
         ]
         return [column.head for column in used], cells
+
+    def left(self) -> list[bool]:
+        """Whether each column of :meth:`cells` is aligned to the left."""
+        return [column.left for column in self._used()]
 
     def to_markdown(self) -> str:
         """A Markdown table below its title."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from progresvit.analysis.report import INDEX
+from progresvit.analysis.page import INDEX
 from repro.inside import FIGURES, TABLES, collect, main, parse
 from repro.inside_tables import MODELS, Inside
 

@@ -1,0 +1,207 @@
+"""Routed answers of records: which are wrong, which classes are confused, and the results of each class.
+
+Letters: N images, S rounds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from progresvit.data.dataset import UNLABELLED
+from progresvit.evaluation.records import Header, Ints, Records
+from progresvit.metrics.interval import Interval, share_interval
+from progresvit.routing import Router
+from progresvit.routing.decide import Threshold, exit_rounds
+
+NOT_FINITE = -1
+"""The prediction of a round whose logits are not finite."""
+ROUTED = "routed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """The answer to each image: that of the round after which it exits, or of the last round if nothing is routed."""
+
+    records: Records
+    threshold: Threshold | None
+    """None if the model has one round, or rounds that are alternatives."""
+    near_lossless: bool
+    """Whether the threshold was chosen on these images."""
+    exit_round: Ints
+    """From 0, (N,)."""
+
+    @property
+    def name(self) -> str:
+        """What tables call these answers."""
+        return f"round {self.records.rounds}" if self.threshold is None else ROUTED
+
+    @cached_property
+    def prediction(self) -> Ints:
+        """(N,)"""
+        return self._chosen(self.records.predictions)
+
+    @cached_property
+    def probability(self) -> NDArray[np.float32]:
+        """Of the prediction, (N,); NaN where logits are not finite."""
+        return self._chosen(self.records.top5_probabilities[..., 0])
+
+    @cached_property
+    def correct(self) -> NDArray[np.bool_]:
+        """(N,)"""
+        return self._chosen(self.records.correct)
+
+    @cached_property
+    def class_names(self) -> dict[int, str]:
+        """By number, those of predictions that are not finite included."""
+        return {NOT_FINITE: "none (not finite)", **dict(enumerate(class_names(self.records.header)))}
+
+    @cached_property
+    def by_class(self) -> list[ClassResult]:
+        """Of the classes that have images, lowest top-1 first; of equal ones that with the most images."""
+        return sorted(_class_results(self), key=lambda one: (one.top1.mean, -one.images, one.number))
+
+    @cached_property
+    def without_images(self) -> list[int]:
+        """Classes among which predictions choose and which none of the images has."""
+        restricted = self.records.header.classes
+        known = range(len(self.class_names) - 1) if restricted is None else restricted
+        return sorted(set(known) - set(self.records.labels.tolist()))
+
+    @cached_property
+    def confusions(self) -> list[Confusion]:
+        """Pairs of classes, the most frequent first."""
+        labels = self.records.labels
+        images = Counter(labels.tolist())
+        pairs = Counter(zip(labels[~self.correct].tolist(), self.prediction[~self.correct].tolist()))
+        found = [Confusion(label, taken_for, count, images[label]) for (label, taken_for), count in pairs.items()]
+        return sorted(found, key=lambda pair: (-pair.count, -pair.share, pair.label, pair.prediction))
+
+    @cached_property
+    def errors(self) -> Ints:
+        """Rows of the wrong answers, the most confident first; those that are not finite last."""
+        wrong = np.flatnonzero(~self.correct)
+        rows: Ints = wrong[np.argsort(-self.probability[wrong], kind="stable")]
+        return rows
+
+    def accuracies(self) -> Iterator[tuple[str, Interval]]:
+        """Top-1 of each round, then of routing."""
+        for name, right in self.correct_by_name():
+            yield name, share_interval(int(right.sum()), len(right))
+
+    def correct_by_name(self) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+        """Whether answers are correct, (N,), with their name: of each round, then of routing."""
+        for s in range(self.records.rounds):
+            yield f"round {s + 1}", self.records.correct[:, s]
+        if self.threshold is not None:
+            yield ROUTED, self.correct
+
+    def _chosen(self, values: NDArray[Any]) -> NDArray[Any]:
+        """(N, S) -> (N,)"""
+        return values[np.arange(len(self.records)), self.exit_round]
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Images of a class that were taken for another."""
+
+    label: int
+    prediction: int
+    count: int
+    images: int
+    """Of the class."""
+
+    @property
+    def share(self) -> float:
+        return self.count / self.images
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassResult:
+    """Images of a class and how they were answered."""
+
+    number: int
+    name: str
+    images: int
+    correct: dict[str, int]
+    """Images with a correct answer, in each round and routed."""
+    answers: str
+    """Which of them are the answers of the report."""
+    exits: tuple[int, ...]
+    """Images that exit after each round."""
+    gmacs: float
+    """Average, paper convention."""
+    confusion: Confusion | None
+    """The most frequent."""
+
+    def share(self, answers: str) -> Interval:
+        """Top-1 of a round or of routing."""
+        return share_interval(self.correct[answers], self.images)
+
+    @property
+    def top1(self) -> Interval:
+        return self.share(self.answers)
+
+    def exit_share(self, s: int) -> Interval:
+        """Images that exit after round s, from 0."""
+        return share_interval(self.exits[s], self.images)
+
+
+def route(records: Records, threshold: Threshold | None = None, router: Router | None = None) -> Answers:
+    """Route the images of records.
+
+    Args:
+        records: Of labelled images.
+        threshold: By default the near-lossless one of these images.
+        router: Compare the threshold with its probabilities instead of entropies.
+    """
+    missing = int((records.labels == UNLABELLED).sum())
+    if missing:
+        raise ValueError(
+            f"{missing} of {len(records)} images in these records have no label, so answers cannot be called right or "
+            "wrong; evaluate on labelled images (<split>/<class>/<image>), without --unlabelled."
+        )
+    if not records.header.routable or records.rounds == 1:
+        last = np.full(len(records), records.rounds - 1)
+        return Answers(records=records, threshold=None, near_lossless=False, exit_round=last)
+    chosen = records.near_lossless_threshold(router) if threshold is None else threshold
+    exits = exit_rounds(records.scores(router), chosen)
+    return Answers(records=records, threshold=chosen, near_lossless=threshold is None, exit_round=exits)
+
+
+def class_names(header: Header) -> list[str]:
+    """Of all classes; one whose name another class has too gets its number, and one without a name is its number."""
+    config = header.config
+    known = config.get("labels") or config.get("class_ids")
+    if header.probe is not None:
+        known = header.probe["classes"]
+    names = list(known or (f"class {number}" for number in range(config["num_classes"])))
+    counts = Counter(names)
+    return [f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(names)]
+
+
+def _class_results(answers: Answers) -> Iterator[ClassResult]:
+    records, names = answers.records, answers.class_names
+    labels, gmacs, correct = records.labels, np.asarray(records.gmacs()), list(answers.correct_by_name())
+    frequent: dict[int, Confusion] = {}
+    for pair in answers.confusions:
+        frequent.setdefault(pair.label, pair)
+    for number in np.unique(labels).tolist():
+        rows = labels == number
+        exits = np.bincount(answers.exit_round[rows], minlength=records.rounds)
+        yield ClassResult(
+            number=number,
+            name=names[number],
+            images=int(rows.sum()),
+            correct={name: int(right[rows].sum()) for name, right in correct},
+            answers=answers.name,
+            exits=tuple(exits.tolist()),
+            gmacs=float(exits @ gmacs) / int(rows.sum()),
+            confusion=frequent.get(number),
+        )
