@@ -37,7 +37,9 @@ def class_accuracy_figure(answers: Answers) -> Figure:
     marks = {answers.name: ("o", COLOURS[0]), "round 1": ("s", COLOURS[1])}  # one mark if the answers are of round 1
     figure, axes = _class_panel(shown, _accuracy_title(answers, overall), "top-1 of the class (%)")
     for place, one in enumerate(shown):
-        for number, (name, (marker, colour)) in enumerate(marks.items() if one else ()):
+        if one is None:
+            continue
+        for number, (name, (marker, colour)) in enumerate(marks.items()):
             offset = (number - (len(marks) - 1) / 2) * 0.34
             draw_share(axes, place + offset, one.share(name), marker=marker, color=colour, markersize=4, linewidth=1)
     axes.axvline(100 * overall.mean, color="0.5", linestyle="--", linewidth=1)

@@ -41,7 +41,7 @@ class Part:
     tables: Mapping[str, Table] = field(default_factory=dict)
     """By the name of their file without its suffix."""
     shown: Sequence[Table] | None = None
-    """Tables of the page; by default those of at most ``SHORT`` rows."""
+    """Tables of the page; by default those of at most ``SHORT`` rows. They are folded if there is a figure."""
     remarks: Sequence[str] = ()
     """Further paragraphs."""
     skipped: str | None = None
@@ -101,7 +101,7 @@ def _part_html(part: Part) -> str:
     if part.cards:
         figure = f'<div class="cards">\n{"".join(map(_card_html, part.cards))}</div>\n'
     shown = [table for table in part.tables.values() if len(table.rows) <= SHORT] if part.shown is None else part.shown
-    tables = "".join(map(_table_html, shown))
+    tables = "".join(_table_html(table, is_open=not figure) for table in shown)
     names = [*([f"{part.name}.png"] if part.cards and part.image else []), *(f"{name}.csv" for name in part.tables)]
     links = ", ".join(f'<a href="{name}">{name}</a>' for name in names)
     return f"{head}{remarks}{figure}{tables}<p>{links}</p>\n"
@@ -116,11 +116,12 @@ def _data(image: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(image).decode()}"
 
 
-def _table_html(table: Table) -> str:
+def _table_html(table: Table, *, is_open: bool) -> str:
     heads, cells = table.cells()
     left = table.left()
     lines = [_line_html("th", heads, left), *(_line_html("td", line, left) for line in cells)]
-    return f"<details><summary>{html.escape(table.title)}</summary>\n<table>\n{''.join(lines)}</table></details>\n"
+    summary = f"<summary>{html.escape(table.title)}</summary>"
+    return f"<details{' open' if is_open else ''}>{summary}\n<table>\n{''.join(lines)}</table></details>\n"
 
 
 def _line_html(tag: str, cells: Sequence[str], left: Sequence[bool]) -> str:

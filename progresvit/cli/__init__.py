@@ -24,6 +24,7 @@ from progresvit.cli.import_official import import_official
 from progresvit.cli.info import info
 from progresvit.cli.ood import ood
 from progresvit.cli.quickstart import quickstart
+from progresvit.cli.report import report
 from progresvit.cli.segment import segment
 from progresvit.cli.serve import serve
 from progresvit.cli.shift import shift
@@ -69,6 +70,7 @@ app.command("import-official")(import_official)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("frontier")(frontier)
+app.command("report")(report)
 app.command("calibrate")(calibrate)
 app.command("fit-router")(fit_router)
 app.command("compare-routers")(compare_routers)

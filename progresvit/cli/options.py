@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 import typer
 
+from progresvit.io.model_folder import find_folder, is_local
+from progresvit.io.parse import parse_limit
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
@@ -23,7 +26,10 @@ PRECISION_HELP = "fp32, bf16 or fp16."
 BATCH_HELP = "Images per batch."
 DECODE_HELP = "Processes that decode images; 0 decodes in the main process."
 ROUTER_HELP = "Compare thresholds with this router's probabilities instead of entropies."
-THRESHOLD_HELP = "Threshold of the routed answers, or a setting file; near-lossless by default."
+THRESHOLD_HELP = (
+    "Threshold of the routed answers, a setting file, or the name of a setting in the model folder; by default "
+    "near-lossless on these images."
+)
 LIMIT_HELP = (
     "Threshold, one per round except the last (0.2,0.4), a setting file, or the name of a setting in the model folder."
 )
@@ -57,7 +63,7 @@ def parse_integers(text: str, option: str) -> list[int]:
 
 
 def parse_threshold(text: str | None, header: Header, router: Router | None = None) -> float | tuple[float, ...] | None:
-    """Parse a threshold (a number, comma-separated numbers, or a setting file) for the model of ``header``.
+    """Parse a threshold for the model of ``header``: numbers, a setting file, or the name of a setting of the model.
 
     A setting for other weights or another router is an error; one for another preprocessing or precision prints a note.
     """
@@ -65,11 +71,12 @@ def parse_threshold(text: str | None, header: Header, router: Router | None = No
         return None
     header.check_routable()
     rounds = header.rounds
-    if Path(text).suffix == ".json":
-        from progresvit.routing import load_setting
+    named = isinstance(parse_limit(text), str) and is_local(header.model)
+    if Path(text).suffix == ".json" or named:
         from progresvit.routing.router import router_hash
+        from progresvit.routing.settings import find_setting
 
-        setting = load_setting(text)
+        setting = find_setting(text, find_folder(header.model) if named else None)
         setting.check_use(rounds, None if router is None else router_hash(router))
         setting.check_weights(header.weights)
         caveat = setting.caveat(preprocessing=header.preprocessing_hash, precision=header.precision)

@@ -83,9 +83,10 @@ def report_accuracy(records: Records) -> None:
     typer.echo(f"{_describe(header.probe)}, top-1 of {len(records)} images: {shares} (95% intervals)")
     if header.routable and records.rounds > 1:
         point = near_lossless(records.scores(), records.correct, records.gmacs())
+        assert point.top1 is not None
         typer.echo(
-            f"near-lossless threshold {point.threshold:.4g}: top-1 {point.top1:.2%} at {point.gmacs:.3f} GMACs on "
-            f"average, of {records.gmacs()[-1]:.3f}"
+            f"near-lossless threshold {point.threshold:.4g}: top-1 {_with_interval(point.top1, len(records))} at "
+            f"{point.gmacs:.3f} GMACs on average, of {records.gmacs()[-1]:.3f}"
         )
 
 
@@ -97,11 +98,18 @@ def _describe(probe: Any) -> str:
     return f"linear probe ({probe['epochs']} epochs, {images})"
 
 
+def _with_interval(share: float, images: int) -> str:
+    """A share of the images and its 95 % interval."""
+    from progresvit.metrics.interval import share_interval
+
+    return share_interval(round(share * images), images).as_percent()
+
+
 def _report_learning_rates(probe: Any, result: Any) -> None:
     """Print the held-out accuracy of every learning rate, and a note if the best is the first or the last."""
     rates, images = probe["learning_rates"], probe["held_out"]
     for s, (accuracy, best) in enumerate(zip(result["held_out_top1"], result["learning_rates"]), start=1):
-        shares = ", ".join(f"{rate:g} {share:.2%}" for rate, share in zip(rates, accuracy))
+        shares = ", ".join(f"{rate:g} {_with_interval(share, images)}" for rate, share in zip(rates, accuracy))
         typer.echo(f"round {s}, top-1 of {images} held-out images by learning rate: {shares}; using {best:g}")
         if len(rates) > 1 and best in (min(rates), max(rates)):
             end = "lowest" if best == min(rates) else "highest"

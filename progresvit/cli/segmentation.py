@@ -47,14 +47,16 @@ def report_drawn_split(header: Header) -> None:
 
 
 def report_accuracy(records: SegmentationRecords) -> None:
-    """Print mIoU and pixel accuracy of each round, and the IoU of each class."""
+    """Print mIoU and pixel accuracy of each round, and the IoU of each class, with 95 % intervals."""
     from progresvit.evaluation import class_table
-    from progresvit.metrics.miou import mean_iou, pixel_accuracy
+    from progresvit.metrics.interval import Interval
+    from progresvit.metrics.miou import bootstrap_ends, mean_iou, pixel_accuracy
 
-    totals = records.totals
-    for name, values in (("mIoU", mean_iou(totals)), ("pixel accuracy", pixel_accuracy(totals))):
-        shares = ", ".join(f"round {s} {share:.2%}" for s, share in enumerate(values, start=1))
-        typer.echo(f"{name} of {len(records)} images: {shares}")
+    for name, metric in (("mIoU", mean_iou), ("pixel accuracy", pixel_accuracy)):
+        ends = zip(metric(records.totals).tolist(), *(end.tolist() for end in bootstrap_ends(records.counts, metric)))
+        intervals = [Interval(mean=mean, lowest=lowest, highest=highest) for mean, lowest, highest in ends]
+        shares = ", ".join(f"round {s} {interval.as_percent()}" for s, interval in enumerate(intervals, start=1))
+        typer.echo(f"{name} of {len(records)} images: {shares} (95% intervals)")
     output.show_table(class_table(records))
 
 

@@ -72,6 +72,21 @@ def class_summary(answers: Answers, classes: Sequence[ClassResult], title: str) 
     return Table(title, columns, rows)
 
 
+def exit_table(answers: Answers) -> Table:
+    """The share of each class that exits after each round, with 95 % intervals; lowest share of round 1 first."""
+    rounds = _exits(answers)
+    columns = [Column("class", "class", left=True), Column("images", "images")]
+    for n in rounds:
+        columns += _interval_columns(f"exit_{n}", f"exit {n}")
+    rows: list[Row] = []
+    for one in sorted(answers.by_class, key=lambda one: (one.exit_share(0).mean, -one.images, one.number)):
+        row: Row = {"class": one.name, "images": one.images}
+        for n in rounds:
+            row |= _cells(f"exit_{n}", one.exit_share(n - 1))
+        rows.append(row)
+    return Table("Exits by class", columns, rows)
+
+
 def confusion_table(answers: Answers, most: int | None = None) -> Table:
     """Pairs of classes that were confused, the most frequent first: all of them, or ``most``."""
     columns = [

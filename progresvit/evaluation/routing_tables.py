@@ -12,6 +12,7 @@ from progresvit.compute import CONVENTIONS, Convention
 from progresvit.evaluation import table
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Column, Row, Table
+from progresvit.metrics.interval import share_interval
 from progresvit.routing import PAPER_THRESHOLDS, TENTHS, OperatingPoint, Router, frontier, near_lossless
 from progresvit.routing.decide import Threshold
 
@@ -24,7 +25,8 @@ def frontier_table(
 ) -> Table:
     """Accuracy, compute in both conventions and exit shares at each threshold; then the near-lossless point.
 
-    Without labels there is no accuracy and no near-lossless point.
+    The 95 % intervals of top-1 are over images (Wilson), at each threshold as if it had been chosen elsewhere. Without
+    labels there is no accuracy and no near-lossless point.
 
     Args:
         models: Records by name of the model.
@@ -48,7 +50,12 @@ def frontier_table(
             rows += [
                 _row(name, records, point, setting) for point in frontier(scores, hits, gmacs, [limit], correct5=hits5)
             ]
-    accuracy = [Column("top1", "top-1 (%)", table.percent), Column("top5", "top-5 (%)", table.percent)]
+    accuracy = [
+        Column("top1", "top-1 (%)", table.percent),
+        Column("top1_low", "95 % from", table.percent),
+        Column("top1_high", "to", table.percent),
+        Column("top5", "top-5 (%)", table.percent),
+    ]
     return threshold_table(rows, accuracy, models=len(models))
 
 
@@ -80,7 +87,11 @@ def threshold_table(rows: list[Row], accuracy: Sequence[Column], *, models: int)
 
 def _row(name: str, records: Records, point: OperatingPoint, note: str) -> Row:
     spent = {convention: float(np.dot(point.exit_shares, records.gmacs(convention))) for convention in CONVENTIONS}
-    accuracy = {"top1": point.top1, "top5": point.top5}
+    accuracy = dict.fromkeys(("top1", "top1_low", "top1_high", "top5"))
+    if point.top1 is not None:
+        top1 = share_interval(round(point.top1 * len(records)), len(records))
+        ends = {"top1_low": top1.lowest, "top1_high": top1.highest}
+        accuracy = {"top1": point.top1, **ends, "top5": point.top5}
     return point_row(name, point, accuracy, spent, full=records.gmacs("paper")[-1], note=note)
 
 

@@ -12,9 +12,9 @@ from progresvit.evaluation import table
 from progresvit.evaluation.routing_tables import point_row, threshold_table
 from progresvit.evaluation.segmentation_records import SegmentationRecords
 from progresvit.evaluation.table import Column, Row, Table
-from progresvit.metrics.miou import iou
+from progresvit.metrics.miou import ClassCounts, bootstrap_ends, iou, mean_iou
 from progresvit.routing import TENTHS, routed_sums, threshold_for_exit_share
-from progresvit.routing.decide import Threshold
+from progresvit.routing.decide import Threshold, exit_rounds
 from progresvit.routing.segmentation import near_lossless_miou, segmentation_frontier
 from progresvit.routing.settings import DEFAULT
 
@@ -25,6 +25,8 @@ def segmentation_frontier_table(
     settings: Mapping[str, Threshold] | None = None,
 ) -> Table:
     """mIoU, compute in both conventions and exit shares at each threshold; then the near-lossless point.
+
+    The near-lossless point and settings have 95 % intervals of mIoU over images.
 
     Args:
         models: Records by name of the model.
@@ -41,6 +43,8 @@ def segmentation_frontier_table(
             rows += _rows(name, records, [limit], note)
     accuracy = [
         Column("miou", "mIoU (%)", table.percent),
+        Column("miou_low", "95 % from", table.percent),
+        Column("miou_high", "to", table.percent),
         Column("pixel_accuracy", "pixel accuracy (%)", table.percent),
     ]
     return threshold_table(rows, accuracy, models=len(models))
@@ -63,11 +67,12 @@ def _rows(name: str, records: SegmentationRecords, thresholds: ArrayLike, note: 
         for convention, values in gmacs.items()
     }
     full = float(gmacs["paper"][:, -1].mean())
+    ends = _miou_ends(records, points[0].threshold) if note else dict.fromkeys(("miou_low", "miou_high"))
     return [
         point_row(
             name,
             point,
-            {"miou": point.miou, "pixel_accuracy": point.pixel_accuracy},
+            {"miou": point.miou, **ends, "pixel_accuracy": point.pixel_accuracy},
             {convention: float(values[t]) for convention, values in spent.items()},
             full=full,
             note=note,
@@ -76,20 +81,31 @@ def _rows(name: str, records: SegmentationRecords, thresholds: ArrayLike, note: 
     ]
 
 
+def _miou_ends(records: SegmentationRecords, threshold: Threshold) -> dict[str, float | None]:
+    """The interval of the mIoU at a threshold."""
+    images, exits = np.arange(len(records)), exit_rounds(records.scores, threshold)
+    routed = ClassCounts(*(part[images, exits] for part in records.counts))  # (N, K) each
+    lowest, highest = bootstrap_ends(routed, mean_iou)
+    return {"miou_low": float(lowest), "miou_high": float(highest)}
+
+
 def class_table(records: SegmentationRecords) -> Table:
-    """IoU of each class in every round, and its share of the labelled pixels.
+    """IoU of each class in every round with 95 % intervals over images, and its share of the labelled pixels.
 
     A class that is neither labelled nor predicted has no IoU.
     """
     totals = records.totals
     shares = totals.labelled[-1] / totals.labelled[-1].sum()
+    parts = {"": iou(totals), "_low": (ends := bootstrap_ends(records.counts, iou))[0], "_high": ends[1]}  # (S, K) each
     rows: list[Row] = []
-    for label, share, values in zip(records.labels, shares.tolist(), iou(totals).T.tolist()):
-        rounds = {f"iou_{s}": None if np.isnan(value) else value for s, value in enumerate(values, start=1)}
-        rows.append({"class": label, "pixel_share": share, **rounds})
-    columns = [
-        Column("class", "class", left=True),
-        Column("pixel_share", "pixels (%)", table.percent),
-        *(Column(f"iou_{s}", f"round {s} IoU (%)", table.percent) for s in range(1, records.rounds + 1)),
-    ]
+    for number, (label, share) in enumerate(zip(records.labels, shares.tolist())):
+        row: Row = {"class": label, "pixel_share": share}
+        for s in range(records.rounds):
+            cells = {f"iou_{s + 1}{end}": float(values[s, number]) for end, values in parts.items()}
+            row |= {key: None if np.isnan(value) else value for key, value in cells.items()}
+        rows.append(row)
+    columns = [Column("class", "class", left=True), Column("pixel_share", "pixels (%)", table.percent)]
+    for s in range(1, records.rounds + 1):
+        columns.append(Column(f"iou_{s}", f"round {s} IoU (%)", table.percent))
+        columns += [Column(f"iou_{s}_low", "95 % from", table.percent), Column(f"iou_{s}_high", "to", table.percent)]
     return Table("Intersection over union by class", columns, rows)

@@ -6,6 +6,7 @@ Letters: K classes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
+DRAWS = 1000
+"""Of a bootstrap."""
+BLOCK = 100
+"""Draws that are in memory at a time."""
 
 
 class ClassCounts(NamedTuple):
@@ -63,3 +68,31 @@ def pixel_accuracy(counts: ClassCounts) -> Floats:
     """Share of the labelled pixels that are predicted correctly: (...,); NaN without any."""
     pixels = counts.labelled.sum(axis=-1)
     return np.where(pixels > 0, counts.intersection.sum(axis=-1) / np.maximum(pixels, 1), np.nan)
+
+
+def bootstrap_ends(
+    counts: ClassCounts, metric: Callable[[ClassCounts], Floats], *, draws: int = DRAWS, seed: int = 0
+) -> tuple[Floats, Floats]:
+    """Ends of the 95 % intervals of a metric, by the percentiles of a bootstrap over images: twice the metric's shape.
+
+    The draws are the same each time. Images count as independent, which frames of a video are not. A single image says
+    nothing about others, so its interval is 0 to 1. A class that no image has stays NaN.
+
+    Args:
+        counts: Of each image, (N, ...) each.
+        metric: Shares of all images together, such as :func:`mean_iou`.
+        draws: Number of bootstrap draws.
+        seed: Of the draws.
+    """
+    images = len(counts.labelled)
+    known = ~np.isnan(metric(ClassCounts(*(part.sum(axis=0) for part in counts))))
+    if images == 1:
+        return np.where(known, 0.0, np.nan), np.where(known, 1.0, np.nan)
+    rng, even, drawn = np.random.default_rng(seed), np.full(images, 1 / images), []
+    for _ in range(0, draws, BLOCK):
+        weights = rng.multinomial(images, even, size=BLOCK).astype(np.float64)  # (R, N); products are exact below 2^53
+        sums = (np.tensordot(weights, part, axes=1).astype(np.int64) for part in counts)  # (R, ...) each
+        drawn.append(metric(ClassCounts(*sums)))
+    values = np.where(known, np.concatenate(drawn), 0)
+    lowest, highest = np.nanquantile(values, (0.025, 0.975), axis=0)
+    return np.where(known, lowest, np.nan), np.where(known, highest, np.nan)

@@ -1,0 +1,139 @@
+"""The most confident errors as a gallery: a thumbnail of what the model saw, the class, and what each round said.
+
+Letters: C channels, H side of the images, h side of a thumbnail.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from progresvit.analysis.exits import THUMBNAIL, thumbnail
+from progresvit.analysis.page import Card
+from progresvit.analysis.style import COLOURS, DPI, WIDTH, blank_figure, in_lines, shorten
+from progresvit.data.dataset import some_of
+from progresvit.data.loader import numbered_batches
+from progresvit.data.transforms import Corruption, NamedTransform
+from progresvit.evaluation.answers import Answers
+from progresvit.evaluation.run import DataSource
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = 2
+NAME = 20
+"""Characters of a name beside a thumbnail."""
+LINE = 0.135
+"""Inches of a line of text."""
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """Errors, and thumbnails of those whose image was found."""
+
+    answers: Answers
+    rows: Sequence[int]
+    """Rows of the records, the most confident error first."""
+    thumbnails: Mapping[int, Pixels] = field(default_factory=dict)
+    """By row, (h, h) if it is grey, else (h, h, C)."""
+    missing: Sequence[str] = ()
+    """A line for each image that is not in the data or cannot be read."""
+
+    def cards(self) -> list[Card]:
+        """For a page."""
+        return [
+            Card(
+                image=_to_png(self.thumbnails[row]) if row in self.thumbnails else b"",
+                lines=[*self.lines(row), str(self.answers.records.ids[row])],
+            )
+            for row in self.rows
+        ]
+
+    def lines(self, row: int, length: int | None = None) -> list[str]:
+        """The class, and what each round said; names have at most ``length`` characters."""
+        answers, records = self.answers, self.answers.records
+
+        def name(number: int) -> str:
+            whole = answers.class_names[number]
+            return whole if length is None else shorten(whole, length)
+
+        lines = [f"is {name(int(records.labels[row]))}"]
+        for s in range(records.rounds):
+            probability = records.top5_probabilities[row, s, 0]
+            sure = f" {100 * probability:.1f} %" if np.isfinite(probability) else ""
+            exits = " (exit)" if s == answers.exit_round[row] and answers.threshold is not None else ""
+            lines.append(f"{s + 1}: {name(int(records.predictions[row, s]))}{sure}{exits}")
+        return lines
+
+
+def find_errors(answers: Answers, most: int, source: DataSource | None = None) -> Gallery:
+    """The most confident errors, with thumbnails from ``source`` if it is given.
+
+    The thumbnails show the evaluation crop, corrupted if the images of the records were. Images are found by the ids of
+    the records; one that is not there or cannot be read has no thumbnail.
+    """
+    rows = answers.errors[:most].tolist()
+    if source is None or not rows:
+        return Gallery(answers=answers, rows=rows)
+    records, found = answers.records, source.find()
+    places = {entry.name: index for index, entry in enumerate(found.entries)}
+    there = [row for row in rows if str(records.ids[row]) in places]
+    if not there:
+        raise ValueError(
+            f"none of the {len(rows)} images is in {source.data} (split {source.split}): the records name "
+            f"{records.ids[rows[0]]}, the data has {some_of(list(places)[:3])}. Give the images that were evaluated: "
+            f"--data {records.header.data} --split {records.header.split}"
+        )
+    corruption = records.header.corruption
+    transform = NamedTransform(records.config, None if corruption is None else Corruption.parse(corruption))
+    chosen = found.subset(places[str(records.ids[row])] for row in there)
+    missing = {row: "not in the data" for row in rows if row not in there}
+    thumbnails: dict[int, Pixels] = {}
+    cpu = torch.device("cpu")
+    for batch in numbered_batches(chosen, [list(range(len(there)))], transform=transform, workers=0, device=cpu):
+        if batch.pixels is not None:  # bytes (B, C, H, H)
+            thumbnails |= {there[number]: thumbnail(pixels) for number, pixels in zip(batch.numbers, batch.pixels)}
+        missing |= {there[number]: why for number, why in batch.unreadable.items()}
+    lines = [f"{records.ids[row]}: {missing[row]}" for row in rows if row in missing]
+    return Gallery(answers=answers, rows=rows, thumbnails=thumbnails, missing=lines)
+
+
+def gallery_figure(gallery: Gallery) -> Figure:
+    """Thumbnails in the order of confidence; beside each its class and the answers of the rounds."""
+    rows = [row for row in gallery.rows if row in gallery.thumbnails]
+    side = THUMBNAIL / DPI  # inches: no pixel of a .png is enlarged
+    height = max(side, LINE * (gallery.answers.records.rounds + 1)) + 0.16
+    lines = -(-len(rows) // COLUMNS)
+    total = 0.6 + height * lines
+    figure = blank_figure(height=total, layout=None)
+    wrong, images = len(gallery.answers.errors), len(gallery.answers.records)
+    which = f"The {len(rows)} most confident of {wrong:,} errors" if len(rows) < wrong else f"All {wrong:,} errors"
+    title = in_lines(f"{which} on {images:,} images: class, then the answer of each round")
+    figure.suptitle(title, fontsize=11, y=1 - 0.08 / total, va="top")
+    for place, row in enumerate(rows):
+        pixels = gallery.thumbnails[row]
+        left = 0.1 + (place % COLUMNS) * (WIDTH - 0.1) / COLUMNS
+        top = total - 0.55 - (place // COLUMNS) * height
+        width, tall = (length / DPI for length in pixels.shape[1::-1])
+        axes = figure.add_axes((left / WIDTH, (top - tall) / total, width / WIDTH, tall / total))
+        axes.imshow(pixels, cmap="gray", vmin=0, vmax=255)
+        axes.set_axis_off()
+        for number, line in enumerate(gallery.lines(row, NAME)):
+            x, y = (left + side + 0.06) / WIDTH, (top - LINE * number) / total
+            figure.text(x, y, line, fontsize=7.5, va="top", color=COLOURS[1] if "(exit)" in line else "black")
+    return figure
+
+
+def _to_png(pixels: Pixels) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
