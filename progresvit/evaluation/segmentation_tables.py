@@ -92,11 +92,13 @@ def _miou_ends(records: SegmentationRecords, threshold: Threshold) -> dict[str, 
 def class_table(records: SegmentationRecords) -> Table:
     """IoU of each class in every round with 95 % intervals over images, and its share of the labelled pixels.
 
-    A class that is neither labelled nor predicted has no IoU.
+    A class that is neither labelled nor predicted has no IoU. One that is in a single image has the interval 0 to 1.
     """
-    totals = records.totals
+    totals, counts = records.totals, records.counts
     shares = totals.labelled[-1] / totals.labelled[-1].sum()
-    parts = {"": iou(totals), "_low": (ends := bootstrap_ends(records.counts, iou))[0], "_high": ends[1]}  # (S, K) each
+    lowest, highest = bootstrap_ends(counts, iou)  # (S, K) each
+    single = ((counts.labelled + counts.predicted) > 0).sum(axis=0) == 1
+    parts = {"": iou(totals), "_low": np.where(single, 0, lowest), "_high": np.where(single, 1, highest)}
     rows: list[Row] = []
     for number, (label, share) in enumerate(zip(records.labels, shares.tolist())):
         row: Row = {"class": label, "pixel_share": share}

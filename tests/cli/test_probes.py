@@ -2,6 +2,8 @@ import pytest
 
 import progresvit
 from progresvit.evaluation import read_records
+from progresvit.metrics.interval import share_interval
+from progresvit.routing import near_lossless
 from tests.commands import refused, works
 
 
@@ -20,7 +22,9 @@ def test_knn_prints_the_accuracy_of_rounds_and_of_routing_and_its_records_are_us
     records = read_records(table)
     first = f"round 1 {records.correct[:, 0].mean():.2%}"
     assert f"k-NN (k 5, temperature 0.1, 48 images of train), top-1 of 24 images: {first}" in output
-    assert "near-lossless threshold" in output
+    point = near_lossless(records.scores(), records.correct, records.gmacs())
+    routed = share_interval(round(24 * point.top1), 24).as_percent()
+    assert f"near-lossless threshold {point.threshold:.4g}: top-1 {routed} at" in output
     assert f"{table} is ready: progresvit frontier" in output
     assert "near-lossless" in works("frontier", table)
     works("calibrate", table, "--near-lossless", "--out", tmp_path / "t.json")
@@ -32,7 +36,9 @@ def test_linear_prints_the_held_out_accuracy_of_every_learning_rate(evaluate, tm
     linear = (*evaluate, "--task", "linear", "--epochs", 2, "--learning-rates", "0.03,0.3", "--in-memory")
     output = works(*linear, "--out", table)
     accuracy = read_records(table).header.probe_result["held_out_top1"][0]
-    shares = f"0.03 {accuracy[0]:.2%}, 0.3 {accuracy[1]:.2%}"
+    shares = ", ".join(
+        f"{rate} {share_interval(round(4 * share), 4).as_percent()}" for rate, share in zip(("0.03", "0.3"), accuracy)
+    )
     assert f"round 1, top-1 of 4 held-out images by learning rate: {shares}; using" in output
     assert "learning rate that was tried" in output
     assert "linear probe (2 epochs, 48 images of train), top-1 of 24 images: round 1" in output

@@ -15,7 +15,7 @@ from progresvit.evaluation import (
     write_records,
     write_segmentation_records,
 )
-from progresvit.metrics.miou import mean_iou
+from progresvit.metrics.miou import bootstrap_ends, mean_iou
 from progresvit.model.registry import build
 from progresvit.routing import load_setting
 from tests.commands import refused, run, works
@@ -48,7 +48,11 @@ def test_from_images_with_masks_to_a_threshold(segmenter, data, tmp_path):
     shown = works(*evaluating(segmenter, data, table), "--split", "val")
     records = read_segmentation_records(table)
     first, second = mean_iou(records.totals)
-    assert f"mIoU of 8 images: round 1 {first:.2%}, round 2 {second:.2%}" in shown
+    low, high = 100 * np.array(bootstrap_ends(records.counts, mean_iou))
+    expected = (
+        f"round 1 {first:.2%} ({low[0]:.2f} to {high[0]:.2f}), round 2 {second:.2%} ({low[1]:.2f} to {high[1]:.2f})"
+    )
+    assert f"mIoU of 8 images: {expected} (95% intervals)" in shown
     assert "pixel accuracy of 8 images: round 1" in shown
     for name in (*CLASSES, "Intersection over union by class", "round 2 IoU (%)"):
         assert name in shown

@@ -10,6 +10,7 @@ from progresvit.compute import CONVENTIONS, cumulative_gmacs
 from progresvit.config import preset
 from progresvit.evaluation import frontier_table, matched_table
 from progresvit.evaluation.table import Column, Table, check_outputs
+from progresvit.metrics.interval import share_interval
 from progresvit.routing import fit_router, near_lossless
 from tests.evaluation.made import make_logits, make_records
 
@@ -36,6 +37,8 @@ def test_the_table_holds_both_conventions_and_the_near_lossless_point():
     rows = np.arange(1000) < 400
     assert middle["top1"] == np.where(rows, records.correct[:, 0], records.correct[:, 1]).mean()
     assert middle["top5"] == np.where(rows, records.correct5[:, 0], records.correct5[:, 1]).mean()
+    interval = share_interval(round(1000 * middle["top1"]), 1000)
+    assert (middle["top1_low"], middle["top1_high"]) == (interval.lowest, interval.highest)
     assert best["note"] == "near-lossless"
     assert best["threshold"] == near_lossless(records.top10_entropy, records.correct, records.gmacs()).threshold
 
@@ -60,7 +63,7 @@ def test_models_of_different_rounds_share_a_table(tmp_path):
 
 def test_unlabelled_records_have_a_frontier_without_accuracy():
     table = frontier_table({"m": make_records(labelled=False)}, [0.0, 1.0])
-    assert [row["top1"] for row in table.rows] == [None, None]
+    assert [row["top1"] for row in table.rows] == [row["top1_low"] for row in table.rows] == [None, None]
     assert "top-1 (%)" not in table.cells()[0]
 
 
@@ -70,10 +73,10 @@ def test_the_same_numbers_in_every_format(tmp_path):
     assert float(rows[1]["top1"]) == table.rows[1]["top1"]
     assert json.loads(table.to_json())["rows"] == json.loads(json.dumps(table.rows))
     lines = table.to_markdown().splitlines()
-    assert lines[2].startswith("| τ | top-1 (%) | top-5 (%) | GMACs (paper) | GMACs (executed) |")
+    assert lines[2].startswith("| τ | top-1 (%) | 95 % from | to | top-5 (%) | GMACs (paper) | GMACs (executed) |")
     assert f"| {100 * table.rows[0]['top1']:.3f} |" in lines[4]
     latex = table.to_latex().splitlines()
-    assert latex[5].startswith(r"$\tau$ & top-1 (\%) & top-5 (\%) & GMACs (paper) & GMACs (executed)")
+    assert latex[5].startswith(r"$\tau$ & top-1 (\%) & 95 \% from & to & top-5 (\%) & GMACs (paper)")
     assert f"& {100 * table.rows[0]['top1']:.3f} &" in latex[7]
     with pytest.raises(ValueError, match="the suffix names the format"):
         check_outputs([tmp_path / "t.xlsx"])

@@ -8,7 +8,7 @@ import pytest
 from progresvit.analysis.segmentation_figures import segmentation_frontier_figure
 from progresvit.analysis.style import render
 from progresvit.evaluation import class_table, segmentation_frontier_table
-from progresvit.metrics.miou import mean_iou
+from progresvit.metrics.miou import ClassCounts, bootstrap_ends, mean_iou
 from progresvit.routing.decide import exit_rounds
 from progresvit.routing.segmentation import near_lossless_miou
 from tests.evaluation.made_segmentation import CLASSES, make_maps, make_segmentation_records, naive_iou, naive_miou
@@ -30,11 +30,16 @@ def test_the_table_holds_tenths_of_the_images_and_the_near_lossless_point():
     point = near_lossless_miou(records.scores, records.counts, records.gmacs())
     assert (best["note"], best["threshold"], best["miou"]) == ("near-lossless", point.threshold, point.miou)
     assert set(next(csv.reader(io.StringIO(table.to_csv())))) == {
-        "threshold", "miou", "pixel_accuracy", "gmacs_paper", "gmacs_executed", "saving", "exit_share_1",
-        "exit_share_2", "note",
+        "threshold", "miou", "miou_low", "miou_high", "pixel_accuracy", "gmacs_paper", "gmacs_executed", "saving",
+        "exit_share_1", "exit_share_2", "note",
     }  # fmt: skip
     heads, _ = table.cells()
-    assert heads[:4] == ["τ", "mIoU (%)", "pixel accuracy (%)", "GMACs (paper)"]
+    assert heads[:5] == ["τ", "mIoU (%)", "95 % from", "to", "pixel accuracy (%)"]
+    assert [row["miou_low"] for row in rows] == [None] * 11  # a bootstrap for each would take long
+    images, exits = np.arange(100), exit_rounds(scores, point.threshold)
+    ends = bootstrap_ends(ClassCounts(*(part[images, exits] for part in records.counts)), mean_iou)
+    assert (best["miou_low"], best["miou_high"]) == ends
+    assert best["miou_low"] < best["miou"] < best["miou_high"]
 
 
 def test_thresholds_settings_and_models_of_different_rounds():
@@ -71,8 +76,17 @@ def test_the_iou_of_each_class_in_every_round():
         expected = naive_iou(predictions[s], labels, 4)
         assert [row[f"iou_{s + 1}"] for row in table.rows[:3]] == pytest.approx(expected[:3])
         assert table.rows[3][f"iou_{s + 1}"] is expected[3] is None
+        for row in table.rows[:3]:
+            assert row[f"iou_{s + 1}_low"] < row[f"iou_{s + 1}"] < row[f"iou_{s + 1}_high"]
     assert sum(row["pixel_share"] for row in table.rows) == pytest.approx(1)
-    assert table.cells()[1][3] == ["tree", "0.000", "–", "–"]
+    assert table.cells()[1][3] == ["tree", "0.000", *"––––––"]
+
+
+def test_a_class_in_a_single_image_has_the_interval_0_to_1():
+    labels, predictions, scores = make_maps(50)
+    labels[0, :4], predictions[:, 0, :4] = 3, 3
+    row = class_table(make_segmentation_records(50, maps=(labels, predictions, scores))).rows[3]
+    assert (row["iou_1"], row["iou_1_low"], row["iou_1_high"]) == (1, 0, 1)
 
 
 def test_the_figure_goes_from_all_rounds_to_the_first():

@@ -12,7 +12,8 @@ from sklearn.metrics import confusion_matrix as sklearn_confusion_matrix
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 from torchmetrics.segmentation import MeanIoU
 
-from progresvit.metrics.miou import ClassCounts, confusion_matrix, iou, mean_iou, pixel_accuracy
+from progresvit.metrics.interval import mean_interval
+from progresvit.metrics.miou import ClassCounts, bootstrap_ends, confusion_matrix, iou, mean_iou, pixel_accuracy
 
 IGNORE = 255
 
@@ -91,3 +92,58 @@ def test_counts_add_up_over_images_and_a_mean_over_images_is_something_else():
     assert stacked.intersection.shape == (7, 5)
     assert np.array_equal(ClassCounts(*(part.sum(axis=0) for part in stacked)).predicted, np.sum(each, axis=(0, 1)))
     assert mean_iou(stacked).mean() != pytest.approx(total)
+
+
+def made_counts(images, seed=0, classes=4):
+    """Of images that differ in how well they are segmented; the last class is in none."""
+    rng = np.random.default_rng(seed)
+    chance = rng.beta(4, 2, images)[:, None]
+    labels = rng.integers(0, classes - 1, (images, 50))
+    found = np.where(rng.random((images, 50)) < chance, labels, rng.integers(0, classes - 1, (images, 50)))
+    return ClassCounts.of([sklearn_confusion_matrix(a, b, labels=range(classes)) for a, b in zip(labels, found)])
+
+
+def test_the_interval_of_the_pixel_accuracy_is_the_normal_one_and_shrinks_with_the_images():
+    """Images of equal size: the pixel accuracy is a mean over images, whose interval is known."""
+    widths = []
+    for images in (100, 400):
+        counts = made_counts(images)
+        shares = counts.intersection.sum(axis=-1) / 50
+        low, high = bootstrap_ends(counts, pixel_accuracy)
+        expected = mean_interval(shares)
+        assert (low, high) == pytest.approx((expected.lowest, expected.highest), abs=0.15 * (high - low))
+        widths.append(high - low)
+    assert widths[1] == pytest.approx(widths[0] / 2, rel=0.25)
+
+
+def test_about_95_percent_of_intervals_hold_the_miou_of_many_images():
+    many = made_counts(4000, seed=99)
+    truth = mean_iou(ClassCounts(*(part.sum(axis=0) for part in many)))
+    ends = [
+        bootstrap_ends(ClassCounts(*(part[first : first + 40] for part in many)), mean_iou, draws=200)
+        for first in range(0, 4000, 40)
+    ]
+    held = sum(low <= truth <= high for low, high in ends)
+    assert 86 <= held <= 100
+
+
+def test_the_draws_are_the_same_each_time_and_a_class_that_is_nowhere_has_no_interval():
+    counts = made_counts(30)
+    low, high = bootstrap_ends(counts, iou)
+    assert np.array_equal([low, high], bootstrap_ends(counts, iou), equal_nan=True)
+    assert not np.array_equal([low, high], bootstrap_ends(counts, iou, seed=1), equal_nan=True)
+    assert np.isnan([low[3], high[3]]).all()
+    assert (low[:3] < high[:3]).all()
+
+
+def test_one_image_says_nothing_about_others():
+    one = ClassCounts(*(part[:1] for part in made_counts(2)))
+    assert bootstrap_ends(one, mean_iou) == (0, 1)
+
+
+def test_a_class_of_one_image_has_an_interval_though_some_draws_lack_it():
+    matrices = np.zeros((20, 2, 2), int)
+    matrices[:, 0, 0] = 10
+    matrices[0] = [[10, 0], [2, 8]]
+    low, high = bootstrap_ends(ClassCounts.of(matrices), iou)
+    assert (low[1], high[1]) == pytest.approx((0.8, 0.8))
