@@ -85,7 +85,7 @@ class Page:
 STYLE = (
     "body{font-family:sans-serif;max-width:760px;margin:2em auto;padding:0 1em;line-height:1.45;color:#222}"
     "img{width:100%;max-width:700px}table{border-collapse:collapse;font-size:.85em}"
-    "td,th{padding:.15em .6em;text-align:right;border-bottom:1px solid #ddd}.note{color:#555}"
+    "td,th{padding:.15em .6em;text-align:right;border-bottom:1px solid #ddd}td{white-space:nowrap}.note{color:#555}"
     "td.left,th.left{text-align:left}details{overflow-x:auto}"
     ".cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(165px,1fr));gap:1em .8em}"
     ".card{font-size:.78em;line-height:1.3;overflow-wrap:anywhere}.card img{width:auto;max-width:96px;display:block}"

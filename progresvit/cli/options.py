@@ -89,8 +89,9 @@ def parse_threshold(text: str | None, header: Header, router: Router | None = No
         numbers = parse_numbers(text, "--threshold")
     except ValueError:
         raise ValueError(
-            f"--threshold takes a number (or one for each round but the last: 0.2,0.4) or a setting file, such as "
-            f"MODEL/settings/careful.json, not {text!r}."
+            f"--threshold takes a number (or one for each round but the last: 0.2,0.4), a setting file, such as "
+            f"MODEL/settings/careful.json, or the name of a setting if the model, {header.model}, is on this machine; "
+            f"not {text!r}."
         ) from None
 
     threshold = numbers[0] if len(numbers) == 1 else tuple(numbers)

@@ -30,7 +30,7 @@ def shift(
         typer.Option(help="Folder that keeps the corrupted images for the next model, for generated."),
     ] = None,
     threshold: Annotated[
-        str | None, typer.Option(help="Also report this threshold, or that of a setting file.")
+        str | None, typer.Option(help="Also report this threshold, or that of a setting, by file or name.")
     ] = None,
     router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
     precision: Annotated[str, typer.Option(help=options.PRECISION_HELP)] = "fp32",
