@@ -16,7 +16,9 @@ def evaluate(model, digits):
     return ("evaluate", model, "--data", digits, "--workers", 0, "--device", "cpu")
 
 
-def test_knn_prints_the_accuracy_of_rounds_and_of_routing_and_its_records_are_used_like_others(evaluate, tmp_path):
+def test_knn_prints_the_accuracy_of_rounds_and_of_routing_and_its_records_are_used_like_others(
+    evaluate, digits, tmp_path
+):
     table = tmp_path / "knn.parquet"
     output = works(*evaluate, "--task", "knn", "--out", table, "--k", 5, "--temperature", 0.1)
     records = read_records(table)
@@ -29,6 +31,9 @@ def test_knn_prints_the_accuracy_of_rounds_and_of_routing_and_its_records_are_us
     assert "near-lossless" in works("frontier", table)
     works("calibrate", table, "--near-lossless", "--out", tmp_path / "t.json")
     works("frontier", table, "--setting", tmp_path / "t.json")
+    works("report", table, "--data", digits, "--threshold", tmp_path / "t.json", "--out", tmp_path / "report")
+    page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    assert "knn in place of the head" in page
 
 
 def test_linear_prints_the_held_out_accuracy_of_every_learning_rate(evaluate, tmp_path):
