@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from progresvit.engine.batcher import Observer
     from progresvit.engine.buffers import RoundBackend
     from progresvit.model import ProgResViT
+    from progresvit.routing.custom_router import ExitScore
     from progresvit.routing.router import Router
 
 DEADLINE = 0.005
@@ -59,7 +60,8 @@ class Engine:
             precision warns. By default the setting of the export, or the near-lossless setting of the model folder. It
             is compared with top-10 entropies, or with the probabilities of ``router``.
         budget_gmacs: Average GMACs per image, instead of a threshold; looked up in ``budgets.json`` of the folder.
-        router: A learned router, or the path of one.
+        router: A learned router or the path of one, or a router of your own: a function of a round and the statistics
+            of its logits (``routing.ExitScore``), or its import string, ``my_module:my_router``.
         abstain: The top-10 entropy from which answers are withheld, or an ``Abstention``. By default that of the
             setting. Answers for out-of-distribution images are withheld if the setting has a limit for them.
         temperatures: One for each round; they divide the logits for the reported probability only.
@@ -86,7 +88,7 @@ class Engine:
         threshold: ThresholdLike | None = None,
         *,
         budget_gmacs: float | None = None,
-        router: Router | PathLike | None = None,
+        router: Router | ExitScore | PathLike | None = None,
         abstain: float | Abstention | None = None,
         temperatures: Sequence[float] | None = None,
         top_k: int = 1,
@@ -114,7 +116,7 @@ class Engine:
         if not 1 <= top_k <= max(1, config.num_classes):
             raise ValueError(f"top_k is between 1 and the model's {config.num_classes} classes, not {top_k}.")
         self.top_k = top_k
-        router = _open_router(router)
+        router = _open_router(router, len(config.rounds))
         threshold = _find_threshold(threshold, budget_gmacs, router, source)
         self.setting = threshold if isinstance(threshold, Setting) else None
         """The setting of the threshold, if it was calibrated."""
@@ -388,12 +390,12 @@ def _find_threshold(
     return budget_setting(source.folder, budget_gmacs)
 
 
-def _open_router(router: Router | PathLike | None) -> Router | None:
-    if not isinstance(router, str | os.PathLike):
-        return router
-    from progresvit.routing.router import load_router
+def _open_router(router: Router | ExitScore | PathLike | None, rounds: int) -> Router | None:
+    if router is None:
+        return None
+    from progresvit.routing.custom_router import open_router
 
-    return load_router(os.fspath(router))
+    return open_router(router, rounds)
 
 
 def _router_hash(router: Router | None) -> str | None:
