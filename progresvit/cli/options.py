@@ -23,13 +23,13 @@ PRECISION_HELP = "fp32, bf16 or fp16."
 BATCH_HELP = "Images per batch."
 DECODE_HELP = "Processes that decode images; 0 decodes in the main process."
 ROUTER_HELP = (
-    "Compare thresholds with this router's probabilities instead of entropies: a file, or your own, my_module:my_router."
+    "Compare thresholds with this router's probabilities and not entropies: a file, or your own, my_module:my_router."
 )
 THRESHOLD_HELP = "Threshold of the routed answers, or a setting file; near-lossless by default."
 LIMIT_HELP = (
     "Threshold, one per round except the last (0.2,0.4), a setting file, or the name of a setting in the model folder."
 )
-BACKEND_HELP = "torch, onnxruntime or openvino."
+BACKEND_HELP = "torch, onnxruntime, openvino, or your own, my_module:MyBackend."
 OUT_HELP = "Output file; repeatable. Table: .csv, .json, .md, .tex. Plot: .png, .svg, .pdf."
 TABLE_HELP = "Output file of the table; repeatable: .csv, .json, .md, .tex."
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from progresvit import compute
 from progresvit.data.prefetch import Prefetcher
-from progresvit.engine.backends import BACKENDS, BackendName, BackendOptions, ModelSource, open_source
+from progresvit.engine.backends import Backend, BackendOptions, ModelSource, open_source
 from progresvit.engine.grouped import GroupedOpener
 from progresvit.engine.images import ImageOpener, Images, OpenedImages, PathLike, as_input, is_channels_last, is_single
 from progresvit.engine.jobs import Call, Stream
 from progresvit.engine.prediction import Prediction, PredictionMaker
 from progresvit.engine.scheduler import Counts, Scheduler, mark_thread_of_engine
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
-from progresvit.io.parse import did_you_mean
 from progresvit.routing.decide import Abstention, Policy, check_own_threshold, with_thresholds
 from progresvit.routing.settings import Setting, SettingWarning, budget_setting
 
@@ -66,7 +64,8 @@ class Engine:
             setting. Answers for out-of-distribution images are withheld if the setting has a limit for them.
         temperatures: One for each round; they divide the logits for the reported probability only.
         top_k: Number of classes in ``Prediction.top``.
-        backend: torch, onnxruntime or openvino.
+        backend: torch, onnxruntime or openvino, or your own (``buffers.ArrayRounds``): an object, a class that is made
+            with the model, or its import string, ``my_module:MyBackend``.
         device: For torch: cpu, cuda, ``cuda:1`` or mps. By default that of a given model; a model given by name or
             folder runs on the GPU if there is one.
         precision: fp32, bf16, fp16 (GPU) or fp8 (recent GPUs, large matrix products only).
@@ -92,7 +91,7 @@ class Engine:
         abstain: float | Abstention | None = None,
         temperatures: Sequence[float] | None = None,
         top_k: int = 1,
-        backend: BackendName | None = None,
+        backend: Backend | None = None,
         device: str | torch.device | None = None,
         precision: str = "fp32",
         batch: int | None = None,
@@ -108,8 +107,6 @@ class Engine:
         for name, number in (("threads", threads), ("workers", workers), ("pending images", pending)):
             if number is not None and number < 1:
                 raise ValueError(f"{name} are 1 or more, not {number}.")
-        if backend is not None and backend not in BACKENDS:
-            raise ValueError(f"unknown backend {backend!r}; {did_you_mean(backend, BACKENDS)}")
         self._source = source = open_source(model, backend)
         self.config = config = source.config
         self.precision = source.precision_of(precision)
