@@ -22,7 +22,6 @@ from progresvit.io.imports import import_named, name_of, source_hash
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from progresvit.engine.backends import BackendOptions
     from progresvit.model import ProgResViT
     from progresvit.routing.decide import Policy
 
@@ -67,17 +66,18 @@ class CheckedRounds:
     def _checked(self, what: str, s: int, value: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
         found = None if value is None else np.asarray(value, np.float32)
         if found is None or found.shape != shape:
-            got = "None" if found is None else f"shape {found.shape}"
-            raise ValueError(f"{what} of round {s} of {self.name} must have the shape {shape}, not {got}.")
+            got = None if found is None else found.shape
+            raise ValueError(f"{what} of round {s} of {self.name} must have the shape {shape}, not {got}; correct run.")
         return found
 
 
 def find_backend(where: str) -> Any:
     """What an import string names: rounds, or what makes them."""
-    kind = "backend (a class with the method run)"
-    return import_named(
-        where, what="backend", kind=kind, accepts=lambda value: callable(value) or hasattr(value, "run")
-    )
+
+    def accepts(value: object) -> bool:
+        return callable(value) or hasattr(value, "run")
+
+    return import_named(where, what="backend", kind="backend", accepts=accepts)
 
 
 class CustomSource(TorchSource):
