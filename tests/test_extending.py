@@ -27,7 +27,7 @@ from tests.commands import refused, works
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 FENCES = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
 FILES = {re.match(r"# (\S+)\n", code)[1]: code for language, code in FENCES if language in ("python", "yaml")}
-COMMANDS = [line for language, code in FENCES if not language for line in code.splitlines()]
+COMMANDS = [line for language, code in FENCES if not language for line in code.replace("\\\n", "").splitlines()]
 MODULES = [name.removesuffix(".py") for name in FILES if name.endswith(".py")]
 
 
