@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -91,6 +91,19 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def main(
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Import a module first, such as one that registers a kind of model; repeatable.",
+        ),
+    ] = None,
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Options of the whole command."""
+    if modules:
+        from progresvit.io.imports import import_module
+
+        for name in modules:
+            import_module(name, what="--import")

@@ -160,6 +160,6 @@ def _show(model: str, rows: Sequence[dict[str, Any]]) -> None:
 def _device(device: str | None, backend: str | None) -> str:
     from progresvit.distributed import choose_device
 
-    if device is None and backend in ("onnxruntime", "openvino"):
+    if device is None and backend not in (None, "torch"):
         return "cpu"
     return str(choose_device(device, ("cpu", "cuda")))

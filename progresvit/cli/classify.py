@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +16,6 @@ from progresvit.io.parse import parse_limit
 if TYPE_CHECKING:
     from progresvit.data.dataset import Entries, Entry, ImageDataset
     from progresvit.engine import Engine, Prediction
-    from progresvit.engine.backends import BackendName
     from progresvit.engine.predict_files import Summary
     from progresvit.engine.result_table import Shard
     from progresvit.routing import Setting
@@ -79,7 +78,7 @@ def classify(
     dataset, bad = _find(images, samples, listed)
     engine = _make_engine(
         model, threshold, budget_gmacs=budget_gmacs, router=router, abstain=abstain, top_k=top_k,
-        backend=cast("BackendName | None", backend), device=device, precision=precision, batch=batch, threads=threads,
+        backend=backend, device=device, precision=precision, batch=batch, threads=threads,
         decode=decode, workers=workers, max_pixels=max_pixels,
     )  # fmt: skip
     errors = len(bad)
@@ -152,7 +151,7 @@ def _make_engine(
     budget_gmacs: float | None,
     top_k: int,
     device: str | None,
-    backend: BackendName | None,
+    backend: str | None,
     router: Path | None,
     abstain: float | None,
     precision: str,

@@ -43,7 +43,10 @@ def evaluate(
     restrict_classes: Annotated[
         bool, typer.Option("--restrict-classes", help="Predict only among the classes of the data.")
     ] = False,
-    corruption: Annotated[str | None, typer.Option(help="Corrupt every image: fog/3 is fog at severity 3.")] = None,
+    corruption: Annotated[
+        str | None,
+        typer.Option(help="Corrupt every image: fog/3 is fog at severity 3; your own is my_module:my_corruption/3."),
+    ] = None,
     merge: Annotated[
         str | None,
         typer.Option(help="Merge this many tokens in each block (ToMe), without training: 8, or 0,8 by round."),

@@ -25,7 +25,9 @@ DEVICE_HELP = "cpu or cuda; cuda by default if available."
 PRECISION_HELP = "fp32, bf16 or fp16."
 BATCH_HELP = "Images per batch."
 DECODE_HELP = "Processes that decode images; 0 decodes in the main process."
-ROUTER_HELP = "Compare thresholds with this router's probabilities instead of entropies."
+ROUTER_HELP = (
+    "Compare thresholds with this router's probabilities and not entropies: a file, or your own, my_module:my_router."
+)
 THRESHOLD_HELP = (
     "Threshold of the routed answers, a setting file, or the name of a setting in the model folder; by default "
     "near-lossless on these images."
@@ -33,7 +35,7 @@ THRESHOLD_HELP = (
 LIMIT_HELP = (
     "Threshold, one per round except the last (0.2,0.4), a setting file, or the name of a setting in the model folder."
 )
-BACKEND_HELP = "torch, onnxruntime or openvino."
+BACKEND_HELP = "torch, onnxruntime, openvino, or your own, my_module:MyBackend."
 OUT_HELP = "Output file; repeatable. Table: .csv, .json, .md, .tex. Plot: .png, .svg, .pdf."
 TABLE_HELP = "Output file of the table; repeatable: .csv, .json, .md, .tex."
 
@@ -129,9 +131,9 @@ def open_router(path: Path | None, header: Header, ids: ArrayLike | None = None)
     if path is None:
         return None
     header.check_routable()
-    from progresvit.routing import load_router
+    from progresvit.routing.custom_router import open_router
 
-    router = load_router(path)
+    router = open_router(path, header.rounds)
     if router.origin.model not in (None, header.weights):
         typer.echo(f"note: {path} was fitted on the records of another model; expect worse results.", err=True)
     seen = 0 if ids is None else router.count_seen(ids)

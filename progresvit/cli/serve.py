@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import typer
 
 from progresvit.cli import options, output
 from progresvit.io.extras import not_installed
 from progresvit.io.parse import parse_limit
-
-if TYPE_CHECKING:
-    from progresvit.engine.backends import BackendName
 
 
 def serve(
@@ -57,7 +54,7 @@ def serve(
     with output.setting_notes():
         server = make_server(
             model, parse_limit(threshold), host=host, port=port, token=token, limits=limits, audit_rate=audit,
-            top_k=top_k, backend=cast("BackendName | None", backend), precision=precision, batch=batch, threads=threads,
+            top_k=top_k, backend=backend, precision=precision, batch=batch, threads=threads,
             device=device,
         )  # fmt: skip
     server.run_and_report(typer.echo)

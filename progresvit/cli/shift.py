@@ -23,7 +23,10 @@ def shift(
     data: Annotated[str, typer.Option(help="Any dataset for generated, otherwise the folder of the suite.")],
     out: Annotated[Path, typer.Option(help="Output folder for records, tables and frontiers.")],
     split: Annotated[str, typer.Option(help="Split to corrupt, for generated.")] = "val",
-    corruptions: Annotated[str | None, typer.Option(help="Comma-separated subset of the 15; all by default.")] = None,
+    corruptions: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated: some of the 15 (all by default), or your own, my_module:my_corruption."),
+    ] = None,
     severities: Annotated[str | None, typer.Option(help="Comma-separated subset of 1 to 5; all by default.")] = None,
     cache: Annotated[
         Path | None,

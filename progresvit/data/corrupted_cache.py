@@ -16,6 +16,7 @@ from numpy.lib.format import open_memmap
 
 from progresvit import __version__
 from progresvit.data.crop import describe_preprocessing
+from progresvit.data.custom_corruption import file_name
 from progresvit.data.dataset import ImageDataset, dataset_hash
 from progresvit.data.loader import Numbered, Unreadable, numbered_batches
 from progresvit.data.transforms import NamedTransform
@@ -41,8 +42,10 @@ class CorruptedCache:
         seen = describe_preprocessing(transform.config)
         crop = {key: seen[key] for key in ("resolution", "crop", "interpolation", "channels")}  # bytes: no mean and std
         self._about = {"corruption": name, "severity": severity, **crop, "version": __version__}
+        if transform.corruption.source is not None:
+            self._about["source"] = transform.corruption.source
         digest = dataset_hash(dataset, json.dumps(self._about), remedy="run without --cache")
-        self.folder = cache.expanduser() / f"{name}_{severity}-{crop['resolution']}-{digest}"
+        self.folder = cache.expanduser() / f"{file_name(name)}_{severity}-{crop['resolution']}-{digest}"
 
     def fill(self, *, workers: int, progress: Callable[[int, int], None] | None = None) -> None:
         """Generate the images unless they are there. A run that is stopped leaves nothing under the folder's name."""

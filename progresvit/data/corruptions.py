@@ -49,14 +49,16 @@ def corrupt(image: Image.Image, corruption: str, severity: int, seed: int) -> Im
         raise ValueError(f"an image of mode {image.mode} cannot be corrupted; use image.convert('RGB') first.")
     function, constants = _TABLE[corruption]
     rng, scale = np.random.default_rng(seed), min(image.size) / 224
-    return _to_pil(function(_to_array(image), constants[SEVERITIES.index(severity)], rng, scale))
+    return to_image(function(to_array(image), constants[SEVERITIES.index(severity)], rng, scale))
 
 
-def _to_array(image: Image.Image) -> Array:
+def to_array(image: Image.Image) -> Array:
+    """Bytes to values from 0 to 1: (H, W, 3)."""
     return np.asarray(image, np.float32) / np.float32(255)
 
 
-def _to_pil(image: Array) -> Image.Image:
+def to_image(image: Array) -> Image.Image:
+    """The inverse; values beyond 0 and 1 are clipped."""
     return Image.fromarray((np.clip(image, 0, 1) * 255).round().astype(np.uint8))
 
 
@@ -262,16 +264,16 @@ def _smooth(field: Array, sigma: float) -> Array:
 
 def _pixelate(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
     (share,) = constants
-    full = _to_pil(image)
+    full = to_image(image)
     width, height = (max(int(side * share), 1) for side in full.size)
-    return _to_array(full.resize((width, height), Image.Resampling.BOX).resize(full.size, Image.Resampling.BOX))
+    return to_array(full.resize((width, height), Image.Resampling.BOX).resize(full.size, Image.Resampling.BOX))
 
 
 def _jpeg_compression(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
     (quality,) = constants
     file = io.BytesIO()
-    _to_pil(image).save(file, "JPEG", quality=int(quality))
-    return _to_array(Image.open(file))
+    to_image(image).save(file, "JPEG", quality=int(quality))
+    return to_array(Image.open(file))
 
 
 _Function = Callable[[Array, Constants, Generator, float], Array]

@@ -23,7 +23,9 @@ from torch import Tensor
 from progresvit.config import BaseConfig
 from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from progresvit.data.crop import INTERPOLATION, crop
+from progresvit.data.custom_corruption import check_corruption, corrupt_custom, find_corruption
 from progresvit.data.sampler import Draw, mix_seed
+from progresvit.io.imports import is_import_string, source_hash
 from progresvit.io.parse import Section
 
 
@@ -107,26 +109,34 @@ def normalise(pixels: Tensor, config: BaseConfig) -> Tensor:
 
 @dataclass(frozen=True)
 class Corruption:
-    """One of the generated corruptions at a severity from 1 to 5."""
+    """A generated corruption, or one of your own by import string, at a severity from 1 to 5."""
 
     name: str
     severity: int
 
     @classmethod
     def parse(cls, text: str) -> Corruption:
-        """From ``fog/3``."""
+        """From ``fog/3`` or ``my_module:my_corruption/3``."""
         name, _, severity = text.partition("/")
-        if name not in CORRUPTIONS or severity not in map(str, SEVERITIES):
+        if not (name in CORRUPTIONS or is_import_string(name)) or severity not in map(str, SEVERITIES):
             raise ValueError(
                 f"{text!r} is no corruption with a severity from 1 to 5, such as fog/3; the names are "
-                f"{', '.join(CORRUPTIONS)}."
+                f"{', '.join(CORRUPTIONS)}, and your own is my_module:my_corruption/3."
             )
+        check_corruption(name)
         return cls(name, int(severity))
+
+    @property
+    def source(self) -> str | None:
+        """SHA-256 of the file of a corruption of your own."""
+        return source_hash(find_corruption(self.name)) if self.name not in CORRUPTIONS else None
 
     def __call__(self, image: Image, name: str) -> Image:
         """Random draws depend on the image's name only, so every run and every worker gives the same pixels."""
-        seed = mix_seed(Draw.CORRUPTION, CORRUPTIONS.index(self.name), self.severity, zlib.crc32(name.encode()))
-        return corrupt(image, self.name, self.severity, seed)
+        known = self.name in CORRUPTIONS
+        number = CORRUPTIONS.index(self.name) if known else zlib.crc32(self.name.encode())
+        seed = mix_seed(Draw.CORRUPTION, number, self.severity, zlib.crc32(name.encode()))
+        return (corrupt if known else corrupt_custom)(image, self.name, self.severity, seed)
 
 
 class NamedTransform:

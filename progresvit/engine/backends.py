@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from progresvit.config import ModelConfig, Task
 from progresvit.engine.buffers import RoundBackend
 from progresvit.engine.export.manifest import Manifest, is_export
-from progresvit.engine.onnx_backend import GRAPH_BATCH, GraphBackend, GraphRounds, check_installed
+from progresvit.engine.onnx_backend import GRAPH_BATCH, ArrayBackend, GraphRounds, check_installed
+from progresvit.io.imports import is_import_string
 from progresvit.io.model_folder import DEFAULT_MODEL
 from progresvit.io.parse import did_you_mean
 from progresvit.routing.decide import Policy, Threshold
@@ -25,12 +26,15 @@ from progresvit.routing.settings import Setting, default_setting, find_setting, 
 if TYPE_CHECKING:
     import torch
 
+    from progresvit.engine.custom_backend import CustomBackend
     from progresvit.model import ProgResViT, RoundModel
     from progresvit.routing.router import Router
 
 BackendName = Literal["torch", "onnxruntime", "openvino"]
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 KERNELS = ("fused", "plain")
+Backend: TypeAlias = "BackendName | CustomBackend | str"
+"""A built-in backend by name, or one of your own: an object, a class, or its import string."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +97,7 @@ class ModelSource(Protocol):
 
 def open_source(
     model: RoundModel | str | os.PathLike[str] | None,
-    backend: BackendName | None = None,
+    backend: Backend | None = None,
     *,
     task: Task = "classification",
 ) -> ModelSource:
@@ -136,26 +140,49 @@ def check_head(config: ModelConfig) -> None:
 
 
 def _open(
-    model: RoundModel | str | os.PathLike[str] | None, backend: BackendName | None, *, remedy: str | None = None
+    model: RoundModel | str | os.PathLike[str] | None, backend: Backend | None, *, remedy: str | None = None
 ) -> ModelSource:
     """``remedy`` ends the error for a model of another kind."""
     folder: Path | None = None
     name: str | None = None
     exported = isinstance(model, str | os.PathLike) and is_export(model)
-    check_installed(backend, converts=not exported)
+    known = _check_backend(backend)
+    check_installed(known, converts=not exported)
     if model is None or isinstance(model, str | os.PathLike):
         name = DEFAULT_MODEL if model is None else os.fspath(model)
         if model is not None and exported:
-            return ExportSource(Path(model).expanduser(), backend)
+            if backend is not known:
+                raise ValueError(f"{model} is an export, and a backend of your own takes a model; give its folder.")
+            return ExportSource(Path(model).expanduser(), known)
         from progresvit.api import load_with_folder
 
         model, folder = load_with_folder(None if model is None else os.fspath(model))
     from progresvit.api import as_progresvit
 
     model = as_progresvit(model, "the engine", remedy)
-    if backend is None or backend == "torch":
+    if backend is not None and backend is not known:
+        from progresvit.engine.custom_backend import CustomSource
+
+        return CustomSource(model, backend, folder, name)
+    if known is None or known == "torch":
         return TorchSource(model, folder, name)
-    return ConvertedSource(model, backend, folder, name)
+    return ConvertedSource(model, known, folder, name)
+
+
+def _check_backend(backend: Backend | None) -> BackendName | None:
+    """The backend, if it is a built-in one; None for one of your own. Unknown names and modules are errors."""
+    if backend is None or not isinstance(backend, str):
+        return None
+    if backend in BACKENDS:
+        return backend
+    if not is_import_string(backend):
+        raise ValueError(
+            f"unknown backend {backend!r}; {did_you_mean(backend, BACKENDS)} Your own is my_module:MyBackend."
+        )
+    from progresvit.engine.custom_backend import find_backend
+
+    find_backend(backend)  # an error before the model is loaded
+    return None
 
 
 class TorchSource:
@@ -239,7 +266,8 @@ class ExportSource:
         if options.kernels is not None:
             raise ValueError("kernels= is an option of torch; leave it out for an export.")
         graphs = GraphRounds(self.folder, backend=self.backend, precision=options.precision, threads=options.threads)
-        return graphs.backend, GraphBackend(graphs, policy, temperatures, options.top_k), options.batch or GRAPH_BATCH
+        made = ArrayBackend(graphs, self.config, policy, temperatures, options.top_k)
+        return graphs.backend, made, options.batch or GRAPH_BATCH
 
 
 def _default_threshold(manifest: Manifest, folder: Path) -> Threshold | Setting | None:

@@ -3,7 +3,8 @@
 Each round has a buffer, or several. Images that continue move to a buffer of the next round, and a round runs when its
 buffer is full or an image in it is due. So later rounds run full batches, whatever share of the images reaches them.
 
-Letters: B images, C channels, R side of the images, N tokens, d channels of tokens, s a round from 0.
+Letters: B images, C channels, R side of the images, N tokens, d channels of tokens, K classes, s a round from
+0.
 """
 
 from __future__ import annotations
@@ -109,8 +110,21 @@ class RoundBuffer:
         self.fill, self.earliest = 0, math.inf
 
 
+class ArrayRounds(Protocol):
+    """The rounds of a model on numpy arrays: the graphs of an export, or a backend of your own."""
+
+    def run(
+        self, s: int, pixels: NDArray[np.uint8], tokens: NDArray[np.float32] | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+        """Run round s: bytes (B, C, R, R), and after the first round tokens (B, N, d) -> logits (B, K) and tokens.
+
+        The tokens are those of the previous round, and those for the next one. Those of the last round are not used.
+        """
+        ...
+
+
 class RoundBackend(Protocol):
-    """The rounds of a model on a device."""
+    """The rounds of a model on a device, with buffers, exit decisions and answers."""
 
     identity: str
     """Identifies the implementation in the files of a resumable run."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from progresvit import compute
 from progresvit.data.prefetch import Prefetcher
-from progresvit.engine.backends import BACKENDS, BackendName, BackendOptions, ModelSource, open_source
+from progresvit.engine.backends import Backend, BackendOptions, ModelSource, open_source
 from progresvit.engine.grouped import GroupedOpener
 from progresvit.engine.images import ImageOpener, Images, OpenedImages, PathLike, as_input, is_channels_last, is_single
 from progresvit.engine.jobs import Call, Stream
 from progresvit.engine.prediction import Prediction, PredictionMaker
 from progresvit.engine.scheduler import Counts, Scheduler, mark_thread_of_engine
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
-from progresvit.io.parse import did_you_mean
 from progresvit.routing.decide import Abstention, Policy, check_own_threshold, with_thresholds
 from progresvit.routing.settings import Setting, SettingWarning, budget_setting
 
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from progresvit.engine.batcher import Observer
     from progresvit.engine.buffers import RoundBackend
     from progresvit.model import ProgResViT
+    from progresvit.routing.custom_router import ExitScore
     from progresvit.routing.router import Router
 
 DEADLINE = 0.005
@@ -59,12 +58,14 @@ class Engine:
             precision warns. By default the setting of the export, or the near-lossless setting of the model folder. It
             is compared with top-10 entropies, or with the probabilities of ``router``.
         budget_gmacs: Average GMACs per image, instead of a threshold; looked up in ``budgets.json`` of the folder.
-        router: A learned router, or the path of one.
+        router: A learned router or the path of one, or a router of your own: a function of a round and the statistics
+            of its logits (``routing.ExitScore``), or its import string, ``my_module:my_router``.
         abstain: The top-10 entropy from which answers are withheld, or an ``Abstention``. By default that of the
             setting. Answers for out-of-distribution images are withheld if the setting has a limit for them.
         temperatures: One for each round; they divide the logits for the reported probability only.
         top_k: Number of classes in ``Prediction.top``.
-        backend: torch, onnxruntime or openvino.
+        backend: torch, onnxruntime or openvino, or your own (``buffers.ArrayRounds``): an object, a class that is made
+            with the model, or its import string, ``my_module:MyBackend``.
         device: For torch: cpu, cuda, ``cuda:1`` or mps. By default that of a given model; a model given by name or
             folder runs on the GPU if there is one.
         precision: fp32, bf16, fp16 (GPU) or fp8 (recent GPUs, large matrix products only).
@@ -86,11 +87,11 @@ class Engine:
         threshold: ThresholdLike | None = None,
         *,
         budget_gmacs: float | None = None,
-        router: Router | PathLike | None = None,
+        router: Router | ExitScore | PathLike | None = None,
         abstain: float | Abstention | None = None,
         temperatures: Sequence[float] | None = None,
         top_k: int = 1,
-        backend: BackendName | None = None,
+        backend: Backend | None = None,
         device: str | torch.device | None = None,
         precision: str = "fp32",
         batch: int | None = None,
@@ -106,15 +107,13 @@ class Engine:
         for name, number in (("threads", threads), ("workers", workers), ("pending images", pending)):
             if number is not None and number < 1:
                 raise ValueError(f"{name} are 1 or more, not {number}.")
-        if backend is not None and backend not in BACKENDS:
-            raise ValueError(f"unknown backend {backend!r}; {did_you_mean(backend, BACKENDS)}")
         self._source = source = open_source(model, backend)
         self.config = config = source.config
         self.precision = source.precision_of(precision)
         if not 1 <= top_k <= max(1, config.num_classes):
             raise ValueError(f"top_k is between 1 and the model's {config.num_classes} classes, not {top_k}.")
         self.top_k = top_k
-        router = _open_router(router)
+        router = _open_router(router, len(config.rounds))
         threshold = _find_threshold(threshold, budget_gmacs, router, source)
         self.setting = threshold if isinstance(threshold, Setting) else None
         """The setting of the threshold, if it was calibrated."""
@@ -388,12 +387,12 @@ def _find_threshold(
     return budget_setting(source.folder, budget_gmacs)
 
 
-def _open_router(router: Router | PathLike | None) -> Router | None:
-    if not isinstance(router, str | os.PathLike):
-        return router
-    from progresvit.routing.router import load_router
+def _open_router(router: Router | ExitScore | PathLike | None, rounds: int) -> Router | None:
+    if router is None:
+        return None
+    from progresvit.routing.custom_router import open_router
 
-    return load_router(os.fspath(router))
+    return open_router(router, rounds)
 
 
 def _router_hash(router: Router | None) -> str | None:

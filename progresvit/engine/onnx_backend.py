@@ -17,8 +17,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.engine.buffers import RoundBuffer, RunningRound
-from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest, graph_files, hash_file
+from progresvit.config import ModelConfig
+from progresvit.engine.buffers import ArrayRounds, RoundBuffer, RunningRound
+from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest, graph_files, hash_file, tokens_shape
 from progresvit.io.extras import not_installed
 from progresvit.io.parse import did_you_mean
 from progresvit.routing.decide import Answers, Policy, decide
@@ -265,24 +266,26 @@ class FinishedRound:
         return self.found
 
 
-class GraphBackend:
-    """The graphs of an export, with decisions in numpy."""
+class ArrayBackend:
+    """Rounds on numpy arrays, with decisions in numpy: the graphs of an export, or rounds of your own."""
 
     identity = "ArrayRounds"  # the name that runs of all versions have
     sizes: tuple[int, ...] | None = None
     out_of_memory: tuple[type[Exception], ...] = (MemoryError,)
 
-    def __init__(self, graphs: GraphRounds, policy: Policy, temperatures: Sequence[float], top_k: int = 1) -> None:
-        self.graphs, self.policy, self.temperatures, self.top_k = graphs, policy, tuple(temperatures), top_k
-        self.config = graphs.manifest.config
+    def __init__(
+        self, rounds: ArrayRounds, config: ModelConfig, policy: Policy, temperatures: Sequence[float], top_k: int = 1
+    ) -> None:
+        self.rounds, self.config, self.policy = rounds, config, policy
+        self.temperatures, self.top_k = tuple(temperatures), top_k
 
     def make_buffers(self, s: int, capacity: int, side: int) -> list[RoundBuffer]:
         if side != self.config.input_side:
             raise ValueError(
-                f"the graphs take images of {self.config.input_side} pixels, not {side}; crop or resize them first."
+                f"the backend takes images of {self.config.input_side} pixels, not {side}; crop or resize them first."
             )
         pixels = np.zeros((capacity, self.config.in_channels, side, side), np.uint8)
-        shape = (capacity, *self.graphs.manifest.tokens_shape(s - 1)) if s else None
+        shape = (capacity, *tokens_shape(self.config, s - 1)) if s else None
         return [RoundBuffer(pixels, None if shape is None else np.zeros(shape, np.float32))]
 
     def send(self, pixels: Any) -> NDArray[np.uint8]:
@@ -297,7 +300,7 @@ class GraphBackend:
     def run(self, s: int, buffer: RoundBuffer, first: int, count: int) -> RunningRound:
         places = slice(first, first + count)
         tokens = None if buffer.tokens is None else buffer.tokens[places]
-        logits, tokens = self.graphs.run(s, buffer.pixels[places], tokens)
+        logits, tokens = self.rounds.run(s, buffer.pixels[places], tokens)
         return FinishedRound(decide(self.policy, s, logits, self.temperatures[s], self.top_k), tokens)
 
     def move(

@@ -71,6 +71,8 @@ class Header:
     """Numbers of the data's classes, if predictions were restricted to them. Entropies are of all classes."""
     corruption: str | None = None
     """Corruption and severity, such as ``fog/3``."""
+    corruption_source: str | None = None
+    """SHA-256 of the file of a corruption of your own; None for the built-in ones."""
     masks: Mapping[str, Sequence[int]] | None = None
     """Raw values of the masks: those of the classes, in order, and those that are ignored; None in classification."""
     probe: Mapping[str, Any] | None = None
@@ -99,8 +101,8 @@ class Header:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """As files hold it, without what is not of this kind of model: masks, probe, backend of an export."""
-        optional = ("masks", "probe", "probe_result", "backend")
+        """As files hold it, without what is not of this evaluation: masks, probe, backend of an export."""
+        optional = ("corruption_source", "masks", "probe", "probe_result", "backend")
         return {key: value for key, value in asdict(self).items() if key not in optional or value is not None}
 
     def identity(self) -> dict[str, Any]:

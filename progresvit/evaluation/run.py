@@ -246,6 +246,7 @@ def source_header(
         split=None if source.unlabelled else source.split,
         classes=restricted,
         corruption=f"{source.corruption.name}/{source.corruption.severity}" if source.corruption else None,
+        corruption_source=source.corruption.source if source.corruption else None,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
+from progresvit.data.custom_corruption import check_corruption, file_name
 from progresvit.data.transforms import Corruption
 from progresvit.distributed import Processes
 from progresvit.evaluation import table
@@ -78,8 +79,9 @@ def plan(
             raise ValueError(f"give each {what} once, not {', '.join(map(str, values))}.")
     sets = []
     for name in corruptions:
-        if name not in CORRUPTIONS:
-            raise ValueError(f"unknown corruption {name!r}; choose from {', '.join(CORRUPTIONS)}.")
+        check_corruption(name)
+        if suite != "generated" and name not in CORRUPTIONS:
+            raise ValueError(f"{suite} has no images of {name}; use --suite generated for a corruption of your own.")
         for severity in severities:
             if severity not in SEVERITIES:
                 raise ValueError(f"unknown severity {severity}; severities are from 1 to 5.")
@@ -88,7 +90,7 @@ def plan(
             else:
                 source = DataSource(data=data, split=f"{name}/{severity}")
             needed = None if suite == "generated" else IMAGENET_CLASSES
-            sets.append(ShiftedSet(f"{name}_{severity}", source, name, severity, needed))
+            sets.append(ShiftedSet(f"{file_name(name)}_{severity}", source, name, severity, needed))
     return sets
 
 
@@ -141,7 +143,7 @@ def pool(parts: Mapping[str, Records]) -> Records:
         if field.name not in ("header", "ids") and getattr(first, field.name) is not None:
             columns[field.name] = np.concatenate([getattr(records, field.name) for records in parts.values()])
     ids = np.array([f"{name}/{id_}" for name, records in parts.items() for id_ in records.ids.tolist()])
-    return replace(first, ids=ids, header=replace(first.header, corruption=None), **columns)
+    return replace(first, ids=ids, header=replace(first.header, corruption=None, corruption_source=None), **columns)
 
 
 def by_severity(sets: Sequence[ShiftedSet], records_of: Mapping[str, Records]) -> dict[str, Records]:

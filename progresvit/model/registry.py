@@ -5,12 +5,12 @@ The config of a ProgResViT is read without importing torch; a baseline keeps its
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from progresvit.config import BaseConfig
+from progresvit.io.imports import import_named
 from progresvit.io.model_folder import CONFIG_FILE, read_config_values
 from progresvit.io.parse import did_you_mean
 
@@ -61,7 +61,7 @@ def register(kind: str, *, config: str, model: str) -> None:
 
 def config_class(kind: str) -> type[BaseConfig]:
     """The config class of a kind."""
-    found: type[BaseConfig] = _import(_find(kind).config)
+    found: type[BaseConfig] = import_named(_find(kind).config, what=f"model kind {kind}", kind="class")
     return found
 
 
@@ -87,18 +87,14 @@ def build(config: BaseConfig, *, drop_path: float = 0.0) -> RoundModel:
 
 def model_class(kind: str) -> Any:
     """The model class of a kind."""
-    return _import(_find(kind).model)
+    return import_named(_find(kind).model, what=f"model kind {kind}", kind="class")
 
 
 def _find(kind: str) -> Kind:
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(
             f"this version knows no model of kind {kind!r}; {did_you_mean(kind, KINDS)} "
-            "Install a newer version of progresvit, or import the module that registers this kind."
+            "Install a newer version of progresvit, or import the module that registers this kind "
+            "(progresvit --import my_module …)."
         )
     return KINDS[kind]
-
-
-def _import(where: str) -> Any:
-    module, _, name = where.partition(":")
-    return getattr(importlib.import_module(module), name)

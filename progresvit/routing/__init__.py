@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         hoeffding_bentkus,
         needed_images,
     )
+    from progresvit.routing.custom_router import CustomRouter, ExitScore, open_router
     from progresvit.routing.decide import Abstention, OODRule, Policy, Routed, route_records
     from progresvit.routing.router import Router, fit_router, load_router, save_router
     from progresvit.routing.scores import (
@@ -59,6 +60,9 @@ _HOME_OF = {
     "certified_thresholds": "certify",
     "hoeffding_bentkus": "certify",
     "needed_images": "certify",
+    "CustomRouter": "custom_router",
+    "ExitScore": "custom_router",
+    "open_router": "custom_router",
     "Abstention": "decide",
     "OODRule": "decide",
     "Policy": "decide",
@@ -96,6 +100,8 @@ __all__ = [
     "Abstention",
     "Budgets",
     "CertifiedThreshold",
+    "CustomRouter",
+    "ExitScore",
     "OODRule",
     "OperatingPoint",
     "Policy",
@@ -117,6 +123,7 @@ __all__ = [
     "near_lossless",
     "needed_images",
     "ood_score",
+    "open_router",
     "operating_point",
     "patch_entropy",
     "route_records",

@@ -231,7 +231,7 @@ class Policy:
                 "a learned router needs torch, which is not installed; install torch, or route by entropy: "
                 "a policy without routers."
             ) from error
-        decision = self.decide(s, torch.tensor(logits, device=next(self.routers[0].parameters()).device))
+        decision = self.decide(s, torch.tensor(logits, device=self.routers[0].seen.device))
         return Decision(**{field.name: getattr(decision, field.name).cpu().numpy() for field in fields(decision)})
 
 

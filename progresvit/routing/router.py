@@ -43,7 +43,8 @@ _FORMAT = "progresvit-router-1"
 class RouterOrigin:
     """What a router was fitted on."""
 
-    target: Target
+    target: str
+    """A ``Target``, or the name of a router of your own, ``my_module:my_router``."""
     images: int
     epochs: int
     seed: int
@@ -51,7 +52,8 @@ class RouterOrigin:
     """Hash of the model's weights."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "target", _known_target(self.target))
+        if ":" not in self.target:
+            object.__setattr__(self, "target", _known_target(self.target))
 
 
 class RouterMLP(nn.Module):
@@ -84,19 +86,21 @@ class Router(nn.Module):
 
     seen: Tensor
     """Hashes of the ids of the images that it was fitted on."""
+    source: str = ""
+    """Name and file hash of a router of your own, which is not identified by its parameters alone."""
 
     def __init__(self, rounds: int, origin: RouterOrigin) -> None:
         super().__init__()
         if rounds < 2:
             raise ValueError("a model of one round has nothing to route.")
-        self.origin = origin
-        self.after = nn.ModuleList(RouterMLP() for _ in range(rounds - 1))
+        self.rounds, self.origin = rounds, origin
+        """Rounds of the models that it is for, and what it was fitted on."""
+        self.after = nn.ModuleList(self.networks())
         self.register_buffer("seen", torch.zeros(0, dtype=torch.int64))
 
-    @property
-    def rounds(self) -> int:
-        """Rounds of the models that it is for."""
-        return len(self.after) + 1
+    def networks(self) -> list[nn.Module]:
+        """A new network for each round but the last."""
+        return [RouterMLP() for _ in range(self.rounds - 1)]
 
     def count_seen(self, ids: ArrayLike) -> int:
         """How many of these images it was fitted on; results on such images are too good."""
@@ -110,8 +114,13 @@ class Router(nn.Module):
     def score_statistics(self, s: int, statistics: Tensor) -> Tensor:
         """The same from statistics: (B, 23) -> (B,)."""
         with torch.autocast(statistics.device.type, enabled=False):
-            probability: Tensor = self.after[s](statistics).sigmoid()
+            probability = self.probability(s, statistics)
         return probability.where(statistics.isfinite().all(dim=-1), torch.inf)
+
+    def probability(self, s: int, statistics: Tensor) -> Tensor:
+        """(B, 23) -> (B,)"""
+        probability: Tensor = self.after[s](statistics).sigmoid()
+        return probability
 
     def scores(self, statistics: ArrayLike) -> NDArray[np.float32]:
         """Scores of records: (N, S, 23) -> (N, S). Those of the last round are not used, and infinite."""
@@ -121,7 +130,7 @@ class Router(nn.Module):
                 f"a router for {self.rounds} rounds takes (images, {self.rounds}, {len(STATISTICS)}) statistics, "
                 f"not {tuple(values.shape)}; are the records of the same kind of model?"
             )
-        values = values.to(next(self.parameters()).device)
+        values = values.to(self.seen.device)
         columns = [self.score_statistics(s, values[:, s]) for s in range(self.rounds - 1)]
         return torch.stack([*columns, torch.full_like(columns[0], torch.inf)], dim=1).cpu().numpy()
 
@@ -235,8 +244,9 @@ def save_router(router: Router, path: str | Path) -> Path:
 
 
 def router_hash(router: Router) -> str:
-    """SHA-256 of the router's parameters and buffers."""
-    return hashlib.sha256(save({key: value.contiguous() for key, value in router.state_dict().items()})).hexdigest()
+    """SHA-256 of the router's parameters and buffers, and of what else identifies it."""
+    weights = save({key: value.contiguous() for key, value in router.state_dict().items()})
+    return hashlib.sha256(weights + router.source.encode()).hexdigest()
 
 
 def load_router(path: str | Path) -> Router:

@@ -1,4 +1,4 @@
-"""What a run reports: a progress bar, JSON lines, TensorBoard, and the environment that it ran in."""
+"""What a run reports: a progress bar, JSON lines, TensorBoard, W&B, and the environment that it ran in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,13 @@ class RunLogger:
         total_steps: Steps of the whole run.
         first_step: Steps done before; later lines of an earlier log are removed.
         evaluated_step: The step of the last evaluation in the checkpoint.
+        tracker: Also gets the numbers, by ``log`` and ``finish``: a run of Weights & Biases.
     """
 
-    def __init__(self, folder: Path | None, *, total_steps: int, first_step: int, evaluated_step: int) -> None:
-        self.folder, self.total_steps = folder, total_steps
+    def __init__(
+        self, folder: Path | None, *, total_steps: int, first_step: int, evaluated_step: int, tracker: Any = None
+    ) -> None:
+        self.folder, self.total_steps, self._tracker = folder, total_steps, tracker
         self.console = Console(stderr=True, quiet=folder is None)
         if folder is None:
             return
@@ -97,25 +100,34 @@ class RunLogger:
         if self.folder is not None:
             self._bar.stop()
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
+        """End all outputs; ``failed`` says that the run is not complete."""
         self.end_bar()
         if self.folder is not None:
             self._file.close()
             self._board.close()
+        if self._tracker is not None:
+            self._tracker.finish(exit_code=int(failed))
 
     def _write(self, event: str, step: int, values: Mapping[str, Any]) -> None:
         self._file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
         self._file.flush()
-        for name, value in values.items():
-            if isinstance(value, float):
-                self._board.add_scalar(f"{event}/{name}", value, step)
-            elif isinstance(value, Mapping):
-                for part, number in value.items():
-                    if isinstance(number, float):
-                        self._board.add_scalar(f"{event}/{name}/{part}", number, step)
-            elif isinstance(value, list):
-                for number, part in enumerate(value, start=1):
-                    self._board.add_scalar(f"{event}/{name}/round {number}", part, step)
+        numbers = {f"{event}/{name}": number for name, number in _numbers(values)}
+        for name, number in numbers.items():
+            self._board.add_scalar(name, number, step)
+        if self._tracker is not None:
+            self._tracker.log(numbers, step=step)
+
+
+def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Numbers by name: those of mappings as ``name/key``, those of lists as ``name/round 1``."""
+    for name, value in values.items():
+        if isinstance(value, float):
+            yield name, value
+        elif isinstance(value, Mapping):
+            yield from ((f"{name}/{part}", number) for part, number in value.items() if isinstance(number, float))
+        elif isinstance(value, list):
+            yield from ((f"{name}/round {number}", part) for number, part in enumerate(value, start=1))
 
 
 def _duration(seconds: float) -> str:

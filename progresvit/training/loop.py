@@ -27,6 +27,7 @@ from progresvit.training.state import TrainState, checkpoints, load_state, prune
 from progresvit.training.step import TrainingStep, check_run_options
 from progresvit.training.tasks.registry import make_task
 from progresvit.training.tasks.task import Task, TaskData
+from progresvit.training.wandb_run import start_wandb
 
 
 class Interrupted(Exception):  # noqa: N818  (not an error)
@@ -74,11 +75,13 @@ def train(
     step = TrainingStep(model, method, recipe, processes, steps_per_epoch=sampler.steps_per_epoch)
     claim_folder(out, recipe, data, splits, model.config, processes, resume=resume, overwrite=overwrite)
     state = resume_state(out / "checkpoints", step) if resume else TrainState()
+    project = recipe.run.wandb if processes.first else None
     logger = RunLogger(
         out if processes.first else None,
         total_steps=recipe.epochs * sampler.steps_per_epoch,
         first_step=state.step,
         evaluated_step=state.history[-1]["step"] if state.history else 0,
+        tracker=None if project is None else start_wandb(project, out, recipe.model_dump(mode="json")),
     )
     logger.say(method.describe(splits))
     if started:
@@ -86,11 +89,13 @@ def train(
     schedule, warmup = recipe.schedule, warmup_epochs(recipe.schedule)
     if warmup < schedule.warmup:
         logger.say(f"schedule.warmup is {warmup} and not {schedule.warmup} epochs: there are only {schedule.epochs}")
+    complete = False
     try:
         with stop_signals() as stop:
             Loop(recipe, out, processes, step, loaded, state, logger, stop).run()
+        complete = True
     finally:
-        logger.close()
+        logger.close(failed=not complete)
     if processes.first and splits.train.drawn_from is not None:
         for folder in (folder for folder in (out / "model", out / "best") if folder.is_dir()):
             save_training_list(folder, (entry.name for entry in splits.train.entries))

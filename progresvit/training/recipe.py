@@ -297,6 +297,8 @@ class RunOptions(Section):
     """Write a checkpoint at least this often, also within an epoch."""
     keep: int = Field(2, ge=1)
     """Number of checkpoints to keep."""
+    wandb: str | None = Field(None, min_length=1)
+    """Project of Weights & Biases to log to as well; None: to the folder of the run only."""
 
 
 class Recipe(Section):

@@ -22,7 +22,17 @@ from progresvit.training.tasks.task import Splits
 
 RECIPE_FILE = "recipe.yaml"
 ABOUT_FILE = "run.json"
-RUN_FILES = ("checkpoints", LOG_FILE, "unreadable.txt", "tensorboard", "model", "best", ABOUT_FILE, RECIPE_FILE)
+RUN_FILES = (
+    "checkpoints",
+    LOG_FILE,
+    "unreadable.txt",
+    "tensorboard",
+    "wandb",
+    "model",
+    "best",
+    ABOUT_FILE,
+    RECIPE_FILE,
+)
 """In the order of removal. The recipe is last: it marks the folder as a run."""
 FREE_TO_CHANGE = {"run", "data.workers", "data.in_memory_cache", "optimizer.lr"}
 """Keys that may change on resuming: how the run is executed, and the learning rate, to continue a run that diverged."""

@@ -18,6 +18,7 @@ from progresvit.model.precision import PRECISIONS
 from progresvit.training.optim import freeze, make_optimizer
 from progresvit.training.recipe import Recipe
 from progresvit.training.tasks.task import Task
+from progresvit.training.wandb_run import import_wandb
 
 
 class RoundLosses(nn.Module):
@@ -182,7 +183,9 @@ def compile_blocks(model: RoundModel) -> None:
 
 
 def check_run_options(recipe: Recipe, task: Task, processes: Processes) -> None:
-    """Refuse options that do not work on this device, with this task or together."""
+    """Refuse options that do not work on this device, with this task or together, or whose package is missing."""
+    if recipe.run.wandb is not None:
+        import_wandb()
     if recipe.run.precision == "fp16" and processes.device.type != "cuda":
         raise ValueError("fp16 needs a CUDA device; set run.precision=bf16 or fp32.")
     plain = recipe.optimizer.accumulate == 1 and not recipe.run.grad_checkpointing

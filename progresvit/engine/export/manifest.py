@@ -89,8 +89,7 @@ class Manifest(Section):
 
     def tokens_shape(self, s: int) -> tuple[int, int]:
         """Tokens and channels that round s, from 0, passes on: (N, d)."""
-        round_ = self.config.rounds[s]
-        return self.config.grid(round_) ** 2 + 1, round_.width
+        return tokens_shape(self.config, s)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file."""
@@ -185,3 +184,9 @@ def hash_file(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tokens_shape(config: ModelConfig, s: int) -> tuple[int, int]:
+    """Tokens and channels that round s, from 0, passes on: (N, d)."""
+    round_ = config.rounds[s]
+    return config.grid(round_) ** 2 + 1, round_.width

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from progresvit.io.imports import import_named, name_of
 from progresvit.io.parse import did_you_mean, parse
 
 if TYPE_CHECKING:
@@ -38,30 +36,16 @@ def task_class(name: str) -> type[Task]:
     """The class of a task; a module of your own is also found in the working directory."""
     from progresvit.training.tasks.task import Task  # needs torch
 
+    def is_task(value: object) -> bool:
+        return isinstance(value, type) and issubclass(value, Task) and not inspect.isabstract(value)
+
     check_name(name)
-    module_name, _, attribute = TASKS.get(name, name).partition(":")
-    if name not in TASKS and os.getcwd() not in sys.path:  # the installed command does not look there
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(
-            f"task: {name} cannot be imported ({error}); run the command in the folder of {module_name}.py, or add "
-            "that folder to PYTHONPATH."
-        ) from error
-    known = {
-        key: value
-        for key, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, Task) and not inspect.isabstract(value)
-    }
-    if attribute not in known:
-        raise ValueError(f"task: {module_name} has no Task class {attribute!r}; {did_you_mean(attribute, known)}")
-    return known[attribute]
+    return cast("type[Task]", import_named(TASKS.get(name, name), what="task", kind="Task class", accepts=is_task))
 
 
 def task_name(task: type[Task]) -> str:
     """The inverse of :func:`task_class`."""
-    path = f"{task.__module__}:{task.__qualname__}"
+    path = name_of(task)
     return next((name for name, known in TASKS.items() if known == path), path)
 
 
