@@ -168,9 +168,10 @@ def fit_column(figure: Figure) -> None:
         size = axes.xaxis.get_ticklabels()[0].get_fontsize() if axes.xaxis.get_ticklabels() else 10.0
         axes.tick_params(labelsize=font * float(size), length=2, pad=2)
     ticks = {id(label) for axes in figure.axes for label in (*axes.get_xticklabels(), *axes.get_yticklabels())}
+    captions = {id(axes.xaxis.label) for axes in figure.axes if _is_thumbnail(axes)}  # as wide as the image above
     for text in figure.findobj(Text):
         if id(text) not in ticks:
-            text.set_fontsize(font * float(text.get_fontsize()))
+            text.set_fontsize((scale if id(text) in captions else font) * float(text.get_fontsize()))
     for line in figure.findobj(Line2D):
         line.set_markersize(font * line.get_markersize())
         line.set_linewidth(font * line.get_linewidth())
@@ -190,6 +191,8 @@ def _wrap_wide(figure: Figure) -> None:
     whole = figure.bbox
     boxes = [axes.get_window_extent() for axes in figure.axes]
     for axes, box in zip(figure.axes, boxes):
+        if _is_thumbnail(axes):
+            continue
         level = [one for one in boxes if one.y0 < box.y1 and one.y1 > box.y0]  # panels side by side
         left = max([(one.x1 + box.x0) / 2 for one in level if one.x1 <= box.x0], default=whole.x0)
         right = min([(one.x0 + box.x1) / 2 for one in level if one.x0 >= box.x1], default=whole.x1)
@@ -197,6 +200,11 @@ def _wrap_wide(figure: Figure) -> None:
             _wrap(text, 2 * min((box.x0 + box.x1) / 2 - left, right - (box.x0 + box.x1) / 2))
     for text in (text for part in (figure, *figure.subfigs) for text in part.texts):
         _wrap(text, whole.width)
+
+
+def _is_thumbnail(axes: Axes) -> bool:
+    """An image without coordinates."""
+    return bool(axes.images) and not len(axes.get_xticks())
 
 
 def _wrap(text: Any, width: float) -> None:
@@ -217,12 +225,18 @@ def _wrap(text: Any, width: float) -> None:
 def _narrow(legend: Any, figure: Figure, *, scaled: bool) -> float:
     """Lay out a legend again, for its new letters, in as many columns as fit; its height in pixels."""
     from matplotlib.axes import Axes
+    from matplotlib.collections import LineCollection
 
     parent, texts, title = legend.parent, legend.get_texts(), legend.get_title()
     inside = isinstance(parent, Axes)
     look = {"fontsize": texts[0].get_fontsize(), "frameon": legend.get_frame_on(), "title": title.get_text() or None}
     look |= {"title_fontsize": title.get_fontsize(), "loc": "best" if inside else "outside lower center"}
-    handles, labels = legend.legend_handles, [text.get_text() for text in texts]
+    drawn = {label: one for axes in figure.axes for one, label in zip(*axes.get_legend_handles_labels())}
+    labels = [text.get_text() for text in texts]
+    handles = [  # of error bars, a legend keeps the bars alone
+        drawn[label] if isinstance(one, LineCollection) and label in drawn else one
+        for label, one in zip(labels, legend.legend_handles)
+    ]
     for columns in range(legend._ncols, 0, -1):
         legend.remove()
         legend = parent.legend(handles, labels, ncols=columns, **look)

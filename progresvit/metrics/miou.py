@@ -68,8 +68,8 @@ def pixel_accuracy(counts: ClassCounts) -> Floats:
 def influence_values(counts: ClassCounts) -> Floats:
     """The mIoU plus the influence of each image on it: (N, K) each -> (N,), whose mean is the mIoU.
 
-    To first order, the mIoU changes with the weight of an image by that image's influence, so the spread of these values
-    gives the interval of the mIoU over images.
+    To first order, the mIoU changes with the weight of an image by that image's influence, so the spread of these
+    values gives the interval of the mIoU over images.
     """
     total = ClassCounts(*(part.sum(axis=0).astype(np.float64) for part in counts))
     union = total.labelled + total.predicted - total.intersection

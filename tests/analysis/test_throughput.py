@@ -208,7 +208,7 @@ def test_labels_of_the_figure_do_not_meet(speeds):
     figure = throughput_figure(made_points(speeds))
     figure.draw_without_rendering()
     (axes,) = figure.axes
-    boxes = [text.get_window_extent() for text in axes.texts] + [axes.get_legend().get_window_extent()]
+    boxes = [text.get_window_extent() for text in axes.texts] + [figure.legends[0].get_window_extent()]
     for number, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[number + 1 :])
         assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1
@@ -246,7 +246,7 @@ def test_the_figure_of_memory_has_a_line_for_each_way():
     assert list(eager.get_xdata()) == [1, 8, 32, 128]
     assert (engine.get_marker(), engine.get_linestyle()) != (eager.get_marker(), eager.get_linestyle())
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "engine",
         "eager, round by round (out of memory: 512)",
     ]
