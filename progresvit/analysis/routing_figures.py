@@ -143,9 +143,9 @@ def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
 def risk_coverage_figure(curves: Mapping[str, RiskCoverage]) -> Figure:
     """Risk against coverage; the legend gives the area under each curve."""
     shown = curves.get("routed", list(curves.values())[-1])
-    few, everyone = (100 * float(np.interp(share, shown.coverage, shown.risk)) for share in (1 - WITHHELD, 1))
+    few, all_ = (f"{100 * np.interp(share, shown.coverage, shown.risk):.1f}" for share in (1 - WITHHELD, 1))
     figure, axes = new_figure(
-        title=f"Withholding {100 * WITHHELD:.0f} % of the answers changes the errors from {everyone:.1f} to {few:.1f} %",
+        title=f"Withholding {100 * WITHHELD:.0f} % of the answers changes the errors from {all_} to {few} %",
         x="coverage: answered images (%)",
         y="risk: wrong answers (%)",
     )
@@ -178,5 +178,6 @@ def reliability_figure(found: Mapping[str, Reliability]) -> Figure:
         reach = [share_interval(round(share * images), images) for share, images in pairs]
         limits = [[100 * one.lowest for one in reach], [100 * one.highest for one in reach]]
         draw_band(axes, 100 * bins.probability[filled], *limits, colour=COLOURS[number % len(COLOURS)])
+    axes.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label=BAND)
     figure.legend(loc="outside lower center", fontsize=10, frameon=False)
     return figure
