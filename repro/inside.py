@@ -10,9 +10,12 @@
         --out runs/inside/imagenet-tiny/throughput-cpu.png
     python repro/inside.py runs/inside
 
+Without a folder, the figures that need no images are drawn again from inside.json and the bundled models.
+
 The reports were made on a GPU. ``photos`` holds val/<class>/<image> of the 20 classes, ``imagenet`` five validation
 images of each of ImageNet's classes. The third model was bundled before: it is the model of nettewoof-tiny trained from
-scratch. The script writes inside.json and copies the figures of the page to docs/figures/inside.
+scratch. The script writes inside.json and the figures of the page to docs/figures/inside: those of exits and
+trajectories show images or tokens and are copied from the reports, the others drawn (``inside_figures.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ import html
 import json
 import math
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from progresvit.analysis.page import INDEX
+from progresvit.analysis.style import render
 from progresvit.io.files import replace_file
+from repro.inside_figures import compressed, of_gates, of_tables
 from repro.inside_tables import MODELS, RESULTS, SCRATCH
 
 TABLES = (
@@ -55,20 +59,34 @@ DIGITS = 6
 def main(arguments: list[str] | None = None) -> None:
     """From the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("reports", type=Path, help="a folder with a report for each model")
+    parser.add_argument("reports", type=Path, nargs="?", help="a folder with a report for each model")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--figures", type=Path, default=FIGURES)
     given = parser.parse_args(arguments)
-    missing = [name for name in MODELS if not (given.reports / name / INDEX).is_file()]
-    if missing:
-        parser.error(f"{given.reports} has no report of {', '.join(missing)}; see --help for the commands")
-    results = {name: collect(given.reports / name) for name in MODELS}
-    replace_file(given.out, json.dumps(results, indent=1) + "\n")
+    if given.reports is None:
+        results = json.loads(given.out.read_text(encoding="utf-8"))
+    else:
+        missing = [name for name in MODELS if not (given.reports / name / INDEX).is_file()]
+        if missing:
+            parser.error(f"{given.reports} has no report of {', '.join(missing)}; see --help for the commands")
+        results = {name: collect(given.reports / name) for name in MODELS}
+        replace_file(given.out, json.dumps(results, indent=1) + "\n")
     given.figures.mkdir(parents=True, exist_ok=True)
     for name in MODELS:
-        for figure in OF_ALL if name == SCRATCH else (*OF_ALL, *OF_BUNDLED):
-            shutil.copyfile(given.reports / name / f"{figure}.png", given.figures / f"{figure}_{name}.png")
-    print(f"wrote {given.out} and the figures in {given.figures}")
+        draw(name, results[name], given.reports, given.figures)
+    print(
+        f"wrote the figures in {given.figures}" if given.reports is None else f"wrote {given.out} and {given.figures}"
+    )
+
+
+def draw(name: str, results: dict[str, Any], reports: Path | None, folder: Path) -> None:
+    """The figures of a model on the page; those that show images only if there is a report to copy them from."""
+    drawn = of_tables(results) | ({} if name == SCRATCH else of_gates(name))
+    for figure in OF_ALL if name == SCRATCH else (*OF_ALL, *OF_BUNDLED):
+        if figure in drawn:
+            replace_file(folder / f"{figure}_{name}.png", compressed(render(drawn[figure](), ".png")))
+        elif reports is not None:
+            replace_file(folder / f"{figure}_{name}.png", compressed((reports / name / f"{figure}.png").read_bytes()))
 
 
 def collect(report: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from progresvit.metrics.miou import ClassCounts, iou, mean_iou, pixel_accuracy
+from progresvit.metrics.miou import ClassCounts, influence_values, iou, mean_iou, pixel_accuracy
 from progresvit.routing.calibrate import threshold_for_budget
 from progresvit.routing.certify import certified_threshold
 from progresvit.routing.decide import exit_rounds
@@ -125,19 +125,6 @@ class _Images:
         """Pixel error of round 1 above that of the last round, at least 0: (N,)."""
         more: Floats = np.maximum(self.error[:, 0] - self.error[:, -1], 0)
         return more
-
-
-def influence_values(counts: ClassCounts) -> Floats:
-    """The mIoU plus the influence of each image on it: (N, K) each -> (N,), whose mean is the mIoU."""
-    total = ClassCounts(*(part.sum(axis=0).astype(np.float64) for part in counts))
-    union = total.labelled + total.predicted - total.intersection
-    present = union > 0
-    squared = np.where(present, union, 1) ** 2
-    of_intersection = np.where(present, (union + total.intersection) / squared, 0)
-    of_others = np.where(present, -total.intersection / squared, 0)
-    change = counts.intersection @ of_intersection + (counts.labelled + counts.predicted) @ of_others
-    values: Floats = float(mean_iou(total)) + len(change) / present.sum() * change
-    return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +272,11 @@ class SegmentationStudy:
         known = "; ".join(f"{row.run}, {row.point}" for row in self.rows)
         raise ValueError(f"{self.plan.title} has no point {run}, {point}; it has {known}.")
 
+    def miou_interval(self, points: Sequence[SegmentationPointOfRun]) -> CrossedDifference:
+        """mIoU of a point of each seed, over seeds and images."""
+        values = self._drawn(points)
+        return crossed_difference(values, np.zeros_like(values))
+
     def exit_order(self, run: str, saving: float) -> ExitOrder:
         """Of a run at a share of the GMACs saved; means over seeds."""
         seeds = self.runs[run]
@@ -370,7 +362,7 @@ class SegmentationStudy:
             point=point,
             gmacs=gmacs,
             exit_share=float(np.mean([one.exit_share for one in points])),
-            miou=crossed_difference(values, np.zeros_like(values)),
+            miou=self.miou_interval(points),
             pixel_accuracy=float(np.mean([one.pixel_accuracy for one in points])),
             drop=None if point in (FULL, ALONE) else crossed_difference(values, every),
             saving=1 - gmacs / float(np.mean([one.gmacs for one in full])),

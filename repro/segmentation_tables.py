@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from progresvit.analysis.style import COLOURS, MARKERS, new_figure
+from progresvit.analysis.style import MARKERS, band_entry, curve_style, draw_band, legend_below, new_figure
 from progresvit.routing.certify import needed_images
 from repro.figures import GMACS
 from repro.segmentation import ALONE, FULL, ROUTED, Measured, SegmentationStudy
 from repro.tables import folded, gmacs, interval, percent, share_interval, signed, table
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CURVE = tuple(np.linspace(0, 1, 25).tolist())
@@ -138,7 +139,7 @@ def commands_table(study: SegmentationStudy) -> str:
 
 
 def frontier_figure(study: SegmentationStudy) -> Figure:
-    """A curve for each run with early exits; marks are the points of the table with their intervals."""
+    """A curve with its band for each run with early exits; a model of one round is a mark with its interval."""
     pairs = [(row, study.row(row.run, FULL)) for row in study.rows if row.point == ROUTED]
     saved = [1 - routed.gmacs / full.gmacs for routed, full in pairs]
     title = f"{study.plan.title}: mIoU of each run"
@@ -147,36 +148,38 @@ def frontier_figure(study: SegmentationStudy) -> Figure:
         title = f"{study.plan.title}: thresholds of val save {reach} of the GMACs"
     figure, axes = new_figure(title=title, x=GMACS, y="mIoU on the test images (%)")
     names = {run: label for label, run in study.plan.rows.items()}
+    entries: dict[str, dict[str, Any]] = {}
     for number, (run, seeds) in enumerate(study.runs.items()):
-        style: dict[str, Any] = {
-            "color": COLOURS[number % len(COLOURS)],
-            "linewidth": 2.0 if run == study.plan.ours else 1.2,
-        }
+        style: dict[str, Any] = curve_style(number) | {"linewidth": 2.0 if run == study.plan.ours else 1.2}
+        look: dict[str, Any] = {"color": style["color"], "linestyle": ""}
+        mark = look | {"marker": MARKERS[number % len(MARKERS)], "markersize": 7}
+        entries[names[run]] = mark | (style if seeds[0].rounds > 1 else {})
         if seeds[0].rounds > 1:
-            axes.plot(*_curve(seeds), **style)
+            _draw_curve(axes, study, seeds, names[run], style)
         for row in (row for row in study.rows if row.run == run):
-            ends = [[100 * (row.miou.mean - row.miou.lowest)], [100 * (row.miou.highest - row.miou.mean)]]
-            marker = "*" if row.point == ROUTED else MARKERS[number % len(MARKERS)]
-            axes.errorbar(
-                [row.gmacs],
-                [100 * row.miou.mean],
-                yerr=ends,
-                marker=marker,
-                markersize=12 if row.point == ROUTED else 7,
-                elinewidth=0.8,
-                label=names[run] if row.point in (FULL, ALONE) else None,
-                linestyle="",
-                color=style["color"],
-            )
-    axes.legend(fontsize=9, title="stars: threshold of the validation images", title_fontsize=8)
+            spot = [row.gmacs], [100 * row.miou.mean]
+            if row.point == ALONE:
+                ends = [[100 * (row.miou.mean - row.miou.lowest)], [100 * (row.miou.highest - row.miou.mean)]]
+                axes.errorbar(*spot, yerr=ends, elinewidth=1.2, capsize=3, **mark).set_label(names[run])
+            else:
+                star = look | {"marker": "*", "markersize": 13, "zorder": 4}
+                axes.plot(*spot, label=f"{names[run]}: {row.point}", **star if row.point == ROUTED else mark)
+    if saved:
+        entries["threshold of val"] = {"color": "0.4", "linestyle": "", "marker": "*", "markersize": 11}
+    entries[f"95 % interval: seeds, {study.drawn}"] = band_entry()
+    legend_below(figure, entries, columns=2)
     return figure
 
 
-def _curve(seeds: list[Measured]) -> tuple[list[float], list[float]]:
-    """Mean over seeds at equal parts of the way from round 1 to the full path: GMACs and mIoU in percent."""
-    points = [
-        [one.within(one.first.gmacs + part * (one.full.gmacs - one.first.gmacs)) for part in CURVE] for one in seeds
+def _draw_curve(
+    axes: Axes, study: SegmentationStudy, seeds: Sequence[Measured], label: str, style: dict[str, Any]
+) -> None:
+    """Mean over seeds at equal parts of the way from round 1 to the full path, with the interval of each part."""
+    of_parts = [
+        [one.within(one.first.gmacs + part * (one.full.gmacs - one.first.gmacs)) for one in seeds] for part in CURVE
     ]
-    spent = np.mean([[point.gmacs for point in row] for row in points], axis=0)
-    miou = np.mean([[100 * point.miou for point in row] for row in points], axis=0)
-    return spent.tolist(), miou.tolist()
+    spent = [float(np.mean([point.gmacs for point in points])) for points in of_parts]
+    found = [study.miou_interval(points) for points in of_parts]
+    axes.plot(spent, [100 * one.mean for one in found], label=f"{label}: every threshold", **style)
+    reach = [[100 * one.lowest for one in found], [100 * one.highest for one in found]]
+    draw_band(axes, spent, *reach, colour=style["color"])

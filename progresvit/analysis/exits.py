@@ -24,7 +24,7 @@ from torch import Tensor
 from progresvit.analysis.hooks import evaluation_mode
 from progresvit.analysis.interventions import check_rounds
 from progresvit.analysis.sample import Progress, Sample
-from progresvit.analysis.style import COLOURS, blank_figure, draw_share, shorten
+from progresvit.analysis.style import COLOURS, blank_figure, draw_share, in_lines, shorten
 from progresvit.config import BaseConfig
 from progresvit.evaluation.table import Column, Row, Table, percent
 from progresvit.metrics.interval import Interval, share_interval
@@ -265,7 +265,7 @@ def exits_figure(found: Exits) -> Figure:
     figure = blank_figure(height=0.6 + sum(heights))
     limits = ", ".join(f"{limit:.3g}" for limit in dict.fromkeys(found.threshold))
     chosen = " (near-lossless on these images)" if found.near_lossless else ""
-    figure.suptitle(f"Which of {len(found.labels)} images exit early\nthreshold {limits} nats{chosen}", fontsize=11)
+    figure.suptitle(f"{in_lines(_finding(found))}\nthreshold {limits} nats{chosen}", fontsize=11)
     low, high, below = figure.subfigures(3, 1, squeeze=False, height_ratios=heights)[:, 0]
     _draw_gallery(low, found, certain, "lowest")
     _draw_gallery(high, found, uncertain, "highest")
@@ -274,6 +274,16 @@ def exits_figure(found: Exits) -> Figure:
     _draw_repairs(right, groups)
     below.supxlabel("Bars: 95 % intervals. In brackets: images. ✗ and a dashed frame: a wrong answer.", fontsize=8.5)
     return figure
+
+
+def _finding(found: Exits) -> str:
+    """The share that exits after round 1, and what round 2 does with the others."""
+    early, first = float((found.exit_round == 0).mean()), repairs(found)[0]
+    title = f"{100 * early:.0f} % of {len(found.labels):,} images exit after round 1"
+    if not first.images:
+        return title
+    repaired, broken = (100 * first.counts[outcome] / first.images for outcome in ("repaired", "broken"))
+    return f"{title}; round 2 repairs {repaired:.0f} % of the others and breaks {broken:.0f} %"
 
 
 def gallery(found: Exits) -> tuple[Ints, Ints]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.analysis.gates import BRANCHES, RoundMultipliers, difference_to_next, rms, round_gates
-from progresvit.analysis.style import COLOURS, MARKERS, blank_figure, curve_style
+from progresvit.analysis.style import COLOURS, MARKERS, blank_figure, curve_style, in_lines
 from progresvit.evaluation.table import Column, Row, Table, decimals, rough_percent
 from progresvit.model.interface import RoundModel
 
@@ -138,12 +138,23 @@ def gate_depth_figure(found: Sequence[RoundDepth]) -> Figure:
     """
     compared = len(found) > 1
     figure = blank_figure(height=5.8 + 0.2 * (len(found) - 1) if compared else 3.2)
-    figure.suptitle("PSG's multipliers against the block", fontsize=12)
+    figure.suptitle(in_lines(_finding(found)), fontsize=11)
     halves = figure.subfigures(2 if compared else 1, 1, squeeze=False)[:, 0]
     _draw_means(halves[0], found)
     if compared:
         _draw_changes(halves[1], found)
     return figure
+
+
+def _finding(found: Sequence[RoundDepth]) -> str:
+    """How much of the deviation from 1 rounds share; of a model of one round, the range of the means."""
+    shares = [share for shares in static_share(found) for share in shares.values() if share is not None]
+    if not shares:
+        means = np.concatenate([round_.mean for round_ in found])
+        return f"Mean multipliers of PSG are from {means.min():.2f} to {means.max():.2f}"
+    which = "both rounds" if len(found) == 2 else "consecutive rounds"
+    reach = " to ".join(dict.fromkeys(f"{100 * share:.0f}" for share in (min(shares), max(shares))))
+    return f"{reach} % of the gates' squared deviation from 1 is common to {which}"
 
 
 def _draw_means(half: SubFigure, found: Sequence[RoundDepth]) -> None:
@@ -155,11 +166,11 @@ def _draw_means(half: SubFigure, found: Sequence[RoundDepth]) -> None:
             mean, std = round_.mean[:, place], round_.std[:, place]
             blocks = np.arange(1, len(mean) + 1)
             marks = {"marker": MARKERS[number % len(MARKERS)], "markersize": 4}
-            panel.plot(blocks, mean, label=f"round {number + 1}: mean ± std", **marks, **curve_style(number))
+            panel.plot(blocks, mean, label=f"round {number + 1}", **marks, **curve_style(number))
             panel.fill_between(blocks, mean - std, mean + std, color=COLOURS[number % len(COLOURS)], alpha=0.2)
         _finish(panel, branch, len(found[0].mean))
-    panels[0].set_ylabel("multiplier", fontsize=10)
-    _legend(half, panels[0])
+    panels[0].set_ylabel("mean multiplier", fontsize=10)
+    _legend(half, panels[0], band="± standard deviation over channels")
 
 
 def _draw_changes(half: SubFigure, found: Sequence[RoundDepth]) -> None:
@@ -169,7 +180,7 @@ def _draw_changes(half: SubFigure, found: Sequence[RoundDepth]) -> None:
     for place, (panel, branch) in enumerate(zip(panels, BRANCHES)):
         for number, round_ in enumerate(found[:-1]):
             assert round_.to_next is not None
-            name = f"rounds {number + 1} and {number + 2}: "
+            name = f"rounds {number + 1} and {number + 2}: " if len(found) > 2 else ""
             blocks = np.arange(1, len(round_.mean) + 1)
             lines = {"difference d": round_.to_next.rms_difference, "static part m": round_.to_next.rms_static}
             for kind, (what, values) in enumerate(lines.items()):
@@ -209,9 +220,13 @@ def _finish(panel: Axes, title: str, blocks: int) -> None:
     panel.tick_params(labelsize=8)
 
 
-def _legend(half: SubFigure, panel: Axes, caption: str | None = None) -> None:
+def _legend(half: SubFigure, panel: Axes, caption: str | None = None, band: str | None = None) -> None:
     """Below the panels."""
+    from matplotlib.patches import Patch
+
     handles, names = panel.get_legend_handles_labels()
+    if band is not None:
+        handles, names = [*handles, Patch(color="0.6", alpha=0.5, linewidth=0)], [*names, band]
     columns = 2 if caption else 4
     half.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=9, frameon=False, title=caption)
     half.legends[-1].get_title().set_fontsize(8.5)

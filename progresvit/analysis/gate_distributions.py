@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from progresvit.analysis.gates import BRANCHES, Floats, difference_to_next, rms, round_gates
-from progresvit.analysis.style import COLOURS, LINES, blank_figure
+from progresvit.analysis.style import COLOURS, LINES, blank_figure, in_lines
 from progresvit.evaluation.table import Column, Table, decimals
 from progresvit.model.interface import RoundModel
 
@@ -113,7 +113,7 @@ def gate_distributions_figure(found: Sequence[GateDistribution]) -> Figure:
     """
     lines = len(found) // len(BRANCHES)
     figure = blank_figure(height=1.4 + 1.55 * lines)
-    figure.suptitle("Distributions of PSG's multipliers", fontsize=12)
+    figure.suptitle(in_lines(_finding(found)), fontsize=11)
     panels = figure.subplots(lines, len(BRANCHES), squeeze=False)
     for panel, distribution in zip(panels.flat, found):
         _draw(panel, distribution)
@@ -134,6 +134,16 @@ def gate_distributions_figure(found: Sequence[GateDistribution]) -> Figure:
     )
     legend.get_title().set(fontsize=8.5, multialignment="center")
     return figure
+
+
+def _finding(found: Sequence[GateDistribution]) -> str:
+    """Where the rounds differ most; of a model of one round, the range of the multipliers."""
+    if len(found[0].rounds) == 1:
+        every = np.concatenate([panel.rounds[0] for panel in found])
+        return f"PSG's multipliers in these blocks are from {every.min():.2f} to {every.max():.2f}"
+    most = max(found, key=lambda panel: max(panel.separations))
+    largest = f"Δ\u00a0=\u00a0{max(most.separations):.3f}"
+    return f"Largest difference of rounds here: {largest} in block {most.block}, {most.branch}"
 
 
 def _draw(panel: Axes, distribution: GateDistribution) -> None:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from progresvit.analysis.style import blank_figure
+from progresvit.analysis.style import blank_figure, in_lines
 from progresvit.config import HEAD_WIDTH
 from progresvit.evaluation.table import Column, Table, decimals
 from progresvit.model.interface import RoundModel
@@ -156,7 +156,7 @@ def gates_figure(rounds: Sequence[RoundMultipliers]) -> Figure:
     strips = [[] if round_.fusion is None else [0.34] for round_ in rounds]
     heights = [height for strip in strips for height in (*strip, side)]
     figure = blank_figure(height=1.6 + sum(heights) + 0.68 * len(heights))
-    figure.suptitle("Multipliers of PSG", fontsize=12)
+    figure.suptitle(in_lines(_farthest(rounds)), fontsize=11)
     grid = figure.add_gridspec(len(heights), len(BRANCHES), height_ratios=heights)
     norm, line = deviation_norm(rounds), 0
     for number, round_ in enumerate(rounds, start=1):
@@ -175,6 +175,14 @@ def gates_figure(rounds: Sequence[RoundMultipliers]) -> Figure:
         line += 1
     _draw_scale(figure, norm)
     return figure
+
+
+def _farthest(rounds: Sequence[RoundMultipliers]) -> str:
+    """The block and branch whose mean multipliers deviate most from 1, with the means of all rounds."""
+    means = np.stack([round_.blocks.mean(axis=-1, dtype=np.float64) for round_ in rounds])  # (S, D, 3)
+    _, block, branch = np.unravel_index(np.abs(means - 1).argmax(), means.shape)
+    values = ", ".join(f"{mean:.2f} in round {s}" for s, mean in enumerate(means[:, block, branch], start=1))
+    return f"Of all blocks, gates are farthest from 1 in block {block + 1}, {BRANCHES[branch]}: on average {values}"
 
 
 def _draw_scale(figure: Figure, norm: Normalize) -> None:

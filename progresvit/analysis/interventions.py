@@ -213,9 +213,26 @@ def draw_effects(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_ylim(widened(*axes.get_ylim()))
 
 
-def error_bar(change: Interval) -> tuple[float, float]:
-    """Points below and above the mean."""
-    return 100 * (change.mean - change.lowest), 100 * (change.highest - change.mean)
+def strongest(rows: Sequence[Row]) -> Row:
+    """The row of the largest strength."""
+    return max(rows, key=lambda row: float(row["strength"]))
+
+
+def effect_words(row: Row) -> str:
+    """What an intervention does to top-1, as the end of a title."""
+    mean, low, high = (100 * row[key] for key in ("accuracy_change", "accuracy_change_low", "accuracy_change_high"))
+    if high < 0:
+        return f"lowers top-1 by {-mean:.2f} points ({-high:.2f} to {-low:.2f})"
+    if low > 0:
+        return f"raises top-1 by {mean:.2f} points ({low:.2f} to {high:.2f})"
+    return f"does not clearly change top-1: {change_words(row)}"
+
+
+def change_words(row: Row) -> str:
+    """Change of top-1 with its interval, in points."""
+    ends = (round(100 * row[f"accuracy_change{end}"], 2) or 0.0 for end in ("", "_low", "_high"))
+    mean, low, high = (f"{end:+.2f}".replace("-", "−") if end else "0.00" for end in ends)
+    return f"{mean} points ({low} to {high})"
 
 
 def widened(low: float, high: float) -> tuple[float, float]:

@@ -19,10 +19,12 @@ from progresvit.analysis.interventions import (
     Interventions,
     check_strengths,
     draw_effects,
+    effect_words,
+    strongest,
 )
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.analysis.style import new_figure
-from progresvit.evaluation.table import Column, Table
+from progresvit.evaluation.table import Column, Row, Table
 from progresvit.model.backbone import resize
 from progresvit.model.interface import RoundModel
 
@@ -86,9 +88,17 @@ def low_pass_table(found: Sequence[Blurred]) -> Table:
 
 def low_pass_figure(found: Sequence[Blurred]) -> Figure:
     """Accuracy of the last round against the strength, with the interval of its change."""
+    return draw_low_pass(low_pass_table(found).rows)
+
+
+def draw_low_pass(rows: Sequence[Row]) -> Figure:
+    """The figure of the rows of a table."""
+    last = strongest(rows)
     figure, axes = new_figure(
-        title="Blur of round 1's input", x="p: share of the side removed (%)", y="top-1 of the last round (%)"
+        title=f"Blurring round 1's input by {100 * last['strength']:.0f} % {effect_words(last)}",
+        x="p: share of the side removed (%)",
+        y="top-1 of the last round (%)",
     )
-    draw_effects(axes, low_pass_table(found).rows)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+    draw_effects(axes, rows)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=10, frameon=False)
     return figure

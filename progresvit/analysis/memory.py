@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 
 from progresvit.analysis.sample import Progress
-from progresvit.analysis.style import MARKERS, curve_style, new_figure
+from progresvit.analysis.style import MARKERS, curve_style, in_lines, new_figure
 from progresvit.engine.batcher import MemoryWarning
 from progresvit.engine.speed import Measurement, Routed, hardware
 from progresvit.evaluation.table import Column, Table, decimals
@@ -108,9 +108,8 @@ def memory_figure(found: Memory) -> Figure:
     """Peak memory against the batch size, both on logarithmic axes."""
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
-    title = f"Peak memory on {found.hardware}, {found.precision}"
-    figure, axes = new_figure(title=title, x="images per batch", y="peak memory (GiB)")
-    axes.title.set_fontsize(11)
+    figure, axes = new_figure(title="", x="images per batch", y="peak memory (GiB)")
+    axes.set_title(f"{in_lines(_finding(found))}\n{found.hardware}, {found.precision}", fontsize=11)
     for number, way in enumerate(WAYS):
         points = [point for point in found.points if point.way == way]
         known = sorted((point.batch, point.peak_gib) for point in points if point.peak_gib is not None)
@@ -128,8 +127,18 @@ def memory_figure(found: Memory) -> Figure:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.legend(fontsize=9)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=10, frameon=False)
     return figure
+
+
+def _finding(found: Memory) -> str:
+    """The memory of both ways at the smallest and the largest batch that both ran."""
+    peaks = {(point.way, point.batch): point.peak_gib for point in found.points if point.peak_gib is not None}
+    common = sorted(batch for way, batch in peaks if way == WAYS[0] and (WAYS[1], batch) in peaks)
+    if not common:
+        return "Peak memory: no batch fits"
+    engine, eager = (f"{peaks[way, common[0]]:.2f}–{peaks[way, common[-1]]:.2f}\u00a0GiB" for way in WAYS)
+    return f"Peak memory at batch {common[0]}–{common[-1]}: engine {engine}, round by round {eager}"
 
 
 def _check(batches: Sequence[int], device: str) -> None:

@@ -27,10 +27,12 @@ from progresvit.analysis.interventions import (
     check_handover,
     check_strengths,
     draw_effects,
+    effect_words,
+    strongest,
 )
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.analysis.style import COLOURS, new_panels
-from progresvit.evaluation.table import Column, Table, percent
+from progresvit.evaluation.table import Column, Row, Table, percent
 from progresvit.model.interface import RoundModel
 
 if TYPE_CHECKING:
@@ -127,11 +129,15 @@ def noise_replacement_table(found: Sequence[Replaced]) -> Table:
 
 def noise_replacement_figure(found: Sequence[Replaced]) -> Figure:
     """Accuracy, and the distribution of the correct-class confidence, against the strength."""
+    return draw_noise_replacement(noise_replacement_table(found).rows)
+
+
+def draw_noise_replacement(rows: Sequence[Row]) -> Figure:
+    """The figure of the rows of a table."""
     x, ys = "α: share of noise (%)", ("top-1 of the last round (%)", "correct-class confidence (%)")
-    figure, (accuracy, confidence) = new_panels(
-        title="Round 1's output replaced by matched noise", xs=[x, x], y=ys, height=4.6
-    )
-    rows = noise_replacement_table(found).rows
+    last = strongest(rows)
+    title = f"Replacing {100 * last['strength']:.0f} % of round 1's output by noise {effect_words(last)}"
+    figure, (accuracy, confidence) = new_panels(title=title, xs=[x, x], y=ys, height=4.6)
     draw_effects(accuracy, rows)
     if rows[0][f"confidence_p{QUANTILES[0]}"] is not None:
         shares = [100 * row["strength"] for row in rows]
@@ -143,5 +149,5 @@ def noise_replacement_figure(found: Sequence[Replaced]) -> Figure:
         confidence.fill_between(shares, quarter, three_quarters, alpha=0.4, label="25 to 75 % of them", **look)
         confidence.fill_between(shares, low, high, alpha=0.2, label="10 to 90 %", **look)
         confidence.set_ylim(-2, 102)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     return figure

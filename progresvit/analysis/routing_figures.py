@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+WITHHELD = 0.2
+"""Share of the answers that the title of :func:`risk_coverage_figure` withholds."""
 CURVE = 300
 """Number of thresholds per curve."""
 
@@ -140,23 +142,26 @@ def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
 
 def risk_coverage_figure(curves: Mapping[str, RiskCoverage]) -> Figure:
     """Risk against coverage; the legend gives the area under each curve."""
+    shown = curves.get("routed", list(curves.values())[-1])
+    few, all_ = (f"{100 * np.interp(share, shown.coverage, shown.risk):.1f}" for share in (1 - WITHHELD, 1))
     figure, axes = new_figure(
-        title="Wrong answers when the least certain are withheld",
+        title=f"Withholding {100 * WITHHELD:.0f} % of the answers changes the errors from {all_} to {few} %",
         x="coverage: answered images (%)",
         y="risk: wrong answers (%)",
     )
     for number, (name, curve) in enumerate(curves.items()):
         label = f"{name} (area {100 * curve.area:.2f} %)"
         axes.plot(100 * curve.coverage, 100 * curve.risk, label=label, **curve_style(number))
-    axes.legend(fontsize=9)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=10, frameon=False)
     return figure
 
 
 def reliability_figure(found: Mapping[str, Reliability]) -> Figure:
-    """Accuracy against predicted probability; a calibrated model lies on the diagonal."""
-    figure, axes = new_figure(
-        title="Accuracy at each predicted probability", x="predicted probability (%)", y="accuracy (%)"
-    )
+    """Accuracy against predicted probability; a calibrated model lies on the diagonal. Bands: 95 % intervals."""
+    errors = {name: bins.error for name, bins in found.items()}
+    ends = dict.fromkeys((min(errors, key=errors.__getitem__), max(errors, key=errors.__getitem__)))
+    title = "Calibration error: " + " to ".join(f"{100 * errors[name]:.2f} % ({name})" for name in ends)
+    figure, axes = new_figure(title=title, x="predicted probability (%)", y="accuracy (%)")
     axes.plot([0, 100], [0, 100], color="0.6", linewidth=1, label="calibrated")
     for number, (name, bins) in enumerate(found.items()):
         filled = bins.images > 0
@@ -169,5 +174,10 @@ def reliability_figure(found: Mapping[str, Reliability]) -> Figure:
             label=label,
             **curve_style(number),
         )
-    axes.legend(fontsize=9)
+        pairs = zip(bins.accuracy[filled], bins.images[filled].tolist())
+        reach = [share_interval(round(share * images), images) for share, images in pairs]
+        limits = [[100 * one.lowest for one in reach], [100 * one.highest for one in reach]]
+        draw_band(axes, 100 * bins.probability[filled], *limits, colour=COLOURS[number % len(COLOURS)])
+    axes.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label=BAND)
+    figure.legend(loc="outside lower center", fontsize=10, frameon=False)
     return figure

@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from progresvit.analysis.routing_figures import curve_thresholds, draw_frontier, model_entries
-from progresvit.analysis.style import in_lines, legend_below, new_figure, savings_title, scale_compute
+from progresvit.analysis.style import (
+    BAND,
+    COLOURS,
+    band_entry,
+    draw_band,
+    in_lines,
+    legend_below,
+    new_figure,
+    savings_title,
+    scale_compute,
+)
 from progresvit.compute import Convention
 from progresvit.evaluation.segmentation_records import SegmentationRecords
-from progresvit.metrics.miou import mean_iou
-from progresvit.routing.decide import Threshold
+from progresvit.metrics.interval import Interval, mean_interval
+from progresvit.metrics.miou import ClassCounts, influence_values, mean_iou
+from progresvit.routing.decide import Threshold, exit_rounds
 from progresvit.routing.segmentation import near_lossless_miou, segmentation_frontier
 from progresvit.routing.settings import DEFAULT
 
@@ -25,6 +38,8 @@ def segmentation_frontier_figure(
     convention: Convention = "paper",
 ) -> Figure:
     """mIoU against compute, one curve per model; rounds are open marks, the near-lossless point is a star.
+
+    Bands are 95 % intervals of the mIoU over images, to first order, at each threshold.
 
     Args:
         models: Records by the name of the model.
@@ -48,8 +63,18 @@ def segmentation_frontier_figure(
             rounds=list(zip(gmacs.mean(axis=0).tolist(), mean_iou(records.totals).tolist())),
             marks={setting: (point.gmacs, point.miou) for setting, point in marks.items()},
         )
+        ends = [miou_interval(records, point.threshold) for point in points]
+        reach = [[100 * one.lowest for one in ends], [100 * one.highest for one in ends]]
+        draw_band(axes, [point.gmacs for point in points], *reach, colour=COLOURS[number % len(COLOURS)])
         savings[name] = 1 - marks[DEFAULT].gmacs / float(gmacs.mean(axis=0)[-1])
     axes.set_title(in_lines(savings_title(savings)), fontsize=11)
     scale_compute(axes, max(records.scores.shape[1] for records in models.values()))
-    legend_below(figure, model_entries(models, [DEFAULT, *(settings or {})]))
+    legend_below(figure, model_entries(models, [DEFAULT, *(settings or {})]) | {BAND: band_entry()})
     return figure
+
+
+def miou_interval(records: SegmentationRecords, threshold: Threshold) -> Interval:
+    """mIoU of the routed predictions, with its 95 % interval over images."""
+    exits = exit_rounds(records.scores, threshold)  # (N,)
+    rows = np.arange(len(exits))
+    return mean_interval(influence_values(ClassCounts(*(part[rows, exits] for part in records.counts))))

@@ -192,23 +192,52 @@ def _signed(value: float) -> str:
 
 def similarity_figure(result: Similarity) -> Figure:
     """Mean cosine against the block, with a band that holds 80 % of the images. Dotted: from a round to the next."""
-    figure, axes = new_figure(title="Similarity to the last block output", x=BLOCK_AXIS, y="cosine similarity")
-    xs = positions(result.points)
-    for tokens, name in enumerate(("class token", "patch tokens, mean")):
-        colour, line, marker = COLOURS[tokens], ("-", "--")[tokens], MARKERS[tokens]
-        low, high = np.quantile(result.cosines[tokens], QUANTILES, axis=1)
-        mean = result.cosines[tokens].mean(axis=1)
-        for places in places_by_round(result.points):
+    return draw_similarity(similarity_table(result).rows, handover=result.handover)
+
+
+def draw_similarity(rows: Sequence[Row], *, handover: bool) -> Figure:
+    """The figure of the rows of a table.
+
+    Args:
+        rows: Of :func:`similarity_table`.
+        handover: Whether a round builds on the one before.
+    """
+    points = [Point(row["round"], row["block"]) for row in rows if row["tokens"] == TOKENS[0]]
+    figure, axes = new_figure(title="", x=BLOCK_AXIS, y="cosine similarity")
+    axes.set_title(_finding(rows, handover))
+    xs = positions(points)
+    for number, (tokens, name) in enumerate(zip(TOKENS, ("class token", "patch tokens, mean"))):
+        colour, line, marker = COLOURS[number], ("-", "--")[number], MARKERS[number]
+        mean, low, high = (
+            np.array([row[key] for row in rows if row["tokens"] == tokens]) for key in ("similarity", "q10", "q90")
+        )
+        for places in places_by_round(points):
             label = None if places[0] else name  # once, in the first round
             axes.plot(xs[places], mean[places], color=colour, linestyle=line, marker=marker, markersize=4, label=label)
             axes.fill_between(xs[places], low[places], high[places], color=colour, alpha=0.2, linewidth=0)
-            if places[0] and result.handover:
+            if places[0] and handover:
                 step = [places[0] - 1, places[0]]
                 axes.plot(xs[step], mean[step], color=colour, linestyle=":")
-    mark_rounds(axes, result.points)
+    mark_rounds(axes, points)
     axes.fill_between([], [], [], color="0.6", alpha=0.5, linewidth=0, label="10 to 90 % of the images")
-    figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=10, frameon=False)
     return figure
+
+
+def _finding(rows: Sequence[Row], handover: bool) -> str:
+    """What becomes of the similarity where the last round begins; without such a transition, where it begins."""
+    last = max(row["round"] for row in rows)
+    of_tokens = []
+    for tokens, name in zip(TOKENS, ("class token", "patch tokens")):
+        own = [row for row in rows if row["tokens"] == tokens]
+        before = [row["similarity"] for row in own if row["round"] == last - 1]
+        in_last = [row["similarity"] for row in own if row["round"] == last]
+        earlier, later = (before[-1], in_last[1]) if before and handover else (in_last[0], in_last[-1])
+        of_tokens.append(f"{name} {earlier:.2f} → {later:.2f}".replace("-", "−"))
+    where = "Cosine from the first to the last block"
+    if last > 1 and handover:
+        where = f"Cosine from the end of round {last - 1} to block 1 of round {last}"
+    return f"{where}:\n{', '.join(of_tokens)}"
 
 
 BLOCK_AXIS = "blocks run in the round (0: input of its first block)"
@@ -241,7 +270,7 @@ def mark_rounds(axes: Axes, points: Sequence[Point]) -> None:
             axes.axvspan(first - 0.5, end + 0.5, color="0.93", zorder=0, linewidth=0)
         name = f"round {number}" if len(rounds) <= 6 else str(number)
         axes.text((first + end) / 2, 1.0, name, transform=axes.get_xaxis_transform(), ha="center", va="bottom")
-    axes.set_title(axes.get_title(), fontsize=12, pad=18)
+    axes.set_title(axes.get_title(), fontsize=11, pad=18)
 
 
 def _ticks(points: Sequence[Point], step: int) -> int:

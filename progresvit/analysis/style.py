@@ -163,7 +163,10 @@ def legend_below(figure: Figure, entries: Mapping[str, Mapping[str, Any]], colum
 
 
 def fit_column(figure: Figure) -> None:
-    """Shrink a figure to one column of a paper, with letters that stay readable; wide legends get fewer columns."""
+    """Shrink a figure to one column of a paper, with letters that stay readable.
+
+    Wide legends get fewer columns, and the figure the height of their further lines; wide titles and labels get lines.
+    """
     from matplotlib.legend import Legend
     from matplotlib.lines import Line2D
     from matplotlib.text import Text
@@ -178,31 +181,82 @@ def fit_column(figure: Figure) -> None:
         size = axes.xaxis.get_ticklabels()[0].get_fontsize() if axes.xaxis.get_ticklabels() else 10.0
         axes.tick_params(labelsize=font * float(size), length=2, pad=2)
     ticks = {id(label) for axes in figure.axes for label in (*axes.get_xticklabels(), *axes.get_yticklabels())}
+    captions = {id(axes.xaxis.label) for axes in figure.axes if _is_thumbnail(axes)}  # as wide as the image above
     for text in figure.findobj(Text):
         if id(text) not in ticks:
-            text.set_fontsize(font * float(text.get_fontsize()))
+            text.set_fontsize((scale if id(text) in captions else font) * float(text.get_fontsize()))
     for line in figure.findobj(Line2D):
         line.set_markersize(font * line.get_markersize())
         line.set_linewidth(font * line.get_linewidth())
     for legend in figure.findobj(Legend):
-        _narrow(legend, figure, scaled=not fixed)
+        _wrap(legend.get_title(), COLUMN * figure.dpi)
+        before = legend.get_window_extent().height
+        after = _narrow(legend, figure, scaled=not fixed)
+        if not fixed and after > before:
+            figure.set_size_inches(COLUMN, figure.get_size_inches()[1] + (after - before) / figure.dpi)
+    if not fixed:
+        _wrap_wide(figure)
 
 
-def _narrow(legend: Any, figure: Figure, *, scaled: bool) -> None:
-    """Lay out a legend again, for its new letters, in as many columns as fit."""
+def _wrap_wide(figure: Figure) -> None:
+    """Break titles and labels of x axes that would leave the figure or meet those of the panel beside."""
+    figure.draw_without_rendering()
+    whole = figure.bbox
+    boxes = [axes.get_window_extent() for axes in figure.axes]
+    for axes, box in zip(figure.axes, boxes):
+        if _is_thumbnail(axes):
+            continue
+        level = [one for one in boxes if one.y0 < box.y1 and one.y1 > box.y0]  # panels side by side
+        left = max([(one.x1 + box.x0) / 2 for one in level if one.x1 <= box.x0], default=whole.x0)
+        right = min([(one.x0 + box.x1) / 2 for one in level if one.x0 >= box.x1], default=whole.x1)
+        for text in (axes.title, axes.xaxis.label):
+            _wrap(text, 2 * min((box.x0 + box.x1) / 2 - left, right - (box.x0 + box.x1) / 2))
+    for text in (text for part in (figure, *figure.subfigs) for text in part.texts):
+        _wrap(text, whole.width)
+
+
+def _is_thumbnail(axes: Axes) -> bool:
+    """An image without coordinates."""
+    return bool(axes.images) and not len(axes.get_xticks())
+
+
+def _wrap(text: Any, width: float) -> None:
+    """Break the lines of a text into parts of about equal length until it is at most so many pixels wide.
+
+    Words stay whole.
+    """
+    lines = text.get_text().split("\n")
+    wide = text.get_window_extent().width
+    fitting = int(max(map(len, lines)) * width / wide) if wide > width else 0  # letters
+    while fitting > 7 and text.get_window_extent().width > width:
+        parts = [len(line) // -(-len(line) // fitting) + 4 if len(line) > fitting else fitting for line in lines]
+        look: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
+        text.set_text("\n".join(textwrap.fill(line, part, **look) for line, part in zip(lines, parts)))
+        fitting -= 1
+
+
+def _narrow(legend: Any, figure: Figure, *, scaled: bool) -> float:
+    """Lay out a legend again, for its new letters, in as many columns as fit; its height in pixels."""
     from matplotlib.axes import Axes
+    from matplotlib.collections import LineCollection
 
     parent, texts, title = legend.parent, legend.get_texts(), legend.get_title()
     inside = isinstance(parent, Axes)
     look = {"fontsize": texts[0].get_fontsize(), "frameon": legend.get_frame_on(), "title": title.get_text() or None}
     look |= {"title_fontsize": title.get_fontsize(), "loc": "best" if inside else "outside lower center"}
-    handles, labels = legend.legend_handles, [text.get_text() for text in texts]
+    drawn = {label: one for axes in figure.axes for one, label in zip(*axes.get_legend_handles_labels())}
+    labels = [text.get_text() for text in texts]
+    handles = [  # of error bars, a legend keeps the bars alone
+        drawn[label] if isinstance(one, LineCollection) and label in drawn else one
+        for label, one in zip(labels, legend.legend_handles)
+    ]
     for columns in range(legend._ncols, 0, -1):
         legend.remove()
         legend = parent.legend(handles, labels, ncols=columns, **look)
         figure.draw_without_rendering()
         if not scaled or legend.get_window_extent().width <= figure.bbox.width:
-            return
+            break
+    return float(legend.get_window_extent().height)
 
 
 def render(figure: Figure, suffix: str, *, metadata: Mapping[str, str] | None = None) -> bytes:

@@ -24,13 +24,13 @@ from progresvit.analysis.interventions import (
     Effect,
     Interventions,
     Outcome,
+    change_words,
     check_strengths,
-    error_bar,
     widened,
 )
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.analysis.style import COLOURS, MARKERS, new_panels
-from progresvit.evaluation.table import Column, Table
+from progresvit.evaluation.table import Column, Row, Table
 from progresvit.model.interface import RoundModel
 
 if TYPE_CHECKING:
@@ -164,22 +164,33 @@ def token_swap_table(found: Sequence[Swapped]) -> Table:
 
 def token_swap_figure(found: Sequence[Swapped]) -> Figure:
     """Accuracy and correct-class confidence of each condition, beside those of the untouched model as a line."""
-    measures = ("top-1 of the last round (%)", "correct-class confidence (%)")
+    return draw_token_swap(token_swap_table(found).rows)
+
+
+def draw_token_swap(rows: Sequence[Row]) -> Figure:
+    """The figure of the rows of a table, the first of which is the untouched model."""
+    untouched, swapped = rows[0], rows[1:]
+    most = max(swapped, key=lambda row: abs(float(row["accuracy_change"])))
     figure, panels = new_panels(
-        title="Round 1's tokens replaced (bars: 95 % interval of the change)", xs=measures, y="", height=4.0
+        title=f"Of {len(swapped)} swaps, “{most['tokens']}, {most['donor']}” changes top-1 most: {change_words(most)}",
+        xs=("top-1 of the last round (%)", "correct-class confidence (%)"),
+        y="",
+        height=4.2,
     )
-    untouched = found[0].untouched
-    for place, one in enumerate(found):
-        number, effect = get_args(Donor).index(one.donor), one.effect
-        values = (effect.outcome.accuracy, float(effect.outcome.confidence.mean()))
-        for axes, value, change in zip(panels, values, (effect.accuracy, effect.confidence)):
-            low, high = error_bar(change)
-            colour, marker = COLOURS[number], MARKERS[number]
-            axes.errorbar([100 * value], [-place], xerr=[[low], [high]], color=colour, marker=marker, capsize=3)
-    for axes, value in zip(panels, (untouched.accuracy, float(untouched.confidence.mean()))):
-        axes.axvline(100 * value, color="0.5", linewidth=1)
-        axes.set_title(f"untouched (line): {100 * value:.1f} %", fontsize=10)
+    for axes, measure in zip(panels, ("accuracy", "confidence")):
+        for place, row in enumerate(swapped):
+            number = get_args(Donor).index(row["donor"])
+            value, change, low, high = (
+                100 * row[f"{measure}{end}"] for end in ("", "_change", "_change_low", "_change_high")
+            )
+            colour, marker, reach = COLOURS[number], MARKERS[number], [[change - low], [high - change]]
+            axes.errorbar([value], [-place], xerr=reach, color=colour, marker=marker, capsize=3)
+        axes.axvline(100 * untouched[measure], color="0.5", linewidth=1)
+        axes.set_title(f"untouched (line): {100 * untouched[measure]:.1f} %", fontsize=10)
         axes.set_xlim(widened(*axes.get_xlim()))
-    panels[0].set_yticks([-place for place in range(len(found))], [f"{one.tokens},\n{one.donor}" for one in found])
+    panels[0].set_yticks(
+        [-place for place in range(len(swapped))], [f"{row['tokens']},\n{row['donor']}" for row in swapped]
+    )
     panels[0].tick_params(axis="y", labelsize=9)
+    figure.supxlabel("bars: 95 % interval of the change", fontsize=9)
     return figure

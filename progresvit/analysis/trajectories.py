@@ -37,7 +37,7 @@ from progresvit.analysis.similarity import (
     positions,
     round_tokens,
 )
-from progresvit.analysis.style import COLOURS, MARKERS, blank_figure
+from progresvit.analysis.style import COLOURS, MARKERS, blank_figure, in_lines
 from progresvit.evaluation.table import Column, Row, Table, decimals
 from progresvit.metrics.interval import Interval
 from progresvit.model.interface import RoundModel
@@ -288,7 +288,7 @@ def _draw_paths(axes: Axes, result: Trajectories) -> None:
             if s and result.handover:
                 axes.plot(*path[[places[0] - 1, places[0]]].T, color=colour, linewidth=0.9, linestyle="--", alpha=0.7)
         axes.plot(*path[0], marker="*", linestyle="", color="black", markersize=10, zorder=5)
-    axes.set_title("Class means of the class token across blocks", fontsize=12)
+    axes.set_title(in_lines(_finding(result)), fontsize=11)
     first, second = (f"{100 * share:.0f} % of the variance" for share in result.explained)
     axes.set_xlabel(f"PC1 ({first})", fontsize=11)
     axes.set_ylabel(f"PC2 ({second})", fontsize=11)
@@ -304,6 +304,17 @@ def _draw_separation(axes: Axes, result: Trajectories) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel(BLOCK_AXIS, fontsize=11)
     axes.set_ylabel("separation:\nbetween / within", fontsize=11)
+
+
+def _finding(result: Trajectories) -> str:
+    """Whether the last round separates the classes further than the one before."""
+    rounds, classes = len(result.ends), len(result.classes)
+    if rounds == 1:
+        return f"Class means of {classes} classes end with a separation of {result.separations[-1]:.2f}"
+    gain = result.gain(rounds - 1)
+    does = "further than" if gain.lowest > 0 else "less than" if gain.highest < 0 else "not clearly further than"
+    before, after = (result.separations[end] for end in result.ends[-2:])
+    return f"Round {rounds} separates {classes} classes {does} round {rounds - 1}: {before:.2f} → {after:.2f}"
 
 
 def _gain_title(result: Trajectories) -> str:

@@ -1,7 +1,7 @@
 """Metrics of semantic segmentation, from confusion matrices: counts of pixels, which add up exactly over images,
 processes and runs.
 
-Letters: K classes.
+Letters: K classes, N images.
 """
 
 from __future__ import annotations
@@ -96,3 +96,20 @@ def bootstrap_ends(
     values = np.where(known, np.concatenate(drawn), 0)
     lowest, highest = np.nanquantile(values, (0.025, 0.975), axis=0)
     return np.where(known, lowest, np.nan), np.where(known, highest, np.nan)
+
+
+def influence_values(counts: ClassCounts) -> Floats:
+    """The mIoU plus the influence of each image on it: (N, K) each -> (N,), whose mean is the mIoU.
+
+    To first order, the mIoU changes with the weight of an image by that image's influence, so the spread of these
+    values gives the interval of the mIoU over images.
+    """
+    total = ClassCounts(*(part.sum(axis=0).astype(np.float64) for part in counts))
+    union = total.labelled + total.predicted - total.intersection
+    present = union > 0
+    squared = np.where(present, union, 1) ** 2
+    of_intersection = np.where(present, (union + total.intersection) / squared, 0)
+    of_others = np.where(present, -total.intersection / squared, 0)
+    change = counts.intersection @ of_intersection + (counts.labelled + counts.predicted) @ of_others
+    values: Floats = float(mean_iou(total)) + len(change) / present.sum() * change
+    return values

@@ -366,3 +366,13 @@ def test_another_kind_of_model_whose_rounds_build_on_each_other_works(randomize)
     found = exits(randomize(registry.build(config)), make_sample(images=12))
     assert found.predictions.shape == (12, 2)
     assert render(exits_figure(found), ".png").startswith(b"\x89PNG")
+
+
+def test_the_title_says_how_many_exit_and_what_round_2_repairs():
+    found = made(images=40)
+    first = repairs(found)[0]
+    title = " ".join(exits_figure(found).get_suptitle().split())
+    early = 100 * (found.exit_round == 0).mean()
+    repaired, broken = (100 * first.counts[outcome] / first.images for outcome in ("repaired", "broken"))
+    assert title.startswith(f"{early:.0f} % of 40 images exit after round 1; round 2 repairs {repaired:.0f} %")
+    assert f"breaks {broken:.0f} %" in title

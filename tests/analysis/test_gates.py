@@ -376,3 +376,24 @@ def test_a_model_of_one_round_has_no_differences(make):
     assert static_share(gate_depth(model)) == ()
     assert len(gate_depth_figure(gate_depth(model)).axes) == 3
     assert {row["static_share"] for row in read(gate_depth_table(gate_depth(model)))} == {""}
+
+
+def test_titles_of_gates_hold_what_the_tables_hold(make):
+    model = make(1, 2)
+    rounds, depth, found = round_gates(model), gate_depth(model), gate_distributions(model)
+    means = np.stack([round_.blocks.mean(axis=-1) for round_ in rounds])  # (S, D, 3)
+    s, block, branch = np.unravel_index(np.abs(means - 1).argmax(), means.shape)
+    title = " ".join(gates_figure(rounds).get_suptitle().split())
+    assert f"in block {block + 1}, {BRANCHES[branch]}: " in title
+    assert f"{means[s, block, branch]:.2f} in round {s + 1}" in title
+    shares = [100 * share for share in static_share(depth)[0].values()]
+    figure = gate_depth_figure(depth)
+    assert f"{min(shares):.0f}" in figure.get_suptitle()
+    assert f"{max(shares):.0f}" in figure.get_suptitle()
+    for half in figure.subfigs:
+        names = [text.get_text() for text in half.legends[0].get_texts()]
+        assert len(set(names)) == len(names)
+        assert not any(": " in name for name in names)
+    most = max(found, key=lambda panel: panel.separations[0])
+    title = " ".join(gate_distributions_figure(found).get_suptitle().split())
+    assert title.endswith(f"Δ = {most.separations[0]:.3f} in block {most.block}, {most.branch}")

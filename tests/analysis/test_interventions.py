@@ -312,3 +312,34 @@ def test_tables_and_figures_hold_every_condition(model, sample):
 def test_axes_show_at_least_five_points():
     assert interventions.widened(50, 51) == (48, 53)
     assert interventions.widened(40, 60) == (40, 60)
+
+
+def row(change, low, high, **more):
+    return {
+        "strength": 0.9,
+        "accuracy": 0.8 + change,
+        "accuracy_change": change,
+        "accuracy_change_low": low,
+        "accuracy_change_high": high,
+        **more,
+    }
+
+
+def test_titles_say_whether_top1_changes_and_by_how_much():
+    assert interventions.effect_words(row(-0.0997, -0.111, -0.0883)) == "lowers top-1 by 9.97 points (8.83 to 11.10)"
+    assert interventions.effect_words(row(0.0359, 0.0289, 0.0428)) == "raises top-1 by 3.59 points (2.89 to 4.28)"
+    unclear = interventions.effect_words(row(0.0003, -0.0013, 0.0018))
+    assert unclear == "does not clearly change top-1: +0.03 points (−0.13 to +0.18)"
+    assert interventions.change_words(row(-0.0032, -0.0064, 0.00001)) == "−0.32 points (−0.64 to 0.00)"
+    title = low_pass.draw_low_pass([row(0, 0, 0, strength=0.0), row(-0.0997, -0.111, -0.0883)]).axes[0].get_title()
+    assert " ".join(title.split()) == "Blurring round 1's input by 90 % lowers top-1 by 9.97 points (8.83 to 11.10)"
+
+
+def test_the_title_of_token_swaps_names_the_largest_change():
+    nothing = {"confidence": 0.7, "confidence_change": 0, "confidence_change_low": 0, "confidence_change_high": 0}
+    rows = [row(0, 0, 0, tokens="none", donor=None, **nothing)]
+    rows.append(row(-0.01, -0.02, 0.0, tokens="class token", donor="other class", **nothing))
+    rows.append(row(-0.16, -0.173, -0.1468, tokens="all tokens", donor="other class", **nothing))
+    title = token_swap.draw_token_swap(rows).get_suptitle()
+    expected = "Of 2 swaps, “all tokens, other class” changes top-1 most: −16.00 points (−17.30 to −14.68)"
+    assert " ".join(title.split()) == expected

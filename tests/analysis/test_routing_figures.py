@@ -107,7 +107,16 @@ def test_the_other_figures_show_their_numbers():
     assert found[label][-1] == pytest.approx([100, 100 * curves["routed"].risk[-1]])
     bins = reliabilities(records, threshold=0.5)
     label = f"round 2 (calibration error {100 * bins['round 2'].error:.2f} %)"
-    assert label in lines(reliability_figure(bins))
+    figure = reliability_figure(bins)
+    assert label in lines(figure)
+    assert len(figure.axes[0].collections) == len(bins) + 1  # bands, and that of the legend
+    errors = [100 * one.error for one in bins.values()]
+    title = figure.axes[0].get_title().replace("\u00a0", " ")
+    assert f"{min(errors):.2f} %" in title
+    assert f"{max(errors):.2f} %" in title
+    few, everyone = (100 * np.interp(share, curves["routed"].coverage, curves["routed"].risk) for share in (0.8, 1))
+    title = risk_coverage_figure(curves).axes[0].get_title().replace("\n", " ")
+    assert f"from {everyone:.1f} to {few:.1f}" in title
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

@@ -239,6 +239,19 @@ def test_the_figure_shows_the_means_of_both_kinds_of_tokens():
     assert [label.get_text() for label in axes.get_xticklabels()] == list("0123012")
 
 
+def test_the_title_gives_the_cosines_where_the_last_round_begins():
+    found = made(3, 2)
+    means = found.cosines.mean(axis=2)  # points: inputs and outputs of three blocks, then of two
+    first, second = similarity_figure(found).axes[0].get_title().split("\n")
+    assert first == "Cosine from the end of round 1 to block 1 of round 2:"
+    expected = [
+        f"{name} {means[k, 3]:.2f} → {means[k, 5]:.2f}" for k, name in enumerate(("class token", "patch tokens"))
+    ]
+    assert second == ", ".join(expected)
+    alone = similarity_figure(made(3)).axes[0].get_title()
+    assert alone.startswith("Cosine from the first to the last block:")
+
+
 @pytest.mark.parametrize("blocks", [[2], [12, 12], [24, 24, 24], [1] * 12, [32]])
 def test_nothing_of_the_figure_is_cut_off_or_overlaps(blocks):
     figure = similarity_figure(made(*blocks))

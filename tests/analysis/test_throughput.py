@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -208,7 +209,7 @@ def test_labels_of_the_figure_do_not_meet(speeds):
     figure = throughput_figure(made_points(speeds))
     figure.draw_without_rendering()
     (axes,) = figure.axes
-    boxes = [text.get_window_extent() for text in axes.texts] + [axes.get_legend().get_window_extent()]
+    boxes = [text.get_window_extent() for text in axes.texts] + [figure.legends[0].get_window_extent()]
     for number, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[number + 1 :])
         assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1
@@ -246,7 +247,7 @@ def test_the_figure_of_memory_has_a_line_for_each_way():
     assert list(eager.get_xdata()) == [1, 8, 32, 128]
     assert (engine.get_marker(), engine.get_linestyle()) != (eager.get_marker(), eager.get_linestyle())
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "engine",
         "eager, round by round (out of memory: 512)",
     ]
@@ -330,3 +331,20 @@ def test_a_gpu_gives_the_accuracy_of_the_cpu(small_model, sample):
         assert fast.accuracy.mean == pytest.approx(slow.accuracy.mean, abs=0.05)
         assert fast.images_per_s > 0
         assert fast.spread is not None
+
+
+def test_titles_hold_the_speeds_and_the_memory():
+    found = made_points()
+    title = throughput_figure(found).axes[0].get_title()
+    every, *others = found.points
+    equal = [point for point in others if point.accuracy.mean >= every.accuracy.mean]
+    fastest = max(equal or others, key=lambda point: point.images_per_s)
+    assert title.startswith(f"{fastest.images_per_s:.0f} instead of {every.images_per_s:.0f} images/s")
+    assert title.endswith("\na processor, 2 threads, fp32, batch 64, 300 images")
+    first = throughput_figure(replace(found, points=found.points[:1])).axes[0].get_title()
+    assert first.startswith(f"{every.images_per_s:.0f} images/s at a top-1 of {100 * every.accuracy.mean:.1f}")
+    memory = made_memory(without=[("eager", 512)])
+    title = " ".join(memory_figure(memory).axes[0].get_title().split())
+    peaks = {(point.way, point.batch): point.peak_gib for point in memory.points}
+    assert f"batch 1–128: engine {peaks['engine', 1]:.2f}–{peaks['engine', 128]:.2f} GiB" in title
+    assert f"round by round {peaks['eager', 1]:.2f}–{peaks['eager', 128]:.2f} GiB" in title

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -298,3 +299,15 @@ def test_nothing_of_the_figure_is_cut_off(classes, blocks, name):
     assert box.x1 <= page.x1
     assert box.y0 >= page.y0
     assert box.y1 <= page.y1
+
+
+def test_the_title_says_whether_the_last_round_separates_further():
+    found = made(3, 2, 2)
+    first, last = found.ends
+    for change, words in ((0.3, "further than"), (-0.3, "less than"), (0.0, "not clearly further than")):
+        separations, draws = found.separations.copy(), np.ones_like(found.draws)
+        separations[[first, last]] = 0.5, 0.5 + change
+        draws[:, last] += change + np.linspace(-0.1, 0.1, len(draws))
+        title = trajectories_figure(replace(found, separations=separations, draws=draws)).axes[0].get_title()
+        expected = f"Round 2 separates 3 classes {words} round 1: 0.50 → {0.5 + change:.2f}"
+        assert " ".join(title.split()) == expected

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from progresvit.analysis.segmentation_figures import segmentation_frontier_figure
-from progresvit.analysis.style import render
+from progresvit.analysis.segmentation_figures import miou_interval, segmentation_frontier_figure
+from progresvit.analysis.style import BAND, render
 from progresvit.evaluation import class_table, segmentation_frontier_table
 from progresvit.metrics.miou import ClassCounts, bootstrap_ends, mean_iou
 from progresvit.routing.decide import exit_rounds
@@ -103,4 +103,17 @@ def test_the_figure_goes_from_all_rounds_to_the_first():
         assert f"{name}: mine" in lines
     assert "paper" in figure.axes[0].get_xlabel()
     assert figure.axes[0].get_ylabel() == "mIoU (%)"
+    assert len(figure.axes[0].collections) == len(models)  # bands
+    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == BAND
     assert render(figure, ".png")[:4] == b"\x89PNG"
+
+
+def test_the_interval_of_the_miou_is_that_of_a_bootstrap_over_images():
+    records, random = make_segmentation_records(200), np.random.default_rng(0)
+    exits = (records.scores[:, 0] >= 0.4).astype(int)
+    counts = [part[np.arange(200), exits] for part in records.counts]
+    weights = random.multinomial(200, np.full(200, 1 / 200), 2000)  # (draws, N)
+    drawn = mean_iou(ClassCounts(*(weights @ part for part in counts)))
+    found = miou_interval(records, 0.4)
+    assert found.mean == pytest.approx(float(mean_iou(ClassCounts(*(part.sum(axis=0) for part in counts)))))
+    assert found.highest - found.lowest == pytest.approx(2 * 1.96 * float(drawn.std()), rel=0.1)

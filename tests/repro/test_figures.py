@@ -1,6 +1,7 @@
 """Figures of a study show the numbers of the results, on axes that say what they are."""
 
 import io
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -220,3 +221,18 @@ def test_a_plain_model_stands_beside_each_severity(results, figures):
         name = f"severity {severity}" if severity else "clean"
         np.testing.assert_allclose(drawn[f"{name}: plain"], [[plain.gmacs_paper[-1], 100 * top1]])
     assert "plain" in legend(figures["severities beside a plain model"])
+
+
+@pytest.mark.parametrize("name", ["gains", "tests", "accuracy"])
+def test_titles_and_labels_of_panels_do_not_meet_in_a_column(name, results, compared, outcomes):
+    figure = {
+        "gains": lambda: draw.gains_figure(results.routing["routing"].matched),
+        "tests": lambda: draw.tests_figure(outcomes),
+        "accuracy": lambda: draw.accuracy_figure(compared["construction"]),
+    }[name]()
+    render(figure, ".pdf")
+    figure.draw_without_rendering()
+    texts = [text for axes in figure.axes for text in (axes.title, axes.xaxis.label) if text.get_text()]
+    boxes = [text.get_window_extent() for text in (*texts, *figure.texts)]
+    assert not any(one.overlaps(two) for one, two in combinations(boxes, 2))
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)

@@ -1,14 +1,19 @@
 """Numbers of docs/inside.md: collected from reports, and on the page as the results have them."""
 
 import csv
+import io
 import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from progresvit.analysis.page import INDEX
-from repro.inside import FIGURES, TABLES, collect, main, parse
+from progresvit.analysis.style import COLUMN, render
+from repro.inside import FIGURES, TABLES, collect, draw, main, parse
+from repro.inside_figures import MOST_BYTES, compressed, of_gates, of_tables
 from repro.inside_tables import MODELS, Inside
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +106,67 @@ def test_exit_counts_are_of_all_images():
             row["images"] for row in RESULTS[model]["exits"] if row["exit_round"] == 1 and row["correct_round1"]
         )
         assert counts["broken"] + counts["right"] == right
+
+
+def titles(figure):
+    """Everything above the panels, on one line, with plain spaces."""
+    parts = [figure.get_suptitle(), *(axes.get_title() for axes in figure.axes)]
+    return " ".join(" ".join(parts).split())
+
+
+def test_titles_of_the_figures_hold_the_numbers_of_the_page():
+    for model in MODELS:
+        drawn = of_tables(RESULTS[model])
+        for name, strength in (("low-pass", 0.9), ("noise-replacement", 1.0)):
+            change = 100 * find(model, name, strength=strength)["accuracy_change"]
+            assert f"{abs(change):.2f} points (" in titles(drawn[name]())
+        most = max(RESULTS[model]["token-swap"][1:], key=lambda row: abs(row["accuracy_change"]))
+        assert shown(most).replace(" (", " points (", 1) in titles(drawn["token-swap"]())
+        before = find(model, "similarity", tokens="class", round=1, block=12)["similarity"]
+        after = find(model, "similarity", tokens="class", round=2, block=1)["similarity"]
+        assert f"class token {before:.2f} → {after:.2f}" in titles(drawn["similarity"]())
+        if "memory" in drawn:
+            peak = find(model, "memory", way="engine", batch=512)["peak_gib"]
+            assert f"–{peak:.2f} GiB, round by round" in titles(drawn["memory"]())
+            assert "NVIDIA H200" in titles(drawn["memory"]())
+            speed = find(model, "throughput-cpu", continuing=1.0)["images_per_s"]
+            assert f"instead of {speed:.0f} images/s" in titles(drawn["throughput-cpu"]())
+
+
+def test_legends_of_the_figures_name_each_thing_once_and_a_column_holds_them():
+    for name, draw_figure in (of_tables(RESULTS["nettewoof-tiny"]) | of_gates("nettewoof-tiny")).items():
+        figure = draw_figure()
+        for legend in (legend for part in (figure, *figure.subfigs) for legend in part.legends):
+            labels = [text.get_text() for text in legend.get_texts()]
+            assert len(set(labels)) == len(labels), name
+            prefixes = [label.split(": ")[0] for label in labels if ": " in label]
+            assert len(set(prefixes)) == len(prefixes), name
+        assert render(figure, ".pdf").startswith(b"%PDF")
+        assert figure.get_size_inches()[0] == COLUMN, name
+        figure.draw_without_rendering()
+        for text in (text for axes in figure.axes for text in (axes.title, axes.xaxis.label)):
+            box = text.get_window_extent()
+            assert figure.bbox.x0 - 1 <= box.x0, (name, text.get_text())
+            assert box.x1 <= figure.bbox.x1 + 1, (name, text.get_text())
+
+
+def test_figures_are_drawn_again_from_the_results_without_reports(tmp_path):
+    draw("from-scratch", RESULTS["from-scratch"], None, tmp_path)
+    made = {path.name for path in tmp_path.iterdir()}
+    of_all = ("token-swap", "noise-replacement", "low-pass", "similarity")  # trajectories show tokens
+    assert made == {f"{name}_from-scratch.png" for name in of_all}
+
+
+def test_large_figures_keep_the_colours_of_the_style_in_fewer_bytes():
+    pixels = np.random.default_rng(0).integers(0, 256, (400, 400, 3), dtype=np.uint8)  # a photograph
+    pixels[:20], pixels[20:22] = 255, (0, 158, 115)  # the page, and a mark in one of the colours
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    assert compressed(file.getvalue()[:10]) == file.getvalue()[:10]
+    smaller = compressed(file.getvalue())
+    assert len(smaller) < len(file.getvalue()) / 2
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(smaller)).convert("RGB"))[:22], pixels[:22])
+    assert all(path.stat().st_size <= MOST_BYTES for path in FIGURES.glob("*.png"))
 
 
 @pytest.fixture

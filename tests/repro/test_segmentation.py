@@ -6,11 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from progresvit.metrics.miou import ClassCounts, mean_iou
+from progresvit.metrics.miou import ClassCounts, influence_values, mean_iou
 from repro.formats import SegmentationResult, read_measurement, read_results
 from repro.page import main
-from repro.segmentation import SegmentationStudy, influence_values
-from repro.segmentation_tables import certificates_table
+from repro.segmentation import FIRST, FULL, SegmentationStudy
+from repro.segmentation_tables import certificates_table, frontier_figure
 from repro.study import commands_of, entries_of, load_study, read_study
 from tests.repro.made_segmentation import LABELS, RUNS, SEEDS, STUDY, result, write, write_segmentation
 
@@ -63,6 +63,23 @@ def test_the_mean_of_influence_values_is_the_miou_and_their_spread_that_of_a_boo
     weights = random.multinomial(300, np.full(300, 1 / 300), 3000)  # (draws, N)
     drawn = mean_iou(ClassCounts(*(weights @ part for part in counts)))
     assert values.std() / 300**0.5 == pytest.approx(float(drawn.std()), rel=0.06)
+
+
+def test_the_bands_of_the_plot_end_at_the_intervals_of_the_table(study):
+    figure = frontier_figure(study)
+    (axes,) = figure.axes
+    bars = [part for one in axes.containers for part in one.lines[2]]  # of models of one round
+    bands = [one for one in axes.collections if one not in bars]
+    assert len(bands) == len(study.routed_runs)
+    for run, band in zip(study.routed_runs, bands):
+        corners = band.get_paths()[0].vertices
+        for point, end in ((FIRST, corners[:, 0].min()), (FULL, corners[:, 0].max())):
+            heights, row = corners[corners[:, 0] == end, 1], study.row(run, point)
+            assert end == pytest.approx(row.gmacs)
+            assert (heights.min(), heights.max()) == pytest.approx((100 * row.miou.lowest, 100 * row.miou.highest))
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert len(names) == len(set(names)) == len(study.runs) + 2
+    assert names[-1].endswith(f"seeds, {study.drawn}")
 
 
 def test_points_are_those_of_a_naive_count(study):

@@ -1,0 +1,102 @@
+"""The figures of docs/inside.md that need no images: drawn from inside.json, and from the gates of the bundled models.
+
+The tables of reports do not hold the machine of a measurement, so the names of :data:`CPU` are those of the reports.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.spatial import cKDTree
+
+import progresvit
+from progresvit.analysis.gate_depth import gate_depth, gate_depth_figure
+from progresvit.analysis.gate_distributions import gate_distributions, gate_distributions_figure
+from progresvit.analysis.gates import gates_figure, round_gates
+from progresvit.analysis.low_pass import draw_low_pass
+from progresvit.analysis.memory import Memory, PeakMemory, memory_figure
+from progresvit.analysis.noise_replacement import draw_noise_replacement
+from progresvit.analysis.similarity import draw_similarity
+from progresvit.analysis.style import COLOURS
+from progresvit.analysis.throughput import SpeedPoint, Throughput, throughput_figure
+from progresvit.analysis.token_swap import draw_token_swap
+from progresvit.metrics.interval import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CPU: dict[str, Any] = {"hardware": "AMD EPYC, 2 threads", "precision": "fp32", "batch": 64}
+"""Of the timings on a CPU; precision and batch are the engine's defaults there."""
+GPU_PRECISION = "bf16"
+"""Of the memory on a GPU, by default."""
+MOST_BYTES = 250_000
+"""Larger figures, which are those with photographs, are kept in 256 colours."""
+
+
+def of_tables(results: Mapping[str, Any]) -> dict[str, Callable[[], Figure]]:
+    """Figures by name, from the results of a model."""
+    drawn: dict[str, Callable[[], Figure]] = {
+        "low-pass": partial(draw_low_pass, results["low-pass"]),
+        "token-swap": partial(draw_token_swap, results["token-swap"]),
+        "noise-replacement": partial(draw_noise_replacement, results["noise-replacement"]),
+        "similarity": partial(draw_similarity, results["similarity"], handover=True),
+    }
+    if "memory" in results:
+        drawn["memory"] = partial(_memory, results["memory"], hardware=results["about"][1].partition(",")[0])
+    if "throughput-cpu" in results:
+        drawn["throughput-cpu"] = partial(_throughput, results["throughput-cpu"])
+    return drawn
+
+
+def of_gates(name: str) -> dict[str, Callable[[], Figure]]:
+    """Figures by name, from the weights of a bundled model."""
+    model = progresvit.load(name)
+    return {
+        "gates": lambda: gates_figure(round_gates(model)),
+        "gate-distributions": lambda: gate_distributions_figure(gate_distributions(model)),
+        "gate-depth": lambda: gate_depth_figure(gate_depth(model)),
+    }
+
+
+def compressed(png: bytes) -> bytes:
+    """The file itself, or a large figure in 256 colours: all of the common style, the others of its photographs."""
+    from PIL import Image, ImageColor
+
+    if len(png) <= MOST_BYTES:
+        return png
+    with Image.open(io.BytesIO(png)) as image:
+        pixels = image.convert("RGB")
+    style = [*COLOURS, *(f"#{grey:02x}{grey:02x}{grey:02x}" for grey in range(0, 256, 17))]
+    kept = [ImageColor.getrgb(colour) for colour in style]
+    others = pixels.quantize(256 - len(kept), method=Image.Quantize.MEDIANCUT).getpalette() or []
+    palette = np.array([part for colour in kept for part in colour] + others).reshape(-1, 3)
+    colours, places = np.unique(np.asarray(pixels).reshape(-1, 3), axis=0, return_inverse=True)
+    nearest = cKDTree(palette).query(colours)[1].astype(np.uint8)
+    smaller, figure = io.BytesIO(), Image.fromarray(nearest[places].reshape(pixels.height, pixels.width), "P")
+    figure.putpalette(palette.astype(np.uint8).tobytes())
+    figure.save(smaller, "PNG", optimize=True)
+    return smaller.getvalue()
+
+
+def _memory(rows: list[dict[str, Any]], *, hardware: str) -> Figure:
+    points = tuple(PeakMemory(**row) for row in rows)
+    return memory_figure(Memory(points=points, hardware=hardware, precision=GPU_PRECISION))
+
+
+def _throughput(rows: list[dict[str, Any]]) -> Figure:
+    """Of a model of two rounds."""
+    points = tuple(
+        SpeedPoint(
+            threshold=(float(row["threshold"]),),
+            accuracy=Interval(mean=row["accuracy"], lowest=row["accuracy_low"], highest=row["accuracy_high"]),
+            exit_shares=(1 - row["continuing"], row["continuing"]),
+            images_per_s=row["images_per_s"],
+            spread=row["spread"],
+        )
+        for row in rows
+    )
+    return throughput_figure(Throughput(points=points, images=rows[0]["images"], **CPU))
