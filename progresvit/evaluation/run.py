@@ -98,6 +98,11 @@ class EvalOptions:
             raise ValueError(f"a batch holds at least one image, not {self.batch}, and workers are 0 or more.")
 
 
+def default_batch(device: torch.device) -> int:
+    """Images per batch. On a CPU few are as fast, and only whole batches are kept when a run is stopped."""
+    return 32 if device.type == "cpu" else 128
+
+
 def evaluate(
     model: RoundModel,
     source: DataSource,

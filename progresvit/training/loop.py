@@ -22,7 +22,7 @@ from progresvit.training.build import build_model, start_model
 from progresvit.training.logger import RunLogger
 from progresvit.training.optim import Schedules, base_rate, warmup_epochs
 from progresvit.training.recipe import Recipe
-from progresvit.training.run_folder import check_folder, claim_folder, run_config
+from progresvit.training.run_folder import check_folder, claim_folder, run_config, using_folder
 from progresvit.training.state import TrainState, checkpoints, load_state, prune, save_model, save_state
 from progresvit.training.step import TrainingStep, check_run_options
 from progresvit.training.tasks.registry import make_task
@@ -62,6 +62,14 @@ def train(
     recipe, method = make_task(recipe, task)
     check_run_options(recipe, method, processes)
     check_folder(out, recipe, resume=resume, overwrite=overwrite)
+    with using_folder(out, first=processes.first):
+        _run(recipe, method, data, out, processes, resume=resume, overwrite=overwrite)
+    return out / "model"
+
+
+def _run(
+    recipe: Recipe, method: Task, data: str, out: Path, processes: Processes, *, resume: bool, overwrite: bool
+) -> None:
     splits = method.find_splits(recipe, data)
     resumes = resume and bool(checkpoints(out / "checkpoints"))
     start = run_config(out) if resumes and recipe.model.is_of_start else None
@@ -94,7 +102,6 @@ def train(
     if processes.first and splits.train.drawn_from is not None:
         for folder in (folder for folder in (out / "model", out / "best") if folder.is_dir()):
             save_training_list(folder, (entry.name for entry in splits.train.entries))
-    return out / "model"
 
 
 def resume_state(folder: Path, step: TrainingStep) -> TrainState:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import shutil
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import yaml
 
 from progresvit.config import BaseConfig
 from progresvit.distributed import Processes
-from progresvit.io.files import replace_file
+from progresvit.io.files import NO_SPACE, WriteError, replace_file
+from progresvit.io.lock import LOCK_FILE, FolderLock
 from progresvit.model.registry import parse_config
 from progresvit.training.logger import LOG_FILE, environment
 from progresvit.training.recipe import Recipe, make_recipe
@@ -36,7 +38,7 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; give the name of a folder.")
     if not (out / RECIPE_FILE).is_file():
-        if out.is_dir() and any(out.iterdir()):
+        if out.is_dir() and any(path.name != LOCK_FILE for path in out.iterdir()):
             raise ValueError(f"{out} holds other files and no run; give a new folder.")
         return
     if not resume and not overwrite:
@@ -54,6 +56,25 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
                 f"{out} holds a run of another recipe ({', '.join(differing)}); resume with the same one, "
                 "or give another folder."
             )
+
+
+@contextmanager
+def using_folder(out: Path, *, first: bool) -> Iterator[None]:
+    """Within it no other run uses the folder, which the ``first`` process locks.
+
+    A full disk is an error with the remedy.
+    """
+    lock = FolderLock(out, "give another folder")
+    if first:
+        lock.acquire()
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise WriteError(out, error, "continue with the same command and --resume; checkpoints are kept") from error
+    finally:
+        lock.release()
 
 
 def _read_recipe(known: dict[str, Any], out: Path) -> Recipe:

@@ -66,11 +66,8 @@ def test_the_file_that_identifies_the_run_is_removed_last(tmp_path, monkeypatch)
 
 HOLD = """
 import sys
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from progresvit.io.resumable import PartialOutput, signals_held
+from progresvit.io.resumable import PartialOutput
 output = PartialOutput(Path(sys.argv[1]), total=4, size=2, suffix="txt", is_whole=lambda path, items: path.is_file())
 output.claim({"run": 1}, overwrite=False)
 print("held", flush=True)
