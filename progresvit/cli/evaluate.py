@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -177,6 +178,7 @@ def evaluate(
     finally:
         end_processes()
     if processes.first:
+        output.report_other_files(sum(map(Counter, source.others.values()), Counter()))
         _report(records, out, folder)
 
 

@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from progresvit.data.dataset import describe_others
 from progresvit.data.sampler import Draw, seed_all
 from progresvit.data.split import save_training_list
 from progresvit.distributed import Processes
@@ -89,6 +90,8 @@ def _run(
         evaluated_step=state.history[-1]["step"] if state.history else 0,
     )
     logger.say(method.describe(splits))
+    if splits.others:
+        logger.say(describe_others(splits.others))
     if started:
         logger.say(started)
     schedule, warmup = recipe.schedule, warmup_epochs(recipe.schedule)

@@ -113,7 +113,8 @@ def claim_folder(
         if before.get(key, about[key]) != about[key]:
             raise ValueError(
                 f"the run in {out} used other data: {before.get('data')}, {before.get('pictures')} images of "
-                f"{len(before.get('class_ids', []))} classes; resume with the same data, or give another folder."
+                f"{len(before.get('class_ids', []))} classes, and here are {about['pictures']} of "
+                f"{len(about['class_ids'])}; resume with the same data, or give another folder."
             )
     processes.wait()  # all have read before one of them writes
     if processes.first:
