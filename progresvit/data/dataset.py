@@ -213,9 +213,7 @@ def find_images(source: str | os.PathLike[str], split: str, class_ids: Sequence[
     return ImageDataset(classes, tuple(entries), tuple(targets), drawn_from, others)
 
 
-def _find_classes(
-    roots: Sequence[Path], split: str, others: Counter[str] | None = None
-) -> dict[str, list[Entry]]:
+def _find_classes(roots: Sequence[Path], split: str, others: Counter[str] | None = None) -> dict[str, list[Entry]]:
     """The images of each class in a split that is a folder, by name; none for a class whose folder is empty."""
     found: dict[str, dict[str, Entry]] = {}
     for root in roots:
@@ -331,7 +329,7 @@ def _count_other(others: Counter[str] | None, name: str) -> None:
 def describe_others(others: Mapping[str, int], most: int = 5) -> str:
     """One line with the number of files that are no images, by suffix; empty if there are none."""
     total = sum(others.values())
-    kinds = [f"{number} {suffix}" for suffix, number in sorted(others.items(), key=lambda kind: -kind[1])]
+    kinds = [f"{number} {suffix}" for suffix, number in sorted(others.items(), key=lambda kind: (-kind[1], kind[0]))]
     more = ["…"] if len(kinds) > most else []
     were = "file that is no image was" if total == 1 else "files that are no images were"
     return f"note: {total} {were} left out ({', '.join(kinds[:most] + more)})" if total else ""

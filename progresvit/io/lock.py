@@ -23,6 +23,7 @@ class FolderLock:
     def __init__(self, folder: Path, instead: str) -> None:
         self.folder, self.instead = folder, instead
         self._handle: int | None = None
+        self._is_new = False
 
     def acquire(self) -> None:
         """Refuse a folder that another process uses."""
@@ -32,6 +33,7 @@ class FolderLock:
             import fcntl
         except ImportError:  # Windows
             return
+        self._is_new = not self.folder.exists()
         while self._handle is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / LOCK_FILE
@@ -62,14 +64,15 @@ class FolderLock:
                     os.close(handle)
 
     def release(self) -> None:
-        """Let other runs use the folder; it is removed if nothing else is in it."""
+        """Let other runs use the folder; if it was created for the lock and nothing else is in it, it is removed."""
         if self._handle is None:
             return
         path = self.folder / LOCK_FILE
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._handle), path.stat()):  # not that of a run after this one
                 path.unlink()
-                self.folder.rmdir()
+                if self._is_new:
+                    self.folder.rmdir()
         os.close(self._handle)
         self._handle = None
 

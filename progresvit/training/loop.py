@@ -19,6 +19,7 @@ from progresvit.data.dataset import describe_others
 from progresvit.data.sampler import Draw, seed_all
 from progresvit.data.split import save_training_list
 from progresvit.distributed import Processes
+from progresvit.io.lock import FolderLock
 from progresvit.training.build import build_model, start_model
 from progresvit.training.logger import RunLogger
 from progresvit.training.optim import Schedules, base_rate, warmup_epochs
@@ -63,13 +64,21 @@ def train(
     recipe, method = make_task(recipe, task)
     check_run_options(recipe, method, processes)
     check_folder(out, recipe, resume=resume, overwrite=overwrite)
-    with using_folder(out, first=processes.first):
-        _run(recipe, method, data, out, processes, resume=resume, overwrite=overwrite)
+    with using_folder(out, first=processes.first) as lock:
+        _run(recipe, method, data, out, processes, lock, resume=resume, overwrite=overwrite)
     return out / "model"
 
 
 def _run(
-    recipe: Recipe, method: Task, data: str, out: Path, processes: Processes, *, resume: bool, overwrite: bool
+    recipe: Recipe,
+    method: Task,
+    data: str,
+    out: Path,
+    processes: Processes,
+    lock: FolderLock,
+    *,
+    resume: bool,
+    overwrite: bool,
 ) -> None:
     splits = method.find_splits(recipe, data)
     resumes = resume and bool(checkpoints(out / "checkpoints"))
@@ -81,6 +90,8 @@ def _run(
     loaded = method.load_data(model, splits, recipe, processes)
     sampler = loaded.train.sampler
     step = TrainingStep(model, method, recipe, processes, steps_per_epoch=sampler.steps_per_epoch)
+    if processes.first:
+        lock.acquire()
     claim_folder(out, recipe, data, splits, model.config, processes, resume=resume, overwrite=overwrite)
     state = resume_state(out / "checkpoints", step) if resume else TrainState()
     logger = RunLogger(

@@ -59,16 +59,16 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
 
 
 @contextmanager
-def using_folder(out: Path, *, first: bool) -> Iterator[None]:
-    """Within it no other run uses the folder, which the ``first`` process locks.
+def using_folder(out: Path, *, first: bool) -> Iterator[FolderLock]:
+    """Refuse a folder that another run uses, and lock it in the ``first`` process as soon as it exists.
 
     A full disk is an error with the remedy.
     """
     lock = FolderLock(out, "give another folder")
-    if first:
+    if first and out.exists():
         lock.acquire()
     try:
-        yield
+        yield lock
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise

@@ -16,6 +16,7 @@ from progresvit.engine.embedding import EmbeddingEngine
 from progresvit.evaluation import parts as evaluation_parts
 from progresvit.evaluation import run as evaluation
 from progresvit.io import files, resumable
+from progresvit.training import loop
 from progresvit.training.state import checkpoints
 from tests.commands import refused, run, works
 from tests.processes import ROOT, TORCHRUN
@@ -101,6 +102,28 @@ def test_a_second_signal_ends_at_once_and_loses_nothing(model, digits, tmp_path,
     batches = stop_in_batch(0, monkeypatch, *place, None)
     works(*words)
     assert len(batches) == 2
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_training_at_its_last_checkpoint(digits, tmp_path, monkeypatch):
+    (tmp_path / "recipe.yaml").write_text(recipe().to_yaml())
+    words = ("train", tmp_path / "recipe.yaml", "--data", digits, *CPU, "--out")
+
+    def stop():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        stop_in_batch(5, patch, loop.TrainingStep, "__call__", stop)
+        result = run(*words, tmp_path / "run")
+    assert result.exit_code == 130
+    assert result.stderr.endswith(
+        "\nstopped at once; the same command and --resume continue from the last checkpoint.\n"
+    )
+    assert "Traceback" not in result.output
+    works(*words, tmp_path / "run", "--resume")
+    works(*words, tmp_path / "whole")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
 def start(words, *, together=False, constants=None):
