@@ -29,16 +29,16 @@ def run_together(*commands, constants=None):
 
 
 def run_commands(commands, constants):
-    """In each of the two processes."""
+    """In each of the two processes, or in one without torchrun, which runs one command."""
     from progresvit.cli import app
 
     for name, value in constants.items():
         module, _, constant = name.rpartition(".")
         setattr(importlib.import_module(module), constant, value)
-    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     for number, arguments in enumerate(commands):
         if number:  # the first joins by itself; its keys remain in the store, so the others need keys of their own
+            rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
             keys = dist.PrefixStore(f"command {number}", store)
             dist.init_process_group("gloo", store=keys, rank=rank, world_size=count)
         try:

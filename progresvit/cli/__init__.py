@@ -48,8 +48,16 @@ class _Group(TyperGroup):
             typer.echo(f"error: {not_installed(error.name)}", err=True)
             raise typer.Exit(code=2) from error
         except (ValueError, OSError) as error:
-            typer.echo(f"error: {error}", err=True)
+            typer.echo(f"error: {_with_remedy(error)}", err=True)
             raise typer.Exit(code=2) from error
+
+
+def _with_remedy(error: ValueError | OSError) -> str:
+    """The message of an error; that of a full disk gets the remedy if it has none."""
+    from progresvit.io.files import NO_SPACE, WriteError
+
+    is_full = isinstance(error, OSError) and error.errno in NO_SPACE and not isinstance(error, WriteError)
+    return f"{error}; free some space there and run the same command again." if is_full else str(error)
 
 
 app = typer.Typer(

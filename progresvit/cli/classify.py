@@ -61,10 +61,7 @@ def classify(
         int | None,
         typer.Option(help="Processes or threads that decode images; by default one for each CPU core."),
     ] = None,
-    max_pixels: Annotated[
-        int | None,
-        typer.Option(help="Most pixels to decode of a file; 89 million by default. Larger JPEGs are reduced.", min=1),
-    ] = None,
+    max_pixels: Annotated[int | None, typer.Option(help=options.MAX_PIXELS_HELP, min=1)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")] = False,
 ) -> None:
     """Classify images; confident predictions exit early. Unreadable files are reported and skipped (exit code 1)."""

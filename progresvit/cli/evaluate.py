@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,8 +92,8 @@ def evaluate(
     batch: Annotated[
         int | None,
         typer.Option(
-            help="Images per batch, 128 by default, 64 for an export, 256 for linear; for segmentation windows, 32 by "
-            "default."
+            help="Images per batch: by default 128 on a GPU, 32 on a CPU, 64 for an export, 256 for linear; for "
+            "segmentation windows, 32 by default."
         ),
     ] = None,
     workers: Annotated[int, typer.Option(help=options.DECODE_HELP)] = 2,
@@ -115,11 +116,12 @@ def evaluate(
     """
     from progresvit import api
     from progresvit.data.transforms import Corruption
-    from progresvit.distributed import end_processes, start_processes
+    from progresvit.distributed import choose_device, end_processes, start_processes
     from progresvit.engine.export.manifest import is_export
     from progresvit.engine.onnx_backend import GRAPH_BATCH
     from progresvit.evaluation import DataSource, EvalOptions, evaluate_segmentation
     from progresvit.evaluation import evaluate as run
+    from progresvit.evaluation.run import default_batch
     from progresvit.evaluation.segmentation_run import BATCH
 
     source = DataSource(
@@ -138,10 +140,10 @@ def evaluate(
         learning_rates=learning_rates, in_memory=in_memory,
     )  # fmt: skip
     segments = loaded.config.task == "segmentation" and not probe
-    default_batch = BATCH if segments else probe.batch if probe else GRAPH_BATCH if exported else 128
+    usual = BATCH if segments else probe.batch if probe else GRAPH_BATCH if exported else None
     eval_options = EvalOptions(
         precision=precision,
-        batch=default_batch if batch is None else batch,
+        batch=next(size for size in (batch, usual, default_batch(choose_device(device))) if size is not None),
         workers=workers,
         decode=decode or "cpu",
         keep_logits=logits,
@@ -179,6 +181,7 @@ def evaluate(
     finally:
         end_processes()
     if processes.first:
+        output.report_other_files(sum(map(Counter, source.others.values()), Counter()))
         _report(records, out, folder)
 
 

@@ -24,6 +24,7 @@ EXPORT_HELP = f"{MODEL_HELP} Or an export folder."
 DEVICE_HELP = "cpu or cuda; cuda by default if available."
 PRECISION_HELP = "fp32, bf16 or fp16."
 BATCH_HELP = "Images per batch."
+MAX_PIXELS_HELP = "Most pixels to decode of a file; 89 million by default. Larger JPEGs are reduced."
 DECODE_HELP = "Processes that decode images; 0 decodes in the main process."
 ROUTER_HELP = (
     "Compare thresholds with this router's probabilities and not entropies: a file, or your own, my_module:my_router."

@@ -159,15 +159,12 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
-def report_other_files(others: Mapping[str, int], most: int = 5) -> None:
+def report_other_files(others: Mapping[str, int]) -> None:
     """Print the number of files that are no images, by suffix, in one line on stderr; nothing if there are none."""
-    if not others:
-        return
-    total = sum(others.values())
-    kinds = [f"{number} {printable(suffix)}" for suffix, number in sorted(others.items(), key=lambda kind: -kind[1])]
-    more = ["…"] if len(kinds) > most else []
-    were = "file that is no image was" if total == 1 else "files that are no images were"
-    typer.echo(f"note: {total} {were} left out ({', '.join(kinds[:most] + more)})", err=True)
+    from progresvit.data.dataset import describe_others
+
+    if line := describe_others(others):
+        typer.echo(printable(line), err=True)
 
 
 def round_accuracies(correct: NDArray[np.bool_]) -> str:

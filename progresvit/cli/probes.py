@@ -24,8 +24,8 @@ class Probe:
     """An evaluation of features, with its settings."""
 
     evaluate: Callable[..., Records]
-    batch: int
-    """Images per batch by default."""
+    batch: int | None
+    """Images per batch by default; None: as for the model's head."""
 
 
 def parse_probe(
@@ -48,7 +48,7 @@ def parse_probe(
     of_linear = {"--epochs": epochs, "--learning-rates": learning_rates, "--in-memory": in_memory}
     if task == KNN:
         options.refuse_options(of_linear, "for --task linear, and this is --task knn")
-        return Probe(_with(evaluate_knn, k=k, temperature=temperature, bank_split=bank_split), batch=128)
+        return Probe(_with(evaluate_knn, k=k, temperature=temperature, bank_split=bank_split), batch=None)
     if task == LINEAR:
         options.refuse_options(of_knn, "for --task knn, and this is --task linear")
         rates = None if learning_rates is None else options.parse_numbers(learning_rates, "--learning-rates")

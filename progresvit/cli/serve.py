@@ -31,6 +31,7 @@ def serve(
     ] = 0.01,
     max_body: Annotated[float, typer.Option(help="Megabytes of a request.")] = 16.0,
     max_images: Annotated[int, typer.Option(help="Images of a request.", min=1)] = 64,
+    max_pixels: Annotated[int | None, typer.Option(help=options.MAX_PIXELS_HELP, min=1)] = None,
     batch_wait: Annotated[float, typer.Option(help="Seconds that an image may wait for a fuller batch.")] = 0.005,
     deadline: Annotated[float, typer.Option(help="Seconds until a request is given up (504).")] = 10.0,
     drain: Annotated[float, typer.Option(help="Seconds for accepted requests at the end.")] = 30.0,
@@ -50,7 +51,10 @@ def serve(
     token = os.environ.get(TOKEN) or None
     if token is None and not _is_loopback(host):
         typer.echo(f"warning: {host} is reached from other machines, and anybody may use it; set {TOKEN}.", err=True)
-    limits = Limits(body=round(max_body * 1e6), images=max_images, wait=batch_wait, deadline=deadline, drain=drain)
+    limits = Limits(
+        body=round(max_body * 1e6), images=max_images, pixels=max_pixels, wait=batch_wait, deadline=deadline,
+        drain=drain,
+    )  # fmt: skip
     with output.setting_notes():
         server = make_server(
             model, parse_limit(threshold), host=host, port=port, token=token, limits=limits, audit_rate=audit,

@@ -37,7 +37,9 @@ def shift(
     ] = None,
     router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
     precision: Annotated[str, typer.Option(help=options.PRECISION_HELP)] = "fp32",
-    batch: Annotated[int, typer.Option(help=options.BATCH_HELP)] = 128,
+    batch: Annotated[
+        int | None, typer.Option(help=f"{options.BATCH_HELP} 128 by default on a GPU, 32 on a CPU.")
+    ] = None,
     workers: Annotated[
         int, typer.Option(help="Processes that decode and corrupt images; 0 uses the main process.")
     ] = 2,
@@ -49,8 +51,8 @@ def shift(
     Run it again to resume.
     """
     from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
-    from progresvit.distributed import end_processes, start_processes
-    from progresvit.evaluation.run import EvalOptions, intended_header
+    from progresvit.distributed import choose_device, end_processes, start_processes
+    from progresvit.evaluation.run import EvalOptions, default_batch, intended_header
     from progresvit.evaluation.shift import evaluate_sets, plan
 
     sets = plan(
@@ -64,14 +66,15 @@ def shift(
         raise ValueError("--router needs --threshold; give both.")
     if cache is not None and suite != "generated":
         raise ValueError(f"--cache keeps generated corruptions, and {suite} is read from its files; leave it out.")
-    eval_options = EvalOptions(precision=precision, batch=batch, workers=workers, overwrite=overwrite, cache=cache)
     loaded, _, device = options.open_model(model, precision=precision, device=device)
+    size = default_batch(choose_device(device)) if batch is None else batch
+    eval_options = EvalOptions(precision=precision, batch=size, workers=workers, overwrite=overwrite, cache=cache)
     processes = start_processes(device)
     try:
         header = intended_header(loaded, sets[0].source, model, eval_options, processes)
         fitted = options.open_router(router, header)
         tau = options.parse_threshold(threshold, header, fitted)
-        with output.progress_bars(wanted=processes.first) as begin:
+        with output.stoppable(wanted=processes.first), output.progress_bars(wanted=processes.first) as begin:
             found = evaluate_sets(
                 loaded, sets, out, name=model, processes=processes, options=eval_options, progress=begin
             )

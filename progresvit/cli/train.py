@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -41,5 +42,9 @@ def train(
         if processes.first:
             typer.echo(str(stop), err=True)
         raise typer.Exit(code=128 + stop.signal_number) from stop
+    except KeyboardInterrupt:  # a second signal
+        if processes.first:
+            typer.echo("stopped at once; the same command and --resume continue from the last checkpoint.", err=True)
+        raise typer.Exit(code=128 + signal.SIGINT) from None
     finally:
         end_processes()

@@ -15,8 +15,8 @@ import sys
 import tarfile
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import NamedTuple, overload
@@ -147,6 +147,9 @@ class ImageDataset:
     """The class of each image; UNLABELLED where there is none."""
     drawn_from: int | None = None
     """If the split was drawn from a dataset without splits, the number of images of that dataset."""
+    others: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Number of files of other kinds in the folders of the classes, by suffix, without hidden ones. If the split was
+    drawn, those of the whole dataset."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -181,11 +184,11 @@ def dataset_hash(dataset: ImageDataset, about: str, *, remedy: str) -> str:
 
 def find_images(source: str | os.PathLike[str], split: str, class_ids: Sequence[str] | None = None) -> ImageDataset:
     """The images of a split. Classes are the folder names, sorted, or those given (of the training split)."""
-    roots = find_roots(os.fspath(source))
-    found = _find_classes(roots, split)
+    roots, others = find_roots(os.fspath(source)), Counter[str]()
+    found = _find_classes(roots, split, others)
     drawn_from = None
     if not found and split in (TRAIN, VAL) and not _find_classes(roots, VAL if split == TRAIN else TRAIN):
-        whole = _find_classes(roots, ".")
+        whole = _find_classes(roots, ".", others)
         _check_filled(whole, source, ".")
         _check_top(whole, source)
         found, drawn_from = _draw_split(whole, split), sum(len(entries) for entries in whole.values())
@@ -207,14 +210,15 @@ def find_images(source: str | os.PathLike[str], split: str, class_ids: Sequence[
     classes = tuple(class_ids) if class_ids is not None else tuple(sorted(found))
     entries = [entry for class_id in classes for entry in found.get(class_id, [])]
     targets = [target for target, class_id in enumerate(classes) for _ in found.get(class_id, [])]
-    return ImageDataset(classes, tuple(entries), tuple(targets), drawn_from)
+    return ImageDataset(classes, tuple(entries), tuple(targets), drawn_from, others)
 
 
-def _find_classes(roots: Sequence[Path], split: str) -> dict[str, list[Entry]]:
+def _find_classes(roots: Sequence[Path], split: str, others: Counter[str] | None = None) -> dict[str, list[Entry]]:
     """The images of each class in a split that is a folder, by name; none for a class whose folder is empty."""
     found: dict[str, dict[str, Entry]] = {}
     for root in roots:
-        for class_id, entry in _tar_entries(root, split) if root.suffix == ".tar" else _folder_entries(root, split):
+        of_root = _tar_entries if root.suffix == ".tar" else _folder_entries
+        for class_id, entry in of_root(root, split, others):
             known = found.setdefault(class_id, {})
             if entry is not None:
                 known.setdefault(entry.name, entry)  # a tar may be next to its unpacked contents
@@ -322,6 +326,15 @@ def _count_other(others: Counter[str] | None, name: str) -> None:
         others[os.path.splitext(name)[1].lower() or "no suffix"] += 1
 
 
+def describe_others(others: Mapping[str, int], most: int = 5) -> str:
+    """One line with the number of files that are no images, by suffix; empty if there are none."""
+    total = sum(others.values())
+    kinds = [f"{number} {suffix}" for suffix, number in sorted(others.items(), key=lambda kind: (-kind[1], kind[0]))]
+    more = ["…"] if len(kinds) > most else []
+    were = "file that is no image was" if total == 1 else "files that are no images were"
+    return f"note: {total} {were} left out ({', '.join(kinds[:most] + more)})" if total else ""
+
+
 def _listed_entries(lines: Iterable[bytes]) -> Iterator[Entry]:
     for number, line in enumerate(lines):
         text = os.fsdecode(line.removeprefix(b"\xef\xbb\xbf") if number == 0 else line).rstrip("\r\n")
@@ -363,8 +376,15 @@ def _is_image_file(found: os.DirEntry[str]) -> bool:
         return False
 
 
+def is_web_address(path: str | os.PathLike[str]) -> bool:
+    """Whether it is an address of the web, or of cloud storage, instead of a path."""
+    return os.fspath(path).lower().startswith(("http:/", "https:/", "ftp:/", "s3:/", "gs:/"))  # a Path has one slash
+
+
 def find_roots(source: str) -> list[Path]:
     """The folders and tars that a source names."""
+    if is_web_address(source):
+        raise ValueError(f"{source} is a web address; download it, and give the folder or the tar.")
     path = Path(source).expanduser()
     if path.is_dir():
         tars = sorted(path.glob("*.tar"))
@@ -379,7 +399,7 @@ def find_roots(source: str) -> list[Path]:
     return matches
 
 
-def _folder_entries(root: Path, split: str) -> Iterator[tuple[str, Entry | None]]:
+def _folder_entries(root: Path, split: str, others: Counter[str] | None) -> Iterator[tuple[str, Entry | None]]:
     folder = root / split
     for class_folder in sorted(folder.iterdir()) if folder.is_dir() else ():
         if not class_folder.is_dir() or is_hidden((class_folder.name,)):
@@ -387,14 +407,22 @@ def _folder_entries(root: Path, split: str) -> Iterator[tuple[str, Entry | None]
         yield class_folder.name, None
         for path in class_folder.rglob("*"):
             inside = path.relative_to(root)
-            if path.suffix.lower() in SUFFIXES and path.is_file() and not is_hidden(inside.parts):
+            if is_hidden(inside.parts) or not path.is_file():
+                continue
+            if path.suffix.lower() in SUFFIXES:
                 yield class_folder.name, Entry(str(path), inside.as_posix())
+            else:
+                _count_other(others, inside.as_posix())
 
 
-def _tar_entries(path: Path, split: str) -> Iterator[tuple[str, Entry | None]]:
+def _tar_entries(path: Path, split: str, others: Counter[str] | None) -> Iterator[tuple[str, Entry | None]]:
     prefix = Path(split).parts  # none for "."
-    for parts, entry in tar_members(path):
-        if not is_hidden(parts) and len(parts) >= len(prefix) + 2 and parts[: len(prefix)] == prefix:
+
+    def is_inside(parts: Sequence[str]) -> bool:
+        return not is_hidden(parts) and len(parts) >= len(prefix) + 2 and tuple(parts[: len(prefix)]) == prefix
+
+    for parts, entry in tar_members(path, others=others, counted=is_inside):
+        if is_inside(parts):
             yield parts[len(prefix)], entry
 
 
@@ -404,16 +432,22 @@ def is_hidden(parts: Sequence[str]) -> bool:
 
 
 def tar_members(
-    path: Path, suffixes: tuple[str, ...] = SUFFIXES, others: Counter[str] | None = None
+    path: Path,
+    suffixes: tuple[str, ...] = SUFFIXES,
+    others: Counter[str] | None = None,
+    counted: Callable[[Sequence[str]], bool] = lambda parts: True,
 ) -> Iterator[tuple[tuple[str, ...], Entry]]:
-    """The images of a tar, or its files with other suffixes, each with the parts of its name."""
+    """The images of a tar, or its files with other suffixes, each with the parts of its name.
+
+    ``others`` counts the files of other kinds for whose parts ``counted`` is true.
+    """
     try:
         with tarfile.open(path, "r:") as tar:  # images are read by their offset, so the tar must not be compressed
             for member in tar:
                 name = member.name.removeprefix("./")
                 if member.isfile() and name.lower().endswith(suffixes):
                     yield tuple(name.split("/")), Entry(str(path), name, member.offset_data, member.size)
-                elif member.isfile():
+                elif member.isfile() and counted(name.split("/")):
                     _count_other(others, name)
     except tarfile.TarError as error:
         raise ValueError(f"{path} is damaged, compressed or no tar ({error}); copy or unpack it again.") from error

@@ -77,7 +77,9 @@ def _open(content: bytes) -> Image.Image:
     try:
         import pillow_heif
     except ImportError:
-        raise ImageError("a HEIC image, which Pillow reads with a plug-in only: pip install pillow-heif") from None
+        from progresvit.io.extras import not_installed
+
+        raise ImageError(f"a HEIC image, and {not_installed('pillow-heif', 'heic')}") from None
     pillow_heif.register_heif_opener()
     return Image.open(io.BytesIO(content))
 

@@ -22,6 +22,7 @@ from PIL import ExifTags, Image
 from progresvit.config import BaseConfig
 from progresvit.data.crop import crop, crop_box, crop_section, resized_size
 from progresvit.data.dataset import Entry, ImageDataset
+from progresvit.data.dataset import is_web_address as is_web_address
 from progresvit.data.decode import JPEGS, ImageError, TooLargeError, load, open_header, shrink_on_load
 
 MORE_PIXELS = "; classify --max-pixels, or Engine(max_pixels=…), allows more"
@@ -92,11 +93,6 @@ class Plan:
     Pillow's limit."""
     pillow_limit: int | None = field(default_factory=lambda: Image.MAX_IMAGE_PIXELS)
     """Pillow's limit in this process, which worker processes take over."""
-
-
-def is_web_address(path: str | os.PathLike[str]) -> bool:
-    """Whether it is an address of the web, or of cloud storage, instead of a path."""
-    return os.fspath(path).lower().startswith(("http:/", "https:/", "ftp:/", "s3:/", "gs:/"))  # a Path has one slash
 
 
 def request_of(dataset: ImageDataset, index: int) -> Request:

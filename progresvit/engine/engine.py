@@ -417,4 +417,6 @@ def _as_sequence(images: Images, name: str) -> Any:
     if is_single(images):
         shape = f" of shape {tuple(images.shape)}" if hasattr(images, "shape") else ""
         raise ValueError(f"{name} takes a list of images; put this one{shape} into brackets: {name}([image]).")
+    if not isinstance(images, Iterable):
+        raise ValueError(f"{name} takes a list of images, not {type(images).__name__}.")
     return images if hasattr(images, "__len__") else list(images)

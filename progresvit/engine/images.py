@@ -217,10 +217,21 @@ def _from_array(image: Any) -> Image:
         kind = "a tensor" if not isinstance(image, np.ndarray) else "an array"
         raise ValueError(
             f"one image as an array is numpy uint8 of shape (H, W, 3) or (H, W), not {kind} of {image.dtype} "
-            f"of shape {shape}."
+            f"of shape {shape}{_conversion(image)}."
         )
     pixels = image[..., 0] if image.ndim == 3 and shape[2] == 1 else image  # (H, W, 1) -> (H, W)
     return fromarray(np.ascontiguousarray(pixels)).copy()  # PIL may share the memory
+
+
+def _conversion(image: Any) -> str:
+    """How a wrong array becomes an image, if that can be known."""
+    if not isinstance(image, np.ndarray):
+        return "; image.cpu().numpy() makes it an array"
+    if np.issubdtype(image.dtype, np.floating):
+        return "; (255 * image).round().astype('uint8') converts values from 0 to 1"
+    if image.ndim == 3 and image.shape[0] in (1, 3, 4):
+        return "; image.transpose(1, 2, 0) puts the channels last"
+    return ""
 
 
 def is_channels_last(images: Any, config: ModelConfig) -> bool:

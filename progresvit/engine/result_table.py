@@ -7,7 +7,6 @@ full, and the table is written from its parts, one at a time, as its suffix says
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import json
@@ -16,7 +15,6 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -28,7 +26,7 @@ import pyarrow.parquet as pq
 from progresvit.data.dataset import Entry, ImageDataset
 from progresvit.data.prepare import Request, request_of
 from progresvit.engine.result_formats import has_columns, open_writer
-from progresvit.io.files import replacing_file
+from progresvit.io.files import replacing_file, writing
 from progresvit.io.resumable import PartialOutput, signals_held
 
 Row = dict[str, Any]
@@ -37,7 +35,6 @@ Progress = Callable[[int, int], None]
 
 REPORT_EVERY = 0.1
 """Seconds between two reports of progress."""
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ResultTable:
@@ -86,7 +83,7 @@ class ResultTable:
             if self._parts.has_written(out):
                 self._parts.remove()
         if not self.is_finished:
-            with self._writing():
+            with writing(self.out):
                 self._parts.claim(identity, overwrite=overwrite)
 
     def __enter__(self) -> ResultTable:
@@ -139,7 +136,7 @@ class ResultTable:
             table = table[: table.num_rows // self._batch * self._batch]
             if table.num_rows <= self._begun.num_rows:
                 return
-        with self._writing():
+        with writing(self.out):
             self._parts.keep(number, table.num_rows, _parquet(table))
 
     def _read_begun(self, number: int) -> pa.Table:
@@ -162,7 +159,7 @@ class ResultTable:
             parts: Those of :meth:`parts`, with other columns if ``schema`` has others.
             schema: Of the table, with its metadata; by default that of the rows.
         """
-        with self._writing():
+        with writing(self.out):
             self._remove_staged()
             with replacing_file(self.out) as staged:
                 with open_writer(staged, schema or self.schema, self.out.suffix) as write:
@@ -176,20 +173,6 @@ class ResultTable:
         for path in self.out.parent.iterdir():
             if re.fullmatch(rf"\.{re.escape(self.out.name)}\.[0-9a-f]{{8}}", path.name):
                 path.unlink(missing_ok=True)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """An error of the disk names the table and the remedy."""
-        try:
-            yield
-        except OSError as error:
-            remedy = "free some space there" if error.errno in NO_SPACE else "remove the cause"
-            full = OSError(
-                f"{self.out} cannot be written ({error.strerror or error}); {remedy} and run the same again: what is "
-                "finished is kept, and the run continues."
-            )
-            full.errno = error.errno
-            raise full from error
 
 
 @dataclass(frozen=True)

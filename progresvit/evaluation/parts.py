@@ -19,6 +19,7 @@ from progresvit.data.dataset import ImageDataset
 from progresvit.data.loader import Unreadable
 from progresvit.distributed import Processes
 from progresvit.evaluation.records import Header
+from progresvit.io.files import writing
 from progresvit.io.resumable import PartialOutput, signals_held
 from progresvit.model.registry import DEFAULT_KIND
 
@@ -41,7 +42,7 @@ class Parts:
     """
 
     def __init__(self, out: Path, dataset: ImageDataset, *, size: int | None = None) -> None:
-        self.dataset, self.size = dataset, size or CHUNK
+        self.out, self.dataset, self.size = out, dataset, size or CHUNK
         folder = out.with_name(out.name + ".parts")
         self._parts = PartialOutput(folder, total=len(dataset), size=self.size, suffix="npz", is_whole=_is_whole)
         self.chunks = self._parts.ranges
@@ -73,7 +74,8 @@ class Parts:
         about["pictures"] = about.pop("images")  # as version 0.1.0 wrote it, so that its parts are continued
         if about["config"].get("kind") == DEFAULT_KIND:
             about["config"] = {key: value for key, value in about["config"].items() if key != "kind"}
-        self._parts.claim(about, overwrite=overwrite)
+        with writing(self.out):
+            self._parts.claim(about, overwrite=overwrite)
 
     def fill(self, finished: Iterable[FinishedBatch], *, first: bool = True) -> None:
         """Write parts from their batches. If it is interrupted, finished batches are kept.
@@ -95,13 +97,15 @@ class Parts:
                 raise
             except BaseException:  # Ctrl-C too
                 with signals_held():
-                    self._keep(part)
+                    if self._parts.folder.exists():  # the first process removes it before anything is finished
+                        self._keep(part)
                 raise
 
     def _keep(self, part: _Growing) -> None:
         """Write the images that a part has so far."""
         if part.has_new:
-            self._parts.keep(part.number, part.count, part.content())
+            with writing(self.out):
+                self._parts.keep(part.number, part.count, part.content())
             part.has_new = False
 
     def _read_begun(self, number: int) -> tuple[Columns, dict[int, str]] | None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from progresvit.io.files import replace_file
+from progresvit.io.files import replace_file, writing
 
 KEY = b"progresvit"
 SEGMENTATION_KEY = b"progresvit_segmentation"
@@ -40,8 +40,9 @@ def write_table(table: pa.Table, path: Path) -> None:
     """Write the file in one step: a reader finds no file or a whole one."""
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, buffer.getvalue())
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, buffer.getvalue())
 
 
 def check_rows(ids: NDArray[np.str_], *, rounds: int, expected: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -56,17 +56,21 @@ class DataSource:
     restrict_classes: bool = False
     """Predictions choose only among the classes of the data (ImageNet-A and -R)."""
     corruption: Corruption | None = None
+    others: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
+    """By split (``.`` if it was drawn), the number of files that are no images, by suffix. :meth:`find` fills it."""
 
     def find(self) -> ImageDataset:
         """The images, with targets by the data's own classes. Names must be unique."""
         if self.unlabelled and is_timm_name(self.data):
             raise ValueError("--unlabelled takes a folder or tars; timm's datasets have labels.")
         if self.unlabelled:
-            images = find_unlabelled(self.data)
+            images = find_unlabelled(self.data, others := Counter[str]())
+            images = replace(images, others=others)
         elif is_timm_name(self.data):
             images = find_timm_images(self.data, self.split, None)
         else:
             images = find_images(self.data, self.split)
+        self.others["." if images.drawn_from is not None else self.split] = images.others
         counts = Counter(entry.name for entry in images.entries)
         twice = [name for name, count in counts.items() if count > 1]
         if twice:
@@ -96,6 +100,11 @@ class EvalOptions:
     def __post_init__(self) -> None:
         if self.batch < 1 or self.workers < 0:
             raise ValueError(f"a batch holds at least one image, not {self.batch}, and workers are 0 or more.")
+
+
+def default_batch(device: torch.device) -> int:
+    """Images per batch. On a CPU few are as fast, and only whole batches are kept when a run is stopped."""
+    return 32 if device.type == "cpu" else 128
 
 
 def evaluate(

@@ -15,6 +15,33 @@ from pathlib import Path
 _SWAP = 2  # RENAME_EXCHANGE on Linux, RENAME_SWAP on macOS
 _AT_FDCWD = -100  # Linux: paths are relative to the working directory
 _NO_SWAP = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CONTINUES = "run the same again: what is finished is kept, and the run continues"
+
+
+class WriteError(OSError):
+    """An output that cannot be written, with the remedy.
+
+    Args:
+        path: The output.
+        error: What the system reported.
+        then: What to do when the cause is removed.
+    """
+
+    def __init__(self, path: Path, error: OSError, then: str) -> None:
+        remedy = "free some space there" if error.errno in NO_SPACE else "remove the cause"
+        reason = os.strerror(error.errno) if error.errno in NO_SPACE else error.strerror or error
+        super().__init__(f"{path} cannot be written ({reason}); {remedy} and {then}.")
+        self.errno = error.errno
+
+
+@contextmanager
+def writing(path: Path, then: str = CONTINUES) -> Iterator[None]:
+    """An error of the disk in the block is a :class:`WriteError`."""
+    try:
+        yield
+    except OSError as error:
+        raise error if isinstance(error, WriteError) else WriteError(path, error, then) from error
 
 
 @contextmanager

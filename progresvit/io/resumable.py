@@ -3,31 +3,27 @@
 ``run.json`` identifies the run that the parts belong to. A part covers a fixed range of items, so any number of
 processes can continue what others began. Parts are written atomically; a damaged one counts as missing. Of a part that
 is not complete, the first items are kept in ``begun-NUMBER``, which is written again every few seconds and at the end.
-``lock`` is locked by the run that uses the folder.
+A run that uses the folder locks it (lock.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
 import re
 import signal
-import socket
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from progresvit.io.files import replace_file
+from progresvit.io.lock import LOCK_FILE, FolderLock
 
 KEEP_EVERY = 3.0
 """Seconds after which the items of an incomplete part are kept."""
 RUN_FILE = "run.json"
-LOCK_FILE = "lock"
 WRITTEN = "written"
 """In ``run.json``: size and time of the whole output, as soon as it is about to replace an older one."""
 
@@ -50,7 +46,8 @@ class PartialOutput:
         self.ranges = [range(first, min(first + size, total)) for first in range(0, total, size)]
         """The items of each part."""
         self._is_whole = is_whole
-        self._lock: int | None = None
+        lock = FolderLock(folder, "name another file")
+        self.lock, self.release = lock.acquire, lock.release
         self._kept_at = time.monotonic()
 
     def claim(self, about: Mapping[str, Any], *, overwrite: bool) -> None:
@@ -78,54 +75,6 @@ class PartialOutput:
             self._remove_files(LOCK_FILE)
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.folder / RUN_FILE, json.dumps(wanted))
-
-    def lock(self) -> None:
-        """Refuse a folder that another process uses. The lock ends with this process, also if it is killed."""
-        if self._lock is not None:
-            return
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            return
-        while self._lock is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path = self.folder / LOCK_FILE
-            try:
-                handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            except FileNotFoundError:  # the run that used the folder has just removed it
-                continue
-            try:
-                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
-                    os.truncate(handle, 0)
-                    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
-                    self._lock, handle = handle, -1
-            except OSError as error:
-                if error.errno in (errno.EACCES, errno.EAGAIN):
-                    raise ValueError(
-                        f"{self.folder} is used by another run right now ({_text(handle)}); wait until it ends, or "
-                        "name another file."
-                    ) from None
-                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                    raise
-                warnings.warn(
-                    f"{self.folder} is on a drive without locks; do not use it in two runs at a time.", stacklevel=2
-                )
-                return
-            finally:
-                if handle >= 0:
-                    os.close(handle)
-
-    def release(self) -> None:
-        """Let other runs use the folder; it is removed if nothing but the lock is in it."""
-        if self._lock is None:
-            return
-        with contextlib.suppress(OSError):
-            if [path.name for path in self.folder.iterdir()] == [LOCK_FILE]:
-                (self.folder / LOCK_FILE).unlink()
-                self.folder.rmdir()
-        os.close(self._lock)
-        self._lock = None
 
     def done(self) -> list[int]:
         """Numbers of the parts that are complete."""
@@ -241,11 +190,6 @@ def signals_held() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if came:
         signal.raise_signal(came[0])
-
-
-def _text(handle: int) -> str:
-    """What the run that has the lock wrote about itself."""
-    return os.pread(handle, 200, 0).decode("utf-8", "replace") or "it is starting"
 
 
 def _stamp(path: Path) -> list[int]:

@@ -89,7 +89,10 @@ def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:
             f"{path.name} cannot be written: {error} Store one of the tensors that share memory."
         ) from error
     except SafetensorError as error:  # how safetensors reports a full disk or missing permissions
-        raise OSError(f"{path} could not be written: {error}") from error
+        failed = OSError(f"{path} could not be written: {error}")
+        code = re.search(r"os error (\d+)", str(error))
+        failed.errno = int(code[1]) if code else None
+        raise failed from error
     path.chmod(mode)
 
 

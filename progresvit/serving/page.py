@@ -88,7 +88,8 @@ def page_router(
         name: What the page calls the model.
         folder: The model folder, for its settings and its table of budgets; None if there is none.
         threshold: Where the slider starts; None is the default setting of the folder.
-        limits: What the server accepts; the page uses the size of a request and the time in which it must be sent.
+        limits: What the server accepts; the page uses the size of a request, the time in which it must be sent,
+            and the pixels of an image.
         accepted: Entered while a request is read; it refuses requests when the server is full or shuts down.
     """
     config, limits = model.config, limits or Limits()
@@ -130,7 +131,7 @@ def page_router(
         turn = ExitStack()
         turn.callback(busy.release)  # by the first call of turn.close()
         try:
-            pixels = await run_sync(open_pixels, content, config)
+            pixels = await run_sync(open_pixels, content, config, limits.pixels)
         except BaseException:
             turn.close()
             raise
@@ -197,12 +198,12 @@ def describe_model(
     }
 
 
-def open_pixels(content: bytes, config: ModelConfig) -> NDArray[np.uint8]:
+def open_pixels(content: bytes, config: ModelConfig, max_pixels: int | None = None) -> NDArray[np.uint8]:
     """The evaluation crop of an image file as the engine makes it, (C, r, r); else a :class:`RequestError`."""
     if not is_image(content):
         supported = "the file is not an image of a supported format; use JPEG, PNG, WebP, GIF, BMP or TIFF."
         raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, supported)
-    prepared = prepare(content, Plan(config=config))
+    prepared = prepare(content, Plan(config=config, max_pixels=max_pixels))
     if prepared.error is not None:
         raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, "the image cannot be opened: damaged or too large.")
     pixels: NDArray[np.uint8] = prepared.data

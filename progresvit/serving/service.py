@@ -48,6 +48,8 @@ class Limits:
     """Bytes of a request."""
     images: int = 64
     """Images of a request."""
+    pixels: int | None = None
+    """The most pixels of an image that are decoded; None for Pillow's limit."""
     queue: float = 0.25
     """Seconds of work that may wait."""
     pending: int = 512

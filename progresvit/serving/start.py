@@ -54,7 +54,8 @@ def make_server(
         is_graph = is_export or engine.get("backend") not in (None, "torch")  # these run on the CPU
         if engine.get("batch") is None and (is_graph or choose_device(engine.get("device")).type == "cpu"):
             engine["batch"] = CPU_BATCH
-        made = Engine(model, threshold, **engine)
+        limits = limits or Limits()
+        made = Engine(model, threshold, max_pixels=limits.pixels, **engine)
         name = Path(model).expanduser().resolve().name if model is not None else DEFAULT_MODEL
         made.warm_up()  # before it is ready, and before times are measured
         quantiles = None if made.setting is None else made.setting.entropy_quantiles

@@ -15,14 +15,16 @@ from typing import cast
 import torch
 from torch import nn
 
+from progresvit.data.dataset import describe_others
 from progresvit.data.sampler import Draw, seed_all
 from progresvit.data.split import save_training_list
 from progresvit.distributed import Processes
+from progresvit.io.lock import FolderLock
 from progresvit.training.build import build_model, start_model
 from progresvit.training.logger import RunLogger
 from progresvit.training.optim import Schedules, base_rate, warmup_epochs
 from progresvit.training.recipe import Recipe
-from progresvit.training.run_folder import check_folder, claim_folder, run_config
+from progresvit.training.run_folder import check_folder, claim_folder, run_config, using_folder
 from progresvit.training.state import TrainState, checkpoints, load_state, prune, save_model, save_state
 from progresvit.training.step import TrainingStep, check_run_options
 from progresvit.training.tasks.registry import make_task
@@ -63,6 +65,22 @@ def train(
     recipe, method = make_task(recipe, task)
     check_run_options(recipe, method, processes)
     check_folder(out, recipe, resume=resume, overwrite=overwrite)
+    with using_folder(out, first=processes.first) as lock:
+        _run(recipe, method, data, out, processes, lock, resume=resume, overwrite=overwrite)
+    return out / "model"
+
+
+def _run(
+    recipe: Recipe,
+    method: Task,
+    data: str,
+    out: Path,
+    processes: Processes,
+    lock: FolderLock,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> None:
     splits = method.find_splits(recipe, data)
     resumes = resume and bool(checkpoints(out / "checkpoints"))
     start = run_config(out) if resumes and recipe.model.is_of_start else None
@@ -73,6 +91,8 @@ def train(
     loaded = method.load_data(model, splits, recipe, processes)
     sampler = loaded.train.sampler
     step = TrainingStep(model, method, recipe, processes, steps_per_epoch=sampler.steps_per_epoch)
+    if processes.first:
+        lock.acquire()
     claim_folder(out, recipe, data, splits, model.config, processes, resume=resume, overwrite=overwrite)
     state = resume_state(out / "checkpoints", step) if resume else TrainState()
     project = recipe.run.wandb if processes.first else None
@@ -84,6 +104,8 @@ def train(
         tracker=None if project is None else start_wandb(project, out, recipe.model_dump(mode="json")),
     )
     logger.say(method.describe(splits))
+    if splits.others:
+        logger.say(describe_others(splits.others))
     if started:
         logger.say(started)
     schedule, warmup = recipe.schedule, warmup_epochs(recipe.schedule)
@@ -99,7 +121,6 @@ def train(
     if processes.first and splits.train.drawn_from is not None:
         for folder in (folder for folder in (out / "model", out / "best") if folder.is_dir()):
             save_training_list(folder, (entry.name for entry in splits.train.entries))
-    return out / "model"
 
 
 def resume_state(folder: Path, step: TrainingStep) -> TrainState:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import shutil
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import yaml
 
 from progresvit.config import BaseConfig
 from progresvit.distributed import Processes
-from progresvit.io.files import replace_file
+from progresvit.io.files import NO_SPACE, WriteError, replace_file
+from progresvit.io.lock import LOCK_FILE, FolderLock
 from progresvit.model.registry import parse_config
 from progresvit.training.logger import LOG_FILE, environment
 from progresvit.training.recipe import Recipe, make_recipe
@@ -46,7 +48,7 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; give the name of a folder.")
     if not (out / RECIPE_FILE).is_file():
-        if out.is_dir() and any(out.iterdir()):
+        if out.is_dir() and any(path.name != LOCK_FILE for path in out.iterdir()):
             raise ValueError(f"{out} holds other files and no run; give a new folder.")
         return
     if not resume and not overwrite:
@@ -64,6 +66,25 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
                 f"{out} holds a run of another recipe ({', '.join(differing)}); resume with the same one, "
                 "or give another folder."
             )
+
+
+@contextmanager
+def using_folder(out: Path, *, first: bool) -> Iterator[FolderLock]:
+    """Refuse a folder that another run uses, and lock it in the ``first`` process as soon as it exists.
+
+    A full disk is an error with the remedy.
+    """
+    lock = FolderLock(out, "give another folder")
+    if first and out.exists():
+        lock.acquire()
+    try:
+        yield lock
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise WriteError(out, error, "continue with the same command and --resume; checkpoints are kept") from error
+    finally:
+        lock.release()
 
 
 def _read_recipe(known: dict[str, Any], out: Path) -> Recipe:
@@ -102,7 +123,8 @@ def claim_folder(
         if before.get(key, about[key]) != about[key]:
             raise ValueError(
                 f"the run in {out} used other data: {before.get('data')}, {before.get('pictures')} images of "
-                f"{len(before.get('class_ids', []))} classes; resume with the same data, or give another folder."
+                f"{len(before.get('class_ids', []))} classes, and here are {about['pictures']} of "
+                f"{len(about['class_ids'])}; resume with the same data, or give another folder."
             )
     processes.wait()  # all have read before one of them writes
     if processes.first:

@@ -6,6 +6,7 @@ import shutil
 import sys
 import tarfile
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -283,3 +284,31 @@ def test_a_list_without_paths_or_without_a_file_is_refused(tmp_path):
     for path in (tmp_path / "none.txt", tmp_path):
         with pytest.raises(ValueError, match=r"cannot be read .*one path in each line"):
             find_listed(path)
+
+
+@pytest.mark.parametrize("in_tar", [False, True])
+def test_files_of_other_kinds_in_class_folders_are_counted(tmp_path, in_tar):
+    root = tmp_path / "photos"
+    for name in ("train/cat/a.png", "train/cat/b.png", "train/dog/c.png", "val/cat/d.png", "val/dog/e.png"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(root / name)
+    for name in ("train/cat/a.CR2", "train/dog/deep/b.cr2", "train/dog/notes", "train/cat/.hidden", "train/list.txt",
+                 "readme.md", "val/dog/clip.mp4"):  # fmt: skip
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(b"")
+    if in_tar:
+        with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+            tar.add(root, ".")
+        root = tmp_path / "photos.tar"
+    train, val = find_images(root, "train"), find_images(root, "val")
+    assert train.others == {".cr2": 2, "no suffix": 1}
+    assert val.others == {".mp4": 1}
+    assert train == replace(train, others={})  # they do not make it another dataset
+
+
+def test_a_drawn_split_counts_the_files_of_other_kinds_of_the_whole_dataset(tmp_path):
+    (tmp_path / "cat").mkdir()
+    for number in range(5):
+        Image.new("RGB", (8, 8)).save(tmp_path / "cat" / f"{number}.png")
+    (tmp_path / "cat" / "a.cr2").write_bytes(b"")
+    assert find_images(tmp_path, "train").others == find_images(tmp_path, "val").others == {".cr2": 1}

@@ -5,16 +5,16 @@ import struct
 import sys
 import zlib
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageOps
 
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.crop import crop, crop_box, crop_section
-from progresvit.data.dataset import Entry
+from progresvit.data.dataset import Entry, find_images, find_unlabelled
 from progresvit.data.decode import ImageError, decode, is_decoded_by_rows, open_header, shrink_on_load
 from progresvit.data.prepare import Form, Plan, UnreadImage, prepare
 from progresvit.data.samples import samples_folder
@@ -204,29 +204,27 @@ def test_a_photo_of_108_megapixels_is_read_at_a_reduced_scale():
         decode(content)
 
 
-HEIC = b"\0\0\0\x18ftypheic" + bytes(40)
-
-
-def test_a_heic_file_without_its_plug_in_names_the_package(monkeypatch):
+def test_a_heic_file_without_its_plug_in_names_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    assert "pip install pillow-heif" in prepare(HEIC, CROP).error
+    monkeypatch.setattr(metadata, "requires", lambda name: ["pillow-heif>=1; extra == 'heic'"])
+    error = prepare(b"\0\0\0\x18ftypheic" + bytes(40), CROP).error
+    assert error == "a HEIC image, and pillow-heif is not installed; run: pip install 'pillow-heif>=1'"
 
 
-def test_the_plug_in_for_heic_is_registered_when_it_is_needed(monkeypatch):
-    class Plugin(ImageFile.ImageFile):
-        format = "HEIF"
-
-        def _open(self):
-            self._mode, self._size = "RGB", (4, 4)
-            self.tile = [ImageFile._Tile("raw", (0, 0, 4, 4), 0, "RGB")]
-
-    def register():
-        Image.register_open("HEIF", Plugin, lambda prefix: prefix[4:12] == b"ftypheic")
-
+def test_the_plug_in_for_heic_is_registered_when_it_is_needed(tmp_path, monkeypatch):
+    pillow_heif = pytest.importorskip("pillow_heif")
     monkeypatch.setattr(Image, "ID", list(Image.ID))
     monkeypatch.setattr(Image, "OPEN", dict(Image.OPEN))
-    monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register))
-    assert prepare(HEIC, CROP).error is None
+    image = Image.new("RGB", (300, 200), (200, 60, 20))
+    for split in ("train", "val"):
+        (tmp_path / split / "red").mkdir(parents=True)
+        pillow_heif.from_pillow(image).save(tmp_path / split / "red" / "a.heic", quality=-1)
+    assert "HEIF" not in Image.ID
+    for entries in (find_unlabelled(tmp_path).entries, find_images(tmp_path, "val").entries):
+        made = prepare(entries[0], CROP)
+        assert made.error is None
+        assert np.abs(made.data.reshape(3, -1).T.astype(int) - (200, 60, 20)).max() < 6
+    assert "HEIF" in Image.ID
 
 
 def test_web_addresses_are_refused_with_the_remedy_wherever_they_stand():

@@ -146,9 +146,14 @@ def test_arrays_files_and_buffers_give_the_answer_of_the_image(engine, photo, tm
 
 def test_a_wrong_array_is_reported_with_its_shape(engine, photo, tmp_path):
     cases = [
-        ([np.zeros((3, 40, 40), np.uint8)], r"of shape \(3, 40, 40\)"),
-        ([np.zeros((40, 50, 3), np.float32)], r"an array of float32 of shape \(40, 50, 3\)"),
-        ([torch.zeros(40, 50, 3, dtype=torch.uint8)], r"a tensor of torch.uint8 of shape \(40, 50, 3\)"),
+        (
+            [np.zeros((3, 40, 40), np.uint8)],
+            r"of shape \(3, 40, 40\); image.transpose\(1, 2, 0\) puts the channels last",
+        ),
+        ([np.zeros((40, 50, 3), np.float32)], r"an array of float32 of shape \(40, 50, 3\); \(255 \* image\)"),
+        ([np.full((40, 50), np.nan)], r"an array of float64 of shape \(40, 50\); \(255 \* image\)"),
+        ([np.zeros((40, 50, 3), np.int64)], r"an array of int64 of shape \(40, 50, 3\)\.$"),
+        ([torch.zeros(40, 50, 3, dtype=torch.uint8)], r"a tensor of torch.uint8 of shape \(40, 50, 3\); image.cpu\(\)"),
         ([np.zeros((0, 50, 3), np.uint8)], r"of shape \(0, 50, 3\)"),
         (np.zeros((40, 50, 3), np.uint8), r"put this one of shape \(40, 50, 3\) into brackets"),
         (np.zeros((2, 3, 40, 50), np.uint8), r"not uint8 of shape \(2, 3, 40, 50\)"),
@@ -156,6 +161,8 @@ def test_a_wrong_array_is_reported_with_its_shape(engine, photo, tmp_path):
         (io.BytesIO(saved(photo, "PNG")), "into brackets"),
         ([io.StringIO("text")], 'mode "rb"'),
         ([7], "not int"),
+        ([photo, None], "not NoneType"),
+        (None, "classify takes a list of images, not NoneType"),
     ]
     for images, message in cases:
         with pytest.raises(ValueError, match=message):

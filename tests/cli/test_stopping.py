@@ -1,0 +1,271 @@
+"""Commands that are stopped, that fill the disk, or that share a folder: one line, and nothing finished is lost."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from progresvit.engine.embedding import EmbeddingEngine
+from progresvit.evaluation import parts as evaluation_parts
+from progresvit.evaluation import run as evaluation
+from progresvit.io import files, resumable
+from progresvit.training import loop
+from progresvit.training.state import checkpoints
+from tests.commands import refused, run, works
+from tests.processes import ROOT, TORCHRUN
+from tests.training.runs import losses, recipe
+
+CPU = ("--device", "cpu")
+STOPPED = "stopped; the same command continues\n"
+
+
+def evaluate(model, digits, out):
+    return ("evaluate", model, "--data", digits, "--out", out, "--workers", 0, "--batch", 5, *CPU)
+
+
+def embed(model, digits, out):
+    return ("embed", digits / "val", "--model", model, "--out", out, "--batch", 5, "--workers", 1, *CPU)
+
+
+COMMANDS = {"evaluate": (evaluate, evaluation, "record_columns"), "embed": (embed, EmbeddingEngine, "_features")}
+"""How a command is called, and what it calls for each batch."""
+
+
+def rows(path):
+    """As text, in which NaN equals NaN and different numbers differ."""
+    return repr(pq.read_table(path).to_pylist())
+
+
+def stop_in_batch(number, patch, place, name, act):
+    """Calls ``act`` instead of computing this batch, from 1; returns a list with an item for each computed one."""
+    step, batches = getattr(place, name), []
+
+    def counted(*given, **options):
+        if len(batches) + 1 == number:
+            act()
+        batches.append(number)
+        return step(*given, **options)
+
+    patch.setattr(place, name, counted)
+    return batches
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_signal_stops_with_one_line_and_the_same_command_continues(
+    model, digits, tmp_path, monkeypatch, command, number, code
+):
+    make, *place = COMMANDS[command]
+    works(*make(model, digits, tmp_path / "whole.parquet"))
+    words = make(model, digits, tmp_path / "a.parquet")
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    with monkeypatch.context() as patch:
+        stop_in_batch(4, patch, *place, lambda: signal.raise_signal(number))
+        result = run(*words)
+    assert (result.exit_code, result.stderr) == (code, STOPPED)
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert not (tmp_path / "a.parquet").exists()
+    batches = stop_in_batch(0, monkeypatch, *place, None)
+    works(*words)
+    assert len(batches) == 2  # of the five batches of 24 images
+    assert rows(tmp_path / "a.parquet") == rows(tmp_path / "whole.parquet")
+    assert sorted(path.name for path in tmp_path.glob("a.parquet*")) == ["a.parquet"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_second_signal_ends_at_once_and_loses_nothing(model, digits, tmp_path, monkeypatch, command):
+    """The second comes while the finished batches are written."""
+    make, *place = COMMANDS[command]
+    words, keep, ends = make(model, digits, tmp_path / "a.parquet"), resumable.PartialOutput.keep, []
+
+    def ends_at_once(code):
+        ends.append(code)
+        raise SystemExit(code)
+
+    def kept(self, *given):
+        signal.raise_signal(signal.SIGINT)
+        keep(self, *given)
+
+    with monkeypatch.context() as patch:
+        stop_in_batch(4, patch, *place, lambda: signal.raise_signal(signal.SIGINT))
+        patch.setattr(resumable.PartialOutput, "keep", kept)
+        patch.setattr("os._exit", ends_at_once)
+        assert run(*words).stderr == STOPPED
+    assert ends == [130]
+    batches = stop_in_batch(0, monkeypatch, *place, None)
+    works(*words)
+    assert len(batches) == 2
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_training_at_its_last_checkpoint(digits, tmp_path, monkeypatch):
+    (tmp_path / "recipe.yaml").write_text(recipe().to_yaml())
+    words = ("train", tmp_path / "recipe.yaml", "--data", digits, *CPU, "--out")
+
+    def stop():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        stop_in_batch(5, patch, loop.TrainingStep, "__call__", stop)
+        result = run(*words, tmp_path / "run")
+    assert result.exit_code == 130
+    assert result.stderr.endswith(
+        "\nstopped at once; the same command and --resume continue from the last checkpoint.\n"
+    )
+    assert "Traceback" not in result.output
+    works(*words, tmp_path / "run", "--resume")
+    works(*words, tmp_path / "whole")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def start(words, *, together=False, constants=None):
+    """A command in a process of its own, or in two under torchrun; see :mod:`tests.processes`."""
+    program = TORCHRUN if together else (sys.executable,)
+    given = json.dumps([[str(word) for word in words]]), json.dumps(constants or {})
+    return subprocess.Popen(
+        [*program, "-m", "tests.processes", *given], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for(process, done):
+    end = time.monotonic() + 120
+    while not done():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def many(digits, tmp_path):
+    """So many images that a run with batches of one takes seconds."""
+    image = Image.open(next((digits / "val").rglob("*.png")))
+    for digit in "0123":
+        (tmp_path / "many" / "val" / digit).mkdir(parents=True)
+        for number in range(100):
+            image.rotate(number).save(tmp_path / "many" / "val" / digit / f"{number}.png")
+    return tmp_path / "many"
+
+
+KEEP_ALWAYS = {"progresvit.io.resumable.KEEP_EVERY": 0, "progresvit.evaluation.parts.CHUNK": 40}
+
+
+@pytest.mark.slow
+def test_a_process_that_gets_signals_keeps_its_records(model, many, tmp_path, monkeypatch):
+    out, images = tmp_path / "a.parquet", []
+    words = ("evaluate", model, "--data", many, "--workers", 0, "--batch", 1, *CPU, "--out")
+    parts = tmp_path / "a.parquet.parts"
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process, begun = start((*words, out), constants=KEEP_ALWAYS), time.time_ns()
+        wait_for(process, lambda: any(path.stat().st_mtime_ns > begun for path in parts.glob("0*.npz")))  # noqa: B023
+        process.send_signal(number)
+        assert process.communicate()[1] == STOPPED
+        assert process.returncode == 128 + number
+        images.append(40 * len(list(parts.glob("0*.npz"))))
+    assert 0 < images[0] < images[1] < 400
+    monkeypatch.setattr(evaluation_parts, "CHUNK", 40)
+    works(*words, out)
+    works(*words, tmp_path / "whole.parquet")
+    assert rows(out) == rows(tmp_path / "whole.parquet")
+
+
+@pytest.mark.long
+def test_two_processes_that_torchrun_ends_continue_with_the_same_command(model, many, tmp_path):
+    out, parts = tmp_path / "a.parquet", tmp_path / "a.parquet.parts"
+    words = ("evaluate", model, "--data", many, "--workers", 0, "--batch", 1, *CPU, "--out")
+    process = start((*words, out), together=True, constants=KEEP_ALWAYS)
+    wait_for(process, lambda: len(list(parts.glob("0*.npz"))) > 1)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate()[1].count(STOPPED) == 1  # the rest is torchrun's
+    kept = len(list(parts.glob("0*.npz")))
+    assert 1 < kept < 10
+    continued = start((*words, out), together=True, constants={"progresvit.evaluation.parts.CHUNK": 40})
+    assert continued.communicate()[0].count("is ready") == 1
+    works(*words, tmp_path / "whole.parquet")
+    assert rows(out) == rows(tmp_path / "whole.parquet")
+
+
+def fill_disk_after(number, patch):
+    """So many files and folders get onto the disk, and no further ones."""
+    sync, synced = files._sync, []
+
+    def full(path):
+        synced.append(path)
+        if len(synced) > number:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(path)
+
+    patch.setattr(files, "_sync", full)
+
+
+def test_a_full_disk_in_the_middle_of_an_evaluation_loses_no_batch_that_was_kept(model, digits, tmp_path, monkeypatch):
+    words = evaluate(model, digits, tmp_path / "a.parquet")
+    monkeypatch.setattr(resumable, "KEEP_EVERY", 0)
+    with monkeypatch.context() as patch:
+        fill_disk_after(6, patch)  # run.json and two batches, each with its folder
+        refused("a.parquet cannot be written (No space left on device); free some space there and run the same", *words)
+    batches = stop_in_batch(0, monkeypatch, evaluation, "record_columns", None)
+    works(*words)
+    assert len(batches) == 3
+    works(*evaluate(model, digits, tmp_path / "whole.parquet"))
+    assert rows(tmp_path / "a.parquet") == rows(tmp_path / "whole.parquet")
+
+
+@pytest.mark.slow
+def test_a_full_disk_in_the_middle_of_a_training_keeps_the_checkpoints(digits, tmp_path, monkeypatch):
+    (tmp_path / "recipe.yaml").write_text(recipe(run={"keep": 9}).to_yaml())
+    words = ("train", tmp_path / "recipe.yaml", "--data", digits, *CPU, "--out")
+    with monkeypatch.context() as patch:
+        fill_disk_after(20, patch)
+        full = f"{tmp_path / 'run'} cannot be written (No space left on device); free some space there and continue "
+        refused(f"{full}with the same command and --resume", *words, tmp_path / "run")
+    kept = [path.name for path in checkpoints(tmp_path / "run" / "checkpoints")]
+    assert 0 < len(kept) < 4
+    works(*words, tmp_path / "run", "--resume")
+    works(*words, tmp_path / "whole")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_other_commands_name_the_remedy_for_a_full_disk_too(model, digits, tmp_path, monkeypatch):
+    works(*evaluate(model, digits, tmp_path / "r.parquet"))
+    fill_disk_after(0, monkeypatch)
+    words = ("calibrate", tmp_path / "r.parquet", "--exit-share", 0.5, "--out", tmp_path / "s.json")
+    refused("No space left on device; free some space there and run the same command again", *words)
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from progresvit.io.lock import FolderLock
+lock = FolderLock(Path(sys.argv[1]), "go")
+lock.acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "folder"),
+    [
+        (evaluate, "a.parquet.parts"),
+        (embed, "a.parquet.parts"),
+        (lambda model, digits, out: ("train", "photos_tiny", "--data", digits, "--out", out.with_name("run")), "run"),
+    ],
+)
+def test_a_folder_that_another_run_uses_is_refused_in_one_line(model, digits, tmp_path, make, folder):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path / folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        words = make(model, digits, tmp_path / "a.parquet")
+        refused(f"is used by another run right now (process {other.pid} on ", *words)
+        refused(f"is used by another run right now (process {other.pid} on ", *words, "--overwrite")
+        other.kill()
