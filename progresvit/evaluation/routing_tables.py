@@ -10,10 +10,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from progresvit.compute import CONVENTIONS, Convention
 from progresvit.evaluation import table
+from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, find_thresholds, has_per_round
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.routing import PAPER_THRESHOLDS, TENTHS, OperatingPoint, Router, frontier, near_lossless
 from progresvit.routing.decide import Threshold
+
+PER_ROUND, OTHERS = "per round", "chosen on the other half"
+"""Notes of rows that have one threshold for each round, and of those that were chosen on other images."""
 
 
 def frontier_table(
@@ -24,7 +28,9 @@ def frontier_table(
 ) -> Table:
     """Accuracy, compute in both conventions and exit shares at each threshold; then the near-lossless point.
 
-    Without labels there is no accuracy and no near-lossless point.
+    Without labels there is no accuracy and no near-lossless point. Models of three or more rounds also have rows of
+    the best thresholds per round: near-lossless on these images, and chosen on one half of the images and measured on
+    the other, both ways, at nine budgets and near-lossless.
 
     Args:
         models: Records by name of the model.
@@ -44,12 +50,28 @@ def frontier_table(
                 _row(name, records, point, "near-lossless")
                 for point in frontier(scores, hits, gmacs, [best.threshold], correct5=hits5)
             ]
+        if has_per_round(records):
+            rows += _per_round_rows(name, records, router)
         for setting, limit in (settings or {}).items():
             rows += [
                 _row(name, records, point, setting) for point in frontier(scores, hits, gmacs, [limit], correct5=hits5)
             ]
     accuracy = [Column("top1", "top-1 (%)", table.percent), Column("top5", "top-5 (%)", table.percent)]
     return threshold_table(rows, accuracy, models=len(models))
+
+
+def _per_round_rows(name: str, records: Records, router: Router | None) -> list[Row]:
+    found, gmacs = find_thresholds(records, router), records.gmacs("paper")
+    (here,) = frontier(
+        records.scores(router), records.correct, gmacs, [found.near_lossless()], correct5=records.correct5
+    )
+    budgets = [gmacs[0] + share * (gmacs[-1] - gmacs[0]) for share in TENTHS[1:-1]]
+    points, lossless = cross_fitted_curve(records, budgets, router)
+    return [
+        _row(name, records, here, f"near-lossless, {PER_ROUND}"),
+        _row(name, records, lossless, f"near-lossless, {PER_ROUND}, {OTHERS}"),
+        *(_row(name, records, point, f"{PER_ROUND}, {OTHERS}") for point in points),
+    ]
 
 
 def threshold_table(rows: list[Row], accuracy: Sequence[Column], *, models: int) -> Table:
@@ -78,7 +100,7 @@ def threshold_table(rows: list[Row], accuracy: Sequence[Column], *, models: int)
     return Table("Accuracy and compute by threshold", columns, rows)
 
 
-def _row(name: str, records: Records, point: OperatingPoint, note: str) -> Row:
+def _row(name: str, records: Records, point: OperatingPoint | CrossFittedPoint, note: str) -> Row:
     spent = {convention: float(np.dot(point.exit_shares, records.gmacs(convention))) for convention in CONVENTIONS}
     accuracy = {"top1": point.top1, "top5": point.top5}
     return point_row(name, point, accuracy, spent, full=records.gmacs("paper")[-1], note=note)
@@ -86,7 +108,7 @@ def _row(name: str, records: Records, point: OperatingPoint, note: str) -> Row:
 
 class _Point(Protocol):
     @property
-    def threshold(self) -> Threshold: ...
+    def threshold(self) -> Threshold | None: ...
 
     @property
     def exit_shares(self) -> tuple[float, ...]: ...

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         needed_images,
     )
     from progresvit.routing.decide import Abstention, OODRule, Policy, Routed, route_records
+    from progresvit.routing.per_round import PerRoundFrontier, cross_fitted_exits, per_round_frontier
     from progresvit.routing.router import Router, fit_router, load_router, save_router
     from progresvit.routing.scores import (
         HIGHEST,
@@ -64,6 +65,9 @@ _HOME_OF = {
     "Policy": "decide",
     "Routed": "decide",
     "route_records": "decide",
+    "PerRoundFrontier": "per_round",
+    "cross_fitted_exits": "per_round",
+    "per_round_frontier": "per_round",
     "Router": "router",
     "fit_router": "router",
     "load_router": "router",
@@ -98,6 +102,7 @@ __all__ = [
     "CertifiedThreshold",
     "OODRule",
     "OperatingPoint",
+    "PerRoundFrontier",
     "Policy",
     "Routed",
     "Router",
@@ -105,6 +110,7 @@ __all__ = [
     "SettingWarning",
     "certified_threshold",
     "certified_thresholds",
+    "cross_fitted_exits",
     "find_setting",
     "fit_router",
     "frontier",
@@ -119,6 +125,7 @@ __all__ = [
     "ood_score",
     "operating_point",
     "patch_entropy",
+    "per_round_frontier",
     "route_records",
     "routed_sums",
     "save_router",
