@@ -154,7 +154,8 @@ class Page:
         parts.append(frontier_tables.frontier_table(title, rows, {key: costs for key, (_, costs) in by_device.items()}))
         if lined_up.missing:
             parts.append(f"Not measured: {', '.join(lined_up.missing)}.")
-        parts += [frontier_tables.cost_table(title, rows, cost, costs) for cost, costs in by_device.values()]
+        timed = [row for row in rows if not row.per_round]
+        parts += [frontier_tables.cost_table(title, timed, cost, costs) for cost, costs in by_device.values()]
         return _blocks(*parts, frontier_tables.commands_table(lined_up.runs))
 
     def early_exit(self, name: str) -> str:

@@ -23,7 +23,7 @@ from progresvit.analysis.style import (
     scale_compute,
 )
 from progresvit.compute import Convention
-from progresvit.evaluation.per_round import cross_fitted_curve, has_per_round
+from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, has_per_round
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.reliability import Reliability
 from progresvit.evaluation.selective import RiskCoverage
@@ -74,7 +74,7 @@ def frontier_figure(
     """
     figure, axes = new_figure(title="", x=f"average GMACs per image ({convention} convention)", y="top-1 accuracy (%)")
     savings: dict[str, float] = {}
-    per_round: dict[str, float] = {}
+    per_round: dict[str, CrossFittedPoint] = {}
     for number, (name, records) in enumerate(models.items()):
         scores, correct, gmacs = records.scores(router), records.correct, records.gmacs(convention)
         points = frontier(scores, correct, gmacs, curve_thresholds(scores))
@@ -93,10 +93,12 @@ def frontier_figure(
         draw_band(axes, [point.gmacs for point in points], *reach, colour=COLOURS[number % len(COLOURS)])
         savings[name] = 1 - marks[DEFAULT].gmacs / gmacs[-1]
         if has_per_round(records):
-            per_round[name] = 1 - _draw_per_round(axes, number, name, records, router, convention) / gmacs[-1]
+            per_round[name] = _draw_per_round(axes, number, name, records, router, convention)
     title = savings_title(savings)
     if per_round:
-        title += f"; with {PER_ROUND}: {percent_range(per_round.values())}"
+        saved = [1 - point.gmacs / models[name].gmacs(convention)[-1] for name, point in per_round.items()]
+        lost = max(float(models[name].correct[:, -1].mean()) - point.top1 for name, point in per_round.items())
+        title += f"; with {PER_ROUND}: {percent_range(saved)}, top-1 {-100 * lost + 0.0:+.2f}"
     axes.set_title(in_lines(title), fontsize=11)
     scale_compute(axes, max(records.rounds for records in models.values()))
     entries = model_entries(models, [DEFAULT, *(settings or {})])
@@ -119,8 +121,8 @@ def frontier_figure(
 
 def _draw_per_round(
     axes: Axes, number: int, name: str, records: Records, router: Router | None, convention: Convention
-) -> float:
-    """The curve of thresholds per round from round 1 to the full path; returns the GMACs of its near-lossless point."""
+) -> CrossFittedPoint:
+    """The curve of thresholds per round from round 1 to the full path; returns its near-lossless point."""
     gmacs, ends = records.gmacs(convention), records.correct.mean(axis=0)[[0, -1]].tolist()
     budgets = np.geomspace(gmacs[0], gmacs[-1], PER_ROUND_CURVE)[1:-1].tolist()
     inner, lossless = cross_fitted_curve(records, budgets, router, convention)
@@ -129,12 +131,15 @@ def _draw_per_round(
     axes.plot(*_columns(curve), label=f"{name}: {PER_ROUND}", color=colour, **PER_ROUND_LINE)
     star = [(lossless.gmacs, lossless.top1)]
     axes.plot(*_columns(star), label=f"{name}: near-lossless, {PER_ROUND}", color=colour, **PER_ROUND_MARK)
-    return lossless.gmacs
+    return lossless
 
 
 def per_round_entries(colour: str) -> dict[str, dict[str, Any]]:
     """Entries of the legend for curves of thresholds per round."""
-    return {"per round": {"color": colour, **PER_ROUND_LINE}, "near-lossless, per round": {"color": colour, **PER_ROUND_MARK}}
+    return {
+        "per round": {"color": colour, **PER_ROUND_LINE},
+        "near-lossless, per round": {"color": colour, **PER_ROUND_MARK},
+    }
 
 
 def model_entries(models: Iterable[str], settings: Iterable[str]) -> dict[str, dict[str, Any]]:
