@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from progresvit.compute import CONVENTIONS, Convention
 from progresvit.evaluation import table
 from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, find_thresholds, has_per_round
 from progresvit.evaluation.records import Records
+from progresvit.evaluation.routers import matched_outcomes
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.routing import PAPER_THRESHOLDS, TENTHS, OperatingPoint, Router, frontier, near_lossless
 from progresvit.routing.decide import Threshold
@@ -136,21 +137,13 @@ def point_row(
 
 
 def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequence[float] = TENTHS) -> Table:
-    """Top-1 of entropy and of each router when the same share of the images continues to round 2: the paper's table.
-
-    The images with the highest scores continue, exactly as many as the rate asks for; ties are taken in order. The
-    cost of the router itself is not counted.
-    """
-    if records.rounds != 2:
-        raise ValueError(f"matched continuation rates are for two rounds, and these records have {records.rounds}.")
-    correct, gmacs = records.correct, records.gmacs("paper")
+    """Top-1 of entropy and of each router when the same share of the images continues to round 2: the paper's table."""
     scores = {"entropy": records.scores(), **{name: records.scores(router) for name, router in routers.items()}}
+    outcomes = {name: matched_outcomes(records, values[:, 0], rates) for name, values in scores.items()}
     rows: list[Row] = []
-    for rate in rates:
-        count = round(rate * len(records))
-        row: Row = {"continue": rate, "gmacs_paper": gmacs[0] + count / len(records) * (gmacs[1] - gmacs[0])}
-        for name, values in scores.items():
-            row[name] = float(refine(values[:, 0], correct, count).mean())
+    for number, (rate, spent) in enumerate(zip(rates, outcomes["entropy"][1])):
+        row: Row = {"continue": rate, "gmacs_paper": spent}
+        row |= {name: float(correct[:, number].mean()) for name, (correct, _) in outcomes.items()}
         row |= {f"{name}_gain": row[name] - row["entropy"] for name in routers}
         rows.append(row)
     columns = [
@@ -160,10 +153,3 @@ def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequen
         *(Column(f"{name}_gain", f"{name} gain (points)", table.points) for name in routers),
     ]
     return Table("Routers at matched continuation rates", columns, rows)
-
-
-def refine(scores: NDArray[np.float32], correct: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
-    """Whether each image is correct if the ``count`` images with the highest scores continue to round 2."""
-    refined = np.zeros(len(scores), bool)
-    refined[np.argsort(-scores, kind="stable")[:count]] = True
-    return np.where(refined, correct[:, 1], correct[:, 0])
