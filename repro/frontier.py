@@ -2,8 +2,8 @@
 
 A model whose rounds follow each other is routed by one entropy threshold for all rounds; where the threshold lies
 follows from the entropies and a budget, without labels. A model of three or more rounds also has points with the best
-threshold of each round. These need labels: they are chosen on every second image, in the order of names, and measured on
-the others, both ways. Letters: K seeds, N images, S rounds, T thresholds.
+threshold of each round. These need labels: they are chosen on every second image, in the order of names, and measured
+on the others, both ways. Letters: K seeds, N images, S rounds, T thresholds.
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ def point_row(
 
 def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequence[float] = TENTHS) -> Table:
     """Top-1 of entropy and of each router when the same share of the images continues to round 2: the paper's table."""
-    scores = {"entropy": records.scores(), **{name: records.scores(router) for name, router in routers.items()}}
-    outcomes = {name: matched_outcomes(records, values[:, 0], rates) for name, values in scores.items()}
+    rules: dict[str, Router | None] = {"entropy": None, **routers}
+    outcomes = {name: matched_outcomes(records, records.scores(router)[:, 0], rates) for name, router in rules.items()}
     rows: list[Row] = []
     for number, (rate, spent) in enumerate(zip(rates, outcomes["entropy"][1])):
         row: Row = {"continue": rate, "gmacs_paper": spent}
@@ -149,7 +149,7 @@ def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequen
     columns = [
         Column("continue", "continue (%)", table.rough_percent),
         Column("gmacs_paper", "GMACs (paper)", table.decimals),
-        *(Column(name, f"{name} top-1 (%)", table.percent) for name in scores),
+        *(Column(name, f"{name} top-1 (%)", table.percent) for name in rules),
         *(Column(f"{name}_gain", f"{name} gain (points)", table.points) for name in routers),
     ]
     return Table("Routers at matched continuation rates", columns, rows)
