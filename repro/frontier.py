@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from progresvit.evaluation.per_round import within_or_cheapest
 from progresvit.routing.decide import exit_rounds
 from progresvit.routing.frontier import every_threshold, exit_counts
-from progresvit.routing.per_round import LEAST_ROUNDS, PerRoundFrontier, cross_fitted_exits
+from progresvit.routing.per_round import LEAST_ROUNDS, Choice, PerRoundFrontier, cross_fitted_exits
 from progresvit.routing.scores import HIGHEST
 from repro.compare import (
     ComparedRun,
@@ -159,7 +159,8 @@ def _cross_fitted(result: RunResult, budgets: Sequence[float]) -> NDArray[np.int
     entropies = result.rounds.entropies(result.data.val)
     if not _routed(result) or len(result.rounds.bits) < LEAST_ROUNDS or entropies is None:
         return None
-    choices = [*(partial(within_or_cheapest, budget=budget) for budget in budgets), PerRoundFrontier.near_lossless]
+    choices: list[Choice] = [partial(within_or_cheapest, budget=budget) for budget in budgets]
+    choices.append(PerRoundFrontier.near_lossless)
     correct, second = result.rounds.correct(result.data.val), np.arange(result.data.val) % 2 == 1
     return cross_fitted_exits(_scores(result), correct, result.rounds.gmacs_paper, second, choices)
 

@@ -69,8 +69,8 @@ def calibrate_budget(
         found, gmacs = find_thresholds(records, router, convention), records.gmacs(convention)
         check_budget(budget, gmacs[0], gmacs[-1])
         choice = partial(within_or_cheapest, budget=max(budget, gmacs[0]))
-        threshold = found.within(max(budget, gmacs[0]))
-        return _per_round_setting(records, threshold, choice, router, convention, rule="budget")
+        chosen = found.within(max(budget, gmacs[0]))
+        return _per_round_setting(records, chosen, choice, router, convention, rule="budget")
     threshold = threshold_for_budget(records.scores(router), records.gmacs(convention), budget)
     return _setting(records, threshold, router, convention, rule="budget")
 
