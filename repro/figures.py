@@ -19,6 +19,7 @@ from progresvit.analysis.style import (
     blank_figure,
     curve_style,
     draw_band,
+    in_lines,
     legend_below,
     new_figure,
     new_panels,
@@ -78,10 +79,12 @@ def comparison_figure(compared: LineUp) -> Figure:
             label = f"{run.label}: near-lossless"
             axes.plot([x], [y], "*", color=curve["color"], markersize=13, zorder=4, label=label)
             if draw_per_round(axes, run, colour=curve["color"]):
-                per_round[PER_ROUND] = {"color": "0.4", **PER_ROUND_LINE}
+                per_round["thresholds per round"] = {"color": "0.4", **PER_ROUND_LINE}
     _draw_rounds(axes, compared.rows, logarithmic=axes.get_xscale() == "log")
     if routed:
         entries |= {"near-lossless": STAR} | per_round | {BAND: band_entry()}
+    if per_round:
+        axes.set_title(in_lines(f"{title}; dotted: {PER_ROUND}"), fontsize=11)
     legend_below(figure, entries)
     return figure
 

@@ -31,6 +31,8 @@ LOWEST_ERROR = 0.05
 TICKS = (0, 20, 40, 60, 70, 80, 85, 90, 92, 94, 95, 96, 97, 98, 98.5, 99, 99.5)
 FEW_TICKS = 3
 """With fewer of these in the plot, every fifth percent is a tick, or every percent."""
+PALE = "0.8"
+"""Fill of the marks of thresholds per round."""
 INTERVALS = "95 % intervals"
 Style = dict[str, Any]
 
@@ -39,7 +41,7 @@ def frontier_figure(lined_up: FrontierLineUp, rows: Sequence[FrontierRow]) -> Fi
     """A curve for each run or family. Marks are the points of the table, with their 95 % intervals.
 
     Bands of routed models are such intervals at every threshold. Models of three or more rounds have a dotted curve and
-    open marks for one threshold of each round, chosen on the other half of the images.
+    grey marks for one threshold of each round, chosen on the other half of the images.
     """
     declared = [row for row in rows if not row.per_round]
     verdicts = [row.verdict for row in declared if row.verdict is not None]
@@ -52,13 +54,13 @@ def frontier_figure(lined_up: FrontierLineUp, rows: Sequence[FrontierRow]) -> Fi
         for run in curve.routed:
             _draw_thresholds(axes, run, curve.style)
             if draw_per_round(axes, run, colour=curve.style["color"]):
-                more[PER_ROUND] = {"color": "0.4", "marker": "o", "markerfacecolor": "white", **PER_ROUND_LINE}
+                more[PER_ROUND] = {"color": "0.4", "marker": "o", "markerfacecolor": PALE, **PER_ROUND_LINE}
         marks = curve.style | ({"linestyle": ""} if curve.routed else {})
         shared = [(row.gmacs, row) for row in curve.rows if not row.per_round]
         per_round = [(row.gmacs, row) for row in curve.rows if row.per_round]
         _draw_points(axes, curve.label, shared, marks)
         if per_round:
-            _draw_points(axes, f"{curve.label}: {PER_ROUND}", per_round, marks | {"markerfacecolor": "white"})
+            _draw_points(axes, f"{curve.label}: {PER_ROUND}", per_round, marks | {"markerfacecolor": PALE})
     _finish(figure, axes, rows, _curves(lined_up, rows), more)
     return figure
 

@@ -159,7 +159,8 @@ def schedule(run: ComparedRun) -> str:
     return resolutions if rounds.heads is None else f"{resolutions}, {between.join(map(str, rounds.heads))} heads"
 
 
-PER_ROUND = "thresholds per round, chosen on the other half"
+PER_ROUND = "per round, from the other half"
+"""Columns of thresholds that were chosen on the half of the images that they are not measured on."""
 
 
 def exit_table(compared: LineUp) -> str | None:

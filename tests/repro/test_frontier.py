@@ -11,6 +11,7 @@ from progresvit.routing import per_round_frontier
 from progresvit.routing.decide import exit_rounds
 from progresvit.training.tasks.subnetworks import SubnetworksOptions
 from repro import frontier_figures, page
+from repro.blocks import Page
 from repro.compare import LineUp, crossed_difference, gather, line_up
 from repro.equal import PER_STEP, training_pmacs
 from repro.figures import comparison_figure
@@ -164,6 +165,11 @@ def test_three_rounds_also_have_points_with_a_threshold_for_each(changed):
             assert point.exit_after[report].tolist() == exit_rounds(scores[report], thresholds).tolist()
         assert point.correct.tolist() == right[np.arange(IMAGES), point.exit_after].tolist()
         assert point.threshold is None
+    page_ = Page(changed, "figures", {})
+    seeds = [per_round_points(read_results(changed).runs[f"three-{seed}"])[0] for seed in SEEDS]
+    assert page_.point_top1("three", "25 %, per round") == np.mean([point.correct.mean() for point in seeds])
+    with pytest.raises(ValueError, match="three-1 has no point 30 %; it has round 1, 25 %"):
+        page_.point_top1("three", "30 %")
     lossless = near_lossless_per_round(result)
     assert lossless.gmacs < gmacs[-1]
     two = read_results(changed).runs["full-1"]
@@ -185,10 +191,11 @@ def test_rows_per_round_are_in_the_tables_and_the_plot_but_have_no_cost(changed)
     table = exit_table(lined_up)
     points = [near_lossless_per_round(one) for one in gather(results, "three").seeds]
     spent = np.mean([point.gmacs for point in points])
-    assert "thresholds per round, chosen on the other half: GMACs" in table
+    assert "per round, from the other half: GMACs" in table
     assert f"| {spent:.3f} |" in table
-    curves = [line.get_label() for line in comparison_figure(lined_up).axes[0].lines]
-    assert "three: thresholds per round, chosen on the other half" in curves
+    axes = comparison_figure(lined_up).axes[0]
+    assert "three: thresholds per round, chosen on the other half" in [line.get_label() for line in axes.lines]
+    assert "dotted: thresholds per round, chosen on the other half" in " ".join(axes.get_title().split())
 
 
 def test_a_comparison_without_entropies_has_no_curve_per_round(made):
@@ -196,7 +203,7 @@ def test_a_comparison_without_entropies_has_no_curve_per_round(made):
     assert any(run.rounds == 3 for run in lined_up.rows)
     labels = [line.get_label() for line in comparison_figure(lined_up).axes[0].lines]
     assert not any("per round" in label for label in labels)
-    assert "thresholds per round" not in exit_table(lined_up)
+    assert "per round" not in exit_table(lined_up)
 
 
 @pytest.mark.parametrize(
