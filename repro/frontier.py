@@ -16,10 +16,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.evaluation.per_round import within_or_cheapest
 from progresvit.routing.decide import exit_rounds
 from progresvit.routing.frontier import every_threshold, exit_counts
-from progresvit.routing.per_round import LEAST_ROUNDS, Choice, PerRoundFrontier, cross_fitted_exits
+from progresvit.routing.per_round import LEAST_ROUNDS, Choice, PerRoundFrontier, cross_fitted_exits, within_or_cheapest
 from progresvit.routing.scores import HIGHEST
 from repro.compare import (
     ComparedRun,

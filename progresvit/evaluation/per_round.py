@@ -18,6 +18,7 @@ from progresvit.routing.per_round import (
     PerRoundFrontier,
     cross_fitted_exits,
     per_round_frontier,
+    within_or_cheapest,
 )
 
 OTHER_HALF = "on_the_other_half"
@@ -92,8 +93,3 @@ def cross_fitted_curve(
     choices = [partial(within_or_cheapest, budget=budget) for budget in budgets]
     *points, lossless = cross_fitted(records, [*choices, PerRoundFrontier.near_lossless], router, convention)
     return list(dict.fromkeys(points)), lossless
-
-
-def within_or_cheapest(found: PerRoundFrontier, budget: float) -> tuple[float, ...]:
-    """Thresholds within a budget, or the cheapest if images that never exit early make even those cost more."""
-    return found.within(max(budget, float(found.gmacs[0])))

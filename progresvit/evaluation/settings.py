@@ -9,7 +9,7 @@ from typing import Any
 
 from progresvit import compute
 from progresvit.evaluation.ood import OOD_SHARE, ood_limit, rejected_share
-from progresvit.evaluation.per_round import OTHER_HALF, cross_fitted, find_thresholds, within_or_cheapest
+from progresvit.evaluation.per_round import OTHER_HALF, cross_fitted, find_thresholds
 from progresvit.evaluation.records import Header, Records
 from progresvit.evaluation.selective import abstain_entropy, routed_answers
 from progresvit.routing import (
@@ -26,7 +26,7 @@ from progresvit.routing import (
 from progresvit.routing.calibrate import OutOfReachError, check_budget, spread_points
 from progresvit.routing.decide import OODRule, exit_rounds, route_records
 from progresvit.routing.frontier import frontier
-from progresvit.routing.per_round import Choice, PerRoundFrontier
+from progresvit.routing.per_round import Choice, PerRoundFrontier, within_or_cheapest
 from progresvit.routing.router import router_hash
 from progresvit.routing.scores import DEFAULT_OOD_SCORE, OODScore, recorded_ood_score
 from progresvit.routing.settings import Budgets, Loss, Setting

@@ -89,6 +89,11 @@ def per_round_frontier(scores: ArrayLike, correct: ArrayLike, gmacs: Sequence[fl
     return search.result()
 
 
+def within_or_cheapest(found: PerRoundFrontier, budget: float) -> tuple[float, ...]:
+    """Thresholds within a budget, or the cheapest if images that never exit early make even those cost more."""
+    return found.within(max(budget, float(found.gmacs[0])))
+
+
 def cross_fitted_exits(
     scores: ArrayLike,
     correct: ArrayLike,
