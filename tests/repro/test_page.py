@@ -51,7 +51,7 @@ def built(built_once, tmp_path):
 
 def test_the_page_of_this_repository_is_that_of_its_results(capsys):
     main(["--check"])
-    assert f"{ROOT / 'docs' / 'inside.md'}, with 26 plots, are those of" in capsys.readouterr().out
+    assert f"{ROOT / 'docs' / 'inside.md'}, with 28 plots, are those of" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("call", ["difference", "widened", "crossed"])
