@@ -1,4 +1,4 @@
-"""Routing speed: the frontier of 1,000 thresholds and the certificate from 50,000 records.
+"""Routing speed: the frontier of 1,000 thresholds, thresholds per round and the certificate from 50,000 records.
 
     python benchmarks/routing.py
     python benchmarks/routing.py --images 1000000 --thresholds 10000
@@ -21,9 +21,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from progresvit.routing import certified_threshold, certified_thresholds, fit_router, frontier, near_lossless
+from progresvit.routing import (
+    certified_threshold,
+    certified_thresholds,
+    fit_router,
+    frontier,
+    near_lossless,
+    per_round_frontier,
+)
 
-GMACS = {2: [0.912, 6.267], 3: [0.188, 1.735, 7.097]}
+GMACS = {2: [0.912, 6.267], 3: [0.188, 1.735, 7.097], 4: [0.335, 0.641, 0.947, 1.253]}
 
 
 def made(images: int, rounds: int) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +61,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the rows as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    two, three = made(options.images, 2), made(options.images, 3)
+    two, three, four = (made(options.images, rounds) for rounds in GMACS)
     thresholds = np.linspace(0, math.log(10), options.thresholds)
     vectors = np.random.default_rng(1).uniform(0, math.log(10), (options.thresholds, 2))
     lost2, lost3 = (~correct & correct[:, -1:] for _, correct in (two, three))
@@ -63,6 +70,8 @@ def main() -> None:
         f"frontier, {options.thresholds:,} thresholds, 2 rounds": lambda: frontier(*two, GMACS[2], thresholds),
         f"frontier, {options.thresholds:,} thresholds, 3 rounds": lambda: frontier(*three, GMACS[3], thresholds),
         f"frontier, {options.thresholds:,} pairs of thresholds, 3 rounds": lambda: frontier(*three, GMACS[3], vectors),
+        "best thresholds per round, 3 rounds": lambda: per_round_frontier(*three, GMACS[3]),
+        "best thresholds per round, 4 rounds": lambda: per_round_frontier(*four, GMACS[4]),
         "near-lossless point, 2 rounds": lambda: near_lossless(*two, GMACS[2]),
         "certificate, 2 rounds": lambda: certified_threshold(two[0][:, 0], lost2[:, 0], 0.005, 0.05),
         "certificate, 3 rounds (path and walk)": lambda: certified_thresholds(three[0], lost3, GMACS[3], 0.005, 0.05),

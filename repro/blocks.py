@@ -32,8 +32,16 @@ from repro.compare import (
     run_shift,
 )
 from repro.equal import check_equal, check_seeds
-from repro.formats import FULL, CostPoint, Measurement, Results, ShiftResult, read_results
-from repro.frontier import FrontierRow, costs_of, frontier_rows, line_up_frontier, marginal_rows
+from repro.formats import FULL, CostPoint, Measurement, Results, RunResult, ShiftResult, read_results
+from repro.frontier import (
+    FrontierRow,
+    costs_of,
+    frontier_rows,
+    line_up_frontier,
+    marginal_rows,
+    per_round_points,
+    points_of,
+)
 from repro.outcomes import Outcome, gather_outcomes, verdict_of
 from repro.segmentation import ExitOrder, SegmentationRow, SegmentationStudy
 from repro.shift_seeds import ShiftTest, gather_shift, gather_shift_tests, mean_over_seeds
@@ -154,7 +162,8 @@ class Page:
         parts.append(frontier_tables.frontier_table(title, rows, {key: costs for key, (_, costs) in by_device.items()}))
         if lined_up.missing:
             parts.append(f"Not measured: {', '.join(lined_up.missing)}.")
-        parts += [frontier_tables.cost_table(title, rows, cost, costs) for cost, costs in by_device.values()]
+        timed = [row for row in rows if not row.per_round]
+        parts += [frontier_tables.cost_table(title, timed, cost, costs) for cost, costs in by_device.values()]
         return _blocks(*parts, frontier_tables.commands_table(lined_up.runs))
 
     def early_exit(self, name: str) -> str:
@@ -194,6 +203,17 @@ class Page:
             known = "; ".join(f"{row.run}, {row.point}" for row in self._frontier_rows(name))
             raise ValueError(f"the frontier {name} has no row {run}, {point}; it has {known or 'none'}.")
         return rows[run, point]
+
+    def point_top1(self, run: str, point: str) -> float:
+        """Top-1 of a point of a run, by the names of ``repro.frontier``; mean over seeds."""
+
+        def of_seed(result: RunResult) -> float:
+            points = {one.name: one for one in (*points_of(result), *per_round_points(result))}
+            if point not in points:
+                raise ValueError(f"{result.name} has no point {point}; it has {', '.join(points)}.")
+            return float(points[point].correct.mean())
+
+        return gather(self.results, run).mean(of_seed)
 
     def cost_point(self, name: str, run: str, point: str) -> CostPoint:
         """The cost of one point of a run, in the file of this name."""
@@ -410,6 +430,7 @@ class Page:
             "marginal_points": self.marginal_points,
             "information": self.information,
             "cost_point": self.cost_point,
+            "point_top1": self.point_top1,
             "savings": [1 - point.gmacs_paper / rounds.gmacs_paper[FULL] for point, rounds in routed if point],
             "settings_of": routing_tables.settings_of,
             "rules_of": routing_tables.rules_of,

@@ -19,6 +19,7 @@ from progresvit.analysis.style import (
     blank_figure,
     curve_style,
     draw_band,
+    in_lines,
     legend_below,
     new_figure,
     new_panels,
@@ -28,6 +29,7 @@ from progresvit.analysis.style import (
 from progresvit.metrics.interval import share_interval
 from repro.compare import ComparedRun, CrossedDifference, LineUp
 from repro.formats import FULL, MatchedResult, Point, RiskCurve, RoutingResult, ShiftResult
+from repro.frontier import FrontierPoint, per_round_points
 from repro.outcomes import GAIN, Outcomes
 from repro.routing_tables import matched_title
 
@@ -43,6 +45,10 @@ SINGLES = ("P", "X", "D")
 """Markers of models that are points beside frontiers."""
 GRID = 60
 """Points of the mean curve of several seeds."""
+PARTS = tuple(np.geomspace(0.01, 1, 25)[:-1].tolist())
+"""Budgets of a curve of thresholds per round: parts of the way from round 1 to the full path."""
+PER_ROUND = "thresholds per round, chosen on the other half"
+PER_ROUND_LINE: dict[str, Any] = {"linestyle": (0, (1, 1)), "linewidth": 1.5}
 STEP, ROOM = 0.006, 0.08
 """Offset between the rounds of two seeds, and of all of them, as a share of the axis."""
 WITHHELD = 0.2
@@ -50,7 +56,10 @@ WITHHELD = 0.2
 
 
 def comparison_figure(compared: LineUp) -> Figure:
-    """Frontiers over each other, mean over seeds, with bands: the rounds of each seed as marks, stars near-lossless."""
+    """Frontiers over each other, mean over seeds, with bands: the rounds of each seed as marks, stars near-lossless.
+
+    Runs of three or more rounds also have a dotted curve: one threshold of each round, chosen on the other half.
+    """
     routed = [run for run in compared.rows if run.rounds > 1 and run.near_lossless]
     saved = [run.saving for run in routed]
     title = savings_title({compared.title: min(saved), "": max(saved)}) if saved else "top-1 of each round"
@@ -59,6 +68,7 @@ def comparison_figure(compared: LineUp) -> Figure:
     rounds = max(run.rounds for run in compared.rows)
     scale_compute(axes, rounds)
     entries: dict[str, dict[str, Any]] = {}
+    per_round: dict[str, dict[str, Any]] = {}
     for number, run in enumerate(compared.rows):
         curve = curve_style(number)
         entries[run.label] = _mark(number) | (curve if run in routed else {})
@@ -68,11 +78,36 @@ def comparison_figure(compared: LineUp) -> Figure:
             x, y = np.mean(stars, axis=0)
             label = f"{run.label}: near-lossless"
             axes.plot([x], [y], "*", color=curve["color"], markersize=13, zorder=4, label=label)
+            if draw_per_round(axes, run, colour=curve["color"]):
+                per_round["thresholds per round"] = {"color": "0.4", **PER_ROUND_LINE}
     _draw_rounds(axes, compared.rows, logarithmic=axes.get_xscale() == "log")
     if routed:
-        entries |= {"near-lossless": STAR, BAND: band_entry()}
+        entries |= {"near-lossless": STAR} | per_round | {BAND: band_entry()}
+    if per_round:
+        axes.set_title(in_lines(f"{title}; dotted: {PER_ROUND}"), fontsize=11)
     legend_below(figure, entries)
     return figure
+
+
+def draw_per_round(axes: Axes, run: ComparedRun, *, colour: str) -> bool:
+    """The curve of thresholds per round, mean over seeds at equal budgets; False if the run has none."""
+    of_seeds = [per_round_points(one, PARTS) for one in run.seeds]
+    if not all(of_seeds):
+        return False
+    x, y = (np.mean([[value(point) for point in points] for points in of_seeds], axis=0) for value in (_spent, _top1))
+    ends = [[run.gmacs(place), 100 * run.top1(place)] for place in (0, FULL)]
+    x, y = ([ends[0][axis], *values, ends[1][axis]] for axis, values in enumerate((x, y)))
+    axes.plot(x, y, color=colour, label=f"{run.label}: {PER_ROUND}", zorder=3, **PER_ROUND_LINE)
+    return True
+
+
+def _spent(point: FrontierPoint) -> float:
+    return point.gmacs
+
+
+def _top1(point: FrontierPoint) -> float:
+    """In percent."""
+    return 100 * float(point.correct.mean())
 
 
 def _draw_mean(axes: Axes, run: ComparedRun, **style: Any) -> None:

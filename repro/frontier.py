@@ -1,7 +1,9 @@
 """Frontier of all methods: every point of several runs, and how one run, at the same GMACs, differs from each of them.
 
 A model whose rounds follow each other is routed by one entropy threshold for all rounds; where the threshold lies
-follows from the entropies and a budget, without labels. Letters: K seeds, N images, S rounds, T thresholds.
+follows from the entropies and a budget, without labels. A model of three or more rounds also has points with the best
+threshold of each round. These need labels: they are chosen on every second image, in the order of names, and measured
+on the others, both ways. Letters: K seeds, N images, S rounds, T thresholds.
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.routing.decide import exit_rounds
 from progresvit.routing.frontier import every_threshold, exit_counts
+from progresvit.routing.per_round import LEAST_ROUNDS, Choice, PerRoundFrontier, cross_fitted_exits, within_or_cheapest
 from progresvit.routing.scores import HIGHEST
 from repro.compare import (
     ComparedRun,
@@ -30,6 +34,8 @@ from repro.study import Frontier, Study
 
 ALONE = "the model"
 """The only point of a model of one round."""
+PER_ROUND = "per round"
+"""Ends the names of points with one threshold of each round."""
 FRACTIONS = (0.25, 0.5, 0.75)
 """Interior points of a routed model: parts of the way from the GMACs of round 1 to those of the full path."""
 ALL_EXIT = float(math.ceil(HIGHEST))
@@ -45,12 +51,13 @@ class FrontierPoint:
     """A way to run a model on all images."""
 
     name: str
-    """Routed: "round 1", "25 %", "50 %", "75 %", "every round". Alternatives: "round 1" and so on. One round:
-    ALONE."""
+    """Routed: "round 1", "25 %", "50 %", "75 %", "every round"; with one threshold of each round, "25 %, per round" and
+    so on. Alternatives: "round 1" and so on. One round: ALONE."""
     round: int | None
     """The only round that runs, from 0; None if images are routed."""
     threshold: float | None
-    """Of all rounds: an image exits if its entropy is below; None if images are not routed."""
+    """Of all rounds: an image exits if its entropy is below; None if images are not routed, and for one threshold of
+    each round, which depends on the half that an image is in."""
     gmacs: float
     """Average over the images, paper convention."""
     exit_after: NDArray[np.int64]
@@ -79,6 +86,11 @@ class FrontierRow:
     """Ours minus this run, paired by seed and image; None if it is not compared, and for one seed."""
     verdict: str | None
     """Of the difference."""
+
+    @property
+    def per_round(self) -> bool:
+        """Whether each round has its own threshold; such points have no measured cost."""
+        return self.point.endswith(PER_ROUND)
 
     @property
     def name(self) -> str:
@@ -123,6 +135,33 @@ def points_of(result: RunResult) -> list[FrontierPoint]:
         for fraction in FRACTIONS
     ]
     return [_at(result, scores, ALL_EXIT, "round 1"), *inner, _at(result, scores, 0.0, "every round")]
+
+
+def per_round_points(result: RunResult, fractions: Sequence[float] = FRACTIONS) -> list[FrontierPoint]:
+    """A routed model of three or more rounds with one threshold of each round; empty for others, and without entropies.
+
+    Thresholds are the most accurate within a budget on every second image, and are used on the others, both ways.
+    """
+    found = _cross_fitted(result, [_between(result, fraction) for fraction in fractions])
+    exits = () if found is None else found[:-1]
+    return [_exiting(result, rounds, f"{100 * part:g} %, {PER_ROUND}") for part, rounds in zip(fractions, exits)]
+
+
+def near_lossless_per_round(result: RunResult) -> FrontierPoint | None:
+    """The near-lossless thresholds of each round, chosen on every second image; None without thresholds per round."""
+    exits = _cross_fitted(result, [])
+    return None if exits is None else _exiting(result, exits[-1], f"near-lossless, {PER_ROUND}")
+
+
+def _cross_fitted(result: RunResult, budgets: Sequence[float]) -> NDArray[np.int64] | None:
+    """Exits at budgets and, in the last row, near-lossless: (budgets + 1, N)."""
+    entropies = result.rounds.entropies(result.data.val)
+    if not _routed(result) or len(result.rounds.bits) < LEAST_ROUNDS or entropies is None:
+        return None
+    choices: list[Choice] = [partial(within_or_cheapest, budget=budget) for budget in budgets]
+    choices.append(PerRoundFrontier.near_lossless)
+    correct, second = result.rounds.correct(result.data.val), np.arange(result.data.val) % 2 == 1
+    return cross_fitted_exits(_scores(result), correct, result.rounds.gmacs_paper, second, choices)
 
 
 def at_budget(result: RunResult, gmacs: float) -> FrontierPoint:
@@ -170,14 +209,19 @@ def _threshold(result: RunResult, scores: NDArray[np.float64], gmacs: float) -> 
 
 
 def _at(result: RunResult, scores: NDArray[np.float64], threshold: float, name: str) -> FrontierPoint:
-    exit_after = exit_rounds(scores, threshold)  # (N,)
+    return _exiting(result, exit_rounds(scores, threshold), name, threshold)
+
+
+def _exiting(
+    result: RunResult, exit_after: NDArray[np.int64], name: str, threshold: float | None = None
+) -> FrontierPoint:
     return FrontierPoint(
         name=name,
         round=None,
         threshold=threshold,
         gmacs=float(np.asarray(result.rounds.gmacs_paper)[exit_after].mean()),
         exit_after=exit_after,
-        correct=result.rounds.correct(result.data.val)[np.arange(len(scores)), exit_after],
+        correct=result.rounds.correct(result.data.val)[np.arange(len(exit_after)), exit_after],
     )
 
 
@@ -204,7 +248,8 @@ def frontier_rows(results: Results, study: Study, name: str) -> list[FrontierRow
 
 def _rows_of(run: ComparedRun, ours: ComparedRun | None, margin: float) -> list[FrontierRow]:
     rows = []
-    for of_seeds in zip(*map(points_of, run.seeds), strict=True):  # one point, seed by seed
+    every = [[*points_of(result), *per_round_points(result)] for result in run.seeds]
+    for of_seeds in zip(*every, strict=True):  # one point, seed by seed
         correct = _stacked(of_seeds)
         matched = None if ours is None or ours.run == run.run else _matched(ours, of_seeds)
         several = len(of_seeds) > 1

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from progresvit.analysis.style import COLOURS, MARKERS, band_entry, draw_band, new_figure, scale_compute
 from progresvit.metrics.interval import Interval, share_interval
 from repro.compare import ComparedRun, CrossedDifference, crossed_difference
-from repro.figures import GMACS, TOP1
+from repro.figures import GMACS, PER_ROUND, PER_ROUND_LINE, TOP1, draw_per_round
 from repro.formats import CostPoint
 from repro.frontier import FrontierLineUp, FrontierRow, curve_of
 from repro.outcomes import GAIN, LOSS
@@ -31,6 +31,8 @@ LOWEST_ERROR = 0.05
 TICKS = (0, 20, 40, 60, 70, 80, 85, 90, 92, 94, 95, 96, 97, 98, 98.5, 99, 99.5)
 FEW_TICKS = 3
 """With fewer of these in the plot, every fifth percent is a tick, or every percent."""
+PALE = "0.8"
+"""Fill of the marks of thresholds per round."""
 INTERVALS = "95 % intervals"
 Style = dict[str, Any]
 
@@ -38,19 +40,28 @@ Style = dict[str, Any]
 def frontier_figure(lined_up: FrontierLineUp, rows: Sequence[FrontierRow]) -> Figure:
     """A curve for each run or family. Marks are the points of the table, with their 95 % intervals.
 
-    Bands of routed models are such intervals at every threshold.
+    Bands of routed models are such intervals at every threshold. Models of three or more rounds have a dotted curve and
+    grey marks for one threshold of each round, chosen on the other half of the images.
     """
-    verdicts = [row.verdict for row in rows if row.verdict is not None]
+    declared = [row for row in rows if not row.per_round]
+    verdicts = [row.verdict for row in declared if row.verdict is not None]
     against = f"ours gains at {verdicts.count(GAIN)} and loses at {verdicts.count(LOSS)} of {len(verdicts)} points"
     title = against if verdicts else "top-1 at every threshold"
     figure, axes = _new_figure(f"{lined_up.plan.title}: {title}", GMACS)
     scale_compute(axes, max((run.rounds for run in lined_up.runs if run.near_lossless), default=1))
+    more: dict[str, Style] = {}
     for curve in _curves(lined_up, rows):
         for run in curve.routed:
             _draw_thresholds(axes, run, curve.style)
+            if draw_per_round(axes, run, colour=curve.style["color"]):
+                more[PER_ROUND] = {"color": "0.4", "marker": "o", "markerfacecolor": PALE, **PER_ROUND_LINE}
         marks = curve.style | ({"linestyle": ""} if curve.routed else {})
-        _draw_points(axes, curve.label, [(row.gmacs, row) for row in curve.rows], marks)
-    _finish(figure, axes, rows, _curves(lined_up, rows))
+        shared = [(row.gmacs, row) for row in curve.rows if not row.per_round]
+        per_round = [(row.gmacs, row) for row in curve.rows if row.per_round]
+        _draw_points(axes, curve.label, shared, marks)
+        if per_round:
+            _draw_points(axes, f"{curve.label}: {PER_ROUND}", per_round, marks | {"markerfacecolor": PALE})
+    _finish(figure, axes, rows, _curves(lined_up, rows), more)
     return figure
 
 
@@ -170,7 +181,13 @@ def _ends(row: FrontierRow) -> tuple[float, float]:
     return (100 * row.top1, 100 * row.top1) if found is None else (100 * found.lowest, 100 * found.highest)
 
 
-def _finish(figure: Figure, axes: Axes, rows: Sequence[FrontierRow], curves: Sequence[Curve]) -> None:
+def _finish(
+    figure: Figure,
+    axes: Axes,
+    rows: Sequence[FrontierRow],
+    curves: Sequence[Curve],
+    more: Mapping[str, Style] | None = None,
+) -> None:
     """Limits and ticks that suit the spacing, and a legend under the axes."""
     from matplotlib.lines import Line2D
 
@@ -186,6 +203,7 @@ def _finish(figure: Figure, axes: Axes, rows: Sequence[FrontierRow], curves: Seq
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     handles = [Line2D([], [], label=curve.label, **curve.style) for curve in curves]
+    handles += [Line2D([], [], label=label, **style) for label, style in (more or {}).items()]
     if axes.collections:
         handles.append(Line2D([], [], label=INTERVALS, **band_entry()))
     columns = max(1, min(3, 92 // (max(len(curve.label) for curve in curves) + 8)))

@@ -9,6 +9,7 @@ import numpy as np
 from progresvit.evaluation.table import Column, Table
 from repro.compare import ComparedRun, Difference, LineUp
 from repro.formats import FULL, Measurement, RunResult, SegmentationResult
+from repro.frontier import near_lossless_per_round
 from repro.outcomes import POINTS, Outcome, Outcomes, RoundOutcome, log_loss_verdict
 
 MINUS = "\N{MINUS SIGN}"
@@ -158,11 +159,16 @@ def schedule(run: ComparedRun) -> str:
     return resolutions if rounds.heads is None else f"{resolutions}, {between.join(map(str, rounds.heads))} heads"
 
 
+PER_ROUND = "per round, from the other half"
+"""Columns of thresholds that were chosen on the half of the images that they are not measured on."""
+
+
 def exit_table(compared: LineUp) -> str | None:
     """The near-lossless threshold of each run, and its seeds separately; None if there is nothing to show."""
     rows = [_exit_row(run) for run in compared.rows if run.rounds > 1 or len(run.seeds) > 1]
     heads = ["<", "top-1 (%)", "GMACs", "saved (%)", "exit after round 1 (%)", "round 1 of each seed (%)"]
     heads += ["full path of each seed (%)", "range over seeds, full path (points)"]
+    heads += [f"{PER_ROUND}: {what}" for what in ("top-1 (%)", "GMACs", "saved (%)")]
     title = f"{compared.title}: early exit at the near-lossless threshold, calibrated on these images"
     return table(title, heads, rows) if rows else None
 
@@ -179,7 +185,18 @@ def _exit_row(run: ComparedRun) -> Row:
         each(run.top1_of_seeds(0)) if several and repeated else None,
         each(run.top1_of_seeds()) if repeated else None,
         percent(run.spread()) if repeated else None,
+        *_per_round_cells(run),
     ]
+
+
+def _per_round_cells(run: ComparedRun) -> Row:
+    """Top-1, GMACs and saving of near-lossless thresholds of each round, means over the seeds."""
+    points = [point for one in run.seeds if (point := near_lossless_per_round(one)) is not None]
+    if len(points) < len(run.seeds):  # two rounds, or a file without entropies
+        return [None, None, None]
+    spent = float(np.mean([point.gmacs for point in points]))
+    top1 = float(np.mean([point.correct.mean() for point in points]))
+    return [percent(top1), gmacs(spent), percent(1 - spent / run.gmacs())]
 
 
 def runs_table(found: Sequence[Measurement]) -> str:

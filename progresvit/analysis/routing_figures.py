@@ -18,10 +18,12 @@ from progresvit.analysis.style import (
     in_lines,
     legend_below,
     new_figure,
+    percent_range,
     savings_title,
     scale_compute,
 )
 from progresvit.compute import Convention
+from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, has_per_round
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.reliability import Reliability
 from progresvit.evaluation.selective import RiskCoverage
@@ -40,6 +42,12 @@ WITHHELD = 0.2
 CURVE = 300
 """Number of thresholds per curve."""
 
+PER_ROUND_CURVE = 40
+"""Number of budgets of a curve of thresholds per round."""
+PER_ROUND = "thresholds per round, chosen on the other half of the images"
+PER_ROUND_LINE: dict[str, Any] = {"linestyle": (0, (1, 1)), "linewidth": 1.8}
+PER_ROUND_MARK: dict[str, Any] = {"marker": "*", "markersize": 13, "markerfacecolor": "white", "linestyle": "none"}
+
 Point = tuple[float, float]
 """GMACs and accuracy."""
 
@@ -54,7 +62,9 @@ def frontier_figure(
 ) -> Figure:
     """Accuracy against compute, one curve per model; rounds are open marks, the near-lossless point is a star.
 
-    Bands are 95 % intervals of top-1 over images (Wilson), at each threshold.
+    Bands are 95 % intervals of top-1 over images (Wilson), at each threshold. The curve has one threshold for all
+    rounds. Models of three or more rounds have a second, dotted one: the best threshold of each round, chosen on one
+    half of the images and measured on the other, both ways; its near-lossless point is an open star.
 
     Args:
         models: Records by the name of the model.
@@ -66,6 +76,7 @@ def frontier_figure(
     """
     figure, axes = new_figure(title="", x=f"average GMACs per image ({convention} convention)", y="top-1 accuracy (%)")
     savings: dict[str, float] = {}
+    per_round: dict[str, CrossFittedPoint] = {}
     for number, (name, records) in enumerate(models.items()):
         scores, correct, gmacs = records.scores(router), records.correct, records.gmacs(convention)
         points = frontier(scores, correct, gmacs, curve_thresholds(scores))
@@ -83,9 +94,19 @@ def frontier_figure(
         reach = [[100 * one.lowest for one in ends], [100 * one.highest for one in ends]]
         draw_band(axes, [point.gmacs for point in points], *reach, colour=COLOURS[number % len(COLOURS)])
         savings[name] = 1 - marks[DEFAULT].gmacs / gmacs[-1]
-    axes.set_title(in_lines(savings_title(savings)), fontsize=11)
+        if has_per_round(records):
+            per_round[name] = _draw_per_round(axes, number, name, records, router, convention)
+    title = savings_title(savings)
+    if per_round:
+        saved = [1 - point.gmacs / models[name].gmacs(convention)[-1] for name, point in per_round.items()]
+        lost = max(float(models[name].correct[:, -1].mean()) - point.top1 for name, point in per_round.items())
+        title += f"; with {PER_ROUND}: {percent_range(saved)}, top-1 {-100 * lost + 0.0:+.2f}"
+    axes.set_title(in_lines(title), fontsize=11)
     scale_compute(axes, max(records.rounds for records in models.values()))
-    entries = model_entries(models, [DEFAULT, *(settings or {})]) | {BAND: band_entry()}
+    entries = model_entries(models, [DEFAULT, *(settings or {})])
+    if per_round:
+        entries |= per_round_entries(COLOURS[0] if len(models) == 1 else "0.4")
+    entries[BAND] = band_entry()
     for number, (name, sizes) in enumerate((fixed or {}).items(), start=len(models)):
         entries[name] = {"marker": "X", **curve_style(number)}
         axes.plot(*_columns(sorted(sizes.values())), label=name, **entries[name])
@@ -98,6 +119,29 @@ def frontier_figure(
         axes.margins(x=0.14)  # for the names
     legend_below(figure, entries)
     return figure
+
+
+def _draw_per_round(
+    axes: Axes, number: int, name: str, records: Records, router: Router | None, convention: Convention
+) -> CrossFittedPoint:
+    """The curve of thresholds per round from round 1 to the full path; returns its near-lossless point."""
+    gmacs, ends = records.gmacs(convention), records.correct.mean(axis=0)[[0, -1]].tolist()
+    budgets = np.geomspace(gmacs[0], gmacs[-1], PER_ROUND_CURVE)[1:-1].tolist()
+    inner, lossless = cross_fitted_curve(records, budgets, router, convention)
+    curve = [(gmacs[0], ends[0]), *((point.gmacs, point.top1) for point in inner), (gmacs[-1], ends[-1])]
+    colour = COLOURS[number % len(COLOURS)]
+    axes.plot(*_columns(curve), label=f"{name}: {PER_ROUND}", color=colour, **PER_ROUND_LINE)
+    star = [(lossless.gmacs, lossless.top1)]
+    axes.plot(*_columns(star), label=f"{name}: near-lossless, {PER_ROUND}", color=colour, **PER_ROUND_MARK)
+    return lossless
+
+
+def per_round_entries(colour: str) -> dict[str, dict[str, Any]]:
+    """Entries of the legend for curves of thresholds per round."""
+    return {
+        "per round": {"color": colour, **PER_ROUND_LINE},
+        "near-lossless, per round": {"color": colour, **PER_ROUND_MARK},
+    }
 
 
 def model_entries(models: Iterable[str], settings: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -273,6 +273,11 @@ def render(figure: Figure, suffix: str, *, metadata: Mapping[str, str] | None = 
 
 def savings_title(savings: Mapping[str, float]) -> str:
     """What near-lossless exits save, by the name of the model or of the comparison."""
-    low, high = (round(100 * end) for end in (min(savings.values()), max(savings.values())))
-    saved = f"{low} %" if low == high else f"{low} to {high} %"
+    saved = percent_range(savings.values())
     return f"{f'{next(iter(savings))}: n' if len(savings) == 1 else 'N'}ear-lossless exits save {saved} of the GMACs"
+
+
+def percent_range(shares: Collection[float]) -> str:
+    """The lowest and the highest of several shares, in percent."""
+    low, high = (round(100 * end) for end in (min(shares), max(shares)))
+    return f"{low} %" if low == high else f"{low} to {high} %"

@@ -37,6 +37,13 @@ def calibrate(
     budgets: Annotated[
         bool, typer.Option("--budgets", help="Write a table of thresholds for any budget, MODEL/budgets.json.")
     ] = False,
+    per_round: Annotated[
+        bool,
+        typer.Option(
+            "--per-round",
+            help="With --near-lossless or --budget-gmacs: the best threshold of each round; three or more rounds only.",
+        ),
+    ] = False,
     max_drop: Annotated[
         float | None,
         typer.Option(
@@ -92,6 +99,8 @@ def calibrate(
         raise ValueError(f"--confidence is between 0 and 1 (0.95 for 95 %), not {confidence:g}.")
     if unlabelled and max_drop is None:
         raise ValueError("--unlabelled applies to the certificate; give --max-drop too.")
+    if per_round and not near_lossless and budget_gmacs is None:
+        raise ValueError(_why_not_per_round(chosen[0]))
     if ood_score is not None and ood_share is None:
         raise ValueError("--ood-score needs --ood-share, the share of known images that may be rejected: 0.05 for 5 %.")
     if out is not None and out.suffix != ".json":
@@ -102,6 +111,7 @@ def calibrate(
     delta = round(1 - confidence, 12)  # 0.05, not 0.05000000000000004
     if evaluation.is_segmentation(records):
         others = {"--budgets": budgets, "--router": router, "--unlabelled": unlabelled, "--max-error": max_error}
+        others |= {"--per-round": per_round}
         others |= {"--ood-share": ood_share, "--entropies": entropies}
         options.refuse_options(others, segmentation.NOT_FOR_RECORDS)
         setting = segmentation.calibrate(
@@ -123,7 +133,9 @@ def calibrate(
         return
     fitted = options.open_router(router, table.header, table.ids)
     if budget_gmacs is not None:
-        setting = evaluation.calibrate_budget(table, budget_gmacs, router=fitted, convention=convention)
+        setting = evaluation.calibrate_budget(
+            table, budget_gmacs, router=fitted, convention=convention, per_round=per_round
+        )
     elif exit_share is not None:
         setting = evaluation.calibrate_exit_share(table, exit_share, router=fitted, convention=convention)
     elif max_drop is not None:
@@ -137,7 +149,7 @@ def calibrate(
             seed=seed,
         )
     else:
-        setting = evaluation.calibrate_near_lossless(table, router=fitted, convention=convention)
+        setting = evaluation.calibrate_near_lossless(table, router=fitted, convention=convention, per_round=per_round)
     if max_error is not None:
         setting = evaluation.with_abstention(table, setting, max_error, router=fitted)
     if ood_share is not None:
@@ -148,6 +160,12 @@ def calibrate(
 
         setting = setting.model_copy(update={"entropy_quantiles": entropy_quantiles(table.top10_entropy[:, 0])})
     _write(setting, out, engine="Engine", router=router)
+
+
+def _why_not_per_round(rule: str) -> str:
+    if rule == "--max-drop":
+        return "--max-drop has a threshold for each round of three or more already; leave out --per-round."
+    return f"--per-round is for --near-lossless and --budget-gmacs, which use labels, not for {rule}; leave it out."
 
 
 def _write(setting: Setting, out: Path | None, *, engine: str, router: Path | None = None) -> None:
@@ -183,6 +201,13 @@ def _report(setting: Setting) -> None:
         f"τ = {setting.threshold}: {expected['gmacs']:.3f} of {expected['full_gmacs']:.3f} GMACs on average "
         f"({expected['convention']} convention), {expected['saving']:.1%} saved{accuracy}"
     )
+    from progresvit.evaluation.per_round import OTHER_HALF
+
+    if (other := expected.get(OTHER_HALF)) is not None:
+        typer.echo(
+            "thresholds chosen on one half of the images and measured on the other, both ways: "
+            f"{other['gmacs']:.3f} GMACs, top-1 {other['top1']:.3%}"
+        )
     if setting.epsilon is not None and setting.delta is not None:
         mean = "" if setting.mean_loss is None else f"; on these images it is {setting.mean_loss:.3g}"
         typer.echo(

@@ -27,19 +27,9 @@ def fit_router(
     if epochs is not None and epochs < 1:
         raise ValueError(f"--epochs must be at least 1, not {epochs}.")
     from progresvit.evaluation import read_records
-    from progresvit.routing import fit_router as fit
+    from progresvit.evaluation.routers import fit_on
     from progresvit.routing import save_router
 
-    table = read_records(records)
-    table.header.check_routable()
-    router = fit(
-        table.statistics,
-        table.correct,
-        target=target,  # type: ignore[arg-type]  # fit reports unknown targets
-        epochs=epochs,
-        seed=seed,
-        model=table.header.weights,
-        ids=table.ids,
-    )
+    router = fit_on(read_records(records), target=target, epochs=epochs, seed=seed)  # type: ignore[arg-type]  # checked
     save_router(router, out)
     typer.echo(f"{out} is ready: fitted on {router.origin.images} images to predict {target!r}")

@@ -6,15 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from progresvit.compute import CONVENTIONS, Convention
 from progresvit.evaluation import table
+from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, find_thresholds, has_per_round
 from progresvit.evaluation.records import Records
+from progresvit.evaluation.routers import matched_outcomes
 from progresvit.evaluation.table import Column, Row, Table
 from progresvit.metrics.interval import share_interval
 from progresvit.routing import PAPER_THRESHOLDS, TENTHS, OperatingPoint, Router, frontier, near_lossless
 from progresvit.routing.decide import Threshold
+
+PER_ROUND, OTHERS = "per round", "chosen on the other half"
+"""Notes of rows that have one threshold for each round, and of those that were chosen on other images."""
 
 
 def frontier_table(
@@ -26,7 +31,9 @@ def frontier_table(
     """Accuracy, compute in both conventions and exit shares at each threshold; then the near-lossless point.
 
     The 95 % intervals of top-1 are over images (Wilson), at each threshold as if it had been chosen elsewhere. Without
-    labels there is no accuracy and no near-lossless point.
+    labels there is no accuracy and no near-lossless point. Models of three or more rounds also have rows of the best
+    thresholds per round: near-lossless on these images, and chosen on one half of the images and measured on the other,
+    both ways, at nine budgets and near-lossless.
 
     Args:
         models: Records by name of the model.
@@ -46,6 +53,8 @@ def frontier_table(
                 _row(name, records, point, "near-lossless")
                 for point in frontier(scores, hits, gmacs, [best.threshold], correct5=hits5)
             ]
+        if has_per_round(records):
+            rows += _per_round_rows(name, records, router)
         for setting, limit in (settings or {}).items():
             rows += [
                 _row(name, records, point, setting) for point in frontier(scores, hits, gmacs, [limit], correct5=hits5)
@@ -57,6 +66,20 @@ def frontier_table(
         Column("top5", "top-5 (%)", table.percent),
     ]
     return threshold_table(rows, accuracy, models=len(models))
+
+
+def _per_round_rows(name: str, records: Records, router: Router | None) -> list[Row]:
+    found, gmacs = find_thresholds(records, router), records.gmacs("paper")
+    (here,) = frontier(
+        records.scores(router), records.correct, gmacs, [found.near_lossless()], correct5=records.correct5
+    )
+    budgets = [gmacs[0] + share * (gmacs[-1] - gmacs[0]) for share in TENTHS[1:-1]]
+    points, lossless = cross_fitted_curve(records, budgets, router)
+    return [
+        _row(name, records, here, f"near-lossless, {PER_ROUND}"),
+        _row(name, records, lossless, f"near-lossless, {PER_ROUND}, {OTHERS}"),
+        *(_row(name, records, point, f"{PER_ROUND}, {OTHERS}") for point in points),
+    ]
 
 
 def threshold_table(rows: list[Row], accuracy: Sequence[Column], *, models: int) -> Table:
@@ -85,7 +108,7 @@ def threshold_table(rows: list[Row], accuracy: Sequence[Column], *, models: int)
     return Table("Accuracy and compute by threshold", columns, rows)
 
 
-def _row(name: str, records: Records, point: OperatingPoint, note: str) -> Row:
+def _row(name: str, records: Records, point: OperatingPoint | CrossFittedPoint, note: str) -> Row:
     spent = {convention: float(np.dot(point.exit_shares, records.gmacs(convention))) for convention in CONVENTIONS}
     accuracy = dict.fromkeys(("top1", "top1_low", "top1_high", "top5"))
     if point.top1 is not None:
@@ -97,7 +120,7 @@ def _row(name: str, records: Records, point: OperatingPoint, note: str) -> Row:
 
 class _Point(Protocol):
     @property
-    def threshold(self) -> Threshold: ...
+    def threshold(self) -> Threshold | None: ...
 
     @property
     def exit_shares(self) -> tuple[float, ...]: ...
@@ -125,34 +148,19 @@ def point_row(
 
 
 def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequence[float] = TENTHS) -> Table:
-    """Top-1 of entropy and of each router when the same share of the images continues to round 2: the paper's table.
-
-    The images with the highest scores continue, exactly as many as the rate asks for; ties are taken in order. The
-    cost of the router itself is not counted.
-    """
-    if records.rounds != 2:
-        raise ValueError(f"matched continuation rates are for two rounds, and these records have {records.rounds}.")
-    correct, gmacs = records.correct, records.gmacs("paper")
-    scores = {"entropy": records.scores(), **{name: records.scores(router) for name, router in routers.items()}}
+    """Top-1 of entropy and of each router when the same share of the images continues to round 2: the paper's table."""
+    rules: dict[str, Router | None] = {"entropy": None, **routers}
+    outcomes = {name: matched_outcomes(records, records.scores(router)[:, 0], rates) for name, router in rules.items()}
     rows: list[Row] = []
-    for rate in rates:
-        count = round(rate * len(records))
-        row: Row = {"continue": rate, "gmacs_paper": gmacs[0] + count / len(records) * (gmacs[1] - gmacs[0])}
-        for name, values in scores.items():
-            row[name] = float(refine(values[:, 0], correct, count).mean())
+    for number, (rate, spent) in enumerate(zip(rates, outcomes["entropy"][1])):
+        row: Row = {"continue": rate, "gmacs_paper": spent}
+        row |= {name: float(correct[:, number].mean()) for name, (correct, _) in outcomes.items()}
         row |= {f"{name}_gain": row[name] - row["entropy"] for name in routers}
         rows.append(row)
     columns = [
         Column("continue", "continue (%)", table.rough_percent),
         Column("gmacs_paper", "GMACs (paper)", table.decimals),
-        *(Column(name, f"{name} top-1 (%)", table.percent) for name in scores),
+        *(Column(name, f"{name} top-1 (%)", table.percent) for name in rules),
         *(Column(f"{name}_gain", f"{name} gain (points)", table.points) for name in routers),
     ]
     return Table("Routers at matched continuation rates", columns, rows)
-
-
-def refine(scores: NDArray[np.float32], correct: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
-    """Whether each image is correct if the ``count`` images with the highest scores continue to round 2."""
-    refined = np.zeros(len(scores), bool)
-    refined[np.argsort(-scores, kind="stable")[:count]] = True
-    return np.where(refined, correct[:, 1], correct[:, 0])

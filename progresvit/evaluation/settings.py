@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from progresvit import compute
 from progresvit.evaluation.ood import OOD_SHARE, ood_limit, rejected_share
+from progresvit.evaluation.per_round import OTHER_HALF, cross_fitted, find_thresholds
 from progresvit.evaluation.records import Header, Records
 from progresvit.evaluation.selective import abstain_entropy, routed_answers
 from progresvit.routing import (
@@ -21,9 +23,10 @@ from progresvit.routing import (
     threshold_for_budget,
     threshold_for_exit_share,
 )
-from progresvit.routing.calibrate import OutOfReachError, spread_points
+from progresvit.routing.calibrate import OutOfReachError, check_budget, spread_points
 from progresvit.routing.decide import OODRule, exit_rounds, route_records
 from progresvit.routing.frontier import frontier
+from progresvit.routing.per_round import Choice, PerRoundFrontier, within_or_cheapest
 from progresvit.routing.router import router_hash
 from progresvit.routing.scores import DEFAULT_OOD_SCORE, OODScore, recorded_ood_score
 from progresvit.routing.settings import Budgets, Loss, Setting
@@ -35,16 +38,39 @@ def calibrate_near_lossless(
     max_drop: float = NEAR_LOSSLESS_DROP,
     router: Router | None = None,
     convention: compute.Convention = "paper",
+    per_round: bool = False,
 ) -> Setting:
-    """Lowest compute with top-1 within ``max_drop`` of the full path on these images. An observation, no guarantee."""
+    """Lowest compute with top-1 within ``max_drop`` of the full path on these images. An observation, no guarantee.
+
+    ``per_round`` gives one threshold for each round, from :func:`routing.per_round.per_round_frontier`, and what this
+    choice gives on other images: chosen on one half of these images and measured on the other, both ways.
+    """
+    if per_round:
+        threshold = find_thresholds(records, router, convention).near_lossless(max_drop)
+        choice = partial(PerRoundFrontier.near_lossless, max_drop=max_drop)
+        return _per_round_setting(records, threshold, choice, router, convention, rule="near-lossless")
     point = near_lossless(records.scores(router), records.correct, records.gmacs(convention), max_drop)
     return _setting(records, point.threshold, router, convention, rule="near-lossless")
 
 
 def calibrate_budget(
-    records: Records, budget: float, *, router: Router | None = None, convention: compute.Convention = "paper"
+    records: Records,
+    budget: float,
+    *,
+    router: Router | None = None,
+    convention: compute.Convention = "paper",
+    per_round: bool = False,
 ) -> Setting:
-    """The most refinement that an average of ``budget`` GMACs allows."""
+    """The most refinement that an average of ``budget`` GMACs allows.
+
+    ``per_round`` gives the most accurate vector of one threshold for each round instead, which needs labels.
+    """
+    if per_round:
+        found, gmacs = find_thresholds(records, router, convention), records.gmacs(convention)
+        check_budget(budget, gmacs[0], gmacs[-1])
+        choice = partial(within_or_cheapest, budget=max(budget, gmacs[0]))
+        chosen = found.within(max(budget, gmacs[0]))
+        return _per_round_setting(records, chosen, choice, router, convention, rule="budget")
     threshold = threshold_for_budget(records.scores(router), records.gmacs(convention), budget)
     return _setting(records, threshold, router, convention, rule="budget")
 
@@ -180,6 +206,21 @@ def measure_budgets(records: Records) -> Budgets:
         data=_data(header),
         date=_now(),
     )
+
+
+def _per_round_setting(
+    records: Records,
+    threshold: tuple[float, ...],
+    choice: Choice,
+    router: Router | None,
+    convention: compute.Convention,
+    **known: Any,
+) -> Setting:
+    """The setting of thresholds that were chosen on all images, with what the choice gives on other images."""
+    setting = _setting(records, threshold, router, convention, **known)
+    (other,) = cross_fitted(records, [choice], router, convention)
+    observed = {"top1": other.top1, "gmacs": other.gmacs, "exit_shares": list(other.exit_shares)}
+    return setting.model_copy(update={"expected": {**setting.expected, OTHER_HALF: observed}})
 
 
 def _setting(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from progresvit.routing.custom_router import CustomRouter, ExitScore, open_router
     from progresvit.routing.decide import Abstention, OODRule, Policy, Routed, route_records
+    from progresvit.routing.per_round import PerRoundFrontier, cross_fitted_exits, per_round_frontier
     from progresvit.routing.router import Router, fit_router, load_router, save_router
     from progresvit.routing.scores import (
         HIGHEST,
@@ -68,6 +69,9 @@ _HOME_OF = {
     "Policy": "decide",
     "Routed": "decide",
     "route_records": "decide",
+    "PerRoundFrontier": "per_round",
+    "cross_fitted_exits": "per_round",
+    "per_round_frontier": "per_round",
     "Router": "router",
     "fit_router": "router",
     "load_router": "router",
@@ -104,6 +108,7 @@ __all__ = [
     "ExitScore",
     "OODRule",
     "OperatingPoint",
+    "PerRoundFrontier",
     "Policy",
     "Routed",
     "Router",
@@ -111,6 +116,7 @@ __all__ = [
     "SettingWarning",
     "certified_threshold",
     "certified_thresholds",
+    "cross_fitted_exits",
     "find_setting",
     "fit_router",
     "frontier",
@@ -126,6 +132,7 @@ __all__ = [
     "open_router",
     "operating_point",
     "patch_entropy",
+    "per_round_frontier",
     "route_records",
     "routed_sums",
     "save_router",

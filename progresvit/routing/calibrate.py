@@ -41,11 +41,7 @@ def threshold_for_budget(scores: ArrayLike, gmacs: ArrayLike, budget: float) -> 
     values, costs = as_scores(scores), np.asarray(gmacs, np.float64)
     by_image = costs.ndim == 2
     first, last = costs[:, [0, -1]].mean(axis=0) if by_image else costs[[0, -1]]
-    if not first - ROUNDING <= budget <= last + ROUNDING:
-        raise ValueError(
-            f"a budget of {budget:g} GMACs is out of reach: round 1 alone costs {first:.3f} and all rounds "
-            f"{last:.3f}; choose one in between."
-        )
+    check_budget(budget, first, last)
     thresholds = every_threshold(values)
     total = routed_sums(values, costs, thresholds) if by_image else exit_counts(values, thresholds) @ costs
     spent = total / len(values)
@@ -57,6 +53,15 @@ def threshold_for_budget(scores: ArrayLike, gmacs: ArrayLike, budget: float) -> 
             f"logits and never exit early, so the average is at least {spent.min():.3f}."
         )
     return float(thresholds[within[0]])
+
+
+def check_budget(budget: float, first: float, last: float) -> None:
+    """Refuse a budget below the GMACs of round 1 or above those of all rounds."""
+    if not first - ROUNDING <= budget <= last + ROUNDING:
+        raise ValueError(
+            f"a budget of {budget:g} GMACs is out of reach: round 1 alone costs {first:.3f} and all rounds "
+            f"{last:.3f}; choose one in between."
+        )
 
 
 def threshold_for_exit_share(scores: ArrayLike, share: float) -> float:

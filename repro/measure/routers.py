@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.evaluation import Records
-from progresvit.evaluation.routing_tables import refine
-from progresvit.routing import HIGHEST, TENTHS, Router, fit_router
+from progresvit.evaluation.routers import fit_on, matched_outcomes
+from progresvit.routing import HIGHEST, TENTHS
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.router import Target
 from repro.formats import MatchedResult
@@ -88,13 +88,6 @@ def _scores(val: Records, fitting: Records | None, *, target: Target, seed: int)
     return fit_on(fitting, target=target, seed=seed).scores(val.statistics)[:, 0]
 
 
-def fit_on(records: Records, *, target: Target, seed: int) -> Router:
-    """A router of these images, as ``progresvit fit-router`` fits it."""
-    weights = records.header.weights
-    statistics, correct, ids = records.statistics, records.correct, records.ids
-    return fit_router(statistics, correct, target=target, seed=seed, model=weights, ids=ids)
-
-
 def cross_fitted_scores(records: Records, *, target: Target, seed: int, folds: int = FOLDS) -> Scores:
     """Round 1's score of every image by a router that was fitted on the other folds: (N,).
 
@@ -120,21 +113,15 @@ def compare(
     val: Records, scores: Sequence[Scores], *, router: str, fitted_on: str, rates: Sequence[float], seed: int
 ) -> MatchedResult:
     """Top-1 when exactly the same number of images continues, by entropy and by each fit's scores, (N,) each."""
-    correct, gmacs = val.correct, val.gmacs()
-    continuing = [round(rate * len(val)) for rate in rates]
-
-    def outcomes(values: Scores) -> NDArray[np.bool_]:
-        return np.stack([refine(values, correct, count) for count in continuing], axis=1)  # (N, R)
-
-    entropy = outcomes(val.top10_entropy[:, 0])
-    routed = np.stack([outcomes(one) for one in scores])  # (F, N, R)
+    entropy, spent = matched_outcomes(val, val.top10_entropy[:, 0], rates)  # (N, R)
+    routed = np.stack([matched_outcomes(val, one, rates)[0] for one in scores])  # (F, N, R)
     lowest, highest = gain_interval(routed.astype(np.float32) - entropy, seed=seed)
     return MatchedResult(
         router=router,
         fitted_on=fitted_on,
         fits=len(scores),
         shares=tuple(rates),
-        gmacs_paper=tuple(gmacs[0] + count / len(val) * (gmacs[1] - gmacs[0]) for count in continuing),
+        gmacs_paper=tuple(spent),
         entropy_top1=tuple(entropy.mean(axis=0).tolist()),
         router_top1=tuple(routed.mean(axis=(0, 1)).tolist()),
         lowest=tuple(lowest.tolist()),

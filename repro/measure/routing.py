@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from progresvit.evaluation import Records
 from progresvit.evaluation.iso_accuracy import DROPS, Rule, equal_accuracy_table, rules
+from progresvit.evaluation.routers import fit_on
 from progresvit.evaluation.selective import RiskCoverage, risk_coverage_curves
 from progresvit.evaluation.table import Row
 from progresvit.routing.calibrate import OutOfReachError
@@ -17,7 +18,7 @@ from progresvit.routing.decide import exit_or_reject
 from repro.formats import EqualAccuracy, RiskCurve, Spread
 from repro.measure.certificates import DRAWS
 from repro.measure.records import measure_frontier, measure_rounds
-from repro.measure.routers import FITS, fit_on, gain_interval, measure_matched, measure_rejection
+from repro.measure.routers import FITS, gain_interval, measure_matched, measure_rejection
 from repro.measure.settings import (
     HALVES,
     MAX_ERROR,

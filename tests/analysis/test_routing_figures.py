@@ -54,6 +54,22 @@ def test_a_band_holds_the_curve_and_three_rounds_have_a_logarithmic_axis():
     assert frontier_figure({"m": make_records(rounds=3)}).axes[0].get_xscale() == "log"
 
 
+def test_three_rounds_have_a_second_curve_of_thresholds_per_round_and_the_title_says_how_it_was_chosen():
+    records = make_records(2000, rounds=3)
+    figure = frontier_figure({"m": records})
+    curve = lines(figure)["m: thresholds per round, chosen on the other half of the images"]
+    ends = np.column_stack([records.gmacs(), 100 * records.correct.mean(axis=0)])
+    assert curve[[0, -1]] == pytest.approx(ends[[0, -1]])
+    shared = lines(figure)["m"][::-1]
+    middle = curve[(curve[:, 0] > 1.5 * ends[0, 0]) & (curve[:, 0] < ends[1, 0])]
+    assert (middle[:, 1] - np.interp(middle[:, 0], *shared.T)).mean() > 1
+    title = " ".join(figure.axes[0].get_title().split())
+    assert "with thresholds per round, chosen on the other half of the images:" in title
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[-3:] == ["per round", "near-lossless, per round", BAND]
+    assert not any("per round" in name for name in lines(frontier_figure({"m": make_records()})))
+
+
 def test_a_far_point_is_in_an_inset_and_a_near_one_is_not():
     _, axes = new_figure(title="", x="x", y="y")
     axes.plot([1, 2, 3], [1, 2, 3])

@@ -144,6 +144,33 @@ def test_calibrate_by_each_rule(records, tmp_path):
     assert load_setting(tmp_path / "u.json").loss == "unlabelled"
 
 
+def test_calibrate_with_a_threshold_for_each_round(records, tmp_path):
+    three = tmp_path / "three.parquet"
+    write_records(make_records(1500, rounds=3), three)
+    words = ("calibrate", three, "--per-round")
+    output = works(*words, "--near-lossless", "--max-error", 0.05, "--out", tmp_path / "t.json")
+    assert "chosen on one half of the images and measured on the other, both ways:" in output
+    setting = load_setting(tmp_path / "t.json")
+    assert len(setting.threshold) == 2
+    budget = read_records(three).gmacs()[1]
+    assert json.loads(works(*words, "--budget-gmacs", budget))["expected"]["gmacs"] <= budget
+    rows = tmp_path / "f.json"
+    works("frontier", three, "--setting", tmp_path / "t.json", "--out", rows)
+    shown = json.loads(rows.read_text())["rows"]
+    assert shown[-1]["threshold"] == list(setting.threshold)
+    assert "near-lossless, per round" in [row["note"] for row in shown]
+    out = ("--out", tmp_path / "none.json")
+    refused("these records have 2; leave out --per-round", "calibrate", records, "--per-round", "--near-lossless", *out)
+    refused("a threshold for each round of three or more already", *words, "--max-drop", 0.1, *out)
+    refused("not for --exit-share; leave it out", *words, "--exit-share", 0.5, *out)
+    refused("not for --budgets; leave it out", *words, "--budgets", *out)
+    refused("choose one of", *words, *out)
+    refused("and all rounds", *words, "--budget-gmacs", 99, *out)
+    write_records(make_records(50, rounds=3), tmp_path / "few.parquet")
+    refused("which need 100", "calibrate", tmp_path / "few.parquet", "--near-lossless", "--per-round", *out)
+    assert not (tmp_path / "none.json").exists()
+
+
 def test_calibrate_says_when_to_withhold_an_answer(records, tmp_path):
     output = works("calibrate", records, "--near-lossless", "--max-error", 0.1, "--out", tmp_path / "careful.json")
     assert "withheld: entropy of" in output

@@ -7,15 +7,30 @@ import pytest
 import yaml
 from scipy import stats
 
+from progresvit.routing import per_round_frontier
+from progresvit.routing.decide import exit_rounds
 from progresvit.training.tasks.subnetworks import SubnetworksOptions
 from repro import frontier_figures, page
-from repro.compare import crossed_difference
+from repro.blocks import Page
+from repro.compare import LineUp, crossed_difference, gather, line_up
 from repro.equal import PER_STEP, training_pmacs
+from repro.figures import comparison_figure
 from repro.formats import pack_floats, read_results
-from repro.frontier import at_budget, costs_of, curve_of, frontier_rows, line_up_frontier, marginal_rows, points_of
+from repro.frontier import (
+    at_budget,
+    costs_of,
+    curve_of,
+    frontier_rows,
+    line_up_frontier,
+    marginal_rows,
+    near_lossless_per_round,
+    per_round_points,
+    points_of,
+)
 from repro.frontier_tables import commands_table, cost_table, frontier_table
 from repro.study import read_study
-from tests.repro.made import RUNS, change, measured
+from repro.tables import exit_table
+from tests.repro.made import RUNS, change, measured, run_result, write_result
 from tests.repro.made_frontier import FRONTIER, SEEDS, TRAININGS, entropies, write_frontier
 
 IMAGES = 200
@@ -120,6 +135,75 @@ def test_an_image_without_finite_entropy_runs_every_round(changed):
     first, last = RUNS["full"][2]
     assert points_of(result)[0].gmacs == pytest.approx(first + (last - first) / IMAGES)
     assert curve_of(result, [0.0])[0].gmacs == points_of(result)[0].gmacs
+
+
+def with_three_rounds(folder):
+    """The folder with a run of three rounds among the others."""
+    values = yaml.safe_load((folder / "study.yaml").read_text())
+    values["runs"]["three"] = {"seeds": list(SEEDS)}
+    values["frontiers"]["all"]["rows"]["three rounds"] = "three"
+    (folder / "study.yaml").write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    for seed in SEEDS:
+        result = run_result("three", seed, IMAGES)
+        result |= {"epochs": 37, "recipe": {"seed": seed, "task": "supervised", "task_options": {}}}
+        result["rounds"]["entropy"] = [pack_floats(column) for column in entropies("three", IMAGES, seed).T]
+        write_result(folder, result)
+    return folder
+
+
+def test_three_rounds_also_have_points_with_a_threshold_for_each(changed):
+    result = read_results(with_three_rounds(changed)).runs["three-1"]
+    points = per_round_points(result)
+    assert [point.name for point in points] == ["25 %, per round", "50 %, per round", "75 %, per round"]
+    scores = np.pad(entropies("three", IMAGES, 1).astype(np.float16).astype(float), ((0, 0), (0, 1)))
+    right, gmacs = measured("three", IMAGES, 1)[1], RUNS["three"][2]
+    odd = np.arange(IMAGES) % 2 == 1
+    for point, fraction in zip(points, (0.25, 0.5, 0.75)):
+        budget = gmacs[0] + fraction * (gmacs[-1] - gmacs[0])
+        for design, report in ((odd, ~odd), (~odd, odd)):
+            thresholds = per_round_frontier(scores[design], right[design], gmacs).within(budget)
+            assert point.exit_after[report].tolist() == exit_rounds(scores[report], thresholds).tolist()
+        assert point.correct.tolist() == right[np.arange(IMAGES), point.exit_after].tolist()
+        assert point.threshold is None
+    page_ = Page(changed, "figures", {})
+    seeds = [per_round_points(read_results(changed).runs[f"three-{seed}"])[0] for seed in SEEDS]
+    assert page_.point_top1("three", "25 %, per round") == np.mean([point.correct.mean() for point in seeds])
+    with pytest.raises(ValueError, match="three-1 has no point 30 %; it has round 1, 25 %"):
+        page_.point_top1("three", "30 %")
+    lossless = near_lossless_per_round(result)
+    assert lossless.gmacs < gmacs[-1]
+    two = read_results(changed).runs["full-1"]
+    assert (per_round_points(two), near_lossless_per_round(two)) == ([], None)
+
+
+def test_rows_per_round_are_in_the_tables_and_the_plot_but_have_no_cost(changed):
+    text = built(with_three_rounds(changed))
+    assert text.count("| three rounds | 50 %, per round |") == 1  # the table of every point, not that of costs
+    row = row_of(changed, "three", "50 %, per round")
+    assert row.per_round
+    assert row.verdict is not None
+    results, study = read_results(changed), read_study(changed / "study.yaml")
+    figure = frontier_figures.frontier_figure(line_up_frontier(results, study, "all"), rows_of(changed))
+    labels = [line.get_label() for line in figure.axes[0].lines]
+    assert "three rounds: thresholds per round, chosen on the other half" in labels
+    assert "thresholds per round, chosen on the other half" in [text.get_text() for text in figure.legends[0].texts]
+    lined_up = LineUp(title="t", rows=(gather(results, "three"),), missing=(), against=None, unmeasured_base=None)
+    table = exit_table(lined_up)
+    points = [near_lossless_per_round(one) for one in gather(results, "three").seeds]
+    spent = np.mean([point.gmacs for point in points])
+    assert "per round, from the other half: GMACs" in table
+    assert f"| {spent:.3f} |" in table
+    axes = comparison_figure(lined_up).axes[0]
+    assert "three: thresholds per round, chosen on the other half" in [line.get_label() for line in axes.lines]
+    assert "dotted: thresholds per round, chosen on the other half" in " ".join(axes.get_title().split())
+
+
+def test_a_comparison_without_entropies_has_no_curve_per_round(made):
+    lined_up = line_up(read_results(made), read_study(made / "study.yaml"), "schedules")
+    assert any(run.rounds == 3 for run in lined_up.rows)
+    labels = [line.get_label() for line in comparison_figure(lined_up).axes[0].lines]
+    assert not any("per round" in label for label in labels)
+    assert "per round" not in exit_table(lined_up)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Learned routers against entropy, on made-up records."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from progresvit.evaluation import write_records
 from progresvit.evaluation.routing_tables import matched_table
 from progresvit.routing import TENTHS, fit_router
 from progresvit.routing.scores import STATISTICS
@@ -18,6 +20,7 @@ from repro.measure.routers import (
     measure_rejection,
     reject,
 )
+from tests.commands import works
 from tests.evaluation.made import make_records
 
 
@@ -56,6 +59,28 @@ def test_figures_are_those_of_the_matched_table():
     assert found.entropy_top1 == pytest.approx([row["entropy"] for row in rows])
     assert found.router_top1 == pytest.approx([row["made"] for row in rows])
     assert found.gmacs_paper == pytest.approx([row["gmacs_paper"] for row in rows])
+
+
+@pytest.mark.parametrize("target", ["benefit", "error"])
+def test_the_commands_and_the_pipeline_give_the_same_figures(tmp_path, target):
+    fitting, test = make_records(1200).split(0.5, seed=3)
+    write_records(fitting, tmp_path / "fit.parquet")
+    write_records(test, tmp_path / "test.parquet")
+    routers = []
+    for seed in (5, 6):
+        file = tmp_path / f"r{seed}.safetensors"
+        works("fit-router", tmp_path / "fit.parquet", "--out", file, "--target", target, "--seed", seed)
+        routers += ["--router", file]
+    works("compare-routers", tmp_path / "test.parquet", *routers, "--out", tmp_path / "table.json")
+    rows = json.loads((tmp_path / "table.json").read_text())["rows"]
+    found = measure_matched(test, fitting, fits=2, seed=5)
+    pipeline = next(one for one in found if (one.router, one.fitted_on) == (target, module.TRAINING))
+    by_command = [(row["router r5"] + row["router r6"]) / 2 for row in rows]
+    assert by_command == pytest.approx(pipeline.router_top1, abs=1e-12)
+    assert [row["entropy"] for row in rows] == list(pipeline.entropy_top1)
+    assert [row["gmacs_paper"] for row in rows] == list(pipeline.gmacs_paper)
+    gains = [(row["router r5_gain"] + row["router r6_gain"]) / 2 for row in rows]
+    assert max(map(abs, gains)) > 0  # routers differ from entropy
 
 
 def test_no_image_is_scored_by_a_router_that_was_fitted_on_it(monkeypatch):

@@ -4,6 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
+import yaml
 
 from repro.compare import CrossedDifference, crossed_difference
 from repro.formats import read_results
@@ -63,8 +64,28 @@ def test_runs_of_different_seeds_are_not_tested(changed):
 def test_runs_of_different_epochs_are_not_tested(changed):
     for seed in (1, 2, 3):
         change(changed / f"width-{seed}.json", lambda values: values.update(epochs=41))
-    with pytest.raises(ValueError, match="full-1 was trained for 40 and width-1 for 41"):
+    with pytest.raises(ValueError, match="width-1 was trained for 41 and full-1 for 40"):
         outcomes_of(changed)
+
+
+@pytest.mark.parametrize(("epochs", "allowed"), [(925, True), (915, False), (1079, True), (1081, False)])
+def test_compute_may_differ_by_a_share_of_the_run_that_is_tested_against(changed, epochs, allowed):
+    study = yaml.safe_load((changed / "study.yaml").read_text())
+    study["comparisons"]["construction"] |= {"equal": "compute", "rows": {"width only": "width", "+ PSG": "full"}}
+    study["comparisons"]["construction"]["tests"] = study["comparisons"]["construction"]["tests"][:1]
+    (changed / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False, allow_unicode=True))
+    for seed in (1, 2, 3):
+        gmacs = {"gmacs_paper": [0.561, 1.821]}
+        change(changed / f"width-{seed}.json", lambda values: values.update(epochs=1000))
+        change(
+            changed / f"full-{seed}.json",
+            lambda values, gmacs=gmacs: (values.update(epochs=epochs), values["rounds"].update(gmacs)),
+        )
+    if allowed:
+        assert [one.label for one in outcomes_of(changed).measured] == ["PSG"]
+    else:
+        with pytest.raises(ValueError, match=r"width-1 took .* and full-1 .* differs by more than 8%"):
+            outcomes_of(changed)
 
 
 def test_log_loss_that_a_file_lacks_is_left_out(changed):
@@ -78,7 +99,7 @@ def test_log_loss_that_a_file_lacks_is_left_out(changed):
 def test_runs_of_different_images_are_not_tested(changed):
     for seed in (1, 2, 3):
         change(changed / f"width-{seed}.json", lambda values: values["data"].update(names="others"))
-    with pytest.raises(ValueError, match=r"the test 'PSG' compares full-1 and width-1, which differ in data\.names"):
+    with pytest.raises(ValueError, match=r"the test 'PSG' compares width-1 and full-1, which differ in data\.names"):
         outcomes_of(changed)
 
 

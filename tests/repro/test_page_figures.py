@@ -144,7 +144,7 @@ def test_gates_in_round_1():
         pair = [answers(one["rounds"]["bits"][0], images) for one in (with_gates, without)]
         differences.append([a - b for a, b in zip(*pair)])
     expected = interval(differences)
-    shown = cells("PSG − no gates", after="the same differences in round 1")[1]
+    shown = cells("PSG − no gates", after="Construction from DeiT-Tiny: the same differences in round 1")[1]
     assert shown[0] == pytest.approx(expected[0], abs=0.00501)
     assert shown[1:] == pytest.approx(expected[1:], abs=0.03)
 

@@ -1,0 +1,63 @@
+"""Learned routers on records: fitted on some, and compared on others when as many images continue to round 2.
+
+``progresvit fit-router`` and ``compare-routers`` and the results pipeline use these functions. Letters: N images,
+R rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from progresvit.evaluation.records import Records
+from progresvit.routing import Router, fit_router
+from progresvit.routing.router import Target
+
+
+def fit_on(records: Records, *, target: Target = "benefit", epochs: int | None = None, seed: int = 0) -> Router:
+    """A router of these images, bound to their model and their names.
+
+    Args:
+        records: Labelled records of images that are not reported on.
+        target: The event whose probability is predicted.
+        epochs: Passes over the records; by default those of ``routing.router.default_epochs``.
+        seed: Of the weights and the order.
+    """
+    records.header.check_routable()
+    return fit_router(
+        records.statistics,
+        records.correct,
+        target=target,
+        epochs=epochs,
+        seed=seed,
+        model=records.header.weights,
+        ids=records.ids,
+    )
+
+
+def matched_outcomes(
+    records: Records, scores: NDArray[np.float32], rates: Sequence[float]
+) -> tuple[NDArray[np.bool_], list[float]]:
+    """Whether each image is correct at each rate, (N, R), and the average GMACs of the rates.
+
+    The images with the highest scores continue, exactly as many as the rate asks for; ties are taken in order. The cost
+    of the router itself is not counted.
+
+    Args:
+        records: Labelled records of two rounds.
+        scores: Of round 1, (N,).
+        rates: Shares of the images that continue to round 2.
+    """
+    if records.rounds != 2:
+        raise ValueError(f"matched continuation rates are for two rounds, and these records have {records.rounds}.")
+    order, correct, gmacs = np.argsort(-scores, kind="stable"), records.correct, records.gmacs("paper")
+    outcomes, spent = np.zeros((len(records), len(rates)), bool), []
+    for number, rate in enumerate(rates):
+        count = round(rate * len(records))
+        refined = np.zeros(len(records), bool)
+        refined[order[:count]] = True
+        outcomes[:, number] = np.where(refined, correct[:, 1], correct[:, 0])
+        spent.append(gmacs[0] + count / len(records) * (gmacs[1] - gmacs[0]))
+    return outcomes, spent
