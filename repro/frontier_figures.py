@@ -43,8 +43,9 @@ def frontier_figure(lined_up: FrontierLineUp, rows: Sequence[FrontierRow]) -> Fi
     Bands of routed models are such intervals at every threshold. Models of three or more rounds have a dotted curve and
     grey marks for one threshold of each round, chosen on the other half of the images.
     """
-    declared = [row for row in rows if not row.per_round]
-    verdicts = [row.verdict for row in declared if row.verdict is not None]
+    ours = next((row.label for row in rows if row.run == lined_up.plan.ours), None)
+    others = [row for row in rows if not row.per_round and not row.label.startswith(f"{ours}, ")]  # no variants of ours
+    verdicts = [row.verdict for row in others if row.verdict is not None]
     against = f"ours gains at {verdicts.count(GAIN)} and loses at {verdicts.count(LOSS)} of {len(verdicts)} points"
     title = against if verdicts else "top-1 at every threshold"
     figure, axes = _new_figure(f"{lined_up.plan.title}: {title}", GMACS)
