@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 import progresvit
 from progresvit.data.transforms import normalise
-from progresvit.engine.export.export import export, write_manifest
+from progresvit.engine.export.export import export
 from progresvit.engine.export.int8 import quantise
-from progresvit.engine.export.manifest import Manifest
+from progresvit.engine.export.manifest import Manifest, write_manifest
 from progresvit.engine.onnx_backend import GraphRounds
 
 Run = Callable[[int, NDArray[np.uint8], Any], tuple[Any, Any]]

@@ -28,6 +28,8 @@ def install_command(extra: str | None = None) -> str:
     try:
         needed = requirements(extra)
     except metadata.PackageNotFoundError:  # run from its sources, without an installation
+        needed = []
+    if not needed:  # or one that is older than the extra
         return "pip install ." if extra is None else f"pip install '.[{extra}]' in the folder of pyproject.toml"
     missing = [requirement for requirement in needed if not _is_installed(requirement)]
     return shlex.join(["pip", "install", *(missing or needed)])

@@ -171,6 +171,14 @@ class Manifest(Section):
         return manifest
 
 
+def write_manifest(manifest: Manifest, folder: Path) -> Manifest:
+    """Write the manifest next to the graphs, with the hashes of their files."""
+    files = tuple({name: hash_file(folder / name) for name in files} for files in manifest.files)
+    manifest = manifest.model_copy(update={"files": files})
+    (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest
+
+
 def is_export(source: str | os.PathLike[str] | None) -> bool:
     """Whether ``source`` is a folder that ``progresvit export`` wrote."""
     return source is not None and (Path(source).expanduser() / MANIFEST_FILE).is_file()
