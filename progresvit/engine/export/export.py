@@ -28,6 +28,7 @@ from progresvit.engine.backends import check_head
 from progresvit.engine.export.int8 import Int8Check, quantise_export
 from progresvit.engine.export.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, graph_files, write_manifest
 from progresvit.engine.fold import FoldedRound, fold
+from progresvit.engine.onnx_backend import choose_backend
 from progresvit.io.extras import not_installed
 from progresvit.io.files import replacing_folder
 from progresvit.io.model_folder import BUDGETS_FILE, SETTINGS
@@ -110,7 +111,23 @@ def export(
             for s in range(len(rounds)):
                 report(f"round {s + 1} to OpenVINO")
                 _write_openvino(plain / graph_files("onnx", s)[0], staged / graph_files("openvino", s)[0])
-        return write_manifest(manifest, staged)
+        manifest = write_manifest(manifest, staged)
+    caveat = _caveat(manifest)
+    if caveat is not None:
+        warnings.warn(caveat, SettingWarning, stacklevel=2)
+    return manifest
+
+
+def _caveat(manifest: Manifest) -> str | None:
+    """What differs between the export and the calibration of its setting."""
+    if manifest.setting is None:
+        return None
+    return manifest.setting.caveat(
+        preprocessing=manifest.preprocessing,
+        precision=manifest.precision,
+        backend=choose_backend(None, manifest.kind),
+        graphs=manifest.calibrated_graphs,
+    )
 
 
 class RoundGraph(nn.Module):
@@ -158,9 +175,6 @@ def _describe(
     )
     if setting is not None:
         setting.check_weights(manifest.weights)
-        caveat = setting.caveat(preprocessing=manifest.preprocessing, precision=precision)
-        if caveat is not None:
-            warnings.warn(caveat, SettingWarning, stacklevel=3)
     return manifest
 
 

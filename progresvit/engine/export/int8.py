@@ -116,13 +116,16 @@ def quantise_for_openvino(source: Path, targets: Sequence[Path], check: Int8Chec
         raise ValueError(
             f"int8 for OpenVINO takes ranges from some images and is measured on others; give more than {count}."
         )
-    taken = np.linspace(0, count - 1, min(CALIBRATION_IMAGES, count // 2)).round().astype(int).tolist()
+    spread = np.linspace(0, count - 1, min(CALIBRATION_IMAGES, count // 2))
+    taken = [round(position) for position in spread.tolist()]
     graphs = GraphRounds(source, backend="openvino", threads=check.threads)
     feeds: list[list[dict[str, NDArray[Any]]]] = [[] for _ in targets]
     for _, pixels in _batches(check, graphs, taken):
         tokens = None
         for s, feed in enumerate(feeds):
-            given = {"pixels": pixels} if tokens is None else {"pixels": pixels, "previous": tokens}
+            given: dict[str, NDArray[Any]] = {"pixels": pixels}
+            if tokens is not None:
+                given["previous"] = tokens
             feed += [{name: value[i : i + 1] for name, value in given.items()} for i in range(len(pixels))]
             _, tokens = graphs.run(s, pixels, tokens)
     if not feeds[0]:

@@ -87,6 +87,13 @@ class Manifest(Section):
         """Cumulative GMACs of the rounds, in the paper's convention."""
         return compute.cumulative_gmacs(self.config)
 
+    @property
+    def calibrated_graphs(self) -> str | None:
+        """SHA-256 of int8 graphs whose ranges are those of calibration images; None if the weights determine them."""
+        if (self.precision, self.kind) != ("int8", "openvino"):
+            return None
+        return hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()
+
     def tokens_shape(self, s: int) -> tuple[int, int]:
         """Tokens and channels that round s, from 0, passes on: (N, d)."""
         round_ = self.config.rounds[s]
