@@ -167,8 +167,8 @@ def test_a_certificate_for_one_backend_does_not_hold_for_another_in_int8(copy_of
     assert "note: the threshold was calibrated with other backend" in output
     other = tmp_path / "openvino.parquet"
     works("evaluate", copy_of_int8, "--backend", "openvino", "--data", digits, "--out", other, *PLAIN)
-    assert "other backend" in works("frontier", other, "--threshold", certified)
-    assert "note:" not in works("frontier", records, "--threshold", certified)
+    assert "other backend" in works("frontier", other, "--setting", certified)
+    assert "note:" not in works("frontier", records, "--setting", certified)
 
 
 def test_openvinos_own_int8_is_measured_on_other_images_than_gave_its_ranges(folder, int8, digits, tmp_path):
@@ -190,11 +190,10 @@ def test_openvinos_own_int8_is_measured_on_other_images_than_gave_its_ranges(fol
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine = Engine(target, "certified")
-        whole = engine.classify(sorted((digits / "val").rglob("*.png")))
     assert engine.identity()["graphs"] == manifest.calibrated_graphs
-    alone = [engine.classify(prediction.path)[0] for prediction in whole[:3]]
-    for single, batched in zip(alone, whole):  # static ranges do not depend on the batch
-        assert single.entropy == pytest.approx(batched.entropy, abs=1e-4)
+    paths = sorted((digits / "val").rglob("*.png"))
+    for path, batched in zip(paths[:3], engine.classify(paths)):  # static ranges do not depend on the batch
+        assert engine.classify([path])[0].entropy == pytest.approx(batched.entropy, abs=1e-4)
     with pytest.warns(SettingWarning, match="other graphs: the certificate does not hold here"):
         Engine(int8, certified, backend="openvino")
     assert "Setting certified\n" in works("info", target)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,10 @@ METHODS: Mapping[str, str] = {
 """By format."""
 CALIBRATION_IMAGES = 300
 """Most images from which static ranges are taken."""
+
+
+Feed = dict[str, NDArray[Any]]
+"""The inputs of a graph by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +76,19 @@ def quantise_export(
     of_plain = {"kind": "onnx", "precision": "fp32"}
     files = tuple(dict.fromkeys(graph_files("onnx", s), "") for s in range(count))
     write_manifest(manifest.model_copy(update={**of_plain, "files": files}), plain)
+    feeds: list[list[Feed]] = []
     if manifest.kind == "openvino":
-        report("all rounds to int8, which takes a minute or more")
-        calibrated = quantise_for_openvino(plain, [staged / graph_files("openvino", s)[0] for s in range(count)], check)
-    else:
-        for s in range(count):
-            report(f"round {s + 1} to int8")
-            name = graph_files("onnx", s)[0]
-            quantise(plain / name, staged / name)
+        calibrated = draw_calibration(len(check.dataset))
+        report(f"{len(calibrated)} images for the ranges")
+        graphs = GraphRounds(plain, backend="openvino", threads=check.threads)
+        feeds = round_feeds(graphs, (pixels for _, pixels in _batches(check, graphs, calibrated)))
+    for s in range(count):
+        report(f"round {s + 1} to int8")
+        source, target = plain / graph_files("onnx", s)[0], staged / graph_files(manifest.kind, s)[0]
+        if manifest.kind == "openvino":
+            quantise_for_openvino(source, target, feeds[s])
+        else:
+            quantise(source, target)
     write_manifest(manifest, staged)
     report("measuring int8")
     return manifest.model_copy(update={"int8": measure_int8(plain, staged, check, calibrated)})
@@ -103,46 +112,46 @@ def quantise(source: Path, target: Path) -> None:
         )
 
 
-def quantise_for_openvino(source: Path, targets: Sequence[Path], check: Int8Check) -> list[int]:
-    """The float32 export in ``source`` as int8 graphs of OpenVINO; the numbers of the images that gave the ranges.
-
-    At most half of the images are taken, evenly spread, so that others remain to measure the cost on.
-    """
+def quantise_for_openvino(source: Path, target: Path, feeds: Sequence[Feed]) -> None:
+    """The graph of a round as one of OpenVINO in int8, with the ranges that these inputs have."""
     import nncf
     import openvino
 
-    count = len(check.dataset)
+    with _quiet_quantiser():
+        quantised = nncf.quantize(
+            openvino.convert_model(source),
+            nncf.Dataset(feeds),
+            model_type=nncf.ModelType.TRANSFORMER,
+            preset=nncf.QuantizationPreset.PERFORMANCE,
+            subset_size=len(feeds),
+        )
+    openvino.save_model(quantised, target, compress_to_fp16=False)
+
+
+def draw_calibration(count: int) -> list[int]:
+    """The numbers of the images that give the ranges, evenly spread; at least half are left to measure the cost on."""
     if count < 2:
         raise ValueError(
             f"int8 for OpenVINO takes ranges from some images and is measured on others; give more than {count}."
         )
     spread = np.linspace(0, count - 1, min(CALIBRATION_IMAGES, count // 2))
-    taken = [round(position) for position in spread.tolist()]
-    graphs = GraphRounds(source, backend="openvino", threads=check.threads)
-    feeds: list[list[dict[str, NDArray[Any]]]] = [[] for _ in targets]
-    for _, pixels in _batches(check, graphs, taken):
+    return [round(position) for position in spread.tolist()]
+
+
+def round_feeds(graphs: GraphRounds, batches: Iterable[NDArray[np.uint8]]) -> list[list[Feed]]:
+    """The inputs of each round for single images; the tokens are those of the float32 graphs."""
+    feeds: list[list[Feed]] = [[] for _ in graphs.manifest.config.rounds]
+    for pixels in batches:
         tokens = None
-        for s, feed in enumerate(feeds):
-            given: dict[str, NDArray[Any]] = {"pixels": pixels}
+        for s, of_round in enumerate(feeds):
+            given: Feed = {"pixels": pixels}
             if tokens is not None:
                 given["previous"] = tokens
-            feed += [{name: value[i : i + 1] for name, value in given.items()} for i in range(len(pixels))]
+            of_round += [{name: value[i : i + 1] for name, value in given.items()} for i in range(len(pixels))]
             _, tokens = graphs.run(s, pixels, tokens)
     if not feeds[0]:
-        raise ValueError(
-            f"none of the {len(taken)} images for the ranges of int8 can be read; give others with --data."
-        )
-    for s, (target, feed) in enumerate(zip(targets, feeds)):
-        with _quiet_quantiser():
-            quantised = nncf.quantize(
-                openvino.convert_model(source / graph_files("onnx", s)[0]),
-                nncf.Dataset(feed),
-                model_type=nncf.ModelType.TRANSFORMER,
-                preset=nncf.QuantizationPreset.PERFORMANCE,
-                subset_size=len(feed),
-            )
-        openvino.save_model(quantised, target, compress_to_fp16=False)
-    return taken
+        raise ValueError("none of the images for the ranges of int8 can be read; give others.")
+    return feeds
 
 
 @contextmanager
