@@ -229,6 +229,13 @@ def test_what_evaluation_cannot_do_with_an_export_is_refused(folder, exported, d
     assert not list(tmp_path.iterdir())
 
 
+def test_calibrate_asks_for_the_records_of_an_export(exported, tmp_path):
+    refused(
+        "is a folder and not a file of records", "calibrate", exported, "--near-lossless", "--out", tmp_path / "t.json"
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_info_describes_an_export_and_its_settings(exported, int8):
     report = json.loads(works("info", exported, "--json"))
     assert report["export"]["kind"] == "onnx"
