@@ -51,17 +51,50 @@ def typed_commands(page):
         yield command, re.findall(r"(?<!\S)--[a-z][a-z0-9-]*", rest)
 
 
-def test_every_command_and_option_that_a_page_types_exists():
-    commands = typer.main.get_command(app).commands
-    options = {
+def command_options():
+    """The options of each command; a group has those of its commands."""
+    return {
         name: {
             text for one in (command, *getattr(command, "commands", {}).values()) for p in one.params for text in p.opts
         }
-        for name, command in commands.items()  # a group has the options of its commands
+        for name, command in typer.main.get_command(app).commands.items()
     }
+
+
+def named_options(path):
+    """The options in the messages of a module, with the text before each. The module's docstring is no message."""
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    body = module.body[1:] if ast.get_docstring(module) else module.body
+    for node in (node for statement in body for node in ast.walk(statement)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
+            for match in re.finditer(r"(?<![\w-])--[a-z][a-z0-9-]*", node.value):
+                yield match[0], node.value[: match.start()]
+
+
+def test_every_option_that_a_message_names_is_one_of_its_command():
+    """In a command's own module an option of another command follows the name of that one, as in evaluate --logits."""
+    options = command_options()
+    package = ROOT / "progresvit"
+    count, unknown = 0, []
+    for path in sorted(package.rglob("*.py")):
+        own = path.stem.replace("_", "-") if path.parent.name == "cli" else None
+        for option, before in named_options(path):
+            count += 1
+            clause = re.split(r"[.,;:()]", before)[-1]
+            named = {word for word in re.findall(r"[a-z-]+", clause) if word in options}
+            if own in options:
+                named.add(own)
+            if not any(option in options[name] for name in named or options):
+                unknown.append(f"{path.relative_to(package).as_posix()}: {option} after {before!r}")
+    assert count > 100
+    assert unknown == []
+
+
+def test_every_command_and_option_that_a_page_types_exists():
+    options = command_options()
     typed = [(page, *words) for page in PAGES for words in typed_commands(page) if page.name != "CHANGELOG.md"]
     assert len(typed) > 50
-    assert [f"{page.name}: {name}" for page, name, _ in typed if name not in commands] == []
+    assert [f"{page.name}: {name}" for page, name, _ in typed if name not in options] == []
     unknown = [
         f"{page.name}: {name} {option}"
         for page, name, given in typed

@@ -16,9 +16,9 @@ def abstention(
     router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
     unrecoverable: Annotated[
         Path | None,
-        typer.Option("--unrecoverable", "--hopeless", help="Router fitted with --target unrecoverable."),
+        typer.Option("--unrecoverable", "--hopeless", help="Router of fit-router --target unrecoverable."),
     ] = None,
-    benefit: Annotated[Path | None, typer.Option(help="Router fitted with --target benefit.")] = None,
+    benefit: Annotated[Path | None, typer.Option(help="Router of fit-router --target benefit.")] = None,
     out: Annotated[list[Path] | None, typer.Option(help=options.OUT_HELP)] = None,
     compute_out: Annotated[
         list[Path] | None,
@@ -36,7 +36,7 @@ def abstention(
     check_outputs(compute_out or [], plots=False)
     if unrecoverable is None and (benefit is not None or compute_out):
         raise ValueError(
-            "compute at equal accuracy needs --unrecoverable, a router fitted with --target unrecoverable."
+            "compute at equal accuracy needs --unrecoverable, a router of fit-router --target unrecoverable."
         )
     table = read_records(records)
     fitted, unrecoverable_router, benefit_router = (

@@ -138,13 +138,18 @@ def describe_export(folder: Path) -> dict[str, Any]:
 
 def _describe_settings(folder: Path, manifest: Manifest) -> dict[str, str | None]:
     """The settings of the export by name, each with what differs from its calibration."""
+    from progresvit.engine.onnx_backend import choose_backend
     from progresvit.routing.settings import find_setting, setting_names
 
     known = {name: find_setting(name, folder) for name in setting_names(folder)}
+    used: dict[str, Any] = {
+        "preprocessing": manifest.preprocessing,
+        "precision": manifest.precision,
+        "backend": choose_backend(None, manifest.kind),
+        "graphs": manifest.calibrated_graphs,
+    }
     return {
-        name: setting.caveat(preprocessing=manifest.preprocessing, precision=manifest.precision)
-        if setting.weights == manifest.weights
-        else "the setting is for other weights."
+        name: setting.caveat(**used) if setting.weights == manifest.weights else "the setting is for other weights."
         for name, setting in known.items()
     }
 

@@ -68,7 +68,8 @@ def parse_integers(text: str, option: str) -> list[int]:
 def parse_threshold(text: str | None, header: Header, router: Router | None = None) -> float | tuple[float, ...] | None:
     """Parse a threshold for the model of ``header``: numbers, a setting file, or the name of a setting of the model.
 
-    A setting for other weights or another router is an error; one for another preprocessing or precision prints a note.
+    A setting for other weights or another router is an error; one for another preprocessing, precision or backend
+    prints a note.
     """
     if text is None:
         return None
@@ -82,7 +83,12 @@ def parse_threshold(text: str | None, header: Header, router: Router | None = No
         setting = find_setting(text, find_folder(header.model) if named else None)
         setting.check_use(rounds, None if router is None else router_hash(router))
         setting.check_weights(header.weights)
-        caveat = setting.caveat(preprocessing=header.preprocessing_hash, precision=header.precision)
+        caveat = setting.caveat(
+            preprocessing=header.preprocessing_hash,
+            precision=header.precision,
+            backend=header.backend,
+            graphs=header.graphs,
+        )
         if caveat:
             typer.echo(f"note: {caveat}", err=True)
         return setting.threshold

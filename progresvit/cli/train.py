@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +29,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a model, on several GPUs under torchrun. Ctrl-C and SIGTERM save the run; --resume continues it."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that wait sleep and do not spin
     from progresvit.distributed import end_processes, set_threads, start_processes
     from progresvit.training.loop import Interrupted
     from progresvit.training.loop import train as run_training

@@ -194,6 +194,12 @@ def find_images(source: str | os.PathLike[str], split: str, class_ids: Sequence[
         found, drawn_from = _draw_split(whole, split), sum(len(entries) for entries in whole.values())
     if not found:
         _check_not_flat(source, split)
+        train = Path(source).expanduser() / TRAIN
+        if split == VAL and train.is_dir():
+            raise ValueError(
+                f"{source} has {TRAIN}/ and no images under {VAL}/<class>/; name another split (--set data.val=… in "
+                f"training, --split … elsewhere), or give {train}, of which a part is held out."
+            )
         raise ValueError(
             f"{source} has no images under {split}/<class>/; use that layout, in a folder or in tars, or name another "
             "split (--set data.train=… and data.val=… in training, --split … elsewhere; '.' if the class folders are "
@@ -392,6 +398,8 @@ def find_roots(source: str) -> list[Path]:
     if path.is_file() and path.suffix == ".tar":
         return [path]
     matches = sorted(Path(match) for match in glob.glob(str(path)) if match.endswith(".tar"))
+    if not matches and path.is_file():
+        raise ValueError(f"{source} is a file and no tar; give the folder of the data, or a tar.")
     if not matches:
         raise ValueError(
             f"there is no data at {source}; give a folder, a tar, or a pattern of tars such as 'DIR/*.tar'."

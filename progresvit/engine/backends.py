@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 from progresvit.config import ModelConfig, Task
 from progresvit.engine.buffers import RoundBackend
 from progresvit.engine.export.manifest import Manifest, is_export
-from progresvit.engine.onnx_backend import GRAPH_BATCH, ArrayBackend, GraphRounds, check_installed
+from progresvit.engine.onnx_backend import GRAPH_BATCH, ArrayBackend, GraphRounds, check_installed, choose_backend
 from progresvit.io.imports import is_import_string
 from progresvit.io.model_folder import DEFAULT_MODEL
 from progresvit.io.parse import did_you_mean
@@ -86,6 +86,16 @@ class ModelSource(Protocol):
     @property
     def preprocessing(self) -> str:
         """SHA-256 of the preprocessing."""
+        ...
+
+    @property
+    def graph_backend(self) -> str | None:
+        """What runs the graphs of an export; None for torch."""
+        ...
+
+    @property
+    def calibrated_graphs(self) -> str | None:
+        """As in the manifest of an export; None for a model."""
         ...
 
     def make_backend(
@@ -189,6 +199,8 @@ class TorchSource:
     """A model, run by torch. ``name`` is what it was loaded by; None for a model that was given."""
 
     temperatures: Sequence[float] | None = None
+    graph_backend: str | None = None
+    calibrated_graphs: str | None = None
 
     def __init__(self, model: ProgResViT, folder: Path | None = None, name: str | None = None) -> None:
         self.model, self.config, self.folder = model, model.config, folder
@@ -254,6 +266,8 @@ class ExportSource:
         self.threshold = _default_threshold(self.manifest, folder)
         self.temperatures = self.manifest.temperatures
         self.weights, self.preprocessing = self.manifest.weights, self.manifest.preprocessing
+        self.graph_backend = choose_backend(backend, self.manifest.kind)
+        self.calibrated_graphs = self.manifest.calibrated_graphs
 
     def precision_of(self, asked: str) -> str:
         return "int8" if self.manifest.precision == "int8" else asked
@@ -285,7 +299,7 @@ class ConvertedSource(TorchSource):
         self, model: ProgResViT, backend: BackendName, folder: Path | None = None, name: str | None = None
     ) -> None:
         super().__init__(model, folder, name)
-        self.backend = backend
+        self.backend = self.graph_backend = backend
 
     def make_backend(
         self, policy: Policy, temperatures: Sequence[float], options: BackendOptions

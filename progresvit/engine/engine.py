@@ -322,6 +322,7 @@ class Engine:
             "top_k": self.top_k,
             "backend": self.backend,
             "precision": self.precision,
+            **({"graphs": found} if (found := self._source.calibrated_graphs) else {}),
             **({"decode": "gpu" if self.opener.plan.jpeg else "gpu crop"} if self.opener.plan.pixels else {}),
         }
 

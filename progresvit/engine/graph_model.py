@@ -39,6 +39,7 @@ class GraphModel(nn.Module):
         self.graphs = graphs = GraphRounds(folder, backend=backend, precision=precision, threads=threads)
         self.config: ModelConfig = graphs.manifest.config
         self.backend, self.precision = graphs.backend, graphs.precision
+        self.calibrated_graphs = graphs.manifest.calibrated_graphs
         self.exported_weights = graphs.manifest.weights
         """SHA-256 of the weights of the model that was exported; see ``io.weights.weights_hash``."""
 

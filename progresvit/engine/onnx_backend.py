@@ -85,7 +85,7 @@ class GraphRounds:
     ) -> None:
         root = Path(os.path.expanduser(folder))
         self.manifest = manifest = Manifest.read(root)
-        self.backend = _choose_backend(backend, manifest.kind)
+        self.backend = choose_backend(backend, manifest.kind)
         check_installed(self.backend)
         _check_precision(precision, self.backend, manifest)
         if threads is not None and threads < 1:
@@ -157,7 +157,8 @@ def _outputs(manifest: Manifest, s: int) -> Signature:
     return found
 
 
-def _choose_backend(backend: str | None, kind: str) -> GraphRuntime:
+def choose_backend(backend: str | None, kind: str) -> GraphRuntime:
+    """The backend that was asked for, or that of the format; one that does not read the format is refused."""
     if backend is None:
         return "onnxruntime" if kind == "onnx" else "openvino"
     if backend not in READS:

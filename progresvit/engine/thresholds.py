@@ -51,6 +51,11 @@ def check_setting(
     """
     setting.check_use(len(source.config.rounds), router)
     setting.check_weights(source.weights)
-    caveat = setting.caveat(preprocessing=preprocessing or source.preprocessing, precision=precision)
+    caveat = setting.caveat(
+        preprocessing=preprocessing or source.preprocessing,
+        precision=precision,
+        backend=source.graph_backend,
+        graphs=source.calibrated_graphs,
+    )
     if caveat is not None:
         warnings.warn(caveat, SettingWarning, stacklevel=3)  # the caller of the constructor

@@ -35,12 +35,12 @@ def class_numbers(names: Sequence[str], config: BaseConfig) -> list[int]:
             raise ValueError(
                 f"the model knows no class of the data: the classes of the data are {_some(names)}, those of the model "
                 f"{_some(list(known))}. Name the class folders by the model's class ids, give other data or another "
-                "model, or use --unlabelled; to train a model for these classes: progresvit train own_images --data "
-                "DATA --out DIR"
+                "model, or run progresvit evaluate --unlabelled; to train a model for these classes: progresvit train "
+                "own_images --data DATA --out DIR"
             )
         raise ValueError(
             f"the model does not know {len(foreign)} of the {len(names)} classes of the data, such as {foreign[0]!r}; "
-            f"it knows {_some(list(known))}. Use data of its own classes, or --unlabelled."
+            f"it knows {_some(list(known))}. Use data of its own classes, or progresvit evaluate --unlabelled."
         )
     if len(names) != config.num_classes:
         raise ValueError(

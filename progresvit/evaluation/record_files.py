@@ -24,6 +24,11 @@ SEGMENTATION_KEY = b"progresvit_segmentation"
 
 def read_table(path: str | Path) -> pa.Table:
     """The table of a file of records."""
+    if Path(path).is_dir():
+        raise ValueError(
+            f"{path} is a folder and not a file of records; make one of a model or an export with: progresvit evaluate "
+            "MODEL --data D --out records.parquet"
+        )
     if not Path(path).is_file():
         raise ValueError(
             f"there are no records at {path}; make some with: progresvit evaluate MODEL --data D --out {path}"

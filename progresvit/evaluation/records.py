@@ -82,6 +82,8 @@ class Header:
     """What was chosen on held-out images; None for k-NN and if the head predicts."""
     backend: str | None = None
     """What ran the graphs of an export (onnxruntime or openvino); None for a model in torch."""
+    graphs: str | None = None
+    """SHA-256 of int8 graphs whose ranges are those of calibration images; None if the weights determine them."""
     unreadable: tuple[str, ...] = ()
     """One line for each image that could not be read."""
     date: str = ""
@@ -102,7 +104,7 @@ class Header:
 
     def to_dict(self) -> dict[str, Any]:
         """As files hold it, without what is not of this evaluation: masks, probe, backend of an export."""
-        optional = ("corruption_source", "masks", "probe", "probe_result", "backend")
+        optional = ("corruption_source", "masks", "probe", "probe_result", "backend", "graphs")
         return {key: value for key, value in asdict(self).items() if key not in optional or value is not None}
 
     def identity(self) -> dict[str, Any]:
@@ -183,7 +185,7 @@ class Records:
             raise ValueError(
                 f"{missing} of {len(self)} images in these records have no label; evaluate on labelled images "
                 "(<split>/<class>/<image>), or choose what needs none: a budget, an exit share, or a guarantee "
-                "with --unlabelled."
+                "of progresvit calibrate --unlabelled."
             )
         return self.labels
 

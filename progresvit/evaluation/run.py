@@ -132,8 +132,8 @@ def evaluate(
     _check_task(model)
     if model.config.num_classes == 0:
         raise ValueError(
-            "the model has no classes to choose from; evaluate its features with --task knn or --task linear, or give "
-            "it a head with reset_classifier and train it."
+            "the model has no classes to choose from; evaluate its features with progresvit evaluate --task knn or "
+            "--task linear, or give it a head with reset_classifier and train it."
         )
     check_run(out, options, processes.device)
     images = source.find()
@@ -271,6 +271,7 @@ def make_header(
         routable=model.config.routable,
         precision=getattr(model, "precision", options.precision),  # graphs of an export may be int8
         backend=getattr(model, "backend", None),
+        graphs=getattr(model, "calibrated_graphs", None),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         images=len(images),
         drawn_from=images.drawn_from,

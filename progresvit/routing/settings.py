@@ -32,7 +32,7 @@ DEFAULT = "near-lossless"
 
 
 class SettingWarning(UserWarning):
-    """A threshold is used with another preprocessing or precision than it was calibrated for."""
+    """A threshold is used with another preprocessing, precision or backend than it was calibrated for."""
 
 
 class Setting(Section):
@@ -46,6 +46,10 @@ class Setting(Section):
     preprocessing: str
     """Hash of the preprocessing."""
     precision: str
+    backend: str | None = None
+    """What ran the graphs of an export; None for a model in torch."""
+    graphs: str | None = None
+    """Hash of int8 graphs with calibrated ranges; None if the weights determine the answers."""
     n: int
     """Number of calibration images."""
     router: str | None = None
@@ -109,9 +113,16 @@ class Setting(Section):
             f"the threshold: {','.join(f'{number:g}' for number in numbers)}"
         )
 
-    def caveat(self, *, preprocessing: str, precision: str) -> str | None:
-        """A warning if the setting was calibrated with another preprocessing or precision; None with its own."""
-        used = {"preprocessing": preprocessing, "precision": precision}
+    def caveat(
+        self, *, preprocessing: str, precision: str, backend: str | None = None, graphs: str | None = None
+    ) -> str | None:
+        """A warning if the setting was calibrated under other conditions; None under its own.
+
+        In float32 all backends give the same answers up to rounding, so the backend counts below that only.
+        """
+        used: dict[str, str | None] = {"preprocessing": preprocessing, "precision": precision}
+        if precision == self.precision != "fp32":
+            used |= {"backend": backend, "graphs": graphs}
         differing = [name for name, value in used.items() if getattr(self, name) != value]
         if not differing:
             return None
@@ -204,6 +215,10 @@ class Budgets(Section):
     preprocessing: str
     """Hash of the preprocessing."""
     precision: str
+    backend: str | None = None
+    """As in a setting."""
+    graphs: str | None = None
+    """As in a setting."""
     n: int
     """Number of images that were measured."""
     points: tuple[OperatingPoint, ...] = Field(min_length=1)
@@ -229,6 +244,8 @@ class Budgets(Section):
             weights=self.weights,
             preprocessing=self.preprocessing,
             precision=self.precision,
+            backend=self.backend,
+            graphs=self.graphs,
             n=self.n,
             expected={**spent, **accuracy, "exit_shares": list(point.exit_shares), "convention": "paper"},
             data=self.data,
@@ -241,7 +258,8 @@ class Budgets(Section):
             "    " + dump_json({key: value for key, value in asdict(point).items() if value is not None}, indent=None)
             for point in self.points
         )
-        head = dump_json({name: value for name, value in self if name != "points"}).removesuffix("\n}")
+        known = {name: value for name, value in self if name != "points" and value is not None}
+        head = dump_json(known).removesuffix("\n}")
         replace_file(Path(path), f'{head},\n  "points": [\n{points}\n  ]\n}}\n')
 
 

@@ -89,7 +89,6 @@ def test_a_wrong_argument_is_one_line_and_exit_code_two(folder, digits, tmp_path
         ((folder, *out, "--int8"), "give images with --data"),
         ((folder, *out, "--data", digits), "give both"),
         ((folder, *out, "--int8", "--data", tmp_path / "nowhere"), "there is no data at"),
-        ((folder, *out, "--int8", "--data", digits, "--format", "openvino"), "use --format onnx"),
         ((folder, *out, "--format", "tflite"), "choose one of onnx, openvino"),
         ((folder, *out, "--threshold", "low"), "has no setting 'low'"),
         ((folder, *out, "--threshold", tmp_path / "none.json"), "there is no setting at"),

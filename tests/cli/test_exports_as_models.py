@@ -17,6 +17,7 @@ from progresvit.data.dataset import find_images
 from progresvit.engine import Engine
 from progresvit.engine.export.export import export
 from progresvit.engine.export.int8 import Int8Check
+from progresvit.engine.export.manifest import Manifest
 from progresvit.evaluation import read_records
 from progresvit.io.extras import not_installed
 from progresvit.io.weights import weights_hash
@@ -150,6 +151,54 @@ def test_bf16_gets_a_setting_of_its_own_too(exported, digits, tmp_path):
         Engine(exported, setting)
 
 
+def test_a_certificate_for_one_backend_does_not_hold_for_another_in_int8(copy_of_int8, digits, tmp_path):
+    records, certified = tmp_path / "int8.parquet", copy_of_int8 / "settings" / "certified.json"
+    works("evaluate", copy_of_int8, "--data", digits, "--out", records, *PLAIN)
+    works("calibrate", records, "--max-drop", 0.5, "--unlabelled", "--out", certified)
+    works("calibrate", records, "--budgets", "--out", copy_of_int8 / "budgets.json")
+    assert load_setting(certified).backend == "onnxruntime"
+    with pytest.warns(SettingWarning, match="other backend: the certificate does not hold here"):
+        Engine(copy_of_int8, "certified", backend="openvino")
+    with pytest.warns(SettingWarning, match="other backend: expect other results"):
+        Engine(copy_of_int8, budget_gmacs=Engine(copy_of_int8, 0.5).gmacs[-1], backend="openvino")
+    output = works(
+        *("classify", digits / "val", "--model", copy_of_int8, "--backend", "openvino", "--threshold", "certified")
+    )
+    assert "note: the threshold was calibrated with other backend" in output
+    other = tmp_path / "openvino.parquet"
+    works("evaluate", copy_of_int8, "--backend", "openvino", "--data", digits, "--out", other, *PLAIN)
+    assert "other backend" in works("frontier", other, "--setting", certified)
+    assert "note:" not in works("frontier", records, "--setting", certified)
+
+
+def test_openvinos_own_int8_is_measured_on_other_images_than_gave_its_ranges(folder, int8, digits, tmp_path):
+    pytest.importorskip("nncf")
+    target = tmp_path / "openvino"
+    output = works("export", folder, "--format", "openvino", "--int8", "--data", digits, "--out", target, *PLAIN)
+    assert "int8 beside fp32 on 12 images" in output
+    assert "note: the threshold was calibrated with other precision" in output
+    manifest = Manifest.read(target)
+    assert (manifest.precision, manifest.kind) == ("int8", "openvino")
+    assert (manifest.int8["calibration_images"], manifest.int8["images"]) == (12, 12)
+    assert all(row["same_answer"] > 0.5 for row in manifest.int8["rounds"])  # of a model with random weights
+    assert 'element_type="i8"' in (target / "round2.xml").read_text()
+    records, certified = tmp_path / "int8.parquet", target / "settings" / "certified.json"
+    works("evaluate", target, "--data", digits, "--out", records, *PLAIN)
+    header = read_records(records).header
+    assert (header.precision, header.backend, header.graphs) == ("int8", "openvino", manifest.calibrated_graphs)
+    works("calibrate", records, "--max-drop", 0.5, "--unlabelled", "--out", certified)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine = Engine(target, "certified")
+    assert engine.identity()["graphs"] == manifest.calibrated_graphs
+    paths = sorted((digits / "val").rglob("*.png"))
+    for path, batched in zip(paths[:3], engine.classify(paths)):  # static ranges do not depend on the batch
+        assert engine.classify([path])[0].entropy == pytest.approx(batched.entropy, abs=1e-4)
+    with pytest.warns(SettingWarning, match="other graphs: the certificate does not hold here"):
+        Engine(int8, certified, backend="openvino")
+    assert "Setting certified\n" in works("info", target)
+
+
 def test_the_engine_exits_as_the_records_of_an_int8_export_say(copy_of_int8, digits, tmp_path):
     records = tmp_path / "int8.parquet"
     works("evaluate", copy_of_int8, "--data", digits, "--out", records, *PLAIN)
@@ -177,6 +226,13 @@ def test_what_evaluation_cannot_do_with_an_export_is_refused(folder, exported, d
     refused("leave out --backend torch and --device cuda", "evaluate", exported, *given, "--device", "cuda")
     refused("progresvit export", "evaluate", folder, *given, "--backend", "openvino")
     refused("use backend='openvino', or fp32", "evaluate", exported, *given, "--precision", "bf16")
+    assert not list(tmp_path.iterdir())
+
+
+def test_calibrate_asks_for_the_records_of_an_export(exported, tmp_path):
+    refused(
+        "is a folder and not a file of records", "calibrate", exported, "--near-lossless", "--out", tmp_path / "t.json"
+    )
     assert not list(tmp_path.iterdir())
 
 

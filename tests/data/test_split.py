@@ -90,8 +90,14 @@ def test_where_there_are_splits_nothing_is_drawn(tmp_path):
     make_set(tmp_path / "train", {"rex": 3})
     train = find_images(tmp_path, "train")
     assert (len(train), train.class_ids, train.drawn_from) == (3, ("rex",), None)
-    with pytest.raises(ValueError, match="no images under val/<class>/"):
+    with pytest.raises(ValueError, match=r"no images under val/<class>/; .*data\.val=.*/train, of which a part"):
         find_images(tmp_path, "val")
+
+
+def test_a_file_in_place_of_a_folder_is_called_one(tmp_path):
+    (tmp_path / "rex.jpg").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"rex\.jpg is a file and no tar; give the folder"):
+        find_images(tmp_path / "rex.jpg", "train")
 
 
 def test_splits_of_other_names_are_not_taken_for_classes(tmp_path):

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import warnings
 
 import numpy as np
@@ -10,12 +11,13 @@ from PIL import Image
 import progresvit
 from progresvit import compute
 from progresvit.data.crop import preprocessing_hash
-from progresvit.data.dataset import find_images
+from progresvit.data.dataset import ImageDataset, find_images
 from progresvit.engine import Engine
 from progresvit.engine.export.export import export
 from progresvit.engine.export.int8 import Int8Check
 from progresvit.engine.export.manifest import Manifest, hash_file
 from progresvit.engine.onnx_backend import GraphRounds
+from progresvit.io.extras import not_installed
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.model.backbone import resize, resizing_matrix
@@ -137,10 +139,8 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(models, t
     (tmp_path / "file").touch()
     (tmp_path / "busy").mkdir()
     (tmp_path / "busy" / "thesis.tex").touch()
-    check = Int8Check(dataset=find_nothing(), labels=())
     for make, match in (
         (lambda: export(model, out, format="tflite"), "choose one of onnx, openvino"),
-        (lambda: export(model, out, format="openvino", int8=check), "use --format onnx"),
         (lambda: export(model, tmp_path / "file"), "is a file"),
         (lambda: export(model, tmp_path / "busy"), r"such as thesis\.tex; give a new folder"),
         (lambda: export(model, out, threshold=-1), "0 .* or more"),
@@ -155,12 +155,6 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(models, t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["busy", "file"]
 
 
-def find_nothing():
-    from progresvit.data.dataset import ImageDataset
-
-    return ImageDataset((), (), ())
-
-
 @pytest.mark.parametrize(
     ("format", "package"), [("onnx", "onnx"), ("onnx", "onnxscript"), ("openvino", "openvino"), ("openvino", "onnx")]
 )
@@ -168,6 +162,14 @@ def test_a_missing_package_is_named_with_its_extra(models, tmp_path, monkeypatch
     monkeypatch.setitem(__import__("sys").modules, package, None)
     with pytest.raises(ValueError, match=rf"{package} is not installed; run: pip install .*'{package}>="):
         export(models["two rounds"], tmp_path / "out", format=format)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_package_that_quantises_for_openvino_is_named_with_its_extra(models, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "nncf", None)
+    check = Int8Check(dataset=ImageDataset((), (), ()), labels=())
+    with pytest.raises(ValueError, match=re.escape(not_installed("nncf", "nncf"))):
+        export(models["two rounds"], tmp_path / "out", format="openvino", int8=check)
     assert not (tmp_path / "out").exists()
 
 

@@ -35,6 +35,20 @@ def test_a_setting_says_what_it_is_bound_to_and_comes_back(tmp_path):
     assert "other preprocessing and precision: the certificate" in setting.caveat(preprocessing="y", precision="bf16")
 
 
+def test_below_float32_a_setting_is_bound_to_the_backend_and_the_graphs(tmp_path):
+    records = make_records(3000)
+    known = {"precision": "int8", "backend": "openvino", "graphs": "g"}
+    setting = calibrate_exit_share(replace(records, header=replace(records.header, **known)), 0.5)
+    assert {name: getattr(setting, name) for name in known} == known
+    used = {"preprocessing": setting.preprocessing, **known}
+    assert setting.caveat(**used) is None
+    for name in ("backend", "graphs"):
+        assert f"calibrated with other {name}: expect other results" in setting.caveat(**{**used, name: None})
+    assert "other precision: expect" in setting.caveat(**{**used, "precision": "fp32", "backend": None, "graphs": None})
+    plain = calibrate_exit_share(records, 0.5)  # float32 is float32
+    assert plain.caveat(preprocessing=plain.preprocessing, precision="fp32", backend="openvino") is None
+
+
 def test_the_labelled_guarantee_counts_right_answers_lost():
     records = make_records(3000)
     setting = calibrate_guarantee(records, epsilon=0.01, delta=0.05)

@@ -1,7 +1,10 @@
 """What makes a short run on few images comfortable: freezing, early stopping, class weights, warm-up, threads."""
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -147,3 +150,29 @@ def test_the_command_sets_the_threads(tmp_path, keep_threads):
     assert result.exit_code == 2
     assert "1 images without class folders" in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+AT_THE_IMPORT_OF_TORCH = """
+import os, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"), flush=True)
+            os._exit(0)
+sys.meta_path.insert(0, Finder())
+from progresvit.cli import app
+app(["train", "digits", "--data", "data", "--out", "out"])
+"""
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_that_wait_sleep_unless_the_environment_decides(given, expected):
+    known = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_IMPORT_OF_TORCH],
+        env={**known, **given},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [expected]  # OpenMP reads it when torch is loaded

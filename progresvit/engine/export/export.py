@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from progresvit.data.crop import preprocessing_hash
 from progresvit.data.transforms import normalise
 from progresvit.engine.backends import check_head
-from progresvit.engine.export.int8 import Int8Check, measure_int8, quantise
-from progresvit.engine.export.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, graph_files, hash_file
+from progresvit.engine.export.int8 import Int8Check, quantise_export
+from progresvit.engine.export.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, graph_files, write_manifest
 from progresvit.engine.fold import FoldedRound, fold
+from progresvit.engine.onnx_backend import choose_backend
 from progresvit.io.extras import not_installed
 from progresvit.io.files import replacing_folder
 from progresvit.io.model_folder import BUDGETS_FILE, SETTINGS
@@ -48,6 +49,8 @@ from progresvit.routing.settings import (
 OPSET = 18
 PACKAGES = {"onnx": ("onnx", "onnxscript"), "openvino": ("openvino", "onnx", "onnxscript")}
 """The packages that each format needs."""
+QUANTISERS = {"onnx": ("onnxruntime", "onnx"), "openvino": ("nncf", "nncf")}
+"""The package that makes int8 graphs of each format, and its extra."""
 
 StatusCallback = Callable[[str], None]
 """Called with a description of each step."""
@@ -73,7 +76,8 @@ def export(
         format: onnx or openvino.
         threshold: For the host: a number, one for each round but the last, or a ``Setting`` of the model for entropies.
         temperatures: One for each round, for the reported probabilities.
-        int8: Quantise the graphs, and measure the cost on these images.
+        int8: Quantise the graphs, and measure the cost on these images. OpenVINO's graphs take their ranges from a part
+            of the images and are measured on the others.
         settings_from: The model folder whose settings and budgets the export gets.
         progress: Called with a description of each step.
     """
@@ -101,20 +105,29 @@ def export(
             assert isinstance(round_, FoldedRound)
             report(f"round {s + 1} to ONNX")
             _write_onnx(RoundGraph(round_, model), plain / graph_files("onnx", s)[0], s)
-        if format == "openvino":
+        if int8 is not None:
+            manifest = quantise_export(manifest, plain, staged, int8, report)
+        elif format == "openvino":
             for s in range(len(rounds)):
                 report(f"round {s + 1} to OpenVINO")
                 _write_openvino(plain / graph_files("onnx", s)[0], staged / graph_files("openvino", s)[0])
-        if int8 is not None:
-            for s in range(len(rounds)):
-                report(f"round {s + 1} to int8")
-                name = graph_files("onnx", s)[0]
-                quantise(plain / name, staged / name)
-            write_manifest(manifest.model_copy(update={"precision": "fp32"}), plain)
-            write_manifest(manifest, staged)
-            report("measuring int8")
-            manifest = manifest.model_copy(update={"int8": measure_int8(plain, staged, int8)})
-        return write_manifest(manifest, staged)
+        manifest = write_manifest(manifest, staged)
+    caveat = _caveat(manifest)
+    if caveat is not None:
+        warnings.warn(caveat, SettingWarning, stacklevel=2)
+    return manifest
+
+
+def _caveat(manifest: Manifest) -> str | None:
+    """What differs between the export and the calibration of its setting."""
+    if manifest.setting is None:
+        return None
+    return manifest.setting.caveat(
+        preprocessing=manifest.preprocessing,
+        precision=manifest.precision,
+        backend=choose_backend(None, manifest.kind),
+        graphs=manifest.calibrated_graphs,
+    )
 
 
 class RoundGraph(nn.Module):
@@ -162,23 +175,12 @@ def _describe(
     )
     if setting is not None:
         setting.check_weights(manifest.weights)
-        caveat = setting.caveat(preprocessing=manifest.preprocessing, precision=precision)
-        if caveat is not None:
-            warnings.warn(caveat, SettingWarning, stacklevel=3)
     return manifest
 
 
 def _plain_threshold(threshold: float | Sequence[float], rounds: int) -> Threshold:
     row = as_thresholds([threshold], rounds)[0].tolist()
     return tuple(row) if np.ndim(threshold) else float(threshold)  # type: ignore[arg-type]  # a number
-
-
-def write_manifest(manifest: Manifest, folder: Path) -> Manifest:
-    """Write the manifest next to the graphs, with the hashes of their files."""
-    files = tuple({name: hash_file(folder / name) for name in files} for files in manifest.files)
-    manifest = manifest.model_copy(update={"files": files})
-    (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
-    return manifest
 
 
 def _write_onnx(graph: RoundGraph, path: Path, s: int) -> None:
@@ -239,13 +241,14 @@ def _write_openvino(source: Path, path: Path) -> None:
 def _check_format(format: str, int8: Int8Check | None) -> None:
     if format not in SUFFIXES:
         raise ValueError(f"unknown format {format!r}; {did_you_mean(format, SUFFIXES)}")
-    if int8 is not None and format != "onnx":
-        raise ValueError("int8 graphs are for onnxruntime; use --format onnx.")
-    for package in (*PACKAGES[format], *(("onnxruntime",) if int8 is not None else ())):
+    needed = [(package, format) for package in PACKAGES[format]]
+    if int8 is not None:
+        needed.append(QUANTISERS[format])
+    for package, extra in needed:
         try:
             importlib.import_module(package)
         except ImportError as error:
-            raise ValueError(not_installed(package, format)) from error
+            raise ValueError(not_installed(package, extra)) from error
 
 
 def _read_settings(folder: Path | None) -> dict[str, bytes]:

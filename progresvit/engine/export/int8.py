@@ -1,12 +1,15 @@
 """Graphs in int8, and their cost: answers and exit decisions compared with those of float32, on real images.
 
-Letters: B images of a batch, N images, S rounds.
+Graphs for onnxruntime are quantised dynamically. OpenVINO would compute such products in float, so its own graphs have
+static ranges, set by NNCF. Letters: B images of a batch, N images, S rounds.
 """
 
 from __future__ import annotations
 
+import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +21,27 @@ from numpy.typing import NDArray
 from progresvit.data.dataset import UNLABELLED, ImageDataset
 from progresvit.data.loader import Unreadable, numbered_batches
 from progresvit.data.transforms import NamedTransform
+from progresvit.engine.export.manifest import Manifest, graph_files, write_manifest
 from progresvit.engine.onnx_backend import GraphRounds
 from progresvit.routing.decide import exit_rounds
 from progresvit.routing.scores import top10_entropy
 
-METHOD = "dynamic: weights per channel in int8, activations in uint8; matrix products of the blocks"
+METHODS: Mapping[str, str] = {
+    "onnx": "dynamic: weights per channel in int8, activations in uint8; matrix products of the blocks",
+    "openvino": "static, by NNCF: weights per channel and activations in int8, SmoothQuant, bias correction",
+}
+"""By format."""
+CALIBRATION_IMAGES = 300
+"""Most images from which static ranges are taken."""
+
+
+Feed = dict[str, NDArray[Any]]
+"""The inputs of a graph by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Check:
-    """The images on which int8 is compared with float32."""
+    """The images on which int8 is compared with float32; static ranges are taken from a part of them."""
 
     dataset: ImageDataset
     labels: tuple[int, ...]
@@ -53,6 +67,33 @@ class GraphAnswers:
     entropy: NDArray[np.float32]
 
 
+def quantise_export(
+    manifest: Manifest, plain: Path, staged: Path, check: Int8Check, report: Callable[[str], None]
+) -> Manifest:
+    """int8 graphs in ``staged`` from the ONNX graphs in ``plain``; the manifest with their measured cost."""
+    count = len(manifest.files)
+    calibrated: list[int] = []
+    of_plain = {"kind": "onnx", "precision": "fp32"}
+    files = tuple(dict.fromkeys(graph_files("onnx", s), "") for s in range(count))
+    write_manifest(manifest.model_copy(update={**of_plain, "files": files}), plain)
+    feeds: list[list[Feed]] = []
+    if manifest.kind == "openvino":
+        calibrated = draw_calibration(len(check.dataset))
+        report(f"{len(calibrated)} images for the ranges")
+        graphs = GraphRounds(plain, backend="openvino", threads=check.threads)
+        feeds = round_feeds(graphs, (pixels for _, pixels in _batches(check, graphs, calibrated)))
+    for s in range(count):
+        report(f"round {s + 1} to int8")
+        source, target = plain / graph_files("onnx", s)[0], staged / graph_files(manifest.kind, s)[0]
+        if manifest.kind == "openvino":
+            quantise_for_openvino(source, target, feeds[s])
+        else:
+            quantise(source, target)
+    write_manifest(manifest, staged)
+    report("measuring int8")
+    return manifest.model_copy(update={"int8": measure_int8(plain, staged, check, calibrated)})
+
+
 def quantise(source: Path, target: Path) -> None:
     """The graph of a round with the matrix products of its blocks in int8."""
     import onnx
@@ -60,9 +101,7 @@ def quantise(source: Path, target: Path) -> None:
 
     model = onnx.load(source)
     del model.graph.value_info[:]  # the quantiser uses them, and they are wrong once it has changed types
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # it recommends a pass that would only fold constants
-    try:
+    with _quiet_quantiser():  # it recommends a pass that would only fold constants
         quantize_dynamic(
             model,
             target,
@@ -71,17 +110,74 @@ def quantise(source: Path, target: Path) -> None:
             per_channel=True,
             weight_type=QuantType.QInt8,
         )
+
+
+def quantise_for_openvino(source: Path, target: Path, feeds: Sequence[Feed]) -> None:
+    """The graph of a round as one of OpenVINO in int8, with the ranges that these inputs have."""
+    import nncf
+    import openvino
+
+    with _quiet_quantiser():
+        quantised = nncf.quantize(
+            openvino.convert_model(source),
+            nncf.Dataset(feeds),
+            model_type=nncf.ModelType.TRANSFORMER,
+            preset=nncf.QuantizationPreset.PERFORMANCE,
+            subset_size=len(feeds),
+        )
+    openvino.save_model(quantised, target, compress_to_fp16=False)
+
+
+def draw_calibration(count: int) -> list[int]:
+    """The numbers of the images that give the ranges, evenly spread; at least half are left to measure the cost on."""
+    if count < 2:
+        raise ValueError(
+            f"int8 for OpenVINO takes ranges from some images and is measured on others; give more than {count}."
+        )
+    spread = np.linspace(0, count - 1, min(CALIBRATION_IMAGES, count // 2))
+    return [round(position) for position in spread.tolist()]
+
+
+def round_feeds(graphs: GraphRounds, batches: Iterable[NDArray[np.uint8]]) -> list[list[Feed]]:
+    """The inputs of each round for single images; the tokens are those of the float32 graphs."""
+    feeds: list[list[Feed]] = [[] for _ in graphs.manifest.config.rounds]
+    for pixels in batches:
+        tokens = None
+        for s, of_round in enumerate(feeds):
+            given: Feed = {"pixels": pixels}
+            if tokens is not None:
+                given["previous"] = tokens
+            of_round += [{name: value[i : i + 1] for name, value in given.items()} for i in range(len(pixels))]
+            _, tokens = graphs.run(s, pixels, tokens)
+    if not feeds[0]:
+        raise ValueError("none of the images for the ranges of int8 can be read; give others.")
+    return feeds
+
+
+@contextmanager
+def _quiet_quantiser() -> Iterator[None]:
+    """Without warnings and progress bars of the packages that quantise."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
     finally:
         logging.disable(before)
 
 
-def measure_int8(before: Path, after: Path, check: Int8Check) -> dict[str, Any]:
-    """Run both exports on every image: top-1, and how often answers and exit decisions agree."""
-    rounds = GraphRounds(before, threads=check.threads), GraphRounds(after, threads=check.threads)
-    manifest = rounds[1].manifest
+def measure_int8(before: Path, after: Path, check: Int8Check, calibrated: Sequence[int] = ()) -> dict[str, Any]:
+    """Run both exports on the images: top-1, and how often answers and exit decisions agree.
+
+    Images whose numbers are in ``calibrated`` gave the ranges and are left out.
+    """
+    small_rounds = GraphRounds(after, threads=check.threads)
+    rounds = GraphRounds(before, backend=small_rounds.backend, threads=check.threads), small_rounds
+    manifest = small_rounds.manifest
+    measured = sorted(set(range(len(check.dataset))) - set(calibrated))
     numbers: list[int] = []
     batches: tuple[list[GraphAnswers], list[GraphAnswers]] = ([], [])
-    for indices, pixels in _batches(check, rounds[0]):
+    for indices, pixels in _batches(check, rounds[0], measured):
         numbers += indices
         for graphs, answers in zip(rounds, batches):
             answers.append(_run(graphs, pixels))
@@ -93,7 +189,9 @@ def measure_int8(before: Path, after: Path, check: Int8Check) -> dict[str, Any]:
     )
     labels = np.array(check.labels, np.int64)[numbers]
     every = np.arange(len(numbers))
-    report: dict[str, Any] = {"method": METHOD, "data": check.data, "images": len(numbers)}
+    report: dict[str, Any] = {"method": METHODS[manifest.kind], "data": check.data, "images": len(numbers)}
+    if calibrated:
+        report["calibration_images"] = len(calibrated)
     report["rounds"] = [
         _compare(plain.index[:, s], small.index[:, s], labels) for s in range(len(manifest.config.rounds))
     ]
@@ -108,9 +206,11 @@ def measure_int8(before: Path, after: Path, check: Int8Check) -> dict[str, Any]:
     return report
 
 
-def _batches(check: Int8Check, rounds: GraphRounds) -> Iterator[tuple[list[int], NDArray[np.uint8]]]:
-    count, dataset = len(check.dataset), check.dataset
-    groups = [list(range(first, min(first + check.batch, count))) for first in range(0, count, check.batch)]
+def _batches(
+    check: Int8Check, rounds: GraphRounds, wanted: Sequence[int]
+) -> Iterator[tuple[list[int], NDArray[np.uint8]]]:
+    dataset = check.dataset
+    groups = [list(wanted[first : first + check.batch]) for first in range(0, len(wanted), check.batch)]
     unreadable = Unreadable(dataset)
     transform = NamedTransform(rounds.manifest.config)
     device = torch.device("cpu")

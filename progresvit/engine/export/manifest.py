@@ -87,6 +87,13 @@ class Manifest(Section):
         """Cumulative GMACs of the rounds, in the paper's convention."""
         return compute.cumulative_gmacs(self.config)
 
+    @property
+    def calibrated_graphs(self) -> str | None:
+        """SHA-256 of int8 graphs whose ranges are those of calibration images; None if the weights determine them."""
+        if (self.precision, self.kind) != ("int8", "openvino"):
+            return None
+        return hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()
+
     def tokens_shape(self, s: int) -> tuple[int, int]:
         """Tokens and channels that round s, from 0, passes on: (N, d)."""
         return tokens_shape(self.config, s)
@@ -168,6 +175,14 @@ class Manifest(Section):
             if values.get(key, own[key]) != own[key]:
                 raise ValueError(f"{key!r} differs from what its config gives.")
         return manifest
+
+
+def write_manifest(manifest: Manifest, folder: Path) -> Manifest:
+    """Write the manifest next to the graphs, with the hashes of their files."""
+    files = tuple({name: hash_file(folder / name) for name in files} for files in manifest.files)
+    manifest = manifest.model_copy(update={"files": files})
+    (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest
 
 
 def is_export(source: str | os.PathLike[str] | None) -> bool:
