@@ -75,6 +75,6 @@ if not TYPE_CHECKING:  # type checkers see the names above and no others
 
     def __getattr__(name):
         if name in ("create_model", "load"):
-            import progresvit.interop  # adds the presets to timm's registry, as docs/models.md says
+            import progresvit.interop  # noqa: F401  (adds the presets to timm's registry, as docs/models.md says)
 
         return _look_up(name)

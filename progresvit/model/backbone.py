@@ -258,7 +258,7 @@ def init_linear(module: nn.Module) -> None:
 
 
 def _init_weight(weight: Tensor) -> None:
-    """As timm does in a ViT; timm is slow to import, and a model on the meta device, as one to be loaded, needs none."""
+    """As timm does in a ViT. On the meta device, where a model is built to be loaded, timm is not imported."""
     if weight.is_meta:
         return
     import progresvit._torchvision  # noqa: F401  (ahead of timm)
