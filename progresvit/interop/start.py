@@ -20,8 +20,8 @@ from timm.data import ImageNetInfo
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
-from progresvit.config import HEAD_WIDTH, BaseConfig, Task
-from progresvit.interop.official import OFFICIAL_MODELS, import_official, is_official_file, load_official
+from progresvit.config import HEAD_WIDTH, OFFICIAL_MODELS, BaseConfig, Task
+from progresvit.interop.official import import_official, is_official_file, load_official
 from progresvit.io.model_folder import BUNDLED, find_folder, is_local
 from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import WEIGHT_SUFFIXES, read_weights

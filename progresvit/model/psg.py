@@ -133,7 +133,7 @@ class PSG(nn.Module):
         self.encoder = nn.Linear(PSG_METADATA, PSG_WIDTH)
         self.blocks = nn.ModuleList(BlockPSG(width=full_width) for _ in range(depth))
         self.fusions = nn.ModuleList(FusionPSG(width=width) for width in self.widths[1:])
-        self.register_load_state_dict_post_hook(_move_metadata)
+        self.register_load_state_dict_post_hook(_move_metadata)  # type: ignore[no-untyped-call]
 
     def forward(self, s: int) -> RoundGates:
         """The gates of round s. Computed without autocast: 1 + delta in bfloat16 would lose small deltas."""
