@@ -22,8 +22,8 @@ setup: $(STAMP)
 
 # uv does not read the settings of pip, so the command passes on pip's local folder of wheels.
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
-	  || { echo "error: Python 3.11 or 3.12 is needed; run 'make PYTHON=/path/to/python3.11'"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+	  || { echo "error: Python 3.11, 3.12 or 3.13 is needed; run 'make PYTHON=/path/to/python3.11'"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.11'
 	links="$${PIP_FIND_LINKS:-$$($(BIN)/python -m pip config get global.find-links 2>/dev/null || true)}"; \

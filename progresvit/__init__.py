@@ -1,6 +1,6 @@
 """Progressive vision transformers: process an image in rounds, exit early when the prediction is confident.
 
-Importing this is light: torch and timm come with the first model.
+Importing this is light: torch comes with the first model, and timm where it is needed.
 """
 
 from __future__ import annotations
@@ -71,4 +71,10 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers see the names above and no others
-    __getattr__, __dir__ = lazily(__name__, homes=_HOME_OF, modules=_MODULES, more=["__version__"])
+    _look_up, __dir__ = lazily(__name__, homes=_HOME_OF, modules=_MODULES, more=["__version__"])
+
+    def __getattr__(name):
+        if name in ("create_model", "load"):
+            import progresvit.interop  # noqa: F401  (adds the presets to timm's registry, as docs/models.md says)
+
+        return _look_up(name)

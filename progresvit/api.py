@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from progresvit.config import preset
-from progresvit.interop.official import OFFICIAL_MODELS, load_official
+from progresvit.config import OFFICIAL_MODELS, preset
 from progresvit.io.model_folder import BUNDLED, DEFAULT_MODEL, Source, bundled_folder, find_folder
 from progresvit.model.interface import RoundModel
 from progresvit.model.saving import load_folder
@@ -34,6 +33,8 @@ def load(source: Source | None = None, *, revision: str | None = None) -> RoundM
 def load_with_folder(source: Source | None = None, *, revision: str | None = None) -> tuple[RoundModel, Path | None]:
     """The model and the folder that may hold its settings; the authors' checkpoints have none."""
     if isinstance(source, str) and source in OFFICIAL_MODELS:
+        from progresvit.interop.official import load_official  # with timm, which takes seconds to import
+
         return load_official(source, revision=revision), None
     folder = bundled_folder() if source is None else find_folder(source, revision=revision)
     return load_folder(folder), folder

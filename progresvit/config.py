@@ -417,3 +417,15 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}; {did_you_mean(name, PRESETS)}")
     return PRESETS[name].replace(**changes)
+
+
+OFFICIAL_MODELS: Mapping[str, ModelConfig] = {
+    f"NCPS/progresvit-deit-s-{resolutions}{kd}-imagenet1k": preset(
+        f"progresvit_small_{resolutions.replace('-', '_')}",
+        layer_scale=1e-6 if kd else None,
+        input_resolution=384 if kd else None,
+    )
+    for resolutions in ("192-240", "160-384")
+    for kd in ("", "-kd")
+}
+"""Hub ids of the authors' ImageNet models and their configs."""

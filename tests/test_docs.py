@@ -5,6 +5,7 @@ import functools
 import json
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,19 @@ def test_every_command_and_option_that_a_page_types_exists():
         if option not in {*options[name], "--help"}
     ]
     assert unknown == []
+
+
+def test_every_install_command_works_without_a_package_index_that_has_progresvit():
+    """It installs from a clone, with extras that exist."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    texts = [*PAGES, *(ROOT / "progresvit").rglob("*.py"), ROOT / "requirements" / "runtime.txt"]
+    lines = [line for path in texts for line in path.read_text(encoding="utf-8").splitlines()]
+    commands = [found for line in lines for found in re.findall(r"(?:pip|uv|pipx) (?:install|add) ([^`#\n]*)", line)]
+    assert len(commands) > 10
+    assert [command for command in commands if re.search(r"(?<![/\w.-])progresvit\b", command)] == []
+    named = re.findall(r"'\.\[([\w,-]+)\]'", "\n".join(commands))
+    assert named
+    assert {extra for names in named for extra in names.split(",")} <= set(extras)
 
 
 def reference():

@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +93,31 @@ def test_what_a_host_of_exported_graphs_needs_imports_no_torch():
     code = "\n".join(["import sys", *(f"import progresvit.{name}" for name in modules), "print(*sys.modules)"])
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "timm", "torchvision"} & set(loaded)
+
+
+NOT_FOR_ONE_IMAGE = {
+    *("timm", "torchvision", "scipy", "triton", "sympy", "huggingface_hub", "matplotlib", "sklearn", "onnx"),
+    *("torch._dynamo", "torch._inductor", "torch.onnx", "torch.distributed.tensor", "pyarrow.compute", "tensorboard"),
+}
+"""Slow to import."""
+
+
+@pytest.mark.slow
+def test_classifying_one_image_on_a_cpu_imports_nothing_slow_but_torch():
+    code = """
+import sys, torch
+of_torch = set(sys.modules)
+from progresvit.cli import app
+app(["classify", sys.argv[1], "--json"], standalone_mode=False)
+print(*sorted(set(sys.modules) - of_torch))
+"""
+    command = [sys.executable, "-c", code, PACKAGE / "samples" / "tabby.jpg"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    answer, loaded = done.stdout.splitlines()
+    assert json.loads(answer)["label"] == "tabby"
+    assert "progresvit.engine.torch_backend" in loaded.split()
+    assert not NOT_FOR_ONE_IMAGE & set(loaded.split())
 
 
 def test_every_module_that_imports_timm_can_be_the_first_that_is_imported():

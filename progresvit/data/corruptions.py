@@ -27,7 +27,6 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image
-from scipy import ndimage
 
 from progresvit.io.parse import did_you_mean
 
@@ -82,6 +81,8 @@ def _impulse_noise(image: Array, constants: Constants, rng: Generator, scale: fl
 
 def _defocus_blur(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
     """Each point becomes a disk."""
+    from scipy import ndimage  # slow to import, and inference does not need it
+
     radius, softness = max(constants[0] * scale, 1.0), constants[1]  # softness smooths pixel steps, so it is not scaled
     reach = int(radius) + 2
     square = np.arange(-reach, reach + 1) ** 2
@@ -96,6 +97,8 @@ def _defocus_blur(image: Array, constants: Constants, rng: Generator, scale: flo
 
 def _glass_blur(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
     """Each pixel swaps places with a neighbour, between two soft blurs (the authors' code copies instead)."""
+    from scipy import ndimage
+
     sigma, delta, rounds = constants[0] * scale, max(round(constants[1] * scale), 1), int(constants[2])
     height, width = image.shape[:2]
     source = np.arange(height * width).reshape(height, width)  # (H, W): the source of each pixel
@@ -242,6 +245,8 @@ def _contrast(image: Array, constants: Constants, rng: Generator, scale: float) 
 
 def _elastic_transform(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
     """A random affine map of three corners of a square, then a smooth random displacement."""
+    from scipy import ndimage
+
     # The mean of n random values shrinks with the root of n, so the strength is scaled twice.
     strength, sigma, pull = np.array(constants) * 244 * (scale**2, scale, scale)
     height, width = image.shape[:2]
@@ -258,6 +263,8 @@ def _elastic_transform(image: Array, constants: Constants, rng: Generator, scale
 
 def _smooth(field: Array, sigma: float) -> Array:
     """A Gaussian blur with periodic borders, at a cost that does not depend on its width."""
+    from scipy import ndimage
+
     blurred = ndimage.fourier_gaussian(np.fft.rfft2(field), sigma, n=field.shape[1])
     return np.fft.irfft2(blurred, field.shape)
 

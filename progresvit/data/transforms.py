@@ -5,9 +5,6 @@ Letters: B images, C channels, r resolution.
 
 from __future__ import annotations
 
-import progresvit._torchvision  # noqa: F401  (ahead of timm)
-
-# isort: split
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +14,6 @@ import numpy as np
 import torch
 from PIL.Image import Image, fromarray, new
 from pydantic import Field, field_validator
-from timm.data import auto_augment, create_transform
 from torch import Tensor
 
 from progresvit.config import BaseConfig
@@ -62,6 +58,11 @@ class Augmentation(Section):
 
 def training_transform(config: BaseConfig, augmentation: Augmentation, resolution: int) -> Callable[[Image], Tensor]:
     """timm's transform for single images: an RGB image -> (C, r, r), r the resolution given."""
+    import progresvit._torchvision  # noqa: F401  (ahead of timm)
+
+    # isort: split
+    from timm.data import auto_augment, create_transform  # slow to import, and inference does not need it
+
     transform: Callable[[Image], Tensor] = create_transform(
         input_size=(config.in_channels, resolution, resolution),
         is_training=True,
@@ -85,6 +86,8 @@ def training_transform(config: BaseConfig, augmentation: Augmentation, resolutio
 
 def _posterize(image: Image, bits: int, **options: object) -> Image:
     """timm asks for 0 bits at full strength, which Pillow refuses from version 13 on; it gave black before."""
+    from timm.data import auto_augment
+
     return new(image.mode, image.size) if bits < 1 else auto_augment.posterize(image, bits, **options)
 
 

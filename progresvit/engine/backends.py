@@ -337,7 +337,7 @@ def _choose_kernels(kernels: str | None, device: torch.device, precision: str, *
             "or switch merging off with model.set_merge."
         )
     if kernels == "fused" and importlib.util.find_spec("triton") is None:
-        raise ValueError("fused kernels need triton; install it, or ask for kernels='plain'.")
+        raise ValueError("fused kernels need triton; run: pip install triton, or ask for kernels='plain'.")
     if precision != "fp8":
         autocast(device, precision)
     elif device.type != "cuda" or kernels == "plain" or torch.cuda.get_device_capability(device) < (8, 9):

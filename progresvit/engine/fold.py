@@ -10,18 +10,13 @@ channels of the previous round, h heads, K classes, G_... gates, M tokens with a
 
 from __future__ import annotations
 
-import progresvit._torchvision  # noqa: F401  (ahead of timm)
-
-# isort: split
-
 import torch
 import torch.nn.functional as F
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from progresvit.config import HEAD_WIDTH, MLP_RATIO
 from progresvit.model import ProgResViT, RoundOutput
-from progresvit.model.backbone import resize
+from progresvit.model.backbone import resample_position, resize
 from progresvit.model.blocks import NORM_EPS, Block, LayerScale
 from progresvit.model.projector import TokenProjector
 from progresvit.model.psg import BlockGates
@@ -214,7 +209,7 @@ def _position(model: ProgResViT, s: int) -> Tensor:
     """The constant that is added to each token of round s: (1, N, d), with the class token first."""
     round_ = model.config.rounds[s]
     grid = model.config.grid(round_)
-    position: Tensor = resample_abs_pos_embed(model.pos_embed[..., : round_.width], new_size=[grid, grid])
+    position = resample_position(model.pos_embed[..., : round_.width], grid)
     position = position.detach().double().clone()
     position[:, :1] += model.cls_token.double()[..., : round_.width]
     return position

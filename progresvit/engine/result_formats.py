@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.csv import ConvertOptions, CSVWriter, ParseOptions, open_csv
 
@@ -79,6 +78,8 @@ def _csv_field(field: pa.Field) -> pa.Field:
 
 
 def _csv_table(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    import pyarrow.compute as pc  # slow to import, and an answer in the terminal does not need it
+
     columns = []
     for field in schema:
         column = rows[field.name]

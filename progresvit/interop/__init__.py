@@ -4,7 +4,8 @@ Importing this package registers every preset with timm.
 """
 
 import progresvit._torchvision  # noqa: F401  (ahead of timm)
-from progresvit.interop.official import OFFICIAL_MODELS, import_official
+from progresvit.config import OFFICIAL_MODELS
+from progresvit.interop.official import import_official
 from progresvit.interop.start import start_from, start_from_timm
 from progresvit.interop.timm_registry import TimmProgResViT
 

@@ -11,22 +11,11 @@ import torch
 from timm.data import ImageNetInfo
 from torch import Tensor
 
-from progresvit.config import HEAD_WIDTH, ModelConfig, make_rounds, preset
+from progresvit.config import HEAD_WIDTH, OFFICIAL_MODELS, ModelConfig, make_rounds
 from progresvit.io.model_folder import PICKLE_SUFFIXES, download
 from progresvit.io.weights import read_pickle
 from progresvit.model.saving import check_fit
 from progresvit.model.vit import ProgResViT
-
-OFFICIAL_MODELS: Mapping[str, ModelConfig] = {
-    f"NCPS/progresvit-deit-s-{resolutions}{kd}-imagenet1k": preset(
-        f"progresvit_small_{resolutions.replace('-', '_')}",
-        layer_scale=1e-6 if kd else None,
-        input_resolution=384 if kd else None,
-    )
-    for resolutions in ("192-240", "160-384")
-    for kd in ("", "-kd")
-}
-"""Hub ids of the authors' ImageNet models and their configs."""
 
 _NEEDED = {
     "cls_token": 3,

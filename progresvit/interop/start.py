@@ -20,14 +20,14 @@ from timm.data import ImageNetInfo
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
-from progresvit.config import HEAD_WIDTH, BaseConfig, Task
-from progresvit.interop.official import OFFICIAL_MODELS, import_official, is_official_file, load_official
+from progresvit.config import HEAD_WIDTH, OFFICIAL_MODELS, BaseConfig, Task
+from progresvit.interop.official import import_official, is_official_file, load_official
 from progresvit.io.model_folder import BUNDLED, find_folder, is_local
 from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import WEIGHT_SUFFIXES, read_weights
 from progresvit.model.backbone import is_head
 from progresvit.model.interface import RoundModel, capability
-from progresvit.model.registry import DEFAULT_KIND
+from progresvit.model.registry import DEFAULT_KIND, build
 from progresvit.model.saving import load_folder
 
 Fusion = Literal["paper", "quiet"]
@@ -104,7 +104,9 @@ def start_from_folder(model: RoundModel, folder: Path, *, fusion: Fusion = "pape
     Returns:
         The names of the parameters that were not copied.
     """
-    return _start_from_model(model, load_folder(folder), fusion=fusion, origin=str(folder))
+    source = load_folder(folder)
+    build(source.config)  # draws random numbers: what a task initialises after this stays the same for a seed
+    return _start_from_model(model, source, fusion=fusion, origin=str(folder))
 
 
 def _start_from_model(model: RoundModel, source: RoundModel, *, fusion: Fusion, origin: str) -> list[str]:

@@ -1,6 +1,6 @@
 """The network, readable beside the paper, and the interface and registry of all kinds of models.
 
-Importing this is light: torch and timm come with the first model.
+Importing this is light: torch comes with the first model, and timm where it is needed.
 """
 
 from __future__ import annotations

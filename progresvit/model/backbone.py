@@ -8,16 +8,12 @@ token), d active channels, W channels of the whole backbone, K classes, s a roun
 
 from __future__ import annotations
 
-import progresvit._torchvision  # noqa: F401  (ahead of timm)
-
-# isort: split
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
-from timm.layers import calculate_drop_path_rates, resample_abs_pos_embed, trunc_normal_
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -54,13 +50,14 @@ class Backbone(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, config.stored_grid**2 + 1, width))
         self.blocks = nn.ModuleList(
-            Block(width=width, layer_scale=config.layer_scale, drop_path=rate)
-            for rate in calculate_drop_path_rates(drop_path, config.depth)
+            Block(width=width, layer_scale=config.layer_scale, drop_path=drop)
+            for drop in _drop_paths(drop_path, config.depth)
         )
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
         self.head = new_head(width, config.num_classes)
-        trunc_normal_(self.pos_embed, std=0.02)  # as timm initialises a ViT
-        nn.init.normal_(self.cls_token, std=1e-6)
+        _init_weight(self.pos_embed)
+        if not self.cls_token.is_meta:  # nothing to initialise, and torch would import its compiler for normal_
+            nn.init.normal_(self.cls_token, std=1e-6)
         self.apply(init_linear)
 
     @classmethod
@@ -105,7 +102,7 @@ class Backbone(nn.Module):
         images = resize(images, resolution)  # (B, C, H, H) -> (B, C, r, r)
         x = slicing.patches(images, self.patch_embed.proj, width)  # (B, C, r, r) -> (B, g * g, d)
         class_token = self.cls_token[..., :width].expand(x.shape[0], -1, -1)  # (1, 1, W) -> (B, 1, d)
-        position: Tensor = resample_abs_pos_embed(self.pos_embed[..., :width], new_size=[grid, grid])  # -> (1, N, d)
+        position = resample_position(self.pos_embed[..., :width], grid)  # (1, M, d) -> (1, N, d)
         return torch.cat([class_token.to(x.dtype), x], dim=1) + position
 
     def run_block(self, block: Callable[..., Any], x: Tensor, gates: BlockGates, **options: Any) -> Any:
@@ -214,6 +211,19 @@ def resize(images: Tensor, resolution: int) -> Tensor:
     return resized.to(images.dtype)
 
 
+def resample_position(position: Tensor, grid: int) -> Tensor:
+    """Position embeddings for another grid, the class token's first: (1, M, d) -> (1, N, d).
+
+    The numbers are those of timm's ``resample_abs_pos_embed``, which takes seconds to import.
+    """
+    side = math.isqrt(position.shape[1] - 1)
+    if side == grid:
+        return position
+    patches = position[:, 1:].mT.unflatten(2, (side, side))  # (1, M - 1, d) -> (1, d, side, side)
+    patches = resize(patches, grid).flatten(2).mT  # (1, d, side, side) -> (1, N - 1, d)
+    return torch.cat([position[:, :1], patches], dim=1)
+
+
 def resizing_matrix(source: int, target: int) -> Tensor:
     """``resize`` along one side as a matrix, with the same float32 weights: (target, source)."""
     identity = torch.eye(source)[None, None]  # resized in one direction only, it becomes the matrix
@@ -242,6 +252,30 @@ def new_head(width: int, num_classes: int) -> nn.Module:
 def init_linear(module: nn.Module) -> None:
     """Initialise a linear layer as timm does in a ViT."""
     if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
+        _init_weight(module.weight)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def _init_weight(weight: Tensor) -> None:
+    """As timm does in a ViT. On the meta device, where a model is built to be loaded, timm is not imported."""
+    if weight.is_meta:
+        return
+    import progresvit._torchvision  # noqa: F401  (ahead of timm)
+
+    # isort: split
+    from timm.layers import trunc_normal_
+
+    trunc_normal_(weight, std=0.02)
+
+
+def _drop_paths(rate: float, depth: int) -> list[nn.Module]:
+    """Stochastic depth of each block, up to this rate in the last; timm is imported only for a rate above 0."""
+    if not rate:
+        return [nn.Identity() for _ in range(depth)]
+    import progresvit._torchvision  # noqa: F401  (ahead of timm)
+
+    # isort: split
+    from timm.layers import DropPath, calculate_drop_path_rates
+
+    return [DropPath(one) for one in calculate_drop_path_rates(rate, depth)]

@@ -6,14 +6,10 @@ Letters: B images, N tokens, d active channels, h active heads, a channels of th
 the MLP, W channels of the whole backbone, r tokens merged in a block.
 """
 
-import progresvit._torchvision  # noqa: F401  (ahead of timm)
-
-# isort: split
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath
 from torch import Tensor, nn
 
 from progresvit.config import HEAD_WIDTH, MLP_RATIO
@@ -79,7 +75,7 @@ class LayerScale(nn.Module):
 class Block(nn.Module):
     """One Transformer block; gates of the current stage multiply its two updates and its output."""
 
-    def __init__(self, *, width: int, layer_scale: float | None, drop_path: float) -> None:
+    def __init__(self, *, width: int, layer_scale: float | None, drop_path: nn.Module) -> None:
         super().__init__()
 
         def scale() -> nn.Module:
@@ -91,7 +87,7 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(width, eps=NORM_EPS)
         self.mlp = Mlp(width=width)
         self.ls2 = scale()
-        self.drop_path = DropPath(drop_path)
+        self.drop_path = drop_path
 
     def forward(
         self,

@@ -25,6 +25,8 @@ class TokenProjector(nn.Module):
 
     @torch.no_grad()
     def _start_as_identity(self) -> None:
+        if self.widen_class.weight.is_meta:  # nothing to initialise, and torch would import its compiler for eye_
+            return
         nn.init.dirac_(self.depthwise.weight, groups=self.depthwise.groups)
         nn.init.dirac_(self.widen_patches.weight)
         nn.init.eye_(self.widen_class.weight)

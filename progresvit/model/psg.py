@@ -133,6 +133,7 @@ class PSG(nn.Module):
         self.encoder = nn.Linear(PSG_METADATA, PSG_WIDTH)
         self.blocks = nn.ModuleList(BlockPSG(width=full_width) for _ in range(depth))
         self.fusions = nn.ModuleList(FusionPSG(width=width) for width in self.widths[1:])
+        self.register_load_state_dict_post_hook(_move_metadata)  # type: ignore[no-untyped-call]
 
     def forward(self, s: int) -> RoundGates:
         """The gates of round s. Computed without autocast: 1 + delta in bfloat16 would lose small deltas."""
@@ -172,3 +173,9 @@ class PSG(nn.Module):
     def _make_metadata(self) -> Tensor:
         metadata = stage_metadata(self.resolutions, self.depth)
         return metadata[:1].expand_as(metadata).clone() if self.static else metadata
+
+
+def _move_metadata(psg: PSG, _: object) -> None:
+    """Weights that are assigned to a model on the meta device bring their own device; no file holds the metadata."""
+    if psg.metadata.is_meta:
+        psg.metadata = psg._make_metadata().to(psg.encoder.weight.device)

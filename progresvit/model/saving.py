@@ -8,9 +8,10 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from progresvit.config import BaseConfig, parse_object
 from progresvit.io.files import replacing_folder
@@ -79,17 +80,31 @@ def save(
 
 
 def load_folder(folder: Path) -> RoundModel:
-    """The model of a folder, in float32 whatever the precision on disk, in evaluation mode."""
+    """The model of a folder, in float32 whatever the precision on disk, in evaluation mode.
+
+    No initial weights are made, and no random numbers are drawn.
+    """
     config = read_config(folder)
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         pickles = find_pickles(folder)
         raise ValueError(refuse_pickle(pickles[0]) if pickles else f"{folder} has no {WEIGHTS_FILE}; save it again.")
     weights = read_safetensors(path)
-    check_fit(weights, config, origin=str(path))
-    model = build(config)
-    model.load_state_dict(weights)
-    return model.eval()
+    empty = check_fit(weights, config, origin=str(path))
+    return _filled(empty, weights).eval()
+
+
+def _filled(empty: RoundModel, weights: Mapping[str, Tensor]) -> RoundModel:
+    """A model on the meta device with copies of the weights; a model that has other tensors too is built again."""
+    own = empty.state_dict()
+    model = cast(nn.Module, empty)
+    model.load_state_dict({key: value.to(own[key].dtype, copy=True) for key, value in weights.items()}, assign=True)
+    tensors = [*model.buffers(), *(value for module in model.modules() for value in vars(module).values())]
+    if any(isinstance(value, Tensor) and value.is_meta for value in tensors):
+        filled = build(empty.config)
+        filled.load_state_dict(weights)
+        return filled
+    return empty
 
 
 def push_to_hub(model: RoundModel | Source, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
@@ -137,10 +152,11 @@ def _check_settings(model: RoundModel, folder: Path) -> None:
             )
 
 
-def check_fit(weights: Mapping[str, Tensor], config: BaseConfig, *, origin: str) -> None:
-    """Weights must have exactly the keys and shapes of the config's model, which takes no memory for it."""
+def check_fit(weights: Mapping[str, Tensor], config: BaseConfig, *, origin: str) -> RoundModel:
+    """Weights must have exactly the keys and shapes of the config's model; returns that on the meta device."""
     with torch.device("meta"):
-        own = build(config).state_dict()
+        model = build(config)
+    own = model.state_dict()
     shared = [key for key in own if key in weights]
     problems = {
         "lack": [key for key in own if key not in weights],
@@ -160,6 +176,7 @@ def check_fit(weights: Mapping[str, Tensor], config: BaseConfig, *, origin: str)
             f"the weights of {origin} do not fit the config: they {found}. Use the {CONFIG_FILE} that was saved with "
             "them (and reset_classifier to give a model another head)."
         )
+    return model
 
 
 def _rounded(key: str, value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -228,7 +228,7 @@ class Policy:
             import torch
         except ImportError as error:
             raise ValueError(
-                "a learned router needs torch, which is not installed; install torch, or route by entropy: "
+                "a learned router needs torch, which is not installed; run: pip install torch, or route by entropy: "
                 "a policy without routers."
             ) from error
         decision = self.decide(s, torch.tensor(logits, device=self.routers[0].seen.device))

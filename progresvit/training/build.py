@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from timm.data import ImageNetInfo
 
-from progresvit.config import BaseConfig, Task
+from progresvit.config import OFFICIAL_MODELS, BaseConfig, Task
 from progresvit.interop import start_from
-from progresvit.interop.official import OFFICIAL_MODELS, is_official_file
+from progresvit.interop.official import is_official_file
 from progresvit.io.model_folder import BUNDLED, find_folder, is_local
 from progresvit.io.parse import did_you_mean
 from progresvit.model import registry

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from timm.data import ImageNetInfo
 
+import progresvit
 from progresvit.config import ModelConfig, make_rounds, plain_vit, preset
 from progresvit.data.crop import crop
 from progresvit.data.dataset import find_unlabelled
@@ -16,6 +17,7 @@ from progresvit.data.decode import decode
 from progresvit.data.samples import samples_folder
 from progresvit.data.transforms import normalise
 from progresvit.interop import start_from_timm
+from progresvit.interop.start import start_from_folder
 from progresvit.model import ProgResViT
 from tests.model.pooled import PooledConfig, PooledModel
 
@@ -311,3 +313,15 @@ def test_a_model_that_is_no_vit_is_refused():
     model = PooledModel(PooledConfig(rounds=[{"resolution": 32, "grid": 2}], num_classes=12))
     with pytest.raises(ValueError, match="PooledModel has no backbone of a plain ViT"):
         start_from_timm(model, small_vit())
+
+
+def test_a_start_from_a_folder_draws_the_random_numbers_of_a_new_model(small_config, tmp_path):
+    """What a task initialises afterwards is the same for a seed as in earlier versions."""
+    folder = progresvit.save(ProgResViT(small_config), tmp_path / "model")
+    model = ProgResViT(small_config)
+    torch.manual_seed(1)
+    ProgResViT(small_config)
+    expected = torch.get_rng_state()
+    torch.manual_seed(1)
+    start_from_folder(model, folder)
+    assert torch.equal(torch.get_rng_state(), expected)

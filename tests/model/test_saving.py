@@ -13,6 +13,7 @@ from progresvit.config import make_rounds
 from progresvit.io import weights
 from progresvit.io.weights import weights_hash, write_safetensors
 from progresvit.model import ProgResViT, saving
+from tests.model.pooled import PooledConfig, PooledModel
 
 
 def logits(model, images):
@@ -55,6 +56,41 @@ def test_half_precision_on_disk_is_float32_in_memory(small_model, images, tmp_pa
     assert {value.dtype for value in load_file(tmp_path / "model" / "model.safetensors").values()} == {dtype}
     assert loaded.cls_token.dtype == torch.float32
     assert torch.equal(logits(loaded, images), logits(rounded.float(), images))
+
+
+def test_a_loaded_model_owns_its_weights_and_has_drawn_no_random_numbers(small_model, tmp_path):
+    folder = progresvit.save(small_model, tmp_path / "model")
+    before = torch.get_rng_state()
+    loaded = progresvit.load(folder)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert isinstance(loaded.cls_token, torch.nn.Parameter)
+    assert loaded.cls_token.requires_grad
+    file = folder / "model.safetensors"
+    file.write_bytes(bytes(file.stat().st_size))  # a map of the file would change with it
+    assert weights_hash(loaded) == weights_hash(small_model)
+
+
+class PooledWithTensors(PooledModel):
+    """Holds tensors that no file of weights does."""
+
+    def __init__(self, config, *, drop_path=0.0):
+        super().__init__(config)
+        self.register_buffer("fixed", torch.arange(3.0), persistent=False)
+        self.plain = torch.arange(4.0)
+
+
+@pytest.mark.parametrize("lacking", ["fixed", "plain"])
+def test_tensors_that_are_in_no_file_are_those_of_a_new_model(monkeypatch, tmp_path, lacking):
+    class Model(PooledWithTensors):
+        def __init__(self, config, *, drop_path=0.0):
+            super().__init__(config)
+            delattr(self, "plain" if lacking == "fixed" else "fixed")
+
+    monkeypatch.setattr("tests.model.pooled.PooledModel", Model)
+    model = Model(PooledConfig(rounds=[{"resolution": 16, "grid": 2}], num_classes=3))
+    loaded = progresvit.load(progresvit.save(model, tmp_path / "model"))
+    assert torch.equal(getattr(loaded, lacking), getattr(model, lacking))
+    assert torch.equal(loaded.head.weight, model.head.weight)
 
 
 def test_saving_in_float16_rounds_the_weights_once(small_model, tmp_path):

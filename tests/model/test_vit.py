@@ -4,10 +4,12 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 
 from progresvit.config import ModelConfig, make_rounds, plain_vit, preset
 from progresvit.model import ProgResViT, RoundOutput
+from progresvit.model.backbone import resample_position
 
 TOLERANCE = 1e-5
 
@@ -147,6 +149,15 @@ def test_a_model_is_built_on_the_meta_device_and_filled_later(small_model, image
     model.to_empty(device="cpu").load_state_dict(small_model.state_dict())
     with torch.no_grad():
         assert torch.equal(model.eval()(images)[-1].logits, small_model(images)[-1].logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("side", "grid"), [(14, 14), (14, 10), (14, 24), (7, 1)])
+def test_positions_are_resampled_as_by_timm_to_the_bit(side, grid, dtype):
+    whole = torch.randn(1, side**2 + 1, 192).to(dtype)
+    for position in (whole, whole[..., :128]):  # of all channels, and of a narrow round
+        expected = resample_abs_pos_embed(position, new_size=[grid, grid])
+        assert torch.equal(resample_position(position, grid), expected)
 
 
 VARIANTS = {
