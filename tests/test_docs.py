@@ -53,13 +53,15 @@ def typed_commands(page):
 
 
 def command_options():
-    """The options of each command; a group has those of its commands."""
-    return {
+    """The options of each command, and those ahead of any command; a group has those of its commands."""
+    whole = typer.main.get_command(app)
+    options = {
         name: {
             text for one in (command, *getattr(command, "commands", {}).values()) for p in one.params for text in p.opts
         }
-        for name, command in typer.main.get_command(app).commands.items()
+        for name, command in whole.commands.items()
     }
+    return options | {"progresvit": {text for p in whole.params for text in p.opts}}
 
 
 def named_options(path):
@@ -83,6 +85,8 @@ def test_every_option_that_a_message_names_is_one_of_its_command():
             count += 1
             clause = re.split(r"[.,;:()]", before)[-1]
             named = {word for word in re.findall(r"[a-z-]+", clause) if word in options}
+            if len(named) > 1:
+                named.discard("progresvit")  # progresvit evaluate --logits
             if own in options:
                 named.add(own)
             if not any(option in options[name] for name in named or options):
