@@ -1,6 +1,6 @@
 """Graphs in int8, and their cost: answers and exit decisions compared with those of float32, on real images.
 
-Graphs for onnxruntime are quantised dynamically. OpenVINO would compute such products in float, so its own graphs have
+Graphs for onnxruntime are quantised dynamically. OpenVINO runs such graphs slower than float32 ones, so its own have
 static ranges, set by NNCF. Letters: B images of a batch, N images, S rounds.
 """
 
