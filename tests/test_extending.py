@@ -20,7 +20,7 @@ from progresvit.engine import Engine
 from progresvit.engine.rounds import RoundRunner
 from progresvit.evaluation import calibrate_exit_share, read_records
 from progresvit.model import registry
-from progresvit.routing import STATISTICS, logit_statistics, open_router
+from progresvit.routing import STATISTICS, SettingWarning, logit_statistics, open_router
 from progresvit.training.logger import read_log
 from tests.commands import refused, works
 
@@ -247,6 +247,7 @@ def test_bad_corruptions_are_refused_before_workers_start(model, digits):
     base = ["evaluate", model, "--data", digits, "--out", "r.parquet", "--corruption"]
     refused("bad:grey gives an array of shape (32, 32) for an image of shape (32, 32, 3); return", *base, "bad:grey/1")
     refused("bad:nan gives values that are not finite", *base, "bad:nan/1")
+    refused("json:loads is no corruption: it is called with an image, a severity", *base, "json:loads/1")
     refused("bad has no function 'gray'; did you mean 'grey'?", *base, "bad:gray/1")
     refused("missing cannot be imported", *base, "missing:fog/1")
     refused("no corruption with a severity from 1 to 5", *base, "dust:dust/6")
@@ -310,6 +311,11 @@ def test_results_of_an_edited_backend_are_not_continued(model):
     assert before["backend"] == "double:Double"
 
 
+def test_a_certificate_is_not_claimed_for_a_backend_of_your_own():
+    with pytest.warns(SettingWarning, match="other backend: the certificate does not hold here"):
+        Engine("nettewoof-tiny", "drop-1", backend="double:Double")
+
+
 def test_bad_backends_are_refused(model, digits):
     Path("bad.py").write_text(
         "class NoRun:\n    def __init__(self, model): ...\n"
@@ -320,6 +326,7 @@ def test_bad_backends_are_refused(model, digits):
     base = ["classify", digits / "val", "--model", model, "--threshold", 0, "--backend"]
     refused("bad:NoRun is no backend: it has no method run(s, pixels, tokens)", *base, "bad:NoRun")
     refused("bad:NoModel is made with the model", *base, "bad:NoModel")
+    refused("json:loads cannot be made with the model", *base, "json:loads")
     refused("run of bad:Nothing returned NoneType; return (logits, tokens)", *base, "bad:Nothing")
     refused("tokens of round 0 of bad:Shapes must have the shape", *base, "bad:Shapes")
     refused("bad has no backend 'Shape'; did you mean 'Shapes'", *base, "bad:Shape")

@@ -38,7 +38,7 @@ def shift(
     router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
     precision: Annotated[str, typer.Option(help=options.PRECISION_HELP)] = "fp32",
     batch: Annotated[
-        int | None, typer.Option(help=f"{options.BATCH_HELP} 128 by default on a GPU, 32 on a CPU.")
+        int | None, typer.Option(help=f"{options.BATCH_HELP} 128 by default on a GPU, 32 on a CPU, 64 for an export.")
     ] = None,
     workers: Annotated[
         int, typer.Option(help="Processes that decode and corrupt images; 0 uses the main process.")
@@ -52,6 +52,8 @@ def shift(
     """
     from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
     from progresvit.distributed import choose_device, end_processes, start_processes
+    from progresvit.engine.export.manifest import is_export
+    from progresvit.engine.onnx_backend import GRAPH_BATCH
     from progresvit.evaluation.run import EvalOptions, default_batch, intended_header
     from progresvit.evaluation.shift import evaluate_sets, plan
 
@@ -67,7 +69,8 @@ def shift(
     if cache is not None and suite != "generated":
         raise ValueError(f"--cache keeps generated corruptions, and {suite} is read from its files; leave it out.")
     loaded, _, device = options.open_model(model, precision=precision, device=device)
-    size = default_batch(choose_device(device)) if batch is None else batch
+    usual = GRAPH_BATCH if is_export(model) else default_batch(choose_device(device))
+    size = usual if batch is None else batch
     eval_options = EvalOptions(precision=precision, batch=size, workers=workers, overwrite=overwrite, cache=cache)
     processes = start_processes(device)
     try:

@@ -5,6 +5,7 @@ H, W: height and width in pixels
 
 from __future__ import annotations
 
+import inspect
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +31,13 @@ class CustomCorruption(Protocol):
 def find_corruption(where: str) -> CustomCorruption:
     """The function that an import string names."""
     function: CustomCorruption = import_named(where, what="corruption", kind="function")
+    try:
+        inspect.signature(function).bind(None, 1, None)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{where} is no corruption: it is called with an image, a severity and a random generator, so define it as "
+            "corrupt(image, severity, rng)."
+        ) from None
     return function
 
 

@@ -152,6 +152,8 @@ def _image_errors() -> Iterator[None]:
         raise ImageError("not an image, or of a format that Pillow does not read") from error
     except ImageError:
         raise
+    except Image.DecompressionBombError as error:  # TIFF and WebP have a limit of their own, twice Pillow's
+        raise ImageError(f"too large to be opened safely ({error}); convert it to another format") from error
     except MemoryError as error:
         raise ImageError("too large for the memory that is free") from error
     except Exception as error:  # Pillow's plugins raise many kinds of exceptions on damaged files

@@ -46,7 +46,12 @@ class CheckedRounds:
                 inspect.signature(given).bind(model)
             except TypeError:
                 raise ValueError(f"{self.name} is made with the model; define it as __init__(self, model).") from None
-            given = given(copy.deepcopy(model).eval())
+            try:
+                given = given(copy.deepcopy(model).eval())
+            except TypeError as error:
+                raise ValueError(
+                    f"{self.name} cannot be made with the model ({error}); define it as __init__(self, model)."
+                ) from error
         if not callable(getattr(given, "run", None)):
             raise ValueError(f"{self.name} is no backend: it has no method run(s, pixels, tokens); add it.")
         self._rounds: ArrayRounds = given
@@ -88,6 +93,7 @@ class CustomSource(TorchSource):
     ) -> None:
         super().__init__(model, folder, name)
         self.backend = backend
+        self.graph_backend = backend if isinstance(backend, str) else name_of(backend)
 
     def make_backend(
         self, policy: Policy, temperatures: Sequence[float], options: BackendOptions

@@ -324,6 +324,7 @@ class Engine:
             "precision": self.precision,
             **({"graphs": found} if (found := self._source.calibrated_graphs) else {}),
             **({"decode": "gpu" if self.opener.plan.jpeg else "gpu crop"} if self.opener.plan.pixels else {}),
+            **({} if self.opener.plan.max_pixels is None else {"max_pixels": self.opener.plan.max_pixels}),
         }
 
     def warm_up(self) -> None:

@@ -25,6 +25,7 @@ from progresvit.engine.result_table import (
     names_hash,
     valid_text,
 )
+from progresvit.io.files import replace_file
 from progresvit.io.resumable import KEEP_EVERY, RUN_FILE
 
 PART = 2048
@@ -108,6 +109,8 @@ def classify_files(
             missing = result.missing()
             if missing:
                 result.fill(missing, _rows(engine, dataset, items[missing[0].start :]), progress)
+            if shard is not None and out.suffix != ".parquet":
+                replace_file(_shard_file(out), json.dumps(about))
             result.finish(map(_with_ood_columns, result.parts()))
     return _read_summary(out, len(engine.gmacs))
 
@@ -215,6 +218,8 @@ def _read_shard(path: Path) -> dict[str, Any] | None:
     try:
         if unfinished.exists():
             known = json.loads(unfinished.read_text(encoding="utf-8"))
+        elif path.exists() and path.suffix != ".parquet":
+            known = json.loads(_shard_file(path).read_text(encoding="utf-8"))
         elif path.exists():
             known = json.loads((pq.read_schema(path).metadata or {})[KEY])
         else:
@@ -222,6 +227,11 @@ def _read_shard(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError):  # another machine may be writing or removing it
         return None
     return known if isinstance(known, dict) else None
+
+
+def _shard_file(path: Path) -> Path:
+    """What a shard in CSV or JSON lines is of; Parquet files hold it themselves."""
+    return path.with_name(path.name + ".shard.json")
 
 
 def _with_ood_columns(part: pa.Table) -> pa.Table:

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -295,7 +296,7 @@ class _Captured:
 
 def _capture(compute: Any, pool: Any) -> _Captured:
     """Run once to build the kernels, then record the graph."""
-    aside = torch.cuda.Stream()
+    aside = _warm_up_stream(torch.cuda.current_device())
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         compute()
@@ -306,6 +307,12 @@ def _capture(compute: Any, pool: Any) -> _Captured:
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # another thread may be uploading
         packed, tokens = compute()
     return _Captured(graph, packed, tokens)
+
+
+@cache
+def _warm_up_stream(device: int) -> torch.cuda.Stream:
+    """One for all graphs of a device: cuBLAS keeps a workspace for every stream on which it has run."""
+    return torch.cuda.Stream(device)
 
 
 def _top_classes(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:

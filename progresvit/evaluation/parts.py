@@ -186,10 +186,10 @@ class _Growing:
 
     def add(self, columns: Columns, unreadable: Mapping[int, str]) -> None:
         """Add a batch."""
-        self.count += len(columns["index"]) + len(unreadable)
         self._unreadable |= unreadable
         if len(columns["index"]):
             self._batches.append(columns)
+        self.count += len(columns["index"]) + len(unreadable)  # last: a signal may come before it
         self.has_new = True
 
     def content(self) -> bytes:

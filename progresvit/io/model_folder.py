@@ -120,7 +120,7 @@ def read_config_values(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         if (folder / "export.json").is_file():
             raise ValueError(
-                f"{folder} is an export, which is for progresvit classify, serve, evaluate, bench and info; "
+                f"{folder} is an export, which is for progresvit classify, serve, evaluate, shift, bench and info; "
                 "give the model that it was made from."
             )
         pickles = find_pickles(folder)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from progresvit.io.files import replace_file
+from progresvit.io.imports import is_import_string
 from progresvit.io.model_folder import BUDGETS_FILE, BUNDLED, SETTINGS, bundled_folder
 from progresvit.io.parse import Section, dump_json, read_json
 from progresvit.routing.calibrate import ROUNDING, check_quantiles
@@ -118,10 +119,11 @@ class Setting(Section):
     ) -> str | None:
         """A warning if the setting was calibrated under other conditions; None under its own.
 
-        In float32 all backends give the same answers up to rounding, so the backend counts below that only.
+        In float32 all built-in backends give the same answers up to rounding, so they count below that only. One of
+        your own, which has an import string, always counts.
         """
         used: dict[str, str | None] = {"preprocessing": preprocessing, "precision": precision}
-        if precision == self.precision != "fp32":
+        if precision == self.precision != "fp32" or is_import_string(backend):
             used |= {"backend": backend, "graphs": graphs}
         differing = [name for name, value in used.items() if getattr(self, name) != value]
         if not differing:

@@ -10,7 +10,7 @@ from typing import Any
 from progresvit.api import as_progresvit, load_with_folder
 from progresvit.distributed import choose_device
 from progresvit.engine import Engine
-from progresvit.engine.export.manifest import MANIFEST_FILE
+from progresvit.engine.export.manifest import is_export
 from progresvit.engine.thresholds import ThresholdLike
 from progresvit.io.model_folder import DEFAULT_MODEL
 from progresvit.serving.app import make_app
@@ -50,8 +50,7 @@ def make_server(
     """
     with ExitStack() as stack:
         listening = stack.enter_context(open_socket(host, port))  # before the model is loaded: it may be in use
-        is_export = model is not None and (Path(model) / MANIFEST_FILE).is_file()
-        is_graph = is_export or engine.get("backend") not in (None, "torch")  # these run on the CPU
+        is_graph = is_export(model) or engine.get("backend") not in (None, "torch")  # these run on the CPU
         if engine.get("batch") is None and (is_graph or choose_device(engine.get("device")).type == "cpu"):
             engine["batch"] = CPU_BATCH
         limits = limits or Limits()
@@ -65,7 +64,7 @@ def make_server(
         audit = Audit(limit=limit_of(made.setting), rate=audit_rate) if is_audited else None
         service = Service(made, name, metrics, limits=limits, audit=audit)
         page = None
-        if token is None and not is_export:  # browsers send no token, and exports have no attention
+        if token is None and not is_export(model):  # browsers send no token, and exports have no attention
             loaded, folder = load_with_folder(model)
             limit = made.policy.thresholds[0] if not made.policy.routers and len(made.gmacs) > 1 else None
             page = page_router(

@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import errno
 import io
 import re
 import shutil
@@ -120,7 +121,12 @@ def test_images_in_a_tar_are_found(evaluated, digits, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_earlier_report_is_kept_unless_overwriting_is_asked_for_and_other_files_always(evaluated, digits, tmp_path):
+def test_an_earlier_report_is_kept_unless_overwriting_is_asked_for_and_other_files_always(
+    evaluated, digits, tmp_path, monkeypatch
+):
+    def no_space(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     out = tmp_path / "report"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
@@ -128,6 +134,11 @@ def test_an_earlier_report_is_kept_unless_overwriting_is_asked_for_and_other_fil
     before = (out / "index.html").read_bytes()
     refused("index.html is there already; use --overwrite", "report", evaluated, "--out", out, "--errors", 2)
     assert (out / "index.html").read_bytes() == before
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.replace", no_space)
+        refused("No space left", "report", evaluated, "--out", out, "--overwrite")
+    assert (out / "index.html").read_bytes() == before
+    assert (out / "errors.png").exists()
     works("report", evaluated, "--out", out, "--overwrite")
     assert not (out / "errors.png").exists()  # of the earlier report
     assert (out / "notes.txt").read_text() == "mine"

@@ -193,6 +193,13 @@ def test_a_higher_limit_than_pillows_is_for_other_formats_too(monkeypatch):
     assert prepare(content, replace(PIXELS, max_pixels=20_000)).data.shape == (100, 200, 3)
 
 
+@pytest.mark.parametrize("kind", ["TIFF", "WEBP"])
+def test_formats_with_a_limit_of_their_own_say_that_the_image_is_too_large(monkeypatch, kind):
+    content = saved(photo(200, 100), kind)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5_000)
+    assert prepare(content, replace(PIXELS, max_pixels=20_000)).error.endswith("convert it to another format")
+
+
 def test_a_photo_of_108_megapixels_is_read_at_a_reduced_scale():
     content = saved(Image.new("L", (12_000, 9_000), 90))
     made = prepare(content, CROP)

@@ -248,6 +248,15 @@ def test_a_shard_of_other_images_is_refused(folder, tmp_path, monkeypatch):
     classify_files(Answering(), dataset, out, shard=Shard(3, 3))
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_finished_shard_of_other_images_is_refused_in_every_format(folder, tmp_path, suffix):
+    dataset, out = find_unlabelled(folder), tmp_path / f"r{suffix}"
+    classify_files(Answering(), dataset, out, shard=Shard(1, 2))
+    with pytest.raises(ValueError, match=r"was made of other images \(41, and here are 40\)"):
+        classify_files(Answering(), dataset.subset(range(1, FILES)), out, shard=Shard(2, 2))
+    classify_files(Answering(), dataset, out, shard=Shard(2, 2))
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [("5/4", "shard 5/4 does not exist; name one of 1/4 to 4/4"), ("0/4", "shard 0/4 does not exist")]
