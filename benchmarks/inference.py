@@ -24,12 +24,12 @@ from measure import Case, Row, case_key, deit_name, run_case
 from report import bench_table, bench_title, ratio_lines, ratios, throughput_figure
 
 import progresvit
-from progresvit.analysis.style import render
 from progresvit.cli.output import show_table
 from progresvit.config import preset
 from progresvit.engine.speed import hardware
 from progresvit.io.files import replace_file
 from progresvit.io.parse import dump_json
+from progresvit.plots import render
 
 MODEL = "progresvit_small_192_240"
 CONTINUING = 0.664

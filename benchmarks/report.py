@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from measure import Row
 
-from progresvit.analysis.style import MARKERS, WIDTH, curve_style, inset_far, legend_below, new_figure
-from progresvit.evaluation.table import Column, Table, decimals, rough_percent
+from progresvit.plots import MARKERS, WIDTH, curve_style, inset_far, legend_below, new_figure
+from progresvit.table import Column, Table, decimals, rough_percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

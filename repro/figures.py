@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from progresvit.analysis.style import (
+from progresvit.metrics.interval import share_interval
+from progresvit.plots import (
     BAND,
     COLOURS,
     MARKERS,
@@ -26,7 +27,6 @@ from progresvit.analysis.style import (
     savings_title,
     scale_compute,
 )
-from progresvit.metrics.interval import share_interval
 from repro.compare import ComparedRun, CrossedDifference, LineUp
 from repro.formats import FULL, MatchedResult, Point, RiskCurve, RoutingResult, ShiftResult
 from repro.frontier import FrontierPoint, per_round_points

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from progresvit.analysis.style import COLOURS, MARKERS, band_entry, draw_band, new_figure, scale_compute
 from progresvit.metrics.interval import Interval, share_interval
+from progresvit.plots import COLOURS, MARKERS, band_entry, draw_band, new_figure, scale_compute
 from repro.compare import ComparedRun, CrossedDifference, crossed_difference
 from repro.figures import GMACS, PER_ROUND, PER_ROUND_LINE, TOP1, draw_per_round
 from repro.formats import CostPoint

@@ -33,8 +33,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from progresvit.analysis.page import INDEX
-from progresvit.analysis.style import render
 from progresvit.io.files import replace_file
+from progresvit.plots import render
 from repro.inside_figures import compressed, of_gates, of_tables
 from repro.inside_tables import MODELS, RESULTS, SCRATCH
 

@@ -21,10 +21,10 @@ from progresvit.analysis.low_pass import draw_low_pass
 from progresvit.analysis.memory import Memory, PeakMemory, memory_figure
 from progresvit.analysis.noise_replacement import draw_noise_replacement
 from progresvit.analysis.similarity import draw_similarity
-from progresvit.analysis.style import COLOURS
 from progresvit.analysis.throughput import SpeedPoint, Throughput, throughput_figure
 from progresvit.analysis.token_swap import draw_token_swap
 from progresvit.metrics.interval import Interval
+from progresvit.plots import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,8 +20,8 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from progresvit.analysis.style import render
 from progresvit.io.files import replace_file
+from progresvit.plots import render
 from repro import tables
 from repro.blocks import Page, Plot
 from repro.imagenet_tables import ImageNet

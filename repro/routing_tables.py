@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from progresvit.evaluation.table import decimals, threshold
+from progresvit.table import decimals, threshold
 from repro.compare import Difference, is_clear_among
 from repro.formats import FULL, EqualAccuracy, GroupResult, MatchedResult, RoutingResult, SettingResult, Spread
 from repro.tables import Row, each, gmacs, interval, percent, signed, table

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from progresvit.analysis.style import MARKERS, band_entry, curve_style, draw_band, legend_below, new_figure
+from progresvit.plots import MARKERS, band_entry, curve_style, draw_band, legend_below, new_figure
 from progresvit.routing.certify import needed_images
 from repro.figures import GMACS
 from repro.segmentation import ALONE, FULL, ROUTED, Measured, SegmentationStudy

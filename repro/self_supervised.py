@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from progresvit.analysis.style import COLOURS, LINES, blank_figure
+from progresvit.plots import COLOURS, LINES, blank_figure
 from repro.compare import ComparedRun, gather
 from repro.formats import FULL, Results, RunResult, TrainingCurves
 from repro.study import ProbeTask, Study

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from progresvit.evaluation.table import Column, Table
+from progresvit.table import Column, Table
 from repro.compare import ComparedRun, Difference, LineUp
 from repro.formats import FULL, Measurement, RunResult, SegmentationResult
 from repro.frontier import near_lossless_per_round

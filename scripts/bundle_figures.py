@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from progresvit import compute
 from progresvit.analysis.routing_figures import frontier_figure
-from progresvit.analysis.style import render
 from progresvit.config import ModelConfig
 from progresvit.data.split import halves_by_name
 from progresvit.engine import Prediction
 from progresvit.evaluation import Records, calibrate_budget, with_ood
 from progresvit.evaluation.ood import rejected_share
+from progresvit.plots import render
 from progresvit.routing import Setting, operating_point
 from progresvit.training.logger import read_log, training_seconds
 from progresvit.training.run_folder import ABOUT_FILE, RECIPE_FILE

@@ -20,15 +20,15 @@ from PIL.Image import Image
 from torch import Tensor
 
 from progresvit.analysis.hooks import Call, evaluation_mode, need_backbone, recorded_calls
-from progresvit.analysis.style import blank_figure
 from progresvit.config import HEAD_WIDTH, BaseConfig
 from progresvit.data.decode import upright_rgb
 from progresvit.data.transforms import evaluation_transform
-from progresvit.evaluation.table import Column, Table
 from progresvit.model import slicing
 from progresvit.model.backbone import resize
 from progresvit.model.interface import RoundModel
 from progresvit.model.token_merging import Merging, unmerge
+from progresvit.plots import blank_figure
+from progresvit.table import Column, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

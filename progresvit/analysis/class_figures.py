@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from progresvit.analysis.style import COLOURS, blank_figure, draw_share, in_lines, legend_below, shorten
 from progresvit.evaluation.answers import Answers, ClassResult
 from progresvit.metrics.interval import Interval, share_interval
+from progresvit.plots import COLOURS, blank_figure, draw_share, in_lines, legend_below, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

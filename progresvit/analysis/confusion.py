@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.analysis.style import WIDTH, blank_figure, in_lines, shorten
 from progresvit.evaluation.answers import Answers
+from progresvit.plots import WIDTH, blank_figure, in_lines, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -29,10 +29,10 @@ from progresvit.analysis.throughput import throughput, throughput_figure, throug
 from progresvit.analysis.token_swap import token_swap, token_swap_figure, token_swap_table
 from progresvit.analysis.trajectories import trajectories, trajectories_figure, trajectories_table
 from progresvit.data.transforms import normalise
-from progresvit.evaluation.table import Table
 from progresvit.io.weights import weights_hash
 from progresvit.model.interface import RoundModel
 from progresvit.routing.settings import DEFAULT, find_setting, setting_names
+from progresvit.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

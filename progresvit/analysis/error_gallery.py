@@ -17,12 +17,12 @@ from PIL import Image
 
 from progresvit.analysis.exits import THUMBNAIL, thumbnail
 from progresvit.analysis.page import Card
-from progresvit.analysis.style import COLOURS, DPI, WIDTH, blank_figure, in_lines, shorten
 from progresvit.data.dataset import some_of
 from progresvit.data.loader import numbered_batches
 from progresvit.data.transforms import Corruption, NamedTransform
 from progresvit.evaluation.answers import Answers
 from progresvit.evaluation.run import DataSource
+from progresvit.plots import COLOURS, DPI, WIDTH, blank_figure, in_lines, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

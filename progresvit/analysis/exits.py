@@ -24,13 +24,13 @@ from torch import Tensor
 from progresvit.analysis.hooks import evaluation_mode
 from progresvit.analysis.interventions import check_rounds
 from progresvit.analysis.sample import Progress, Sample
-from progresvit.analysis.style import COLOURS, blank_figure, draw_share, in_lines, shorten
 from progresvit.config import BaseConfig
-from progresvit.evaluation.table import Column, Row, Table, percent
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.model.interface import RoundModel
+from progresvit.plots import COLOURS, blank_figure, draw_share, in_lines, shorten
 from progresvit.routing import near_lossless, top10_entropy
 from progresvit.routing.decide import Threshold, as_thresholds, exit_rounds
+from progresvit.table import Column, Row, Table, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.analysis.gates import BRANCHES, RoundMultipliers, difference_to_next, rms, round_gates
-from progresvit.analysis.style import COLOURS, MARKERS, blank_figure, curve_style, in_lines
-from progresvit.evaluation.table import Column, Row, Table, decimals, rough_percent
 from progresvit.model.interface import RoundModel
+from progresvit.plots import COLOURS, MARKERS, blank_figure, curve_style, in_lines
+from progresvit.table import Column, Row, Table, decimals, rough_percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from progresvit.analysis.gates import BRANCHES, Floats, difference_to_next, rms, round_gates
-from progresvit.analysis.style import COLOURS, LINES, blank_figure, in_lines
-from progresvit.evaluation.table import Column, Table, decimals
 from progresvit.model.interface import RoundModel
+from progresvit.plots import COLOURS, LINES, blank_figure, in_lines
+from progresvit.table import Column, Table, decimals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from progresvit.analysis.style import blank_figure, in_lines
 from progresvit.config import HEAD_WIDTH
-from progresvit.evaluation.table import Column, Table, decimals
 from progresvit.model.interface import RoundModel
 from progresvit.model.vit import ProgResViT
+from progresvit.plots import blank_figure, in_lines
+from progresvit.table import Column, Table, decimals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from progresvit.analysis.hooks import evaluation_mode
 from progresvit.analysis.sample import Progress, Sample
-from progresvit.analysis.style import COLOURS
-from progresvit.evaluation.table import Column, Row, percent, points
 from progresvit.metrics.interval import Interval, mean_interval, paired_change
 from progresvit.model.interface import RoundModel
+from progresvit.plots import COLOURS
+from progresvit.table import Column, Row, percent, points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,10 +23,10 @@ from progresvit.analysis.interventions import (
     strongest,
 )
 from progresvit.analysis.sample import Progress, Sample
-from progresvit.analysis.style import new_figure
-from progresvit.evaluation.table import Column, Row, Table
 from progresvit.model.backbone import resize
 from progresvit.model.interface import RoundModel
+from progresvit.plots import new_figure
+from progresvit.table import Column, Row, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

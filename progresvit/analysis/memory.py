@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 
 from progresvit.analysis.sample import Progress
-from progresvit.analysis.style import MARKERS, curve_style, in_lines, new_figure
 from progresvit.engine.batcher import MemoryWarning
 from progresvit.engine.speed import Measurement, Routed, hardware
-from progresvit.evaluation.table import Column, Table, decimals
+from progresvit.plots import MARKERS, curve_style, in_lines, new_figure
+from progresvit.table import Column, Table, decimals
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -31,9 +31,9 @@ from progresvit.analysis.interventions import (
     strongest,
 )
 from progresvit.analysis.sample import Progress, Sample
-from progresvit.analysis.style import COLOURS, new_panels
-from progresvit.evaluation.table import Column, Row, Table, percent
 from progresvit.model.interface import RoundModel
+from progresvit.plots import COLOURS, new_panels
+from progresvit.table import Column, Row, Table, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
-from progresvit.analysis.style import COLOURS
+from progresvit.plots import COLOURS
 
 ALPHA = 0.55
 """Weight of the class colours; the rest is the image."""

@@ -9,7 +9,7 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from progresvit.evaluation.table import Table
+from progresvit.table import Table
 
 INDEX = "index.html"
 SHORT = 30

@@ -14,7 +14,6 @@ from progresvit.analysis.class_figures import (
 from progresvit.analysis.confusion import confusion_figure
 from progresvit.analysis.error_gallery import Gallery, gallery_figure
 from progresvit.analysis.page import INDEX, Page, Part
-from progresvit.analysis.style import render
 from progresvit.evaluation.answers import Answers
 from progresvit.evaluation.class_report import (
     accuracy_table,
@@ -24,7 +23,8 @@ from progresvit.evaluation.class_report import (
     error_table,
     exit_table,
 )
-from progresvit.evaluation.table import threshold
+from progresvit.plots import render
+from progresvit.table import threshold
 
 FILES = (
     INDEX,

@@ -12,8 +12,8 @@ from progresvit import __version__
 from progresvit.analysis.diagnostics import DIAGNOSTICS, Diagnostic, Given
 from progresvit.analysis.page import INDEX, Page, Part
 from progresvit.analysis.sample import Progress
-from progresvit.analysis.style import render
 from progresvit.engine.speed import hardware
+from progresvit.plots import render
 
 FILES = (
     INDEX,

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from progresvit.analysis.style import (
+from progresvit.compute import Convention
+from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, has_per_round
+from progresvit.evaluation.records import Records
+from progresvit.evaluation.reliability import Reliability
+from progresvit.evaluation.selective import RiskCoverage
+from progresvit.metrics.interval import share_interval
+from progresvit.plots import (
     BAND,
     COLOURS,
     MARKERS,
@@ -22,12 +28,6 @@ from progresvit.analysis.style import (
     savings_title,
     scale_compute,
 )
-from progresvit.compute import Convention
-from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, has_per_round
-from progresvit.evaluation.records import Records
-from progresvit.evaluation.reliability import Reliability
-from progresvit.evaluation.selective import RiskCoverage
-from progresvit.metrics.interval import share_interval
 from progresvit.routing import Router, frontier, near_lossless
 from progresvit.routing.decide import Floats
 from progresvit.routing.frontier import every_threshold

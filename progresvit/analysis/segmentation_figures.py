@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from progresvit.analysis.routing_figures import curve_thresholds, draw_frontier, model_entries
-from progresvit.analysis.style import (
+from progresvit.compute import Convention
+from progresvit.evaluation.segmentation_records import SegmentationRecords
+from progresvit.metrics.interval import Interval, mean_interval
+from progresvit.metrics.miou import ClassCounts, influence_values, mean_iou
+from progresvit.plots import (
     BAND,
     COLOURS,
     band_entry,
@@ -19,10 +23,6 @@ from progresvit.analysis.style import (
     savings_title,
     scale_compute,
 )
-from progresvit.compute import Convention
-from progresvit.evaluation.segmentation_records import SegmentationRecords
-from progresvit.metrics.interval import Interval, mean_interval
-from progresvit.metrics.miou import ClassCounts, influence_values, mean_iou
 from progresvit.routing.decide import Threshold, exit_rounds
 from progresvit.routing.segmentation import near_lossless_miou, segmentation_frontier
 from progresvit.routing.settings import DEFAULT

@@ -21,16 +21,16 @@ import torch
 from progresvit import api
 from progresvit.analysis.interventions import check_classifier
 from progresvit.analysis.sample import Progress, Sample
-from progresvit.analysis.style import COLOURS, in_lines, new_figure
 from progresvit.engine.engine import Engine
 from progresvit.engine.prediction import Prediction
 from progresvit.engine.speed import Measurement, hardware, split
-from progresvit.evaluation.table import Column, Table, percent, rough_percent
-from progresvit.evaluation.table import threshold as show_threshold
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.model import ProgResViT
 from progresvit.model.interface import RoundModel
+from progresvit.plots import COLOURS, in_lines, new_figure
 from progresvit.routing.decide import Threshold, as_thresholds
+from progresvit.table import Column, Table, percent, rough_percent
+from progresvit.table import threshold as show_threshold
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -29,9 +29,9 @@ from progresvit.analysis.interventions import (
     widened,
 )
 from progresvit.analysis.sample import Progress, Sample
-from progresvit.analysis.style import COLOURS, MARKERS, new_panels
-from progresvit.evaluation.table import Column, Row, Table
 from progresvit.model.interface import RoundModel
+from progresvit.plots import COLOURS, MARKERS, new_panels
+from progresvit.table import Column, Row, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -37,10 +37,10 @@ from progresvit.analysis.similarity import (
     positions,
     round_tokens,
 )
-from progresvit.analysis.style import COLOURS, MARKERS, blank_figure, in_lines
-from progresvit.evaluation.table import Column, Row, Table, decimals
 from progresvit.metrics.interval import Interval
 from progresvit.model.interface import RoundModel
+from progresvit.plots import COLOURS, MARKERS, blank_figure, in_lines
+from progresvit.table import Column, Row, Table, decimals
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -30,7 +30,7 @@ def abstention(
     from progresvit.evaluation import equal_accuracy_table, read_records, risk_coverage_curves
     from progresvit.evaluation.iso_accuracy import rules
     from progresvit.evaluation.selective import risk_coverage_table
-    from progresvit.evaluation.table import check_outputs
+    from progresvit.table import check_outputs
 
     check_outputs(out or [])
     check_outputs(compute_out or [], plots=False)

@@ -294,7 +294,7 @@ def throughput(
 
 def check_figure(out: Path, *, sources: list[Path], overwrite: bool) -> list[Path]:
     """The figure and the CSV beside it; refuses unknown suffixes, existing files, and files that are read."""
-    from progresvit.evaluation.table import PLOTS
+    from progresvit.table import PLOTS
 
     if out.suffix not in PLOTS:
         raise ValueError(f"{out}: the suffix names the format of the figure; use {', '.join(PLOTS)}.")

@@ -127,7 +127,7 @@ def _thresholds(text: str | None, model: str) -> float | Sequence[float] | Setti
 
 
 def _show(model: str, rows: Sequence[dict[str, Any]]) -> None:
-    from progresvit.evaluation.table import Column, Table, decimals, rough_percent, threshold
+    from progresvit.table import Column, Table, decimals, rough_percent, threshold
 
     def count(value: float) -> str:
         return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -210,7 +210,7 @@ def _to_terminal(engine: Engine, dataset: ImageDataset, *, mark_correct: bool) -
     from progresvit.data.samples import sample_labels
     from progresvit.engine.engine import DEADLINE
     from progresvit.engine.predict_files import predictions, row, summarise
-    from progresvit.evaluation.table import Column, Table, decimals, rough_percent
+    from progresvit.table import Column, Table, decimals, rough_percent
 
     answers: list[Prediction] = []
     with output.stoppable("stopped"), output.progress_bars(wanted=True) as begin:

@@ -17,7 +17,7 @@ def compare_routers(
 ) -> None:
     """Compare entropy with learned routers: top-1 when the same share of images, 0 to 100 %, continues to round 2."""
     from progresvit.evaluation import matched_table, read_records
-    from progresvit.evaluation.table import check_outputs
+    from progresvit.table import check_outputs
 
     check_outputs(out or [], plots=False)
     table = read_records(records)

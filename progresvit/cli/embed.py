@@ -66,7 +66,7 @@ def _show_neighbours(out: Path, neighbours: int, *, images: int) -> None:
     """Print the neighbours of the first images."""
     import pyarrow.parquet as pq
 
-    from progresvit.evaluation.table import Column, Table, decimals
+    from progresvit.table import Column, Table, decimals
 
     most = max(1, SHOWN // neighbours)
     batches = pq.ParquetFile(out).iter_batches(most, columns=["image", "neighbours", "similarities"])

@@ -13,8 +13,8 @@ from progresvit.io.parse import parse_limit
 if TYPE_CHECKING:
     from progresvit.config import ModelConfig
     from progresvit.engine.export.int8 import Int8Check
-    from progresvit.evaluation.table import Table
     from progresvit.routing import Setting
+    from progresvit.table import Table
 
 
 def export(
@@ -83,7 +83,7 @@ def _find_images(data: str, split: str, workers: int, config: ModelConfig) -> In
 
 
 def _int8_table(report: dict[str, Any]) -> Table:
-    from progresvit.evaluation.table import Column, Table, percent
+    from progresvit.table import Column, Table, percent
 
     rows = [{"what": f"round {s + 1}", **row} for s, row in enumerate(report["rounds"])]
     if "routed" in report:

@@ -32,8 +32,8 @@ def frontier(
     """
     from progresvit.analysis.routing_figures import frontier_figure
     from progresvit.evaluation import frontier_table, read_records
-    from progresvit.evaluation.table import check_outputs
     from progresvit.routing import PAPER_THRESHOLDS, TENTHS
+    from progresvit.table import check_outputs
 
     if thresholds is not None and per_round:
         raise ValueError("--thresholds and --per-round exclude each other; use one of them.")

@@ -23,8 +23,8 @@ def ood(
     """
     from progresvit.evaluation import measure_ood, read_records
     from progresvit.evaluation.ood import ood_table, rejected_share
-    from progresvit.evaluation.table import check_outputs
     from progresvit.routing import load_setting
+    from progresvit.table import check_outputs
 
     check_outputs(out or [], plots=False)
     records, others = read_records(known), read_records(unknown)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from progresvit.analysis.page import Page
-    from progresvit.evaluation.table import Table
+    from progresvit.table import Table
 
 
 def show_table(table: Table) -> None:
@@ -47,14 +47,14 @@ Output = tuple[Path, str | bytes]
 
 def make_outputs(paths: Sequence[Path], table: Table, figure: Callable[[], Figure] | None = None) -> list[Output]:
     """Render each file in the format of its suffix. Nothing is written yet, so an error leaves no files."""
-    from progresvit.evaluation.table import FORMATS
+    from progresvit.table import FORMATS
 
     outputs: list[Output] = []
     for path in paths:
         if path.suffix in FORMATS:
             outputs.append((path, FORMATS[path.suffix](table)))
         else:
-            from progresvit.analysis.style import render
+            from progresvit.plots import render
 
             assert figure is not None
             outputs.append((path, render(figure(), path.suffix)))

@@ -27,7 +27,7 @@ def trust(
     from progresvit.analysis.routing_figures import reliability_figure
     from progresvit.evaluation import read_records
     from progresvit.evaluation.reliability import measure_reliability, measure_scaled_reliability
-    from progresvit.evaluation.table import check_outputs
+    from progresvit.table import check_outputs
 
     check_outputs(out or [])
     table = read_records(records)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from progresvit.evaluation import table
+from progresvit import table
 from progresvit.evaluation.answers import Answers, ClassResult
-from progresvit.evaluation.table import Column, Row, Table
 from progresvit.metrics.interval import Interval
+from progresvit.table import Column, Row, Table
 
 
 def accuracy_table(answers: Answers) -> Table:

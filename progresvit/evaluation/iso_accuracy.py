@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.evaluation import table
+from progresvit import table
 from progresvit.evaluation.records import Records
-from progresvit.evaluation.table import Column, Row, Table
 from progresvit.routing import NEAR_LOSSLESS_DROP, Router
 from progresvit.routing.decide import Floats, exit_or_reject
+from progresvit.table import Column, Row, Table
 
 CANDIDATES = 200
 """Number of thresholds that are tried, at quantiles of the scores. Of the probabilities of being unrecoverable, a

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from progresvit.evaluation import table
+from progresvit import table
 from progresvit.evaluation.records import Floats, Records
-from progresvit.evaluation.table import Column, Table
 from progresvit.routing import Router, Setting, route_records
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.decide import exit_rounds
 from progresvit.routing.scores import OOD_SCORES, recorded_ood_score
+from progresvit.table import Column, Table
 
 OOD_SHARE = 0.05
 """The share of known images that a limit rejects by default."""

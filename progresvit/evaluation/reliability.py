@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_softmax
 
-from progresvit.evaluation import table
+from progresvit import table
 from progresvit.evaluation.records import Floats, Records
-from progresvit.evaluation.table import Column, Row, Table
 from progresvit.routing import Router
 from progresvit.routing.decide import exit_rounds
+from progresvit.table import Column, Row, Table
 
 BINS = 15
 COLDEST, HOTTEST = 0.05, 20.0

@@ -8,15 +8,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from progresvit import table
 from progresvit.compute import CONVENTIONS, Convention
-from progresvit.evaluation import table
 from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, find_thresholds, has_per_round
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.routers import matched_outcomes
-from progresvit.evaluation.table import Column, Row, Table
 from progresvit.metrics.interval import share_interval
 from progresvit.routing import PAPER_THRESHOLDS, TENTHS, OperatingPoint, Router, frontier, near_lossless
 from progresvit.routing.decide import Threshold
+from progresvit.table import Column, Row, Table
 
 PER_ROUND, OTHERS = "per round", "chosen on the other half"
 """Notes of rows that have one threshold for each round, and of those that were chosen on other images."""

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
+from progresvit import table
 from progresvit.compute import CONVENTIONS
-from progresvit.evaluation import table
 from progresvit.evaluation.routing_tables import point_row, threshold_table
 from progresvit.evaluation.segmentation_records import SegmentationRecords
-from progresvit.evaluation.table import Column, Row, Table
 from progresvit.metrics.miou import ClassCounts, bootstrap_ends, iou, mean_iou
 from progresvit.routing import TENTHS, routed_sums, threshold_for_exit_share
 from progresvit.routing.decide import Threshold, exit_rounds
 from progresvit.routing.segmentation import near_lossless_miou, segmentation_frontier
 from progresvit.routing.settings import DEFAULT
+from progresvit.table import Column, Row, Table
 
 
 def segmentation_frontier_table(

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from progresvit.evaluation import table
+from progresvit import table
 from progresvit.evaluation.records import Records
-from progresvit.evaluation.table import Column, Row, Table
 from progresvit.routing import Router
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.decide import Floats, exit_rounds
+from progresvit.table import Column, Row, Table
 
 RISKS = (0.01, 0.02, 0.05, 0.1)
 

@@ -12,17 +12,17 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from progresvit import table
 from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
 from progresvit.data.custom_corruption import check_corruption, file_name
 from progresvit.data.transforms import Corruption
 from progresvit.distributed import Processes
-from progresvit.evaluation import table
 from progresvit.evaluation.classes import IMAGENET_CLASSES
 from progresvit.evaluation.records import Records, read_records
 from progresvit.evaluation.run import DataSource, EvalOptions, ProgressCallback, evaluate, intended_header
-from progresvit.evaluation.table import Column, Row, Table
 from progresvit.model.interface import RoundModel
 from progresvit.routing import Router, operating_point
+from progresvit.table import Column, Row, Table
 
 Suite = Literal["generated", "imagenet-c", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch"]
 

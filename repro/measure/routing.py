@@ -12,9 +12,9 @@ from progresvit.evaluation import Records
 from progresvit.evaluation.iso_accuracy import DROPS, Rule, equal_accuracy_table, rules
 from progresvit.evaluation.routers import fit_on
 from progresvit.evaluation.selective import RiskCoverage, risk_coverage_curves
-from progresvit.evaluation.table import Row
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.decide import exit_or_reject
+from progresvit.table import Row
 from repro.formats import EqualAccuracy, RiskCurve, Spread
 from repro.measure.certificates import DRAWS
 from repro.measure.records import measure_frontier, measure_rounds

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from PIL import Image
 
 from progresvit.analysis.attention import RoundAttention, attention_figure, attention_maps, attention_table
-from progresvit.analysis.style import render
 from progresvit.config import plain_vit
 from progresvit.data.crop import crop
 from progresvit.data.transforms import evaluation_transform
 from progresvit.model import ProgResViT, registry
 from progresvit.model.token_merging import Merging
+from progresvit.plots import render
 from tests.model.pooled import PooledConfig, PooledModel
 
 SIZES = {"depth": 2, "patch_size": 8, "num_classes": 5}

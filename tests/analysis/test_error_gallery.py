@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from progresvit.analysis.error_gallery import Gallery, find_errors, gallery_figure
-from progresvit.analysis.style import DPI
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.transforms import Corruption
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, evaluate
 from progresvit.evaluation.answers import route
 from progresvit.model import ProgResViT
+from progresvit.plots import DPI
 from tests.evaluation.made import make_records
 
 

@@ -21,10 +21,10 @@ from progresvit.analysis.exits import (
     thumbnail,
 )
 from progresvit.analysis.sample import BATCH, Sample
-from progresvit.analysis.style import DPI, render
 from progresvit.config import make_rounds
 from progresvit.data.transforms import normalise
 from progresvit.model import ProgResViT, registry
+from progresvit.plots import DPI, render
 from progresvit.routing import near_lossless
 from progresvit.routing.decide import exit_rounds
 from tests.model.pooled import AlternativesConfig, PooledModel

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from progresvit.analysis import interventions, low_pass, noise_replacement, token_swap
 from progresvit.analysis.interventions import Effect, Outcome
 from progresvit.analysis.sample import Sample
-from progresvit.analysis.style import render
 from progresvit.baselines.early_exit import EarlyExit, EarlyExitConfig
 from progresvit.baselines.hydravit import HydraViT, HydraViTConfig
 from progresvit.config import ModelConfig, make_rounds, plain_vit
 from progresvit.data.transforms import normalise
-from progresvit.evaluation.table import PLOTS
 from progresvit.model import ProgResViT
+from progresvit.plots import render
+from progresvit.table import PLOTS
 from tests.model.pooled import PooledConfig, PooledModel
 
 IMAGES, CLASSES = 60, 6  # more than a batch

@@ -6,7 +6,7 @@ from PIL import Image, ImageColor, ImageFont
 
 from progresvit.analysis import overlay
 from progresvit.analysis.overlay import blend, class_shares, draw_overlay, mask_image, palette, percent
-from progresvit.analysis.style import COLOURS
+from progresvit.plots import COLOURS
 
 NAMES = ("sky", "road", "tree")
 

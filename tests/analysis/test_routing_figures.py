@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from progresvit.analysis.routing_figures import frontier_figure, reliability_figure, risk_coverage_figure
-from progresvit.analysis.style import BAND, COLUMN, in_lines, inset_far, new_figure, render
 from progresvit.evaluation import reliabilities, risk_coverage_curves
+from progresvit.plots import BAND, COLUMN, in_lines, inset_far, new_figure, render
 from tests.evaluation.made import make_records
 
 

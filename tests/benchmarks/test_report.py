@@ -5,7 +5,7 @@ import pytest
 from measure import Case, make_row
 from report import bench_table, bench_title, ratio_lines, ratios, throughput_figure
 
-from progresvit.analysis.style import render
+from progresvit.plots import render
 
 TRACKED = Path(__file__).parents[2] / "docs" / "figures" / "inference_h200.json"
 

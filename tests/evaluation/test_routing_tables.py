@@ -9,9 +9,9 @@ import pytest
 from progresvit.compute import CONVENTIONS, cumulative_gmacs
 from progresvit.config import preset
 from progresvit.evaluation import frontier_table, matched_table
-from progresvit.evaluation.table import Column, Table, check_outputs
 from progresvit.metrics.interval import share_interval
 from progresvit.routing import fit_router, near_lossless
+from progresvit.table import Column, Table, check_outputs
 from tests.evaluation.made import make_logits, make_records
 
 

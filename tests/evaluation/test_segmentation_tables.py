@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from progresvit.analysis.segmentation_figures import miou_interval, segmentation_frontier_figure
-from progresvit.analysis.style import BAND, render
 from progresvit.evaluation import class_table, segmentation_frontier_table
 from progresvit.metrics.miou import ClassCounts, bootstrap_ends, mean_iou
+from progresvit.plots import BAND, render
 from progresvit.routing.decide import exit_rounds
 from progresvit.routing.segmentation import near_lossless_miou
 from tests.evaluation.made_segmentation import CLASSES, make_maps, make_segmentation_records, naive_iou, naive_miou

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from progresvit.analysis.style import render
 from progresvit.metrics.interval import share_interval
+from progresvit.plots import render
 from repro import figures as draw
 from repro.compare import line_up
 from repro.formats import read_results

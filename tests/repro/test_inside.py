@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from progresvit.analysis.page import INDEX
-from progresvit.analysis.style import COLUMN, render
+from progresvit.plots import COLUMN, render
 from repro.inside import FIGURES, TABLES, collect, draw, main, parse
 from repro.inside_figures import MOST_BYTES, compressed, of_gates, of_tables
 from repro.inside_tables import MODELS, Inside

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.lines import Line2D
 
-from progresvit.analysis.style import COLUMN, blank_figure, legend_below, new_panels, render
+from progresvit.plots import COLUMN, blank_figure, legend_below, new_panels, render
 
 LONG = "a title that is far too long for one of two panels beside each other in one column of a paper"
 

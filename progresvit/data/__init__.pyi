@@ -1,0 +1,1 @@
+from .transforms import evaluation_transform as evaluation_transform

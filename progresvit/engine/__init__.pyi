@@ -1,0 +1,10 @@
+from .batcher import MemoryWarning as MemoryWarning
+from .embedding import Embedding as Embedding
+from .embedding import EmbeddingEngine as EmbeddingEngine
+from .engine import Engine as Engine
+from .prediction import Candidate as Candidate
+from .prediction import Prediction as Prediction
+from .scheduler import Counts as Counts
+from .scheduler import EngineFull as EngineFull
+from .segmentation import Segmentation as Segmentation
+from .segmentation import SegmentationEngine as SegmentationEngine
