@@ -55,6 +55,7 @@ long: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
 format: setup
+	$(BIN)/python scripts/code_map.py
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
