@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from progresvit import __version__
 from progresvit.cli.abstention import abstention
@@ -16,6 +15,7 @@ from progresvit.cli.classify import classify
 from progresvit.cli.classify_ray import classify_ray
 from progresvit.cli.compare_routers import compare_routers
 from progresvit.cli.embed import embed
+from progresvit.cli.errors import Commands
 from progresvit.cli.evaluate import evaluate
 from progresvit.cli.export import export
 from progresvit.cli.fit_router import fit_router
@@ -31,38 +31,9 @@ from progresvit.cli.shift import shift
 from progresvit.cli.train import train
 from progresvit.cli.trust import trust
 
-
-class _Group(TyperGroup):
-    """Errors that a user can fix (ValueError, OSError) print one line and exit with code 2, without a traceback."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            raise
-        except ModuleNotFoundError as error:
-            if error.name not in ("torch", "torchvision", "timm", "safetensors", "huggingface_hub", "scipy"):
-                raise
-            from progresvit.io.extras import not_installed
-
-            typer.echo(f"error: {not_installed(error.name)}", err=True)
-            raise typer.Exit(code=2) from error
-        except (ValueError, OSError) as error:
-            typer.echo(f"error: {_with_remedy(error)}", err=True)
-            raise typer.Exit(code=2) from error
-
-
-def _with_remedy(error: ValueError | OSError) -> str:
-    """The message of an error; that of a full disk gets the remedy if it has none."""
-    from progresvit.io.files import NO_SPACE, WriteError
-
-    is_full = isinstance(error, OSError) and error.errno in NO_SPACE and not isinstance(error, WriteError)
-    return f"{error}; free some space there and run the same command again." if is_full else str(error)
-
-
 app = typer.Typer(
     help="Progressive vision transformers: process an image in rounds, stop when confident.",
-    cls=_Group,
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from progresvit.cli import options, output
+from progresvit.cli.errors import Commands, in_options
 from progresvit.io.parse import parse_limit
 
 if TYPE_CHECKING:
     from progresvit.analysis.diagnostics import Given
     from progresvit.model.interface import RoundModel
 
-analyze = typer.Typer(help="Draw figures of what a model does; their numbers are beside them.", no_args_is_help=True)
+analyze = typer.Typer(
+    help="Draw figures of what a model does; their numbers are beside them.", cls=Commands, no_args_is_help=True
+)
 
 Model = Annotated[str, typer.Argument(help=options.MODEL_HELP)]
 Out = Annotated[Path, typer.Option(help="Figure: .png, .svg, .pdf. Its numbers are written beside it as .csv.")]
@@ -341,7 +344,7 @@ def _report_images(given: Given, data: str, split: str) -> None:
         images, drawn_from = given.sample.drawn
         output.report_drawn_split(data, split, images=images, drawn_from=drawn_from)
     for line in given.sample.unreadable:
-        typer.echo(f"skipped: {line}", err=True)
+        typer.echo(f"skipped: {in_options(line)}", err=True)
 
 
 def _write_of_model(name: str, model: str, out: Path, overwrite: bool, run: Callable[[RoundModel], Any]) -> None:

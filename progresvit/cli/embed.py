@@ -56,8 +56,7 @@ def embed(
         unread = f"; {result.errors} unreadable (see column error)" if result.errors else ""
         typer.echo(f"wrote {out}: {_count(result.images - result.errors)}, {_describe(engine)}{unread}")
         errors += result.errors
-    for name, reason in bad:
-        typer.echo(f"skipped: {name}: {reason}", err=True)
+    output.report_skipped(bad)
     if errors:
         raise typer.Exit(code=1)
 

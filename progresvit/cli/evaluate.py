@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from progresvit.cli import options, output, probes, segmentation
+from progresvit.cli.errors import in_options
 
 if TYPE_CHECKING:
     from progresvit.evaluation import Records, SegmentationRecords
@@ -203,7 +204,7 @@ def _report(records: Records | SegmentationRecords, out: Path, folder: Path | No
             err=True,
         )
     for line in header.unreadable:
-        typer.echo(f"skipped: {line}", err=True)
+        typer.echo(f"skipped: {in_options(line)}", err=True)
     if records.broken:
         typer.echo(
             f"note: {records.broken} images have NaN or infinite logits in some round; they do not exit in that round.",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from progresvit.cli.errors import in_options
+
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
@@ -88,8 +90,7 @@ def write_report(page: Page, out: Path, *, earlier: Sequence[Path]) -> None:
     write_outputs(outputs)
     for path in set(earlier) - {path for path, _ in outputs}:  # last: an interrupted command loses nothing
         path.unlink()
-    for name, reason in page.skipped():
-        typer.echo(f"skipped: {name}: {reason}", err=True)
+    report_skipped(list(page.skipped()))
 
 
 @contextmanager
@@ -179,7 +180,7 @@ def round_accuracies(correct: NDArray[np.bool_]) -> str:
 def report_skipped(bad: Sequence[tuple[str, str]], total: int | None = None, where: str = "") -> None:
     """List unreadable images, by name and reason, on stderr; ``where`` says where the others of ``total`` are."""
     for name, reason in bad:
-        typer.echo(f"skipped: {printable(name)}: {printable(reason)}", err=True)
+        typer.echo(f"skipped: {printable(name)}: {in_options(printable(reason))}", err=True)
     if total is not None and total > len(bad):
         typer.echo(f"… and {total - len(bad)} more, see {where}", err=True)
 
@@ -194,7 +195,7 @@ def setting_notes() -> Iterator[None]:
         yield
     for warning in caught:
         if issubclass(warning.category, SettingWarning):
-            typer.echo(f"note: {warning.message}", err=True)
+            typer.echo(f"note: {in_options(str(warning.message))}", err=True)
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 

@@ -68,8 +68,7 @@ def segment(
     if len(results) > 1:
         _report(results, engine)
     report_setting(engine.setting if results else None, engine.thresholds)
-    for name, reason in bad:
-        typer.echo(f"skipped: {name}: {reason}", err=True)
+    output.report_skipped(bad)
     if bad:
         raise typer.Exit(code=1)
 

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from progresvit.cli.errors import in_options
+
 
 def train(
     recipe: Annotated[str, typer.Argument(help="Name of a bundled recipe, or path of a YAML file.")],
@@ -42,7 +44,7 @@ def train(
         run_training(wanted, data=data, out=out, processes=processes, resume=resume, overwrite=overwrite)
     except Interrupted as stop:
         if processes.first:
-            typer.echo(str(stop), err=True)
+            typer.echo(in_options(str(stop)), err=True)
         raise typer.Exit(code=128 + stop.signal_number) from stop
     except KeyboardInterrupt:  # a second signal
         if processes.first:
