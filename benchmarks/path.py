@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import itertools
 import json
 import os
 import signal
@@ -61,7 +62,7 @@ class Trace:
         return {
             "functions": len({(code.co_filename, code.co_qualname) for code in calls}),
             "files": len({code.co_filename for code in calls}),
-            "room_changes": sum(room != before for before, room in zip(rooms, rooms[1:])),
+            "room_changes": sum(room != before for before, room in itertools.pairwise(rooms)),
         }
 
 
