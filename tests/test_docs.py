@@ -13,7 +13,7 @@ import typer
 
 import progresvit
 from progresvit.cli import app
-from progresvit.data.samples import sample_labels, samples_folder
+from progresvit.data.samples import samples_folder
 from progresvit.io.model_folder import BUNDLED, bundled_folder
 from tests.test_bundle_model import load_script
 
@@ -152,7 +152,8 @@ def test_the_map_shows_every_file_of_the_package():
 
 
 @pytest.mark.parametrize("model", BUNDLED)
-def test_the_readme_shows_the_measured_figures_of_the_bundled_models(model):
+def test_the_pages_show_the_measured_figures_of_the_bundled_models(model):
+    """The table of the default model is in README.md, that of the other and the comparison in docs/models.md."""
     figures = json.loads((bundled_folder(model) / "figures.json").read_text(encoding="utf-8"))
     first, last = figures["rounds"]
     rows = {
@@ -162,8 +163,9 @@ def test_the_readme_shows_the_measured_figures_of_the_bundled_models(model):
     for name, setting in figures["settings"].items():
         if name != "careful":
             rows[f"`{name}`"] = (setting["top1"]["all"]["mean"], setting["gmacs"]["all"])
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = page[page.index(f"| `{model}`") :]
+    readme, models = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/models.md"))
+    page = readme if model == "imagenet-tiny" else models
+    section = page[page.index(f"| `{model}`, ") :]
     table = section[: section.index("\n\n")]
     for name, (top1, gmacs) in rows.items():
         saved = 1 - gmacs / last["gmacs"]
@@ -172,11 +174,11 @@ def test_the_readme_shows_the_measured_figures_of_the_bundled_models(model):
     for plain in figures.get("plain", ()):
         shown = f"{100 * plain['top1']['test half']['mean']:.1f} %"
         if plain["published"]:
-            assert f"as published, without fine-tuning on these few images, {shown}" in " ".join(page.split())
+            assert f"as published, without fine-tuning on these few images, {shown}" in " ".join(models.split())
         elif plain["resolution"] > 128:
-            assert f"{shown} at {plain['gmacs']:.3f}" in " ".join(page.split())
+            assert f"{shown} at {plain['gmacs']:.3f}" in " ".join(models.split())
     images = figures["images"]["test half"]
-    assert f"On {images:,}" in section
+    assert f"on {images:,}" in section.lower()
     seen = figures["in_imagenet_training_set"]
     if seen["images"]:
         top1 = [f"{100 * seen['top1_of_others'][-1][key]:.1f}" for key in ("mean", "lowest", "highest")]
@@ -194,20 +196,25 @@ def test_the_readme_shows_the_measured_figures_of_the_bundled_models(model):
 def test_the_readme_shows_what_the_first_command_prints():
     """All but the last digits, which another machine may round another way."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = page[page.index("$ progresvit classify --samples") :].split("```")[0]
+    block = page[page.index("$ progresvit classify ") :].split("```")[0]
     header, *rows = [cells for line in block.splitlines() if len(cells := re.split(r"\s*[│┃]\s*", line)) > 2]
-    assert len(rows) >= 2
-    shown = {row[1]: dict(zip(header, row)) for row in rows}
-    paths = [samples_folder() / name for name in shown]
-    engine = progresvit.Engine()
-    for path, found in zip(paths, engine.classify(paths)):
-        cells = shown[path.name]
-        is_correct = engine.config.class_ids[found.index] in sample_labels()[path.name]
-        assert (cells["answer"], int(cells["round"])) == (found.label, found.exit_round)
-        assert cells["correct"] == ("yes" if is_correct else "no")
-        assert float(cells["probability %"]) == pytest.approx(100 * found.probability, abs=0.2)
-        assert float(cells["entropy"]) == pytest.approx(found.entropy, abs=2e-3)
-        assert float(cells["GMACs"]) == pytest.approx(found.gmacs, abs=1e-3)
+    names = re.search(r"samples/\{([\w,]+)\}\.jpg", block)[1].split(",")
+    paths = [samples_folder() / f"{name}.jpg" for name in names]
+    assert len(rows) == len(paths) == 4
+    for path, row, prediction in zip(paths, rows, progresvit.Engine().classify(paths)):
+        cells = dict(zip(header, row))
+        assert cells["image"] == path.relative_to(ROOT).as_posix()
+        assert (cells["answer"], int(cells["round"])) == (prediction.label, prediction.exit_round)
+        assert float(cells["probability %"]) == pytest.approx(100 * prediction.probability, abs=0.2)
+        assert float(cells["entropy"]) == pytest.approx(prediction.entropy, abs=2e-3)
+        assert float(cells["GMACs"]) == pytest.approx(prediction.gmacs, abs=1e-3)
+
+
+def test_the_readme_names_every_command_in_at_most_130_lines():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(page.splitlines()) <= 130
+    named = set(re.findall(r"`(?:progresvit )?([a-z-]+)[` ]", page))
+    assert typer.main.get_command(app).commands.keys() - named == set()
 
 
 def test_every_test_file_that_a_page_names_exists():
