@@ -20,7 +20,7 @@ CONTINUING = 0.664
 
 def bench(
     model: Annotated[str, typer.Argument(help=f"Preset. {options.EXPORT_HELP}", metavar="PRESET|MODEL")],
-    device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
+    device: options.Device = None,
     batch: Annotated[int | None, typer.Option(help="Images per batch; 512 on a GPU, else 8.", min=1)] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None,
     precision: Annotated[str | None, typer.Option(help="bf16 (default on a GPU), fp32, fp16 or fp8.")] = None,

@@ -37,7 +37,7 @@ def classify(
     ] = None,
     router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
     abstain: Annotated[float | None, typer.Option(help="Withhold answers with at least this entropy.")] = None,
-    top_k: Annotated[int, typer.Option(help="Number of classes to report, most likely first.")] = 1,
+    top_k: options.TopK = 1,
     out: Annotated[
         Path | None, typer.Option(help="File for the answers: .parquet, .csv or .jsonl; an interrupted run resumes.")
     ] = None,
@@ -49,19 +49,14 @@ def classify(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per image and line.")] = False,
-    backend: Annotated[str | None, typer.Option(help=options.BACKEND_HELP)] = None,
-    device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
-    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8.")] = "fp32",
-    batch: Annotated[int | None, typer.Option(help=options.BATCH_HELP)] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of the backend.")] = None,
-    decode: Annotated[
-        str, typer.Option(help="Where JPEGs are decoded: gpu (nvJPEG), cpu or auto (gpu where possible).")
-    ] = "auto",
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Processes or threads that decode images; by default one for each CPU core."),
-    ] = None,
-    max_pixels: Annotated[int | None, typer.Option(help=options.MAX_PIXELS_HELP, min=1)] = None,
+    backend: options.Backend = None,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    batch: options.Batch = None,
+    threads: options.Threads = None,
+    decode: options.Decode = "auto",
+    workers: options.Workers = None,
+    max_pixels: options.MaxPixels = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")] = False,
 ) -> None:
     """Classify images; confident predictions exit early. Unreadable files are reported and skipped (exit code 1)."""
@@ -73,11 +68,14 @@ def classify(
         raise ValueError("--shard writes a file for each shard; name it with --out.")
     part = _parse_shard(shard)
     dataset, bad = _find(images, samples, listed)
-    engine = _make_engine(
-        model, threshold, budget_gmacs=budget_gmacs, router=router, abstain=abstain, top_k=top_k,
-        backend=backend, device=device, precision=precision, batch=batch, threads=threads,
-        decode=decode, workers=workers, max_pixels=max_pixels,
-    )  # fmt: skip
+    from progresvit.engine import Engine
+
+    with output.setting_notes():
+        engine = Engine(
+            model, parse_limit(threshold), budget_gmacs=budget_gmacs, router=router, abstain=abstain, top_k=top_k,
+            backend=backend, device=device, precision=precision, batch=batch, threads=threads, decode=decode,
+            workers=workers, max_pixels=max_pixels,
+        )  # fmt: skip
     errors = len(bad)
     if out is not None:
         errors += _to_file(engine, dataset, out, part, overwrite)
@@ -139,33 +137,6 @@ def find_images(given: list[str]) -> tuple[Entries, list[tuple[str, str]]]:
     entries = Entries(find())
     output.report_other_files(others)
     return entries, bad
-
-
-def _make_engine(
-    model: str | None,
-    threshold: str | None,
-    *,
-    budget_gmacs: float | None,
-    top_k: int,
-    device: str | None,
-    backend: str | None,
-    router: Path | None,
-    abstain: float | None,
-    precision: str,
-    batch: int | None,
-    threads: int | None,
-    decode: str,
-    workers: int | None,
-    max_pixels: int | None,
-) -> Engine:
-    from progresvit.engine import Engine
-
-    with output.setting_notes():
-        return Engine(
-            model, parse_limit(threshold), budget_gmacs=budget_gmacs, router=router, abstain=abstain,
-            top_k=top_k, backend=backend, device=device, precision=precision, batch=batch, threads=threads,
-            decode=decode, workers=workers, max_pixels=max_pixels,
-        )  # fmt: skip
 
 
 def _parse_shard(text: str | None) -> Shard | None:

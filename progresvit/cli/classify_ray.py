@@ -21,7 +21,7 @@ def classify_ray(
     ] = None,
     actors: Annotated[str, typer.Option(help="Actors of each round, such as 2,4; one number is for all.")] = "1",
     gpus: Annotated[float, typer.Option(help="GPUs, or a fraction of one, for each actor.", min=0)] = 0.0,
-    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8.")] = "fp32",
+    precision: options.Precision = "fp32",
     batch: Annotated[int | None, typer.Option(help="Images per batch; 512 with GPUs, else 32.", min=1)] = None,
 ) -> None:
     """Classify image files with Ray Data: one pool of actors for each round, and one row for each image."""

@@ -28,10 +28,10 @@ def embed(
     neighbours: Annotated[
         int | None, typer.Option(help="Also list this many most similar images for each image, by cosine similarity.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
-    precision: Annotated[str, typer.Option(help=options.PRECISION_HELP)] = "fp32",
-    batch: Annotated[int | None, typer.Option(help=options.BATCH_HELP)] = None,
-    workers: Annotated[int, typer.Option(help="Threads that decode images.")] = 2,
+    device: options.Device = None,
+    precision: options.TorchPrecision = "fp32",
+    batch: options.Batch = None,
+    workers: options.FewWorkers = 2,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")] = False,
 ) -> None:
     """Write features of images to a Parquet file. Unreadable files are reported and skipped (exit code 1)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -37,6 +37,21 @@ LIMIT_HELP = (
     "Threshold, one per round except the last (0.2,0.4), a setting file, or the name of a setting in the model folder."
 )
 BACKEND_HELP = "torch, onnxruntime, openvino, or your own, my_module:MyBackend."
+# The options of an engine (engine/options.py), for the commands that run one
+Backend = Annotated[str | None, typer.Option(help=BACKEND_HELP)]
+Device = Annotated[str | None, typer.Option(help=DEVICE_HELP)]
+Precision = Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8.")]
+TorchPrecision = Annotated[str, typer.Option(help=PRECISION_HELP)]
+Batch = Annotated[int | None, typer.Option(help="Images per batch; 512 by default on a GPU, fewer on a CPU.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads of the backend.")]
+Workers = Annotated[
+    int | None, typer.Option(help="Processes or threads that decode images; one per CPU core by default.")
+]
+FewWorkers = Annotated[int, typer.Option(help="Threads that decode images.")]
+Decode = Annotated[str, typer.Option(help="Where JPEGs are decoded: gpu (nvJPEG), cpu or auto (gpu where possible).")]
+MaxPixels = Annotated[int | None, typer.Option(help=MAX_PIXELS_HELP, min=1)]
+TopK = Annotated[int, typer.Option(help="Number of classes to report, most likely first.")]
+
 OUT_HELP = "Output file; repeatable. Table: .csv, .json, .md, .tex. Plot: .png, .svg, .pdf."
 TABLE_HELP = "Output file of the table; repeatable: .csv, .json, .md, .tex."
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from progresvit.data.dataset import Entry
-    from progresvit.data.windows import WindowOptions
     from progresvit.engine import Segmentation, SegmentationEngine
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
@@ -42,10 +41,10 @@ def segment(
         str | None, typer.Option(help="Sizes of the image whose predictions are averaged, such as 1,1.25.")
     ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="Average with a flipped copy.")] = False,
-    device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
-    precision: Annotated[str, typer.Option(help=options.PRECISION_HELP)] = "fp32",
+    device: options.Device = None,
+    precision: options.TorchPrecision = "fp32",
     batch: Annotated[int | None, typer.Option(help="Windows per batch.")] = None,
-    workers: Annotated[int, typer.Option(help="Threads that decode images.")] = 2,
+    workers: options.FewWorkers = 2,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing output files.")] = False,
 ) -> None:
     """Segment images; those with a score below the threshold exit early.
@@ -54,10 +53,13 @@ def segment(
     """
     jobs, bad = _plan(images, out, mask)
     _check_outputs(jobs, overwrite=overwrite)
-    engine = _make_engine(
-        model, threshold, windows=parse_windows(stride, scales, flip), device=device, precision=precision, batch=batch,
-        workers=workers,
-    )  # fmt: skip
+    from progresvit.engine import SegmentationEngine
+
+    with output.setting_notes():
+        engine = SegmentationEngine(
+            model, parse_limit(threshold), windows=parse_windows(stride, scales, flip), device=device,
+            precision=precision, batch=batch, workers=workers,
+        )  # fmt: skip
     results = []
     for job, result in zip(jobs, engine.stream(job.content() for job in jobs)):
         error = result.error or _write(job, result, engine)
@@ -129,25 +131,6 @@ def _check_outputs(jobs: list[_Job], *, overwrite: bool) -> None:
         if path.exists() and not overwrite:
             raise ValueError(f"{path} is there already; use --overwrite to replace it, or name another file.")
         written[place] = name
-
-
-def _make_engine(
-    model: str,
-    threshold: str | None,
-    *,
-    windows: WindowOptions,
-    device: str | None,
-    precision: str,
-    batch: int | None,
-    workers: int,
-) -> SegmentationEngine:
-    from progresvit.engine import SegmentationEngine
-
-    with output.setting_notes():
-        return SegmentationEngine(
-            model, parse_limit(threshold), device=device, precision=precision, batch=batch, windows=windows,
-            workers=workers,
-        )  # fmt: skip
 
 
 def _write(job: _Job, result: Segmentation, engine: SegmentationEngine) -> str | None:

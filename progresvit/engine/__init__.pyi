@@ -2,6 +2,7 @@ from .batcher import MemoryWarning as MemoryWarning
 from .embedding import Embedding as Embedding
 from .embedding import EmbeddingEngine as EmbeddingEngine
 from .engine import Engine as Engine
+from .options import EngineOptions as EngineOptions
 from .prediction import Candidate as Candidate
 from .prediction import Prediction as Prediction
 from .scheduler import Counts as Counts

@@ -8,15 +8,16 @@ import os
 import tempfile
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Protocol
 
 from progresvit.config import ModelConfig, Task
 from progresvit.engine.buffers import RoundBackend
 from progresvit.engine.export.manifest import Manifest, is_export
 from progresvit.engine.onnx_backend import GRAPH_BATCH, ArrayBackend, GraphRounds, check_installed, choose_backend
+from progresvit.engine.options import BACKENDS, Backend, BackendName, EngineOptions
 from progresvit.io.imports import is_import_string
 from progresvit.io.model_folder import DEFAULT_MODEL
 from progresvit.io.parse import did_you_mean
@@ -26,28 +27,10 @@ from progresvit.routing.settings import Setting, default_setting, find_setting, 
 if TYPE_CHECKING:
     import torch
 
-    from progresvit.engine.custom_backend import CustomBackend
     from progresvit.model import ProgResViT, RoundModel
     from progresvit.routing.router import Router
 
-BackendName = Literal["torch", "onnxruntime", "openvino"]
-BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 KERNELS = ("fused", "plain")
-Backend: TypeAlias = "BackendName | CustomBackend | str"
-"""A built-in backend by name, or one of your own: an object, a class, or its import string."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BackendOptions:
-    """How a backend runs; None is the backend's own choice."""
-
-    device: str | torch.device | None
-    precision: str
-    batch: int | None
-    kernels: str | None
-    threads: int | None
-    top_k: int
-    """Number of reported classes."""
 
 
 class ModelSource(Protocol):
@@ -99,7 +82,7 @@ class ModelSource(Protocol):
         ...
 
     def make_backend(
-        self, policy: Policy, temperatures: Sequence[float], options: BackendOptions
+        self, policy: Policy, temperatures: Sequence[float], options: EngineOptions
     ) -> tuple[str, RoundBackend, int]:
         """The name of the backend, the backend, and the largest batch."""
         ...
@@ -235,7 +218,7 @@ class TorchSource:
         return asked
 
     def make_backend(
-        self, policy: Policy, temperatures: Sequence[float], options: BackendOptions
+        self, policy: Policy, temperatures: Sequence[float], options: EngineOptions
     ) -> tuple[str, RoundBackend, int]:
         import torch
 
@@ -273,7 +256,7 @@ class ExportSource:
         return "int8" if self.manifest.precision == "int8" else asked
 
     def make_backend(
-        self, policy: Policy, temperatures: Sequence[float], options: BackendOptions
+        self, policy: Policy, temperatures: Sequence[float], options: EngineOptions
     ) -> tuple[str, RoundBackend, int]:
         if str(options.device or "cpu") != "cpu":
             raise ValueError(f"exports run on the CPU, not on {options.device}; for a GPU, give the model itself.")
@@ -302,7 +285,7 @@ class ConvertedSource(TorchSource):
         self.backend = self.graph_backend = backend
 
     def make_backend(
-        self, policy: Policy, temperatures: Sequence[float], options: BackendOptions
+        self, policy: Policy, temperatures: Sequence[float], options: EngineOptions
     ) -> tuple[str, RoundBackend, int]:
         from progresvit.engine.export.export import export
 

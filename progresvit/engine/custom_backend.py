@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.engine.backends import BackendOptions, TorchSource
+from progresvit.engine.backends import TorchSource
 from progresvit.engine.buffers import ArrayRounds, RoundBackend
 from progresvit.engine.export.manifest import tokens_shape
 from progresvit.engine.onnx_backend import GRAPH_BATCH, ArrayBackend
+from progresvit.engine.options import EngineOptions
 from progresvit.io.imports import import_named, name_of, source_hash
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class CustomSource(TorchSource):
         self.graph_backend = backend if isinstance(backend, str) else name_of(backend)
 
     def make_backend(
-        self, policy: Policy, temperatures: Sequence[float], options: BackendOptions
+        self, policy: Policy, temperatures: Sequence[float], options: EngineOptions
     ) -> tuple[str, RoundBackend, int]:
         given = {"device": str(options.device or "cpu") != "cpu", "precision": options.precision != "fp32"}
         given |= {"kernels": options.kernels is not None, "threads": options.threads is not None}

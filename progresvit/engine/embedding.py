@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from progresvit.engine.backends import open_features
 from progresvit.engine.batcher import MemoryWarning
 from progresvit.engine.fold import FoldedRound, fold_features
 from progresvit.engine.images import Images, OpenedImages, PathLike, is_single, open_images
+from progresvit.engine.options import EngineOptions, TorchKeywords
 from progresvit.io.parse import did_you_mean
 from progresvit.model.precision import autocast
 
@@ -53,11 +54,8 @@ class EmbeddingEngine:
             bundled model ``imagenet-tiny``.
         round: The round whose features are given, from 1; by default the last. The rounds before it run as well.
         pool: class for the class token, mean for the mean of the patch tokens; both after the final norm.
-        device: cpu, cuda, ``cuda:1`` or mps. By default that of a given model; a model given by name or folder runs
-            on the GPU if there is one.
-        precision: fp32, bf16 or fp16 (GPU).
-        batch: Largest batch; by default 512 on a GPU, else 64.
-        workers: Threads that decode images.
+        options: How the engine runs, as :class:`EngineOptions`.
+        keywords: The same by keyword: ``device``, ``precision``, ``batch``, ``workers``; see :class:`EngineOptions`.
     """
 
     def __init__(
@@ -66,15 +64,11 @@ class EmbeddingEngine:
         *,
         round: int | None = None,
         pool: Pool = "class",
-        device: str | torch.device | None = None,
-        precision: str = "fp32",
-        batch: int | None = None,
-        workers: int = 2,
+        options: EngineOptions | None = None,
+        **keywords: Unpack[TorchKeywords],
     ) -> None:
-        if batch is not None and batch < 1:
-            raise ValueError(f"a batch has at least one image, not {batch}.")
-        if workers < 1:
-            raise ValueError(f"workers are 1 or more, not {workers}.")
+        options = EngineOptions.merge(options, keywords)
+        options.check_only(("device", "precision", "batch", "workers"), "EmbeddingEngine")
         if pool not in POOLS:
             raise ValueError(f"unknown pool {pool!r}; {did_you_mean(pool, POOLS)}")
         self._source = source = open_features(model)
@@ -82,12 +76,13 @@ class EmbeddingEngine:
         last = len(config.rounds)
         if round is not None and not 1 <= round <= last:
             raise ValueError(f"there is no round {round}; the rounds of this model are 1 to {last}.")
-        self.round, self.pool, self.precision, self.workers = round or last, pool, precision, workers
+        self.round, self.pool = round or last, pool
+        self.precision, self.workers = options.precision, options.workers or 2
         self.width = config.rounds[self.round - 1].width
         """Number of features of an image, d."""
-        self.device = source.device(device)
-        autocast(self.device, precision)  # refuses what the device cannot run
-        self.batch = batch or (512 if self.device.type == "cuda" else 64)
+        self.device = source.device(options.device)
+        autocast(self.device, self.precision)  # refuses what the device cannot run
+        self.batch = options.batch or (512 if self.device.type == "cuda" else 64)
         folded = fold_features(source.model, self.round, patches=pool == "mean")
         self._rounds: list[FoldedRound] = list(folded.to(self.device))  # type: ignore[arg-type]
         self._has_warned = False

@@ -14,14 +14,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from progresvit import compute
 from progresvit.data.prefetch import Prefetcher
-from progresvit.engine.backends import Backend, BackendOptions, ModelSource, open_source
+from progresvit.engine.backends import ModelSource, open_source
 from progresvit.engine.grouped import GroupedOpener
 from progresvit.engine.images import ImageOpener, Images, OpenedImages, PathLike, as_input, is_channels_last, is_single
 from progresvit.engine.jobs import Call, Stream
+from progresvit.engine.options import EngineKeywords, EngineOptions
 from progresvit.engine.prediction import Prediction, PredictionMaker
 from progresvit.engine.scheduler import Counts, Scheduler, mark_thread_of_engine
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
@@ -29,8 +30,6 @@ from progresvit.routing.decide import Abstention, Policy, check_own_threshold, w
 from progresvit.routing.settings import Setting, SettingWarning, budget_setting
 
 if TYPE_CHECKING:
-    import torch
-
     from progresvit.engine.batcher import Observer
     from progresvit.engine.buffers import RoundBackend
     from progresvit.model import ProgResViT
@@ -63,22 +62,9 @@ class Engine:
         abstain: The top-10 entropy from which answers are withheld, or an ``Abstention``. By default that of the
             setting. Answers for out-of-distribution images are withheld if the setting has a limit for them.
         temperatures: One for each round; they divide the logits for the reported probability only.
-        top_k: Number of classes in ``Prediction.top``.
-        backend: torch, onnxruntime or openvino, or your own (``buffers.ArrayRounds``): an object, a class that is made
-            with the model, or its import string, ``my_module:MyBackend``.
-        device: For torch: cpu, cuda, ``cuda:1`` or mps. By default that of a given model; a model given by name or
-            folder runs on the GPU if there is one.
-        precision: fp32, bf16, fp16 (GPU) or fp8 (recent GPUs, large matrix products only).
-        batch: Largest batch; by default 512 on a GPU, else 64.
-        kernels: fused (our kernels in CUDA graphs, the default on a GPU) or plain (those of torch, and always those of
-            a model that merges tokens).
-        threads: Threads of the backend on a CPU; by default its own choice.
-        workers: Threads that decode images, or processes for many files; by default one for each CPU core.
-        decode: Where JPEGs are decoded: gpu (nvJPEG), cpu, or auto (the GPU if the model is there and it can).
-        max_pixels: The most pixels that are decoded of a file; by default ``PIL.Image.MAX_IMAGE_PIXELS``, 89 million.
-            Larger JPEGs are decoded at a smaller scale if they are not progressive; other images are refused.
-        pending: The most images of ``classify``, ``submit`` and ``aclassify`` that wait or run, of all callers; a
-            single call may have more. By default 16 batches, and at least 1024.
+        options: How the engine runs, as :class:`EngineOptions`.
+        keywords: The same by keyword: ``backend``, ``device``, ``precision``, ``batch``, ``kernels``, ``threads``,
+            ``workers``, ``decode``, ``max_pixels``, ``top_k``, ``pending``; see :class:`EngineOptions`.
     """
 
     def __init__(
@@ -90,29 +76,16 @@ class Engine:
         router: Router | ExitScore | PathLike | None = None,
         abstain: float | Abstention | None = None,
         temperatures: Sequence[float] | None = None,
-        top_k: int = 1,
-        backend: Backend | None = None,
-        device: str | torch.device | None = None,
-        precision: str = "fp32",
-        batch: int | None = None,
-        kernels: str | None = None,
-        threads: int | None = None,
-        workers: int | None = None,
-        decode: str = "auto",
-        max_pixels: int | None = None,
-        pending: int | None = None,
+        options: EngineOptions | None = None,
+        **keywords: Unpack[EngineKeywords],
     ) -> None:
-        if batch is not None and batch < 1:
-            raise ValueError(f"a batch has at least one image, not {batch}.")
-        for name, number in (("threads", threads), ("workers", workers), ("pending images", pending)):
-            if number is not None and number < 1:
-                raise ValueError(f"{name} are 1 or more, not {number}.")
-        self._source = source = open_source(model, backend)
+        self.options = options = EngineOptions.merge(options, keywords)
+        self._source = source = open_source(model, options.backend)
         self.config = config = source.config
-        self.precision = source.precision_of(precision)
-        if not 1 <= top_k <= max(1, config.num_classes):
-            raise ValueError(f"top_k is between 1 and the model's {config.num_classes} classes, not {top_k}.")
-        self.top_k = top_k
+        self.precision = source.precision_of(options.precision)
+        self.top_k = top_k = options.top_k
+        if top_k > max(1, config.num_classes):
+            raise ValueError(f"top_k must be at most {config.num_classes}, the classes of the model, got {top_k}.")
         router = _open_router(router, len(config.rounds))
         threshold = _find_threshold(threshold, budget_gmacs, router, source)
         self.setting = threshold if isinstance(threshold, Setting) else None
@@ -126,11 +99,7 @@ class Engine:
         self._check_routers(source)
         self.temperatures = _checked_temperatures(temperatures, source.temperatures, len(config.rounds))
         self.gmacs = compute.cumulative_gmacs(config)
-        options = BackendOptions(
-            device=device, precision=precision, batch=batch, kernels=kernels, threads=threads, top_k=top_k
-        )
         self.backend, self.rounds, batch = source.make_backend(self.policy, self.temperatures, options)
-        pending = max(LEAST_PENDING, PENDING_BATCHES * batch) if pending is None else pending
         self.make_predictions = PredictionMaker(config.labels, self.gmacs, top_k, has_ood=self.policy.ood is not None)
         """Predictions from the answers of a round."""
         self._scheduler = Scheduler(
@@ -139,10 +108,12 @@ class Engine:
             partial(with_thresholds, self.policy),
             count=len(config.rounds),
             batch=batch,
-            pending=pending,
+            pending=options.pending or max(LEAST_PENDING, PENDING_BATCHES * batch),
         )
         device = getattr(self.rounds, "device", None)
-        self.opener = ImageOpener(config, device=device, decode=decode, workers=workers, max_pixels=max_pixels)
+        self.opener = ImageOpener(
+            config, device=device, decode=options.decode, workers=options.workers, max_pixels=options.max_pixels
+        )
         self.workers = self.opener.workers
         self._pool = ThreadPoolExecutor(self.workers, "progresvit-decode", initializer=mark_thread_of_engine)
         add = partial(_add, self._scheduler, self.rounds)

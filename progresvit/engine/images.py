@@ -77,8 +77,6 @@ class ImageOpener:
         workers: int | None = None,
         max_pixels: int | None = None,
     ) -> None:
-        if max_pixels is not None and max_pixels < 1:
-            raise ValueError(f"max_pixels is 1 or more, not {max_pixels}.")
         self.config, self.device = config, device
         self.workers = workers or usable_cores()
         self._room = max(SLOT, config.in_channels * config.input_side**2)  # of an image, as in processes

@@ -89,7 +89,7 @@ class GraphRounds:
         check_installed(self.backend)
         _check_precision(precision, self.backend, manifest)
         if threads is not None and threads < 1:
-            raise ValueError(f"threads are 1 or more, or None for the backend's choice, not {threads}.")
+            raise ValueError(f"threads must be at least 1, got {threads}; None is the choice of the backend.")
         self.precision = "int8" if manifest.precision == "int8" else precision
         """The precision of the answers, for which a threshold must be calibrated."""
         load = _onnxruntime(threads) if self.backend == "onnxruntime" else _openvino(precision, threads)

@@ -13,10 +13,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -28,6 +27,7 @@ from progresvit.engine.backends import TorchSource, open_source
 from progresvit.engine.batcher import MemoryWarning
 from progresvit.engine.fold import FoldedRound, fold
 from progresvit.engine.images import ImageInput, PathLike, as_input, is_single, load_early, open_image
+from progresvit.engine.options import EngineOptions, TorchKeywords
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
 from progresvit.engine.window_batcher import Exit, WindowBatcher
 from progresvit.model.precision import autocast
@@ -72,12 +72,9 @@ class SegmentationEngine:
         threshold: A number (0 runs every round), one for each round but the last, a ``Setting``, or the path or name of
             one (in the model folder, ``settings/NAME.json``). A setting for other weights is refused; one for other
             windows or another precision warns. By default the near-lossless setting of the model folder.
-        device: cpu, cuda, ``cuda:1`` or mps. By default that of a given model; a model given by name or folder runs
-            on the GPU if there is one.
-        precision: fp32, bf16 or fp16 (GPU).
-        batch: Most windows in a batch; by default 64 on a GPU, else 16.
         windows: How images are divided into windows.
-        workers: Threads that decode images.
+        options: How the engine runs, as :class:`EngineOptions`; ``batch`` is the most windows in a batch.
+        keywords: The same by keyword: ``device``, ``precision``, ``batch``, ``workers``; see :class:`EngineOptions`.
     """
 
     def __init__(
@@ -85,38 +82,34 @@ class SegmentationEngine:
         model: ProgResViT | PathLike,
         threshold: ThresholdLike | None = None,
         *,
-        device: str | torch.device | None = None,
-        precision: str = "fp32",
-        batch: int | None = None,
         windows: WindowOptions = WINDOWS,
-        workers: int = 2,
+        options: EngineOptions | None = None,
+        **keywords: Unpack[TorchKeywords],
     ) -> None:
-        if batch is not None and batch < 1:
-            raise ValueError(f"a batch has at least one window, not {batch}.")
-        if workers < 1:
-            raise ValueError(f"workers are 1 or more, not {workers}.")
+        options = EngineOptions.merge(options, keywords)
+        options.check_only(("device", "precision", "batch", "workers"), "SegmentationEngine")
         source = open_source(model, task="segmentation")
         assert isinstance(source, TorchSource)  # exports classify
         self._source = source
         self.config = config = source.config
         if config.in_channels != 3:
             raise ValueError(f"images have 3 channels and this model takes {config.in_channels}; train one for RGB.")
-        self.windows, self.precision, self.workers = windows, precision, workers
+        self.windows, self.precision, self.workers = windows, options.precision, options.workers or 2
         if threshold is None and len(config.rounds) == 1:
             threshold = 0.0  # there is no early exit
         limit = find_threshold(threshold, source)
         self.setting = limit if isinstance(limit, Setting) else None
         """The setting of the threshold, if it was calibrated."""
         if isinstance(limit, Setting):
-            check_setting(limit, source, precision=precision, preprocessing=windows_hash(config, windows))
+            check_setting(limit, source, precision=self.precision, preprocessing=windows_hash(config, windows))
             limit = limit.threshold
         self.thresholds: tuple[float, ...] = tuple(as_thresholds([limit], len(config.rounds))[0].tolist())
         """One for each round but the last."""
         self.gmacs = compute.cumulative_gmacs(config)
         """Of one window, after each round."""
-        self.device = source.device(device)
-        autocast(self.device, precision)  # refuses what the device cannot run
-        self.batch = batch or (64 if self.device.type == "cuda" else 16)
+        self.device = source.device(options.device)
+        autocast(self.device, self.precision)  # refuses what the device cannot run
+        self.batch = options.batch or (64 if self.device.type == "cuda" else 16)
         self._rounds: list[FoldedRound] = list(fold(source.model).to(self.device))  # type: ignore[arg-type]
         self._has_warned = False
 

@@ -200,7 +200,7 @@ def test_wrong_arguments_are_refused(folder, photos, tmp_path):
     refused("scales are 1 or more", "segment", image, "--out", out, "--scales", "0.5,1", *words)
     refused("--scales takes comma-separated numbers", "segment", image, "--out", out, "--scales", "big", *words)
     refused("unknown precision", "segment", image, "--out", out, "--precision", "int4", *words)
-    refused("at least one window", "segment", image, "--out", out, "--batch", 0, *words)
+    refused("must be at least 1, got 0", "segment", image, "--out", out, "--batch", 0, *words)
     refused("", "segment", image, "--out", out, "--model", tmp_path / "nowhere", "--threshold", 0)
     assert run("segment", image, *words).exit_code == 2  # without --out
     assert run("segment", image, "--out", out).exit_code == 2  # without --model

@@ -278,7 +278,7 @@ def test_what_waits_is_bounded(make_engine, images, expected, monkeypatch):
     assert facts(found) == expected[:11]
     assert facts(engine.classify(images[:40])) == expected[:40]  # more than that at once
     assert facts(engine.submit(images[:40]).result(LONG)) == expected[:40]
-    with pytest.raises(ValueError, match="pending images are 1 or more, not 0"):
+    with pytest.raises(ValueError, match="pending must be at least 1, got 0"):
         make_engine(pending=0)
 
 

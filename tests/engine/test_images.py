@@ -179,5 +179,5 @@ def test_the_limit_of_pixels_is_an_option_of_the_engine(small_config, randomize,
     few, more = (Engine(model, 0.5, max_pixels=limit).identity() for limit in (4_799, 7_500))
     assert {key for key in few if few[key] != more[key]} == {"max_pixels"}  # no run continues the other's files
     assert "max_pixels" not in Engine(model, 0.5).identity()
-    with pytest.raises(ValueError, match="max_pixels is 1 or more, not 0"):
+    with pytest.raises(ValueError, match="max_pixels must be at least 1, got 0"):
         Engine(model, 0.5, max_pixels=0)

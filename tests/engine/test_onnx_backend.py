@@ -102,7 +102,7 @@ def test_what_cannot_be_run_is_refused_with_the_remedy(exports, tmp_path):
         (lambda: GraphRounds(openvino, backend="onnxruntime"), "--format onnx"),
         (lambda: GraphRounds(onnx, precision="bf16"), "backend='openvino', or fp32"),
         (lambda: GraphRounds(onnx, precision="fp16"), "did you mean .bf16."),
-        (lambda: GraphRounds(onnx, threads=0), "threads are 1 or more"),
+        (lambda: GraphRounds(onnx, threads=0), "threads must be at least 1, got 0"),
     ):
         with pytest.raises(ValueError, match=match):
             make()

@@ -381,8 +381,8 @@ def test_bad_input_is_refused(model):
     cases = [
         (lambda: SegmentationEngine(model, -0.5), "0 .* or more, not -0.5"),
         (lambda: SegmentationEngine(model, (0.1, 0.2)), "so 1 for 2 rounds, not 2"),
-        (lambda: SegmentationEngine(model, 0.5, batch=0), "at least one window"),
-        (lambda: SegmentationEngine(model, 0.5, workers=0), "workers are 1 or more"),
+        (lambda: SegmentationEngine(model, 0.5, batch=0), "batch must be at least 1, got 0"),
+        (lambda: SegmentationEngine(model, 0.5, workers=0), "workers must be at least 1, got 0"),
         (lambda: SegmentationEngine(model, 0.5, precision="fp16"), "fp16 needs a CUDA device"),
         (lambda: SegmentationEngine(model, 0.5, precision="fp8"), "unknown precision 'fp8'"),
         (lambda: SegmentationEngine(grey, 0.5), "3 channels and this model takes 1"),
