@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from http import HTTPStatus
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from progresvit import __version__
@@ -26,13 +27,16 @@ from progresvit.serving.body import read_body, read_upload
 from progresvit.serving.metrics import Metrics
 from progresvit.serving.protocol import (
     CLIENT_CLOSED,
-    INPUT,
-    OUTPUTS,
-    RequestError,
+    ErrorResponse,
+    ImageForm,
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    Parameters,
+    PredictionResponse,
+    explain_field,
     infer_response,
     parse_infer,
-    parse_number,
-    prediction_response,
 )
 from progresvit.serving.service import UNSUPPORTED, Limits
 
@@ -85,18 +89,17 @@ def make_app(
         openapi_url="/openapi.json" if token is None else None,
         redirect_slashes=False,
     )
-    app.add_middleware(_Measure, metrics=service.metrics)
-    app.include_router(_health(service))
     guarded = [] if token is None else [Depends(_token_check(token))]
-    app.include_router(_protocol(service), dependencies=guarded)
-    app.include_router(_plain(service), dependencies=guarded)
-    if has_metrics:
-        app.include_router(_metrics(service.metrics), dependencies=guarded)
+    errors: dict[int | str, Any] = {"4XX": {"model": ErrorResponse, "description": "Why there is no answer."}}
+    app.include_router(_health(service))
+    for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        app.include_router(_model(service), prefix=prefix, dependencies=guarded, responses=errors)
+    app.include_router(_others(service, has_metrics), dependencies=guarded, responses=errors)
     if page is not None:
         app.include_router(page)
-    app.exception_handler(RequestError)(_on_request_error)
-    app.exception_handler(RequestValidationError)(_on_invalid)
-    app.exception_handler(HTTPException)(_on_http_error)
+    app.add_middleware(_Measure, metrics=service.metrics)
+    app.exception_handler(AnyHTTPException)(_on_http_error)
+    app.exception_handler(RequestValidationError)(_on_invalid_query)
     return app
 
 
@@ -108,84 +111,91 @@ def _health(service: Answering) -> APIRouter:
         return {"live": True}
 
     @router.get("/v2/health/ready")
-    async def ready() -> JSONResponse:
-        return JSONResponse({"ready": service.is_ready}, HTTPStatus.OK if service.is_ready else 503)
+    async def ready(response: Response) -> dict[str, bool]:
+        response.status_code = _ready_status(service)
+        return {"ready": service.is_ready}
 
     return router
 
 
-def _protocol(service: Answering) -> APIRouter:
-    router = APIRouter()
+def _model(service: Answering) -> APIRouter:
+    """The addresses of the model, with or without its version."""
 
-    def check_model(model: str, version: str | None) -> None:
+    async def check_model(model: str, version: str | None = None) -> None:
         if model != service.name or version not in (None, service.version):
-            raise RequestError(HTTPStatus.NOT_FOUND, "there is no such model.")
+            raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such model.")
+
+    router = APIRouter(dependencies=[Depends(check_model)])
+
+    @router.get("")
+    async def metadata() -> ModelMetadata:
+        platform = f"progresvit_{service.backend}"
+        return ModelMetadata(name=service.name, versions=[service.version], platform=platform)
+
+    @router.get("/ready")
+    async def ready(response: Response) -> dict[str, str | bool]:
+        response.status_code = _ready_status(service)
+        return {"name": service.name, "ready": service.is_ready}
+
+    @router.post("/infer", openapi_extra=_body("application/json", InferRequest), response_model_exclude_none=True)
+    async def infer(request: Request) -> InferResponse:
+        with service.accepted():
+            inference = parse_infer(await read_body(request, service.limits), most_images=service.limits.images)
+            answers = service.classify(inference.inputs[0].data, **dict(inference.parameters))
+            predictions = await _unless_disconnected(request.receive, answers)
+        if len(predictions) == 1:
+            _check_opened(predictions[0])
+        return infer_response(predictions, inference, model=service.name, version=service.version)
+
+    return router
+
+
+def _others(service: Answering, has_metrics: bool) -> APIRouter:
+    """The server, an upload of one image, and metrics."""
+    router = APIRouter()
 
     @router.get("/v2")
-    async def server() -> dict[str, Any]:
+    async def server() -> dict[str, str | list[str]]:
         return {"name": "progresvit", "version": __version__, "extensions": []}
 
-    @router.get("/v2/models/{model}")
-    @router.get("/v2/models/{model}/versions/{version}")
-    async def metadata(model: str, version: str | None = None) -> dict[str, Any]:
-        check_model(model, version)
-        return {
-            "name": service.name,
-            "versions": [service.version],
-            "platform": f"progresvit_{service.backend}",
-            "inputs": [INPUT],
-            "outputs": OUTPUTS,
-        }
-
-    @router.get("/v2/models/{model}/ready")
-    @router.get("/v2/models/{model}/versions/{version}/ready")
-    async def ready(model: str, version: str | None = None) -> JSONResponse:
-        check_model(model, version)
-        return JSONResponse({"name": service.name, "ready": service.is_ready}, 200 if service.is_ready else 503)
-
-    @router.post("/v2/models/{model}/infer", openapi_extra=_JSON_BODY)
-    @router.post("/v2/models/{model}/versions/{version}/infer", openapi_extra=_JSON_BODY)
-    async def infer(request: Request, model: str, version: str | None = None) -> dict[str, Any]:
-        check_model(model, version)
-        with service.accepted():
-            wanted = parse_infer(await read_body(request, service.limits), most_images=service.limits.images)
-            predictions = await _unless_disconnected(
-                request.receive, service.classify(wanted.contents, threshold=wanted.threshold, timeout=wanted.timeout)
-            )
-        if len(predictions) == 1:
-            _check_opened(predictions[0].error)
-        return infer_response(predictions, wanted, model=service.name, version=service.version)
-
-    return router
-
-
-def _plain(service: Answering) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/classify", openapi_extra=_FORM_BODY)
-    async def classify(request: Request, threshold: str | None = None, timeout: str | None = None) -> dict[str, Any]:
+    @router.post("/classify", openapi_extra=_body("multipart/form-data", ImageForm))
+    async def classify(request: Request, parameters: Annotated[Parameters, Query()]) -> PredictionResponse:
         """One image, as the file ``image`` of a form."""
-        limits = {
-            "threshold": parse_number(threshold, "threshold", allow_zero=True),
-            "timeout": parse_number(timeout, "timeout"),
-        }
         with service.accepted():
             content = await read_upload(request.headers, await read_body(request, service.limits), "image")
-            (prediction,) = await _unless_disconnected(request.receive, service.classify([content], **limits))
-        _check_opened(prediction.error)
-        return prediction_response(prediction)
+            answers = service.classify([content], **dict(parameters))
+            (prediction,) = await _unless_disconnected(request.receive, answers)
+        _check_opened(prediction)
+        return PredictionResponse.model_validate(prediction)
+
+    if has_metrics:
+
+        @router.get("/metrics")
+        async def metrics() -> Response:
+            return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
 
 
-def _metrics(metrics: Metrics) -> APIRouter:
-    router = APIRouter()
+def _ready_status(service: Answering) -> HTTPStatus:
+    return HTTPStatus.OK if service.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
 
-    @router.get("/metrics")
-    async def text() -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    return router
+def _body(kind: str, model: type[BaseModel]) -> dict[str, Any]:
+    """The body of a request for OpenAPI; the routes read it themselves, within limits."""
+    schema = model.model_json_schema()
+
+    def inline(part: Any) -> Any:
+        """OpenAPI resolves references from its own top."""
+        if isinstance(part, list):
+            return [inline(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        if reference := part.get("$ref"):
+            part = {**schema["$defs"][reference.rpartition("/")[2]], **part}
+        return {key: inline(value) for key, value in part.items() if key not in ("$ref", "$defs")}
+
+    return {"requestBody": {"required": True, "content": {kind: {"schema": inline(schema)}}}}
 
 
 class _Measure:
@@ -219,7 +229,8 @@ class _Measure:
             self.metrics.requests.labels(str(status)).inc()
             self.metrics.duration.observe(time.monotonic() - started)
             if status >= HTTPStatus.BAD_REQUEST:
-                self.metrics.failures.labels(_reason(status)).inc()
+                reason = "client_closed" if status == CLIENT_CLOSED else HTTPStatus(status).name.lower()
+                self.metrics.failures.labels(reason).inc()
 
 
 async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -233,7 +244,7 @@ async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise RequestError(CLIENT_CLOSED, "the client disconnected.")
+            raise HTTPException(CLIENT_CLOSED, "the client disconnected.")
         return task.result()
     finally:
         watcher.cancel()
@@ -242,76 +253,25 @@ async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -
 
 def _token_check(token: str) -> Callable[[Request], Coroutine[Any, Any, None]]:
     async def check(request: Request) -> None:  # not a plain function: FastAPI would run it in a thread
-        given = request.headers.get("authorization", "")
-        if not secrets.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            raise RequestError(HTTPStatus.UNAUTHORIZED, "a valid token is needed.", {"WWW-Authenticate": "Bearer"})
+        header = request.headers.get("authorization", "")
+        if not secrets.compare_digest(header.encode(), f"Bearer {token}".encode()):
+            raise HTTPException(HTTPStatus.UNAUTHORIZED, "a valid token is needed.", {"WWW-Authenticate": "Bearer"})
 
     return check
 
 
-def _check_opened(error: str | None) -> None:
-    if error == UNSUPPORTED:
-        raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the image is not of a supported format.")
-    if error is not None:
-        raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, "the image cannot be opened: damaged or too large.")
-
-
-async def _on_request_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return JSONResponse({"error": error.reason}, error.status, error.headers)
-
-
-async def _on_invalid(_: Request, __: Exception) -> Response:
-    return JSONResponse({"error": "a parameter of the request is invalid."}, HTTPStatus.BAD_REQUEST)
+def _check_opened(prediction: Prediction) -> None:
+    if prediction.error == UNSUPPORTED:
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the image is not of a supported format.")
+    if prediction.error is not None:
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "the image cannot be opened: damaged or too large.")
 
 
 async def _on_http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": HTTPStatus(error.status_code).phrase}, error.status_code, error.headers)
+    assert isinstance(error, AnyHTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
-def _reason(status: int) -> str:
-    """A word for the metric."""
-    return "client_closed" if status == CLIENT_CLOSED else HTTPStatus(status).name.lower()
-
-
-def _body(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {kind: {"schema": schema}}}}
-
-
-_JSON_BODY = _body(
-    "application/json",
-    {
-        "type": "object",
-        "required": ["inputs"],
-        "properties": {
-            "id": {"type": "string"},
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "threshold": {"type": "number", "minimum": 0},
-                    "timeout": {"type": "number", "exclusiveMinimum": 0},
-                },
-            },
-            "inputs": {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": 1,
-                "items": {
-                    "type": "object",
-                    "required": ["name", "datatype", "shape", "data"],
-                    "properties": {
-                        "name": {"const": "image"},
-                        "datatype": {"const": "BYTES"},
-                        "shape": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 1},
-                        "data": {"type": "array", "items": {"type": "string", "contentEncoding": "base64"}},
-                    },
-                },
-            },
-        },
-    },
-)
-_FORM_BODY = _body(
-    "multipart/form-data",
-    {"type": "object", "required": ["image"], "properties": {"image": {"type": "string", "format": "binary"}}},
-)
+async def _on_invalid_query(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return JSONResponse({"error": explain_field(Parameters, error.errors()[0]["loc"])}, HTTPStatus.BAD_REQUEST)

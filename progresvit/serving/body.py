@@ -7,11 +7,12 @@ import zlib
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 
+from fastapi import HTTPException
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-from progresvit.serving.protocol import CLIENT_CLOSED, RequestError
+from progresvit.serving.protocol import CLIENT_CLOSED
 from progresvit.serving.service import Limits
 
 LONGEST_BOUNDARY = 70
@@ -40,13 +41,13 @@ async def read_body(request: Request, limits: Limits) -> bytes:
                 if len(body) > limits.body:
                     raise _too_large(limits)
                 if chunks > MOST_CHUNKS:
-                    raise RequestError(HTTPStatus.BAD_REQUEST, "the body has too many chunks.", CLOSE)
+                    raise HTTPException(HTTPStatus.BAD_REQUEST, "the body has too many chunks.", CLOSE)
     except TimeoutError:
-        raise RequestError(HTTPStatus.REQUEST_TIMEOUT, "the request was not sent in time.", CLOSE) from None
+        raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "the request was not sent in time.", CLOSE) from None
     except zlib.error:
         raise _badly_compressed() from None
     except ClientDisconnect:
-        raise RequestError(CLIENT_CLOSED, "the client disconnected.", CLOSE) from None
+        raise HTTPException(CLIENT_CLOSED, "the client disconnected.", CLOSE) from None
     if inflate is not None and (not inflate.eof or inflate.unused_data):
         raise _badly_compressed()
     return bytes(body)
@@ -56,9 +57,9 @@ async def read_upload(headers: Headers, body: bytes, field: str) -> bytes:
     """The file of this field of a multipart form."""
     kind, _, options = headers.get("content-type", "").partition(";")
     if kind.strip().lower() != "multipart/form-data":
-        raise RequestError(HTTPStatus.BAD_REQUEST, f"the body is a multipart form with the file {field}.")
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"the body is a multipart form with the file {field}.")
     if len(options) > LONGEST_BOUNDARY + 40:
-        raise RequestError(HTTPStatus.BAD_REQUEST, "the boundary of the form is too long.")
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "the boundary of the form is too long.")
 
     async def stream() -> AsyncIterator[bytes]:
         yield body
@@ -66,11 +67,11 @@ async def read_upload(headers: Headers, body: bytes, field: str) -> bytes:
     try:
         form = await MultiPartParser(headers, stream(), max_files=1, max_fields=8, max_part_size=len(body)).parse()  # type: ignore[arg-type]
     except (MultiPartException, KeyError, ValueError):
-        raise RequestError(HTTPStatus.BAD_REQUEST, "the form cannot be read.") from None
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "the form cannot be read.") from None
     try:
         upload = form.get(field)
         if not isinstance(upload, UploadFile):
-            raise RequestError(HTTPStatus.BAD_REQUEST, f"the form has no file {field}.")
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"the form has no file {field}.")
         return await upload.read()
     finally:
         await form.close()
@@ -81,12 +82,12 @@ def _decompressor(encoding: str) -> zlib._Decompress | None:
         return None
     if encoding.strip().lower() in ("gzip", "deflate"):
         return zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
-    raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "bodies are sent as they are, or with gzip.", CLOSE)
+    raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "bodies are sent as they are, or with gzip.", CLOSE)
 
 
-def _badly_compressed() -> RequestError:
-    return RequestError(HTTPStatus.BAD_REQUEST, "the body is not compressed as its headers say.", CLOSE)
+def _badly_compressed() -> HTTPException:
+    return HTTPException(HTTPStatus.BAD_REQUEST, "the body is not compressed as its headers say.", CLOSE)
 
 
-def _too_large(limits: Limits) -> RequestError:
-    return RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {limits.body / 1e6:g} MB.", CLOSE)
+def _too_large(limits: Limits) -> HTTPException:
+    return HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {limits.body / 1e6:g} MB.", CLOSE)

@@ -38,7 +38,6 @@ from progresvit.routing.decide import Threshold
 from progresvit.routing.scores import TOP, top10_entropy
 from progresvit.routing.settings import default_setting, find_setting, load_budgets, setting_names
 from progresvit.serving.body import read_body
-from progresvit.serving.protocol import RequestError
 from progresvit.serving.service import Limits, is_image
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def page_router(
     @router.get("/page/{file}")
     def static_file(file: str) -> Response:
         if file not in files:
-            raise HTTPException(404, "The page has no such file.")
+            raise HTTPException(HTTPStatus.NOT_FOUND)
         return Response(files[file], media_type=FILES[file], headers=HEADERS)
 
     @router.post("/page/rounds")
@@ -121,13 +120,13 @@ def page_router(
         try:
             with accepted():
                 return await start_rounds(await read_body(request, limits))
-        except RequestError as error:
-            return JSONResponse({"error": error.reason}, error.status, {**HEADERS, **error.headers})
+        except HTTPException as error:
+            return JSONResponse({"error": error.detail}, error.status_code, {**HEADERS, **(error.headers or {})})
 
     async def start_rounds(content: bytes) -> Response:
         if not busy.acquire(blocking=False):
             wait = {"Retry-After": str(RETRY_SECONDS)}
-            raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, "the server is busy with another image.", wait)
+            raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, "the server is busy with another image.", wait)
         turn = ExitStack()
         turn.callback(busy.release)  # by the first call of turn.close()
         try:
@@ -199,13 +198,13 @@ def describe_model(
 
 
 def open_pixels(content: bytes, config: ModelConfig, max_pixels: int | None = None) -> NDArray[np.uint8]:
-    """The evaluation crop of an image file as the engine makes it, (C, r, r); else a :class:`RequestError`."""
+    """The evaluation crop of an image file as the engine makes it, (C, r, r); else a :class:`HTTPException`."""
     if not is_image(content):
         supported = "the file is not an image of a supported format; use JPEG, PNG, WebP, GIF, BMP or TIFF."
-        raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, supported)
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, supported)
     prepared = prepare(content, Plan(config=config, max_pixels=max_pixels))
     if prepared.error is not None:
-        raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, "the image cannot be opened: damaged or too large.")
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "the image cannot be opened: damaged or too large.")
     pixels: NDArray[np.uint8] = prepared.data
     return pixels
 

@@ -1,184 +1,239 @@
-"""Requests and responses of the Open Inference Protocol, version 2, for one input: image files.
+"""Requests and responses: the Open Inference Protocol, version 2, for image files, and the plain upload.
 
-The tensor ``image`` has the datatype BYTES and the shape [N]; its data are N image files in base64.
+The models check requests, and FastAPI's description of the addresses is made from them. The description of a field is
+also the error that a client gets if the field is wrong; errors never repeat what a client sent.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from fastapi import HTTPException
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 
 from progresvit.engine.prediction import Prediction
 
-INPUT = {"name": "image", "datatype": "BYTES", "shape": [-1]}
-OUTPUTS = [
-    {"name": "label", "datatype": "BYTES", "shape": [-1]},
-    {"name": "probs", "datatype": "FP32", "shape": [-1]},
-    {"name": "exit_round", "datatype": "INT32", "shape": [-1]},
-    {"name": "entropy", "datatype": "FP32", "shape": [-1]},
-    {"name": "error", "datatype": "BYTES", "shape": [-1]},
-]
-
-
 CLIENT_CLOSED = 499
 """Status in metrics of a request whose client disconnected; nobody receives it."""
+OUTPUTS = {"label": "BYTES", "probs": "FP32", "exit_round": "INT32", "entropy": "FP32", "error": "BYTES"}
+"""Output tensors of an inference and their datatypes."""
 
 
-class RequestError(Exception):
-    """A request that cannot be answered: the status of the response, and a text for the client."""
-
-    def __init__(self, status: int, reason: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(reason)
-        self.status, self.reason, self.headers = status, reason, headers or {}
+def _decode_base64(text: Any) -> bytes:
+    if not isinstance(text, str):
+        raise ValueError("base64 is text.")
+    return base64.b64decode(text, validate=True)
 
 
-@dataclass(frozen=True)
-class InferRequest:
-    """Image files, and what the client wants of them."""
+def _refuse_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a number is needed.")
+    return value
 
-    contents: list[bytes]
+
+def _refuse_halves_of_characters(text: str) -> str:
+    """JSON can escape halves of characters, which cannot be sent back."""
+    text.encode()
+    return text
+
+
+def _finite_or_zero(number: float) -> float:
+    """JSON has no NaN; 0 stands for it."""
+    return number if math.isfinite(number) else 0.0
+
+
+ImageFile = Annotated[
+    bytes, PlainValidator(_decode_base64), WithJsonSchema({"type": "string", "contentEncoding": "base64"})
+]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_refuse_bool)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_refuse_bool)]
+FiniteOrZero = Annotated[float, AfterValidator(_finite_or_zero)]
+
+
+class Parameters(BaseModel):
+    """How the images of a request are answered."""
+
+    threshold: NotNegative | None = Field(None, description="threshold is a number of 0 or more.")
+    timeout: Positive | None = Field(None, description="timeout is a number above 0.")
+
+
+class ImageTensor(BaseModel):
+    """Image files, (N,)."""
+
+    name: Literal["image"] = Field(description="the input is a tensor with the name image.")
+    datatype: Literal["BYTES"] = Field(description="the datatype of image is BYTES.")
+    data: list[ImageFile] = Field(min_length=1, description="data is a list of image files in base64.")
+    shape: list[int] = Field(description="the shape of image is [N], as long as data.")
+
+    @field_validator("shape", mode="before")
+    @classmethod
+    def _is_the_length_of_the_data(cls, shape: Any, info: ValidationInfo) -> Any:
+        if "data" in info.data and shape != [len(info.data["data"])]:
+            raise ValueError(f"the data have the shape [{len(info.data['data'])}].")
+        return shape
+
+
+class RequestedOutput(BaseModel):
+    """An output tensor that the client wants."""
+
+    name: Literal["label", "probs", "exit_round", "entropy", "error"]
+
+
+class InferRequest(BaseModel):
+    """Image files, and what the client wants to know about them."""
+
+    id: Annotated[str, AfterValidator(_refuse_halves_of_characters)] | None = Field(None, description="id is a string.")
+    inputs: list[ImageTensor] = Field(
+        min_length=1, max_length=1, description="inputs is a list with one tensor, image."
+    )
+    parameters: Annotated[Parameters, BeforeValidator(lambda value: value or {})] = Field(
+        Parameters(), description="parameters is a JSON object."
+    )
+    outputs: list[RequestedOutput] | None = Field(None, description=f"outputs are among {', '.join(sorted(OUTPUTS))}.")
+    """None or empty for all."""
+
+
+class ImageForm(BaseModel):
+    """A form with one image file."""
+
+    image: bytes
+
+
+class TensorMetadata(BaseModel):
+    """The name, the datatype and the shape of a tensor; -1 is any length."""
+
+    name: str
+    datatype: str
+    shape: list[int] = [-1]
+
+
+class ModelMetadata(BaseModel):
+    """A model and its tensors."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata] = [TensorMetadata(name="image", datatype="BYTES")]
+    outputs: list[TensorMetadata] = [TensorMetadata(name=name, datatype=kind) for name, kind in OUTPUTS.items()]
+
+
+class OutputTensor(TensorMetadata):
+    """One value for each image."""
+
+    data: list[str] | list[int] | list[float]
+
+
+class InferResponse(BaseModel):
+    """The answers for the images of a request."""
+
+    model_name: str
+    model_version: str
+    outputs: list[OutputTensor]
     id: str | None = None
-    outputs: frozenset[str] | None = None
-    """Names of the outputs; None for all."""
-    threshold: float | None = None
-    timeout: float | None = None
+
+
+class CandidateResponse(BaseModel):
+    """One of the most probable classes."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    label: str | None
+    index: int
+    probability: float
+
+
+class PredictionResponse(BaseModel):
+    """The answer for one image: the fields of :class:`Prediction`."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    label: str | None
+    index: int
+    probability: FiniteOrZero
+    exit_round: int
+    entropy: FiniteOrZero
+    gmacs: float
+    abstained: bool
+    out_of_distribution: bool
+    top: list[CandidateResponse]
+
+
+class ErrorResponse(BaseModel):
+    """Why a request has no answer."""
+
+    error: str
 
 
 def parse_infer(body: bytes, *, most_images: int) -> InferRequest:
-    """An infer request, checked."""
-    given = _parse_json(body)
-    _check(isinstance(given, dict), "the body is a JSON object.")
-    identity, inputs = given.get("id"), given.get("inputs")
-    _check(identity is None or (isinstance(identity, str) and _is_text(identity)), "id is a string.")
-    _check(isinstance(inputs, list) and len(inputs) == 1, "inputs is a list with one tensor, image.")
-    parameters = given.get("parameters") or {}
-    _check(isinstance(parameters, dict), "parameters is a JSON object.")
-    return InferRequest(
-        contents=_parse_image_tensor(inputs[0], most_images),
-        id=identity,
-        outputs=_parse_outputs(given.get("outputs")),
-        threshold=parse_number(parameters.get("threshold"), "threshold", allow_zero=True),
-        timeout=parse_number(parameters.get("timeout"), "timeout"),
-    )
+    """The checked request in a JSON body."""
 
+    def refuse(constant: str) -> Any:
+        raise ValueError(constant)
 
-def parse_number(value: Any, name: str, *, allow_zero: bool = False) -> float | None:
-    """A number that a client gives; None if there is none."""
-    if value is None:
-        return None
+    if not body:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is empty.")
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    least = "of 0 or more" if allow_zero else "above 0"
-    _check(math.isfinite(number) and (number > 0 or (allow_zero and number == 0)), f"{name} is a number {least}.")
-    return number
+        values = json.loads(body, parse_constant=refuse)  # NaN and Infinity are not JSON
+    except (ValueError, RecursionError):
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is not JSON.") from None
+    try:
+        request = InferRequest.model_validate(values)
+    except ValidationError as error:
+        place = error.errors(include_input=False, include_context=False, include_url=False)[0]["loc"]
+        raise HTTPException(HTTPStatus.BAD_REQUEST, explain_field(InferRequest, place)) from None
+    if len(request.inputs[0].data) > most_images:
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"a request has at most {most_images} images.")
+    return request
+
+
+def explain_field(model: type[BaseModel], place: Iterable[str | int]) -> str:
+    """The description of the field at this place of a request, or of the nearest field around it."""
+    text = "the body is a JSON object."
+    nested: dict[str, type[BaseModel]] = {"inputs": ImageTensor, "parameters": Parameters}
+    for name in map(str, place):
+        if name in model.model_fields:
+            text = model.model_fields[name].description or text
+            model = nested.get(name, model)
+    return text
 
 
 def infer_response(
     predictions: Sequence[Prediction], request: InferRequest, *, model: str, version: str
-) -> dict[str, Any]:
-    """The outputs of the model. Where an image could not be opened, ``exit_round`` is 0 and ``error`` says why."""
-    columns: list[list[Any]] = [
-        [prediction.label if prediction.label is not None else str(prediction.index) for prediction in predictions],
-        [_finite(prediction.probability) for prediction in predictions],
-        [prediction.exit_round for prediction in predictions],
-        [_finite(prediction.entropy) for prediction in predictions],
-        [prediction.error or "" for prediction in predictions],
-    ]
-    outputs = [
-        {**output, "shape": [len(predictions)], "data": column}
-        for output, column in zip(OUTPUTS, columns, strict=True)
-        if (request.outputs is None or output["name"] in request.outputs) and (output["name"] != "error" or any(column))
-    ]
-    found = {"model_name": model, "model_version": version, "outputs": outputs}
-    return found if request.id is None else {**found, "id": request.id}
-
-
-def prediction_response(prediction: Prediction) -> dict[str, Any]:
-    """The answer for one image as a JSON object."""
-    return {
-        "label": prediction.label,
-        "index": prediction.index,
-        "probability": _finite(prediction.probability),
-        "exit_round": prediction.exit_round,
-        "entropy": _finite(prediction.entropy),
-        "gmacs": prediction.gmacs,
-        "abstained": prediction.abstained,
-        "out_of_distribution": prediction.out_of_distribution,
-        "top": [
-            {"label": candidate.label, "index": candidate.index, "probability": candidate.probability}
-            for candidate in prediction.top
+) -> InferResponse:
+    """The outputs of the model. If an image could not be opened, its ``exit_round`` is 0 and ``error`` says why."""
+    columns: dict[str, list[Any]] = {
+        "label": [
+            str(prediction.index) if prediction.label is None else prediction.label for prediction in predictions
         ],
+        "probs": [_finite_or_zero(prediction.probability) for prediction in predictions],
+        "exit_round": [prediction.exit_round for prediction in predictions],
+        "entropy": [_finite_or_zero(prediction.entropy) for prediction in predictions],
+        "error": [prediction.error or "" for prediction in predictions],
     }
-
-
-def _parse_json(body: bytes) -> Any:
-    def refuse(constant: str) -> Any:
-        raise ValueError(constant)
-
-    _check(bool(body), "the body is empty.")
-    try:
-        return json.loads(body, parse_constant=refuse)  # NaN and Infinity are not JSON
-    except (ValueError, RecursionError):
-        raise RequestError(HTTPStatus.BAD_REQUEST, "the body is not JSON.") from None
-
-
-def _parse_image_tensor(tensor: Any, most_images: int) -> list[bytes]:
-    _check(isinstance(tensor, dict) and tensor.get("name") == "image", "the input is a tensor with the name image.")
-    _check(tensor.get("datatype") == "BYTES", "the datatype of image is BYTES.")
-    shape, data = tensor.get("shape"), tensor.get("data")
-    _check(isinstance(data, list) and bool(data), "data is a list of image files in base64.")
-    _check(isinstance(shape, list) and shape == [len(data)], f"the shape of image is [{len(data)}], as long as data.")
-    if len(data) > most_images:
-        raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, f"a request has at most {most_images} images.")
-    return [_decode_base64(content) for content in data]
-
-
-def _decode_base64(content: Any) -> bytes:
-    _check(isinstance(content, str), "data is a list of image files in base64.")
-    try:
-        return base64.b64decode(content, validate=True)
-    except (binascii.Error, ValueError):
-        raise RequestError(HTTPStatus.BAD_REQUEST, "data is a list of image files in base64.") from None
-
-
-def _parse_outputs(outputs: Any) -> frozenset[str] | None:
-    if outputs is None:
-        return None
-    names = {str(output["name"]) for output in OUTPUTS}
-    asked = [output.get("name") if isinstance(output, dict) else None for output in _as_list(outputs)]
-    _check(
-        isinstance(outputs, list) and all(isinstance(name, str) and name in names for name in asked),
-        f"outputs are among {', '.join(sorted(names))}.",
+    names = [output.name for output in request.outputs or ()] or OUTPUTS
+    return InferResponse(
+        model_name=model,
+        model_version=version,
+        outputs=[
+            OutputTensor(name=name, datatype=OUTPUTS[name], shape=[len(column)], data=column)
+            for name, column in columns.items()
+            if name in names and (name != "error" or any(column))
+        ],
+        id=request.id,
     )
-    return frozenset(asked) or None  # type: ignore[arg-type]  # checked
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _is_text(text: str) -> bool:
-    """JSON can escape halves of characters, which cannot be sent back."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _check(is_right: bool, text: str) -> None:
-    if not is_right:
-        raise RequestError(HTTPStatus.BAD_REQUEST, text)
-
-
-def _finite(number: float) -> float:
-    """JSON has no NaN; 0 stands for it."""
-    return number if math.isfinite(number) else 0.0

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from starlette.types import Receive, Scope, Send
@@ -36,9 +36,8 @@ from progresvit.io.parse import Section, parse_limit
 from progresvit.routing.decide import check_own_threshold
 from progresvit.serving.app import make_app
 from progresvit.serving.metrics import Metrics
-from progresvit.serving.protocol import RequestError
 from progresvit.serving.ray_data import check_model, for_each_round
-from progresvit.serving.service import UNSUPPORTED, Limits, gather_within, is_image
+from progresvit.serving.service import UNSUPPORTED, Limits, gather_within, is_image, too_many_requests
 from progresvit.serving.start import CPU_BATCH, TOKEN
 
 try:
@@ -228,16 +227,16 @@ class FirstRound(Round):
             try:
                 check_own_threshold(self.engine.policy, threshold)
             except ValueError as error:
-                raise RequestError(HTTPStatus.BAD_REQUEST, str(error)) from None
+                raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from None
         if self._pending and self._pending + len(contents) > ONGOING * _batch(self.options):
-            raise _full()
+            raise too_many_requests(1)
         own = math.nan if threshold is None else threshold
         self._pending += len(contents)
         seconds = min(self.limits.deadline, timeout or math.inf)
         try:
             return await gather_within([self._classify_one(content, own) for content in contents], seconds)
         except BackPressureError:  # of a later round
-            raise _full() from None
+            raise too_many_requests(1) from None
         finally:
             self._pending -= len(contents)
 
@@ -250,10 +249,6 @@ class FirstRound(Round):
         prediction = await self.run(Waiting(np.asarray(opened.pixels[0]), None, threshold))
         self._images.inc(tags={"exit_round": str(prediction.exit_round)})
         return prediction
-
-
-def _full() -> RequestError:
-    return RequestError(HTTPStatus.TOO_MANY_REQUESTS, "too many requests; try again later.", {"Retry-After": "1"})
 
 
 class _Application(Response):

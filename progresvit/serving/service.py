@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fastapi import HTTPException
+
 from progresvit.engine.engine import Engine
 from progresvit.engine.prediction import Prediction
 from progresvit.engine.scheduler import EngineFull
 from progresvit.serving.metrics import Metrics
-from progresvit.serving.protocol import RequestError
 
 if TYPE_CHECKING:
     from progresvit.serving.audit import Audit
@@ -110,7 +111,7 @@ class Service:
     def accepted(self) -> Iterator[None]:
         """Within it a request is read and answered; entering refuses it if the server is full or drains."""
         if self.is_draining:
-            raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down.", {"Connection": "close"})
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down.", {"Connection": "close"})
         self._check_capacity(1)
         if self._requests >= 2 * self.queue_limit + READ_AHEAD:
             raise self._full()
@@ -125,17 +126,21 @@ class Service:
         if self._pending and self._pending + images > self.queue_limit:
             raise self._full()
 
-    def _full(self) -> RequestError:
+    def _full(self) -> HTTPException:
         seconds = self.metrics.seconds_per_image() or 0.0
         retry = str(max(1, math.ceil(seconds * self._pending)))
-        return RequestError(HTTPStatus.TOO_MANY_REQUESTS, "too many requests; try again later.", {"Retry-After": retry})
+        return HTTPException(
+            HTTPStatus.TOO_MANY_REQUESTS, "too many requests; try again later.", {"Retry-After": retry}
+        )
 
     async def classify(
         self, contents: Sequence[bytes], *, threshold: float | None = None, timeout: float | None = None
     ) -> list[Prediction]:
         """A prediction for each image file. Cancelling the task cancels the images."""
         if threshold is not None and self.engine.policy.routers:
-            raise RequestError(HTTPStatus.BAD_REQUEST, "this server routes by a learned router; it takes no threshold.")
+            raise HTTPException(
+                HTTPStatus.BAD_REQUEST, "this server routes by a learned router; it takes no threshold."
+            )
         self._check_capacity(len(contents))
         limit = min(self.limits.deadline, timeout or math.inf)
         self._pending += len(contents)
@@ -193,7 +198,7 @@ class Service:
                     (last,) = await asyncio.wrap_future(self._submit(content, 0.0))
                     break
                 except Exception as error:
-                    if not isinstance(error, RequestError):
+                    if not isinstance(error, HTTPException):
                         log.exception("an audit failed")
                         return
                     # full; leaving it out would bias the audit towards images that ran all rounds
@@ -221,10 +226,16 @@ async def gather_within(work: Iterable[Coroutine[Any, Any, T]], seconds: float) 
         async with asyncio.timeout(seconds):
             return await asyncio.gather(*tasks)
     except TimeoutError:
-        raise RequestError(HTTPStatus.GATEWAY_TIMEOUT, f"no answer within {seconds:g} seconds.") from None
+        raise HTTPException(HTTPStatus.GATEWAY_TIMEOUT, f"no answer within {seconds:g} seconds.") from None
     finally:
         for task in tasks:
             task.cancel()
+
+
+def too_many_requests(retry_after: int) -> HTTPException:
+    """The refusal of a request that would wait too long; the client may try again after these seconds."""
+    headers = {"Retry-After": str(retry_after)}
+    return HTTPException(HTTPStatus.TOO_MANY_REQUESTS, "too many requests; try again later.", headers)
 
 
 UNSUPPORTED = "not an image of a supported format"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from fastapi.testclient import TestClient
 from PIL import Image
 
@@ -31,7 +31,6 @@ from progresvit.routing.frontier import OperatingPoint
 from progresvit.routing.scores import top10_entropy
 from progresvit.routing.settings import Budgets, Setting
 from progresvit.serving.page import page_router
-from progresvit.serving.protocol import RequestError
 from progresvit.serving.service import Limits
 
 SAMPLE = samples_folder() / "golden_retriever.jpg"
@@ -304,7 +303,7 @@ def test_a_round_is_sent_before_the_next_is_computed(model, held_back):
 def test_images_are_refused_while_the_server_shuts_down(model):
     @contextmanager
     def refuse():
-        raise RequestError(503, "the server is shutting down.")
+        raise HTTPException(503, "the server is shutting down.")
         yield
 
     response = TestClient(app_of(model, accepted=refuse)).post("/page/rounds", content=as_file())
