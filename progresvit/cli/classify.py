@@ -16,8 +16,8 @@ from progresvit.io.parse import parse_limit
 if TYPE_CHECKING:
     from progresvit.data.dataset import Entries, Entry, ImageDataset
     from progresvit.engine import Engine, Prediction
+    from progresvit.engine.listing import Shard
     from progresvit.engine.predict_files import Summary
-    from progresvit.engine.result_table import Shard
     from progresvit.routing import Setting
 
 
@@ -142,7 +142,7 @@ def find_images(given: list[str]) -> tuple[Entries, list[tuple[str, str]]]:
 def _parse_shard(text: str | None) -> Shard | None:
     if text is None:
         return None
-    from progresvit.engine.result_table import Shard
+    from progresvit.engine.listing import Shard
 
     return Shard.parse(text)
 

@@ -1,6 +1,6 @@
 """Features of many image files, as one parquet table, and for each image the most similar other images.
 
-An interrupted run can be resumed (result_table.py). Neighbours are computed when all features are there.
+An interrupted run can be resumed (io/resumable.py). Neighbours are computed when all features are there.
 
 Letters: M images with features, d channels, k neighbours.
 """
@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,10 @@ from numpy.typing import NDArray
 from progresvit.data.crop import describe_preprocessing
 from progresvit.data.dataset import ImageDataset
 from progresvit.engine.embedding import EmbeddingEngine
-from progresvit.engine.result_table import Progress, ResultTable, Row, input_batches, listing_hash, valid_text
+from progresvit.engine.listing import input_batches, listing_hash, valid_text
+from progresvit.engine.result_formats import has_columns, write_table
+from progresvit.io.part_formats import ParquetRows, Row
+from progresvit.io.resumable import Progress, ResumableTable
 from progresvit.metrics.knn import QUERY_BLOCK, nearest
 
 PART = 2048
@@ -30,6 +34,8 @@ KEY = b"progresvit_features"
 """In the metadata of the schema: how the features were made, as JSON."""
 
 NEIGHBOUR_FIELDS = (pa.field("neighbours", pa.list_(pa.string())), pa.field("similarities", pa.list_(pa.float32())))
+
+Table = ResumableTable[Any]
 
 BeginProgress = Callable[[str], Progress]
 """Begins to show the progress of a step of that name."""
@@ -73,14 +79,13 @@ def embed_files(
     identity = {"images": listing_hash(dataset), "part": PART, **engine.identity()}
     schema = _schema(engine)
     columns = [field.name for field in (*schema, *(NEIGHBOUR_FIELDS if neighbours is not None else ()))]
-    with ResultTable(
-        out, schema, total=total, part=PART, identity=identity, overwrite=overwrite, columns=columns, batch=engine.batch
-    ) as result:
-        if not result.is_finished:
-            missing = result.missing()
-            if missing:
-                result.fill(missing, _rows(engine, dataset, missing), progress and progress("embedding"))
-            _finish(result, engine, neighbours, progress)
+    with ResumableTable(out, ParquetRows(schema), total=total, size=PART, step=engine.batch) as table:
+        if table.begin(identity, overwrite=overwrite, is_complete=lambda path: has_columns(path, columns)):
+            remaining = table.remaining()
+            if remaining:
+                rows = _rows(engine, dataset, [*remaining.values()])
+                table.fill_in_order(remaining, rows, progress and progress("embedding"))
+            _finish(table, schema, engine, neighbours, progress)
     errors = pq.read_table(out, columns=["error"])["error"]
     return EmbeddedFiles(images=total, errors=total - errors.null_count)
 
@@ -109,15 +114,15 @@ def find_neighbours(
 
 
 def _finish(
-    result: ResultTable, engine: EmbeddingEngine, neighbours: int | None, progress: BeginProgress | None
+    table: Table, schema: pa.Schema, engine: EmbeddingEngine, neighbours: int | None, progress: BeginProgress | None
 ) -> None:
-    parts, schema = result.parts(), result.schema
+    parts = table.parts()
     if neighbours is not None:
-        names, features = _read_features(result, engine.width)
+        names, features = _read_features(table, engine.width)
         found = find_neighbours(features, neighbours, engine.device, progress and progress("neighbours"))
         parts = _with_neighbours(parts, names, *found)
         schema = pa.schema([*schema, *NEIGHBOUR_FIELDS], metadata=schema.metadata)
-    result.finish(parts, schema)
+    table.finish(lambda staged: write_table(staged, schema, table.out.suffix, parts))
 
 
 def _check_neighbours(neighbours: int, images: int) -> None:
@@ -154,10 +159,10 @@ def _rows(engine: EmbeddingEngine, dataset: ImageDataset, missing: list[range]) 
         yield {"image": valid_text(name), "features": embedding.features, "error": error}
 
 
-def _read_features(result: ResultTable, width: int) -> tuple[pa.Array, NDArray[np.float32]]:
+def _read_features(table: Table, width: int) -> tuple[pa.Array, NDArray[np.float32]]:
     """Names and features of the images that have features: (M,) and (M, d)."""
-    names, features, done = [], np.empty((result.total, width), np.float32), 0
-    for part in result.parts():
+    names, features, done = [], np.empty((table.total, width), np.float32), 0
+    for part in table.parts():
         part = part.filter(part["error"].is_null())
         block = features[done : done + part.num_rows]
         block[:] = part["features"].combine_chunks().flatten().to_numpy().reshape(block.shape)

@@ -1,4 +1,4 @@
-"""Predictions for many image files, as one table. An interrupted run can be resumed (result_table.py)."""
+"""Predictions for many image files, as one table. An interrupted run can be resumed (io/resumable.py)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,12 @@ import pyarrow.parquet as pq
 
 from progresvit.data.dataset import ImageDataset
 from progresvit.engine.engine import Engine
+from progresvit.engine.listing import Shard, input_batches, listing_hash, names_hash, valid_text
 from progresvit.engine.prediction import Candidate, Prediction
-from progresvit.engine.result_formats import read_pieces
-from progresvit.engine.result_table import (
-    Progress,
-    ResultTable,
-    Shard,
-    input_batches,
-    listing_hash,
-    names_hash,
-    valid_text,
-)
+from progresvit.engine.result_formats import has_columns, read_pieces, write_table
 from progresvit.io.files import replace_file
-from progresvit.io.resumable import KEEP_EVERY, RUN_FILE
+from progresvit.io.part_formats import ParquetRows
+from progresvit.io.resumable import KEEP_EVERY, RUN_FILE, Progress, ResumableTable
 
 PART = 2048
 """Images per part."""
@@ -104,14 +97,16 @@ def classify_files(
         _check_shards(shard, out, about)
         items, schema, out = shard.items(len(dataset)), SCHEMA.with_metadata({KEY: json.dumps(about)}), shard.path(out)
     identity = {"pictures": listing_hash(dataset, items), "part": PART, **about, **engine.identity()}
-    with ResultTable(out, schema, total=len(items), part=PART, identity=identity, overwrite=overwrite) as result:
-        if not result.is_finished:
-            missing = result.missing()
-            if missing:
-                result.fill(missing, _rows(engine, dataset, items[missing[0].start :]), progress)
+    with ResumableTable(out, ParquetRows(schema), total=len(items), size=PART) as table:
+        if table.begin(identity, overwrite=overwrite, is_complete=lambda path: has_columns(path, schema.names)):
+            remaining = table.remaining()
+            if remaining:
+                first = next(iter(remaining.values())).start
+                table.fill_in_order(remaining, _rows(engine, dataset, items[first:]), progress)
             if shard is not None and out.suffix != ".parquet":
                 replace_file(_shard_file(out), json.dumps(about))
-            result.finish(map(_with_ood_columns, result.parts()))
+            parts = map(_with_ood_columns, table.parts())
+            table.finish(lambda staged: write_table(staged, schema, out.suffix, parts))
     return _read_summary(out, len(engine.gmacs))
 
 

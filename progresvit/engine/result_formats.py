@@ -8,8 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,19 +20,21 @@ from pyarrow.csv import ConvertOptions, CSVWriter, ParseOptions, open_csv
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 
 
-@contextmanager
-def open_writer(path: Path, schema: pa.Schema, suffix: str) -> Iterator[Callable[[pa.Table], None]]:
-    """Yields a function that appends rows to a new file, in the format of a suffix."""
+def write_table(path: Path, schema: pa.Schema, suffix: str, parts: Iterable[pa.Table]) -> None:
+    """Write a new file in the format of a suffix, one part of the table at a time."""
     if suffix == ".csv":
         plain = pa.schema([_csv_field(field) for field in schema])
         with CSVWriter(path, plain) as writer:
-            yield lambda rows: writer.write_table(_csv_table(rows, plain))
+            for part in parts:
+                writer.write_table(_csv_table(part, plain))
     elif suffix == ".jsonl":
         with path.open("w", encoding="utf-8") as file:
-            yield lambda rows: file.writelines(f"{json_line(row)}\n" for row in rows.to_pylist())
+            for part in parts:
+                file.writelines(f"{json_line(row)}\n" for row in part.to_pylist())
     else:
         with pq.ParquetWriter(path, schema) as parquet:
-            yield parquet.write_table
+            for part in parts:
+                parquet.write_table(part)
 
 
 def read_pieces(path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,21 +92,19 @@ def class_tokens(model: RoundModel, images: Tensor, precision: str) -> list[Tens
 def extract_features(
     model: RoundModel,
     source: DataSource,
-    images: ImageDataset,
-    out: Path,
+    parts: Parts,
     *,
     name: str,
     options: EvalOptions,
     processes: Processes,
     progress: ProgressCallback | None = None,
-) -> Parts:
-    """The class tokens of all images, as parts next to ``out``: a column ``round1``, ``round2``, … for each round.
+) -> None:
+    """Write the class tokens of all images as parts: a column ``round1``, ``round2``, … for each round.
 
     Args:
         model: It is on the device of the processes, in evaluation mode.
         source: Where the images are from, and how they are corrupted.
-        images: The images.
-        out: The file next to which the folder of parts is.
+        parts: The parts of the images.
         name: The model's name.
         options: Precision, batch size and so on.
         processes: Processes that share the work, and their device.
@@ -118,12 +115,11 @@ def extract_features(
         rounds = class_tokens(model, normalise(pixels, model.config), options.precision)
         return {f"round{s}": features for s, features in enumerate(rounds, start=1)}
 
-    parts, plain = Parts(out, images), replace(options, keep_logits=False)
-    header = source_header(model, source, images, name=name, options=options, device=processes.device)
+    plain = replace(options, keep_logits=False)
+    header = source_header(model, source, parts.dataset, name=name, options=options, device=processes.device)
     header = replace(header, probe={"task": "features"})  # another number of neighbours continues with the same parts
     transform = NamedTransform(model.config, source.corruption)
     fill_parts(parts, header, transform, columns_of, options=plain, processes=processes, progress=progress)
-    return parts
 
 
 def read_features(parts: Parts, s: int) -> Tensor:

@@ -81,18 +81,19 @@ def evaluate_knn(
     extract = partial(extract_features, model, name=name, options=options, processes=processes)
     clean, bank_out = replace(source, split=bank_split, corruption=None), out.with_name(out.name + ".bank")
     total = len(splits.bank) + len(splits.images)
-    bank = extract(clean, splits.bank, bank_out, progress=_after(0, total, progress))
-    queries = extract(source, splits.images, out, progress=_after(len(splits.bank), total, progress))
-    if processes.first:
-        header = source_header(model, source, splits.images, name=name, options=options, device=device)
-        about = {"task": "knn", "k": k, "temperature": temperature, **splits.describe(bank_split)}
-        rounds = range(len(model.config.rounds))
-        votes = [_votes(bank, queries, splits, s, k, temperature, device) for s in rounds]
-        header = finished(replace(header, probe=about), bank.skipped() + queries.skipped())
-        write_records(_records(votes, queries, header, options.keep_logits), out)
-        bank.remove()
-        queries.remove()
-    processes.wait()
+    with Parts(bank_out, splits.bank) as bank, Parts(out, splits.images) as queries:
+        extract(clean, bank, progress=_after(0, total, progress))
+        extract(source, queries, progress=_after(len(splits.bank), total, progress))
+        if processes.first:
+            header = source_header(model, source, splits.images, name=name, options=options, device=device)
+            about = {"task": "knn", "k": k, "temperature": temperature, **splits.describe(bank_split)}
+            rounds = range(len(model.config.rounds))
+            votes = [_votes(bank, queries, splits, s, k, temperature, device) for s in rounds]
+            header = finished(replace(header, probe=about), bank.skipped() + queries.skipped())
+            write_records(_records(votes, queries, header, options.keep_logits), out)
+            bank.remove()
+            queries.remove()
+        processes.wait()
     return read_records(out)
 
 

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -48,7 +45,8 @@ from progresvit.evaluation.run import (
     record_columns,
     source_header,
 )
-from progresvit.io.resumable import PartialOutput
+from progresvit.io.part_formats import Checkpoint, SafetensorsCheckpoints
+from progresvit.io.resumable import ResumableTable
 from progresvit.model.interface import RoundModel
 
 ONE_IN = 10
@@ -106,29 +104,30 @@ def evaluate_linear(
     header = source_header(model, source, splits.images, name=name, options=options, device=device)
     header = replace(header, probe=about)
     model = model.to(device).eval()
-    checkpoints = Checkpoints(out, epochs)
-    checkpoints.claim(header, overwrite=options.overwrite)
-    with checkpoints.kept_if_begun():
-        batches = _training_batches(train, model.config, batch, in_memory, seed, options, device)
-        per_epoch = batches.sampler.steps_per_epoch
-        probe = LinearProbe(
-            _widths(model, device),
-            len(splits.bank.class_ids),
-            learning_rates=learning_rates,
-            steps=epochs * per_epoch,
-            batch=batches.sampler.batch,
-            seed=seed,
-        ).to(device)
-        _train(model, probe, batches, checkpoints, options.precision, progress)
-    accuracy, unreadable = _held_out_accuracy(model, probe, held_out, options, device)  # (S, L)
-    best = accuracy.argmax(dim=1).tolist()  # (S, L) -> (S,), the first of equally good ones
-    result = {"held_out_top1": accuracy.tolist(), "learning_rates": [learning_rates[number] for number in best]}
-    parts = _predict(model, probe, best, source, splits.images, header, out, options, processes, progress)
-    records = gather_records(parts, replace(header, probe_result=result), splits.images.targets)
-    lines = (*batches.unreadable.lines(), *unreadable.lines(), *records.header.unreadable)
-    write_records(replace(records, header=replace(records.header, unreadable=lines)), out)
-    parts.remove()
-    checkpoints.remove()
+    checkpoints = ResumableTable(out, SafetensorsCheckpoints(), total=epochs, size=1, ending=".probe")
+    with checkpoints, Parts(out, splits.images) as parts:
+        checkpoints.claim(header.identity(), overwrite=options.overwrite)
+        with checkpoints.kept_if_begun(first=True):
+            batches = _training_batches(train, model.config, batch, in_memory, seed, options, device)
+            per_epoch = batches.sampler.steps_per_epoch
+            probe = LinearProbe(
+                _widths(model, device),
+                len(splits.bank.class_ids),
+                learning_rates=learning_rates,
+                steps=epochs * per_epoch,
+                batch=batches.sampler.batch,
+                seed=seed,
+            ).to(device)
+            _train(model, probe, batches, checkpoints, options.precision, progress)
+        accuracy, unreadable = _held_out_accuracy(model, probe, held_out, options, device)  # (S, L)
+        best = accuracy.argmax(dim=1).tolist()  # (S, L) -> (S,), the first of equally good ones
+        result = {"held_out_top1": accuracy.tolist(), "learning_rates": [learning_rates[number] for number in best]}
+        _predict(model, probe, best, source, parts, header, options, processes, progress)
+        records = gather_records(parts, replace(header, probe_result=result), splits.images.targets)
+        lines = (*batches.unreadable.lines(), *unreadable.lines(), *records.header.unreadable)
+        write_records(replace(records, header=replace(records.header, unreadable=lines)), out)
+        parts.remove()
+        checkpoints.remove()
     return read_records(out)
 
 
@@ -162,47 +161,25 @@ def hold_out_tenth(images: ImageDataset, split: str) -> tuple[ImageDataset, Imag
     )
 
 
-class Checkpoints:
-    """The state of the training after its last complete epoch, in a folder next to the file ``out``."""
-
-    def __init__(self, out: Path, epochs: int) -> None:
-        folder = out.with_name(out.name + ".probe")
-        self._parts = PartialOutput(folder, total=epochs, size=1, suffix="safetensors", is_whole=_is_whole)
-        self.remove = self._parts.remove
-
-    def claim(self, header: Header, *, overwrite: bool) -> None:
-        """Create the folder, or check that it belongs to this run."""
-        self._parts.claim(header.identity(), overwrite=overwrite)
-
-    def kept_if_begun(self) -> AbstractContextManager[None]:
-        """After an error in the block, remove the folder if no epoch is complete."""
-        return self._parts.kept_if_begun(first=True)
-
-    def save(self, epoch: int, probe: LinearProbe, unreadable: Unreadable) -> None:
-        """Write the state after an epoch, counted from 0, and remove that of the epoch before."""
-        metadata = {"unreadable": json.dumps(sorted(unreadable.found.items()))}
-        self._parts.write(epoch, safetensors.torch.save(probe.tensors(), metadata))
-        for before in range(epoch):
-            self._parts.path(before).unlink(missing_ok=True)
-
-    def load(self, probe: LinearProbe, unreadable: Unreadable, steps_per_epoch: int) -> None:
-        """Continue from the last complete epoch, if there is one."""
-        done = self._parts.done()
-        if not done:
-            return
-        path = self._parts.path(done[-1])
-        probe.restore(safetensors.torch.load_file(path), (done[-1] + 1) * steps_per_epoch)
-        with safetensors.safe_open(path, framework="pt") as file:
-            for index, reason in json.loads(file.metadata()["unreadable"]):
-                unreadable.add(index, reason)
+Checkpoints = ResumableTable[Checkpoint]
+"""The state of the training after each epoch; that of the last complete one is kept."""
 
 
-def _is_whole(path: Path, items: int) -> bool:
-    try:
-        with safetensors.safe_open(path, framework="pt"):
-            return True
-    except (OSError, safetensors.SafetensorError):
-        return False
+def _save_epoch(checkpoints: Checkpoints, epoch: int, probe: LinearProbe, unreadable: Unreadable) -> None:
+    """Write the state after an epoch, counted from 0, and remove the states of the epochs before."""
+    metadata = {"unreadable": json.dumps(sorted(unreadable.found.items()))}
+    checkpoints.write(epoch, checkpoints.format.encode([Checkpoint(probe.tensors(), metadata)], 1))
+    for before in range(epoch):
+        checkpoints.path(before).unlink(missing_ok=True)
+
+
+def _load_epoch(checkpoints: Checkpoints, probe: LinearProbe, unreadable: Unreadable, steps_per_epoch: int) -> None:
+    """Continue from the last complete epoch, if there is one."""
+    if done := checkpoints.done():
+        checkpoint = checkpoints.format.read(checkpoints.path(done[-1]))
+        probe.restore(checkpoint.tensors, (done[-1] + 1) * steps_per_epoch)
+        for index, reason in json.loads(checkpoint.metadata["unreadable"]):
+            unreadable.add(index, reason)
 
 
 def _training_batches(
@@ -249,7 +226,7 @@ def _train(
 ) -> None:
     """The steps that are left, with a checkpoint after each epoch."""
     per_epoch, size = batches.sampler.steps_per_epoch, batches.sampler.batch
-    checkpoints.load(probe, batches.unreadable, per_epoch)
+    _load_epoch(checkpoints, probe, batches.unreadable, per_epoch)
     for micro_batches in batches.steps(probe.step, probe.steps):
         for images, targets in micro_batches:
             with torch.no_grad():
@@ -258,7 +235,7 @@ def _train(
         if progress:
             progress(probe.step * size, probe.steps * size)
         if probe.step % per_epoch == 0:
-            checkpoints.save(probe.step // per_epoch - 1, probe, batches.unreadable)
+            _save_epoch(checkpoints, probe.step // per_epoch - 1, probe, batches.unreadable)
 
 
 @torch.no_grad()
@@ -288,21 +265,19 @@ def _predict(
     probe: LinearProbe,
     best: Sequence[int],
     source: DataSource,
-    images: ImageDataset,
+    parts: Parts,
     header: Header,
-    out: Path,
     options: EvalOptions,
     processes: Processes,
     progress: ProgressCallback | None,
-) -> Parts:
-    """The columns of the records of all images, by the best classifier of each round."""
+) -> None:
+    """Write the columns of the records of all images, by the best classifier of each round."""
 
     def columns_of(indices: Sequence[int], pixels: Tensor) -> dict[str, Tensor]:
         rounds = probe(class_tokens(model, normalise(pixels, model.config), options.precision))
-        targets = torch.tensor([images.targets[index] for index in indices], device=pixels.device)
+        targets = torch.tensor([parts.dataset.targets[index] for index in indices], device=pixels.device)
         logits = [of_round[number] for of_round, number in zip(rounds, best)]  # (L, B, K) -> (B, K)
         return record_columns(logits, None, targets, keep_logits=options.keep_logits)
 
-    parts, transform = Parts(out, images), NamedTransform(model.config, source.corruption)
+    transform = NamedTransform(model.config, source.corruption)
     fill_parts(parts, header, transform, columns_of, options=options, processes=processes, progress=progress)
-    return parts

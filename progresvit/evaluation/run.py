@@ -35,6 +35,7 @@ from progresvit.distributed import Processes
 from progresvit.evaluation.classes import class_numbers, relabel
 from progresvit.evaluation.parts import FinishedBatch, Parts
 from progresvit.evaluation.records import TOP, Header, Records, read_records, write_records
+from progresvit.io.part_formats import Columns
 from progresvit.io.weights import weights_hash
 from progresvit.model.interface import RoundModel
 from progresvit.model.precision import autocast
@@ -148,13 +149,13 @@ def evaluate(
         targets = None if source.unlabelled else torch.tensor([labels[index] for index in indices], device=device)
         return record_columns(logits, header.classes, targets, keep_logits=options.keep_logits)
 
-    parts = Parts(out, images)
     transform = NamedTransform(model.config, source.corruption)
-    fill_parts(parts, header, transform, columns_of, options=options, processes=processes, progress=progress)
-    if processes.first:
-        write_records(gather_records(parts, header, labels), out)
-        parts.remove()
-    processes.wait()
+    with Parts(out, images) as parts:
+        fill_parts(parts, header, transform, columns_of, options=options, processes=processes, progress=progress)
+        if processes.first:
+            write_records(gather_records(parts, header, labels), out)
+            parts.remove()
+        processes.wait()
     return read_records(out)
 
 
@@ -312,7 +313,7 @@ def fill_parts(
         progress: Called after each batch.
     """
     load = _batch_loader(parts.dataset, transform, options, processes, progress)
-    mine, done = parts.share(header, processes, keep_logits=options.keep_logits, overwrite=options.overwrite)
+    mine, done = parts.share_run(header, processes, keep_logits=options.keep_logits, overwrite=options.overwrite)
     counter = ProgressCounter(progress, len(parts.dataset), done, processes.count)
     parts.fill(_run(parts, mine, columns_of, options, load, counter), first=processes.first)
     processes.wait()
@@ -337,7 +338,7 @@ def _run(
     for turn, (good, pixels, bad) in enumerate(load(groups)):
         columns = {} if pixels is None else columns_of(good, pixels)
         counter.add(len(groups[turn]))
-        yield owners[turn], {"index": np.array(good, np.int64), **columns}, bad, groups[turn][-1]
+        yield owners[turn], Columns({"index": np.array(good, np.int64), **columns}, bad)
 
 
 def record_columns(

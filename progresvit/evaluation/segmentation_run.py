@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from progresvit.data.segmentation import IGNORE, SegmentationDataset, find_segme
 from progresvit.data.segmentation_loader import EvaluationImage, evaluation_images
 from progresvit.data.windows import WindowOptions, describe_windows, windows_hash
 from progresvit.distributed import Processes
-from progresvit.evaluation.parts import Columns, FinishedBatch, Parts
+from progresvit.evaluation.parts import FinishedBatch, Parts
 from progresvit.evaluation.records import Header
 from progresvit.evaluation.run import EvalOptions, ProgressCallback, ProgressCounter, check_run, finished, make_header
 from progresvit.evaluation.segmentation_records import (
@@ -31,6 +32,7 @@ from progresvit.evaluation.segmentation_records import (
     read_segmentation_records,
     write_segmentation_records,
 )
+from progresvit.io.part_formats import Columns
 from progresvit.metrics.miou import confusion_matrix
 from progresvit.model.interface import RoundModel
 from progresvit.model.precision import autocast
@@ -94,17 +96,16 @@ def evaluate_segmentation(
         split=split,
         masks={"values": list(dataset.values), "ignored": list(dataset.ignored)},
     )
-    parts = Parts(out, dataset, size=CHUNK)
-    mine, done = parts.share(header, processes, keep_logits=False, overwrite=options.overwrite)
-    counter = ProgressCounter(progress, len(dataset), done, processes.count)
-    parts.fill(
-        _run(model.to(device).eval(), dataset, parts, mine, windows, options, device, counter), first=processes.first
-    )
-    processes.wait()
-    if processes.first:
-        write_segmentation_records(_gather(parts, header), out)
-        parts.remove()
-    processes.wait()
+    model = model.to(device).eval()
+    with Parts(out, dataset, size=CHUNK) as parts:
+        mine, done = parts.share_run(header, processes, keep_logits=False, overwrite=options.overwrite)
+        counter = ProgressCounter(progress, len(dataset), done, processes.count)
+        parts.fill(_run(model, dataset, parts, mine, windows, options, device, counter), first=processes.first)
+        processes.wait()
+        if processes.first:
+            write_segmentation_records(_gather(parts, header), out)
+            parts.remove()
+        processes.wait()
     return read_segmentation_records(out)
 
 
@@ -147,23 +148,23 @@ def _run(
 
     def skipped(number: int, last: int) -> dict[int, str]:
         """The images of a part up to ``last`` that are left; they cannot be read."""
-        indices = [index for index in parts.chunks[number] if index <= last and index in left]
+        indices = [index for index in parts.ranges[number] if index <= last and index in left]
         left.difference_update(indices)
         counter.add(len(indices))
         return {index: unreadable.found[index] for index in indices}
 
     def rest(number: int) -> Iterator[FinishedBatch]:
         """The last images of a part, if they cannot be read."""
-        last = parts.chunks[number].stop - 1
+        last = parts.ranges[number].stop - 1
         if last in left:
-            yield number, {"index": np.zeros(0, np.int64)}, skipped(number, last), last
+            yield number, Columns({"index": np.zeros(0, np.int64)}, skipped(number, last))
 
     for number, of_part in groupby(images, key=lambda indexed: owner[indexed[0]]):
         for group in _groups(of_part, options.batch):
             columns = _columns(model, group, options, device, counter)
             left.difference_update(index for index, _ in group)
             last = group[-1][0]
-            yield number, columns, skipped(number, last), last
+            yield number, Columns(columns, skipped(number, last))
         yield from rest(number)  # its last images have been tried when one of the next part is there
     for number in sorted({owner[index] for index in left}):  # no image of it can be read
         yield from rest(number)
@@ -190,7 +191,7 @@ def _count_windows(image: EvaluationImage) -> int:
 
 def _columns(
     model: RoundModel, group: Sequence[Indexed], options: EvalOptions, device: torch.device, counter: ProgressCounter
-) -> Columns:
+) -> dict[str, Any]:
     """What records keep of some images.
 
     Confusion matrices are sparse: image (its index in the dataset), round, cell and count of the cells that are not 0.

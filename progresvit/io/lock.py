@@ -8,12 +8,17 @@ import os
 import socket
 import warnings
 from pathlib import Path
+from typing import Any
 
 LOCK_FILE = "lock"
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""Errors of some network drives."""
+WAIT = 0.2
+"""Seconds until a lock counts as taken: a run that is just ending may still hold it."""
 
 
 class FolderLock:
-    """The lock of a folder. It ends with the process, also if that is killed.
+    """The lock of a folder, for other processes and within this one. It ends with the process, also if that is killed.
 
     Args:
         folder: It is created when it is locked.
@@ -22,61 +27,59 @@ class FolderLock:
 
     def __init__(self, folder: Path, instead: str) -> None:
         self.folder, self.instead = folder, instead
-        self._handle: int | None = None
+        self._path = folder / LOCK_FILE
+        self._lock: Any = None
         self._is_new = False
 
     def acquire(self) -> None:
-        """Refuse a folder that another process uses."""
-        if self._handle is not None:
+        """Refuse a folder that another run uses."""
+        if self._lock is not None:
             return
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            return
+        import filelock
+
         self._is_new = not self.folder.exists()
-        while self._handle is None:
+        lock = filelock.FileLock(self._path, timeout=WAIT, thread_local=False, fallback_to_soft=False)
+        while not lock.is_locked:
             self.folder.mkdir(parents=True, exist_ok=True)
-            path = self.folder / LOCK_FILE
             try:
-                handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                lock.acquire()
             except FileNotFoundError:  # the run that used the folder has just removed it
                 continue
-            try:
-                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
-                    os.truncate(handle, 0)
-                    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
-                    self._handle, handle = handle, -1
+            except filelock.Timeout:
+                raise ValueError(
+                    f"{self.folder} is used by another run right now ({self._owner()}); wait until it ends, or "
+                    f"{self.instead}."
+                ) from None
             except OSError as error:
-                if error.errno in (errno.EACCES, errno.EAGAIN):
-                    raise ValueError(
-                        f"{self.folder} is used by another run right now ({_text(handle)}); wait until it ends, or "
-                        f"{self.instead}."
-                    ) from None
-                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                if error.errno not in NO_LOCKS:
                     raise
                 warnings.warn(
                     f"{self.folder} is on a drive without locks; do not use it in two runs at a time.", stacklevel=2
                 )
                 return
-            finally:
-                if handle >= 0:
-                    os.close(handle)
+        self._lock = lock
+        with contextlib.suppress(OSError):  # Windows allows nobody to write a locked file
+            self._path.write_text(_this_process(), encoding="utf-8")
 
     def release(self) -> None:
         """Let other runs use the folder; if it was created for the lock and nothing else is in it, it is removed."""
-        if self._handle is None:
+        if self._lock is None:
             return
-        path = self.folder / LOCK_FILE
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(self._handle), path.stat()):  # not that of a run after this one
-                path.unlink()
+        if self._owner() == _this_process():  # else someone removed the folder, and another run made it again
+            with contextlib.suppress(OSError):
+                self._path.unlink()
                 if self._is_new:
                     self.folder.rmdir()
-        os.close(self._handle)
-        self._handle = None
+        self._lock.release()
+        self._lock = None
+
+    def _owner(self) -> str:
+        """What the run that has the lock wrote about itself."""
+        with contextlib.suppress(OSError):
+            if text := self._path.read_text(encoding="utf-8", errors="replace"):
+                return text
+        return "it is starting"
 
 
-def _text(handle: int) -> str:
-    """What the run that has the lock wrote about itself."""
-    return os.pread(handle, 200, 0).decode("utf-8", "replace") or "it is starting"
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"

@@ -1,9 +1,10 @@
-"""An output that is written in parts and can be resumed: a folder of numbered parts, and ``run.json``.
+"""A table that is written in parts and can be resumed: a folder of numbered parts, and ``run.json``.
 
 ``run.json`` identifies the run that the parts belong to. A part covers a fixed range of items, so any number of
-processes can continue what others began. Parts are written atomically; a damaged one counts as missing. Of a part that
-is not complete, the first items are kept in ``begun-NUMBER``, which is written again every few seconds and at the end.
-A run that uses the folder locks it (lock.py).
+processes can continue what others began. Parts are written atomically; a damaged part counts as missing. The first
+items of an incomplete part are kept in ``begun-NUMBER``, which is written again every few seconds and at the end.
+Memory does not grow with the number of items. part_formats.py defines how a part stores its items. A run that uses the
+folder locks it (lock.py).
 """
 
 from __future__ import annotations
@@ -14,77 +15,204 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Self
 
-from progresvit.io.files import replace_file
+from progresvit.io.files import replace_file, replacing_file, writing
 from progresvit.io.lock import LOCK_FILE, FolderLock
+from progresvit.io.part_formats import PartFormat, Piece
+
+if TYPE_CHECKING:
+    from progresvit.distributed import Processes  # it imports torch
 
 KEEP_EVERY = 3.0
 """Seconds after which the items of an incomplete part are kept."""
+REPORT_EVERY = 0.1
+"""Seconds between two reports of progress."""
 RUN_FILE = "run.json"
 WRITTEN = "written"
-"""In ``run.json``: size and time of the whole output, as soon as it is about to replace an older one."""
+"""In ``run.json``: size and time of the whole table, as soon as it is about to replace an older one."""
+
+Progress = Callable[[int, int], None]
+"""Called with the number of items that are done and their total."""
 
 
-class PartialOutput:
-    """An unfinished output: its finished parts.
+class ResumableTable(Generic[Piece]):
+    """An unfinished table: :meth:`fill` writes the missing parts, :meth:`finish` makes the table from them.
+
+    As a context manager it unlocks its folder at the end of the block.
 
     Args:
-        folder: Where the parts are.
+        out: The table that the parts become. They are in a folder next to it.
+        format: How items are stored in a part.
         total: Number of items.
-        size: Items per part; a crash loses what is not in a part yet.
-        suffix: Of the files of the parts.
-        is_whole: Whether a file is a complete part with the number of items given.
+        size: Items per part.
+        ending: The folder is named as the table, with this ending.
+        step: The items of an incomplete part are kept in multiples of this, so that a resumed run has the same batches.
     """
 
     def __init__(
-        self, folder: Path, *, total: int, size: int, suffix: str, is_whole: Callable[[Path, int], bool]
+        self, out: Path, format: PartFormat[Piece], *, total: int, size: int, ending: str = ".parts", step: int = 1
     ) -> None:
-        self.folder, self.suffix = folder, suffix
+        self.out, self.format, self.total, self.size, self._step = out, format, total, size, step
+        self.folder = out.with_name(out.name + ending)
         self.ranges = [range(first, min(first + size, total)) for first in range(0, total, size)]
         """The items of each part."""
-        self._is_whole = is_whole
-        lock = FolderLock(folder, "name another file")
-        self.lock, self.release = lock.acquire, lock.release
+        self._begun: dict[int, Piece] = {}
+        self._lock = FolderLock(self.folder, "name another file")
         self._kept_at = time.monotonic()
 
-    def claim(self, about: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Lock the folder, which is created, or check that it belongs to the run that ``about`` identifies.
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def begin(self, identity: Mapping[str, Any], *, overwrite: bool, is_complete: Callable[[Path], bool]) -> bool:
+        """Claim the folder. False if the same run has written the table and was killed before it removed the parts.
+
+        Args:
+            identity: What must be equal for a run to be continued, in plain data.
+            overwrite: Replace an existing table, and the parts of another run.
+            is_complete: Whether a table of the same run has all columns that are wanted now.
+        """
+        if self.out.exists():
+            if self.folder.exists():
+                self._lock.acquire()
+            if not overwrite:
+                if self._has_written(identity) and is_complete(self.out):
+                    self.remove()
+                    return False
+                self._lock.release()
+                raise ValueError(f"{self.out} is there already; use --overwrite to replace it, or name another file.")
+            if self._has_written():
+                self.remove()
+        self.claim(identity, overwrite=overwrite)
+        return True
+
+    def claim(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Lock the folder, which is created, or check that it belongs to the run with this identity.
 
         Parts of another run are removed only with ``overwrite``; files that no run wrote are never touched.
         """
         self._kept_at = time.monotonic()
-        self.lock()
-        try:
-            self._claim(about, overwrite=overwrite)
-        except BaseException:
-            self.release()
-            raise
+        with writing(self.out):
+            self._lock.acquire()
+            try:
+                self._claim(json.loads(json.dumps(identity)), overwrite=overwrite)
+            except BaseException:
+                self._lock.release()
+                raise
 
-    def _claim(self, about: Mapping[str, Any], *, overwrite: bool) -> None:
-        wanted = json.loads(json.dumps(about))
-        if self.folder.exists():
-            known = _read(self.folder / RUN_FILE)
-            known.pop(WRITTEN, None)
-            differing = sorted(key for key in {*known, *wanted} if known.get(key) != wanted.get(key))
-            if not differing:
-                return
-            self._check_replaceable(known, differing, overwrite=overwrite)
-            self._remove_files(LOCK_FILE)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self.folder / RUN_FILE, json.dumps(wanted))
+    def _claim(self, identity: dict[str, Any], *, overwrite: bool) -> None:
+        before = self._read_run_file()
+        before.pop(WRITTEN, None)
+        differing = sorted(key for key in {*before, *identity} if before.get(key) != identity.get(key))
+        if not differing:
+            return
+        foreign = [path.name for path in self.folder.iterdir() if not self._is_ours(path)]
+        if foreign:
+            raise ValueError(
+                f"{self.folder} holds {foreign[0]}, which no run wrote; move it away or name another file."
+            )
+        if before and not overwrite:
+            raise ValueError(
+                f"{self.folder} holds the beginning of another run (other {', '.join(differing)}); continue that one, "
+                "use --overwrite, or name another file."
+            )
+        if any(self.folder.glob(f"*.{self.format.suffix}")) and not overwrite:
+            raise ValueError(f"{self.folder / RUN_FILE} is damaged; use --overwrite to start again.")
+        self._remove_files(LOCK_FILE)
+        replace_file(self.folder / RUN_FILE, json.dumps(identity))
+
+    def share(self, identity: Mapping[str, Any], processes: Processes, *, overwrite: bool) -> tuple[list[int], int]:
+        """Claim the folder. Numbers of the parts that this process makes, and how many items are done in all."""
+        if processes.first:
+            self.claim(identity, overwrite=overwrite)
+        processes.wait()  # until the parts of another run are removed
+        done = set(processes.gather(self.done())[0])  # as the first process sees it: all must share the same parts
+        missing = [number for number in range(len(self.ranges)) if number not in done]
+        mine = missing[processes.rank :: processes.count]
+        self._read_begun(mine)
+        begun = sum(processes.gather(sum(len(self.ranges[number]) - len(self.left(number)) for number in mine)))
+        return mine, begun + sum(len(self.ranges[number]) for number in done)
+
+    def remaining(self) -> dict[int, range]:
+        """The missing items by part, from the first incomplete part to the end of the table."""
+        done = set(self.done())
+        first = next((number for number in range(len(self.ranges)) if number not in done), len(self.ranges))
+        self._read_begun([first] if first < len(self.ranges) else [])
+        return {number: self.left(number) for number in range(first, len(self.ranges))}
 
     def done(self) -> list[int]:
         """Numbers of the parts that are complete."""
-        return [number for number, items in enumerate(self.ranges) if self._is_whole(self.path(number), len(items))]
+        return [number for number, items in enumerate(self.ranges) if self.format.is_whole(self.path(number), items)]
 
-    def write(self, number: int, content: bytes) -> None:
-        """Write a part."""
-        replace_file(self.path(number), content)
-        self.begun_path(number).unlink(missing_ok=True)
-        self._kept_at = time.monotonic()
+    def left(self, number: int) -> range:
+        """The items of a missing part that an interrupted run has not done."""
+        begun = self._begun.get(number)
+        return self.ranges[number][0 if begun is None else self.format.count(begun) :]
+
+    def _read_begun(self, numbers: Iterable[int]) -> None:
+        """Read what an interrupted run has kept of incomplete parts."""
+        for number in numbers:
+            if (piece := self.format.read_begun(self.begun_path(number), self.ranges[number])) is not None:
+                self._begun[number] = piece
+
+    def fill(self, pieces: Iterable[tuple[int, Piece]], *, first: bool = True) -> None:
+        """Write parts from their pieces. If it is interrupted, finished pieces are kept.
+
+        An error of the ``first`` process before any piece is finished leaves no folder.
+
+        Args:
+            pieces: The number of a part, and the next items of it. The pieces of a part follow each other.
+            first: Whether this process is the one that claimed the folder.
+        """
+        part = _GrowingPart(-1, None, self.format)
+        with self.kept_if_begun(first=first):
+            try:
+                for number, piece in pieces:
+                    if number != part.number:
+                        part = _GrowingPart(number, self._begun.pop(number, None), self.format)
+                    part.add(piece)
+                    if part.count == len(self.ranges[number]) or self._is_keeping_due:
+                        self._keep_part(part)
+            except ValueError:  # the user will change something
+                raise
+            except BaseException:  # Ctrl-C too
+                with signals_held():
+                    if self.folder.exists():  # the first process removes it before anything is finished
+                        self._keep_part(part)
+                raise
+
+    def fill_in_order(
+        self, remaining: Mapping[int, range], rows: Iterable[Piece], progress: Progress | None = None
+    ) -> None:
+        """Write the parts of :meth:`remaining` from a piece for each of their items, in order."""
+        items = ((number, index) for number, indices in remaining.items() for index in indices)
+
+        def numbered() -> Iterator[tuple[int, Piece]]:
+            reported = time.monotonic()
+            for (number, index), row in zip(items, rows, strict=True):
+                yield number, row
+                now = time.monotonic()
+                if progress is not None and (now - reported >= REPORT_EVERY or index + 1 == self.total):
+                    progress(index + 1, self.total)
+                    reported = now
+
+        if progress is not None and remaining:
+            progress(next(iter(remaining.values())).start, self.total)
+        self.fill(numbered())
+
+    def _keep_part(self, part: _GrowingPart[Piece]) -> None:
+        """Write the items that a part has so far."""
+        is_whole = part.count == len(self.ranges[part.number])
+        count = part.count if is_whole else part.count // self._step * self._step
+        if count > part.kept:
+            with writing(self.out):
+                self.keep(part.number, count, self.format.encode(part.pieces, count))
+            part.kept = count
 
     def keep(self, number: int, items: int, content: bytes) -> None:
         """Write the first items of a part, or the part if these are all."""
@@ -94,40 +222,54 @@ class PartialOutput:
             replace_file(self.begun_path(number), content)
             self._kept_at = time.monotonic()
 
+    def write(self, number: int, content: bytes) -> None:
+        """Write a part."""
+        replace_file(self.path(number), content)
+        self.begun_path(number).unlink(missing_ok=True)
+        self._kept_at = time.monotonic()
+
     @property
-    def is_keeping_due(self) -> bool:
-        """Whether the last items were kept more than a few seconds ago."""
+    def _is_keeping_due(self) -> bool:
         return time.monotonic() - self._kept_at >= KEEP_EVERY
 
     def begun_path(self, number: int) -> Path:
         """The file of the first items of a part."""
-        return self.folder / f"begun-{number:06d}.{self.suffix}"
+        return self.folder / f"begun-{number:06d}.{self.format.suffix}"
 
     def path(self, number: int) -> Path:
         """The file of a part."""
-        return self.folder / f"{number:06d}.{self.suffix}"
+        return self.folder / f"{number:06d}.{self.format.suffix}"
 
     def paths(self) -> list[Path]:
         """The files of all parts, in order."""
         return [self.path(number) for number in range(len(self.ranges))]
 
-    def note_written(self, staged: Path) -> None:
-        """Record that a file holds the whole output, before it is moved to its place."""
-        run = self.folder / RUN_FILE
-        replace_file(run, json.dumps({**_read(run), WRITTEN: _stamp(staged)}))
+    def parts(self) -> Iterator[Piece]:
+        """The parts in order, one in memory at a time."""
+        return (self.format.read(path) for path in self.paths())
 
-    def has_written(self, whole: Path, about: Mapping[str, Any] | None = None) -> bool:
-        """Whether a file is the whole output of these parts, which a kill left there; and of the run ``about``."""
-        known = _read(self.folder / RUN_FILE)
-        is_written = known.pop(WRITTEN, None) == _stamp(whole)
-        return is_written and (about is None or known == json.loads(json.dumps(about)))
+    def finish(self, write: Callable[[Path], None]) -> None:
+        """Write the table from its parts, and remove their files.
+
+        Args:
+            write: Writes the table to a path, from :meth:`parts`.
+        """
+        with writing(self.out):
+            for path in self.out.parent.iterdir():  # what a kill left of an unfinished table may be as large as it
+                if re.fullmatch(rf"\.{re.escape(self.out.name)}\.[0-9a-f]{{8}}", path.name):
+                    path.unlink(missing_ok=True)
+            with replacing_file(self.out) as staged:
+                write(staged)
+                run = {**self._read_run_file(), WRITTEN: _size_and_time(staged)}
+                replace_file(self.folder / RUN_FILE, json.dumps(run))
+        self.remove()
 
     def remove(self) -> None:
-        """Remove the files of the run, and the folder if nothing else is in it, and release it."""
+        """Remove the files of the run, and the folder if nothing else is in it, and unlock it."""
         self._remove_files()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
-        self.release()
+        self._lock.release()
 
     def _remove_files(self, *but: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # another process may remove it too
@@ -140,7 +282,7 @@ class PartialOutput:
         """After an error in the block, remove the folder if no part is begun, so that any other run may use it.
 
         If the user has to change something (ValueError), it is removed if no part is complete. Only the ``first``
-        process does: the others may still be writing.
+        process removes it: the others may still be writing.
         """
         try:
             yield
@@ -148,29 +290,41 @@ class PartialOutput:
             is_begun = not isinstance(error, ValueError) and any(self.folder.glob("begun-*"))
             if first and not is_begun and not self.done():
                 self.remove()
-            self.release()
+            self._lock.release()
             raise
 
-    def _check_replaceable(self, known: Mapping[str, Any], differing: list[str], *, overwrite: bool) -> None:
-        foreign = [path.name for path in self.folder.iterdir() if not self._is_ours(path)]
-        if foreign:
-            raise ValueError(
-                f"{self.folder} holds {foreign[0]}, which no run wrote; move it away or name another file."
-            )
-        if overwrite:
-            return
-        if known:
-            raise ValueError(
-                f"{self.folder} holds the beginning of another run (other {', '.join(differing)}); continue that one, "
-                "use --overwrite, or name another file."
-            )
-        if any(self.folder.glob(f"*.{self.suffix}")):
-            raise ValueError(f"{self.folder / RUN_FILE} is damaged; use --overwrite to start again.")
+    def _has_written(self, identity: Mapping[str, Any] | None = None) -> bool:
+        """Whether the table was written from these parts, and by the run with this identity."""
+        before = self._read_run_file()
+        is_written = before.pop(WRITTEN, None) == _size_and_time(self.out)
+        return is_written and (identity is None or before == json.loads(json.dumps(identity)))
+
+    def _read_run_file(self) -> dict[str, Any]:
+        """Empty if ``run.json`` is missing or damaged."""
+        try:
+            content = json.loads((self.folder / RUN_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
 
     def _is_ours(self, path: Path) -> bool:
         """A part, ``run.json``, or the temporary file of one of them after a crash."""
-        name = rf"(run\.json|{LOCK_FILE}|(begun-)?\d{{6}}\.{self.suffix})"
+        name = rf"(run\.json|{LOCK_FILE}|(begun-)?\d{{6}}\.{self.format.suffix})"
         return re.fullmatch(rf"{name}|\.{name}\.[0-9a-f]{{8}}", path.name) is not None
+
+
+class _GrowingPart(Generic[Piece]):
+    """A part in progress: what an interrupted run has kept of it, and its pieces since."""
+
+    def __init__(self, number: int, begun: Piece | None, format: PartFormat[Piece]) -> None:
+        self.number, self._format = number, format
+        self.pieces = [] if begun is None else [begun]
+        self.count = self.kept = 0 if begun is None else format.count(begun)
+
+    def add(self, piece: Piece) -> None:
+        """Add the next items."""
+        self.pieces.append(piece)
+        self.count += self._format.count(piece)  # last: a signal may come before it
 
 
 @contextlib.contextmanager
@@ -192,15 +346,6 @@ def signals_held() -> Iterator[None]:
         signal.raise_signal(came[0])
 
 
-def _stamp(path: Path) -> list[int]:
-    known = path.stat()
-    return [known.st_size, known.st_mtime_ns]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Empty if the file is missing or damaged."""
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return about if isinstance(about, dict) else {}
+def _size_and_time(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]

@@ -18,7 +18,7 @@ from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.samples import samples_folder
 from progresvit.engine import predict_files
 from progresvit.io.model_folder import bundled_folder
-from progresvit.io.resumable import PartialOutput
+from progresvit.io.resumable import ResumableTable
 from progresvit.model import ProgResViT
 from progresvit.routing import load_setting
 from tests.cli.test_routing_commands import refused, run, works
@@ -234,7 +234,7 @@ def test_a_full_disk_is_one_line_with_the_remedy(model, picture, tmp_path, monke
     def full(*given):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(PartialOutput, "write", full)
+    monkeypatch.setattr(ResumableTable, "write", full)
     words = ("--model", model, "--threshold", "1", "--out", tmp_path / "a.parquet")
     refused("a.parquet cannot be written (No space left on device); free some space there", "classify", picture, *words)
 
@@ -342,7 +342,7 @@ def test_a_signal_stops_with_one_line_and_the_same_command_continues(
 def test_a_second_signal_ends_at_once_and_loses_nothing(model, digits, tmp_path, monkeypatch):
     """The second comes while the rows are written."""
     words = ("classify", digits / "val", "--model", model, "--threshold", "0.5", "--out", tmp_path / "a.parquet")
-    keep, ends = PartialOutput.keep, []
+    keep, ends = ResumableTable.keep, []
 
     def ends_at_once(code):
         ends.append(code)
@@ -361,7 +361,7 @@ def test_a_second_signal_ends_at_once_and_loses_nothing(model, digits, tmp_path,
         return row(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PartialOutput, "keep", kept)
+        patch.setattr(ResumableTable, "keep", kept)
         patch.setattr("os._exit", ends_at_once)
         patch.setattr(predict_files, "row", stopped)
         assert run(*words).stderr == "stopped; the same command continues\n"

@@ -19,7 +19,7 @@ from progresvit.data.dataset import find_unlabelled
 from progresvit.engine import EmbeddingEngine, embed_files
 from progresvit.engine.embed_files import KEY, find_neighbours
 from progresvit.engine.embed_files import embed_files as embed
-from progresvit.io.resumable import PartialOutput
+from progresvit.io.resumable import ResumableTable
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 
@@ -163,7 +163,7 @@ def test_a_killed_run_is_resumed_without_doubles_or_holes(model, folder, tmp_pat
 def begun(engine, images, out, monkeypatch):
     """A run that was killed when all its parts were there."""
     with monkeypatch.context() as patch:
-        patch.setattr(PartialOutput, "paths", lambda self: 1 / 0)
+        patch.setattr(ResumableTable, "paths", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             embed(engine, images, out)
 
@@ -272,7 +272,7 @@ def test_a_run_that_was_killed_while_its_parts_were_removed_is_finished_unless_n
 ):
     images, out = find_unlabelled(folder), tmp_path / "f.parquet"
     with monkeypatch.context() as patch:
-        patch.setattr(PartialOutput, "remove", lambda self: None)
+        patch.setattr(ResumableTable, "remove", lambda self: None)
         embed(EmbeddingEngine(model), images, out)
     monkeypatch.setattr(embed_files, "input_batches", lambda *given: 1 / 0)  # no image is read again
     with pytest.raises(ValueError, match="there already; use --overwrite"):

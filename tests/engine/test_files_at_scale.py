@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import hashlib
 import io
 import json
 import os
@@ -22,12 +23,13 @@ from PIL import Image
 import progresvit
 from progresvit.data.dataset import Entries, Entry, find_listed, find_unlabelled, unlabelled
 from progresvit.data.timm_dataset import ReaderDataset
-from progresvit.engine import Engine, predict_files, result_table
+from progresvit.engine import Engine, predict_files
 from progresvit.engine.images import UnreadImage
+from progresvit.engine.listing import Shard, input_batches, listing_hash
 from progresvit.engine.predict_files import classify_files
 from progresvit.engine.prediction import Prediction
-from progresvit.engine.result_table import Shard, input_batches, listing_hash
 from progresvit.io import files
+from progresvit.io.resumable import ResumableTable
 from progresvit.model import ProgResViT
 
 FILES = 41
@@ -291,7 +293,7 @@ def test_a_summary_names_the_first_unreadable_images_and_counts_all(tmp_path):
 
 def test_a_full_disk_stops_the_run_with_the_remedy_and_keeps_what_is_finished(folder, tmp_path, monkeypatch):
     dataset, out = find_unlabelled(folder), tmp_path / "r.parquet"
-    write, written = result_table.PartialOutput.write, []
+    write, written = ResumableTable.write, []
 
     def full(self, number, content):
         if len(written) == 3:
@@ -300,7 +302,7 @@ def test_a_full_disk_stops_the_run_with_the_remedy_and_keeps_what_is_finished(fo
         write(self, number, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(result_table.PartialOutput, "write", full)
+        patch.setattr(ResumableTable, "write", full)
         with pytest.raises(OSError, match=r"r\.parquet cannot be written \(No space left on device\); free some space"):
             classify_files(Answering(), dataset, out)
     engine = Answering()
@@ -364,10 +366,10 @@ def test_the_listing_hash_is_that_of_the_whole_list_as_json(folder, tmp_path, mo
             path = files.Path(entry.path).resolve()
             known = [0, -1, path.stat().st_size, path.stat().st_mtime_ns] if path.exists() else [None]
             listing.append([str(path), entry.name, *known])
-        digest = result_table.hashlib.sha256(json.dumps(listing).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(listing).encode()).hexdigest()
         assert listing_hash(dataset) == digest
         assert listing_hash(dataset, range(5)) == listing_hash(dataset.subset(range(5)))
-    assert listing_hash(dataset.subset([])) == result_table.hashlib.sha256(b"[]").hexdigest()
+    assert listing_hash(dataset.subset([])) == hashlib.sha256(b"[]").hexdigest()
 
 
 def peak(dataset, out):

@@ -7,7 +7,7 @@ from progresvit.data.dataset import find_unlabelled
 from progresvit.engine import Engine, predict_files
 from progresvit.engine.predict_files import classify_files, summarise
 from progresvit.engine.torch_backend import TorchBackend
-from progresvit.io.resumable import PartialOutput
+from progresvit.io.resumable import ResumableTable
 from progresvit.model import ProgResViT
 
 
@@ -102,7 +102,7 @@ def test_a_stopped_run_goes_on_with_what_is_missing_and_ends_the_same(
 def test_answers_of_another_run_are_neither_mixed_in_nor_replaced(model, folder, tmp_path, small_parts, monkeypatch):
     images, out = find_unlabelled(folder), tmp_path / "r.parquet"
     with monkeypatch.context() as patch:
-        patch.setattr(PartialOutput, "paths", lambda self: 1 / 0)
+        patch.setattr(ResumableTable, "paths", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             classify_files(Engine(model, 0.5), images, out)
     with pytest.raises(ValueError, match=r"beginning of another run \(other thresholds\)"):
@@ -118,7 +118,7 @@ def test_answers_of_another_run_are_neither_mixed_in_nor_replaced(model, folder,
 def begun(model, images, out, monkeypatch):
     """A run that was killed when all its parts were there."""
     with monkeypatch.context() as patch:
-        patch.setattr(PartialOutput, "paths", lambda self: 1 / 0)
+        patch.setattr(ResumableTable, "paths", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             classify_files(Engine(model, 0.5), images, out)
     return out.with_name(out.name + ".parts")
@@ -156,7 +156,7 @@ def test_overwriting_never_brings_back_old_answers_nor_removes_foreign_files(
 ):
     images, out = find_unlabelled(folder), tmp_path / "r.parquet"
     with monkeypatch.context() as patch:
-        patch.setattr(PartialOutput, "remove", lambda self: None)  # killed when all but the tidying was done
+        patch.setattr(ResumableTable, "remove", lambda self: None)  # killed when all but the tidying was done
         classify_files(Engine(model, 0.5), images, out)
     read = []
     noting(read, monkeypatch)
