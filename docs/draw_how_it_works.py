@@ -7,6 +7,7 @@ Widths, resolutions and GMACs are read from the bundled model's config; nothing 
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -17,6 +18,7 @@ import progresvit
 from progresvit.data.samples import samples_folder
 from progresvit.io.model_folder import bundled_folder
 from progresvit.model.registry import read_config
+from progresvit.plots import few_colours
 
 OUT = Path(__file__).parent / "figures" / "how_it_works.png"
 BLUE, ORANGE, GREEN, GREY, PALE = "#0072B2", "#D55E00", "#009E73", "#555555", "#E8E8E8"
@@ -120,5 +122,7 @@ def arrow(axes, start, end, colour):
 
 
 if __name__ == "__main__":
-    draw().savefig(OUT, dpi=140)
+    drawn = io.BytesIO()
+    draw().savefig(drawn, dpi=140)
+    OUT.write_bytes(few_colours(drawn.getvalue()))
     print(OUT)

@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from progresvit.analysis.page import INDEX
 from progresvit.io.files import replace_file
-from progresvit.plots import render
-from repro.inside_figures import compressed, of_gates, of_tables
+from progresvit.plots import few_colours, render
+from repro.inside_figures import of_gates, of_tables
 from repro.inside_tables import MODELS, RESULTS, SCRATCH
 
 TABLES = (
@@ -54,6 +54,8 @@ OF_ALL = ("token-swap", "noise-replacement", "low-pass", "similarity", "trajecto
 OF_BUNDLED = ("gates", "gate-distributions", "gate-depth", "exits", "throughput-cpu", "memory")
 FIGURES = Path(__file__).parents[1] / "docs" / "figures" / "inside"
 DIGITS = 6
+MOST_BYTES = 150_000
+"""Of a figure with photographs."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -84,9 +86,12 @@ def draw(name: str, results: dict[str, Any], reports: Path | None, folder: Path)
     drawn = of_tables(results) | ({} if name == SCRATCH else of_gates(name))
     for figure in OF_ALL if name == SCRATCH else (*OF_ALL, *OF_BUNDLED):
         if figure in drawn:
-            replace_file(folder / f"{figure}_{name}.png", compressed(render(drawn[figure](), ".png")))
+            replace_file(folder / f"{figure}_{name}.png", render(drawn[figure](), ".png"))
         elif reports is not None:
-            replace_file(folder / f"{figure}_{name}.png", compressed((reports / name / f"{figure}.png").read_bytes()))
+            replace_file(
+                folder / f"{figure}_{name}.png",
+                few_colours((reports / name / f"{figure}.png").read_bytes(), MOST_BYTES),
+            )
 
 
 def collect(report: Path) -> dict[str, Any]:

@@ -5,13 +5,9 @@ The tables of reports do not hold the machine of a measurement, so the names of 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from scipy.spatial import cKDTree
 
 import progresvit
 from progresvit.analysis.gate_depth import gate_depth, gate_depth_figure
@@ -24,7 +20,6 @@ from progresvit.analysis.similarity import draw_similarity
 from progresvit.analysis.throughput import SpeedPoint, Throughput, throughput_figure
 from progresvit.analysis.token_swap import draw_token_swap
 from progresvit.metrics.interval import Interval
-from progresvit.plots import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,8 +28,6 @@ CPU: dict[str, Any] = {"hardware": "AMD EPYC, 2 threads", "precision": "fp32", "
 """Of the timings on a CPU; precision and batch are the engine's defaults there."""
 GPU_PRECISION = "bf16"
 """Of the memory on a GPU, by default."""
-MOST_BYTES = 250_000
-"""Larger figures, which are those with photographs, are kept in 256 colours."""
 
 
 def of_tables(results: Mapping[str, Any]) -> dict[str, Callable[[], Figure]]:
@@ -60,26 +53,6 @@ def of_gates(name: str) -> dict[str, Callable[[], Figure]]:
         "gate-distributions": lambda: gate_distributions_figure(gate_distributions(model)),
         "gate-depth": lambda: gate_depth_figure(gate_depth(model)),
     }
-
-
-def compressed(png: bytes) -> bytes:
-    """The file itself, or a large figure in 256 colours: all of the common style, the others of its photographs."""
-    from PIL import Image, ImageColor
-
-    if len(png) <= MOST_BYTES:
-        return png
-    with Image.open(io.BytesIO(png)) as image:
-        pixels = image.convert("RGB")
-    style = [*COLOURS, *(f"#{grey:02x}{grey:02x}{grey:02x}" for grey in range(0, 256, 17))]
-    kept = [ImageColor.getrgb(colour) for colour in style]
-    others = pixels.quantize(256 - len(kept), method=Image.Quantize.MEDIANCUT).getpalette() or []
-    palette = np.array([part for colour in kept for part in colour] + others).reshape(-1, 3)
-    colours, places = np.unique(np.asarray(pixels).reshape(-1, 3), axis=0, return_inverse=True)
-    nearest = cKDTree(palette).query(colours)[1].astype(np.uint8)
-    smaller, figure = io.BytesIO(), Image.fromarray(nearest[places].reshape(pixels.height, pixels.width), "P")
-    figure.putpalette(palette.astype(np.uint8).tobytes())
-    figure.save(smaller, "PNG", optimize=True)
-    return smaller.getvalue()
 
 
 def _memory(rows: list[dict[str, Any]], *, hardware: str) -> Figure:

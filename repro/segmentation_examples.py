@@ -10,6 +10,7 @@ photographs.
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from progresvit.analysis.overlay import blend, palette
 from progresvit.data.segmentation import find_segmentation
 from progresvit.data.segmentation_loader import evaluation_image
 from progresvit.data.windows import WindowOptions
+from progresvit.plots import few_colours
 from progresvit.routing.segmentation import segment_rounds
 from repro.formats import SegmentationResult, read_measurement
 from repro.measure.records import hash_names
@@ -103,7 +105,9 @@ def main() -> None:
         )
     out = given.out or Path(__file__).parents[1] / f"docs/figures/results/{given.results.parent.name}-examples.png"
     out.parent.mkdir(parents=True, exist_ok=True)
-    draw(rows, ["image", "labels", "round 1", "round 2"], result.labels).save(out, optimize=True)
+    drawn = io.BytesIO()
+    draw(rows, ["image", "labels", "round 1", "round 2"], result.labels).save(drawn, "PNG")
+    out.write_bytes(few_colours(drawn.getvalue()))
     print(f"wrote {out}")
 
 

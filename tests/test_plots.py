@@ -1,12 +1,16 @@
 """The common style: figures of one column, whose titles and labels neither meet nor leave the page."""
 
+import io
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.lines import Line2D
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
-from progresvit.plots import COLUMN, blank_figure, legend_below, new_panels, render
+from progresvit.plots import COLUMN, blank_figure, few_colours, legend_below, new_panels, render
 
 LONG = "a title that is far too long for one of two panels beside each other in one column of a paper"
 
@@ -85,3 +89,23 @@ def test_captions_of_thumbnails_shrink_with_them():
     assert panels[0].xaxis.label.get_fontsize() == pytest.approx(8 * COLUMN / width)
     assert "\n" not in panels[0].get_xlabel()
     assert panels[1].xaxis.label.get_fontsize() > 8 * COLUMN / width
+
+
+def test_a_png_keeps_the_colours_of_the_style_and_its_text_in_fewer_bytes():
+    pixels = np.random.default_rng(0).integers(0, 256, (400, 400, 3), dtype=np.uint8)  # a photograph
+    pixels[:20], pixels[20:22] = 255, (0, 158, 115)  # the page, and a mark in one of the colours
+    file, text = io.BytesIO(), PngInfo()
+    text.add_text("data", "abc")
+    Image.fromarray(pixels).save(file, "PNG", pnginfo=text)
+    smaller = few_colours(file.getvalue())
+    assert len(smaller) < len(file.getvalue()) / 2
+    with Image.open(io.BytesIO(smaller)) as image:
+        assert image.info["data"] == "abc"
+        assert np.array_equal(np.asarray(image.convert("RGB"))[:22], pixels[:22])
+    smallest = few_colours(file.getvalue(), most_bytes=130_000)
+    assert len(smallest) < 130_000 < len(smaller)
+
+
+def test_figures_of_the_documentation_are_small():
+    sizes = {path: path.stat().st_size for path in (Path(__file__).parents[1] / "docs" / "figures").rglob("*.png")}
+    assert {path: size for path, size in sizes.items() if size > 150_000} == {}

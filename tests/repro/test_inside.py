@@ -1,19 +1,16 @@
 """Numbers of docs/inside.md: collected from reports, and on the page as the results have them."""
 
 import csv
-import io
 import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from progresvit.analysis.page import INDEX
 from progresvit.plots import COLUMN, render
 from repro.inside import FIGURES, TABLES, collect, draw, main, parse
-from repro.inside_figures import MOST_BYTES, compressed, of_gates, of_tables
+from repro.inside_figures import of_gates, of_tables
 from repro.inside_tables import MODELS, Inside
 
 ROOT = Path(__file__).parents[2]
@@ -155,18 +152,6 @@ def test_figures_are_drawn_again_from_the_results_without_reports(tmp_path):
     made = {path.name for path in tmp_path.iterdir()}
     of_all = ("token-swap", "noise-replacement", "low-pass", "similarity")  # trajectories show tokens
     assert made == {f"{name}_from-scratch.png" for name in of_all}
-
-
-def test_large_figures_keep_the_colours_of_the_style_in_fewer_bytes():
-    pixels = np.random.default_rng(0).integers(0, 256, (400, 400, 3), dtype=np.uint8)  # a photograph
-    pixels[:20], pixels[20:22] = 255, (0, 158, 115)  # the page, and a mark in one of the colours
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    assert compressed(file.getvalue()[:10]) == file.getvalue()[:10]
-    smaller = compressed(file.getvalue())
-    assert len(smaller) < len(file.getvalue()) / 2
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(smaller)).convert("RGB"))[:22], pixels[:22])
-    assert all(path.stat().st_size <= MOST_BYTES for path in FIGURES.glob("*.png"))
 
 
 @pytest.fixture
