@@ -25,11 +25,11 @@ def classify_ray(
     batch: Annotated[int | None, typer.Option(help="Images per batch; 512 with GPUs, else 32.", min=1)] = None,
 ) -> None:
     """Classify image files with Ray Data: one pool of actors for each round, and one row for each image."""
-    from progresvit.serving.ray_data import classify_files
+    from progresvit.serving.ray_data import classify_folder
 
     counts = options.parse_integers(actors, "--actors")
     with output.setting_notes():
-        rows = classify_files(
+        rows = classify_folder(
             images,
             out,
             model,

@@ -51,15 +51,12 @@ def serve(
     token = os.environ.get(TOKEN) or None
     if token is None and not _is_loopback(host):
         typer.echo(f"warning: {host} is reached from other machines, and anybody may use it; set {TOKEN}.", err=True)
-    limits = Limits(
-        body=round(max_body * 1e6), images=max_images, pixels=max_pixels, wait=batch_wait, deadline=deadline,
-        drain=drain,
-    )  # fmt: skip
+    limits = Limits(body=round(max_body * 1e6), images=max_images, wait=batch_wait, deadline=deadline, drain=drain)
     with output.setting_notes():
         server = make_server(
             model, parse_limit(threshold), host=host, port=port, token=token, limits=limits, audit_rate=audit,
-            top_k=top_k, backend=backend, precision=precision, batch=batch, threads=threads,
-            device=device,
+            top_k=top_k, backend=backend, precision=precision, batch=batch, threads=threads, device=device,
+            max_pixels=max_pixels,
         )  # fmt: skip
     server.run_and_report(typer.echo)
 

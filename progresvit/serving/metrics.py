@@ -24,7 +24,7 @@ DECAY = 0.98
 ENTROPIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 1.8, 2.1, 2.4)
 
 
-class Metrics:
+class ServerMetrics:
     """Everything that the server counts. It observes the engine.
 
     Args:
@@ -143,7 +143,7 @@ class BatchHistogram:
 class _PerRound(Collector):
     """The histograms of the rounds."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: ServerMetrics) -> None:
         self.metrics = metrics
 
     def collect(self) -> list[HistogramMetricFamily]:

@@ -4,8 +4,8 @@
     progresvit classify-ray s3://bucket/photos --out s3://bucket/predictions --address ray://HEAD:10001
 
 The rounds run at the same time on different blocks of the dataset, in pools of different sizes. Images that exit pass
-through the later rounds unchanged; pixels and tokens of the others are handed on in the blocks, through the object
-store. Ray runs the blocks of an actor that ended again, so each image has one row.
+through the later rounds unchanged. The blocks contain the pixels and tokens of the other images; Ray passes them on
+through its object store. If an actor ends, Ray runs its blocks again, so each image has one row.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,7 @@ from progresvit.data.prepare import UnreadImage
 from progresvit.engine import Engine
 from progresvit.engine.backends import open_source
 from progresvit.engine.images import ImageOpener
+from progresvit.engine.options import EngineKeywords, EngineOptions
 from progresvit.engine.prediction import Prediction
 from progresvit.engine.rounds import RoundRunner
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
@@ -46,17 +48,17 @@ COLUMNS = {
     "abstained": pa.bool_(),
     "error": pa.string(),
 }
-"""Columns of a prediction, as in the table of ``progresvit classify --out``."""
+"""Columns of a prediction, as in the tables of the command ``progresvit classify``."""
 STATE = PIXELS, TOKENS = ("_pixels", "_tokens")
-"""Columns with what the next round needs; null for images that have exited."""
+"""Columns for the next round; null for images that have exited."""
 CPU_BATCH, GPU_BATCH = 32, 512
-"""Rows of a batch, unless given. Images that have exited are among them and need no compute."""
+"""Default rows of a batch. They include images that have exited, which need no compute."""
 
 Cells = dict[str, list[Any]]
 """The prediction columns of a table."""
 
 
-def classify(
+def classify_dataset(
     dataset: ray.data.Dataset,
     model: str | os.PathLike[str] | None = None,
     threshold: ThresholdLike | None = None,
@@ -65,8 +67,8 @@ def classify(
     actors: Sequence[int] = (1,),
     cpus: float | None = None,
     gpus: float = 0.0,
-    batch: int | None = None,
-    **engine: Any,
+    options: EngineOptions | None = None,
+    **keywords: Unpack[EngineKeywords],
 ) -> ray.data.Dataset:
     """The dataset with the prediction of each image instead of the image.
 
@@ -74,14 +76,17 @@ def classify(
         dataset: Rows with an image, as ``ray.data.read_binary_files`` or ``ray.data.read_images`` gives them.
         model: A model folder, bundled name, hub id or export, which every node must have; None is the default model.
         threshold: As for :class:`Engine`.
-        column: With the content of image files, or with uint8 arrays (H, W, C).
-        actors: Actors of each round; one number is for all.
+        column: Name of the column with the bytes of image files, or with uint8 arrays (H, W, C).
+        actors: Actors of each round, or one number for all rounds.
         cpus: CPUs that an actor reserves; by default at most 1, and together at most half of the cluster.
         gpus: GPUs, or a fraction of one, that an actor reserves.
-        batch: Rows of a batch; by default 512 with a GPU, else 32.
-        engine: Further options of :class:`Engine`; images are decoded on the CPU.
+        options, keywords: Of the engines, as for :class:`Engine`; images are decoded on the CPU. ``batch``, the rows of
+            a batch, is 512 by default with a GPU, else 32.
     """
-    rounds = check_model(model, threshold, engine.get("precision", "fp32"))
+    options = EngineOptions.merge(options, keywords)
+    batch = options.batch or (GPU_BATCH if gpus else CPU_BATCH)
+    options = replace(options, device=options.device or ("cuda" if gpus else "cpu"), batch=batch)
+    rounds = check_model(model, threshold, options.precision)
     sizes = for_each_round(actors, rounds, "actors")
     ray = _import_ray()
     if not ray.is_initialized():
@@ -90,11 +95,9 @@ def classify(
         total = ray.cluster_resources().get("CPU", 1.0)
         free = total - max(1.0, total / 2)  # tasks that read and write the images need a whole CPU
         cpus = min(1.0, math.floor(1000 * free / sum(sizes)) / 1000)
-    batch = batch or (GPU_BATCH if gpus else CPU_BATCH)
-    options = {"device": "cuda" if gpus else "cpu", **engine, "batch": batch}
     for s, size in enumerate(sizes):
         dataset = dataset.map_batches(
-            Round,
+            RoundActor,
             fn_constructor_args=(s, column, model, threshold, options),
             batch_size=batch,
             batch_format="pyarrow",
@@ -105,36 +108,43 @@ def classify(
     return dataset
 
 
-def classify_files(
+classify = classify_dataset
+
+
+def classify_folder(
     images: str,
     out: str,
     model: str | os.PathLike[str] | None = None,
     threshold: ThresholdLike | None = None,
     *,
     address: str | None = None,
-    **options: Any,
+    **arguments: Any,
 ) -> int:
-    """Classify the image files of a folder, local or remote, and write Parquet files; the number of images.
+    """Classify the image files of a folder, local or remote, and write Parquet files. Returns the number of images.
 
     Args:
         images, out: Folders, which all nodes of a cluster must share, or addresses such as ``s3://bucket/folder``.
-        model, threshold: As for :func:`classify`.
-        address: Of a Ray cluster; None is that of ``RAY_ADDRESS``, or of this machine, started if there is none.
-        options: Further ones of :func:`classify`.
+        model, threshold: As for :func:`classify_dataset`.
+        address: Address of a Ray cluster. By default the one in ``RAY_ADDRESS``, or a cluster on this machine, which is
+            started if there is none.
+        arguments: Further arguments of :func:`classify_dataset`.
     """
-    files, filesystem = _find_files(images)
+    files, filesystem = _list_images(images)
     if any(_list(out, allow_not_found=True)[0]):
         raise ValueError(f"{out} is not empty; name another folder.")
-    find_threshold(threshold, open_source(model))  # an unknown one is an error before Ray starts
+    find_threshold(threshold, open_source(model))  # report an unknown setting before Ray starts
     ray = _import_ray()
     ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
     dataset = ray.data.read_binary_files(files, include_paths=True, filesystem=filesystem)
-    classify(dataset, model, threshold, **options).write_parquet(out)
+    classify_dataset(dataset, model, threshold, **arguments).write_parquet(out)
     return int(ray.data.read_parquet(out).count())
 
 
-def _find_files(folder: str) -> tuple[list[str], pa.fs.FileSystem]:
-    """The image files below a folder, by the rules of ``progresvit classify``."""
+classify_files = classify_folder
+
+
+def _list_images(folder: str) -> tuple[list[str], pa.fs.FileSystem]:
+    """The image files below a folder, by the rules of the command ``progresvit classify``, and their file system."""
     if "://" not in folder and not Path(folder).is_dir():
         raise ValueError(f"{folder} is not a folder.")
     infos, filesystem, root = _list(folder)
@@ -146,12 +156,12 @@ def _find_files(folder: str) -> tuple[list[str], pa.fs.FileSystem]:
         and not is_hidden(Path(info.path).relative_to(root).parts)
     )
     if not files:
-        raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES[:4])}, …).")
+        raise ValueError(f"{folder} contains no images ({', '.join(SUFFIXES[:4])}, …).")
     return files, filesystem
 
 
 def _list(folder: str, *, allow_not_found: bool = False) -> tuple[list[pa.fs.FileInfo], pa.fs.FileSystem, str]:
-    """Everything below a folder, local or remote; its file system, and its path there."""
+    """Everything below a folder, local or remote; its file system; and its path in that file system."""
     address = folder if "://" in folder else Path(folder).expanduser().resolve().as_uri()
     filesystem, root = pa.fs.FileSystem.from_uri(address)
     selector = pa.fs.FileSelector(root, allow_not_found=allow_not_found, recursive=True)
@@ -159,7 +169,7 @@ def _list(folder: str, *, allow_not_found: bool = False) -> tuple[list[pa.fs.Fil
 
 
 def check_model(model: str | os.PathLike[str] | None, threshold: ThresholdLike | None, precision: str) -> int:
-    """Check the model and its threshold here, not on the nodes; the number of rounds."""
+    """Check the model and its threshold on this machine, before the nodes load them. Returns the number of rounds."""
     source = open_source(model)
     limit = find_threshold(threshold, source)
     if isinstance(limit, Setting):
@@ -168,9 +178,11 @@ def check_model(model: str | os.PathLike[str] | None, threshold: ThresholdLike |
 
 
 def for_each_round(counts: Sequence[int], rounds: int, name: str) -> tuple[int, ...]:
-    """A number for each round, from as many or from one."""
+    """One number for each round; a single number is repeated."""
     if len(counts) not in (1, rounds) or min(counts) < 1:
-        raise ValueError(f"{name} are {rounds} numbers of 1 or more, one for each round, or one; not {list(counts)}.")
+        raise ValueError(
+            f"{name} takes one number of at least 1, or {rounds} of them, one for each round, got {list(counts)}."
+        )
     return tuple(counts) * (rounds // len(counts))
 
 
@@ -183,7 +195,7 @@ def _import_ray() -> Any:
     return ray
 
 
-class Round:
+class RoundActor:
     """An actor that runs a round on tables of images."""
 
     def __init__(
@@ -192,15 +204,15 @@ class Round:
         column: str,
         model: str | os.PathLike[str] | None,
         threshold: ThresholdLike | None,
-        options: dict[str, Any],
+        options: EngineOptions,
     ) -> None:
         self.s, self.column = s, column
-        self.engine = Engine(model, threshold, **options)
+        self.engine = Engine(model, threshold, options=options)
         self.opener = ImageOpener(self.engine.config)
         self.runner = RoundRunner(self.engine)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """The table after the round, with columns of the predictions, and of the states of images that continue."""
+        """The table after the round: with the columns of predictions, and with the state of images that continue."""
         if self.s == 0:
             cells, waiting = self._open(table)
             table = table.drop_columns([self.column])
@@ -211,7 +223,8 @@ class Round:
         if len(waiting.rows):
             result = self.runner.run(self.s, waiting.pixels, waiting.tokens)
             for row, prediction in zip(waiting.rows.tolist(), result.predictions):
-                _fill(cells, row, prediction)
+                if prediction is not None:  # else it continues
+                    _fill(cells, row, prediction)
             for row, tokens in zip(result.rows.tolist(), () if result.tokens is None else result.tokens):
                 place = int(waiting.rows[row])
                 states[PIXELS][place], states[TOKENS][place] = waiting.pixels[row].tobytes(), tokens.tobytes()
@@ -222,20 +235,24 @@ class Round:
                 table = table.append_column(name, pa.array(states[name], pa.large_binary()))
         return table
 
-    def _open(self, table: pa.Table) -> tuple[Cells, _Waiting]:
-        """Decode the images; those that cannot be opened have their answer already."""
+    def _open(self, table: pa.Table) -> tuple[Cells, RoundInput]:
+        """Decode the images of round 1; the cells of those that cannot be opened are filled."""
+        from ray.data.block import BlockAccessor
+
         if self.column not in table.column_names:
             raise ValueError(f"the dataset has no column {self.column!r}; it has {', '.join(table.column_names)}.")
         if clash := sorted({*COLUMNS, *STATE} & {*table.column_names} - {self.column}):
-            raise ValueError(f"the dataset has a column {clash[0]!r}, as the predictions have; rename it.")
+            raise ValueError(f"the dataset has a column {clash[0]!r}, and so have the predictions; rename it.")
         cells: Cells = {name: [None] * table.num_rows for name in COLUMNS}
-        opened = self.opener.open([_as_image(image) for image in _values(table, self.column)])
+        values = BlockAccessor.for_block(table.select([self.column])).to_numpy(self.column)  # bytes or arrays
+        opened = self.opener.open([image_of_cell(value) for value in values])
         for row, error in opened.errors.items():
             _fill(cells, row, Prediction.failed(error))
         rows = np.array([row for row in range(table.num_rows) if row not in opened.errors], np.int64)
-        return cells, _Waiting(rows, np.asarray(opened.pixels), None)
+        return cells, RoundInput(rows, np.asarray(opened.pixels), None)
 
-    def _unpack(self, table: pa.Table) -> tuple[Cells, _Waiting]:
+    def _unpack(self, table: pa.Table) -> tuple[Cells, RoundInput]:
+        """The cells and the state that the previous round left."""
         config = self.engine.config
         cells = {name: table.column(name).to_pylist() for name in COLUMNS}
         pixels, tokens = (table.column(name).to_pylist() for name in STATE)
@@ -244,10 +261,10 @@ class Round:
         images = np.frombuffer(b"".join(pixels[row] for row in rows), np.uint8).reshape(shape)
         flat = np.frombuffer(b"".join(tokens[row] for row in rows), np.float32)
         width = config.rounds[self.s - 1].width
-        return cells, _Waiting(rows, images, flat.reshape(len(rows), -1, width) if len(rows) else None)
+        return cells, RoundInput(rows, images, flat.reshape(len(rows), -1, width) if len(rows) else None)
 
 
-class _Waiting(NamedTuple):
+class RoundInput(NamedTuple):
     """The images of a table that run a round: their rows, pixels (B, C, R, R) and tokens (B, N, d)."""
 
     rows: NDArray[np.int64]
@@ -255,21 +272,16 @@ class _Waiting(NamedTuple):
     tokens: NDArray[np.float32] | None
 
 
-def _fill(cells: Cells, row: int, prediction: Prediction | None) -> None:
-    if prediction is not None:  # else it continues
-        for name, values in cells.items():
-            values[row] = getattr(prediction, name)
+def _fill(cells: Cells, row: int, prediction: Prediction) -> None:
+    for name, values in cells.items():
+        values[row] = getattr(prediction, name)
 
 
-def _values(table: pa.Table, column: str) -> Any:
-    """Bytes, or arrays where the column has tensors."""
-    from ray.data.block import BlockAccessor
+def image_of_cell(value: Any) -> Any:
+    """A cell of the column of images for the opener: bytes unchanged, and an array (H, W, C) as an image.
 
-    return BlockAccessor.for_block(table.select([column])).to_numpy(column)
-
-
-def _as_image(value: Any) -> Any:
-    """The content of a file as it is, and an array (H, W, C) as an image; others have a reason why they are none."""
+    Any other value gives an :class:`UnreadImage` with the reason.
+    """
     if isinstance(value, bytes):
         return value
     if not isinstance(value, np.ndarray):

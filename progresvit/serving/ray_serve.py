@@ -5,8 +5,8 @@
 
 The replicas of round 1 answer HTTP requests at the same addresses as ``progresvit serve``. Each round collects its own
 batches. An image that exits is answered at once; one that continues goes to a replica of the next round with its pixels
-and tokens, through the object store of Ray where they are large. Replicas that end are replaced by Ray, and images that
-they had are sent to others.
+and tokens, through the object store of Ray where they are large. Ray replaces replicas that end, and their images are
+sent to other replicas.
 """
 
 import asyncio
@@ -29,13 +29,14 @@ from starlette.types import Receive, Scope, Send
 
 from progresvit.engine import Engine
 from progresvit.engine.images import ImageOpener
+from progresvit.engine.options import EngineOptions
 from progresvit.engine.prediction import Prediction
 from progresvit.engine.rounds import RoundRunner
 from progresvit.io.extras import not_installed
 from progresvit.io.parse import Section, parse_limit
 from progresvit.routing.decide import check_own_threshold
-from progresvit.serving.app import make_app
-from progresvit.serving.metrics import Metrics
+from progresvit.serving.front.app import make_app
+from progresvit.serving.metrics import ServerMetrics
 from progresvit.serving.ray_data import check_model, for_each_round
 from progresvit.serving.service import UNSUPPORTED, Limits, gather_within, is_image, too_many_requests
 from progresvit.serving.start import CPU_BATCH, TOKEN
@@ -49,9 +50,9 @@ except ModuleNotFoundError as error:
     raise ValueError(not_installed(str(error.name), "ray")) from error
 
 RETRIES = 3
-"""How often an image is sent to another replica of its round, if the replica that had it ended."""
+"""How often an image is sent to another replica of its round if a replica ends."""
 ONGOING, QUEUED = 4, 4
-"""Batches that a replica has at most, and that wait for it at most; beyond that, requests are refused."""
+"""The most batches that a replica has, and that wait for it; further requests are refused."""
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class Options(Section):
     model: str = "imagenet-tiny"
     """A model folder, bundled name, hub id or export. Every node must have it."""
     threshold: float | tuple[float, ...] | str | None = None
-    """As for :class:`Engine`."""
+    """A number, one for each round but the last, or a setting, as for :class:`Engine`."""
     device: str | None = None
     precision: str = "fp32"
     threads: int | None = Field(None, ge=1)
@@ -73,25 +74,39 @@ class Options(Section):
     deadline: float = Field(10.0, gt=0)
     """Seconds until a request is given up."""
     replicas: tuple[int, ...] = (1,)
-    """Of each round, such as ``2,4``; one number is for all."""
+    """Replicas of each round, such as ``2,4``, or one number for all rounds."""
     max_replicas: tuple[int, ...] | None = None
-    """If given, Ray scales each round between ``replicas`` and this number, by its load."""
+    """The most replicas of each round: Ray scales between ``replicas`` and this number, by the load of the round."""
     cpus: float = Field(1.0, ge=0)
     """CPUs that Ray reserves for a replica."""
     gpus: float = Field(0.0, ge=0)
     """GPUs, or a fraction of one, that Ray reserves for a replica."""
     token: str | None = Field(default_factory=lambda: os.environ.get(TOKEN) or None, repr=False)
-    """Clients must send it; by default that of the variable PROGRESVIT_TOKEN where ``serve run`` is called."""
+    """Clients must send it; by default the variable PROGRESVIT_TOKEN where ``serve run`` is called."""
 
     @field_validator("threshold", mode="before")
     @classmethod
-    def _parse_threshold(cls, given: Any) -> Any:
-        return parse_limit(given) if isinstance(given, str) else given
+    def _parse_threshold(cls, value: Any) -> Any:
+        return parse_limit(value) if isinstance(value, str) else value
 
     @field_validator("replicas", "max_replicas", mode="before")
     @classmethod
-    def _parse_counts(cls, given: Any) -> Any:
-        return given.split(",") if isinstance(given, str) else (given,) if isinstance(given, int) else given
+    def _parse_counts(cls, value: Any) -> Any:
+        return value.split(",") if isinstance(value, str) else (value,) if isinstance(value, int) else value
+
+    @property
+    def largest_batch(self) -> int:
+        return self.batch or (CPU_BATCH if self.engine_device == "cpu" else 512)
+
+    @property
+    def engine_device(self) -> str:
+        return self.device or ("cuda" if self.gpus else "cpu")
+
+    def engine_options(self) -> EngineOptions:
+        """The options of the engine of a replica."""
+        return EngineOptions(
+            device=self.engine_device, precision=self.precision, threads=self.threads, batch=self.largest_batch
+        )
 
 
 def application(options: Options) -> serve.Application:
@@ -101,17 +116,18 @@ def application(options: Options) -> serve.Application:
     most = None if options.max_replicas is None else for_each_round(options.max_replicas, rounds, "max_replicas")
     bound: serve.Application | None = None
     for s in reversed(range(rounds)):  # each round knows the next
-        kind = FirstRound if s == 0 else Round
-        scale = _scale(least[s], None if most is None else most[s], _batch(options))
+        kind = FirstRoundReplica if s == 0 else RoundReplica
+        scaling = _scaling(least[s], None if most is None else most[s], options.largest_batch)
         resources = {"num_cpus": options.cpus, "num_gpus": options.gpus}
-        deployment = serve.deployment(kind, name=f"Round{s + 1}", ray_actor_options=resources, **scale)
+        deployment = serve.deployment(kind, name=f"Round{s + 1}", ray_actor_options=resources, **scaling)
         bound = deployment.bind(s, options, bound)
     assert bound is not None
     return bound
 
 
-def _scale(least: int, most: int | None, batch: int) -> dict[str, Any]:
-    queued = max(QUEUED * batch * max(least, most or 0), Limits.images)  # a request may have so many images
+def _scaling(least: int, most: int | None, batch: int) -> dict[str, Any]:
+    """How Ray scales a round, and how many requests its replicas take."""
+    queued = max(QUEUED * batch * max(least, most or 0), Limits.images)  # at least the images of one request
     limits = {"max_ongoing_requests": ONGOING * batch, "max_queued_requests": queued}
     if most is None:
         return {"num_replicas": least, **limits}
@@ -119,43 +135,31 @@ def _scale(least: int, most: int | None, batch: int) -> dict[str, Any]:
     return {"autoscaling_config": scaling, **limits}
 
 
-def _batch(options: Options) -> int:
-    is_cpu = (options.device or ("cuda" if options.gpus else "cpu")) == "cpu"
-    return options.batch or (CPU_BATCH if is_cpu else 512)
-
-
 @dataclass(frozen=True)
-class Waiting:
-    """An image that waits for a round."""
+class RoundImage:
+    """An image that a replica sends to the next round."""
 
     pixels: NDArray[np.uint8]
     """(C, R, R)."""
     tokens: NDArray[np.float32] | None
-    """Of the round before, (N, d)."""
+    """Tokens of the previous round, (N, d); None for round 1."""
     threshold: float
-    """Its own; NaN for that of the engine."""
+    """Threshold of the request; NaN uses the engine's."""
 
 
-class Round:
+class RoundReplica:
     """A replica of a round."""
 
     def __init__(self, s: int, options: Options, next_round: DeploymentHandle | None) -> None:
-        engine = Engine(
-            options.model,
-            options.threshold,
-            device=options.device or ("cuda" if options.gpus else "cpu"),
-            precision=options.precision,
-            threads=options.threads,
-            batch=_batch(options),
-        )
+        engine = Engine(options.model, options.threshold, options=options.engine_options())
         self.s, self.options, self.engine, self.next_round = s, options, engine, next_round
         self.runner = RoundRunner(engine)
         self.runner.warm_up(s)  # before Ray sends requests
         self._compute = ThreadPoolExecutor(1, "progresvit-round")
-        self._batched.set_max_batch_size(_batch(options))
+        self._batched.set_max_batch_size(options.largest_batch)
         self._batched.set_batch_wait_timeout_s(options.batch_wait)
 
-    async def run(self, image: Waiting) -> Prediction:
+    async def run(self, image: RoundImage) -> Prediction:
         """The prediction of this round, or of a later one if the image continues."""
         result = await self._batched(image)
         if isinstance(result, Prediction):
@@ -169,21 +173,21 @@ class Round:
                 log.warning("a replica of round %d ended; the image is sent to another.", self.s + 2)
         raise AssertionError
 
-    async def _continued(self, image: Waiting) -> Prediction:
+    async def _continued(self, image: RoundImage) -> Prediction:
         assert self.next_round is not None
         response = self.next_round.run.remote(image)
         try:
             prediction: Prediction = await response
             return prediction
         except asyncio.CancelledError:
-            response.cancel()  # the later round shall not compute in vain
+            response.cancel()  # nobody waits for the later round
             raise
 
     @serve.batch  # type: ignore[untyped-decorator]
-    async def _batched(self, images: list[Waiting]) -> list[Prediction | Waiting]:
+    async def _batched(self, images: list[RoundImage]) -> list[Prediction | RoundImage]:
         return await asyncio.get_running_loop().run_in_executor(self._compute, self._run_batch, images)
 
-    def _run_batch(self, images: Sequence[Waiting]) -> list[Prediction | Waiting]:
+    def _run_batch(self, images: Sequence[RoundImage]) -> list[Prediction | RoundImage]:
         tokens = [image.tokens for image in images if image.tokens is not None]
         result = self.runner.run(
             self.s,
@@ -193,11 +197,11 @@ class Round:
         )
         results: list[Any] = list(result.predictions)
         for row, kept in zip(result.rows.tolist(), () if result.tokens is None else result.tokens):
-            results[row] = Waiting(images[row].pixels, kept, images[row].threshold)
+            results[row] = RoundImage(images[row].pixels, kept, images[row].threshold)
         return results
 
 
-class FirstRound(Round):
+class FirstRoundReplica(RoundReplica):
     """A replica of round 1, which also receives the requests."""
 
     version = "1"
@@ -207,7 +211,7 @@ class FirstRound(Round):
         super().__init__(s, options, next_round)
         self.name = Path(options.model).expanduser().resolve().name
         self.backend, self.limits = self.engine.backend, Limits(deadline=options.deadline)
-        self.metrics = Metrics(len(self.engine.gmacs))  # Ray has an address of its own for them
+        self.metrics = ServerMetrics(len(self.engine.gmacs))  # Ray has an address of its own for them
         self._opener, self._pending = ImageOpener(self.engine.config), 0
         self._images = serve.metrics.Counter("progresvit_images", "Answered images.", tag_keys=("exit_round",))
         self._app = make_app(self, token=options.token, has_metrics=False)
@@ -217,25 +221,25 @@ class FirstRound(Round):
         return _Application(self._app)
 
     def accepted(self) -> AbstractContextManager[None]:
-        return nullcontext()  # Ray limits the requests, and classify the images
+        return nullcontext()  # Ray limits the requests, and classify() the images
 
     async def classify(
         self, contents: Sequence[bytes], *, threshold: float | None = None, timeout: float | None = None
     ) -> list[Prediction]:
-        """As :meth:`Service.classify`."""
+        """A prediction for each image file, like :meth:`Service.classify`."""
         if threshold is not None:
             try:
                 check_own_threshold(self.engine.policy, threshold)
             except ValueError as error:
                 raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from None
-        if self._pending and self._pending + len(contents) > ONGOING * _batch(self.options):
+        if self._pending and self._pending + len(contents) > ONGOING * self.options.largest_batch:
             raise too_many_requests(1)
         own = math.nan if threshold is None else threshold
         self._pending += len(contents)
         seconds = min(self.limits.deadline, timeout or math.inf)
         try:
             return await gather_within([self._classify_one(content, own) for content in contents], seconds)
-        except BackPressureError:  # of a later round
+        except BackPressureError:  # a later round is full
             raise too_many_requests(1) from None
         finally:
             self._pending -= len(contents)
@@ -246,7 +250,7 @@ class FirstRound(Round):
         opened = await asyncio.to_thread(self._opener.open, [content])
         if opened.errors:
             return Prediction.failed(opened.errors[0])
-        prediction = await self.run(Waiting(np.asarray(opened.pixels[0]), None, threshold))
+        prediction = await self.run(RoundImage(np.asarray(opened.pixels[0]), None, threshold))
         self._images.inc(tags={"exit_round": str(prediction.exit_round)})
         return prediction
 

@@ -21,7 +21,7 @@ from fastapi import HTTPException
 from progresvit.engine.engine import Engine
 from progresvit.engine.prediction import Prediction
 from progresvit.engine.scheduler import EngineFull
-from progresvit.serving.metrics import Metrics
+from progresvit.serving.metrics import ServerMetrics
 
 if TYPE_CHECKING:
     from progresvit.serving.audit import Audit
@@ -49,8 +49,6 @@ class Limits:
     """Bytes of a request."""
     images: int = 64
     """Images of a request."""
-    pixels: int | None = None
-    """The most pixels of an image that are decoded; None for Pillow's limit."""
     queue: float = 0.25
     """Seconds of work that may wait."""
     pending: int = 512
@@ -80,7 +78,7 @@ class Service:
         self,
         engine: Engine,
         name: str,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         *,
         limits: Limits | None = None,
         audit: Audit | None = None,

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from progresvit.api import as_progresvit, load_with_folder
 from progresvit.distributed import choose_device
 from progresvit.engine import Engine
 from progresvit.engine.export.manifest import is_export
+from progresvit.engine.options import EngineKeywords, EngineOptions
 from progresvit.engine.thresholds import ThresholdLike
 from progresvit.io.model_folder import DEFAULT_MODEL
-from progresvit.serving.app import make_app
 from progresvit.serving.audit import RATE, Audit, EntropyDrift, limit_of
-from progresvit.serving.metrics import Metrics
-from progresvit.serving.page import page_router
-from progresvit.serving.server import Server, open_socket
+from progresvit.serving.front.app import make_app
+from progresvit.serving.front.server import Server, open_socket
+from progresvit.serving.metrics import ServerMetrics
+from progresvit.serving.page.router import page_router
 from progresvit.serving.service import Limits, Service
 
 TOKEN = "PROGRESVIT_TOKEN"
@@ -35,7 +37,8 @@ def make_server(
     token: str | None = None,
     limits: Limits | None = None,
     audit_rate: float = RATE,
-    **engine: Any,
+    options: EngineOptions | None = None,
+    **keywords: Unpack[EngineKeywords],
 ) -> Server:
     """A server that is ready to run.
 
@@ -46,33 +49,33 @@ def make_server(
         token: Clients must send it; None for none. With a token there is no page.
         limits: What the server accepts.
         audit_rate: Share of the images that are audited; 0 for none. A learned router cannot be audited.
-        engine: Further options of :class:`Engine`.
+        options, keywords: Of the engine, as for :class:`Engine`. The page keeps to ``max_pixels`` too.
     """
     with ExitStack() as stack:
         listening = stack.enter_context(open_socket(host, port))  # before the model is loaded: it may be in use
-        is_graph = is_export(model) or engine.get("backend") not in (None, "torch")  # these run on the CPU
-        if engine.get("batch") is None and (is_graph or choose_device(engine.get("device")).type == "cpu"):
-            engine["batch"] = CPU_BATCH
-        limits = limits or Limits()
-        made = Engine(model, threshold, max_pixels=limits.pixels, **engine)
+        options = EngineOptions.merge(options, keywords)
+        is_graph = is_export(model) or options.backend not in (None, "torch")  # these run on the CPU
+        if options.batch is None and (is_graph or choose_device(options.device).type == "cpu"):
+            options = replace(options, batch=CPU_BATCH)
+        engine = Engine(model, threshold, options=options)
+        engine.warm_up()  # before it is ready, and before times are measured
         name = Path(model).expanduser().resolve().name if model is not None else DEFAULT_MODEL
-        made.warm_up()  # before it is ready, and before times are measured
-        quantiles = None if made.setting is None else made.setting.entropy_quantiles
-        metrics = Metrics(len(made.gmacs), None if quantiles is None else EntropyDrift(quantiles))
-        made.observe(metrics)
-        is_audited = audit_rate > 0 and not made.policy.routers and len(made.gmacs) > 1
-        audit = Audit(limit=limit_of(made.setting), rate=audit_rate) if is_audited else None
-        service = Service(made, name, metrics, limits=limits, audit=audit)
+        quantiles = None if engine.setting is None else engine.setting.entropy_quantiles
+        metrics = ServerMetrics(len(engine.gmacs), None if quantiles is None else EntropyDrift(quantiles))
+        engine.observe(metrics)
+        is_routed = not engine.policy.routers and len(engine.gmacs) > 1  # by thresholds
+        audit = Audit(limit=limit_of(engine.setting), rate=audit_rate) if is_routed and audit_rate > 0 else None
+        service = Service(engine, name, metrics, limits=limits, audit=audit)
         page = None
         if token is None and not is_export(model):  # browsers send no token, and exports have no attention
             loaded, folder = load_with_folder(model)
-            limit = made.policy.thresholds[0] if not made.policy.routers and len(made.gmacs) > 1 else None
             page = page_router(
                 as_progresvit(loaded, "the page").eval(),
                 name=name,
                 folder=folder,
-                threshold=limit,
+                threshold=engine.policy.thresholds[0] if is_routed else None,
                 limits=service.limits,
+                max_pixels=options.max_pixels,
                 accepted=service.accepted,
             )
         stack.pop_all()  # the server closes it

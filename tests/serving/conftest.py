@@ -14,9 +14,9 @@ from PIL import Image
 from progresvit import Engine
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.model import ProgResViT
-from progresvit.serving.app import make_app
-from progresvit.serving.metrics import Metrics
-from progresvit.serving.server import Server, open_socket
+from progresvit.serving.front.app import make_app
+from progresvit.serving.front.server import Server, open_socket
+from progresvit.serving.metrics import ServerMetrics
 from progresvit.serving.service import Limits, Service
 
 LABELS = tuple(f"class {number}" for number in range(12))
@@ -84,7 +84,7 @@ class Running:
 @contextmanager
 def running(model, threshold, *, limits=None, token=None, audit=None, page=None, **options):
     with Engine(model, threshold, workers=2, **options) as engine:
-        metrics = Metrics(len(engine.gmacs))
+        metrics = ServerMetrics(len(engine.gmacs))
         engine.observe(metrics)
         service = Service(engine, "tiny", metrics, limits=limits or Limits(), audit=audit)
         server = Server(make_app(service, token=token, page=page), service, open_socket("127.0.0.1", 0))

@@ -20,7 +20,7 @@ from progresvit.api import load
 from progresvit.cli import app
 from progresvit.data.samples import samples_folder
 from progresvit.model.saving import save
-from progresvit.serving.server import Server
+from progresvit.serving.front.server import Server
 from progresvit.serving.start import make_server
 from tests.serving.conftest import encode
 
@@ -40,7 +40,7 @@ def test_wrong_options_are_one_line_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "progresvit.serving.start", None)
     monkeypatch.delitem(sys.modules, "progresvit.serving.start")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "progresvit.serving.server", raising=False)
+    monkeypatch.delitem(sys.modules, "progresvit.serving.front.server", raising=False)
     result = CliRunner().invoke(app, ["serve"])
     assert result.exit_code == 2
     assert "uvicorn is not installed; run: pip install" in result.output

@@ -30,7 +30,7 @@ from progresvit.model import ProgResViT
 from progresvit.routing.frontier import OperatingPoint
 from progresvit.routing.scores import top10_entropy
 from progresvit.routing.settings import Budgets, Setting
-from progresvit.serving.page import page_router
+from progresvit.serving.page.router import page_router
 from progresvit.serving.service import Limits
 
 SAMPLE = samples_folder() / "golden_retriever.jpg"

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from progresvit import Engine
 from progresvit.cli import app
 from progresvit.data.samples import samples_folder
+from progresvit.engine.options import EngineOptions
 from progresvit.model.saving import save
 from tests.serving.conftest import encode, wait_until
 from tests.serving.test_app import outputs, tensor
@@ -74,7 +75,7 @@ def test_wrong_options_of_the_command_are_one_line_with_the_remedy(tmp_path, mon
     (tmp_path / "full" / "file").touch()
     for arguments, text in (
         (["no-such-folder", "--out", "x"], "no-such-folder is not a folder"),
-        ([str(tmp_path / "full"), "--out", "x"], "holds no images"),
+        ([str(tmp_path / "full"), "--out", "x"], "contains no images"),
         ([images, "--out", str(tmp_path / "full")], "name another folder"),
         ([images, "--out", "x", "--actors", "two"], "--actors takes comma-separated whole numbers"),
         ([images, "--out", "x", "--model", "no-such-model"], "no-such-model"),
@@ -174,11 +175,11 @@ def image_folder(tmp_path_factory, photos):
 
 @pytest.mark.long
 def test_bulk_predictions_equal_those_of_the_engine(cluster, image_folder, served_model, folder, middle, photos):
-    from progresvit.serving.ray_data import classify
+    from progresvit.serving.ray_data import classify_dataset
 
     files = [str(image_folder / f"{number:03}.jpg") for number in range(len(photos))]
     dataset = ray.data.read_binary_files([*files, str(image_folder / "bad.jpg")], include_paths=True)
-    rows = classify(dataset, folder, middle, actors=(1, 2), cpus=0.25, threads=1, batch=16).take_all()
+    rows = classify_dataset(dataset, folder, middle, actors=(1, 2), cpus=0.25, threads=1, batch=16).take_all()
     by_name = {Path(row["path"]).name: row for row in rows}
     assert len(rows) == len(by_name) == len(photos) + 1
     assert by_name["bad.jpg"]["error"]
@@ -194,29 +195,29 @@ def test_bulk_predictions_equal_those_of_the_engine(cluster, image_folder, serve
 
 @pytest.mark.long
 def test_arrays_and_other_columns(cluster, folder):
-    from progresvit.serving.ray_data import classify
+    from progresvit.serving.ray_data import classify_dataset
 
     pixels = np.random.default_rng(1).integers(0, 256, (9, 40, 50, 3), np.uint8)
     dataset = ray.data.from_items([{"number": n, "image": one} for n, one in enumerate(pixels)])
-    rows = classify(dataset, folder, 0.0, column="image", cpus=0.25, batch=4).take_all()
+    rows = classify_dataset(dataset, folder, 0.0, column="image", cpus=0.25, batch=4).take_all()
     assert sorted(row["number"] for row in rows) == list(range(9))
     expected = Engine(str(folder), 0.0).classify([Image.fromarray(one) for one in pixels])
     assert {row["number"]: row["index"] for row in rows} == {n: one.index for n, one in enumerate(expected)}
     with pytest.raises(Exception, match="has no column 'bytes'"):
-        classify(dataset, folder, 0.0, cpus=0.25).take_all()
+        classify_dataset(dataset, folder, 0.0, cpus=0.25).take_all()
 
 
 def test_a_round_of_ray_data_on_tables(folder):
     """Without a cluster: odd images, columns of the same name, and the state of images that continue."""
     pa = pytest.importorskip("pyarrow")
-    from progresvit.serving.ray_data import STATE, Round, _as_image
+    from progresvit.serving.ray_data import STATE, RoundActor, image_of_cell
 
     pixels = np.random.default_rng(1).integers(0, 256, (40, 50, 4), np.uint8)
     for array, mode in ((pixels, "RGBA"), (pixels[..., :3], "RGB"), (pixels[..., 0], "L"), (pixels[..., :1], "L")):
-        assert _as_image(array).mode == mode
+        assert image_of_cell(array).mode == mode
     for wrong in (None, pixels.astype(np.float32), np.zeros((2, 2, 7), np.uint8), 3):
-        assert "not" in _as_image(wrong).reason
-    first, second = (Round(s, "bytes", folder, 0.0, {"batch": 4}) for s in range(2))
+        assert "not" in image_of_cell(wrong).reason
+    first, second = (RoundActor(s, "bytes", folder, 0.0, EngineOptions(batch=4)) for s in range(2))
     content = encode(Image.fromarray(pixels[..., :3]))
     table = first(pa.table({"bytes": [content, b"no image", None], "number": [1, 2, 3]}))
     assert table.column_names[0] == "number"
@@ -231,7 +232,7 @@ def test_a_round_of_ray_data_on_tables(folder):
 
 @pytest.mark.long
 def test_each_image_has_one_row_although_an_actor_is_killed(cluster, folder, middle, photos):
-    from progresvit.serving.ray_data import classify
+    from progresvit.serving.ray_data import classify_dataset
 
     rows = 400
     dataset = ray.data.from_items(
@@ -240,12 +241,12 @@ def test_each_image_has_one_row_although_an_actor_is_killed(cluster, folder, mid
     found, killed = [], []
     # sleeping rows leave time to kill
     slow = dataset.map(lambda row: (time.sleep(0.02), row)[1], num_cpus=0.25)
-    for batch in classify(slow, folder, middle, actors=(2, 2), cpus=0.25, batch=8, threads=1).iter_batches(
+    for batch in classify_dataset(slow, folder, middle, actors=(2, 2), cpus=0.25, batch=8, threads=1).iter_batches(
         batch_size=1
     ):
         found += batch["number"].tolist()
         if len(found) == 20:
-            killed = processes_of("MapWorker(MapBatches(Round)")[:2]
+            killed = processes_of("MapWorker(MapBatches(RoundActor)")[:2]
             for victim in killed:
                 os.kill(victim, signal.SIGKILL)
     assert killed

@@ -23,8 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from progresvit import __version__
 from progresvit.engine.prediction import Prediction
-from progresvit.serving.body import read_body, read_upload
-from progresvit.serving.metrics import Metrics
+from progresvit.serving.front.body import read_body, read_upload
+from progresvit.serving.metrics import ServerMetrics
 from progresvit.serving.protocol import (
     CLIENT_CLOSED,
     ErrorResponse,
@@ -51,7 +51,7 @@ class Answering(Protocol):
     """Of the model, in addresses and responses."""
     version: str
     limits: Limits
-    metrics: Metrics
+    metrics: ServerMetrics
 
     @property
     def backend(self) -> str: ...
@@ -201,7 +201,7 @@ def _body(kind: str, model: type[BaseModel]) -> dict[str, Any]:
 class _Measure:
     """Counts and times requests, and hides unexpected errors from clients."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
         self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

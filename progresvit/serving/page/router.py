@@ -37,7 +37,7 @@ from progresvit.io.model_folder import BUDGETS_FILE
 from progresvit.routing.decide import Threshold
 from progresvit.routing.scores import TOP, top10_entropy
 from progresvit.routing.settings import default_setting, find_setting, load_budgets, setting_names
-from progresvit.serving.body import read_body
+from progresvit.serving.front.body import read_body
 from progresvit.serving.service import Limits, is_image
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def page_router(
     folder: Path | None = None,
     threshold: Threshold | None = None,
     limits: Limits | None = None,
+    max_pixels: int | None = None,
     accepted: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> APIRouter:
     """The routes of the page: ``/`` with its files, ``/page/model`` and ``/page/rounds``.
@@ -87,8 +88,8 @@ def page_router(
         name: What the page calls the model.
         folder: The model folder, for its settings and its table of budgets; None if there is none.
         threshold: Where the slider starts; None is the default setting of the folder.
-        limits: What the server accepts; the page uses the size of a request, the time in which it must be sent,
-            and the pixels of an image.
+        limits: What the server accepts; the page uses the size of a request and the time in which it must be sent.
+        max_pixels: The most pixels of an image that are decoded; None for Pillow's limit.
         accepted: Entered while a request is read; it refuses requests when the server is full or shuts down.
     """
     config, limits = model.config, limits or Limits()
@@ -96,7 +97,7 @@ def page_router(
     check_head(config)
     if config.in_channels not in (1, 3):
         raise ValueError(f"the page shows images of 1 or 3 channels and this model takes {config.in_channels}.")
-    files = {file: (Path(__file__).with_suffix("") / file).read_bytes() for file in FILES}
+    files = {file: (Path(__file__).parent / file).read_bytes() for file in FILES}
     described = describe_model(model, name=name, folder=folder, threshold=threshold)
     facts = json.dumps({**described, "max_bytes": limits.body}, allow_nan=False)
     router, busy = APIRouter(include_in_schema=False), threading.Lock()
@@ -130,7 +131,7 @@ def page_router(
         turn = ExitStack()
         turn.callback(busy.release)  # by the first call of turn.close()
         try:
-            pixels = await run_sync(open_pixels, content, config, limits.pixels)
+            pixels = await run_sync(open_pixels, content, config, max_pixels)
         except BaseException:
             turn.close()
             raise
@@ -246,7 +247,8 @@ def run_one_round(
         top = output.logits[0].float().softmax(dim=-1).topk(min(CLASSES, config.num_classes))
     finite = math.isfinite(entropy)
     g = config.grid(round_)
-    shown = _as_image(view)
+    labels = config.labels or [f"class {index}" for index in range(config.num_classes)]
+    shown = Image.fromarray((view * 255).round().astype(np.uint8).squeeze())  # (r, r, C), from 0 to 1
     return {
         "round": s + 1,
         "resolution": round_.resolution,
@@ -254,7 +256,7 @@ def run_one_round(
         "gmacs": model.gmacs()[s],
         "entropy": entropy if finite else None,
         "top": [
-            {"index": index, "label": _label(config, index), "probability": probability}
+            {"index": index, "label": labels[index], "probability": probability}
             for index, probability in zip(top.indices.tolist(), top.values.tolist())
             if finite
         ],
@@ -274,15 +276,6 @@ def attention_overlay(image: Image.Image, attention: NDArray[np.float32]) -> Ima
     opacity = _FAINT + (_STRONG - _FAINT) * values
     grey = np.asarray(image.convert("L").convert("RGB"))
     return Image.fromarray((opacity * colours + (1 - opacity) * grey).round().astype(np.uint8))
-
-
-def _as_image(view: NDArray[np.float32]) -> Image.Image:
-    """Values from 0 to 1, (r, r, C), as an image."""
-    return Image.fromarray((view * 255).round().astype(np.uint8).squeeze())
-
-
-def _label(config: ModelConfig, index: int) -> str:
-    return config.labels[index] if config.labels else f"class {index}"
 
 
 def _data_url(image: Image.Image) -> str:

@@ -1,0 +1,1 @@
+"""HTTP: the addresses, the bodies of requests, and the connections."""

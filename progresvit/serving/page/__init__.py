@@ -1,0 +1,1 @@
+"""The web page: its routes, and the files that a browser loads."""
