@@ -1,9 +1,9 @@
 """The audit of a certificate while a model serves, and the drift of its entropies.
 
 A certificate on unlabelled images bounds the disagreement rate: the share of all images that exit early with another
-class than the last round's. It holds for images of the calibration's distribution. The audit measures that rate on the
-images that are served. Each image is sampled with the same probability, whatever its exit round. A sampled image that
-exited early also runs to the last round; one that ran every round agrees.
+class than the last round's. It holds for images from the calibration's distribution. The audit measures the rate on
+served images. It samples each image with the same probability, whatever its exit round. A sampled image that exited
+early also runs to the last round; a sampled image that ran every round agrees.
 
 Letters: n audited images, k disagreements, m a disagreement rate.
 """
@@ -26,7 +26,7 @@ from progresvit.routing.decide import Floats
 from progresvit.routing.settings import Setting
 
 RATE = 0.01
-"""Share of the images that is audited."""
+"""Default share of the images to audit."""
 PRIOR = 0.5
 """Both parameters of the beta mixture: Jeffreys' prior."""
 WINDOW = 4000
@@ -36,11 +36,11 @@ ENOUGH = 500
 
 
 def limit_of(setting: Setting | None) -> float | None:
-    """The disagreement rate that the setting's certificate excludes; None if it excludes none.
+    """The disagreement rate that the setting's certificate bounds; None without such a certificate.
 
     Only a certificate with the loss ``unlabelled`` bounds disagreement. One with the loss ``labelled`` bounds the share
-    of images that lose a correct answer. These are a part of the images that disagree, so disagreement above its
-    epsilon is common without any violation and is no reason for an alarm; disagreement below its epsilon confirms it.
+    of images that lose a correct answer. They are a subset of the images that disagree, so the disagreement rate can
+    exceed epsilon although the certificate holds, and there is no alarm; a rate below epsilon confirms the certificate.
     ``pixel-error`` bounds a mean loss, which is not a share of images.
     """
     return setting.epsilon if setting is not None and setting.loss == "unlabelled" else None
@@ -65,10 +65,10 @@ def _log_mixture(disagreements: ArrayLike, images: ArrayLike) -> Floats:
 
 
 def rate_bounds(disagreements: int, images: int, delta: float) -> tuple[float, float]:
-    """All disagreement rates against which the evidence is below 1 / delta; they are an interval that contains k / n.
+    """The interval of disagreement rates against which the evidence is below 1 / delta; it contains k / n.
 
-    With probability 1 - delta the intervals of all n contain the rate, so one may look after every image and stop at
-    any time. The bounds are exact up to the root finder's tolerance.
+    With probability 1 - delta the intervals of all n contain the rate, so it is valid to look after every image and to
+    stop at any time. The bounds are exact up to the root finder's tolerance.
     """
     return _lowest(disagreements, images, delta), 1.0 - _lowest(images - disagreements, images, delta)
 
@@ -81,35 +81,35 @@ def _lowest(disagreements: int, images: int, delta: float) -> float:
     def excess(log_rate: float) -> float:
         return float(log_evidence(disagreements, images, math.exp(log_rate))) + math.log(delta)
 
-    # up to k / n the evidence falls to 1 or less; without its factor (1 - m)^(k - n), which is 1 or more, the root is
-    # known and lower
+    # the evidence falls to 1 or less up to k / n; without its factor (1 - m)^(k - n) >= 1 the root has a closed form
+    # and is lower
     start = (float(_log_mixture(disagreements, images)) + math.log(delta)) / disagreements
-    if excess(start) <= 0:  # that factor is 1, up to rounding
+    if excess(start) <= 0:  # the factor is 1, up to rounding
         return math.exp(start)
     return math.exp(brentq(excess, start, math.log(disagreements / images), xtol=1e-15))
 
 
 class Audit:
-    """A confidence sequence for the disagreement rate of the images that are served, with an alarm.
+    """A confidence sequence for the disagreement rate of served images, with an alarm.
 
-    The alarm begins when the lower bound exceeds the limit, and stays. While the disagreement rate is at most the
-    limit, also if it varies, an alarm is ever given with a probability of at most delta. The bounds assume a constant
-    rate; they cover all audited images since the start, not the recent ones.
+    The alarm starts when the lower bound exceeds the limit, and stays. If the disagreement rate, constant or not, never
+    exceeds the limit, the probability of an alarm at any time is at most delta. The bounds assume a constant rate; they
+    cover all audited images since the start, not only recent ones.
 
-    An alarm says that early exits change more answers than was certified: the images differ from those of the
-    calibration, or the certificate is one of those that fail, which its own delta allows. The disagreement rate is at
-    least the drop in accuracy: the upper bound holds for the drop too, the lower bound does not. So an alarm does not
-    prove that accuracy fell. Withheld answers count like the others.
+    An alarm says that early exits change more answers than was certified: the images differ from the calibration
+    images, or the certificate fails, which happens with the probability of its own delta. The disagreement rate is at
+    least the drop in accuracy, so the upper bound holds for the drop too, and the lower bound does not: an alarm does
+    not prove that accuracy fell. Withheld answers count like the others.
 
     Args:
-        limit: The disagreement rate that is allowed, such as ``limit_of(setting)``; None for no alarm.
-        rate: The share of images that is audited; 0 for none.
+        limit: The highest disagreement rate without an alarm, such as ``limit_of(setting)``; None for no alarm.
+        rate: The share of images to audit; 0 for none.
         delta: The probability that the bounds ever fail.
-        seed: Of the sampling; None for a random one.
+        seed: Seed of the sampling; None for a random one.
 
     Attributes:
         images: Audited images, n.
-        disagreements: Of these, how many exited early with another class than the last round's, k.
+        disagreements: Audited images that exited early with another class than the last round's, k.
         alarm: Whether the lower bound has ever exceeded the limit.
     """
 
@@ -118,25 +118,25 @@ class Audit:
     ) -> None:
         if limit is not None and not 0 < limit < 1:
             raise ValueError(
-                f"the limit, a share of the images, is between 0 and 1 (0.005 for 0.5 %), not {limit}; give None for "
-                "no alarm."
+                f"limit, a share of the images, must be between 0 and 1 (0.005 for 0.5 %), got {limit}; for no alarm "
+                "pass limit=None."
             )
         if not 0 <= rate <= 1:
-            raise ValueError(f"the rate, the share of images to audit, is from 0 to 1 (0.01 for 1 %), not {rate}.")
+            raise ValueError(f"rate, the share of images to audit, must be from 0 to 1 (0.01 for 1 %), got {rate}.")
         if not 0 < delta < 1:
-            raise ValueError(f"delta, the risk of a false alarm, is between 0 and 1 (0.05 for 95 %), not {delta}.")
+            raise ValueError(f"delta, the risk of a false alarm, must be between 0 and 1 (0.05 for 95 %), got {delta}.")
         self.limit, self.rate, self.delta = limit, rate, delta
         self.images = self.disagreements = 0
         self.alarm = False
         self._random, self._lock = random.Random(seed), Lock()
 
     def samples(self) -> bool:
-        """Whether the next image is audited: true with the probability ``rate``. Call it once for each image."""
+        """Whether to audit the next image: true with the probability ``rate``. Call it once for each image."""
         with self._lock:
             return self._random.random() < self.rate
 
     def record(self, disagrees: bool) -> None:
-        """Count an audited image. Images that could not be opened are not recorded."""
+        """Count an audited image. Do not record images that could not be opened."""
         with self._lock:
             self.images += 1
             self.disagreements += bool(disagrees)
@@ -156,10 +156,10 @@ class Audit:
 
 
 class EntropyDrift:
-    """Kolmogorov-Smirnov distance between recent entropies of round 1 and those of the calibration images.
+    """Kolmogorov-Smirnov distance between recent entropies of round 1 and the entropies of the calibration images.
 
-    All images run round 1, so its entropies do not depend on the threshold. The distance is computed at the quantiles
-    and is within one step of them (0.01 for 101 quantiles) of the exact one.
+    All images run round 1, so its entropies do not depend on the threshold. The distance is computed at the quantiles;
+    its error is at most one step of them (0.01 for 101 quantiles).
 
     Args:
         quantiles: ``Setting.entropy_quantiles``.
@@ -181,7 +181,7 @@ class EntropyDrift:
         self._lock = Lock()
 
     def add(self, entropies: ArrayLike) -> None:
-        """Count images by their entropies in round 1. NaN is ignored."""
+        """Count images by their entropies in round 1, without NaN."""
         values = np.asarray(entropies, np.float64).ravel()
         values = values[~np.isnan(values)]
         cells = np.searchsorted(self._points, values) + np.searchsorted(self._points, values, side="right")

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 DECAY = 0.98
-"""Weight of a batch in averages of recent batches, relative to the batch after it."""
+"""Weight of a batch in moving averages, relative to the next batch."""
 ENTROPIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 1.8, 2.1, 2.4)
 
 
 class ServerMetrics:
-    """Everything that the server counts. It observes the engine.
+    """What the server counts and measures. It observes the engine.
 
     Args:
         rounds: Number of rounds.
-        drift: Compares entropies of round 1 with those of the calibration; None for none.
+        drift: Compares the entropies of round 1 with the calibration; None for no comparison.
     """
 
     def __init__(self, rounds: int, drift: EntropyDrift | None = None) -> None:
@@ -79,19 +79,19 @@ class ServerMetrics:
             registry=registry,
         )
         self.splits = Counter(
-            "progresvit_oom_splits", "Batches that were halved, since memory ran out.", registry=registry
+            "progresvit_oom_splits", "Batches that were halved because memory ran out.", registry=registry
         )
         self._queue = [BatchHistogram(SECONDS) for _ in self.names]
         self._compute = [BatchHistogram(SECONDS) for _ in self.names]
         self._sizes = [BatchHistogram(SIZES) for _ in self.names]
         self._recent_images = self._recent_seconds = self._last_finish = 0.0
         registry.register(_PerRound(self))
-        for name in self.names:  # present from the beginning
+        for name in self.names:  # the metrics have all rounds from the beginning
             self.images.labels(name)
             self.batches.labels(name)
 
     def text(self) -> bytes:
-        """In the format of Prometheus."""
+        """All metrics in the text format of Prometheus."""
         self.drift.set(math.nan if self._drift is None else self._drift.distance())
         return generate_latest(self.registry)
 
@@ -99,7 +99,7 @@ class ServerMetrics:
         self.images.labels(str(prediction.exit_round)).inc()
         self.entropy.observe(prediction.entropy)
 
-    # The engine's observer
+    # Methods that the engine calls
 
     def started(self, s: int, waited: NDArray[np.float64]) -> None:
         self.batches.labels(self.names[s]).inc()
@@ -119,12 +119,12 @@ class ServerMetrics:
         self.splits.inc()
 
     def seconds_per_image(self) -> float | None:
-        """Time that the rounds needed for an image of the last batches; None before the first."""
+        """Mean compute time of an image in recent batches; None before the first batch."""
         return self._recent_seconds / self._recent_images if self._recent_seconds and self._recent_images else None
 
 
 class BatchHistogram:
-    """A histogram to which one thread adds many values at a time."""
+    """A histogram that takes many values at a time, from one thread."""
 
     def __init__(self, limits: tuple[float, ...]) -> None:
         self.limits, self.sum = np.array(limits), 0.0
@@ -132,16 +132,18 @@ class BatchHistogram:
 
     def add(self, values: NDArray[Any]) -> None:
         places = np.searchsorted(self.limits, values)
-        self._counts = self._counts + np.bincount(places, minlength=len(self._counts))  # a new array: others read it
+        self._counts = self._counts + np.bincount(
+            places, minlength=len(self._counts)
+        )  # a new array: other threads read it
         self.sum += float(values.sum())
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts, as Prometheus wants them."""
+        """Cumulative counts, in the format of Prometheus."""
         return list(zip([*map(str, self.limits.tolist()), "+Inf"], self._counts.cumsum().tolist()))
 
 
 class _PerRound(Collector):
-    """The histograms of the rounds."""
+    """Collects the histograms of the rounds."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self.metrics = metrics

@@ -1,7 +1,7 @@
 """Requests and responses: the Open Inference Protocol, version 2, for image files, and the plain upload.
 
-The models check requests, and FastAPI's description of the addresses is made from them. The description of a field is
-also the error that a client gets if the field is wrong; errors never repeat what a client sent.
+The pydantic models check requests, and OpenAPI's description of the addresses is derived from them. The description of
+a field is also the error that a client gets if the field is wrong; errors never repeat what a client sent.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from pydantic import (
 from progresvit.engine.prediction import Prediction
 
 CLIENT_CLOSED = 499
-"""Status in metrics of a request whose client disconnected; nobody receives it."""
+"""Status of a request whose client disconnected. It appears in metrics only."""
 OUTPUTS = {"label": "BYTES", "probs": "FP32", "exit_round": "INT32", "entropy": "FP32", "error": "BYTES"}
 """Output tensors of an inference and their datatypes."""
 
 
 def _decode_base64(text: Any) -> bytes:
     if not isinstance(text, str):
-        raise ValueError("base64 is text.")
+        raise ValueError("base64 must be a string.")
     return base64.b64decode(text, validate=True)
 
 
 def _refuse_bool(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError("a number is needed.")
+        raise ValueError("a Boolean is not a number.")
     return value
 
 
@@ -69,17 +69,17 @@ FiniteOrZero = Annotated[float, AfterValidator(_finite_or_zero)]
 class Parameters(BaseModel):
     """How the images of a request are answered."""
 
-    threshold: NotNegative | None = Field(None, description="threshold is a number of 0 or more.")
-    timeout: Positive | None = Field(None, description="timeout is a number above 0.")
+    threshold: NotNegative | None = Field(None, description="threshold must be a number of at least 0.")
+    timeout: Positive | None = Field(None, description="timeout must be a number above 0.")
 
 
 class ImageTensor(BaseModel):
     """Image files, (N,)."""
 
-    name: Literal["image"] = Field(description="the input is a tensor with the name image.")
-    datatype: Literal["BYTES"] = Field(description="the datatype of image is BYTES.")
-    data: list[ImageFile] = Field(min_length=1, description="data is a list of image files in base64.")
-    shape: list[int] = Field(description="the shape of image is [N], as long as data.")
+    name: Literal["image"] = Field(description="the name of the input must be image.")
+    datatype: Literal["BYTES"] = Field(description="the datatype of image must be BYTES.")
+    data: list[ImageFile] = Field(min_length=1, description="data must be a list of image files in base64.")
+    shape: list[int] = Field(description="the shape of image must be [N], where N is the length of data.")
 
     @field_validator("shape", mode="before")
     @classmethod
@@ -98,14 +98,18 @@ class RequestedOutput(BaseModel):
 class InferRequest(BaseModel):
     """Image files, and what the client wants to know about them."""
 
-    id: Annotated[str, AfterValidator(_refuse_halves_of_characters)] | None = Field(None, description="id is a string.")
+    id: Annotated[str, AfterValidator(_refuse_halves_of_characters)] | None = Field(
+        None, description="id must be a string."
+    )
     inputs: list[ImageTensor] = Field(
-        min_length=1, max_length=1, description="inputs is a list with one tensor, image."
+        min_length=1, max_length=1, description="inputs must be a list with one tensor, image."
     )
     parameters: Annotated[Parameters, BeforeValidator(lambda value: value or {})] = Field(
-        Parameters(), description="parameters is a JSON object."
+        Parameters(), description="parameters must be a JSON object."
     )
-    outputs: list[RequestedOutput] | None = Field(None, description=f"outputs are among {', '.join(sorted(OUTPUTS))}.")
+    outputs: list[RequestedOutput] | None = Field(
+        None, description=f"outputs must be among {', '.join(sorted(OUTPUTS))}."
+    )
     """None or empty for all."""
 
 
@@ -204,7 +208,7 @@ def parse_infer(body: bytes, *, most_images: int) -> InferRequest:
 
 def explain_field(model: type[BaseModel], place: Iterable[str | int]) -> str:
     """The description of the field at this place of a request, or of the nearest field around it."""
-    text = "the body is a JSON object."
+    text = "the body must be a JSON object."
     nested: dict[str, type[BaseModel]] = {"inputs": ImageTensor, "parameters": Parameters}
     for name in map(str, place):
         if name in model.model_fields:

@@ -1,6 +1,6 @@
-"""The service: requests share one engine. It refuses what it cannot answer in time, audits exits, and drains.
+"""The service: all requests share one engine. It refuses requests that would wait too long, audits exits, and drains.
 
-All methods run in the thread of the event loop; the engine computes in its own.
+Its methods run in the thread of the event loop; the engine computes in its own thread.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from progresvit.serving.audit import Audit
 
 KINDS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"II*\x00", b"MM\x00*")
-"""How JPEG, PNG, GIF, BMP and TIFF files begin."""
+"""First bytes of JPEG, PNG, GIF, BMP and TIFF files."""
 READ_AHEAD = 16
-"""Requests that may be read beyond twice those that may wait."""
+"""Requests are read up to twice the limit of the queue plus this number."""
 MOST_AUDITS = 16
-"""Images that wait for their audit; while there are so many, no others are sampled."""
+"""The most images that wait for their audit; no image is sampled while the queue is full."""
 AUDIT_RETRY = 0.05
 """Seconds until an audit is tried again when the engine is full."""
 LEAST_PENDING = 24
-"""Images that may wait or run however slow the model is: at 80 % of the capacity random arrivals hardly need more."""
+"""Smallest limit of the queue, for slow models. At 80 % of the capacity, random arrivals rarely need more."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -46,30 +46,30 @@ class Limits:
     """What the server accepts."""
 
     body: int = 16_000_000
-    """Bytes of a request."""
+    """The most bytes of a request, compressed or not."""
     images: int = 64
-    """Images of a request."""
+    """The most images of a request."""
     queue: float = 0.25
     """Seconds of work that may wait."""
     pending: int = 512
-    """The most images that wait or run; a single request may have more if none waits."""
+    """The most images that wait or run. A request may have more if no other image waits."""
     wait: float = 0.005
-    """Seconds that an image may wait for a fuller batch, if there are others."""
+    """Seconds that an image may wait for a fuller batch if the server has other images."""
     deadline: float = 10.0
-    """Seconds until a request is given up."""
+    """Seconds after which a request without an answer gets 504."""
     receive: float = 10.0
-    """Seconds in which a client must have sent its request."""
+    """Seconds that a client has to send its request."""
     drain: float = 30.0
-    """Seconds for the accepted requests when the server ends."""
+    """Seconds to answer the accepted requests when the server ends."""
 
 
 class Service:
     """Answers requests with an engine.
 
     Args:
-        engine: With ``metrics`` as its observer.
-        name: Of the model, in addresses and responses.
-        audit: Samples images and runs them to the last round; None for none.
+        engine: Must have ``metrics`` as its observer.
+        name: Name of the model in addresses and responses.
+        audit: Samples images to run to the last round; None for no audit.
     """
 
     version = "1"
@@ -99,7 +99,7 @@ class Service:
 
     @property
     def queue_limit(self) -> int:
-        """Images that may wait or run: those that are computed in the time of the queue."""
+        """The most images that may wait or run: as many as are computed in ``limits.queue`` seconds."""
         seconds = self.metrics.seconds_per_image()
         if seconds is None:
             return self.limits.pending
@@ -107,7 +107,7 @@ class Service:
 
     @contextmanager
     def accepted(self) -> Iterator[None]:
-        """Within it a request is read and answered; entering refuses it if the server is full or drains."""
+        """A context in which a request is read and answered; entering it refuses the request if the server is full."""
         if self.is_draining:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down.", {"Connection": "close"})
         self._check_capacity(1)
@@ -149,7 +149,7 @@ class Service:
             self._pending -= len(contents)
 
     async def drain(self) -> None:
-        """Refuse further requests and wait for those that were accepted, within the limit."""
+        """Refuse new requests and wait for the accepted ones, at most ``limits.drain`` seconds."""
         self.is_draining = True
         end = time.monotonic() + self.limits.drain
         while self._requests and time.monotonic() < end:
@@ -170,7 +170,7 @@ class Service:
         return prediction
 
     def _submit(self, content: bytes, threshold: float | None) -> Future[list[Prediction]]:
-        """One call for each image, so that an exit is answered at once. A single image waits for no others."""
+        """Submit one image. Each image is its own call, so its exit is answered at once; a lone image does not wait."""
         wait = self.limits.wait if self._pending > 1 else 0.0
         try:
             return self.engine.submit([content], block=False, threshold=threshold, wait=wait)
@@ -178,13 +178,13 @@ class Service:
             raise self._full() from None
 
     def _samples(self) -> bool:
-        """Whether to audit the next image, decided before its exit is known."""
+        """Whether to audit the next image. This is decided before its exit is known."""
         if self.audit is None or self.audit.alarm or len(self._audits) >= MOST_AUDITS:
             return False
         return self.audit.samples()
 
     def _audit(self, content: bytes, prediction: Prediction) -> None:
-        """Compare with the last round, after the answer was given."""
+        """Compare an answer with the last round's, after the client got it."""
         assert self.audit is not None
         if prediction.exit_round == len(self.engine.gmacs):
             self._record(is_different=False)
@@ -199,7 +199,7 @@ class Service:
                     if not isinstance(error, HTTPException):
                         log.exception("an audit failed")
                         return
-                    # full; leaving it out would bias the audit towards images that ran all rounds
+                    # the engine is full; skipping the image would bias the audit towards images that ran all rounds
                     await asyncio.sleep(AUDIT_RETRY)
             self._record(is_different=last.index != prediction.index)
 
@@ -218,7 +218,7 @@ class Service:
 
 
 async def gather_within(work: Iterable[Coroutine[Any, Any, T]], seconds: float) -> list[T]:
-    """All results. If one fails, or the time is over (504), or this is cancelled, the others are cancelled."""
+    """All results. The tasks are cancelled if one fails, if the time is over (504), and if this is cancelled."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         async with asyncio.timeout(seconds):
@@ -231,7 +231,7 @@ async def gather_within(work: Iterable[Coroutine[Any, Any, T]], seconds: float) 
 
 
 def too_many_requests(retry_after: int) -> HTTPException:
-    """The refusal of a request that would wait too long; the client may try again after these seconds."""
+    """The refusal of a request that would wait too long. The client may try again after these seconds."""
     headers = {"Retry-After": str(retry_after)}
     return HTTPException(HTTPStatus.TOO_MANY_REQUESTS, "too many requests; try again later.", headers)
 
@@ -240,5 +240,5 @@ UNSUPPORTED = "not an image of a supported format"
 
 
 def is_image(content: bytes) -> bool:
-    """Whether it begins like an image of a supported format: JPEG, PNG, GIF, WebP, BMP or TIFF."""
+    """Whether a file begins like a supported image: JPEG, PNG, GIF, WebP, BMP or TIFF."""
     return content.startswith(KINDS) or (content[:4] == b"RIFF" and content[8:12] == b"WEBP")

@@ -1,4 +1,4 @@
-"""A server for a model, put together."""
+"""Puts a server together: engine, service, audit, page and socket."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from progresvit.serving.page.router import page_router
 from progresvit.serving.service import Limits, Service
 
 TOKEN = "PROGRESVIT_TOKEN"
-"""Variable with the token that clients must send."""
+"""Environment variable with the token that clients must send."""
 CPU_BATCH = 8
-"""Largest batch on a CPU unless given: larger ones are no faster there, and all images of a batch wait for its end."""
+"""Default largest batch on a CPU. Larger batches are no faster there, and all images of a batch wait for its end."""
 
 
 def make_server(
@@ -45,10 +45,10 @@ def make_server(
     Args:
         model: A model folder, bundled name, hub id or export; None is the default model.
         threshold: As for :class:`Engine`.
-        host, port: Where to listen.
-        token: Clients must send it; None for none. With a token there is no page.
+        host, port: Address to listen on.
+        token: Clients must send it, and there is no page; None for no token.
         limits: What the server accepts.
-        audit_rate: Share of the images that are audited; 0 for none. A learned router cannot be audited.
+        audit_rate: Share of the images to audit; 0 for none. A learned router cannot be audited.
         options, keywords: Of the engine, as for :class:`Engine`. The page keeps to ``max_pixels`` too.
     """
     with ExitStack() as stack:

@@ -148,7 +148,7 @@ def test_a_gzip_body_is_decompressed_and_a_bomb_refused(server):
         headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
         return server.client.post("/v2/models/tiny/infer", content=body, headers=headers)
 
-    assert send(gzip.compress(b"{}")).json() == {"error": "inputs is a list with one tensor, image."}
+    assert send(gzip.compress(b"{}")).json() == {"error": "inputs must be a list with one tensor, image."}
     assert send(b"{}").status_code == 400
     assert send(gzip.compress(b"{}")[:-4]).status_code == 400
     assert send(gzip.compress(b"{}") + b"tail").status_code == 400

@@ -83,7 +83,7 @@ def test_a_port_that_is_in_use_is_one_line_with_the_remedy():
         port = taken.getsockname()[1]
         result = CliRunner().invoke(app, ["serve", "nettewoof-tiny", "--port", str(port)])
     assert result.exit_code == 2, result.output
-    assert f"port {port} is in use; choose another with --port" in result.output
+    assert f"port {port} is in use; choose another, or pass --port 0" in result.output
     result = CliRunner().invoke(app, ["serve", "--host", "192.0.2.1"])  # of no machine
     assert result.exit_code == 2
     assert "check --host" in result.output

@@ -1,6 +1,6 @@
 """The HTTP application: Open Inference Protocol v2, a plain upload, and metrics.
 
-Errors have a generic text. There are no addresses to load or unload models, and images are never fetched.
+Errors never repeat what a client sent. No address loads or unloads a model, and the server never fetches an image.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ log = logging.getLogger("progresvit.serving")
 
 
 class Answering(Protocol):
-    """What answers the requests: :class:`Service`, or replicas of it."""
+    """Answers requests: :class:`Service`, or a replica of Ray Serve."""
 
     name: str
-    """Of the model, in addresses and responses."""
+    """Name of the model in addresses and responses."""
     version: str
     limits: Limits
     metrics: ServerMetrics
@@ -60,7 +60,7 @@ class Answering(Protocol):
     def is_ready(self) -> bool: ...
 
     def accepted(self) -> AbstractContextManager[None]:
-        """Within it a request is read and answered; entering may refuse it."""
+        """A context in which a request is read and answered; entering it may refuse the request."""
         ...
 
     async def classify(
@@ -77,9 +77,9 @@ def make_app(
 
     Args:
         service: Answers the requests.
-        token: Requests must have the header ``Authorization: Bearer TOKEN``, except those for health and for the page.
-        page: The routes of the page for people.
-        has_metrics: With ``/metrics``.
+        token: Requests must have the header ``Authorization: Bearer TOKEN``, except requests for health and the page.
+        page: Routes of the page for people.
+        has_metrics: Whether the application has the address ``/metrics``.
     """
     app = FastAPI(
         title="ProgResViT",
@@ -151,7 +151,7 @@ def _model(service: Answering) -> APIRouter:
 
 
 def _others(service: Answering, has_metrics: bool) -> APIRouter:
-    """The server, an upload of one image, and metrics."""
+    """Metadata of the server, the upload of one image, and metrics."""
     router = APIRouter()
 
     @router.get("/v2")
@@ -186,7 +186,7 @@ def _body(kind: str, model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema()
 
     def inline(part: Any) -> Any:
-        """OpenAPI resolves references from its own top."""
+        """Replace references by what they name: OpenAPI would resolve them from the top of its own document."""
         if isinstance(part, list):
             return [inline(item) for item in part]
         if not isinstance(part, dict):
@@ -210,22 +210,22 @@ class _Measure:
             return
         started, status = time.monotonic(), 0
 
-        async def watched(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
         self.metrics.pending.inc()
         try:
-            await self.app(scope, receive, watched)
+            await self.app(scope, receive, send_and_note)
         except Exception:
             log.exception("a request failed")
             if not status:
                 response = JSONResponse({"error": "internal error."}, HTTPStatus.INTERNAL_SERVER_ERROR)
-                await response(scope, receive, watched)
+                await response(scope, receive, send_and_note)
         finally:
             self.metrics.pending.dec()
-            status = status or CLIENT_CLOSED  # it was cancelled
+            status = status or CLIENT_CLOSED  # cancelled before it had a status
             self.metrics.requests.labels(str(status)).inc()
             self.metrics.duration.observe(time.monotonic() - started)
             if status >= HTTPStatus.BAD_REQUEST:
@@ -234,7 +234,7 @@ class _Measure:
 
 
 async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result; if the client disconnects first, the work is cancelled."""
+    """The result of the work, which is cancelled if the client disconnects first."""
 
     async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -16,14 +16,14 @@ from progresvit.serving.protocol import CLIENT_CLOSED
 from progresvit.serving.service import Limits
 
 LONGEST_BOUNDARY = 70
-"""Characters, by RFC 2046."""
+"""Characters (RFC 2046)."""
 MOST_CHUNKS = 20_000
-"""Chunks of a body; a client that sends single bytes is refused."""
+"""The most chunks of a body, against clients that send single bytes."""
 CLOSE = {"Connection": "close"}
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """The whole body, decompressed."""
+    """The decompressed body of a request, if it is within the limits."""
     size = request.headers.get("content-length")
     if size is not None and (not size.isdecimal() or len(size) > 18 or int(size) > limits.body):
         raise _too_large(limits)
@@ -54,10 +54,10 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
 
 async def read_upload(headers: Headers, body: bytes, field: str) -> bytes:
-    """The file of this field of a multipart form."""
+    """The file in this field of a multipart form."""
     kind, _, options = headers.get("content-type", "").partition(";")
     if kind.strip().lower() != "multipart/form-data":
-        raise HTTPException(HTTPStatus.BAD_REQUEST, f"the body is a multipart form with the file {field}.")
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"the body must be a multipart form with the file {field}.")
     if len(options) > LONGEST_BOUNDARY + 40:
         raise HTTPException(HTTPStatus.BAD_REQUEST, "the boundary of the form is too long.")
 
@@ -82,7 +82,7 @@ def _decompressor(encoding: str) -> zlib._Decompress | None:
         return None
     if encoding.strip().lower() in ("gzip", "deflate"):
         return zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
-    raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "bodies are sent as they are, or with gzip.", CLOSE)
+    raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be sent uncompressed or with gzip.", CLOSE)
 
 
 def _badly_compressed() -> HTTPException:

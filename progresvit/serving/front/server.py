@@ -1,4 +1,4 @@
-"""The server: uvicorn with a limit on the time for headers, which drains before it ends."""
+"""The server: uvicorn with a time limit for the headers of a request. It drains before it ends."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from progresvit.serving.service import Service
 
 END = 5
-"""Seconds in which responses must have been sent after the drain."""
+"""Seconds to send the last responses after the drain."""
 LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A socket for the server, on a port that is free."""
+    """Bind a socket for the server. Port 0 is any free port."""
     is_ipv6 = ":" in host
     family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
     listening = socket.socket(family, proto=socket.IPPROTO_TCP)  # else asyncio delays short responses (Nagle)
@@ -33,17 +33,17 @@ def open_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
-            raise ValueError(f"port {port} is in use; choose another with --port, or 0 for one that is free.") from None
+            raise ValueError(f"port {port} is in use; choose another, or pass port=0 for any free port.") from None
         reason = error.strerror or str(error)
-        raise ValueError(f"cannot listen on {host}:{port} ({reason}); check --host and --port.") from None
+        raise ValueError(f"cannot listen on {host}:{port} ({reason}); check {host=} and {port=}.") from None
     return listening
 
 
 class Server(uvicorn.Server):
-    """Serves an application. On SIGTERM or SIGINT it refuses further requests, answers those that it has, and ends.
+    """Serves an application. On SIGTERM or SIGINT it refuses new requests, answers the accepted ones, and ends.
 
     Args:
-        listening: The socket, from :func:`open_socket`.
+        listening: A socket from :func:`open_socket`.
     """
 
     def __init__(self, app: FastAPI, service: Service, listening: socket.socket) -> None:
@@ -71,13 +71,13 @@ class Server(uvicorn.Server):
     def run_and_report(self, report: Callable[[str], None]) -> None:
         """Run until a signal; report the address as soon as it listens, and the end."""
         self._report = report
-        with contextlib.suppress(KeyboardInterrupt):  # of a second Ctrl-C
+        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C
             self.run([self.listening])
         report("stopped")
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The URL at which the server listens."""
         host, port = self.listening.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -112,11 +112,11 @@ class _TimedProtocol(H11Protocol):
         self._timer: asyncio.TimerHandle | None = self.loop.call_later(self.seconds, self._close_late)
 
     def data_received(self, data: bytes) -> None:
-        if self._timer is None and (self.cycle is None or self.cycle.response_complete):  # another request begins
+        if self._timer is None and (self.cycle is None or self.cycle.response_complete):  # the next request begins
             self._timer = self.loop.call_later(self.seconds, self._close_late)
         cycle = self.cycle
         super().data_received(data)
-        if self.cycle is not cycle:  # all headers are there
+        if self.cycle is not cycle:  # all headers have arrived
             self._stop_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,10 +1,9 @@
 """The web page of the server: an image runs through every round, and a slider shows what a threshold gives.
 
-Each round is sent as soon as it is computed. The page decides about exits itself, so the slider needs no further
+The server sends each round as soon as it is computed. The page itself decides about exits, so the slider makes no
 request. It loads nothing from other hosts.
 
-Letters: C image channels, r resolution of a round, g side of its patch grid, h active heads, K classes, s a round
-counted from 0.
+Letters: C image channels, r resolution of a round, g side of its patch grid, h active heads, s a round counted from 0.
 """
 
 from __future__ import annotations
@@ -58,10 +57,10 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 MAX_SECONDS = 120.0
-"""A client that does not read its rounds within this time is disconnected, so that others can be served."""
+"""Seconds after which a client that does not read its rounds is disconnected, so that others can be served."""
 RETRY_SECONDS = 1
 CLASSES = 5
-"""Reported classes of a round."""
+"""Number of classes shown for a round."""
 
 _HEAT = ((0.0, "#000004"), (0.25, "#57106E"), (0.5, "#BC3754"), (0.75, "#F98E09"), (1.0, "#FCFFA4"))
 """Matplotlib's inferno at five places; the server does not need matplotlib."""
@@ -85,12 +84,12 @@ def page_router(
     Args:
         model: A classifier in evaluation mode. The page records its blocks, so nothing else may run it meanwhile; an
             engine has folded copies of the weights.
-        name: What the page calls the model.
-        folder: The model folder, for its settings and its table of budgets; None if there is none.
-        threshold: Where the slider starts; None is the default setting of the folder.
+        name: Name of the model on the page.
+        folder: The model folder, with its settings and budgets; None for none.
+        threshold: Start of the slider; by default the default setting of the folder.
         limits: What the server accepts; the page uses the size of a request and the time in which it must be sent.
         max_pixels: The most pixels of an image that are decoded; None for Pillow's limit.
-        accepted: Entered while a request is read; it refuses requests when the server is full or shuts down.
+        accepted: A context in which requests are read; it refuses them when the server is full or shuts down.
     """
     config, limits = model.config, limits or Limits()
     check_task(config, "classification", "the page")
@@ -129,7 +128,7 @@ def page_router(
             wait = {"Retry-After": str(RETRY_SECONDS)}
             raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, "the server is busy with another image.", wait)
         turn = ExitStack()
-        turn.callback(busy.release)  # by the first call of turn.close()
+        turn.callback(busy.release)  # called once, however often turn is closed
         try:
             pixels = await run_sync(open_pixels, content, config, max_pixels)
         except BaseException:
@@ -141,7 +140,7 @@ def page_router(
 
 
 class _RoundsResponse(StreamingResponse):
-    """Lines that are computed in a worker thread while they are sent; the turn ends in any case."""
+    """Sends lines while a worker thread computes them; the turn ends in any case."""
 
     def __init__(self, lines: Iterator[str], turn: ExitStack) -> None:
         super().__init__(lines, media_type="application/x-ndjson", headers=HEADERS)
@@ -158,7 +157,7 @@ class _RoundsResponse(StreamingResponse):
 def describe_model(
     model: ProgResViT, *, name: str, folder: Path | None = None, threshold: Threshold | None = None
 ) -> dict[str, Any]:
-    """What the page shows of a model; ``/page/model`` returns it."""
+    """The facts of a model that the page shows, from ``/page/model``."""
     from progresvit.data.crop import preprocessing_hash
     from progresvit.io.weights import weights_hash
 
@@ -199,7 +198,7 @@ def describe_model(
 
 
 def open_pixels(content: bytes, config: ModelConfig, max_pixels: int | None = None) -> NDArray[np.uint8]:
-    """The evaluation crop of an image file as the engine makes it, (C, r, r); else a :class:`HTTPException`."""
+    """The evaluation crop of an image file, (C, r, r), as the engine computes it; an HTTPException if that fails."""
     if not is_image(content):
         supported = "the file is not an image of a supported format; use JPEG, PNG, WebP, GIF, BMP or TIFF."
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, supported)
@@ -211,12 +210,12 @@ def open_pixels(content: bytes, config: ModelConfig, max_pixels: int | None = No
 
 
 def _lines(model: ProgResViT, pixels: NDArray[np.uint8], turn: ExitStack) -> Iterator[str]:
-    """A line of JSON for each round; a last line with an error if a round fails. The turn ends before the last line."""
+    """A line of JSON for each round, or with an error if a round fails. The turn ends before the last line."""
     previous, last = None, len(model.config.rounds) - 1
     for s in range(last + 1):
         try:
             line, previous = run_one_round(model, s, pixels, previous)
-        except Exception:  # the status is sent already
+        except Exception:  # too late for another status
             log.exception("round %d of an image of the page failed", s + 1)
             turn.close()
             yield json.dumps({"error": f"the server could not compute round {s + 1}."}) + "\n"
@@ -229,7 +228,7 @@ def _lines(model: ProgResViT, pixels: NDArray[np.uint8], turn: ExitStack) -> Ite
 def run_one_round(
     model: ProgResViT, s: int, pixels: NDArray[np.uint8], previous: Tensor | None
 ) -> tuple[dict[str, Any], Tensor]:
-    """What the page shows of round s, and the tokens for the next round."""
+    """Run round s: the values that the page shows, and the tokens for the next round."""
     import torch
 
     from progresvit.analysis.attention import class_attention, visible_image
@@ -266,7 +265,7 @@ def run_one_round(
 
 
 def attention_overlay(image: Image.Image, attention: NDArray[np.float32]) -> Image.Image:
-    """Attention to the patches, (g, g), as colours over the grey image; bright is high, on a square-root scale."""
+    """Draw attention to the patches, (g, g), as colours over the grey image, on a square-root scale."""
     strength = np.sqrt(attention / max(float(attention.max()), 1e-12)).astype(np.float32)
     smooth = Image.fromarray(strength).resize(image.size, Image.Resampling.BICUBIC)
     values = np.asarray(smooth).clip(0, 1)[..., None]  # (g, g) -> (r, r, 1)
