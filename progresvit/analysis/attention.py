@@ -75,7 +75,7 @@ def attention_maps(model: RoundModel, image: Image) -> tuple[RoundAttention, ...
         model: A model with the ViT of this library: ProgResViT or a baseline, with or without a head.
         image: The model sees its evaluation crop.
     """
-    return attention_of(model, _input(image, need_backbone(model, NEEDED_FOR).config))
+    return attention_of(model, evaluation_input(image, need_backbone(model, NEEDED_FOR).config))
 
 
 def attention_of(model: RoundModel, images: Tensor) -> tuple[RoundAttention, ...]:
@@ -208,7 +208,7 @@ def _finish(panel: Axes, title: str, r: int) -> None:
     panel.set_title(title, fontsize=9, pad=3)
 
 
-def _input(image: Image, config: BaseConfig) -> Tensor:
+def evaluation_input(image: Image, config: BaseConfig) -> Tensor:
     """The evaluation crop, normalised: (1, C, H, H)."""
     if config.in_channels not in (1, 3):
         raise ValueError(f"an image has 1 or 3 channels, and this model takes {config.in_channels}.")

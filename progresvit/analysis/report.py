@@ -6,12 +6,14 @@ A figure that the model or the machine cannot give (gates without PSG, a second 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from progresvit import __version__
-from progresvit.analysis.diagnostics import DIAGNOSTICS, Diagnostic, Given
 from progresvit.analysis.page import INDEX, Page, Part
+from progresvit.analysis.registry import DIAGNOSTICS, Diagnostic, Subject
 from progresvit.analysis.sample import Progress
+from progresvit.data.transforms import normalise
 from progresvit.engine.speed import hardware
 from progresvit.plots import render
 
@@ -19,7 +21,7 @@ FILES = (
     INDEX,
     *(f"{name}.png" for name in DIAGNOSTICS),
     *(f"{name}.csv" for name in DIAGNOSTICS),
-    *(f"{name}-{key}.csv" for name, diagnostic in DIAGNOSTICS.items() for key in diagnostic.summaries),
+    *(f"{name}-{ending}.csv" for name, diagnostic in DIAGNOSTICS.items() for ending in diagnostic.summaries),
 )
 """All files that a report may have."""
 
@@ -27,35 +29,36 @@ BeginProgress = Callable[[str], Progress]
 """Starts a progress bar with a label."""
 
 
-def make_report(given: Given, *, data: str, progress: BeginProgress | None = None) -> Page:
-    """Run all diagnostics with their default options.
+def make_report(subject: Subject, *, data: str, progress: BeginProgress | None = None) -> Page:
+    """Run all diagnostics with their default options; the image of single-image figures is the first of the sample.
 
     Args:
-        given: The model and the images.
+        subject: The model and the sample of images.
         data: Where the images are from.
         progress: Starts a progress bar for each diagnostic.
     """
+    model, sample = subject.model, subject.sample
+    assert model is not None
+    assert sample is not None
+    subject = replace(subject, image=normalise(sample.pixels[:1], model.config))
     parts = []
     for number, (name, diagnostic) in enumerate(DIAGNOSTICS.items(), start=1):
-        update = progress(f"{name} ({number} of {len(DIAGNOSTICS)})") if progress else _ignore
-        parts.append(_run(name, diagnostic, given, update))
-    device, sample = next(given.model.parameters()).device, given.sample
+        update = progress(f"{name} ({number} of {len(DIAGNOSTICS)})") if progress else lambda done, total: None
+        parts.append(_run(diagnostic, subject, update))
+    device = next(model.parameters()).device
     about = (
         f"{len(sample)} images of {len(sample.class_names)} classes from {data}.",
         f"{hardware(str(device))}, progresvit {__version__}, {datetime.now(UTC):%Y-%m-%d}.",
     )
-    return Page(title=f"Inside {given.name}", about=about, parts=parts)
+    return Page(title=f"Inside {subject.name}", about=about, parts=parts)
 
 
-def _run(name: str, diagnostic: Diagnostic, given: Given, progress: Progress) -> Part:
-    title, text = diagnostic.title, diagnostic.text
+def _run(diagnostic: Diagnostic, subject: Subject, progress: Progress) -> Part:
+    name, title, text = diagnostic.name, diagnostic.title, diagnostic.text
     try:
-        found = diagnostic.run(given, progress)
+        numbers = diagnostic.run(subject, progress)
     except (ValueError, RuntimeError, MemoryError) as error:  # out of memory, for example; the rest is kept
         return Part(name=name, title=title, text=text, skipped=str(error))
-    summaries = {f"{name}-{key}": summary(found) for key, summary in diagnostic.summaries.items()}
-    tables = {name: diagnostic.table(found), **summaries}
-    return Part(name=name, title=title, text=text, tables=tables, image=render(diagnostic.figure(found), ".png"))
-
-
-def _ignore(done: int, total: int) -> None: ...
+    tables = {name: diagnostic.table(numbers)}
+    tables |= {f"{name}-{ending}": diagnostic.summary(ending, numbers) for ending in diagnostic.summaries}
+    return Part(name=name, title=title, text=text, tables=tables, image=render(diagnostic.figure(numbers), ".png"))

@@ -80,7 +80,7 @@ def check_report_folder(out: Path, files: Sequence[str], *, overwrite: bool) -> 
         raise ValueError(f"{out} is {kind}; name a folder. The page in it is index.html.")
     earlier = [out / name for name in files if (out / name).exists()]
     if earlier and not overwrite:
-        raise ValueError(f"{earlier[0]} is there already; use --overwrite to replace it, or name another folder.")
+        raise ValueError(f"{earlier[0]} already exists; use --overwrite to replace it, or name another folder.")
     return earlier
 
 

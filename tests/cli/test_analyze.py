@@ -115,7 +115,7 @@ def test_existing_files_are_kept_unless_overwriting_is_asked_for(model, photo, t
     words = ("analyze", "attention", model, photo, "--out", tmp_path / "a.png", "--device", "cpu")
     for name in ("a.csv", "a.png"):
         (tmp_path / name).write_text("mine")
-        refused(f"{name} is there already; use --overwrite", *words)
+        refused(f"{name} already exists; use --overwrite", *words)
         assert (tmp_path / name).read_text() == "mine"
     works(*words, "--overwrite")
     assert Image.open(tmp_path / "a.png").format == "PNG"

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 import progresvit
-from progresvit.analysis import diagnostics, report
-from progresvit.analysis.diagnostics import DIAGNOSTICS
+from progresvit.analysis import report, similarity, throughput
+from progresvit.analysis.registry import DIAGNOSTICS
 from progresvit.analysis.sample import IMAGES
 from progresvit.config import ModelConfig, make_rounds, plain_vit
 from progresvit.model import ProgResViT
@@ -140,7 +140,7 @@ def test_wrong_settings_and_data_are_refused(model, source, tmp_path):
 
 
 def test_the_report_holds_every_figure_and_says_what_it_skips(model, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(diagnostics, "throughput", partial(diagnostics.throughput, seconds=0))
+    monkeypatch.setattr(throughput, "throughput", partial(throughput.throughput, seconds=0))
     out = tmp_path / "report"
     output = works("analyze", "all", model, *source, "--out", out)
     page, drawn = (out / "index.html").read_text(), [name for name in DIAGNOSTICS if name != "memory"]
@@ -155,7 +155,7 @@ def test_the_report_holds_every_figure_and_says_what_it_skips(model, source, tmp
     assert "skipped: memory: " in output
     assert {row["outcome"] for row in read(out / "exits-repairs.csv")} >= {"repaired", "broken"}
     (out / "index.html").unlink()
-    refused("gates.png is there already; use --overwrite", "analyze", "all", model, *source, "--out", out)
+    refused("gates.png already exists; use --overwrite", "analyze", "all", model, *source, "--out", out)
     (out / "memory.png").write_text("of another model")
     (out / "notes.txt").write_text("mine")
     works("analyze", "all", model, *source, "--out", out, "--overwrite")
@@ -169,7 +169,7 @@ def test_a_diagnostic_that_runs_out_of_memory_leaves_the_others(model, source, t
 
     kept = {"gates": DIAGNOSTICS["gates"], "similarity": DIAGNOSTICS["similarity"]}
     monkeypatch.setattr(report, "DIAGNOSTICS", kept)
-    monkeypatch.setattr(diagnostics, "similarity", fail)
+    monkeypatch.setattr(similarity, "similarity", fail)
     output = works("analyze", "all", model, *source, "--out", tmp_path / "report")
     assert "skipped: similarity: CUDA out of memory" in output
     assert (tmp_path / "report" / "gates.png").exists()
@@ -181,7 +181,7 @@ def test_a_split_that_was_drawn_is_reported(model, digits, tmp_path):
 
 
 def test_the_report_of_a_plain_vit_says_why_figures_are_missing(plain, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(diagnostics, "throughput", partial(diagnostics.throughput, seconds=0))
+    monkeypatch.setattr(throughput, "throughput", partial(throughput.throughput, seconds=0))
     (tmp_path / "file").write_text("mine")
     refused("file is a file; name a folder", "analyze", "all", plain, *source, "--out", tmp_path / "file")
     works("analyze", "all", plain, *source, "--out", tmp_path / "report")

@@ -132,7 +132,7 @@ def test_an_earlier_report_is_kept_unless_overwriting_is_asked_for_and_other_fil
     (out / "notes.txt").write_text("mine")
     works("report", evaluated, "--data", digits, "--out", out)
     before = (out / "index.html").read_bytes()
-    refused("index.html is there already; use --overwrite", "report", evaluated, "--out", out, "--errors", 2)
+    refused("index.html already exists; use --overwrite", "report", evaluated, "--out", out, "--errors", 2)
     assert (out / "index.html").read_bytes() == before
     with monkeypatch.context() as patch:
         patch.setattr("pathlib.Path.replace", no_space)
