@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.routing.decide import exit_rounds
-from progresvit.routing.frontier import every_threshold, exit_counts
 from progresvit.routing.per_round import LEAST_ROUNDS, Choice, PerRoundFrontier, cross_fitted_exits, within_or_cheapest
 from progresvit.routing.scores import HIGHEST
+from progresvit.routing.sums import every_threshold, exit_counts
 from repro.compare import (
     ComparedRun,
     CrossedDifference,

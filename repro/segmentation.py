@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from progresvit.metrics.miou import ClassCounts, influence_values, iou, mean_iou, pixel_accuracy
+from progresvit.routing import MeanIoU, metric_near_lossless
 from progresvit.routing.calibrate import threshold_for_budget
 from progresvit.routing.certify import certified_threshold
 from progresvit.routing.decide import exit_rounds
@@ -95,9 +96,8 @@ class Measured:
 
     def routed(self, max_drop: float) -> SegmentationPointOfRun:
         """The threshold that costs least on the validation images with at most this drop of mIoU there."""
-        from progresvit.routing.segmentation import near_lossless_miou  # imports torch
-
-        threshold = near_lossless_miou(self.val.scores, self.val.counts, self.val.gmacs, max_drop).threshold
+        val = self.val
+        threshold = metric_near_lossless(val.scores, MeanIoU(val.counts), val.gmacs, max_drop).threshold
         assert isinstance(threshold, float)
         return self.at(threshold)
 

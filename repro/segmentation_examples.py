@@ -27,7 +27,7 @@ from progresvit.data.segmentation import find_segmentation
 from progresvit.data.segmentation_loader import evaluation_image
 from progresvit.data.windows import WindowOptions
 from progresvit.plots import few_colours
-from progresvit.routing.segmentation import segment_rounds
+from progresvit.predict.segment import segment_rounds
 from repro.formats import SegmentationResult, read_measurement
 from repro.measure.records import hash_names
 from repro.segmentation import Measured

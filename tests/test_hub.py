@@ -11,7 +11,7 @@ import torch
 import progresvit
 from progresvit.baselines.thinkingvit import ThinkingViT
 from progresvit.interop import OFFICIAL_MODELS
-from progresvit.routing.frontier import OperatingPoint
+from progresvit.routing.metric import OperatingPoint
 from progresvit.routing.settings import Budgets
 from tests.engine.test_engine import a_setting
 from tests.interop.authors import authors_state

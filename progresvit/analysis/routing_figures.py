@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from progresvit.compute import Convention
 from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, has_per_round
-from progresvit.evaluation.records import Records
+from progresvit.evaluation.records import Records, RoutedRecords
 from progresvit.evaluation.reliability import Reliability
 from progresvit.evaluation.selective import RiskCoverage
 from progresvit.metrics.interval import share_interval
@@ -28,10 +28,10 @@ from progresvit.plots import (
     savings_title,
     scale_compute,
 )
-from progresvit.routing import Router, frontier, near_lossless
-from progresvit.routing.decide import Floats
-from progresvit.routing.frontier import every_threshold
+from progresvit.routing import Router, Top1
+from progresvit.routing.decide import Floats, Threshold
 from progresvit.routing.settings import DEFAULT
+from progresvit.routing.sums import every_threshold
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,53 +53,44 @@ Point = tuple[float, float]
 
 
 def frontier_figure(
-    models: Mapping[str, Records],
+    models: Mapping[str, RoutedRecords],
     *,
     router: Router | None = None,
-    settings: Mapping[str, float | tuple[float, ...]] | None = None,
+    settings: Mapping[str, Threshold] | None = None,
     fixed: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
     convention: Convention = "paper",
 ) -> Figure:
     """Accuracy against compute, one curve per model; rounds are open marks, the near-lossless point is a star.
 
-    Bands are 95 % intervals of top-1 over images (Wilson), at each threshold. The curve has one threshold for all
-    rounds. Models of three or more rounds have a second, dotted one: the best threshold of each round, chosen on one
-    half of the images and measured on the other, both ways; its near-lossless point is an open star.
+    The accuracy is top-1, or the mIoU of segmentation models. Bands are its 95 % intervals over images at each
+    threshold (Wilson; of the mIoU to first order). The curve has one threshold for all rounds. Classification models of
+    three or more rounds have a second, dotted one: the best threshold of each round, chosen on one half of the images
+    and measured on the other, both ways; its near-lossless point is an open star.
 
     Args:
-        models: Records by the name of the model.
+        models: Records by the name of the model, all of one kind.
         router: Route by its probabilities instead of entropies.
         settings: Named thresholds calibrated on other images; each is a filled mark. One that is named near-lossless
             replaces the near-lossless point of these images.
         fixed: Models without early exit, by the name of their series: GMACs and top-1 of each, by its label.
         convention: Convention of the GMACs.
     """
-    figure, axes = new_figure(title="", x=f"average GMACs per image ({convention} convention)", y="top-1 accuracy (%)")
+    metric = next(iter(models.values())).metric
+    name_of_accuracy = "top-1 accuracy" if isinstance(metric, Top1) else next(iter(metric.labels.values()))
+    figure, axes = new_figure(
+        title="", x=f"average GMACs per image ({convention} convention)", y=f"{name_of_accuracy} (%)"
+    )
     savings: dict[str, float] = {}
     per_round: dict[str, CrossFittedPoint] = {}
     for number, (name, records) in enumerate(models.items()):
-        scores, correct, gmacs = records.scores(router), records.correct, records.gmacs(convention)
-        points = frontier(scores, correct, gmacs, curve_thresholds(scores))
-        limits = {DEFAULT: near_lossless(scores, correct, gmacs).threshold, **(settings or {})}
-        marks = {setting: frontier(scores, correct, gmacs, [limit])[0] for setting, limit in limits.items()}
-        draw_frontier(
-            axes,
-            number,
-            name,
-            curve=[(point.gmacs, point.top1 or 0) for point in points],
-            rounds=list(zip(gmacs, correct.mean(axis=0).tolist())),
-            marks={setting: (point.gmacs, point.top1 or 0) for setting, point in marks.items()},
-        )
-        ends = [share_interval(round((point.top1 or 0) * len(records)), len(records)) for point in points]
-        reach = [[100 * one.lowest for one in ends], [100 * one.highest for one in ends]]
-        draw_band(axes, [point.gmacs for point in points], *reach, colour=COLOURS[number % len(COLOURS)])
-        savings[name] = 1 - marks[DEFAULT].gmacs / gmacs[-1]
+        savings[name] = _draw_model(axes, number, name, records, router, settings or {}, convention)
         if has_per_round(records):
             per_round[name] = _draw_per_round(axes, number, name, records, router, convention)
     title = savings_title(savings)
     if per_round:
-        saved = [1 - point.gmacs / models[name].gmacs(convention)[-1] for name, point in per_round.items()]
-        lost = max(float(models[name].correct[:, -1].mean()) - point.top1 for name, point in per_round.items())
+        saved = [1 - point.gmacs / models[name].full_gmacs(convention) for name, point in per_round.items()]
+        full = {name: float(models[name].metric.single_rounds()["top1"][-1]) for name in per_round}
+        lost = max(full[name] - point.top1 for name, point in per_round.items())
         title += f"; with {PER_ROUND}: {percent_range(saved)}, top-1 {-100 * lost + 0.0:+.2f}"
     axes.set_title(in_lines(title), fontsize=11)
     scale_compute(axes, max(records.rounds for records in models.values()))
@@ -119,6 +110,36 @@ def frontier_figure(
         axes.margins(x=0.14)  # for the names
     legend_below(figure, entries)
     return figure
+
+
+def _draw_model(
+    axes: Axes,
+    number: int,
+    name: str,
+    records: RoutedRecords,
+    router: Router | None,
+    settings: Mapping[str, Threshold],
+    convention: Convention,
+) -> float:
+    """The curve of a model with its band, rounds and marks; returns the saving at the near-lossless setting."""
+    scores, metric = records.exit_scores(router), records.metric
+    points = records.frontier(curve_thresholds(scores), router, convention)
+    limits = {DEFAULT: records.near_lossless(router, convention).threshold, **settings}
+    marks = {setting: records.frontier([limit], router, convention)[0] for setting, limit in limits.items()}
+    costs = np.asarray(records.gmacs(convention))
+    by_round = costs.mean(axis=0) if costs.ndim == 2 else costs  # (N, S) or (S,) -> (S,)
+    draw_frontier(
+        axes,
+        number,
+        name,
+        curve=[(point.gmacs, point.accuracy) for point in points],
+        rounds=list(zip(by_round.tolist(), next(iter(metric.single_rounds().values())).tolist())),
+        marks={setting: (point.gmacs, point.accuracy) for setting, point in marks.items()},
+    )
+    intervals = metric.intervals(scores, [point.threshold for point in points], fast=True)
+    reach = [[100 * interval.lowest for interval in intervals], [100 * interval.highest for interval in intervals]]
+    draw_band(axes, [point.gmacs for point in points], *reach, colour=COLOURS[number % len(COLOURS)])
+    return float(1 - marks[DEFAULT].gmacs / records.full_gmacs(convention))
 
 
 def _draw_per_round(
@@ -163,8 +184,8 @@ def setting_mark(place: int) -> dict[str, Any]:
 def curve_thresholds(scores: ArrayLike) -> Floats:
     """Thresholds that are evenly spread over the images."""
     every = every_threshold(scores)
-    chosen: Floats = every[np.unique(np.linspace(0, len(every) - 1, CURVE).round().astype(int))]
-    return chosen
+    spread: Floats = every[np.unique(np.linspace(0, len(every) - 1, CURVE).round().astype(int))]
+    return spread
 
 
 def draw_frontier(
@@ -200,14 +221,14 @@ def risk_coverage_figure(curves: Mapping[str, RiskCoverage]) -> Figure:
     return figure
 
 
-def reliability_figure(found: Mapping[str, Reliability]) -> Figure:
+def reliability_figure(bins_by_name: Mapping[str, Reliability]) -> Figure:
     """Accuracy against predicted probability; a calibrated model lies on the diagonal. Bands: 95 % intervals."""
-    errors = {name: bins.error for name, bins in found.items()}
+    errors = {name: bins.error for name, bins in bins_by_name.items()}
     ends = dict.fromkeys((min(errors, key=errors.__getitem__), max(errors, key=errors.__getitem__)))
     title = "Calibration error: " + " to ".join(f"{100 * errors[name]:.2f} % ({name})" for name in ends)
     figure, axes = new_figure(title=title, x="predicted probability (%)", y="accuracy (%)")
     axes.plot([0, 100], [0, 100], color="0.6", linewidth=1, label="calibrated")
-    for number, (name, bins) in enumerate(found.items()):
+    for number, (name, bins) in enumerate(bins_by_name.items()):
         filled = bins.images > 0
         label = f"{name} (calibration error {100 * bins.error:.2f} %)"
         marker = MARKERS[number % len(MARKERS)]
@@ -220,7 +241,7 @@ def reliability_figure(found: Mapping[str, Reliability]) -> Figure:
         )
         pairs = zip(bins.accuracy[filled], bins.images[filled].tolist())
         reach = [share_interval(round(share * images), images) for share, images in pairs]
-        limits = [[100 * one.lowest for one in reach], [100 * one.highest for one in reach]]
+        limits = [[100 * interval.lowest for interval in reach], [100 * interval.highest for interval in reach]]
         draw_band(axes, 100 * bins.probability[filled], *limits, colour=COLOURS[number % len(COLOURS)])
     axes.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label=BAND)
     figure.legend(loc="outside lower center", fontsize=10, frameon=False)

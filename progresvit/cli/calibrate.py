@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from progresvit.cli import options, segmentation
+from progresvit.cli import options
 from progresvit.compute import Convention
 
 if TYPE_CHECKING:
     from progresvit.evaluation import Records
-    from progresvit.routing import Setting
+    from progresvit.routing import Router, Setting
     from progresvit.routing.scores import OODScore
 
 
@@ -85,48 +85,39 @@ def calibrate(
 
     A setting saved as MODEL/settings/NAME.json is found by name: Engine(MODEL, threshold="NAME").
     """
-    wanted = {
+    rules = {
         "--near-lossless": near_lossless,
         "--budget-gmacs": budget_gmacs is not None,
         "--exit-share": exit_share is not None,
         "--max-drop": max_drop is not None,
         "--budgets": budgets,
     }
-    chosen = [name for name, given in wanted.items() if given]
-    if len(chosen) != 1:
-        raise ValueError(f"choose one of {', '.join(wanted)}, not {' and '.join(chosen) or 'none'}.")
+    used = [name for name, is_used in rules.items() if is_used]
+    if len(used) != 1:
+        raise ValueError(f"choose one of {', '.join(rules)}, not {' and '.join(used) or 'none'}.")
     if not 0 < confidence < 1:
         raise ValueError(f"--confidence is between 0 and 1 (0.95 for 95 %), not {confidence:g}.")
     if unlabelled and max_drop is None:
         raise ValueError("--unlabelled applies to the certificate; give --max-drop too.")
+    if per_round and max_drop is not None:
+        raise ValueError("--max-drop has a threshold for each round of three or more already; leave out --per-round.")
     if per_round and not near_lossless and budget_gmacs is None:
-        raise ValueError(_why_not_per_round(chosen[0]))
+        raise ValueError(
+            f"--per-round is for --near-lossless and --budget-gmacs, which use labels, not for {used[0]}; leave it out."
+        )
     if ood_score is not None and ood_share is None:
         raise ValueError("--ood-score needs --ood-share, the share of known images that may be rejected: 0.05 for 5 %.")
     if out is not None and out.suffix != ".json":
         raise ValueError(f"{out}: a setting is a .json file; use --out {out}.json.")
     from progresvit import evaluation
-    from progresvit.routing.scores import DEFAULT_OOD_SCORE
 
-    delta = round(1 - confidence, 12)  # 0.05, not 0.05000000000000004
-    if evaluation.is_segmentation(records):
+    table = evaluation.read_routed_records(records)
+    is_classification = isinstance(table, evaluation.Records)
+    if not is_classification:
         others = {"--budgets": budgets, "--router": router, "--unlabelled": unlabelled, "--max-error": max_error}
-        others |= {"--per-round": per_round}
-        others |= {"--ood-share": ood_share, "--entropies": entropies}
-        options.refuse_options(others, segmentation.NOT_FOR_RECORDS)
-        setting = segmentation.calibrate(
-            records,
-            budget_gmacs=budget_gmacs,
-            exit_share=exit_share,
-            max_drop=max_drop,
-            delta=delta,
-            convention=convention,
-            seed=seed,
-        )
-        _write(setting, out, engine="SegmentationEngine")
-        return
-    table = evaluation.read_records(records)
-    if budgets:
+        others |= {"--per-round": per_round, "--ood-share": ood_share, "--entropies": entropies}
+        options.refuse_options(others, options.NOT_FOR_SEGMENTATION_RECORDS)
+    if budgets and isinstance(table, evaluation.Records):
         extras = (router, max_error, ood_share)
         plain = convention == "paper" and all(extra is None for extra in extras) and not entropies
         _write_budgets(table, out, plain=plain)
@@ -142,30 +133,42 @@ def calibrate(
         setting = evaluation.calibrate_guarantee(
             table,
             epsilon=max_drop,
-            delta=delta,
-            loss="unlabelled" if unlabelled else "labelled",
+            delta=round(1 - confidence, 12),  # 0.05, not 0.05000000000000004
+            loss="unlabelled" if unlabelled else None,
             router=fitted,
             convention=convention,
             seed=seed,
         )
     else:
         setting = evaluation.calibrate_near_lossless(table, router=fitted, convention=convention, per_round=per_round)
+    if isinstance(table, evaluation.Records):
+        setting = _extend(setting, table, fitted, max_error, ood_share, ood_score, entropies=entropies)
+    _write(setting, out, engine="Engine" if is_classification else "SegmentationEngine", router=router)
+
+
+def _extend(
+    setting: Setting,
+    records: Records,
+    router: Router | None,
+    max_error: float | None,
+    ood_share: float | None,
+    ood_score: str | None,
+    *,
+    entropies: bool,
+) -> Setting:
+    """The setting with abstention, out-of-distribution images and quantiles of entropies, as far as asked for."""
+    from progresvit import evaluation
+    from progresvit.routing.calibrate import entropy_quantiles
+    from progresvit.routing.scores import DEFAULT_OOD_SCORE
+
     if max_error is not None:
-        setting = evaluation.with_abstention(table, setting, max_error, router=fitted)
+        setting = evaluation.with_abstention(records, setting, max_error, router=router)
     if ood_share is not None:
         score = cast("OODScore", ood_score or DEFAULT_OOD_SCORE)
-        setting = evaluation.with_ood(table, setting, ood_share, score=score, router=fitted)
+        setting = evaluation.with_ood(records, setting, ood_share, score=score, router=router)
     if entropies:
-        from progresvit.routing.calibrate import entropy_quantiles
-
-        setting = setting.model_copy(update={"entropy_quantiles": entropy_quantiles(table.top10_entropy[:, 0])})
-    _write(setting, out, engine="Engine", router=router)
-
-
-def _why_not_per_round(rule: str) -> str:
-    if rule == "--max-drop":
-        return "--max-drop has a threshold for each round of three or more already; leave out --per-round."
-    return f"--per-round is for --near-lossless and --budget-gmacs, which use labels, not for {rule}; leave it out."
+        setting = setting.model_copy(update={"entropy_quantiles": entropy_quantiles(records.top10_entropy[:, 0])})
+    return setting
 
 
 def _write(setting: Setting, out: Path | None, *, engine: str, router: Path | None = None) -> None:
@@ -195,8 +198,8 @@ def _write_budgets(table: Records, out: Path | None, *, plain: bool) -> None:
 
 def _report(setting: Setting) -> None:
     expected = setting.expected
-    known = [(key, name) for key, name in (("top1", "top-1"), ("miou", "mIoU")) if key in expected]
-    accuracy = "".join(f", {name} {expected[key]:.3%} against {expected[f'full_{key}']:.3%}" for key, name in known)
+    names = [(key, name) for key, name in (("top1", "top-1"), ("miou", "mIoU")) if key in expected]
+    accuracy = "".join(f", {name} {expected[key]:.3%} against {expected[f'full_{key}']:.3%}" for key, name in names)
     typer.echo(
         f"τ = {setting.threshold}: {expected['gmacs']:.3f} of {expected['full_gmacs']:.3f} GMACs on average "
         f"({expected['convention']} convention), {expected['saving']:.1%} saved{accuracy}"

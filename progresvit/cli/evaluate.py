@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from progresvit.cli import options, output, probes, segmentation
+from progresvit.cli import options, output, probes
 from progresvit.cli.errors import in_options
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 NOT_FOR_EXPORTS = "for models, and this is an export"
+NOT_FOR_SEGMENTATION = "for classification models, and this one segments images"
+NOT_FOR_CLASSIFICATION = "for segmentation models, and this one classifies images"
 
 
 def evaluate(
@@ -154,14 +156,14 @@ def evaluate(
     if segments:
         others = {"--unlabelled": unlabelled, "--restrict-classes": restrict_classes, "--corruption": corruption}
         others |= {"--logits": logits, "--decode": decode}
-        options.refuse_options(others, segmentation.NOT_FOR_SEGMENTATION)
+        options.refuse_options(others, NOT_FOR_SEGMENTATION)
     else:
         others = {"--stride": stride, "--scales": scales, "--flip": flip, "--labels": labels, "--ignore": ignore}
-        options.refuse_options(others, segmentation.NOT_FOR_CLASSIFICATION)
+        options.refuse_options(others, NOT_FOR_CLASSIFICATION)
     if probe:
         others = {"--unlabelled": unlabelled, "--restrict-classes": restrict_classes}
         options.refuse_options(others, probes.NOT_FOR_PROBES)
-    windows = segmentation.parse_windows(stride, scales, flip)
+    windows = options.parse_windows(stride, scales, flip)
     ignored = (255,) if ignore is None else tuple(options.parse_integers(ignore, "--ignore"))
     if merge is not None:
         api.as_progresvit(loaded, "--merge").set_merge(options.parse_integers(merge, "--merge"))
@@ -194,8 +196,13 @@ def _report(records: Records | SegmentationRecords, out: Path, folder: Path | No
     header, split = records.header, records.header.split or ""
     if isinstance(records, Records):
         output.report_drawn_split(header.data, split, images=header.images, drawn_from=header.drawn_from)
-    else:
-        segmentation.report_drawn_split(header)
+    elif header.drawn_from is not None:  # from images without split folders, or from the training list of the Pets
+        share = "the training share" if split == "train" else "a fifth"
+        typer.echo(
+            f"note: {header.data} has no split {split} of its own; using {header.images} of {header.drawn_from} "
+            f"images, {share}, selected by file name, the same split as in training",
+            err=True,
+        )
     if folder is not None and (learned := count_training_images(folder, records.ids)):
         reason = ": the dataset changed, and with it the split" if split == "val" else ""
         typer.echo(
@@ -211,7 +218,7 @@ def _report(records: Records | SegmentationRecords, out: Path, folder: Path | No
             err=True,
         )
     if not isinstance(records, Records):
-        segmentation.report_accuracy(records)
+        _report_masks(records)
     elif header.probe is not None:
         probes.report_accuracy(records)
     elif records.labelled:
@@ -219,3 +226,17 @@ def _report(records: Records | SegmentationRecords, out: Path, folder: Path | No
         typer.echo(f"top-1 of {len(records)} images: {shares} (95% intervals)")
     following = f": progresvit frontier {out}" if header.routable else "; its rounds are alternatives"
     typer.echo(f"{out} is ready{following}")
+
+
+def _report_masks(records: SegmentationRecords) -> None:
+    """Print mIoU and pixel accuracy of each round, and the IoU of each class, with 95 % intervals."""
+    from progresvit.evaluation import iou_table
+    from progresvit.metrics.interval import Interval
+    from progresvit.metrics.miou import bootstrap_ends, mean_iou, pixel_accuracy
+
+    for name, metric in (("mIoU", mean_iou), ("pixel accuracy", pixel_accuracy)):
+        ends = zip(metric(records.totals).tolist(), *(end.tolist() for end in bootstrap_ends(records.counts, metric)))
+        intervals = [Interval(mean=mean, lowest=lowest, highest=highest) for mean, lowest, highest in ends]
+        shares = ", ".join(f"round {s} {interval.as_percent()}" for s, interval in enumerate(intervals, start=1))
+        typer.echo(f"{name} of {len(records)} images: {shares} (95% intervals)")
+    output.show_table(iou_table(records))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from progresvit.cli import options, output, segmentation
+from progresvit.cli import options, output
 
 
 def frontier(
@@ -31,31 +31,35 @@ def frontier(
     The accuracy is top-1 and top-5, or mIoU and pixel accuracy for records of segmentation models.
     """
     from progresvit.analysis.routing_figures import frontier_figure
-    from progresvit.evaluation import frontier_table, read_records
-    from progresvit.routing import PAPER_THRESHOLDS, TENTHS
+    from progresvit.evaluation import SegmentationRecords, frontier_table, read_routed_records
+    from progresvit.routing import TENTHS
     from progresvit.table import check_outputs
 
     if thresholds is not None and per_round:
         raise ValueError("--thresholds and --per-round exclude each other; use one of them.")
     check_outputs(out or [])
-    wanted: list[float] | list[list[float]] | None = None
+    limits: list[float] | list[list[float]] | None = None
     if thresholds is not None:
-        wanted = options.parse_numbers(thresholds, "--thresholds")
+        limits = options.parse_numbers(thresholds, "--thresholds")
     elif per_round:
-        wanted = [options.parse_numbers(row, "--per-round") for row in per_round]
-    if segmentation.are_segmentation(records):
-        options.refuse_options({"--router": router}, segmentation.NOT_FOR_RECORDS)
-        segmentation.frontier(records, wanted, setting or [], out or [])
-        return
-    models = dict(zip(options.short_names(records), map(read_records, records)))
+        limits = [options.parse_numbers(row, "--per-round") for row in per_round]
+    elif router is not None:
+        limits = list(TENTHS)
+    models = dict(zip(options.short_names(records), map(read_routed_records, records)))
+    kinds = [isinstance(model_records, SegmentationRecords) for model_records in models.values()]
+    if any(kinds):
+        if not all(kinds):
+            raise ValueError(
+                f"{records[kinds.index(True)]} is of a segmentation model and {records[kinds.index(False)]} is not; "
+                "give records of one kind."
+            )
+        options.refuse_options({"--router": router}, options.NOT_FOR_SEGMENTATION_RECORDS)
     fitted = None
     settings: dict[str, float | tuple[float, ...]] = {}
     for model_records in models.values():
         fitted = options.open_router(router, model_records.header, model_records.ids)
         settings = options.open_settings(setting or [], model_records.header, fitted)
-    if wanted is None:
-        wanted = list(PAPER_THRESHOLDS if router is None else TENTHS)
-    table = frontier_table(models, wanted, fitted, settings)
+    table = frontier_table(models, limits, fitted, settings)
     outputs = output.make_outputs(out or [], table, lambda: frontier_figure(models, router=fitted, settings=settings))
     output.show_table(table)
     output.write_outputs(outputs)

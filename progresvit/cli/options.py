@@ -14,8 +14,9 @@ from progresvit.io.parse import parse_limit
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from progresvit.data.windows import WindowOptions
     from progresvit.engine.onnx_backend import GraphRuntime
-    from progresvit.evaluation.records import Header
+    from progresvit.evaluation import Header
     from progresvit.model import RoundModel
     from progresvit.routing import Router
 
@@ -54,6 +55,7 @@ TopK = Annotated[int, typer.Option(help="Number of classes to report, most likel
 
 OUT_HELP = "Output file; repeatable. Table: .csv, .json, .md, .tex. Plot: .png, .svg, .pdf."
 TABLE_HELP = "Output file of the table; repeatable: .csv, .json, .md, .tex."
+NOT_FOR_SEGMENTATION_RECORDS = "for records of classification models, and these are of a segmentation model"
 
 
 def refuse_options(given: Mapping[str, object], why: str) -> None:
@@ -78,6 +80,17 @@ def parse_integers(text: str, option: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"{option} takes comma-separated whole numbers, such as 1,3,5, not {text!r}.") from None
+
+
+def parse_windows(stride: float | None, scales: str | None, flip: bool) -> WindowOptions:
+    """How images are divided into windows; by default next to each other, at one scale."""
+    from progresvit.data.windows import WindowOptions
+
+    return WindowOptions(
+        stride=1.0 if stride is None else stride,
+        scales=(1.0,) if scales is None else tuple(parse_numbers(scales, "--scales")),
+        flip=flip,
+    )
 
 
 def parse_threshold(text: str | None, header: Header, router: Router | None = None) -> float | tuple[float, ...] | None:

@@ -11,7 +11,6 @@ import typer
 
 from progresvit.cli import options, output
 from progresvit.cli.classify import find_images, report_setting
-from progresvit.cli.segmentation import parse_windows
 from progresvit.io.parse import parse_limit
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def segment(
 
     with output.setting_notes():
         engine = SegmentationEngine(
-            model, parse_limit(threshold), windows=parse_windows(stride, scales, flip), device=device,
+            model, parse_limit(threshold), windows=options.parse_windows(stride, scales, flip), device=device,
             precision=precision, batch=batch, workers=workers,
         )  # fmt: skip
     results = []

@@ -96,8 +96,8 @@ def _report(
     tau: float | tuple[float, ...] | None,
     router: Router | None,
 ) -> None:
-    from progresvit.evaluation.routing_tables import frontier_table
     from progresvit.evaluation.shift import by_severity, mce_table, shift_table
+    from progresvit.evaluation.tables import frontier_table
     from progresvit.routing import PAPER_THRESHOLDS, TENTHS
 
     table = shift_table(sets, found, tau, router)

@@ -27,8 +27,8 @@ from progresvit.engine.buffers import HELD_BATCHES
 from progresvit.engine.fold import FoldedRound
 from progresvit.model import RoundOutput
 from progresvit.model.precision import autocast
+from progresvit.predict.segment import RoundMap, image_labels, image_score
 from progresvit.routing.decide import exits
-from progresvit.routing.segmentation import RoundMap, image_labels, image_score
 
 HELD_PIXELS = 2**28
 """The most pixels of label maps in progress behind a waiting image; beyond that, rounds run before batches are full."""

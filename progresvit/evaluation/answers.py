@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.data.dataset import UNLABELLED
-from progresvit.evaluation.records import Header, Ints, Records
+from progresvit.evaluation.header import Header
+from progresvit.evaluation.records import Ints, Records
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.routing import Router
 from progresvit.routing.decide import Threshold, exit_rounds

@@ -27,8 +27,10 @@ from progresvit.evaluation.features import (
     find_labelled,
     read_features,
 )
+from progresvit.evaluation.header import Header
 from progresvit.evaluation.parts import CHUNK, Parts
-from progresvit.evaluation.records import Header, Records, read_records, write_records
+from progresvit.evaluation.record_files import read_records, write_records
+from progresvit.evaluation.records import Records
 from progresvit.evaluation.run import (
     DataSource,
     EvalOptions,

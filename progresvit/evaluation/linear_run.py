@@ -26,6 +26,7 @@ from progresvit.data.split import hold_out
 from progresvit.data.transforms import Augmentation, NamedTransform, normalise
 from progresvit.distributed import Processes
 from progresvit.evaluation.features import check_features, class_tokens, find_labelled
+from progresvit.evaluation.header import Header
 from progresvit.evaluation.linear_probe import (
     BATCH,
     LEARNING_RATES,
@@ -34,7 +35,8 @@ from progresvit.evaluation.linear_probe import (
     count_correct,
 )
 from progresvit.evaluation.parts import Parts
-from progresvit.evaluation.records import Header, Records, read_records, write_records
+from progresvit.evaluation.record_files import read_records, write_records
+from progresvit.evaluation.records import Records
 from progresvit.evaluation.run import (
     DataSource,
     EvalOptions,

@@ -12,7 +12,7 @@ from typing import Any
 from progresvit.data.dataset import ImageDataset
 from progresvit.data.loader import Unreadable
 from progresvit.distributed import Processes
-from progresvit.evaluation.records import Header
+from progresvit.evaluation.header import Header
 from progresvit.io.part_formats import Columns, NpzColumns, merge_columns, read_column
 from progresvit.io.resumable import ResumableTable
 from progresvit.model.registry import DEFAULT_KIND

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeGuard
 
 import numpy as np
 
 from progresvit.compute import Convention
-from progresvit.evaluation.record_files import split_by_id
-from progresvit.evaluation.records import Records
+from progresvit.evaluation.records import Records, RoutedRecords, split_by_id
 from progresvit.routing import Router
 from progresvit.routing.per_round import (
     LEAST_ROUNDS,
@@ -36,13 +36,20 @@ class CrossFittedPoint:
     gmacs: float
     exit_shares: tuple[float, ...]
     threshold: None = None
-    """There are two vectors, one of each half."""
+    """There are two vectors, one for each half."""
 
 
-def has_per_round(records: Records) -> bool:
+def has_per_round(records: RoutedRecords) -> TypeGuard[Records]:
     """Whether thresholds per round can be chosen on one half of the images and measured on the other."""
     enough = records.rounds >= LEAST_ROUNDS and len(records) >= LEAST_IMAGES
-    return enough and records.labelled and records.header.routable
+    return enough and isinstance(records, Records) and records.labelled and records.header.routable
+
+
+def need_classification(records: RoutedRecords) -> Records:
+    """The records, refused if they are of a segmentation model."""
+    if not isinstance(records, Records):
+        raise ValueError("thresholds per round are chosen by top-1, of a classification model; leave out per_round=True.")
+    return records
 
 
 def find_thresholds(
@@ -53,12 +60,12 @@ def find_thresholds(
     if records.rounds < LEAST_ROUNDS:
         raise ValueError(
             f"thresholds per round are for {LEAST_ROUNDS} rounds or more, and these records have {records.rounds}; "
-            "leave out --per-round."
+            "leave out per_round=True."
         )
     if len(records) < LEAST_IMAGES:
         raise ValueError(
             f"{len(records)} images are too few for thresholds per round, which need {LEAST_IMAGES}; evaluate on more, "
-            "or leave out --per-round."
+            "or leave out per_round=True."
         )
     return per_round_frontier(records.scores(router), records.correct, records.gmacs(convention))
 

@@ -33,13 +33,17 @@ from progresvit.data.timm_dataset import find_timm_images, is_timm_name
 from progresvit.data.transforms import Corruption, NamedTransform, normalise
 from progresvit.distributed import Processes
 from progresvit.evaluation.classes import class_numbers, relabel
+from progresvit.evaluation.header import Header
 from progresvit.evaluation.parts import FinishedBatch, Parts
-from progresvit.evaluation.records import TOP, Header, Records, read_records, write_records
+from progresvit.evaluation.record_files import read_records, write_records
+from progresvit.evaluation.records import Records
 from progresvit.io.part_formats import Columns
 from progresvit.io.weights import weights_hash
 from progresvit.model.interface import RoundModel
 from progresvit.model.precision import autocast
 from progresvit.routing import full_entropy, logit_statistics, top10_entropy
+
+TOP = 5
 
 ProgressCallback = Callable[[int, int], None]
 """Called after each batch with the number of images that are done and the total."""

@@ -23,20 +23,16 @@ from progresvit.data.segmentation import IGNORE, SegmentationDataset, find_segme
 from progresvit.data.segmentation_loader import EvaluationImage, evaluation_images
 from progresvit.data.windows import WindowOptions, describe_windows, windows_hash
 from progresvit.distributed import Processes
+from progresvit.evaluation.header import Header
 from progresvit.evaluation.parts import FinishedBatch, Parts
-from progresvit.evaluation.records import Header
+from progresvit.evaluation.record_files import read_segmentation_records, write_records
 from progresvit.evaluation.run import EvalOptions, ProgressCallback, ProgressCounter, check_run, finished, make_header
-from progresvit.evaluation.segmentation_records import (
-    SegmentationRecords,
-    confusion_rows,
-    read_segmentation_records,
-    write_segmentation_records,
-)
+from progresvit.evaluation.segmentation_records import SegmentationRecords, confusion_rows
 from progresvit.io.part_formats import Columns
 from progresvit.metrics.miou import confusion_matrix
 from progresvit.model.interface import RoundModel
 from progresvit.model.precision import autocast
-from progresvit.routing.segmentation import RoundMap, segment_rounds
+from progresvit.predict.segment import RoundMap, segment_rounds
 
 CHUNK = 32
 """Images per part: an image takes longer than in classification, and datasets are smaller."""
@@ -103,7 +99,7 @@ def evaluate_segmentation(
         parts.fill(_run(model, dataset, parts, mine, windows, options, device, counter), first=processes.first)
         processes.wait()
         if processes.first:
-            write_segmentation_records(_gather(parts, header), out)
+            write_records(_gather(parts, header), out)
             parts.remove()
         processes.wait()
     return read_segmentation_records(out)

@@ -18,7 +18,8 @@ from progresvit.data.custom_corruption import check_corruption, file_name
 from progresvit.data.transforms import Corruption
 from progresvit.distributed import Processes
 from progresvit.evaluation.classes import IMAGENET_CLASSES
-from progresvit.evaluation.records import Records, read_records
+from progresvit.evaluation.record_files import read_records
+from progresvit.evaluation.records import Records
 from progresvit.evaluation.run import DataSource, EvalOptions, ProgressCallback, evaluate, intended_header
 from progresvit.model.interface import RoundModel
 from progresvit.routing import Router, operating_point

@@ -16,11 +16,16 @@ from .decide import route_records as route_records
 from .frontier import NEAR_LOSSLESS_DROP as NEAR_LOSSLESS_DROP
 from .frontier import PAPER_THRESHOLDS as PAPER_THRESHOLDS
 from .frontier import TENTHS as TENTHS
-from .frontier import OperatingPoint as OperatingPoint
 from .frontier import frontier as frontier
+from .frontier import metric_frontier as metric_frontier
+from .frontier import metric_near_lossless as metric_near_lossless
 from .frontier import near_lossless as near_lossless
 from .frontier import operating_point as operating_point
-from .frontier import routed_sums as routed_sums
+from .metric import MeanIoU as MeanIoU
+from .metric import Metric as Metric
+from .metric import OperatingPoint as OperatingPoint
+from .metric import SegmentationPoint as SegmentationPoint
+from .metric import Top1 as Top1
 from .per_round import PerRoundFrontier as PerRoundFrontier
 from .per_round import cross_fitted_exits as cross_fitted_exits
 from .per_round import per_round_frontier as per_round_frontier
@@ -44,3 +49,4 @@ from .settings import find_setting as find_setting
 from .settings import load_budgets as load_budgets
 from .settings import load_setting as load_setting
 from .settings import setting_names as setting_names
+from .sums import routed_sums as routed_sums

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from progresvit.routing.decide import as_scores
-from progresvit.routing.frontier import OperatingPoint, every_threshold, exit_counts, frontier, routed_sums
+from progresvit.routing.frontier import frontier
+from progresvit.routing.metric import OperatingPoint
 from progresvit.routing.scores import HIGHEST
+from progresvit.routing.sums import every_threshold, exit_counts, total_gmacs
 
 
 class OutOfReachError(ValueError):
@@ -39,12 +41,10 @@ def threshold_for_budget(scores: ArrayLike, gmacs: ArrayLike, budget: float) -> 
         budget: Average GMACs per image.
     """
     values, costs = as_scores(scores), np.asarray(gmacs, np.float64)
-    by_image = costs.ndim == 2
-    first, last = costs[:, [0, -1]].mean(axis=0) if by_image else costs[[0, -1]]
+    first, last = costs[:, [0, -1]].mean(axis=0) if costs.ndim == 2 else costs[[0, -1]]
     check_budget(budget, first, last)
     thresholds = every_threshold(values)
-    total = routed_sums(values, costs, thresholds) if by_image else exit_counts(values, thresholds) @ costs
-    spent = total / len(values)
+    spent = total_gmacs(values, costs, thresholds) / len(values)
     within = np.flatnonzero(spent <= max(budget, first) + 1e-9)
     if not len(within):
         stuck = int(np.isinf(values[:, :-1]).all(axis=1).sum())

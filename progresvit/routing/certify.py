@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from progresvit.routing.decide import Floats, Threshold, as_scores
-from progresvit.routing.frontier import exit_counts, routed_counts, routed_sums
 from progresvit.routing.scores import HIGHEST
+from progresvit.routing.sums import exit_counts, routed_counts, routed_sums
 
 Losses = NDArray[np.bool_ | np.float64]
 """Booleans or float64; it decides which test is used."""

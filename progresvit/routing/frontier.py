@@ -1,20 +1,18 @@
-"""What a threshold gives: accuracy and compute of many thresholds at once, and the near-lossless point.
+"""Accuracy and compute at many thresholds at once, and the near-lossless point.
 
-The exit rule is that of ``decide``. Letters: N images, S rounds, T thresholds, M numbers per image and round.
+Letters: N images, S rounds, T thresholds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from progresvit.routing.decide import Floats, Marks, Threshold, as_scores, as_thresholds, exits
-
-Counts = NDArray[np.int64]
+from progresvit.routing.decide import Floats, as_scores, as_thresholds
+from progresvit.routing.metric import Metric, OperatingPoint, P, Top1
+from progresvit.routing.sums import every_threshold, exit_counts, routed_sums, total_gmacs
 
 PAPER_THRESHOLDS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.2, 1.4, 1.6, 2.0, 5.0, 10.0)
 """The thresholds that the paper tabulates."""
@@ -23,24 +21,7 @@ TENTHS = tuple(tenth / 10 for tenth in range(11))
 """Thresholds on probabilities, for learned routers; also the paper's continuation rates."""
 
 NEAR_LOSSLESS_DROP = 0.0003
-"""The allowed drop of top-1, as a share of the images: 0.03 points, 15 of 50,000."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperatingPoint:
-    """A threshold and what it gives."""
-
-    threshold: Threshold
-    top1: float | None = None
-    """Share of the images that are classified correctly; None without labels."""
-    top5: float | None = None
-    gmacs: float
-    exit_shares: tuple[float, ...]
-
-
-def exit_counts(scores: ArrayLike, thresholds: ArrayLike) -> Counts:
-    """Images that exit after each round: (T, S)."""
-    return routed_counts(scores, np.ones(np.shape(scores), bool), thresholds)
+"""The allowed drop of top-1, as a share of the images: 0.03 points, 15 of 50,000; or of the mIoU."""
 
 
 def frontier(
@@ -51,7 +32,7 @@ def frontier(
     *,
     correct5: ArrayLike | None = None,
 ) -> list[OperatingPoint]:
-    """Accuracy and compute at each threshold.
+    """Top-1 and compute at each threshold.
 
     Args:
         scores: Entropies or router probabilities, (N, S).
@@ -60,33 +41,52 @@ def frontier(
         thresholds: (T,), or (T, S - 1) for one per round.
         correct5: Whether the label is among the five most probable classes, (N, S).
     """
+    return metric_frontier(scores, Top1(correct, correct5), gmacs, thresholds)
+
+
+def metric_frontier(scores: ArrayLike, metric: Metric[P], gmacs: ArrayLike, thresholds: ArrayLike) -> list[P]:
+    """Accuracy and compute at each threshold.
+
+    Args:
+        scores: The uncertainty of each image after each round, (N, S).
+        metric: The accuracy.
+        gmacs: Cumulative GMACs of the rounds, (S,); (N, S) if images differ, as those with more windows.
+        thresholds: (T,), or (T, S - 1) for one per round.
+    """
     values = as_scores(scores)
     count, rounds = values.shape
-    if len(gmacs) != rounds:
-        raise ValueError(f"scores of {rounds} rounds with the compute of {len(gmacs)}; are they of the same model?")
+    if np.shape(gmacs)[-1] != rounds:
+        raise ValueError(
+            f"scores of {rounds} rounds with the compute of {np.shape(gmacs)[-1]}; are they of the same model?"
+        )
     as_thresholds(thresholds, rounds)
-    asked = np.asarray(thresholds, np.float64)
-    shares = exit_counts(values, asked) / count
-    top1, top5 = (
-        None if marks is None else routed_counts(values, marks, asked).sum(axis=1) / count
-        for marks in (correct, correct5)
-    )
+    limits = np.asarray(thresholds, np.float64)
+    shares = exit_counts(values, limits) / count  # (T, S)
+    spent = average_gmacs(values, gmacs, limits, shares)
+    accuracy = metric.at(values, limits)
     return [
-        OperatingPoint(
-            threshold=float(asked[t]) if asked.ndim == 1 else tuple(asked[t].tolist()),
-            top1=None if top1 is None else float(top1[t]),
-            top5=None if top5 is None else float(top5[t]),
-            gmacs=float(shares[t] @ np.asarray(gmacs)),
+        metric.point(
+            threshold=float(limits[t]) if limits.ndim == 1 else tuple(limits[t].tolist()),
+            **{name: None if column is None else float(column[t]) for name, column in accuracy.items()},
+            gmacs=float(spent[t]),
             exit_shares=tuple(shares[t].tolist()),
         )
         for t in range(len(shares))
     ]
 
 
+def average_gmacs(scores: ArrayLike, gmacs: ArrayLike, thresholds: ArrayLike, shares: Floats) -> Floats:
+    """GMACs of an image on average at each threshold, from the shares of the images that exit, (T, S): (T,)."""
+    costs = np.asarray(gmacs, np.float64)
+    if costs.ndim == 2:
+        return routed_sums(scores, costs, thresholds) / len(costs)
+    return np.array([share @ costs for share in shares])
+
+
 def operating_point(
     scores: ArrayLike, correct: ArrayLike | None, gmacs: Sequence[float], threshold: float | Sequence[float]
 ) -> OperatingPoint:
-    """Accuracy and compute at one threshold, or one per round."""
+    """Top-1 and compute at one threshold, or one per round."""
     return frontier(scores, correct, gmacs, [threshold])[0]
 
 
@@ -94,134 +94,15 @@ def near_lossless(
     scores: ArrayLike, correct: ArrayLike, gmacs: Sequence[float], max_drop: float = NEAR_LOSSLESS_DROP
 ) -> OperatingPoint:
     """The threshold of lowest compute whose top-1 stays within ``max_drop`` of the full path, the bound included."""
+    return metric_near_lossless(scores, Top1(correct), gmacs, max_drop)
+
+
+def metric_near_lossless(
+    scores: ArrayLike, metric: Metric[P], gmacs: ArrayLike, max_drop: float = NEAR_LOSSLESS_DROP
+) -> P:
+    """The threshold of lowest compute whose accuracy stays within ``max_drop`` of the full path."""
     values = as_scores(scores)
     thresholds = every_threshold(values)  # the first is 0, the full path
-    right = routed_counts(values, correct, thresholds).sum(axis=1)
-    allowed = np.floor(max_drop * len(values) + 1e-9)  # compared as counts
-    good = np.flatnonzero(right >= right[0] - allowed)
-    spent = exit_counts(values, thresholds) @ np.asarray(gmacs, np.float64)
-    return operating_point(values, correct, gmacs, float(thresholds[good[np.argmin(spent[good])]]))
-
-
-def every_threshold(scores: ArrayLike) -> Floats:
-    """0, one threshold between any two neighbouring scores, and one above all: others give no other result."""
-    values = as_scores(scores)[:, :-1]
-    distinct = np.unique(values[np.isfinite(values)])
-    if not len(distinct):
-        return np.zeros(1)
-    between = (distinct[:-1] + distinct[1:]) / 2
-    between = np.where(between > distinct[:-1], between, distinct[1:])  # two neighbouring floats have no middle
-    above = np.nextafter(np.float32(distinct[-1]), np.float32(np.inf))
-    return np.concatenate([[0.0], between, [max(float(above), np.nextafter(distinct[-1], np.inf))]])
-
-
-def routed_counts(scores: ArrayLike, marks: ArrayLike, thresholds: ArrayLike) -> Counts:
-    """Marked images among those that exit after each round: (N, S), (N, S) -> (T, S).
-
-    An image counts if it is marked in the round after which it exits. Marks are correct answers, harms, or all images.
-    """
-    values = as_scores(scores)
-    flags = np.asarray(marks)
-    if flags.shape != values.shape:
-        raise ValueError(f"scores of shape {values.shape} with marks of shape {flags.shape}; both are images x rounds.")
-    flags = flags.astype(bool)
-    limits = as_thresholds(thresholds, values.shape[1])
-    shared = bool((limits == limits[:, :1]).all())
-    return _count_shared(values, flags, limits) if shared else _count_each(values, flags, limits)
-
-
-def routed_sums(scores: ArrayLike, values: ArrayLike, thresholds: ArrayLike) -> NDArray[Any]:
-    """Sums over the images of the values of the round after which each exits: (N, S) or (N, S, M) -> (T,) or (T, M).
-
-    Sums of booleans and integers are exact, in int64; of other numbers they are float64.
-
-    Args:
-        scores: Entropies or router probabilities, (N, S).
-        values: What is summed: finite numbers of each image in each round, (N, S) or (N, S, M).
-        thresholds: (T,), or (T, S - 1) for one per round.
-    """
-    known = as_scores(scores)
-    numbers = np.asarray(values)
-    if numbers.shape[:2] != known.shape or numbers.ndim > 3:
-        raise ValueError(
-            f"scores of shape {known.shape} with values of shape {numbers.shape}; values are images x rounds, or "
-            "images x rounds x numbers."
-        )
-    limits = as_thresholds(thresholds, known.shape[1])
-    by_round = [numbers[:, s] for s in range(known.shape[1])]  # views of (N,) or (N, M)
-    if not all(np.isfinite(column).all() for column in by_round):
-        raise ValueError("values to sum are finite; leave out images that have none, or give them 0.")
-    shared = bool((limits == limits[:, :1]).all())
-    return _sum_shared(known, by_round, limits) if shared else _sum_each(known, by_round, limits)
-
-
-def _sum_each(scores: Floats, by_round: list[NDArray[Any]], limits: Floats) -> NDArray[Any]:
-    dtype = _dtype_of_sums(by_round[0])
-    sums = np.zeros((len(limits), *by_round[0].shape[1:]), dtype)
-    columns = np.asfortranarray(scores)
-    for t, row in enumerate(limits):
-        continuing = np.ones(len(scores), bool)
-        for s, limit in enumerate(row):
-            exiting = continuing & exits(columns[:, s], limit)
-            sums[t] += by_round[s][exiting].sum(axis=0, dtype=dtype)
-            continuing &= ~exiting
-        sums[t] += by_round[-1][continuing].sum(axis=0, dtype=dtype)
-    return sums
-
-
-def _sum_shared(scores: Floats, by_round: list[NDArray[Any]], limits: Floats) -> NDArray[Any]:
-    """The last round's sum, and for the images that have exited by round s what round s has more than the next.
-
-    These are cumulative sums in the order of the lowest scores so far: one sort per round for all thresholds.
-    """
-    dtype = _dtype_of_sums(by_round[0])
-    sums = np.zeros((len(limits), *by_round[0].shape[1:]), dtype)
-    sums += by_round[-1].sum(axis=0, dtype=dtype)
-    lowest = np.full(len(scores), np.inf)
-    for s in range(scores.shape[1] - 1):
-        lowest = np.minimum(lowest, scores[:, s])
-        order = np.argsort(lowest)
-        below = np.searchsorted(lowest, limits[:, 0], side="left", sorter=order)  # (T,), strictly below as in exits
-        more = by_round[s][order].astype(dtype)  # (N,) or (N, M)
-        more -= by_round[s + 1][order].astype(dtype, copy=False)
-        np.cumsum(more, axis=0, out=more)
-        sums[below > 0] += more[below[below > 0] - 1]
-    return sums
-
-
-def _dtype_of_sums(values: NDArray[Any]) -> type[np.int64 | np.float64]:
-    return np.float64 if np.issubdtype(values.dtype, np.floating) else np.int64
-
-
-def _count_each(scores: Floats, marks: Marks, limits: Floats) -> Counts:
-    counts = np.zeros((len(limits), scores.shape[1]), np.int64)
-    columns, flags = np.asfortranarray(scores), np.asfortranarray(marks)
-    for t, row in enumerate(limits):
-        continuing = np.ones(len(scores), bool)
-        for s, limit in enumerate(row):
-            exiting = continuing & exits(columns[:, s], limit)
-            counts[t, s] = np.count_nonzero(exiting & flags[:, s])
-            continuing &= ~exiting
-        counts[t, -1] = np.count_nonzero(continuing & flags[:, -1])
-    return counts
-
-
-def _count_shared(scores: Floats, marks: Marks, limits: Floats) -> Counts:
-    """With one threshold for all rounds, an image has exited by round s if its lowest score so far is below it.
-
-    So two sorts per round give the counts of all thresholds: images that exited by this round, less those before it.
-    """
-    thresholds = limits[:, 0] if limits.shape[1] else np.zeros(len(limits))
-    counts = np.zeros((len(thresholds), scores.shape[1]), np.int64)
-    lowest = np.minimum.accumulate(scores[:, :-1], axis=1)  # (N, S - 1)
-    for s in range(scores.shape[1]):
-        counts[:, s] = count_exits(lowest[:, s], marks[:, s], thresholds) if s < lowest.shape[1] else marks[:, s].sum()
-        if s > 0:
-            counts[:, s] -= count_exits(lowest[:, s - 1], marks[:, s], thresholds)
-    return counts
-
-
-def count_exits(scores: Floats, marks: Marks, thresholds: Floats) -> Counts:
-    """How many marked scores exit at each threshold: (N,), (N,), (T,) -> (T,). Strictly below, as in ``exits``."""
-    below: Counts = np.searchsorted(np.sort(scores[marks]), thresholds, side="left")
-    return below
+    good = np.flatnonzero(metric.is_within(values, thresholds, max_drop))
+    spent = total_gmacs(values, gmacs, thresholds)
+    return metric_frontier(values, metric, gmacs, [float(thresholds[good[np.argmin(spent[good])]])])[0]

@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.decide import Floats, as_scores, exit_rounds, exits
-from progresvit.routing.frontier import NEAR_LOSSLESS_DROP, Counts, every_threshold, exit_counts, routed_counts
+from progresvit.routing.frontier import NEAR_LOSSLESS_DROP
+from progresvit.routing.sums import Counts, every_threshold, exit_counts, routed_counts
 
 PRICES = 40
 """Prices of GMACs, from that of one image over the whole path to that of every image over the shortest step."""

@@ -20,7 +20,7 @@ from progresvit.io.model_folder import BUDGETS_FILE, BUNDLED, SETTINGS, bundled_
 from progresvit.io.parse import Section, dump_json, read_json
 from progresvit.routing.calibrate import ROUNDING, check_quantiles
 from progresvit.routing.decide import OODRule, Policy, Threshold, as_thresholds
-from progresvit.routing.frontier import OperatingPoint
+from progresvit.routing.metric import OperatingPoint
 
 if TYPE_CHECKING:
     from progresvit.routing.router import Router

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from progresvit.evaluation import Records
 from progresvit.routing import certified_thresholds
-from progresvit.routing.frontier import exit_counts, routed_counts
 from progresvit.routing.settings import Loss
+from progresvit.routing.sums import exit_counts, routed_counts
 from repro.formats import DrawsResult
 
 DRAWS = 500

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from progresvit.evaluation import Records, SegmentationRecords
 from progresvit.routing import HIGHEST, OperatingPoint, near_lossless
-from progresvit.routing.frontier import every_threshold, exit_counts, frontier
+from progresvit.routing.frontier import frontier
+from progresvit.routing.sums import every_threshold, exit_counts
 from repro.formats import Data, Point, Probe, Rounds, pack, pack_floats
 
 POINTS = 60

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.evaluation import Records
+from progresvit.evaluation.calibrate import calibrate_guarantee, calibrate_near_lossless, with_abstention
 from progresvit.evaluation.selective import routed_answers
-from progresvit.evaluation.settings import calibrate_guarantee, calibrate_near_lossless, with_abstention
 from progresvit.routing import Setting
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.decide import route_records

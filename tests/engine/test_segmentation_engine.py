@@ -19,8 +19,8 @@ from progresvit.engine import Engine, MemoryWarning, Segmentation, SegmentationE
 from progresvit.engine.window_batcher import WindowBatcher
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
+from progresvit.predict.segment import segment_rounds
 from progresvit.routing import Setting, SettingWarning
-from progresvit.routing.segmentation import segment_rounds
 
 SMALL = {"depth": 2, "patch_size": 16, "num_classes": 3, "task": "segmentation", "labels": ("sky", "road", "tree")}
 CONFIGS = {

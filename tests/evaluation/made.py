@@ -6,7 +6,8 @@ import torch
 from progresvit.compute import CONVENTIONS, cumulative_gmacs
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.crop import describe_preprocessing, preprocessing_hash
-from progresvit.evaluation.records import Header, Records
+from progresvit.evaluation.header import Header
+from progresvit.evaluation.records import Records
 from progresvit.evaluation.run import record_columns
 
 CLASSES = 12

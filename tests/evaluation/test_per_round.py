@@ -5,7 +5,7 @@ import pytest
 
 from progresvit.evaluation import calibrate_budget, calibrate_near_lossless, frontier_table
 from progresvit.evaluation.per_round import OTHER_HALF, cross_fitted_curve, find_thresholds
-from progresvit.evaluation.record_files import split_by_id
+from progresvit.evaluation.records import split_by_id
 from progresvit.routing import Policy, load_setting, near_lossless, operating_point
 from progresvit.routing.decide import exit_rounds
 from tests.evaluation.made import make_records
@@ -88,7 +88,7 @@ def test_images_without_finite_logits_in_one_half_do_not_stop_a_curve():
 
 def test_two_rounds_few_images_and_missing_labels_are_refused():
     for records, match in (
-        (make_records(600), "for 3 rounds or more, and these records have 2; leave out --per-round"),
+        (make_records(600), "for 3 rounds or more, and these records have 2; leave out per_round=True"),
         (make_records(60, rounds=3), "60 images are too few for thresholds per round, which need 100"),
         (make_records(600, rounds=3, labelled=False), "have no label"),
     ):

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from progresvit.evaluation.records import read_records, write_records
+from progresvit.evaluation.record_files import read_records, write_records
 from progresvit.evaluation.run import record_columns
 from progresvit.routing import full_entropy, logit_statistics, top10_entropy
 from tests.evaluation.made import make_logits, make_records
@@ -104,7 +104,7 @@ def test_missing_labels_are_an_error_only_where_needed(tmp_path):
     assert not records.labelled
     assert records.log_probability is None
     assert records.scores().shape == (20, 2)
-    with pytest.raises(ValueError, match=r"20 of 20 images in these records have no label; .* --unlabelled"):
+    with pytest.raises(ValueError, match=r"20 of 20 images in these records have no label; .*\(unlabelled=True"):
         records.correct  # noqa: B018
 
 

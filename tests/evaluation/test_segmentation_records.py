@@ -138,7 +138,7 @@ def test_bad_records_are_refused_and_nothing_is_written(tmp_path):
         write_segmentation_records(replace(records, header=three.header), target)
     labels, predictions, scores = make_maps(10)
     empty = make_segmentation_records(10, maps=(np.full_like(labels, IGNORE), predictions, scores))
-    with pytest.raises(ValueError, match=r"no pixel .* has a label; check the masks and .* \(--ignore\)"):
+    with pytest.raises(ValueError, match=r"no pixel .* has a label; check the masks and .* \(ignore=…\)"):
         write_segmentation_records(empty, target)
     assert list(tmp_path.iterdir()) == []
 

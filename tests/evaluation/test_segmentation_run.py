@@ -189,7 +189,7 @@ def test_a_process_that_fails_keeps_the_parts_of_the_others(model, data, tmp_pat
     monkeypatch.setattr("progresvit.evaluation.segmentation_run.CHUNK", 4)
     out, folder = tmp_path / "r.parquet", tmp_path / "r.parquet.parts"
     with monkeypatch.context() as patch:
-        patch.setattr("progresvit.evaluation.segmentation_run.write_segmentation_records", lambda *arguments: 1 / 0)
+        patch.setattr("progresvit.evaluation.segmentation_run.write_records", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(model, data, out)
     whole = [path.read_bytes() for path in sorted(folder.glob("*.npz"))]
@@ -208,7 +208,7 @@ def test_a_run_that_stopped_before_the_last_file_only_writes_it(model, data, tmp
         raise OSError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("progresvit.evaluation.segmentation_run.write_segmentation_records", fail)
+        patch.setattr("progresvit.evaluation.segmentation_run.write_records", fail)
         with pytest.raises(OSError, match="full"):
             run(model, data, tmp_path / "r.parquet")
     monkeypatch.setattr(ProgResViT, "forward", fail)

@@ -5,12 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from progresvit.analysis.segmentation_figures import miou_interval, segmentation_frontier_figure
+from progresvit.analysis.routing_figures import frontier_figure
 from progresvit.evaluation import class_table, segmentation_frontier_table
 from progresvit.metrics.miou import ClassCounts, bootstrap_ends, mean_iou
 from progresvit.plots import BAND, render
 from progresvit.routing.decide import exit_rounds
-from progresvit.routing.segmentation import near_lossless_miou
 from tests.evaluation.made_segmentation import CLASSES, make_maps, make_segmentation_records, naive_iou, naive_miou
 
 
@@ -27,7 +26,7 @@ def test_the_table_holds_tenths_of_the_images_and_the_near_lossless_point():
             spent = records.gmacs(convention)[np.arange(100), rounds].mean()
             assert row[f"gmacs_{convention}"] == pytest.approx(spent)
         assert row["saving"] == pytest.approx(1 - row["gmacs_paper"] / records.gmacs()[:, -1].mean())
-    point = near_lossless_miou(records.scores, records.counts, records.gmacs())
+    point = records.near_lossless()
     assert (best["note"], best["threshold"], best["miou"]) == ("near-lossless", point.threshold, point.miou)
     assert set(next(csv.reader(io.StringIO(table.to_csv())))) == {
         "threshold", "miou", "miou_low", "miou_high", "pixel_accuracy", "gmacs_paper", "gmacs_executed", "saving",
@@ -91,14 +90,14 @@ def test_a_class_in_a_single_image_has_the_interval_0_to_1():
 
 def test_the_figure_goes_from_all_rounds_to_the_first():
     models = {"two": make_segmentation_records(60), "three": make_segmentation_records(60, rounds=3)}
-    figure = segmentation_frontier_figure(models, settings={"mine": 0.4})
+    figure = frontier_figure(models, settings={"mine": 0.4})
     lines = {line.get_label(): line.get_xydata() for line in figure.axes[0].lines}
     for name, records in models.items():
         ends = np.column_stack([records.gmacs().mean(axis=0), 100 * mean_iou(records.totals)])
         assert lines[f"{name}: single rounds"] == pytest.approx(ends)
         assert lines[name][0] == pytest.approx(ends[-1])
         assert lines[name][-1] == pytest.approx(ends[0])
-        point = near_lossless_miou(records.scores, records.counts, records.gmacs())
+        point = records.near_lossless()
         assert lines[f"{name}: near-lossless"] == pytest.approx(np.array([[point.gmacs, 100 * point.miou]]))
         assert f"{name}: mine" in lines
     assert "paper" in figure.axes[0].get_xlabel()
@@ -114,6 +113,6 @@ def test_the_interval_of_the_miou_is_that_of_a_bootstrap_over_images():
     counts = [part[np.arange(200), exits] for part in records.counts]
     weights = random.multinomial(200, np.full(200, 1 / 200), 2000)  # (draws, N)
     drawn = mean_iou(ClassCounts(*(weights @ part for part in counts)))
-    found = miou_interval(records, 0.4)
+    found = records.metric.intervals(records.scores, [0.4], fast=True)[0]
     assert found.mean == pytest.approx(float(mean_iou(ClassCounts(*(part.sum(axis=0) for part in counts)))))
     assert found.highest - found.lowest == pytest.approx(2 * 1.96 * float(drawn.std()), rel=0.1)

@@ -161,7 +161,7 @@ def test_images_that_the_router_was_fitted_on_cannot_certify_it():
 
 
 def test_records_of_some_classes_do_not_speak_for_a_model_that_chooses_among_all():
-    with pytest.raises(ValueError, match="evaluate without --restrict-classes"):
+    with pytest.raises(ValueError, match="evaluate with restrict_classes=False"):
         calibrate_exit_share(make_records(classes=(0, 1, 2)), 0.5)
 
 

@@ -9,14 +9,8 @@ from progresvit.compute import cumulative_gmacs
 from progresvit.config import preset
 from progresvit.routing import top10_entropy
 from progresvit.routing.decide import exit_rounds
-from progresvit.routing.frontier import (
-    PAPER_THRESHOLDS,
-    every_threshold,
-    exit_counts,
-    frontier,
-    near_lossless,
-    operating_point,
-)
+from progresvit.routing.frontier import PAPER_THRESHOLDS, frontier, near_lossless, operating_point
+from progresvit.routing.sums import every_threshold, exit_counts
 
 
 def brute_force(entropy, correct, gmacs, allowed):

@@ -16,8 +16,8 @@ from progresvit.routing import (
 )
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.decide import exit_rounds
-from progresvit.routing.frontier import every_threshold
 from progresvit.routing.per_round import PerRoundFrontier, _cuts
+from progresvit.routing.sums import every_threshold
 
 
 def made(count, rounds, seed=0):

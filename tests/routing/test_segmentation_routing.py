@@ -23,7 +23,7 @@ from progresvit.routing import (
     uncertain_entropy,
 )
 from progresvit.routing.decide import exit_rounds
-from progresvit.routing.frontier import every_threshold, routed_counts
+from progresvit.routing.sums import every_threshold, routed_counts
 
 # the score of an image
 

@@ -27,7 +27,7 @@ from progresvit.data.transforms import normalise
 from progresvit.engine.images import open_images
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
-from progresvit.routing.frontier import OperatingPoint
+from progresvit.routing.metric import OperatingPoint
 from progresvit.routing.scores import top10_entropy
 from progresvit.routing.settings import Budgets, Setting
 from progresvit.serving.page.router import page_router

@@ -18,7 +18,7 @@ from progresvit.data.segmentation_loader import SegmentationBatch
 from progresvit.distributed import Processes
 from progresvit.metrics.miou import ClassCounts, mean_iou
 from progresvit.model import RoundOutput
-from progresvit.routing.segmentation import near_lossless_miou
+from progresvit.routing import MeanIoU, metric_near_lossless
 from progresvit.training.build import build_model
 from progresvit.training.logger import read_log
 from progresvit.training.recipe import load_recipe, make_recipe
@@ -333,7 +333,7 @@ def test_the_near_lossless_point_has_the_least_compute_of_all_thresholds_within_
     """Every threshold is tried, image by image."""
     records = make_segmentation_records(60, rounds)
     scores, gmacs = records.scores, np.array(records.gmacs())
-    found = near_lossless_miou(scores, records.counts, gmacs, max_drop)
+    found = metric_near_lossless(scores, MeanIoU(records.counts), gmacs, max_drop)
     points = []
     for threshold in [0.0, *np.nextafter(scores[:, :-1].astype(float).ravel(), 9)]:
         exits = [next((s for s in range(rounds - 1) if row[s] < threshold), rounds - 1) for row in scores]

@@ -37,7 +37,8 @@ from progresvit.distributed import Processes
 from progresvit.metrics.miou import ClassCounts, confusion_matrix, iou, mean_iou, pixel_accuracy
 from progresvit.model import RoundOutput
 from progresvit.model.interface import RoundModel
-from progresvit.routing.segmentation import near_lossless_miou, segment_rounds
+from progresvit.predict.segment import segment_rounds
+from progresvit.routing import MeanIoU, metric_near_lossless
 from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make_sampler
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class Segmentation(Task):
             "iou": {str(name): None if np.isnan(value) else float(value) for name, value in zip(names, iou(total)[-1])},
         }
         if model.config.routable:
-            values["near_lossless"] = asdict(near_lossless_miou(scores, counts, gmacs))
+            values["near_lossless"] = asdict(metric_near_lossless(scores, MeanIoU(counts), gmacs))
         full = float(gmacs[:, -1].mean())
         return Metrics(primary=miou[-1], values={**values, "full_gmacs": full, "convention": CONVENTION})
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from progresvit import compute
+from progresvit.evaluation.header import Header
 from progresvit.evaluation.ood import OOD_SHARE, ood_limit, rejected_share
-from progresvit.evaluation.per_round import OTHER_HALF, cross_fitted, find_thresholds
-from progresvit.evaluation.records import Header, Records
+from progresvit.evaluation.per_round import OTHER_HALF, cross_fitted, find_thresholds, need_classification
+from progresvit.evaluation.records import Records, RoutedRecords
 from progresvit.evaluation.selective import abstain_entropy, routed_answers
 from progresvit.routing import (
-    HIGHEST,
     NEAR_LOSSLESS_DROP,
     CertifiedThreshold,
     Router,
     certified_thresholds,
-    near_lossless,
     needed_images,
     threshold_for_budget,
     threshold_for_exit_share,
 )
 from progresvit.routing.calibrate import OutOfReachError, check_budget, spread_points
-from progresvit.routing.decide import OODRule, exit_rounds, route_records
-from progresvit.routing.frontier import frontier
+from progresvit.routing.decide import OODRule, Threshold, exit_rounds, route_records
 from progresvit.routing.per_round import Choice, PerRoundFrontier, within_or_cheapest
 from progresvit.routing.router import router_hash
 from progresvit.routing.scores import DEFAULT_OOD_SCORE, OODScore, recorded_ood_score
@@ -33,74 +30,81 @@ from progresvit.routing.settings import Budgets, Loss, Setting
 
 
 def calibrate_near_lossless(
-    records: Records,
+    records: RoutedRecords,
     *,
     max_drop: float = NEAR_LOSSLESS_DROP,
     router: Router | None = None,
     convention: compute.Convention = "paper",
     per_round: bool = False,
 ) -> Setting:
-    """Lowest compute with top-1 within ``max_drop`` of the full path on these images. An observation, no guarantee.
+    """Lowest compute with an accuracy within ``max_drop`` of the full path on these images: an observation, no
+    guarantee.
 
-    ``per_round`` gives one threshold for each round, from :func:`routing.per_round.per_round_frontier`, and what this
-    choice gives on other images: chosen on one half of these images and measured on the other, both ways.
+    The accuracy is top-1, or the mIoU of a segmentation model. ``per_round`` gives one threshold for each round of a
+    classification model, from :func:`routing.per_round.per_round_frontier`, and the accuracy and compute of this choice
+    on other images: chosen on one half of these images and measured on the other, both ways.
     """
     if per_round:
-        threshold = find_thresholds(records, router, convention).near_lossless(max_drop)
+        table = need_classification(records)
+        threshold = find_thresholds(table, router, convention).near_lossless(max_drop)
         choice = partial(PerRoundFrontier.near_lossless, max_drop=max_drop)
-        return _per_round_setting(records, threshold, choice, router, convention, rule="near-lossless")
-    point = near_lossless(records.scores(router), records.correct, records.gmacs(convention), max_drop)
+        return _per_round_setting(table, threshold, choice, router, convention, rule="near-lossless")
+    point = records.near_lossless(router, convention, max_drop)
     return _setting(records, point.threshold, router, convention, rule="near-lossless")
 
 
 def calibrate_budget(
-    records: Records,
+    records: RoutedRecords,
     budget: float,
     *,
     router: Router | None = None,
     convention: compute.Convention = "paper",
     per_round: bool = False,
 ) -> Setting:
-    """The most refinement that an average of ``budget`` GMACs allows.
+    """The most refinement that an average of ``budget`` GMACs per image allows; in segmentation of all its windows.
 
     ``per_round`` gives the most accurate vector of one threshold for each round instead, which needs labels.
     """
     if per_round:
-        found, gmacs = find_thresholds(records, router, convention), records.gmacs(convention)
+        table = need_classification(records)
+        vectors, gmacs = find_thresholds(table, router, convention), table.gmacs(convention)
         check_budget(budget, gmacs[0], gmacs[-1])
         choice = partial(within_or_cheapest, budget=max(budget, gmacs[0]))
-        chosen = found.within(max(budget, gmacs[0]))
-        return _per_round_setting(records, chosen, choice, router, convention, rule="budget")
-    threshold = threshold_for_budget(records.scores(router), records.gmacs(convention), budget)
+        vector = vectors.within(max(budget, gmacs[0]))
+        return _per_round_setting(table, vector, choice, router, convention, rule="budget")
+    threshold = threshold_for_budget(records.exit_scores(router), records.gmacs(convention), budget)
     return _setting(records, threshold, router, convention, rule="budget")
 
 
 def calibrate_exit_share(
-    records: Records, share: float, *, router: Router | None = None, convention: compute.Convention = "paper"
+    records: RoutedRecords, share: float, *, router: Router | None = None, convention: compute.Convention = "paper"
 ) -> Setting:
     """At least this share of the images exits before the last round."""
-    return _setting(
-        records, threshold_for_exit_share(records.scores(router), share), router, convention, rule="exit-share"
-    )
+    threshold = threshold_for_exit_share(records.exit_scores(router), share)
+    return _setting(records, threshold, router, convention, rule="exit-share")
 
 
 def calibrate_guarantee(
-    records: Records,
+    records: RoutedRecords,
     *,
     epsilon: float,
     delta: float,
-    loss: Loss = "labelled",
+    loss: Loss | None = None,
     router: Router | None = None,
     convention: compute.Convention = "paper",
     seed: int = 0,
 ) -> Setting:
-    """A drop of at most ``epsilon``, with probability 1 - ``delta`` over the draw of these images.
+    """A loss of at most ``epsilon``, with probability 1 - ``delta`` over the draw of these images.
+
+    In classification the loss is a drop in accuracy. The mIoU is no mean over images, so in segmentation the guarantee
+    is about the mean pixel error: early exits add at most ``epsilon`` to it.
 
     Args:
         records: Images that neither the model nor the router was fitted on.
-        epsilon: The largest drop, as a share of the images.
+        epsilon: The largest loss, as a share of the images, or of the pixels of an image.
         delta: The probability that the guarantee fails.
-        loss: ``labelled`` counts errors that the full path does not make, otherwise disagreement with the full path.
+        loss: ``labelled``, the default in classification, counts errors that the full path does not make;
+            ``unlabelled`` counts disagreement with the full path; ``pixel-error`` is for segmentation.
         router: Compare thresholds with its probabilities instead of entropies.
         convention: Convention of the GMACs.
         seed: Seed of the part that orders the thresholds of three rounds and more.
@@ -110,14 +114,20 @@ def calibrate_guarantee(
         raise ValueError(
             f"the router was fitted on {seen} of these images, so they cannot certify it; fit it on others."
         )
-    last = records.predictions[:, -1:]
-    disagree = records.predictions != last  # (N, S)
-    harms = ~records.correct & records.correct[:, -1:] if loss == "labelled" else disagree
-    highest = HIGHEST if router is None else 1.0
+    loss = loss or records.default_loss
     certified = certified_thresholds(
-        records.scores(router), harms, records.gmacs(convention), epsilon, delta, highest=highest, seed=seed
+        records.exit_scores(router),
+        records.losses(loss),
+        list(records.header.gmacs[convention]),  # in segmentation of a window; any order of the thresholds is valid
+        epsilon,
+        delta,
+        highest=records.highest_score(router),
+        seed=seed,
+        fractional=loss == "pixel-error",
     )
     evidence = certificate(certified, loss)
+    if loss == "pixel-error":
+        evidence["mean_loss"] = certified.mean_loss
     return _setting(records, certified.threshold, router, convention, rule="guarantee", **evidence)
 
 
@@ -194,7 +204,7 @@ def _with_coverage(records: Records, setting: Setting, router: Router | None) ->
 
 def measure_budgets(records: Records) -> Budgets:
     """GMACs of thresholds on these images, to look up the threshold of a budget later. Labels add the accuracy."""
-    _refuse_some_classes(records)
+    _refuse_some_classes(records.header)
     header, correct = records.header, records.correct if records.labelled else None
     return Budgets(
         rounds=records.rounds,
@@ -216,42 +226,40 @@ def _per_round_setting(
     choice: Choice,
     router: Router | None,
     convention: compute.Convention,
-    **known: Any,
+    **about: Any,
 ) -> Setting:
-    """The setting of thresholds that were chosen on all images, with what the choice gives on other images."""
-    setting = _setting(records, threshold, router, convention, **known)
+    """The setting of thresholds that were chosen on all images, with the results of the choice on other images."""
+    setting = _setting(records, threshold, router, convention, **about)
     (other,) = cross_fitted(records, [choice], router, convention)
     observed = {"top1": other.top1, "gmacs": other.gmacs, "exit_shares": list(other.exit_shares)}
     return setting.model_copy(update={"expected": {**setting.expected, OTHER_HALF: observed}})
 
 
 def _setting(
-    records: Records,
-    threshold: float | tuple[float, ...],
-    router: Router | None,
-    convention: compute.Convention,
-    **known: Any,
+    records: RoutedRecords, threshold: Threshold, router: Router | None, convention: compute.Convention, **about: Any
 ) -> Setting:
-    _refuse_some_classes(records)
-    correct = records.correct if records.labelled else None
-    points = frontier(records.scores(router), correct, records.gmacs(convention), [threshold])
-    full = records.gmacs(convention)[-1]
+    """The setting of a threshold, with its accuracy and compute on these images."""
+    _refuse_some_classes(records.header)
+    (point,) = records.frontier([threshold], router, convention)
+    rounds = records.metric.single_rounds()
+    accuracy = {name: getattr(point, name) for name in rounds if name != "top5"}
+    full = records.full_gmacs(convention)
     expected = {
-        **{key: value for key, value in asdict(points[0]).items() if value is not None and key != "threshold"},
-        "exit_shares": list(points[0].exit_shares),
+        **accuracy,
+        "gmacs": point.gmacs,
+        "exit_shares": list(point.exit_shares),
         "full_gmacs": full,
-        "saving": 1 - points[0].gmacs / full,
+        "saving": 1 - point.gmacs / full,
         "convention": convention,
+        **{f"full_{name}": float(rounds[name][-1]) for name in accuracy},
     }
-    if correct is not None:
-        expected["full_top1"] = float(correct[:, -1].mean())
     if router is not None:
-        known["router"] = router_hash(router)
-    return make_setting(records.header, threshold, **{"expected": expected, "n": len(records), **known})
+        about["router"] = router_hash(router)
+    return make_setting(records.header, threshold, **{"expected": expected, "n": len(records), **about})
 
 
-def make_setting(header: Header, threshold: float | tuple[float, ...], **known: Any) -> Setting:
-    """A setting that is bound to the model and the preprocessing of records; ``known`` are its other fields."""
+def make_setting(header: Header, threshold: Threshold, **about: Any) -> Setting:
+    """A setting that is bound to the model and the preprocessing of records; ``about`` holds its other fields."""
     return Setting(
         threshold=threshold,
         rounds=header.rounds,
@@ -262,15 +270,15 @@ def make_setting(header: Header, threshold: float | tuple[float, ...], **known: 
         graphs=header.graphs,
         data=_data(header),
         date=_now(),
-        **known,
+        **about,
     )
 
 
-def _refuse_some_classes(records: Records) -> None:
-    if records.header.classes is not None:
+def _refuse_some_classes(header: Header) -> None:
+    if header.classes is not None:
         raise ValueError(
-            "predictions of these records are restricted to some classes, and those of a running model are not; "
-            "evaluate without --restrict-classes to calibrate."
+            "predictions of these records are restricted to some classes, and a running model chooses among all; "
+            "evaluate with restrict_classes=False to calibrate."
         )
 
 
@@ -280,3 +288,9 @@ def _data(header: Header) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+calibrate_segmentation_near_lossless = calibrate_near_lossless
+calibrate_segmentation_budget = calibrate_budget
+calibrate_segmentation_exit_share = calibrate_exit_share
+calibrate_segmentation_guarantee = calibrate_guarantee

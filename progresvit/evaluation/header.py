@@ -1,0 +1,100 @@
+"""The header of records: which model was evaluated on which data, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from progresvit import compute
+from progresvit.config import ModelConfig
+from progresvit.model.registry import DEFAULT_KIND
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """Which model was evaluated on which data, and how."""
+
+    model: str
+    """Name of the model as the user gave it."""
+    weights: str
+    """SHA-256 of the weights."""
+    config: Mapping[str, Any]
+    """The model's config as JSON holds it. Its kind may be unknown to this version."""
+    gmacs: Mapping[str, Sequence[float]]
+    """GMACs of an image that exits after each round, by convention."""
+    routable: bool = True
+    """False if the rounds are alternatives among which there is no routing."""
+    preprocessing: Mapping[str, Any]
+    preprocessing_hash: str
+    precision: str
+    """Precision of the arithmetic, or int8 for an export of int8 graphs."""
+    device: str
+    data: str
+    split: str | None
+    """None if the images have no labels."""
+    images: int
+    """Images that were found; unreadable ones are not among the records."""
+    names: str
+    """SHA-256 of their names, in order."""
+    drawn_from: int | None = None
+    """Number of images in the data, if it has no splits and these are a sample of it."""
+    classes: tuple[int, ...] | None = None
+    """Numbers of the data's classes, if predictions were restricted to them. Entropies are over all classes."""
+    corruption: str | None = None
+    """Corruption and severity, such as ``fog/3``."""
+    corruption_source: str | None = None
+    """SHA-256 of the file of your own corruption; None for the built-in ones."""
+    masks: Mapping[str, Sequence[int]] | None = None
+    """Raw values of the masks: the values of the classes, in order, and the ignored values; None in classification."""
+    probe: Mapping[str, Any] | None = None
+    """What predicts from the model's features in place of its head: ``task`` (``knn`` or ``linear``), its settings, the
+    labelled images and their classes. None if the head predicts."""
+    probe_result: Mapping[str, Any] | None = None
+    """What was chosen on held-out images; None for k-NN and if the head predicts."""
+    backend: str | None = None
+    """What ran the graphs of an export (onnxruntime or openvino); None for a model in torch."""
+    graphs: str | None = None
+    """SHA-256 of int8 graphs whose ranges come from calibration images; None if the weights determine them."""
+    unreadable: tuple[str, ...] = ()
+    """One line for each image that could not be read."""
+    date: str = ""
+    version: str = ""
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return len(self.gmacs["paper"])
+
+    def check_routable(self) -> None:
+        """Refuse rounds that are alternatives."""
+        if not self.routable:
+            raise ValueError(
+                f"the rounds of a model of kind {self.config.get('kind')!r} are alternatives, so there is no routing "
+                "among them; compare the accuracy and the GMACs of its rounds."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of the file; fields that do not apply to this evaluation (masks, probe, …) are left out."""
+        optional = ("corruption_source", "masks", "probe", "probe_result", "backend", "graphs")
+        return {key: value for key, value in asdict(self).items() if key not in optional or value is not None}
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that tell one evaluation from another: not the outcome, and nothing that follows from the rest."""
+        values = self.to_dict()
+        for key in ("unreadable", "date", "version", "model", "device", "gmacs", "routable", "probe_result"):
+            values.pop(key, None)
+        return values
+
+
+def read_header(values: Mapping[str, Any]) -> Header:
+    """A header; one of version 0.1.0 has ``pictures`` for ``images``, no kind of model and no GMACs."""
+    values = {"images" if key == "pictures" else key: value for key, value in values.items()}
+    values["config"] = {"kind": DEFAULT_KIND, **values["config"]}
+    if "gmacs" not in values:
+        config = ModelConfig.from_dict(values["config"])
+        values["gmacs"] = {
+            convention: compute.cumulative_gmacs(config, convention) for convention in compute.CONVENTIONS
+        }
+    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    return Header(**{**values, **lists})
