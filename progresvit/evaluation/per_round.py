@@ -48,7 +48,9 @@ def has_per_round(records: RoutedRecords) -> TypeGuard[Records]:
 def need_classification(records: RoutedRecords) -> Records:
     """The records, refused if they are of a segmentation model."""
     if not isinstance(records, Records):
-        raise ValueError("thresholds per round are chosen by top-1, of a classification model; leave out per_round=True.")
+        raise ValueError(
+            "thresholds per round are chosen by top-1, of a classification model; leave out per_round=True."
+        )
     return records
 
 
