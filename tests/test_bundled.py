@@ -87,7 +87,7 @@ def test_settings_and_budgets_are_for_these_weights(model, folder, figures):
 
 def test_the_twenty_class_model_is_as_good_as_promised():
     figures = json.loads((bundled_folder("nettewoof-tiny") / "figures.json").read_text())
-    first, last = (one["top1"]["all"]["mean"] for one in figures["rounds"])
+    first, last = (figure["top1"]["all"]["mean"] for figure in figures["rounds"])
     near = figures["settings"]["near-lossless"]
     assert figures["images"]["all"] == 3932
     assert last >= 0.94
@@ -98,14 +98,14 @@ def test_the_twenty_class_model_is_as_good_as_promised():
 
 def test_the_thousand_class_model_is_as_good_as_promised():
     figures = json.loads((bundled_folder("imagenet-tiny") / "figures.json").read_text())
-    first, last = (one["top1"]["all"]["mean"] for one in figures["rounds"])
+    first, last = (figure["top1"]["all"]["mean"] for figure in figures["rounds"])
     budget = figures["settings"]["budget-1.0"]
     assert figures["images"] == {"all": 5000, "calibration half": 2500, "test half": 2500}
     assert last >= 0.72
     assert first >= 0.60
     assert budget["top1"]["all"]["mean"] >= 0.715
     assert budget["gmacs"]["all"] <= 1.0
-    plain = {one["resolution"]: one for one in figures["plain"]}
+    plain = {figure["resolution"]: figure for figure in figures["plain"]}
     assert budget["top1"]["all"]["mean"] > plain[192]["top1"]["test half"]["mean"]
 
 
@@ -116,7 +116,7 @@ def test_certificates_are_broken_no_more_often_than_they_say(figures):
 
 
 def test_energy_tells_unknown_classes_from_known_ones(figures):
-    scores = {(one["answers"], one["score"]): one["auroc"] for one in figures["ood"]["scores"]}
+    scores = {(row["answers"], row["score"]): row["auroc"] for row in figures["ood"]["scores"]}
     assert scores["routed", "energy"] >= 0.80
     assert len(figures["ood"]["unknown_classes"]) == 100
 
@@ -132,22 +132,17 @@ def test_the_figures_come_out_again(tmp_path):
     alone = Processes(0, 1, torch.device("cpu"))
     records = evaluation.evaluate(model, source, tmp_path / "val.parquet", name="nettewoof-tiny", processes=alone)
     assert len(records) == figures["images"]["all"]
-    for s, one in enumerate(figures["rounds"]):
-        assert records.correct[:, s].mean() == pytest.approx(one["top1"]["all"]["mean"], abs=0.0006)
+    for s, figure in enumerate(figures["rounds"]):
+        assert records.correct[:, s].mean() == pytest.approx(figure["top1"]["all"]["mean"], abs=0.0006)
 
 
-def test_an_engine_without_arguments_is_silent_and_near_lossless():
+@pytest.mark.parametrize("arguments", [(), *((name,) for name in BUNDLED)], ids=["no name", *BUNDLED])
+def test_an_engine_is_silent_and_near_lossless(arguments):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        engine = progresvit.Engine()
-    assert engine.config.num_classes == 1000
-    assert engine.setting == load_setting(bundled_folder() / "settings" / "near-lossless.json")
-
-
-def test_an_engine_by_name_is_silent_and_near_lossless(name, folder):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        engine = progresvit.Engine(name)
+        engine = progresvit.Engine(*arguments)
+    folder = bundled_folder(*arguments)
+    assert engine.config.num_classes == CLASSES[folder.name]
     assert engine.setting == load_setting(folder / "settings" / "near-lossless.json")
 
 

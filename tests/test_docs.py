@@ -55,14 +55,12 @@ def typed_commands(page):
 
 def command_options():
     """The options of each command, and those ahead of any command; a group has those of its commands."""
-    whole = typer.main.get_command(app)
-    options = {
-        name: {
-            text for one in (command, *getattr(command, "commands", {}).values()) for p in one.params for text in p.opts
-        }
-        for name, command in whole.commands.items()
-    }
-    return options | {"progresvit": {text for p in whole.params for text in p.opts}}
+    group = typer.main.get_command(app)
+    options = {"progresvit": {text for p in group.params for text in p.opts}}
+    for name, command in group.commands.items():
+        commands = (command, *getattr(command, "commands", {}).values())
+        options[name] = {text for command in commands for p in command.params for text in p.opts}
+    return options
 
 
 def named_options(path):
@@ -103,8 +101,8 @@ def test_every_command_and_option_that_a_page_types_exists():
     assert [f"{page.name}: {name}" for page, name, _ in typed if name not in options] == []
     unknown = [
         f"{page.name}: {name} {option}"
-        for page, name, given in typed
-        for option in given
+        for page, name, words in typed
+        for option in words
         if option not in {*options[name], "--help"}
     ]
     assert unknown == []
@@ -115,7 +113,7 @@ def test_every_install_command_works_without_a_package_index_that_has_progresvit
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     texts = [*PAGES, *(ROOT / "progresvit").rglob("*.py"), ROOT / "requirements" / "runtime.txt"]
     lines = [line for path in texts for line in path.read_text(encoding="utf-8").splitlines()]
-    commands = [found for line in lines for found in re.findall(r"(?:pip|uv|pipx) (?:install|add) ([^`#\n]*)", line)]
+    commands = [words for line in lines for words in re.findall(r"(?:pip|uv|pipx) (?:install|add) ([^`#\n]*)", line)]
     assert len(commands) > 10
     assert [command for command in commands if re.search(r"(?<![/\w.-])progresvit\b", command)] == []
     named = re.findall(r"'\.\[([\w,-]+)\]'", "\n".join(commands))
@@ -157,8 +155,8 @@ def test_the_pages_show_the_measured_figures_of_the_bundled_models(model):
     figures = json.loads((bundled_folder(model) / "figures.json").read_text(encoding="utf-8"))
     first, last = figures["rounds"]
     rows = {
-        name: (one["top1"]["test half"]["mean"], one["gmacs"])
-        for name, one in (("round 1 only", first), ("all rounds", last))
+        name: (figure["top1"]["test half"]["mean"], figure["gmacs"])
+        for name, figure in (("round 1 only", first), ("all rounds", last))
     }
     for name, setting in figures["settings"].items():
         if name != "careful":
