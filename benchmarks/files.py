@@ -34,7 +34,7 @@ from progresvit.config import ModelConfig
 from progresvit.data.crop import crop_box, crop_section
 from progresvit.data.dataset import Entry, ImageDataset, find_images, find_unlabelled
 from progresvit.data.decode import decode, open_header
-from progresvit.data.loader import numbered_batches
+from progresvit.data.evaluation_batches import numbered_batches
 from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.engine.images import ImageOpener
 from progresvit.engine.speed import hardware

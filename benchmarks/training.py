@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 import progresvit
-from progresvit.data.loader import Batch
-from progresvit.data.multicrop import InMemoryWholeImages, MultiCropBatches
+from progresvit.data.augment.classification import Augmentation, AugmentImages, Batch
+from progresvit.data.augment.multicrop import MultiCrop
 from progresvit.data.sampler import EpochSampler
-from progresvit.data.transforms import Augmentation
+from progresvit.data.sources import InMemorySource
 from progresvit.distributed import Processes, start_processes
 from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS
@@ -117,7 +117,7 @@ def ours(options: argparse.Namespace, processes: Processes, batch: int) -> dict[
 def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
     """Images in device memory, cropped, flipped, jittered, erased and mixed there."""
     from progresvit.data.dataset import find_images
-    from progresvit.data.in_memory import InMemoryBatches, in_memory_for_training
+    from progresvit.data.in_memory import in_memory_for_training
 
     fresh()
     recipe = make(options.preset, batch, precision=options.precision, compile_=options.compile)
@@ -128,16 +128,15 @@ def ours_on_photographs(options: argparse.Namespace, processes: Processes, batch
     decoding = time.perf_counter() - start
     step = make_step(config, recipe, processes)
     sampler = EpochSampler(count=len(stored), batch=batch, seed=0)
-    batches = InMemoryBatches(
-        stored, config=config, augmentation=recipe.augment, sampler=sampler, resolution=config.input_side
-    ).steps(0, 10**9)
+    augment = AugmentImages(config, recipe.augment, device=processes.device)
+    batches = InMemorySource(stored, sampler, augment).steps(0, 10**9)
     return {**timed(step, batches, steps=options.steps, batch=batch), "decoding_s": decoding, "images": len(stored)}
 
 
 def ours_from_files(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
     """Files that are decoded, cropped, augmented with RandAugment, erased and mixed on the device."""
     from progresvit.data.dataset import find_images
-    from progresvit.data.gpu_loader import GpuLoaderBatches, plan_training
+    from progresvit.data.sources import GpuSource, plan_training
 
     fresh()
     recipe = make(options.preset, batch, precision=options.precision, compile_=options.compile)
@@ -145,14 +144,14 @@ def ours_from_files(options: argparse.Namespace, processes: Processes, batch: in
     dataset, config = find_images(options.data, "train"), progresvit.preset(options.preset, num_classes=1000)
     plan = plan_training(config, augmentation, processes.device, "gpu")
     assert plan is not None
-    batches = GpuLoaderBatches(
-        dataset, plan=plan, augmentation=augmentation, sampler=EpochSampler(count=len(dataset), batch=batch, seed=0),
-        resolution=config.input_side, workers=options.workers, device=processes.device,
-    ).steps(0, 10**9)  # fmt: skip
+    sampler = EpochSampler(count=len(dataset), batch=batch, seed=0)
+    batches = GpuSource(
+        dataset, sampler, plan=plan, augmentation=augmentation, workers=options.workers, device=processes.device
+    ).steps(0, 10**9)
     return timed(make_step(config, recipe, processes), batches, steps=options.steps, batch=batch)
 
 
-def make_dino(options: argparse.Namespace, processes: Processes, batch: int) -> tuple[TrainingStep, MultiCropBatches]:
+def make_dino(options: argparse.Namespace, processes: Processes, batch: int) -> tuple[TrainingStep, InMemorySource]:
     """DINO's step with the crops of the paper, and crops of random images that are stored on the device."""
     fresh()
     config, values = progresvit.preset(options.preset, num_classes=0), {"prototypes": options.prototypes}
@@ -173,11 +172,12 @@ def make_dino(options: argparse.Namespace, processes: Processes, batch: int) -> 
     stored = SimpleNamespace(
         images=torch.randint(256, (2 * batch, 3, side, side), dtype=torch.uint8, device=device),
         sizes=torch.tensor([[375, 500]], device=device).expand(2 * batch, -1),
+        targets=torch.zeros(2 * batch, dtype=torch.int64, device=device),
         unreadable=None,
     )
-    source = InMemoryWholeImages(stored, EpochSampler(count=2 * batch, batch=batch))  # type: ignore[arg-type]
-    crops = MultiCropBatches(source, config=config, options=task.options, device=device, compiled=options.compile)
-    return TrainingStep(model, task, recipe, processes, steps_per_epoch=1000), crops
+    crops = MultiCrop(config, task.options, device=device, compiled=options.compile)
+    source = InMemorySource(stored, EpochSampler(count=2 * batch, batch=batch), crops)  # type: ignore[arg-type]
+    return TrainingStep(model, task, recipe, processes, steps_per_epoch=1000), source
 
 
 def dino(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:

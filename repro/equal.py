@@ -44,7 +44,7 @@ def dino_gmacs(recipe: Mapping[str, Any]) -> float:
     The student runs forward and backward on all crops, the teacher forward on the global ones. The projection heads,
     which see one token of each crop, are not counted.
     """
-    from progresvit.data.multicrop import GLOBAL_CROPS  # these import torch, which other pages do not need
+    from progresvit.data.augment.multicrop import GLOBAL_CROPS  # these import torch, which other pages do not need
     from progresvit.training.recipe import Model
     from progresvit.training.tasks.dino import DINOOptions
     from progresvit.training.tasks.dino_loss import local_resolutions

@@ -27,7 +27,7 @@ from torch import Tensor
 import progresvit
 from progresvit.config import ModelConfig
 from progresvit.data.dataset import ImageDataset, find_images, find_unlabelled
-from progresvit.data.loader import numbered_batches
+from progresvit.data.evaluation_batches import numbered_batches
 from progresvit.data.samples import samples_folder
 from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.distributed import Processes

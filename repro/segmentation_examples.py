@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from progresvit import api
 from progresvit.analysis.overlay import blend, palette
 from progresvit.data.segmentation import find_segmentation
-from progresvit.data.segmentation_loader import evaluation_image
-from progresvit.data.windows import WindowOptions
+from progresvit.data.segmentation.images import evaluation_image
+from progresvit.data.segmentation.windows import WindowOptions
 from progresvit.plots import few_colours
 from progresvit.predict.segment import segment_rounds
 from repro.formats import SegmentationResult, read_measurement

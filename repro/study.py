@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 from pydantic import Field, model_validator
 
-from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
+from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES
 from progresvit.io.parse import Section, did_you_mean, parse
 from progresvit.io.yaml_files import find_file, read_mapping
 

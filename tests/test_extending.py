@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import progresvit
-from progresvit.data.transforms import Corruption
+from progresvit.data.augment.corruption import Corruption
 from progresvit.engine import Engine
 from progresvit.engine.rounds import RoundRunner
 from progresvit.evaluation import calibrate_exit_share, read_records
@@ -247,10 +247,10 @@ def test_bad_corruptions_are_refused_before_workers_start(model, digits):
     base = ["evaluate", model, "--data", digits, "--out", "r.parquet", "--corruption"]
     refused("bad:grey gives an array of shape (32, 32) for an image of shape (32, 32, 3); return", *base, "bad:grey/1")
     refused("bad:nan gives values that are not finite", *base, "bad:nan/1")
-    refused("json:loads is no corruption: it is called with an image, a severity", *base, "json:loads/1")
+    refused("json:loads is not a corruption: it is called with an image, a severity", *base, "json:loads/1")
     refused("bad has no function 'gray'; did you mean 'grey'?", *base, "bad:gray/1")
     refused("missing cannot be imported", *base, "missing:fog/1")
-    refused("no corruption with a severity from 1 to 5", *base, "dust:dust/6")
+    refused("not a corruption with a severity from 1 to 5", *base, "dust:dust/6")
     base = ["shift", model, "--data", digits, "--out", "shift"]
     refused("Your own is my_module:my_corruption", *base, "--suite", "generated", "--corruptions", "rain")
     refused("imagenet-c has no images of dust:dust", *base, "--suite", "imagenet-c", "--corruptions", "dust:dust")

@@ -17,9 +17,10 @@ from PIL import Image
 
 from progresvit.analysis.exits import THUMBNAIL, thumbnail
 from progresvit.analysis.page import Card
+from progresvit.data.augment.corruption import Corruption
 from progresvit.data.dataset import some_of
-from progresvit.data.loader import numbered_batches
-from progresvit.data.transforms import Corruption, NamedTransform
+from progresvit.data.evaluation_batches import numbered_batches
+from progresvit.data.transforms import NamedTransform
 from progresvit.evaluation.answers import Answers
 from progresvit.evaluation.run import DataSource
 from progresvit.plots import COLOURS, DPI, WIDTH, blank_figure, in_lines, shorten

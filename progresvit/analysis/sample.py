@@ -15,7 +15,7 @@ from torch import Tensor
 
 from progresvit.config import BaseConfig
 from progresvit.data.dataset import ImageDataset, some_of
-from progresvit.data.loader import numbered_batches
+from progresvit.data.evaluation_batches import numbered_batches
 from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.evaluation.classes import class_numbers
 from progresvit.evaluation.run import DataSource

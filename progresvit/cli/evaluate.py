@@ -118,7 +118,7 @@ def evaluate(
     Uses several GPUs under torchrun.
     """
     from progresvit import api
-    from progresvit.data.transforms import Corruption
+    from progresvit.data.augment.corruption import Corruption
     from progresvit.distributed import choose_device, end_processes, start_processes
     from progresvit.engine.export.manifest import is_export
     from progresvit.engine.onnx_backend import GRAPH_BATCH

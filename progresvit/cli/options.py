@@ -14,7 +14,7 @@ from progresvit.io.parse import parse_limit
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from progresvit.data.windows import WindowOptions
+    from progresvit.data.segmentation.windows import WindowOptions
     from progresvit.engine.onnx_backend import GraphRuntime
     from progresvit.evaluation import Header
     from progresvit.model import RoundModel
@@ -84,7 +84,7 @@ def parse_integers(text: str, option: str) -> list[int]:
 
 def parse_windows(stride: float | None, scales: str | None, flip: bool) -> WindowOptions:
     """How images are divided into windows; by default next to each other, at one scale."""
-    from progresvit.data.windows import WindowOptions
+    from progresvit.data.segmentation.windows import WindowOptions
 
     return WindowOptions(
         stride=1.0 if stride is None else stride,

@@ -50,7 +50,7 @@ def shift(
 
     Run it again to resume.
     """
-    from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
+    from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES
     from progresvit.distributed import choose_device, end_processes, start_processes
     from progresvit.engine.export.manifest import is_export
     from progresvit.engine.onnx_backend import GRAPH_BATCH

@@ -15,10 +15,11 @@ import torch
 from numpy.lib.format import open_memmap
 
 from progresvit import __version__
+from progresvit.data.augment.corruption import file_name
 from progresvit.data.crop import describe_preprocessing
-from progresvit.data.custom_corruption import file_name
 from progresvit.data.dataset import ImageDataset, dataset_hash
-from progresvit.data.loader import Numbered, Unreadable, numbered_batches
+from progresvit.data.evaluation_batches import Numbered, numbered_batches
+from progresvit.data.loading import Unreadable
 from progresvit.data.transforms import NamedTransform
 from progresvit.io.files import replacing_folder
 
@@ -68,7 +69,7 @@ class CorruptedCache:
                 if progress:
                     progress(min(max(numbers, default=0) + 1, count), count)
             images.flush()
-            about = {**self._about, "unreadable": list(skipped.found.items())}
+            about = {**self._about, "unreadable": list(skipped.reasons.items())}
             (staged / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
 
     def batches(self, groups: Sequence[list[int]], device: torch.device) -> Iterator[Numbered]:

@@ -21,6 +21,9 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import NamedTuple, overload
 
+from PIL.Image import Image
+
+from progresvit.data.decode import ImageError, decode
 from progresvit.data.split import TRAIN, VAL, hold_out
 
 SUFFIXES = (
@@ -157,6 +160,17 @@ class ImageDataset:
     def read(self, index: int) -> bytes:
         """The bytes of an image file. Several processes may read at once."""
         return self.entries[index].read()
+
+    def read_image(self, index: int, *, reduce: bool = True) -> Image:
+        """The decoded image, upright and in RGB; every problem with the file is an :class:`ImageError`.
+
+        With ``reduce``, a JPEG above Pillow's limit is decoded at a smaller scale instead of being refused.
+        """
+        try:
+            content = self.read(index)
+        except OSError as error:
+            raise ImageError(f"cannot be read ({error.strerror or error})") from error
+        return decode(content, reduce=reduce)
 
     def subset(self, indices: Iterable[int]) -> ImageDataset:
         """Some of the images, with the same classes."""

@@ -32,12 +32,13 @@ def mix_seed(draw: Draw, *numbers: int) -> int:
     return int(np.random.SeedSequence((int(draw), *numbers)).generate_state(1, np.uint32)[0])
 
 
-def seed_all(draw: Draw, *numbers: int) -> None:
-    """Seed every random source that transforms, mixup and stochastic depth draw from."""
+def seed_all(draw: Draw, *numbers: int) -> int:
+    """Seed every random source that transforms, mixup and stochastic depth draw from; returns the seed."""
     seed = mix_seed(draw, *numbers)
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    return seed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The engine for segmentation: the class of every pixel of an image, with a model and a threshold.
 
-An image is cut into windows (progresvit.data.windows). All of them run the first round. If the score of the image is
-below the threshold, it exits; else all of them run the next one. Windows of many images share batches
+An image is cut into windows (data/segmentation/windows.py). All of them run the first round. If the score of the image
+is below the threshold, it exits; else all of them run the next one. Windows of many images share batches
 (window_batcher.py), so an image costs only the rounds that it runs, in time as well.
 """
 
@@ -21,8 +21,8 @@ from PIL import Image
 
 from progresvit import compute
 from progresvit.data.decode import ImageError
-from progresvit.data.segmentation_loader import EvaluationImage, evaluation_image, size_problem
-from progresvit.data.windows import WindowOptions, windows_hash
+from progresvit.data.segmentation.images import EvaluationImage, evaluation_image, size_problem
+from progresvit.data.segmentation.windows import WindowOptions, windows_hash
 from progresvit.engine.backends import TorchSource, open_source
 from progresvit.engine.batcher import MemoryWarning
 from progresvit.engine.fold import FoldedRound, fold

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from progresvit.config import ModelConfig
-from progresvit.data.segmentation_loader import EvaluationImage
-from progresvit.data.windows import ImageWindows
+from progresvit.data.segmentation.images import EvaluationImage
+from progresvit.data.segmentation.windows import ImageWindows
 from progresvit.engine.buffers import HELD_BATCHES
 from progresvit.engine.fold import FoldedRound
 from progresvit.model import RoundOutput

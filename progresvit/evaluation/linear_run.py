@@ -18,12 +18,15 @@ import torch
 from torch import Tensor
 
 from progresvit.config import BaseConfig
+from progresvit.data.augment.classification import Augmentation, AugmentImages
 from progresvit.data.dataset import ImageDataset, some_of
-from progresvit.data.in_memory import InMemoryBatches, in_memory_for_training
-from progresvit.data.loader import LoaderBatches, Unreadable, evaluation_batches
+from progresvit.data.evaluation_batches import evaluation_batches
+from progresvit.data.in_memory import in_memory_for_training
+from progresvit.data.loading import Unreadable
 from progresvit.data.sampler import EpochSampler
+from progresvit.data.sources import InMemorySource, WorkerSource, classification_from_workers
 from progresvit.data.split import hold_out
-from progresvit.data.transforms import Augmentation, NamedTransform, normalise
+from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.distributed import Processes
 from progresvit.evaluation.features import check_features, class_tokens, find_labelled
 from progresvit.evaluation.header import Header
@@ -53,8 +56,6 @@ from progresvit.model.interface import RoundModel
 
 ONE_IN = 10
 """The share of the labelled images of each class on which the learning rate is chosen: one in ten, at least one."""
-
-TrainBatches = LoaderBatches | InMemoryBatches
 
 
 def evaluate_linear(
@@ -169,7 +170,7 @@ Checkpoints = ResumableTable[Checkpoint]
 
 def _save_epoch(checkpoints: Checkpoints, epoch: int, probe: LinearProbe, unreadable: Unreadable) -> None:
     """Write the state after an epoch, counted from 0, and remove the states of the epochs before."""
-    metadata = {"unreadable": json.dumps(sorted(unreadable.found.items()))}
+    metadata = {"unreadable": json.dumps(sorted(unreadable.reasons.items()))}
     checkpoints.write(epoch, checkpoints.format.encode([Checkpoint(probe.tensors(), metadata)], 1))
     for before in range(epoch):
         checkpoints.path(before).unlink(missing_ok=True)
@@ -192,21 +193,15 @@ def _training_batches(
     seed: int,
     options: EvalOptions,
     device: torch.device,
-) -> TrainBatches:
+) -> InMemorySource | WorkerSource:
     """Random crops and flips of the training images."""
-    side = config.input_side
     if in_memory:
-        stored = in_memory_for_training(train, side=side, device=device)
+        stored = in_memory_for_training(train, side=config.input_side, device=device)
         sampler = EpochSampler(count=len(stored), batch=min(batch, len(stored)), seed=seed)
-        return InMemoryBatches(stored, config=config, augmentation=Augmentation(), sampler=sampler, resolution=side)
-    return LoaderBatches(
-        train,
-        config=config,
-        augmentation=Augmentation(),
-        sampler=EpochSampler(count=len(train), batch=batch, seed=seed),
-        resolution=side,
-        workers=options.workers,
-        device=device,
+        return InMemorySource(stored, sampler, AugmentImages(config, Augmentation(), device=device))
+    sampler = EpochSampler(count=len(train), batch=batch, seed=seed)
+    return classification_from_workers(
+        train, sampler, config=config, augmentation=Augmentation(), workers=options.workers, device=device
     )
 
 
@@ -221,7 +216,7 @@ def _widths(model: RoundModel, device: torch.device) -> list[int]:
 def _train(
     model: RoundModel,
     probe: LinearProbe,
-    batches: TrainBatches,
+    batches: InMemorySource | WorkerSource,
     checkpoints: Checkpoints,
     precision: str,
     progress: ProgressCallback | None,

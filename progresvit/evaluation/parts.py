@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from progresvit.data.dataset import ImageDataset
-from progresvit.data.loader import Unreadable
+from progresvit.data.loading import Unreadable
 from progresvit.distributed import Processes
 from progresvit.evaluation.header import Header
 from progresvit.io.part_formats import Columns, NpzColumns, merge_columns, read_column

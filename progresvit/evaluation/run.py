@@ -24,13 +24,14 @@ from torch import Tensor
 
 from progresvit import __version__
 from progresvit.compute import CONVENTIONS
+from progresvit.data.augment.corruption import Corruption
 from progresvit.data.corrupted_cache import CorruptedCache
 from progresvit.data.crop import describe_preprocessing, preprocessing_hash
 from progresvit.data.dataset import UNLABELLED, ImageDataset, find_images, find_unlabelled
+from progresvit.data.evaluation_batches import Numbered, numbered_batches
 from progresvit.data.gpu_decode import plan_for
-from progresvit.data.loader import Numbered, numbered_batches
 from progresvit.data.timm_dataset import find_timm_images, is_timm_name
-from progresvit.data.transforms import Corruption, NamedTransform, normalise
+from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.distributed import Processes
 from progresvit.evaluation.classes import class_numbers, relabel
 from progresvit.evaluation.header import Header

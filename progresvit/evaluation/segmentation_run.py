@@ -18,10 +18,10 @@ import torch
 
 from progresvit.config import BaseConfig
 from progresvit.data.dataset import some_of
-from progresvit.data.loader import Unreadable
+from progresvit.data.loading import Unreadable
 from progresvit.data.segmentation import IGNORE, SegmentationDataset, find_segmentation
-from progresvit.data.segmentation_loader import EvaluationImage, evaluation_images
-from progresvit.data.windows import WindowOptions, describe_windows, windows_hash
+from progresvit.data.segmentation.images import EvaluationImage, evaluation_images
+from progresvit.data.segmentation.windows import WindowOptions, describe_windows, windows_hash
 from progresvit.distributed import Processes
 from progresvit.evaluation.header import Header
 from progresvit.evaluation.parts import FinishedBatch, Parts
@@ -61,7 +61,7 @@ def evaluate_segmentation(
 
     Args:
         model: It is moved to the device of the processes and set to evaluation mode.
-        data: Folder or tars in a layout of ``data/segmentation.py``.
+        data: Folder or tars in a layout of ``data/segmentation/dataset.py``.
         split: Name of the split.
         out: The file to write.
         name: The model's name in the header.
@@ -147,7 +147,7 @@ def _run(
         indices = [index for index in parts.ranges[number] if index <= last and index in left]
         left.difference_update(indices)
         counter.add(len(indices))
-        return {index: unreadable.found[index] for index in indices}
+        return {index: unreadable.reasons[index] for index in indices}
 
     def rest(number: int) -> Iterator[FinishedBatch]:
         """The last images of a part, if they cannot be read."""

@@ -13,9 +13,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from progresvit import table
-from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES
-from progresvit.data.custom_corruption import check_corruption, file_name
-from progresvit.data.transforms import Corruption
+from progresvit.data.augment.corruption import Corruption, check_corruption, file_name
+from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES
 from progresvit.distributed import Processes
 from progresvit.evaluation.classes import IMAGENET_CLASSES
 from progresvit.evaluation.record_files import read_records

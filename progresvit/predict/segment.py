@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from progresvit.data.windows import ImageWindows, label_map
+from progresvit.data.segmentation.windows import ImageWindows, label_map
 from progresvit.model.interface import RoundModel
 from progresvit.routing.scores import patch_entropy, uncertain_entropy
 

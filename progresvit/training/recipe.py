@@ -10,7 +10,7 @@ import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from progresvit.config import BaseConfig, ModelConfig, Task, make_rounds, preset
-from progresvit.data.transforms import Augmentation
+from progresvit.data.augment.classification import Augmentation
 from progresvit.io.parse import Section, parse
 from progresvit.io.yaml_files import bundled_files, find_file, read_mapping
 from progresvit.model.registry import DEFAULT_KIND, config_class

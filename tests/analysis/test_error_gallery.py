@@ -8,7 +8,7 @@ import torch
 
 from progresvit.analysis.error_gallery import Gallery, find_errors, gallery_figure
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.transforms import Corruption
+from progresvit.data.augment.corruption import Corruption
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, evaluate
 from progresvit.evaluation.answers import route

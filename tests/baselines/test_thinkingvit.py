@@ -42,7 +42,7 @@ def test_both_rounds_equal_the_sum_written_out(model, images):
 
 
 def test_the_loss_is_the_mean_of_the_rounds_cross_entropies(model, images):
-    from progresvit.data.loader import Batch
+    from progresvit.data.augment.classification import Batch
     from progresvit.training.tasks.supervised import Supervised
 
     targets = F.one_hot(torch.tensor([0, 4, 2]), 5).float()

@@ -8,7 +8,7 @@ from PIL import Image
 import progresvit
 from progresvit.analysis.overlay import class_shares, palette, percent
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.windows import WindowOptions
+from progresvit.data.segmentation.windows import WindowOptions
 from progresvit.model import ProgResViT
 from tests.commands import refused, run, works
 from tests.engine.test_segmentation_engine import a_setting, made_images

@@ -8,17 +8,14 @@ import pytest
 import torch
 
 from progresvit.config import ModelConfig, make_rounds
+from progresvit.data.augment.classification import Augmentation, AugmentImages
+from progresvit.data.augment.rand_augment import RandAugment
 from progresvit.data.dataset import find_images
-from progresvit.data.in_memory import (
-    InMemoryBatches,
-    in_memory_evaluation_batches,
-    in_memory_for_evaluation,
-    in_memory_for_training,
-)
-from progresvit.data.loader import LoaderBatches, Unreadable, evaluation_batches
-from progresvit.data.rand_augment import RandAugment
+from progresvit.data.evaluation_batches import evaluation_batches, in_memory_evaluation_batches
+from progresvit.data.in_memory import in_memory_for_evaluation, in_memory_for_training
+from progresvit.data.loading import Unreadable
 from progresvit.data.sampler import Draw, EpochSampler, mix_seed
-from progresvit.data.transforms import Augmentation
+from progresvit.data.sources import InMemorySource, classification_from_workers
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4)
@@ -29,15 +26,15 @@ RAND = Augmentation(rand_augment="rand-m9-mstd0.5-inc1", colour=(0.3, 0.3, 0.3),
 
 def loader(images, augmentation=FULL, workers=0, **order):
     order = EpochSampler(count=len(images), batch=8, **order)
-    return LoaderBatches(
-        images, config=CONFIG, augmentation=augmentation, sampler=order, resolution=32, workers=workers, device=CPU
+    return classification_from_workers(
+        images, order, config=CONFIG, augmentation=augmentation, workers=workers, device=CPU
     )
 
 
 def in_memory(images, augmentation=FULL, **order):
     stored = in_memory_for_training(images, side=32, device=CPU)
     order = EpochSampler(count=len(stored), batch=8, **order)
-    return InMemoryBatches(stored, config=CONFIG, augmentation=augmentation, sampler=order, resolution=32)
+    return InMemorySource(stored, order, AugmentImages(CONFIG, augmentation, device=CPU))
 
 
 def test_without_augmentation_both_modes_give_the_same_batches(digits):
@@ -135,7 +132,7 @@ def test_evaluation_crops_are_cached_by_their_preprocessing(digits, tmp_path, sm
     in_memory_for_training(images, side=32, device=CPU, cache=cache)  # whole images of the same side
     assert len(list(tmp_path.iterdir())) == 3
     with monkeypatch.context() as patched:
-        patched.setattr("progresvit.data.in_memory.open_image", None)
+        patched.setattr("progresvit.data.dataset.ImageDataset.read_image", None)
         again = in_memory_for_evaluation(images, config=small_config, device=CPU, cache=cache)
     assert torch.equal(again.images, decoded.images)
 
@@ -144,7 +141,7 @@ def test_a_cache_gives_the_same_images_without_decoding_them_again(damaged, tmp_
     images = find_images(damaged, "train")
     decoded = in_memory_for_training(images, side=32, device=CPU, cache=tmp_path / "cache")
     with monkeypatch.context() as patched:
-        patched.setattr("progresvit.data.in_memory.open_image", None)
+        patched.setattr("progresvit.data.dataset.ImageDataset.read_image", None)
         cached = in_memory_for_training(images, side=32, device=CPU, cache=tmp_path / "cache")
     for name in ("images", "sizes", "targets"):
         assert torch.equal(getattr(cached, name), getattr(decoded, name))

@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 
 from progresvit.config import ModelConfig, make_rounds
+from progresvit.data.augment.corruption import Corruption
 from progresvit.data.corrupted_cache import CorruptedCache
 from progresvit.data.dataset import find_images
-from progresvit.data.transforms import Corruption, NamedTransform
+from progresvit.data.transforms import NamedTransform
 from progresvit.evaluation import DataSource, EvalOptions, evaluate
 from progresvit.model import ProgResViT
 from tests.evaluation.test_run import ONE
@@ -50,7 +51,7 @@ def no_decoding(monkeypatch):
     def refuse(*_):
         raise AssertionError("an image was decoded")
 
-    monkeypatch.setattr("progresvit.data.loader.open_image", refuse)
+    monkeypatch.setattr("progresvit.data.dataset.ImageDataset.read_image", refuse)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from progresvit.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 
 SURE = ("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression")  # nothing random in them
 BLURS = ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur")

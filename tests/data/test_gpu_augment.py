@@ -13,7 +13,7 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from torchvision import transforms
 from torchvision.transforms.functional import resized_crop, to_tensor
 
-from progresvit.data import gpu_augment
+from progresvit.data.augment import gpu_augment
 
 COUNT = 4000
 

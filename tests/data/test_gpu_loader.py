@@ -8,12 +8,12 @@ from PIL import Image
 
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data import gpu_decode
+from progresvit.data.augment.classification import Augmentation
 from progresvit.data.dataset import find_images
-from progresvit.data.gpu_decode import plan_for
-from progresvit.data.gpu_loader import GpuLoaderBatches, gpu_numbered_batches, plan_training
-from progresvit.data.loader import LoaderBatches, numbered_batches
+from progresvit.data.evaluation_batches import numbered_batches
 from progresvit.data.sampler import EpochSampler
-from progresvit.data.transforms import Augmentation, NamedTransform
+from progresvit.data.sources import GpuSource, classification_from_workers, plan_training
+from progresvit.data.transforms import NamedTransform
 from tests.data import gpu_stand_ins
 
 pytest.importorskip("triton")
@@ -44,19 +44,14 @@ def photos(tmp_path_factory, digits):
 def on_gpu(images, augmentation=FULL, ahead=2, workers=1, device=CPU, **order):
     plan = plan_training(CONFIG, augmentation, device, "gpu")
     sampler = EpochSampler(count=len(images), batch=12, **order)
-    return GpuLoaderBatches(
-        images, plan=plan, augmentation=augmentation, sampler=sampler, resolution=32, workers=workers, device=device,
-        ahead=ahead,
-    )  # fmt: skip
+    return GpuSource(images, sampler, plan=plan, augmentation=augmentation, workers=workers, device=device, ahead=ahead)
 
 
 @pytest.mark.slow
 def test_without_augmentation_the_batches_are_those_of_the_worker_processes(stand_ins, photos):
     images = find_images(photos, "train")
     sampler = EpochSampler(count=len(images), batch=12)
-    plain = LoaderBatches(
-        images, config=CONFIG, augmentation=PLAIN, sampler=sampler, resolution=32, workers=0, device=CPU
-    )
+    plain = classification_from_workers(images, sampler, config=CONFIG, augmentation=PLAIN, workers=0, device=CPU)
     for one, other in zip(plain.steps(2, 6), on_gpu(images, PLAIN).steps(2, 6), strict=True):
         assert torch.equal(one[0].targets, other[0].targets)
         assert torch.allclose(one[0].images, other[0].images, atol=1e-5)
@@ -77,7 +72,7 @@ def test_batches_of_a_step_do_not_depend_on_where_the_run_began_or_who_reads(sta
 @pytest.mark.slow
 def test_an_unreadable_image_is_replaced_by_the_next_and_listed(stand_ins, photos, monkeypatch):
     images = find_images(photos, "train")
-    monkeypatch.setattr("progresvit.data.loader.Unreadable.limit", 0.1)
+    monkeypatch.setattr("progresvit.data.loading.Unreadable.limit", 0.1)
     broken = dataclasses.replace(images.entries[5], path=str(photos / "none.jpg"))
     entries = (*images.entries[:5], broken, *images.entries[6:])
     damaged = dataclasses.replace(images, entries=entries)
@@ -85,7 +80,7 @@ def test_an_unreadable_image_is_replaced_by_the_next_and_listed(stand_ins, photo
     expected = on_gpu(dataclasses.replace(images, entries=(*entries[:5], entries[6], *entries[6:])), PLAIN, ahead=0)
     for one, other in zip(batches.steps(0, 4), expected.steps(0, 4), strict=True):
         assert torch.equal(one[0].images, other[0].images)
-    assert list(batches.unreadable.found) == [5]
+    assert list(batches.unreadable.reasons) == [5]
     assert "no such file" in batches.unreadable.lines()[0]
 
 
@@ -95,8 +90,9 @@ def test_evaluation_batches_have_the_reference_crop_and_name_what_is_unreadable(
     broken = dataclasses.replace(images.entries[3], path=str(photos / "none.jpg"))
     images = dataclasses.replace(images, entries=(*images.entries[:3], broken, *images.entries[4:]))
     groups = [list(range(20)), list(range(20, 23)), [3]]
-    found = list(gpu_numbered_batches(images, groups, plan=plan_for(CONFIG, CPU, "gpu"), workers=1, device=CPU))
-    expected = list(numbered_batches(images, groups, transform=NamedTransform(CONFIG), workers=0, device=CPU))
+    transform = NamedTransform(CONFIG)
+    found = list(numbered_batches(images, groups, transform=transform, workers=1, device=CPU, decode="gpu"))
+    expected = list(numbered_batches(images, groups, transform=transform, workers=0, device=CPU))
     assert [batch.numbers for batch in found] == [batch.numbers for batch in expected]
     assert [list(batch.unreadable) for batch in found] == [[3], [], [3]]
     assert found[2].pixels is None

@@ -1,5 +1,7 @@
 """Multi-crop: its augmentation against Pillow's and torchvision's, its draws, and its order in both modes."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +11,13 @@ from torchvision import transforms
 from torchvision.transforms.functional import adjust_hue, solarize, to_tensor
 
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data import gpu_augment
+from progresvit.data.augment import gpu_augment
+from progresvit.data.augment.multicrop import MultiCrop, MultiCropOptions
 from progresvit.data.dataset import find_images
-from progresvit.data.in_memory import in_memory_for_training
-from progresvit.data.multicrop import InMemoryWholeImages, LoaderWholeImages, MultiCropBatches, MultiCropOptions
+from progresvit.data.in_memory import in_memory_for_training, load_whole
 from progresvit.data.sampler import EpochSampler
 from progresvit.data.samples import samples_folder
+from progresvit.data.sources import InMemorySource, WorkerSource
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=0)
@@ -33,8 +36,8 @@ def pixels(photo):
 
 def in_memory(digits, batch=6, **options):
     stored = in_memory_for_training(find_images(digits, "train"), side=32, device=CPU)
-    source = InMemoryWholeImages(stored, EpochSampler(count=len(stored), batch=batch, seed=3))
-    return MultiCropBatches(source, config=CONFIG, options=MultiCropOptions(local_side=16, **options), device=CPU)
+    augment = MultiCrop(CONFIG, MultiCropOptions(local_side=16, **options), device=CPU)
+    return InMemorySource(stored, EpochSampler(count=len(stored), batch=batch, seed=3), augment)
 
 
 # Single operations
@@ -99,8 +102,8 @@ def test_without_local_crops_their_part_is_empty(digits):
 
 def test_a_whole_crop_without_augmentation_is_the_normalised_image(digits):
     batches = in_memory(digits, global_scale=(1.0, 1.0), **NOTHING)
-    whole = batches.source.stored.images[:6]
-    found = batches.crop(whole, torch.tensor([[32, 32]] * 6)).global_crops
+    whole, targets = batches.stored.images[:6], torch.zeros(6)
+    found = batches.augment(whole, torch.tensor([[32, 32]] * 6), targets, seed=0).global_crops
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (CONFIG.mean, CONFIG.std))
     for view in found:
         torch.testing.assert_close(view, (whole / 255 - mean) / std, atol=1e-4, rtol=0)
@@ -125,7 +128,7 @@ def test_global_crops_have_probabilities_of_their_own(digits, option, value, cha
 def test_grey_crops_have_equal_channels(digits, photo):
     batches = in_memory(digits, **{**NOTHING, "grey": 1.0})
     whole = torch.from_numpy(np.array(photo)).permute(2, 0, 1)[None]
-    crops = batches.crop(whole, torch.tensor([[64, 64]])).local_crops
+    crops = batches.augment(whole, torch.tensor([[64, 64]]), torch.zeros(1), seed=0).local_crops
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (CONFIG.mean, CONFIG.std))
     red, green, blue = (crops * std + mean).unbind(2)
     torch.testing.assert_close(red, green)
@@ -144,8 +147,9 @@ def test_steps_are_the_same_whenever_they_are_asked_for(digits):
 def test_worker_processes_bring_the_same_crops_as_memory(digits, workers):
     dataset = find_images(digits, "train")
     sampler = EpochSampler(count=len(dataset), batch=6, seed=3)
-    source = LoaderWholeImages(dataset, sampler, side=32, workers=workers, device=CPU)
-    loaded = MultiCropBatches(source, config=CONFIG, options=MultiCropOptions(local_side=16), device=CPU)
+    augment = MultiCrop(CONFIG, MultiCropOptions(local_side=16), device=CPU)
+    load = partial(load_whole, dataset, 32)
+    loaded = WorkerSource(dataset, sampler, load=load, augment=augment, workers=workers, device=CPU)
     for ours, theirs in zip(loaded.steps(2, 5), in_memory(digits).steps(2, 5), strict=True):
         assert torch.equal(ours[0].global_crops, theirs[0].global_crops)
         assert torch.equal(ours[0].local_crops, theirs[0].local_crops)
@@ -157,9 +161,7 @@ def test_crops_on_a_gpu_compiled_or_not_are_valid_and_alike(digits):
     stored = in_memory_for_training(find_images(digits, "train"), side=32, device=device)
     sampler, options = EpochSampler(count=len(stored), batch=6, seed=3), MultiCropOptions(local_side=16)
     made = [
-        MultiCropBatches(
-            InMemoryWholeImages(stored, sampler), config=CONFIG, options=options, device=device, compiled=compiled
-        )
+        InMemorySource(stored, sampler, MultiCrop(CONFIG, options, device=device, compiled=compiled))
         for compiled in (False, True)
     ]
     eager, compiled = (next(iter(batches.steps(0, 1)))[0] for batches in made)

@@ -13,21 +13,24 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 from torchvision.transforms.v2.functional import adjust_brightness, adjust_hue
 
-from progresvit.data.segmentation import IGNORE
-from progresvit.data.segmentation_augment import (
+from progresvit.config import ModelConfig, make_rounds
+from progresvit.data.augment.gpu_augment import change_hue_and_saturation
+from progresvit.data.augment.segmentation import (
+    AugmentPairs,
     SegmentationAugmentation,
-    augment,
-    change_hue_and_saturation,
     crop_masks,
     distort,
     sample_boxes,
 )
+from progresvit.data.segmentation import IGNORE
 
 SIDE = 32
 BLOCK = 8
 """Side of the squares of one class, in stored pixels."""
-LIFTED = {"mean": torch.full((1, 3, 1, 1), -1.0), "std": torch.ones(1, 3, 1, 1)}
-"""A normalisation after which only padding is 0."""
+LIFTED = ModelConfig(
+    rounds=make_rounds([16, SIDE], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=3, mean=(-1,) * 3, std=(1,) * 3
+)
+"""A model with a normalisation after which only padding is 0."""
 
 
 def ramps(height, width):
@@ -46,14 +49,12 @@ def blocks(height, width):
 def crops(stored, sizes, seed=0, device="cpu", **wanted):
     """Crops of as many equal images as there are original sizes: pixels in 0..1 where there are any, and masks."""
     height, width = stored
-    images, masks = augment(
+    augmentation = SegmentationAugmentation(**{"photometric": False, **wanted})
+    images, masks = AugmentPairs(LIFTED, augmentation, device=torch.device(device))(
         ramps(height, width).expand(len(sizes), -1, -1, -1).to(device),
-        blocks(height, width).expand(len(sizes), -1, -1).to(device),
         torch.tensor(sizes, device=device),
-        side=SIDE,
-        wanted=SegmentationAugmentation(**{"photometric": False, **wanted}),
-        **{name: value.to(device) for name, value in LIFTED.items()},
-        generator=torch.Generator(device).manual_seed(seed),
+        blocks(height, width).expand(len(sizes), -1, -1).to(device),
+        seed,
     )
     return images.cpu(), masks.cpu()
 
@@ -133,14 +134,11 @@ def test_masks_are_never_interpolated():
     """Not even between 0 and 7, or beside ignored pixels."""
     generator = torch.Generator().manual_seed(0)
     masks = torch.tensor([0, 7, IGNORE], dtype=torch.uint8)[torch.randint(3, (16, 50, 70), generator=generator)]
-    found = augment(
+    found = AugmentPairs(LIFTED, SegmentationAugmentation(), device=torch.device("cpu"))(
         torch.full((16, 3, 50, 70), 200, dtype=torch.uint8),
-        masks,
         torch.tensor([(50, 70)] * 8 + [(90, 31)] * 8),
-        side=SIDE,
-        wanted=SegmentationAugmentation(),
-        **LIFTED,
-        generator=generator,
+        masks,
+        seed=0,
     )
     assert found[1].unique().tolist() == [0, 7, IGNORE]
     shown = (found[0] != 0).all(dim=1)

@@ -8,19 +8,15 @@ import torch
 from PIL import Image
 
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.loader import Unreadable
+from progresvit.data.augment.segmentation import AugmentPairs, SegmentationAugmentation
+from progresvit.data.loading import Unreadable
 from progresvit.data.sampler import EpochSampler
 from progresvit.data.segmentation import IGNORE, find_segmentation
-from progresvit.data.segmentation_augment import SegmentationAugmentation
-from progresvit.data.segmentation_loader import (
-    InMemoryCrops,
-    InMemoryPairs,
-    LoaderCrops,
-    evaluation_image,
-    evaluation_images,
-)
+from progresvit.data.segmentation.images import evaluation_image, evaluation_images
+from progresvit.data.segmentation.sources import pairs_in_memory, segmentation_from_workers
+from progresvit.data.segmentation.windows import WindowOptions, views_of
+from progresvit.data.sources import InMemorySource
 from progresvit.data.transforms import normalise
-from progresvit.data.windows import WindowOptions, views_of
 from tests.data.shapes import SIZES, draw_shape, save_pair, save_shapes
 
 CPU = torch.device("cpu")
@@ -37,13 +33,13 @@ def shapes(tmp_path_factory):
 
 def loader(dataset, wanted=FULL, workers=0, batch=8, **order):
     sampler = EpochSampler(count=len(dataset), batch=batch, **order)
-    return LoaderCrops(dataset, config=CONFIG, wanted=wanted, sampler=sampler, workers=workers, device=CPU)
+    return segmentation_from_workers(dataset, sampler, config=CONFIG, augmentation=wanted, workers=workers, device=CPU)
 
 
 def in_memory(dataset, wanted=FULL, batch=8, side=64, **order):
-    stored = InMemoryPairs(dataset, config=CONFIG, side=side, device=CPU)
+    stored = pairs_in_memory(dataset, config=CONFIG, side=side, device=CPU)
     sampler = EpochSampler(count=len(stored), batch=batch, **order)
-    return InMemoryCrops(stored, config=CONFIG, wanted=wanted, sampler=sampler)
+    return InMemorySource(stored, sampler, AugmentPairs(CONFIG, wanted, device=CPU))
 
 
 def evaluated(dataset, indices=None, *, options=WindowOptions(), workers=0, unreadable=None):  # noqa: B008
@@ -123,12 +119,12 @@ def test_workers_change_neither_crops_nor_whole_images(shapes):
 
 
 def test_images_in_memory_are_squeezed_and_remember_their_shape(shapes):
-    stored = InMemoryPairs(shapes, config=CONFIG, side=40, device=CPU)
+    stored = pairs_in_memory(shapes, config=CONFIG, side=40, device=CPU)
     assert len(stored) == 24
-    assert (stored.images.shape, stored.masks.shape) == ((24, 3, 40, 40), (24, 40, 40))
-    assert (stored.images.dtype, stored.masks.dtype) == (torch.uint8, torch.uint8)
+    assert (stored.images.shape, stored.targets.shape) == ((24, 3, 40, 40), (24, 40, 40))
+    assert (stored.images.dtype, stored.targets.dtype) == (torch.uint8, torch.uint8)
     assert [tuple(size) for size in stored.sizes.tolist()] == [(height, width) for width, height in SIZES] * 6
-    assert set(stored.masks.unique().tolist()) == {0, 1, 2, IGNORE}
+    assert set(stored.targets.unique().tolist()) == {0, 1, 2, IGNORE}
 
 
 def test_whole_images_keep_their_shape_and_their_mask(shapes):

@@ -5,8 +5,9 @@ from PIL import Image
 
 from progresvit.config import preset
 from progresvit.data import evaluation_transform
+from progresvit.data.augment.corruption import Corruption
 from progresvit.data.crop import preprocessing_hash
-from progresvit.data.transforms import Corruption, NamedTransform, normalise
+from progresvit.data.transforms import NamedTransform, normalise
 
 
 def test_an_image_becomes_a_normalised_square_of_the_highest_resolution():

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data import windows
-from progresvit.data.windows import (
+from progresvit.data.segmentation import windows
+from progresvit.data.segmentation.windows import (
     View,
     WindowOptions,
     describe_windows,

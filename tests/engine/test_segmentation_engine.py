@@ -12,9 +12,9 @@ from PIL import Image
 import progresvit
 from progresvit import compute
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.segmentation_loader import evaluation_image
+from progresvit.data.segmentation.images import evaluation_image
+from progresvit.data.segmentation.windows import WindowOptions, windows_hash
 from progresvit.data.transforms import normalise
-from progresvit.data.windows import WindowOptions, windows_hash
 from progresvit.engine import Engine, MemoryWarning, Segmentation, SegmentationEngine, window_batcher
 from progresvit.engine.window_batcher import WindowBatcher
 from progresvit.io.weights import weights_hash

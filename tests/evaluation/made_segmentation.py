@@ -6,7 +6,7 @@ from PIL import Image
 
 from progresvit.compute import CONVENTIONS, cumulative_gmacs
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.windows import WindowOptions, describe_windows, windows_hash
+from progresvit.data.segmentation.windows import WindowOptions, describe_windows, windows_hash
 from progresvit.evaluation import Header, SegmentationRecords
 from progresvit.evaluation.segmentation_records import confusion_rows
 from progresvit.metrics.miou import confusion_matrix

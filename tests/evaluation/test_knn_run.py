@@ -140,7 +140,7 @@ def test_unreadable_images_are_left_out_and_named(model, digits, tmp_path):
 
 
 def test_a_corruption_applies_to_the_images_and_not_to_the_bank(model, digits, records, tmp_path):
-    from progresvit.data.transforms import Corruption
+    from progresvit.data.augment.corruption import Corruption
 
     source = {"corruption": Corruption("gaussian_noise", 3)}
     corrupted = run(model, digits, tmp_path / "r.parquet", source=source)

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.transforms import Corruption, NamedTransform, normalise
+from progresvit.data.augment.corruption import Corruption
+from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, evaluate
 from progresvit.io.weights import weights_hash

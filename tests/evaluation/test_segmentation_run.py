@@ -9,9 +9,9 @@ from sklearn.metrics import confusion_matrix
 
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.crop import preprocessing_hash
-from progresvit.data.loader import Unreadable
+from progresvit.data.loading import Unreadable
+from progresvit.data.segmentation.windows import WindowOptions, windows_hash
 from progresvit.data.transforms import normalise
-from progresvit.data.windows import WindowOptions, windows_hash
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, evaluate, evaluate_segmentation, read_segmentation_records
 from progresvit.io.weights import weights_hash

@@ -8,7 +8,7 @@ from PIL import Image
 from timm.data import ImageNetInfo
 
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.corruptions import CORRUPTIONS
+from progresvit.data.augment.corruptions import CORRUPTIONS
 from progresvit.distributed import Processes
 from progresvit.evaluation import EvalOptions, frontier_table
 from progresvit.evaluation.shift import (

@@ -4,9 +4,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import progresvit
+from progresvit.data.augment.classification import Augmentation, training_transform
 from progresvit.data.decode import decode
 from progresvit.data.samples import samples_folder
-from progresvit.data.transforms import Augmentation, evaluation_transform, training_transform
+from progresvit.data.transforms import evaluation_transform
 from progresvit.metrics.knn import BANK_BLOCK, QUERY_BLOCK, knn_votes
 
 
@@ -43,7 +44,7 @@ def test_votes_are_those_of_scikit_learn_on_features_of_a_bundled_model():
     model = progresvit.load("nettewoof-tiny").eval()
     paths = sorted(samples_folder().glob("*.jpg"))[:6]
     photos = [decode(path.read_bytes()) for path in paths]
-    augment = training_transform(model.config, Augmentation(), model.config.input_side)
+    augment = training_transform(model.config, Augmentation())
     crop = evaluation_transform(model.config)
     crops = torch.stack([augment(photo) for photo in photos for _ in range(8)])
     with torch.no_grad():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from progresvit.data.loader import Batch
+from progresvit.data.augment.classification import Batch
 from progresvit.model import RoundOutput
 from progresvit.training.recipe import DistillationOptions, load_recipe
 from progresvit.training.step import RoundLosses

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 import progresvit
 from progresvit import compute
-from progresvit.data.loader import Unreadable
+from progresvit.data.augment.segmentation import SegmentationBatch
+from progresvit.data.loading import Unreadable
 from progresvit.data.segmentation import IGNORE
-from progresvit.data.segmentation_loader import SegmentationBatch
 from progresvit.distributed import Processes
 from progresvit.metrics.miou import ClassCounts, mean_iou
 from progresvit.model import RoundOutput

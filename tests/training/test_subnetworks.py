@@ -10,7 +10,7 @@ from progresvit.baselines.hydravit import HydraViT, HydraViTConfig
 from progresvit.baselines.matformer import MatFormer, MatFormerConfig
 from progresvit.baselines.sortednet import SortedNet, SortedNetConfig
 from progresvit.config import make_rounds
-from progresvit.data.loader import Batch
+from progresvit.data.augment.classification import Batch
 from progresvit.data.sampler import Draw, seed_all
 from progresvit.distributed import Processes
 from progresvit.training.state import checkpoints

@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from progresvit.data.dataset import UNLABELLED, ImageDataset
-from progresvit.data.loader import Unreadable, numbered_batches
+from progresvit.data.evaluation_batches import numbered_batches
+from progresvit.data.loading import Unreadable
 from progresvit.data.transforms import NamedTransform
 from progresvit.engine.export.manifest import Manifest, graph_files, write_manifest
 from progresvit.engine.onnx_backend import GraphRounds

@@ -17,7 +17,7 @@ from timm.data.mixup import mixup_target
 from torch import Tensor, nn
 
 from progresvit import compute
-from progresvit.data.loader import Batch
+from progresvit.data.augment.classification import Batch
 from progresvit.distributed import Processes
 from progresvit.model import RoundOutput
 from progresvit.model.interface import RoundModel

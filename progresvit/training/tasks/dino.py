@@ -15,25 +15,18 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from progresvit.data.augment.classification import Augmentation, Batch
+from progresvit.data.augment.multicrop import MultiCrop, MultiCropBatch, MultiCropOptions
 from progresvit.data.dataset import Entry, ImageDataset, find_images, find_unlabelled
-from progresvit.data.in_memory import (
-    in_memory_for_training,
-)
-from progresvit.data.loader import Batch
-from progresvit.data.multicrop import (
-    InMemoryWholeImages,
-    LoaderWholeImages,
-    MultiCropBatch,
-    MultiCropBatches,
-    MultiCropOptions,
-)
-from progresvit.data.transforms import Augmentation
+from progresvit.data.in_memory import in_memory_for_training, load_whole
+from progresvit.data.sources import InMemorySource, WorkerSource
 from progresvit.distributed import Processes
 from progresvit.model import RoundOutput, registry
 from progresvit.model.interface import RoundModel, capability
@@ -47,7 +40,8 @@ from progresvit.training.tasks.dino_loss import (
     spread,
     teacher_probabilities,
 )
-from progresvit.training.tasks.knn_validation import EvaluatedImages, knn_metrics
+from progresvit.training.tasks.knn_validation import knn_metrics
+from progresvit.training.tasks.labelled_images import EvaluatedImages
 from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make_sampler
 
 if TYPE_CHECKING:
@@ -203,7 +197,9 @@ class DINO(Task):
 
     def load_data(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> TaskData:
         config, device = model.config, processes.device
-        source: InMemoryWholeImages | LoaderWholeImages
+        options = self.options.model_copy(update={"local_side": self.local_resolutions[-1]})
+        augment = MultiCrop(config, options, device=device, compiled=bool(recipe.run.compile))
+        source: InMemorySource | WorkerSource
         if recipe.data.mode == "in_memory":
             stored = in_memory_for_training(
                 splits.train,
@@ -211,21 +207,22 @@ class DINO(Task):
                 device=device,
                 cache=recipe.data.in_memory_cache,
             )
-            source = InMemoryWholeImages(stored, make_sampler(len(stored), recipe, processes))
+            source = InMemorySource(stored, make_sampler(len(stored), recipe, processes), augment)
         else:
-            sampler = make_sampler(len(splits.train), recipe, processes)
-            side = LOADER_SCALE * config.input_side
-            source = LoaderWholeImages(splits.train, sampler, side=side, workers=recipe.data.workers, device=device)
-        options = self.options.model_copy(update={"local_side": self.local_resolutions[-1]})
-        train = MultiCropBatches(
-            source, config=config, options=options, device=device, compiled=bool(recipe.run.compile)
-        )
+            source = WorkerSource(
+                splits.train,
+                make_sampler(len(splits.train), recipe, processes),
+                load=partial(load_whole, splits.train, LOADER_SCALE * config.input_side),
+                augment=augment,
+                workers=recipe.data.workers,
+                device=device,
+            )
         labelled = [index for index, target in enumerate(splits.train.targets) if target >= 0]
         bank, val = (
             EvaluatedImages(images.subset(images_of[processes.rank :: processes.count]), model, recipe, processes)
             for images, images_of in ((splits.train, labelled), (splits.val, range(len(splits.val))))
         )
-        return DINOData(train, val, [source.unreadable, bank.unreadable, val.unreadable], bank)
+        return DINOData(source, val, [source.unreadable, bank.unreadable, val.unreadable], bank)
 
     def prepare(self, batch: MultiCropBatch) -> DINOBatch:
         """Run the teacher; its logits also move the centre, after the step."""

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from progresvit.data.loader import Batch
+from progresvit.data.augment.classification import Batch
 from progresvit.distributed import Processes
 from progresvit.model import RoundOutput, slicing
 from progresvit.model.interface import RoundModel, capability

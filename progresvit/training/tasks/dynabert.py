@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from progresvit.baselines.dynabert import DynaBERT, reorder
-from progresvit.data.loader import Batch
+from progresvit.data.augment.classification import Batch
 from progresvit.distributed import Processes
 from progresvit.interop import start_from
 from progresvit.io.parse import Section

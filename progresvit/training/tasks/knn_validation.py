@@ -7,25 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from progresvit import compute
-from progresvit.data.dataset import ImageDataset
-from progresvit.data.in_memory import InMemoryImages, in_memory_evaluation_batches, in_memory_for_evaluation
-from progresvit.data.loader import Batch, Unreadable, evaluation_batches
+from progresvit.data.augment.classification import Batch
 from progresvit.distributed import Processes
 from progresvit.metrics.knn import knn_votes, vote_logits
 from progresvit.model.interface import RoundModel
 from progresvit.routing import top10_entropy
 from progresvit.routing.frontier import near_lossless
 from progresvit.training.tasks.task import Metrics
-
-if TYPE_CHECKING:
-    from progresvit.training.recipe import Recipe
 
 CONVENTION: compute.Convention = "paper"
 
@@ -95,30 +90,3 @@ def _features(
     labels = np.concatenate([share[1] for share in shares])
     device = processes.device
     return [torch.from_numpy(values).to(device) for values in rounds], torch.from_numpy(labels).to(device)
-
-
-class EvaluatedImages:
-    """Images after the evaluation crop; in mode in_memory they are decoded at the first call and kept."""
-
-    def __init__(self, images: ImageDataset, model: RoundModel, recipe: Recipe, processes: Processes) -> None:
-        self.images, self.config, self.data, self.device = images, model.config, recipe.data, processes.device
-        self.batch = max(1, recipe.optimizer.batch // processes.count)
-        self.unreadable = Unreadable(images)
-        self._stored: InMemoryImages | None = None
-
-    def __call__(self) -> Iterator[Batch]:
-        if self.data.mode == "loader":
-            return evaluation_batches(
-                self.images,
-                config=self.config,
-                batch=self.batch,
-                workers=self.data.workers,
-                device=self.device,
-                unreadable=self.unreadable,
-            )
-        if self._stored is None:
-            self._stored = in_memory_for_evaluation(
-                self.images, config=self.config, device=self.device, cache=self.data.in_memory_cache
-            )
-            self.unreadable.found = self._stored.unreadable.found
-        return in_memory_evaluation_batches(self._stored, config=self.config, batch=self.batch)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from progresvit.data.dataset import find_images
-from progresvit.data.gpu_loader import GpuLoaderBatches, plan_training
-from progresvit.data.in_memory import (
-    InMemoryBatches,
-    in_memory_evaluation_batches,
-    in_memory_for_evaluation,
-    in_memory_for_training,
-)
-from progresvit.data.loader import Batch, LoaderBatches, Unreadable, evaluation_batches
+from progresvit.data.augment.classification import AugmentImages, Batch
+from progresvit.data.dataset import ImageDataset, find_images
+from progresvit.data.evaluation_batches import evaluation_batches, in_memory_evaluation_batches
+from progresvit.data.in_memory import InMemoryImages, in_memory_for_evaluation, in_memory_for_training
+from progresvit.data.loading import Unreadable
+from progresvit.data.sources import GpuSource, InMemorySource, WorkerSource, classification_from_workers, plan_training
 from progresvit.data.timm_dataset import find_timm_images, is_timm_name
 from progresvit.distributed import Processes
 from progresvit.model.interface import RoundModel
@@ -48,61 +45,66 @@ def describe_splits(splits: Splits) -> str:
 
 def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: Processes) -> TaskData:
     """Training batches, and this process's share of the validation batches."""
-    config, device, batch = model.config, processes.device, recipe.optimizer.batch
+    config, device = model.config, processes.device
     val = splits.val.subset(range(processes.rank, len(splits.val), processes.count))
-    val_batch = max(1, batch // processes.count)
-    if recipe.data.mode == "loader":
-        workers, unreadable = recipe.data.workers, Unreadable(val)
-        loader = _make_loader(recipe, splits, model, processes)
-        decode = "gpu" if isinstance(loader, GpuLoaderBatches) else "cpu"
-
-        def from_loader() -> Iterator[Batch]:
-            return evaluation_batches(
-                val,
-                config=config,
-                batch=val_batch,
+    source: InMemorySource | GpuSource | WorkerSource
+    decode = "cpu"
+    if recipe.data.mode == "in_memory":
+        stored = in_memory_for_training(
+            splits.train,
+            side=recipe.data.in_memory_side or config.input_side,
+            device=device,
+            cache=recipe.data.in_memory_cache,
+        )
+        augment = AugmentImages(config, recipe.augment, device=device, compiled=bool(recipe.run.compile))
+        source = InMemorySource(stored, make_sampler(len(stored), recipe, processes), augment)
+    else:
+        sampler, workers = make_sampler(len(splits.train), recipe, processes), recipe.data.workers
+        plan = plan_training(config, recipe.augment, device, recipe.data.decode)
+        if plan is None:
+            source = classification_from_workers(
+                splits.train, sampler, config=config, augmentation=recipe.augment, workers=workers, device=device
+            )
+        else:
+            decode = "gpu"
+            source = GpuSource(
+                splits.train,
+                sampler,
+                plan=plan,
+                augmentation=recipe.augment,
                 workers=workers,
                 device=device,
-                unreadable=unreadable,
-                decode=decode,
+                ahead=0 if recipe.run.cuda_graphs else 2,
             )
-
-        return TaskData(loader, from_loader, [loader.unreadable, unreadable])
-    stored = in_memory_for_training(
-        splits.train,
-        side=recipe.data.in_memory_side or config.input_side,
-        device=device,
-        cache=recipe.data.in_memory_cache,
-    )
-    batches = InMemoryBatches(
-        stored,
-        config=config,
-        augmentation=recipe.augment,
-        sampler=make_sampler(len(stored), recipe, processes),
-        resolution=config.input_side,
-        compiled=bool(recipe.run.compile),
-    )
-    stored_val = in_memory_for_evaluation(val, config=config, device=device, cache=recipe.data.in_memory_cache)
-
-    def from_memory() -> Iterator[Batch]:
-        return in_memory_evaluation_batches(stored_val, config=config, batch=val_batch)
-
-    return TaskData(batches, from_memory, [stored.unreadable, stored_val.unreadable])
+    images = EvaluatedImages(val, model, recipe, processes, decode=decode)
+    return TaskData(source, images, [source.unreadable, images.unreadable])
 
 
-def _make_loader(
-    recipe: Recipe, splits: Splits, model: RoundModel, processes: Processes
-) -> LoaderBatches | GpuLoaderBatches:
-    """Training batches from files, made on the GPU where it can."""
-    config, device = model.config, processes.device
-    known: dict[str, Any] = {
-        "augmentation": recipe.augment,
-        "sampler": make_sampler(len(splits.train), recipe, processes),
-        "resolution": config.input_side,
-        "workers": recipe.data.workers,
-        "device": device,
-    }
-    plan = plan_training(config, recipe.augment, device, recipe.data.decode)
-    if plan is None:
-        return LoaderBatches(splits.train, config=config, **known)
-    return GpuLoaderBatches(splits.train, plan=plan, ahead=0 if recipe.run.cuda_graphs else 2, **known)
+class EvaluatedImages:
+    """Images after the evaluation crop, in the same mode as the training images; in_memory decodes them at once."""
+
+    def __init__(
+        self, images: ImageDataset, model: RoundModel, recipe: Recipe, processes: Processes, *, decode: str = "cpu"
+    ) -> None:
+        self.images, self.config, self.device = images, model.config, processes.device
+        self.batch, self.workers = max(1, recipe.optimizer.batch // processes.count), recipe.data.workers
+        self.decode, self.unreadable = decode, Unreadable(images)
+        self._stored: InMemoryImages | None = None
+        if recipe.data.mode == "in_memory":
+            cache = recipe.data.in_memory_cache
+            self._stored = in_memory_for_evaluation(images, config=model.config, device=processes.device, cache=cache)
+            self.unreadable = self._stored.unreadable
+
+    def __call__(self) -> Iterator[Batch]:
+        """Every readable image once."""
+        if self._stored is not None:
+            return in_memory_evaluation_batches(self._stored, config=self.config, batch=self.batch)
+        return evaluation_batches(
+            self.images,
+            config=self.config,
+            batch=self.batch,
+            workers=self.workers,
+            device=self.device,
+            unreadable=self.unreadable,
+            decode=self.decode,
+        )

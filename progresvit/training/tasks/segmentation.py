@@ -20,19 +20,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from progresvit import compute
-from progresvit.data.loader import Unreadable
+from progresvit.data.augment.classification import Augmentation
+from progresvit.data.augment.segmentation import AugmentPairs, SegmentationAugmentation, SegmentationBatch
+from progresvit.data.loading import Unreadable
 from progresvit.data.segmentation import IGNORE, SegmentationDataset, find_segmentation
-from progresvit.data.segmentation_augment import SegmentationAugmentation
-from progresvit.data.segmentation_loader import (
-    EvaluationImage,
-    InMemoryCrops,
-    InMemoryPairs,
-    LoaderCrops,
-    SegmentationBatch,
-    evaluation_images,
-)
-from progresvit.data.transforms import Augmentation
-from progresvit.data.windows import WindowOptions
+from progresvit.data.segmentation.images import EvaluationImage, evaluation_images
+from progresvit.data.segmentation.sources import pairs_in_memory, segmentation_from_workers
+from progresvit.data.segmentation.windows import WindowOptions
+from progresvit.data.sources import InMemorySource
 from progresvit.distributed import Processes
 from progresvit.metrics.miou import ClassCounts, confusion_matrix, iou, mean_iou, pixel_accuracy
 from progresvit.model import RoundOutput
@@ -68,7 +63,7 @@ class Segmentation(Task):
     model_task: ClassVar[ModelTask] = "segmentation"
 
     def find_splits(self, recipe: Recipe, source: str) -> Splits:
-        """Images with masks, in any layout of ``data/segmentation.py``."""
+        """Images with masks, in any layout of ``data/segmentation/dataset.py``."""
         wanted = {"labels": self.options.labels, "ignore": self.options.ignore}
         train, val = (find_segmentation(source, split, **wanted) for split in (recipe.data.train, recipe.data.val))
         return Splits(train, val)
@@ -96,17 +91,16 @@ class Segmentation(Task):
             )
             return (image for _, image in images)
 
-        crops: InMemoryCrops | LoaderCrops
         if recipe.data.mode == "loader":
             sampler = make_sampler(len(train), recipe, processes)
-            crops = LoaderCrops(
-                train, config=config, wanted=self.options, sampler=sampler, workers=workers, device=device
+            crops = segmentation_from_workers(
+                train, sampler, config=config, augmentation=self.options, workers=workers, device=device
             )
             return TaskData(crops, whole_images, [crops.unreadable, unreadable])
         side = recipe.data.in_memory_side or config.input_side
-        stored = InMemoryPairs(train, config=config, side=side, device=device)
-        sampler = make_sampler(len(stored), recipe, processes)
-        crops = InMemoryCrops(stored, config=config, wanted=self.options, sampler=sampler)
+        stored = pairs_in_memory(train, config=config, side=side, device=device)
+        augment = AugmentPairs(config, self.options, device=device)
+        source = InMemorySource(stored, make_sampler(len(stored), recipe, processes), augment)
         kept: list[EvaluationImage] = []
 
         def from_memory() -> Iterator[EvaluationImage]:
@@ -114,7 +108,7 @@ class Segmentation(Task):
                 kept.extend(image.to(device) for image in whole_images())
             return iter(kept)
 
-        return TaskData(crops, from_memory, [stored.unreadable, unreadable])
+        return TaskData(source, from_memory, [stored.unreadable, unreadable])
 
     def losses(self, outputs: Sequence[RoundOutput], batch: SegmentationBatch) -> Tensor:
         """(S,)"""

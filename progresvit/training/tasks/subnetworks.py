@@ -20,7 +20,7 @@ import torch
 from pydantic import PlainValidator
 from torch import Tensor
 
-from progresvit.data.loader import Batch
+from progresvit.data.augment.classification import Batch
 from progresvit.distributed import Processes
 from progresvit.io.parse import Section
 from progresvit.model import RoundOutput

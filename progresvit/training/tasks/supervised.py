@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from progresvit.data.loader import Batch
+from progresvit.data.augment.classification import Batch
 from progresvit.distributed import Processes
 from progresvit.io.parse import Section
 from progresvit.model import RoundOutput

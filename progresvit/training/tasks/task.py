@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from progresvit.data.dataset import ImageDataset
-from progresvit.data.loader import Unreadable
+from progresvit.data.loading import Unreadable
 from progresvit.data.sampler import EpochSampler
+from progresvit.data.sources import BatchSource
 from progresvit.distributed import Processes
 from progresvit.io.parse import Section
 from progresvit.model.interface import RoundModel
@@ -41,21 +42,11 @@ class Splits(NamedTuple):
         return of_both
 
 
-class TrainBatches(Protocol):
-    """Training batches that can start at any step."""
-
-    sampler: EpochSampler
-
-    def steps(self, first: int, last: int) -> Iterator[Sequence[Any]]:
-        """This process's micro-batches of each step."""
-        ...
-
-
 @dataclass
 class TaskData:
     """The batches of a run. A task may return a subclass with more, such as images for a k-NN classifier."""
 
-    train: TrainBatches
+    train: BatchSource
     val: Callable[[], Iterator[Any]]
     """Returns this process's share of the validation batches."""
     unreadable: list[Unreadable]
@@ -63,7 +54,7 @@ class TaskData:
 
 
 def make_sampler(count: int, recipe: Recipe, processes: Processes) -> EpochSampler:
-    """The order of so many training images, as the recipe and the processes divide them."""
+    """The order of ``count`` training images, as the recipe and the processes divide them."""
     return EpochSampler(
         count=count,
         batch=recipe.optimizer.batch,

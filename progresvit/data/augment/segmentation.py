@@ -10,12 +10,16 @@ Letters: B images, C channels, H and W height and width of the stored images, r 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from progresvit.data.gpu_augment import change_hue_and_saturation, resize_matrix
-from progresvit.data.segmentation import IGNORE
+from progresvit.config import BaseConfig
+from progresvit.data.augment.gpu_augment import change_hue_and_saturation, resize_matrix
+from progresvit.data.segmentation.masks import IGNORE
+from progresvit.data.transforms import mean_and_std
 from progresvit.io.parse import Section
 
 BRIGHTNESS = 32 / 255
@@ -42,37 +46,47 @@ class SegmentationAugmentation(Section):
         return value
 
 
-def augment(
-    images: Tensor,
-    masks: Tensor,
-    sizes: Tensor,
-    *,
-    side: int,
-    wanted: SegmentationAugmentation,
-    mean: Tensor,
-    std: Tensor,
-    generator: torch.Generator,
-) -> tuple[Tensor, Tensor]:
-    """A crop of each image and of its mask: (B, C, H, W) and (B, H, W) bytes -> (B, C, r, r) and (B, r, r) int64.
+class SegmentationBatch(NamedTuple):
+    """Crops ready for the model, and their labels."""
+
+    images: Tensor
+    """(B, C, r, r), normalised."""
+    masks: Tensor
+    """(B, r, r) int64, IGNORE where a pixel has no label."""
+
+
+class AugmentPairs:
+    """Makes the training crops of segmentation, on the device or for one image in a worker process.
 
     Args:
-        images: RGB images, possibly squeezed from their original shape.
-        masks: Class indices, IGNORE where a pixel has none.
-        sizes: Original height and width, (B, 2); crops are drawn in this shape.
-        side: Side of the crop.
-        wanted: What to draw.
-        mean: Mean of the normalisation, (1, C, 1, 1).
-        std: Deviation of the normalisation, (1, C, 1, 1).
-        generator: Of all draws, on the device of the images.
+        config: The model's config, for the normalisation and the side of the crops.
+        augmentation: Random changes.
+        device: Where the images are.
     """
-    boxes = sample_boxes(sizes, wanted.scale, generator)
-    boxes = boxes * (torch.tensor(images.shape[-2:], device=sizes.device) / sizes).repeat(1, 2)  # to stored pixels
-    flip = _uniform(len(images), generator) < wanted.flip
-    x, inside = crop_images(images, boxes, flip, side=side)
-    if wanted.photometric:
-        x = distort(x, generator)
-    x = torch.where(inside, (x - mean) / std, 0)
-    return x, crop_masks(masks, boxes, flip, side=side).long()
+
+    def __init__(self, config: BaseConfig, augmentation: SegmentationAugmentation, *, device: torch.device) -> None:
+        self.augmentation, self.side = augmentation, config.input_side
+        self.generator = torch.Generator(device)
+        self.mean, self.std = mean_and_std(config, device)
+
+    def __call__(self, images: Tensor, sizes: Tensor, masks: Tensor, seed: int) -> SegmentationBatch:
+        """A crop of each image and of its mask: (B, C, H, W) and (B, H, W) bytes -> (B, C, r, r) and (B, r, r) int64.
+
+        Args:
+            images: RGB images, possibly squeezed from their original shape.
+            sizes: Original height and width, (B, 2); crops are drawn in this shape.
+            masks: Class indices, IGNORE where a pixel has none.
+            seed: Determines all draws.
+        """
+        generator = self.generator.manual_seed(seed)
+        boxes = sample_boxes(sizes, self.augmentation.scale, generator)
+        boxes = boxes * (torch.tensor(images.shape[-2:], device=sizes.device) / sizes).repeat(1, 2)  # to stored pixels
+        flip = _uniform(len(images), generator) < self.augmentation.flip
+        x, inside = crop_images(images, boxes, flip, side=self.side)
+        if self.augmentation.photometric:
+            x = distort(x, generator)
+        x = torch.where(inside, (x - self.mean) / self.std, 0)
+        return SegmentationBatch(x, crop_masks(masks, boxes, flip, side=self.side).long())
 
 
 def sample_boxes(sizes: Tensor, scale: tuple[float, float], generator: torch.Generator) -> Tensor:

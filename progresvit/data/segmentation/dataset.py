@@ -22,10 +22,8 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 
 from progresvit.data.dataset import SUFFIXES, UNLABELLED, Entry, ImageDataset, find_roots, is_hidden, tar_members
-from progresvit.data.decode import ImageError, decode
-from progresvit.data.masks import (
+from progresvit.data.segmentation.masks import (
     BUILT_IN,
-    IGNORE,
     NAME_LABELS,
     Labels,
     MaskError,
@@ -36,8 +34,6 @@ from progresvit.data.masks import (
     parse_object_info,
 )
 from progresvit.data.split import TRAIN, VAL, hold_out
-
-__all__ = ["IGNORE", "MaskError", "SegmentationDataset", "find_segmentation"]
 
 _IMAGES, _OTHER_IMAGES, _MASKS = "images", "original", "annotations"
 _LABEL_FILES = ("labels.txt", "labels.json")
@@ -78,13 +74,9 @@ class SegmentationDataset(ImageDataset):
     def read_pair(self, index: int) -> tuple[Image, NDArray[np.uint8]]:
         """The RGB image and its mask, of the same size.
 
-        A problem with the image file is an :class:`ImageError`, any other a :class:`MaskError`.
+        A problem with the image file is an ``ImageError``, any other a :class:`MaskError`.
         """
-        try:
-            content = self.read(index)
-        except OSError as error:
-            raise ImageError(f"cannot be read ({error.strerror or error})") from error
-        image, mask = decode(content), self.read_mask(index)
+        image, mask = self.read_image(index, reduce=False), self.read_mask(index)
         height, width = mask.shape
         if image.size != (width, height):
             raise MaskError(

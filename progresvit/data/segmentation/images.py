@@ -1,0 +1,123 @@
+"""Whole images for evaluation, at the sizes that their windows are cut from.
+
+Letters: C channels, H and W height and width of an image, h and w of a view.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from progresvit.config import BaseConfig
+from progresvit.data.decode import ImageError
+from progresvit.data.loading import Unreadable, ignore_interrupts
+from progresvit.data.segmentation.dataset import SegmentationDataset
+from progresvit.data.segmentation.windows import ImageWindows, View, WindowOptions, views_of
+from progresvit.data.transforms import normalise
+
+
+class EvaluationImage(NamedTuple):
+    """A whole image at the sizes that its windows are cut from."""
+
+    pixels: tuple[Tensor, ...]
+    """One for each scale, (C, h, w) bytes."""
+    views: tuple[View, ...]
+    size: tuple[int, int]
+    """Height and width of the image."""
+    mask: Tensor | None
+    """(H, W) bytes, IGNORE where a pixel has no label; None without labels."""
+
+    def cut(self, config: BaseConfig, device: torch.device) -> ImageWindows:
+        """The windows of all views, normalised."""
+        of_size = {tuple(pixels.shape[-2:]): pixels for pixels in self.pixels}
+        windows = [view.cut(of_size[view.height, view.width].to(device)) for view in self.views]
+        return ImageWindows(normalise(torch.cat(windows), config), self.views, self.size)
+
+    def to(self, device: torch.device) -> EvaluationImage:
+        """The same on a device."""
+        mask = None if self.mask is None else self.mask.to(device)
+        return self._replace(pixels=tuple(pixels.to(device) for pixels in self.pixels), mask=mask)
+
+
+def size_problem(height: int, width: int, config: BaseConfig, options: WindowOptions | None = None) -> str | None:
+    """Why an image of this size cannot be used, or None if it can; with options, when it is resized for windows."""
+    patch = getattr(config, "patch_size", 1)
+    if min(height, width) < patch:
+        return f"smaller than a patch of {patch} pixels ({width} x {height})"
+    views = () if options is None else views_of(height, width, config.input_side, options)
+    if any(view.height * view.width > (Image.MAX_IMAGE_PIXELS or math.inf) for view in views):
+        return f"too long and thin to be resized safely ({width} x {height})"
+    return None
+
+
+def check_size(height: int, width: int, config: BaseConfig, name: str, options: WindowOptions | None = None) -> None:
+    """Refuse an image of a size that cannot be used."""
+    problem = size_problem(height, width, config, options)
+    if problem is not None:
+        raise ValueError(f"{name} is {problem}; leave it out, or enlarge or crop image and mask.")
+
+
+def evaluation_image(
+    image: Image.Image, mask: np.ndarray[Any, Any] | None, config: BaseConfig, options: WindowOptions, name: str
+) -> EvaluationImage:
+    """An RGB image at all scales; the mask keeps its size."""
+    width, height = image.size
+    check_size(height, width, config, name, options)
+    views = views_of(height, width, config.input_side, options)
+    sizes = dict.fromkeys((view.height, view.width) for view in views)
+    pixels = [
+        torch.from_numpy(np.array(image.resize((w, h), Image.Resampling.BICUBIC))).permute(2, 0, 1) for h, w in sizes
+    ]  # (h, w, C) -> (C, h, w)
+    return EvaluationImage(
+        tuple(pixels), views, (height, width), None if mask is None else torch.from_numpy(mask.copy())
+    )
+
+
+class _Items(Dataset[Any]):
+    def __init__(self, dataset: SegmentationDataset, config: BaseConfig, options: WindowOptions) -> None:
+        self.dataset, self.config, self.options = dataset, config, options
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> EvaluationImage | ValueError:
+        """An image; or the error, since an exception of a worker brings the worker's traceback in its message."""
+        try:
+            image, mask = self.dataset.read_pair(index)
+            return evaluation_image(image, mask, self.config, self.options, self.dataset.entries[index].name)
+        except ValueError as error:
+            return error
+
+
+def evaluation_images(
+    dataset: SegmentationDataset,
+    indices: Sequence[int],
+    *,
+    config: BaseConfig,
+    options: WindowOptions,
+    workers: int,
+    unreadable: Unreadable,
+) -> Iterator[tuple[int, EvaluationImage]]:
+    """The readable images among these, with their indices; a wrong mask is an error."""
+    loader = DataLoader(
+        _Items(dataset, config, options),
+        sampler=indices,
+        collate_fn=itemgetter(0),  # images of different sizes, one at a time
+        num_workers=workers,
+        worker_init_fn=ignore_interrupts,
+    )
+    for index, image in zip(indices, loader):
+        if isinstance(image, ImageError):
+            unreadable.add(index, str(image))
+        elif isinstance(image, ValueError):
+            raise ValueError(str(image))
+        else:
+            yield index, image
