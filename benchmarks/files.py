@@ -37,7 +37,7 @@ from progresvit.data.decode import decode, open_header
 from progresvit.data.evaluation_batches import numbered_batches
 from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.engine.images import ImageOpener
-from progresvit.engine.speed import hardware
+from progresvit.engine.measurement import hardware
 from progresvit.evaluation.classes import relabel
 from progresvit.io.files import replace_file
 from progresvit.model.precision import PRECISIONS, autocast

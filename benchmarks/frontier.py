@@ -32,7 +32,7 @@ from progresvit import Engine, api
 from progresvit.data.dataset import find_images
 from progresvit.data.transforms import normalise
 from progresvit.engine.images import open_images
-from progresvit.engine.speed import Measurement
+from progresvit.engine.measurement import Measurement
 from progresvit.io.files import replace_file
 from progresvit.io.parse import did_you_mean
 from progresvit.model.interface import RoundModel

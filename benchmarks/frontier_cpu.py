@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from frontier import earlier_points, open_study, write_costs
 
 from progresvit import api
-from progresvit.engine.speed import Measurement, hardware
+from progresvit.engine.measurement import Measurement, hardware
 from progresvit.model.interface import RoundModel
 from progresvit.routing.scores import top10_entropy
 from progresvit.training.build import build_model

@@ -26,7 +26,7 @@ from report import bench_table, bench_title, ratio_lines, ratios, throughput_fig
 import progresvit
 from progresvit.cli.output import show_table
 from progresvit.config import preset
-from progresvit.engine.speed import hardware
+from progresvit.engine.measurement import hardware
 from progresvit.io.files import replace_file
 from progresvit.io.parse import dump_json
 from progresvit.plots import render

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +11,7 @@ from subjects import SUBJECTS
 
 import progresvit
 from progresvit.config import preset
-from progresvit.engine.speed import Measurement, hardware
+from progresvit.engine.measurement import Measurement, hardware, in_fresh_process
 
 Row = dict[str, Any]
 
@@ -120,26 +116,12 @@ def make_row(case: Case, **results: Any) -> Row:
 
 def run_case(case: Case, *, timeout: float) -> Row:
     """The row of a case, measured in a fresh process; a failure is a row with its reason."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, os.dup2, (2, 1)) as pool:  # libraries may print
-        future = pool.submit(measure, case)
-        try:
-            return future.result(timeout)
-        except TimeoutError:
-            _stop(pool, patience=0)
-            return make_row(case, error=f"took more than {timeout:.0f} s and was stopped")
-        except BrokenProcessPool:
-            return make_row(case, error="the process ended, probably out of memory")
-        except Exception as error:
-            reason = (str(error).strip().splitlines() or ["no reason given"])[0]
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            return make_row(case, error=kind + reason)
-        finally:
-            _stop(pool, patience=20)  # after torch.compile a process may not end by itself
-
-
-def _stop(pool: ProcessPoolExecutor, *, patience: float) -> None:
-    pool.shutdown(wait=False)
-    for process in multiprocessing.active_children():
-        process.join(patience)
-        process.kill()
+    try:
+        row: Row = in_fresh_process(measure, case, timeout=timeout)
+    except TimeoutError:
+        return make_row(case, error=f"took more than {timeout:.0f} s and was stopped")
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+        kind = "" if isinstance(error, ValueError | MemoryError) else f"{type(error).__name__}: "
+        return make_row(case, error=kind + reason)
+    return row

@@ -26,7 +26,7 @@ import ray
 from ray import serve
 from serving import arrivals, find_uploads, percentiles
 
-from progresvit.engine.speed import hardware
+from progresvit.engine.measurement import hardware
 from progresvit.io.files import replace_file
 from progresvit.serving.ray_serve import Options, application
 

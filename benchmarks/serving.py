@@ -46,7 +46,7 @@ import numpy as np
 
 from progresvit.data.dataset import find_unlabelled
 from progresvit.data.samples import samples_folder
-from progresvit.engine.speed import hardware
+from progresvit.engine.measurement import hardware
 from progresvit.io.files import replace_file
 
 READY = "/v2/health/ready"

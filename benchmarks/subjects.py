@@ -1,7 +1,7 @@
 """What the inference benchmark measures: the engine, one of its rounds, and what they are compared with.
 
 Each is made of a case and has ``inputs``, ``images``, ``build``, ``run``, ``one`` and ``facts``; see
-``progresvit.engine.speed``. Letters: B images, C channels, R side of the images, s a round from 0.
+``progresvit.engine.measurement``. Letters: B images, C channels, R side of the images, s a round from 0.
 """
 
 from __future__ import annotations

@@ -7,12 +7,9 @@ before. Each is made in a process of its own: workspaces stay in a process and w
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -20,7 +17,8 @@ import torch
 
 from progresvit.analysis.sample import Progress
 from progresvit.engine.batcher import MemoryWarning
-from progresvit.engine.speed import Measurement, Routed, hardware
+from progresvit.engine.measurement import Measurement, hardware, in_fresh_process
+from progresvit.engine.speed import Routed
 from progresvit.plots import MARKERS, curve_style, in_lines, new_figure
 from progresvit.table import Column, Table, decimals
 
@@ -81,7 +79,13 @@ def memory(
     pairs = [(way, batch) for way in WAYS for batch in batches]
     points = []
     for done, (way, batch) in enumerate(pairs, start=1):
-        peak = _in_fresh_process(os.fspath(model), way, batch, device, precision)
+        try:
+            peak = in_fresh_process(peak_gib, os.fspath(model), way, batch, device, precision)
+        except MemoryError as error:
+            raise ValueError(
+                f"the process that measures {way} at batch {batch} ended; use smaller batches, and in a script call "
+                "memory below if __name__ == '__main__'."
+            ) from error
         images = 0 if peak is None else FULL_BATCHES * batch
         points.append(PeakMemory(way=way, batch=batch, peak_gib=peak, images=images))
         if progress:
@@ -150,17 +154,6 @@ def _check(batches: Sequence[int], device: str) -> None:
         raise ValueError(f"memory measures the memory of a GPU, not of {device!r}; give a CUDA device.")
     if not batches or min(batches) < 1:
         raise ValueError(f"batches are sizes of one image or more, such as {BATCHES}, not {tuple(batches)}.")
-
-
-def _in_fresh_process(model: str, way: Way, batch: int, device: str, precision: str) -> float | None:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.dup2, (2, 1)) as pool:  # libraries may print
-        try:
-            return pool.submit(peak_gib, model, way, batch, device, precision).result()
-        except BrokenProcessPool as error:
-            raise ValueError(
-                f"the process that measures {way} at batch {batch} ended; use smaller batches, and in a script call "
-                "memory below if __name__ == '__main__'."
-            ) from error
 
 
 def peak_gib(model: str, way: Way, batch: int, device: str, precision: str) -> float | None:

@@ -14,7 +14,7 @@ from progresvit.analysis.page import INDEX, Page, Part
 from progresvit.analysis.registry import DIAGNOSTICS, Diagnostic, Subject
 from progresvit.analysis.sample import Progress
 from progresvit.data.transforms import normalise
-from progresvit.engine.speed import hardware
+from progresvit.engine.measurement import hardware
 from progresvit.plots import render
 
 FILES = (

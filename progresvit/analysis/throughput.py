@@ -10,10 +10,9 @@ Letters: N images, C channels, H side of the images, S rounds.
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,11 +20,9 @@ import torch
 from progresvit import api
 from progresvit.analysis.interventions import check_classifier
 from progresvit.analysis.sample import Progress, Sample
-from progresvit.engine.engine import Engine
-from progresvit.engine.prediction import Prediction
-from progresvit.engine.speed import Measurement, hardware, split
+from progresvit.engine.measurement import Measurement, hardware
+from progresvit.engine.speed import Routed, split
 from progresvit.metrics.interval import Interval, share_interval
-from progresvit.model import ProgResViT
 from progresvit.model.interface import RoundModel
 from progresvit.plots import COLOURS, in_lines, new_figure
 from progresvit.routing.decide import Threshold, as_thresholds
@@ -40,8 +37,6 @@ CONTINUING = (1.0, 0.75, 0.5, 0.25, 0.0)
 """Shares of the images that continue after round 1, if no thresholds are given."""
 SECONDS = {"cpu": 8.0, "cuda": 2.0}
 """Approximate duration of the timed runs of a point, by the kind of device."""
-LEAST_PASSES, MOST_PASSES = 3, 50
-"""On a CPU; a pass runs all images once."""
 WARM_UP = 8
 """Images that run ahead of the timing on a CPU."""
 LEAST_ON_GPU = 4096
@@ -102,8 +97,8 @@ def throughput(
         device: ``cpu`` or ``cuda``; by default that of the model.
         precision: As the engine takes it; by default bf16 on a GPU, else fp32.
         batch: Largest batch; by default that of the engine, 512 on a GPU, else 64.
-        seconds: Approximate duration of the timed runs of a point; by default 2 on a GPU, else 8. On a GPU at least
-            three are timed; on a CPU all images run at least once.
+        seconds: Approximate duration of the timed runs of a point; by default 2 on a GPU, else 8. All images run at
+            least twice.
         progress: Called after each point.
     """
     network = api.as_progresvit(model, NAME)
@@ -116,12 +111,18 @@ def throughput(
     device = device or str(next(network.parameters()).device)
     on_gpu = device.startswith("cuda")
     if on_gpu and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device here; use --device cpu.")
+        raise ValueError("there is no CUDA device here; use device='cpu'.")
     precision = precision or ("bf16" if on_gpu else "fp32")
-    stream = _Stream(network, sample, device=device, precision=precision, batch=batch)
-    limits, points = limits or stream.spread_thresholds(), []
+    copies = math.ceil(LEAST_ON_GPU / len(sample)) if on_gpu else 1
+    inputs = sample.pixels.to(device).repeat(copies, 1, 1, 1)  # (N, C, H, H) -> (copies * N, C, H, H)
+    none_continues = [math.inf] * (rounds - 1)
+    engine = Routed(
+        network, eager=False, device=device, precision=precision, batch=batch, thresholds=none_continues, inputs=inputs
+    )
+    limits, points = limits or _thresholds(engine, len(sample)), []
     for done, limit in enumerate(limits, start=1):
-        points.append(stream.measure(limit, SECONDS["cuda" if on_gpu else "cpu"] if seconds is None else seconds))
+        length = SECONDS["cuda" if on_gpu else "cpu"] if seconds is None else seconds
+        points.append(_measure(engine, limit, sample, length))
         if progress:
             progress(done, len(limits))
     return Throughput(
@@ -129,73 +130,38 @@ def throughput(
         images=len(sample),
         hardware=hardware(device),
         precision=precision,
-        batch=stream.engine.batch,
+        batch=engine.runner.batch,
     )
 
 
-class _Stream:
-    """The engine on the images of a sample; what ``Measurement`` builds and times."""
+def _thresholds(engine: Routed, images: int) -> list[tuple[float, ...]]:
+    """Thresholds by the entropies that round 1 has in this engine; a single, empty one for a model of one round."""
+    rounds = len(engine.config.rounds)
+    if rounds == 1:
+        return [()]
+    engine.build()
+    engine.run(1)
+    entropies = [prediction.entropy for prediction in engine.exits[:images]]
+    return list(dict.fromkeys((split(entropies, share),) * (rounds - 1) for share in CONTINUING))
 
-    engine: Engine
 
-    def __init__(self, model: ProgResViT, sample: Sample, *, device: str, precision: str, batch: int | None) -> None:
-        self.model, self.sample, self.device, self.precision, self.batch = model, sample, device, precision, batch
-        self.rounds = len(model.config.rounds)
-        copies = math.ceil(LEAST_ON_GPU / len(sample)) if device.startswith("cuda") else 1
-        self.inputs = sample.pixels.to(device).repeat(copies, 1, 1, 1)  # (N, C, H, H) -> (copies * N, C, H, H)
-        self.images = len(self.inputs)
-        self.limit: tuple[float, ...] = (math.inf,) * (self.rounds - 1)
-        self.predictions: list[Prediction] = []
-
-    def build(self) -> None:
-        self.engine = Engine(self.model, self.limit, device=self.device, precision=self.precision, batch=self.batch)
-
-    def run(self, passes: int) -> None:
-        batches = self.inputs.split(self.engine.batch)  # (N, C, H, H) -> parts of it
-        self.predictions = []
-        self.predictions = list(self.engine.stream(batches * passes, deadline=None))
-
-    def once(self) -> list[Prediction]:
-        """Of the last run, every image of the sample once."""
-        return self.predictions[: len(self.sample)]
-
-    def spread_thresholds(self) -> list[tuple[float, ...]]:
-        """Thresholds by the entropies that round 1 has in this engine; none for a single round."""
-        if self.rounds == 1:
-            return [()]
-        self.build()
-        self.run(1)
-        entropies = [prediction.entropy for prediction in self.once()]
-        return list(dict.fromkeys((split(entropies, share),) * (self.rounds - 1) for share in CONTINUING))
-
-    def measure(self, limit: tuple[float, ...], seconds: float) -> SpeedPoint:
-        self.limit = limit
-        images_per_s, spread = self._time_on_gpu(seconds) if self.inputs.is_cuda else self._time_on_cpu(seconds)
-        labels, numbers = self.sample.labels.tolist(), [prediction.exit_round for prediction in self.once()]
-        correct = sum(prediction.index == label for prediction, label in zip(self.once(), labels))
-        return SpeedPoint(
-            threshold=limit,
-            accuracy=share_interval(correct, len(labels)),
-            exit_shares=tuple(numbers.count(s + 1) / len(labels) for s in range(self.rounds)),
-            images_per_s=images_per_s,
-            spread=spread,
-        )
-
-    def _time_on_gpu(self, seconds: float) -> tuple[float, float]:
-        timing = Measurement(lambda: self, device=self.device, threads=None, seconds=seconds).throughput()
-        return timing["images_per_s"], timing["spread"]
-
-    def _time_on_cpu(self, seconds: float) -> tuple[float, float]:
-        """At least three passes, without a whole one as a warm-up: there are no kernels to build."""
-        self.build()
-        self.engine.classify(self.inputs[:WARM_UP])
-        times: list[float] = []
-        while len(times) < LEAST_PASSES or (sum(times) < seconds and len(times) < MOST_PASSES):
-            start = time.perf_counter()
-            self.run(1)
-            times.append(time.perf_counter() - start)
-        median = statistics.median(times)
-        return self.images / median, (max(times) - min(times)) / median
+def _measure(engine: Routed, limit: tuple[float, ...], sample: Sample, seconds: float) -> SpeedPoint:
+    """Speed, accuracy and exits at a threshold; every image of the sample counts once."""
+    engine.thresholds, device = limit, engine.inputs.device
+    measurement = Measurement(lambda: engine, device=str(device), threads=None, seconds=seconds)
+    # on a CPU there are no kernels to build, and a pass over all images takes long
+    warm_up = None if device.type == "cuda" else partial(engine.runner.classify, engine.inputs[:WARM_UP])
+    timing = measurement.throughput(warm_up)
+    predictions, labels = engine.exits[: len(sample)], sample.labels.tolist()
+    numbers = [prediction.exit_round for prediction in predictions]
+    correct = sum(prediction.index == label for prediction, label in zip(predictions, labels))
+    return SpeedPoint(
+        threshold=limit,
+        accuracy=share_interval(correct, len(labels)),
+        exit_shares=tuple(numbers.count(s + 1) / len(labels) for s in range(len(engine.config.rounds))),
+        images_per_s=timing["images_per_s"],
+        spread=timing["spread"],
+    )
 
 
 def throughput_table(found: Throughput) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,6 +42,7 @@ def bench(
     """
     from progresvit.cli.info import find_config
     from progresvit.engine.export.manifest import is_export
+    from progresvit.engine.measurement import in_fresh_process
     from progresvit.engine.onnx_backend import check_installed
     from progresvit.io.parse import dump_json
 
@@ -65,7 +65,13 @@ def bench(
     timing = {"device": device, "threads": threads, "seconds": seconds}
     of_engine = {"eager": False, "precision": precision, "backend": backend, "threads": threads}
     of_model = {"eager": True, "precision": "bf16" if precision == "fp8" else precision}
-    rows = [_in_fresh_process({**shared, **own}, timing) for own in (of_engine, of_model)[: 1 if exported else 2]]
+    try:  # memory on a CPU is that of a process
+        rows = [
+            in_fresh_process(measure, {**shared, **own}, timing)
+            for own in (of_engine, of_model)[: 1 if exported else 2]
+        ]
+    except MemoryError as error:
+        raise ValueError(f"{error}; use a smaller --batch.") from error
     if as_json:
         typer.echo(dump_json({"model": model, "rows": rows}))
     else:
@@ -77,7 +83,8 @@ def measure(subject: dict[str, Any], timing: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from progresvit import compute
-    from progresvit.engine.speed import Measurement, Routed, hardware
+    from progresvit.engine.measurement import Measurement, hardware
+    from progresvit.engine.speed import Routed
 
     measurement = Measurement(lambda: Routed(**subject), **timing)
     routed = measurement.subject
@@ -96,23 +103,6 @@ def measure(subject: dict[str, Any], timing: dict[str, Any]) -> dict[str, Any]:
         "exit_shares": shares,
         "gmacs": compute.average_gmacs(routed.config, shares),
     }
-
-
-def _in_fresh_process(subject: dict[str, Any], timing: dict[str, Any]) -> dict[str, Any]:
-    """Memory on a CPU is that of a process, and neither row uses kernels or memory of the other."""
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.dup2, (2, 1)) as pool:  # libraries may print
-        try:
-            return pool.submit(measure, subject, timing).result()
-        except (BrokenProcessPool, MemoryError) as error:
-            raise ValueError("the process ended, probably out of memory; use a smaller --batch.") from error
-        except RuntimeError as error:
-            if type(error).__name__ != "OutOfMemoryError":
-                raise
-            raise ValueError("the GPU ran out of memory; use a smaller --batch.") from error
 
 
 def _thresholds(text: str | None, model: str) -> float | Sequence[float] | Setting | None:

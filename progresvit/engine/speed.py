@@ -1,24 +1,18 @@
-"""Throughput, latency and peak memory of the engine, and of the model run round by round without it.
+"""What ``measurement.py`` measures: the engine, and the model run round by round without it.
 
 Letters: B images of a batch, N images in all, C channels, R side of the images, s a round from 0.
 """
 
 from __future__ import annotations
 
-import gc
 import math
 import random
-import re
-import resource
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +20,6 @@ from progresvit import api
 from progresvit.config import PRESETS, ModelConfig
 from progresvit.data.dataset import find_unlabelled
 from progresvit.data.transforms import normalise
-from progresvit.distributed import processor_name
 from progresvit.engine.engine import Engine
 from progresvit.engine.export.export import export
 from progresvit.engine.export.manifest import Manifest, is_export
@@ -41,7 +34,7 @@ HEAD_SCALE = 30.0
 
 
 @dataclass(slots=True)
-class Exit:
+class TimedExit:
     """Where an image exited; the names are those of ``Prediction``."""
 
     exit_round: int
@@ -55,12 +48,12 @@ class EagerRounds:
     def __init__(self, model: ProgResViT, thresholds: Sequence[float]) -> None:
         self.model, self.policy = model, Policy(thresholds=tuple(thresholds))
 
-    def stream(self, batches: Iterable[Tensor], *, deadline: float | None = None) -> list[Exit]:
+    def stream(self, batches: Iterable[Tensor], *, deadline: float | None = None) -> list[TimedExit]:
         """One batch after another; the answers are fetched from the device at the end."""
         rows = torch.cat([self._route(batch) for batch in batches], dim=1).T.tolist()  # (3, N) -> (N, 3)
-        return [Exit(int(number), entropy, int(index)) for number, entropy, index in rows]
+        return [TimedExit(int(number), entropy, int(index)) for number, entropy, index in rows]
 
-    def classify(self, images: Tensor) -> list[Exit]:
+    def classify(self, images: Tensor) -> list[TimedExit]:
         return self.stream([images])
 
     @torch.inference_mode()
@@ -90,9 +83,11 @@ class Routed:
         model: A preset (random weights), a model folder, a bundled model, a hub id, an export (not ``eager``), or a
             model itself.
         continuing: Share of the images that continue after each round, if there are no thresholds.
+        batch: Images per batch; None is the engine's own size.
         thresholds: One for all rounds, one for each but the last, or a setting of the model.
-        data: A folder or a tar of images; without it, random images are generated.
-        count: Number of images; by default a few batches.
+        inputs: The images, bytes (N, C, R, R) on the device.
+        data: A folder or a tar of images, if there are no ``inputs``; without it, random images are generated.
+        count: Number of images of ``data``; by default a few batches.
         engine: Further options of the engine.
     """
 
@@ -103,9 +98,10 @@ class Routed:
         eager: bool,
         device: str,
         precision: str,
-        batch: int,
-        continuing: float,
+        batch: int | None,
+        continuing: float = 1.0,
         thresholds: float | Sequence[float] | Setting | None = None,
+        inputs: Tensor | None = None,
         data: str | None = None,
         count: int | None = None,
         **engine: Any,
@@ -125,7 +121,10 @@ class Routed:
             thresholds.check_weights(weights_hash(self.model) if manifest is None else manifest.weights)
             thresholds = thresholds.threshold
         self.options = {"device": device, "precision": precision, "batch": batch, **engine}
-        self.inputs = load_images(data, self.config, device=device, batch=batch, count=count)
+        if inputs is None:
+            assert batch is not None
+            inputs = load_images(data, self.config, device=device, batch=batch, count=count)
+        self.inputs = inputs
         if eager:
             dtype = PRECISIONS[precision] or torch.float32
             self.model.to(device, dtype)
@@ -141,10 +140,13 @@ class Routed:
 
     def build(self, thresholds: Sequence[float] | None = None) -> None:
         limits = list(self.thresholds if thresholds is None else thresholds)
+        self.runner: Any
         self.runner = EagerRounds(self.model, limits) if self.eager else Engine(self._source, limits, **self.options)
 
     def run(self, passes: int) -> None:
-        self.exits = list(self.runner.stream(self.inputs.split(self.batch) * passes, deadline=None))
+        batch = self.batch or self.runner.batch
+        self.exits = []  # of an earlier run: their memory does not count twice
+        self.exits = list(self.runner.stream(self.inputs.split(batch) * passes, deadline=None))
 
     def one(self, number: int) -> None:
         place = number % self.images
@@ -202,89 +204,3 @@ def load_images(data: str | None, config: ModelConfig, *, device: str, batch: in
         raise ValueError(f"{data}: none of {len(chosen)} images can be read; the first: {opened.errors[0]}.")
     places = torch.arange(batch * math.ceil(len(opened.pixels) / batch)) % len(opened.pixels)
     return torch.from_numpy(opened.pixels)[places].to(device)
-
-
-class Measurement:
-    """Builds and times a subject in this process: ``Routed``, or what has the same attributes and methods.
-
-    ``run`` may return before a GPU has finished; ``one`` waits for the answer. Peak memory includes the weights but not
-    the images. On a GPU it is the memory of tensors. On a CPU it is the growth of the process: only the first
-    measurement of a process is valid, and the search for thresholds is included.
-    """
-
-    def __init__(self, make: Callable[[], Any], *, device: str, threads: int | None, seconds: float) -> None:
-        self.device, self.seconds, self.on_gpu = device, seconds, device.startswith("cuda")
-        if self.on_gpu and (torch.device(device).index or 0) >= torch.cuda.device_count():
-            raise ValueError(f"there is no device {device} here; use --device cpu.")
-        if threads is not None:
-            torch.set_num_threads(threads)
-        self._before = 0 if self.on_gpu else _peak_resident_bytes()
-        self.subject = make()
-        if self.on_gpu:
-            gc.collect()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
-        self.subject.build()
-
-    def throughput(self) -> dict[str, Any]:
-        """Images per second: the median of at least three runs after a warm-up, each a whole number of passes."""
-        self.subject.run(1)  # builds kernels, records graphs
-        once = self._time(1)
-        passes = max(1, round(self.seconds / 5 / once))
-        times = [once]
-        if passes > 1:
-            self.subject.run(passes)  # the remainder at the end may have new batch sizes
-            times = []
-        while len(times) < 3 or (sum(times) < self.seconds and len(times) < 50):
-            times.append(self._time(passes))
-            if sum(times) > 4 * self.seconds:
-                break
-        images, median = passes * self.subject.images, statistics.median(times)
-        spread = (max(times) - min(times)) / median
-        return {"images": images, "images_per_s": images / median, "repeats": len(times), "spread": spread}
-
-    def latency(self) -> dict[str, Any]:
-        """Percentiles of single images, from the input on the device to the answer on the host."""
-        for number in range(10):
-            self.subject.one(number)
-        self._synchronize()
-        times: list[float] = []
-        while len(times) < 20 or (sum(times) < self.seconds and len(times) < 2000):
-            start = time.perf_counter()
-            self.subject.one(len(times))
-            times.append(time.perf_counter() - start)
-        p50, p95, p99 = (1000 * float(value) for value in np.percentile(times, [50, 95, 99]))
-        found = {"images": len(times), "images_per_s": len(times) / sum(times), "repeats": len(times)}
-        return {**found, "p50_ms": p50, "p95_ms": p95, "p99_ms": p99}
-
-    def peak_gib(self) -> float:
-        """Until now."""
-        peak = torch.cuda.max_memory_allocated(self.device) if self.on_gpu else _peak_resident_bytes()
-        images: int = self.subject.inputs.nbytes
-        return (peak - self._before - images) / 2**30
-
-    def _time(self, passes: int) -> float:
-        self._synchronize()
-        start = time.perf_counter()
-        self.subject.run(passes)
-        self._synchronize()
-        return time.perf_counter() - start
-
-    def _synchronize(self) -> None:
-        if self.on_gpu:
-            torch.cuda.synchronize(self.device)
-
-
-def hardware(device: str) -> str:
-    """The name of the GPU, or of the CPU with the number of torch's threads."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    return f"{processor_name()}, {torch.get_num_threads()} threads"
-
-
-def _peak_resident_bytes() -> int:
-    status = Path("/proc/self/status")
-    peak = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
-    if peak is not None:
-        return 1024 * int(peak[1])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS; on Linux a child inherits its parent's

@@ -160,7 +160,7 @@ def test_wrong_thresholds_are_refused(small_model, sample, thresholds, what):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_the_error_names_the_remedy(small_model, sample):
-    with pytest.raises(ValueError, match="there is no CUDA device here; use --device cpu"):
+    with pytest.raises(ValueError, match="there is no CUDA device here; use device='cpu'"):
         run(small_model, sample, device="cuda")
 
 
@@ -285,7 +285,7 @@ def test_a_batch_that_runs_out_of_memory_is_reported_and_the_others_are_measured
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(memory_module, "hardware", lambda device: "a GPU")
-    monkeypatch.setattr(memory_module, "_in_fresh_process", measure)
+    monkeypatch.setattr(memory_module, "in_fresh_process", lambda function, *given: measure(*given))
     calls = []
     found = memory("some-model", [8, 32], progress=lambda done, total: calls.append((done, total)))
     assert [(point.way, point.batch, point.peak_gib, point.images) for point in found.points] == [

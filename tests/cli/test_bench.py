@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from progresvit.engine import measurement
 from progresvit.io.model_folder import bundled_folder
 from tests.commands import refused, run, works
 
@@ -14,7 +15,7 @@ QUICK = ("--seconds", 0, "--batch", 4)
 
 @pytest.fixture
 def here(monkeypatch):
-    monkeypatch.setattr(bench, "_in_fresh_process", bench.measure)
+    monkeypatch.setattr(measurement, "in_fresh_process", lambda function, *given: function(*given))
 
 
 def rows_of(output):
@@ -26,7 +27,7 @@ def rows_of(output):
 def test_memory_is_measured_in_a_fresh_process(model):
     subject = {"model": str(model), "eager": True, "device": "cpu", "precision": "fp32", "batch": 4, "continuing": 1}
     timing = {"device": "cpu", "threads": 1, "seconds": 0}
-    row = bench._in_fresh_process(subject, timing)
+    row = measurement.in_fresh_process(bench.measure, subject, timing)
     assert row["exit_shares"] == [0, 1]
     assert 0 < row["peak_gib"] < 1
 

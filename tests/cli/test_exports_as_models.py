@@ -1,6 +1,5 @@
 """An export where commands take a model: info, bench, evaluate, calibrate, and its own settings in classify."""
 
-import importlib
 import json
 import shutil
 import warnings
@@ -14,7 +13,7 @@ from PIL import Image
 import progresvit
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.dataset import find_images
-from progresvit.engine import Engine
+from progresvit.engine import Engine, measurement
 from progresvit.engine.export.export import export
 from progresvit.engine.export.int8 import Int8Check
 from progresvit.engine.export.manifest import Manifest
@@ -247,8 +246,7 @@ def test_info_describes_an_export_and_its_settings(exported, int8):
 
 
 def test_bench_measures_an_export_in_the_engine(exported, int8, monkeypatch):
-    bench = importlib.import_module("progresvit.cli.bench")
-    monkeypatch.setattr(bench, "_in_fresh_process", bench.measure)
+    monkeypatch.setattr(measurement, "in_fresh_process", lambda function, *given: function(*given))
     quick = ("--seconds", 0, "--batch", 4, "--threads", 1)
     for given, options, name, precision in (
         (exported, ("--backend", "openvino"), "engine, openvino", "fp32"),

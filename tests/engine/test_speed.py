@@ -6,7 +6,8 @@ from PIL import Image
 
 import progresvit
 from progresvit.config import make_rounds
-from progresvit.engine.speed import EagerRounds, Measurement, Routed, find_model, load_images, split
+from progresvit.engine.measurement import Measurement
+from progresvit.engine.speed import EagerRounds, Routed, find_model, load_images, split
 from progresvit.model import ProgResViT
 
 KINDS = pytest.mark.parametrize("eager", [False, True], ids=["engine", "eager"])
@@ -136,7 +137,7 @@ def test_latency_has_ordered_percentiles_and_a_warm_up():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_the_error_names_the_remedy():
-    with pytest.raises(ValueError, match="--device cpu"):
+    with pytest.raises(ValueError, match="use device='cpu'"):
         Measurement(Counted, device="cuda", threads=None, seconds=0)
 
 
