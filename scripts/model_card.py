@@ -124,9 +124,9 @@ def _seen(figures: Figures) -> str:
 def _accuracy(figures: Figures) -> str:
     columns = list(figures["images"])
     rows = [
-        [f"round {number}", f"{one['gmacs']:.3f}", _interval(one["top1"]["all"])]
-        + [_percent(one["top1"][name]["mean"]) for name in columns[1:]]
-        for number, one in enumerate(figures["rounds"], start=1)
+        [f"round {number}", f"{figure['gmacs']:.3f}", _interval(figure["top1"]["all"])]
+        + [_percent(figure["top1"][name]["mean"]) for name in columns[1:]]
+        for number, figure in enumerate(figures["rounds"], start=1)
     ]
     return (
         "## Accuracy of each round\n\nTop-1 in percent (with its 95 % interval), and cumulative GMACs in the paper's "
@@ -135,13 +135,17 @@ def _accuracy(figures: Figures) -> str:
 
 
 def _early_exit(figures: Figures, groups: list[str]) -> str:
-    routed = {name: one for name, one in figures["settings"].items() if name != "careful"}
+    routed = {name: setting for name, setting in figures["settings"].items() if name != "careful"}
     first, full = figures["rounds"][0], figures["rounds"][-1]
     rows = [["all rounds", "–", _interval(full["top1"]["test half"]), "–", f"{full['gmacs']:.3f}", "–", "–"]]
-    for name, one in routed.items():
-        rows.append([f"`{name}`", _threshold(one["threshold"]), _interval(one["top1"]["all"])])
-        rows[-1] += [_interval(one["difference"], 2), f"{one['gmacs']['all']:.3f}", _percent(one["saving"]["all"])]
-        rows[-1] += [" / ".join(map(_percent, one["exit_shares"]["all"][:-1]))]
+    for name, setting in routed.items():
+        rows.append([f"`{name}`", _threshold(setting["threshold"]), _interval(setting["top1"]["all"])])
+        rows[-1] += [
+            _interval(setting["difference"], 2),
+            f"{setting['gmacs']['all']:.3f}",
+            _percent(setting["saving"]["all"]),
+        ]
+        rows[-1] += [" / ".join(map(_percent, setting["exit_shares"]["all"][:-1]))]
     saved = 1 - first["gmacs"] / full["gmacs"]
     top1 = _interval(first["top1"]["test half"])
     rows.append(["round 1 only", "–", top1, "–", f"{first['gmacs']:.3f}", _percent(saved), "100.0"])
@@ -150,14 +154,14 @@ def _early_exit(figures: Figures, groups: list[str]) -> str:
         "## Early exit",
         fill(
             "An image exits after the first round whose top-10 entropy is below τ. In percent, with 95 % intervals, on "
-            f"the {figures['images']['test half']:,} images that did not calibrate.",
+            f"the {figures['images']['test half']:,} images that were not used for calibration.",
             120,
         ),
         _table(heads, rows),
     ]
     if len(groups) > 1:
         parts.append(_by_group(routed, groups[1:]))
-    parts.append("\n".join(f"- `{name}`: {_what(name, one)}." for name, one in figures["settings"].items()))
+    parts.append("\n".join(f"- `{name}`: {_what(name, setting)}." for name, setting in figures["settings"].items()))
     parts.append(
         "`--budget-gmacs G` selects the next threshold of a grid, `budgets.json`, that spends at most G on average."
     )
@@ -169,12 +173,15 @@ def _early_exit(figures: Figures, groups: list[str]) -> str:
 
 def _by_group(routed: Mapping[str, Any], groups: list[str]) -> str:
     rows = [
-        [f"`{name}`", *(_percent(one["top1"][group]["mean"]) for group in groups)]
-        + [f"{_percent(one['saving'][group])} / {_percent(1 - one['exit_shares'][group][-1])}" for group in groups]
-        for name, one in routed.items()
+        [f"`{name}`", *(_percent(setting["top1"][group]["mean"]) for group in groups)]
+        + [
+            f"{_percent(setting['saving'][group])} / {_percent(1 - setting['exit_shares'][group][-1])}"
+            for group in groups
+        ]
+        for name, setting in routed.items()
     ]
     heads = ["setting", *(f"top-1, {name}" for name in groups), *(f"saved / early exits, {name}" for name in groups)]
-    return f"The groups apart:\n\n{_table(heads, rows)}"
+    return f"The groups separately:\n\n{_table(heads, rows)}"
 
 
 def _what(name: str, setting: Figures) -> str:
@@ -184,18 +191,18 @@ def _what(name: str, setting: Figures) -> str:
 
 
 def _certificates(figures: Figures) -> str:
-    found = figures["certificates"]
+    checks = figures["certificates"]
     rows = []
-    for name, one in found["settings"].items():
-        exceeded = f"{one['exceeded']} of {found['draws']} ({_percent(one['exceeded'] / found['draws'])})"
+    for name, one in checks["settings"].items():
+        exceeded = f"{one['exceeded']} of {checks['draws']} ({_percent(one['exceeded'] / checks['draws'])})"
         lost = figures["settings"][name]["lost"]
         rows.append([f"`{name}`", _percent(one["epsilon"], 2), _interval(lost, 2), exceeded, _percent(one["delta"])])
         rows[-1] += [_percent(one["harm"]["mean"], 2), _percent(one["saving"])]
     heads = ["setting", "bound", "lost, test half", "draws beyond the bound", "allowed", "mean harm", "mean saving"]
     text = (
         "A certificate bounds the correct answers that an early exit loses; errors that it corrects do not count. To "
-        f"check it, {found['images']:,} calibration images were drawn from all {figures['images']['all']:,} with "
-        f"replacement, {found['draws']} times; each time a threshold was certified and the share of all images that it "
+        f"check it, {checks['images']:,} calibration images were drawn from all {figures['images']['all']:,} with "
+        f"replacement, {checks['draws']} times; each time a threshold was certified and the share of all images that it "
         "harms was counted. In percent:"
     )
     seen = figures["in_imagenet_training_set"]["images"] / figures["images"]["all"]
@@ -210,18 +217,18 @@ def _certificates(figures: Figures) -> str:
 def _shift(figures: Figures, about: About) -> str:
     if "shift" not in figures:
         return ""
-    found = figures["shift"]
-    full = found["rounds"][-1]["gmacs"]
+    shift = figures["shift"]
+    full = shift["rounds"][-1]["gmacs"]
     rows = [
         [f"round {number}", _interval(one["top1"]), f"{one['gmacs']:.3f}", _percent(1 - one["gmacs"] / full)]
-        for number, one in enumerate(found["rounds"], start=1)
+        for number, one in enumerate(shift["rounds"], start=1)
     ]
-    for name, one in found["settings"].items():
+    for name, one in shift["settings"].items():
         if name != "careful":
             rows.append([f"`{name}`", _interval(one["top1"]["all"]), f"{one['gmacs']['all']:.3f}"])
             rows[-1] += [_percent(one["saving"]["all"])]
     text = (
-        f"{found['images']:,} images of {found['data']}, with the same thresholds. The certificates do not hold here. "
+        f"{shift['images']:,} images of {shift['data']}, with the same thresholds. The certificates do not hold here. "
         f"{about.shift_note}"
     )
     heads = ["", "top-1", "GMACs", "saved"]
@@ -233,12 +240,12 @@ def _plain(figures: Figures, about: About) -> str:
         return ""
     rows = [
         [
-            f"{one['resolution']} px" + (", as published" if one["published"] else ""),
-            f"{one['gmacs']:.3f}",
-            *(_interval(one["top1"][key]) for key in ("all", "test half")),
-            "–" if one["routed"] is None else f"{_percent(one['routed']['top1'])} at {one['routed']['gmacs']:.3f}",
+            f"{vit['resolution']} px" + (", as published" if vit["published"] else ""),
+            f"{vit['gmacs']:.3f}",
+            *(_interval(vit["top1"][key]) for key in ("all", "test half")),
+            "–" if vit["routed"] is None else f"{_percent(vit['routed']['top1'])} at {vit['routed']['gmacs']:.3f}",
         ]
-        for one in figures["plain"]
+        for vit in figures["plain"]
     ]
     text = (
         f"DeiT-Tiny, {about.plain_note}one model for each resolution. The plot above shows them beside the frontier. "
@@ -263,8 +270,9 @@ def _abstention(figures: Figures, groups: list[str]) -> str:
         )
         rows.append(["out-of-distribution", *(_percent(one["out_of_distribution"][group]) for group in groups)])
     text = (
-        f"`careful` withholds {', and '.join(withheld) or 'no answer'}. The first limit is for an error rate of at "
-        f"most {_percent(figures['max_error'], 0)} % among answered calibration images. In percent, on the test half:"
+        f"`careful` withholds {', and '.join(withheld) or 'no answer'}. The first limit was chosen for an error "
+        f"rate of at most {_percent(figures['max_error'], 0)} % among answered calibration images. In percent, "
+        "on the test half:"
     )
     return (
         f"## Abstention\n\n{fill(text, 120)}\n\n{_table(['', *groups], rows)}\n\n"
@@ -275,19 +283,20 @@ def _abstention(figures: Figures, groups: list[str]) -> str:
 def _ood(figures: Figures, about: About) -> str:
     if "ood" not in figures:
         return ""
-    found = figures["ood"]
+    ood = figures["ood"]
     rows = [
-        [one["answers"], one["score"], f"{one['auroc']:.3f}", _percent(one["fpr95"])] for one in found["scores"]
+        [one["answers"], one["score"], f"{one['auroc']:.3f}", _percent(one["fpr95"])] for one in ood["scores"]
     ]  # fmt: skip
     text = (
-        f"{found['known_images']:,} images of known classes against {found['unknown_images']:,} images of "
-        f"{len(found['unknown_classes']):,} unknown ones. {about.ood_note} FPR95 is the share (in percent) of unknown "
-        "images that are accepted where 95 % of the known ones are; chance is an AUROC of 0.5 and an FPR95 of 95."
+        f"{ood['known_images']:,} images of known classes against {ood['unknown_images']:,} images of "
+        f"{len(ood['unknown_classes']):,} unknown classes. {about.ood_note} FPR95 is the share (in percent) of "
+        "unknown images that are accepted when 95 % of the known images are accepted; chance is an AUROC of 0.5 and "
+        "an FPR95 of 95."
     )
-    calibrated, removed = found["calibrated"], found["known_classes"] < figures["num_classes"]
+    calibrated, removed = ood["calibrated"], ood["known_classes"] < figures["num_classes"]
     limit = (
         f"{'With the remaining classes, a' if removed else 'A'} limit on {calibrated['score']} that was calibrated on "
-        f"{found['calibration_images']:,} other known images, "
+        f"{ood['calibration_images']:,} other known images, "
         f"to reject {_percent(calibrated['share'], 0)} % of them, rejects {_percent(calibrated['known_rejected'])} % "
         f"of the known and {_percent(calibrated['unknown_rejected'])} % of the unknown images."
     )
@@ -304,12 +313,12 @@ def _training(figures: Figures) -> str:
         begun = f", begun from {start}" if start else ""
         machines = f"{run['processes']} × {run['device']}" if run["processes"] > 1 else f"one {run['device']}"
         stopped = run.get("stopped_at")
-        short = f" The weights are those after step {stopped:,} of {run['steps']:,}." if stopped else ""
+        short = f" The weights were saved after step {stopped:,} of {run['steps']:,}." if stopped else ""
         if "interpolated" in run:
             trained = run["interpolated"]["trained"]
             short += (
-                f" The weights are {trained:g} × the trained ones + {1 - trained:g} × those of the start (WiSE-FT, "
-                "`scripts/interpolate.py`)."
+                f" The weights are {trained:g} × the trained weights + {1 - trained:g} × the weights of the "
+                "start (WiSE-FT, `scripts/interpolate.py`)."
             )
         values = (
             f"{stage}{run['images']:,} images, {run['epochs']} epochs, seed {run['seed']}{begun}{teacher}; {machines}, "
@@ -349,13 +358,13 @@ def _limits(figures: Figures, about: About) -> str:
     flags = ("abstained", "out_of_distribution")
     rows = [
         [
-            one["image"],
-            one["answer"],
-            _percent(one["probability"]),
-            f"{one['exit_round']}",
-            *(_yes(one[f]) for f in flags),
+            row["image"],
+            row["answer"],
+            _percent(row["probability"]),
+            f"{row['exit_round']}",
+            *(_yes(row[f]) for f in flags),
         ]
-        for one in figures["unknown"]
+        for row in figures["unknown"]
     ]
     table = _table(["image", "answer", "probability", "round", "withheld", "out-of-distribution"], rows)
     return f"{text}\n\nImages that show none of its classes, with the setting `careful` (in percent):\n\n{table}"
@@ -372,7 +381,7 @@ def _terms(figures: Figures, about: About) -> str:
     text = (
         f"{about.terms}; none of the images is part of this package. The weights are under the licence of this project "
         f"(Apache 2.0), to the extent that the project can license them.{deit} Whether the terms of images extend to "
-        "models trained on them is unsettled, so treat the weights as made for research."
+        "models trained on them is unsettled, so treat the weights as intended for research."
     )
     return f"## Terms\n\n{fill(text, 120)}"
 
