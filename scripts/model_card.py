@@ -202,8 +202,8 @@ def _certificates(figures: Figures) -> str:
     text = (
         "A certificate bounds the correct answers that an early exit loses; errors that it corrects do not count. To "
         f"check it, {checks['images']:,} calibration images were drawn from all {figures['images']['all']:,} with "
-        f"replacement, {checks['draws']} times; each time a threshold was certified and the share of all images that it "
-        "harms was counted. In percent:"
+        f"replacement, {checks['draws']} times; each time a threshold was certified and the share of all images that "
+        "it harms was counted. In percent:"
     )
     seen = figures["in_imagenet_training_set"]["images"] / figures["images"]["all"]
     note = (
