@@ -2,8 +2,9 @@
 
 Rounds run asynchronously. Images that continue move to the next round when space is needed, so that the host makes
 predictions while the device computes. If a round has several buffers, one is filled and started while another runs,
-and the device need not wait for the host. The backend does all computation. One thread at a time uses a batcher; only
-``cancel`` may be called from others. Letters: S rounds, s a round from 0.
+and the device need not wait for the host. The backend does all computation. One thread uses a batcher.
+
+Letters: S rounds, s a round from 0.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class Batcher:
         make: ``make(s, answers, rows)`` makes the predictions of the rows that exit after round s.
         deliver: Called with the increasing numbers of images that have exited, and their predictions.
         shrunk: Called with the new ``largest`` when memory runs out.
+        before_round: Called before each batch; it may cancel images.
         totals: Updated with each batch.
         observer: Receives a report of each batch.
     """
@@ -108,14 +110,15 @@ class Batcher:
         make: Make,
         deliver: Deliver,
         shrunk: Callable[[int], None],
+        before_round: Callable[[], None],
         totals: Totals,
         observer: Observer | None = None,
     ) -> None:
         self.rounds, self.buffers, self.largest, self.totals = rounds, buffers, largest, totals
         self._decide, self._make, self._deliver, self._shrunk = decide, make, deliver, shrunk
+        self._before_round = before_round
         self.observer = observer
         self._is_synchronous = False  # the backend computes before run returns
-        self._leaving: deque[tuple[int, int]] = deque()  # filled by any thread
         self._end = 0  # numbers before it have been fed
         self.reset()
 
@@ -126,7 +129,6 @@ class Batcher:
         self._answered: deque[_Answered] = deque()
         self._cancelled: list[tuple[int, int]] = []
         self._overtaken = [0] * len(self.buffers)
-        self._leaving.clear()
         for buffer in self._all_buffers():
             buffer.clear()
 
@@ -148,10 +150,6 @@ class Batcher:
         """When the first of the images that wait is due."""
         return min((buffer.earliest for _, buffer in self._waiting()), default=math.inf)
 
-    def has_work(self, now: float) -> bool:
-        """Whether ``advance`` would do anything."""
-        return bool(self._answered or self._running) or self.next_due <= now
-
     def feed(self, pixels: Array, numbers: NDArray[np.int64], due: float, threshold: float = math.nan) -> None:
         """Take images in, (B, C, R, R), that shall run by the time ``due`` even if the batch is not full.
 
@@ -170,8 +168,8 @@ class Batcher:
         self._end = int(numbers[-1]) + 1 if total else self._end
 
     def cancel(self, first: int, end: int) -> None:
-        """Images with these numbers start no further round. Any thread may call this."""
-        self._leaving.append((first, end))
+        """Images with these numbers start no further round."""
+        self._cancelled.append((first, end))
 
     def expedite(self, first: int, end: int) -> None:
         """Images with these numbers are due now."""
@@ -266,12 +264,11 @@ class Batcher:
         assert buffer is not None
         first, has_freed = 0, False
         while True:
+            self._before_round()
             self._remove_cancelled(buffer, first)
             if first >= buffer.fill:
                 break
             count = batch_sizes(buffer.fill - first, self.largest, self.rounds.sizes)[0]
-            if self._leaving:  # cancelled in this moment
-                continue
             started = time.monotonic()
             try:
                 running = self.rounds.run(s, buffer, first, count)
@@ -316,7 +313,7 @@ class Batcher:
         if len(rows) < count:
             self._answered.append(_Answered(s, numbers, running_round, answers, started))
         if answers is not None:
-            if self._leaving or self._cancelled:
+            if self._cancelled:
                 rows = rows[~self._are_cancelled(numbers[rows])]
             self._move(running, rows)
             running_round.tokens = None  # not needed any more
@@ -337,25 +334,22 @@ class Batcher:
 
     def _remove_cancelled(self, buffer: RoundBuffer, first: int) -> None:
         """Remove cancelled images from place ``first`` on, from a buffer that does not run."""
-        while self._leaving or self._cancelled:
-            stays = ~self._are_cancelled(buffer.numbers)
-            stays[:first] = True  # these have run
-            if not stays.all():
-                rows = np.flatnonzero(stays)
-                self.rounds.keep(buffer, rows)
-                buffer.keep(rows)
-            self._cancelled = [
-                (first_, end)
-                for first_, end in self._cancelled
-                if end > self._end  # it is being fed
-                or any(np.diff(np.searchsorted(other.numbers, (first_, end)))[0] for other in self._all_buffers())
-            ]
-            if not self._leaving:  # no more of them came meanwhile
-                return
+        if not self._cancelled:
+            return
+        stays = ~self._are_cancelled(buffer.numbers)
+        stays[:first] = True  # these have run
+        if not stays.all():
+            rows = np.flatnonzero(stays)
+            self.rounds.keep(buffer, rows)
+            buffer.keep(rows)
+        self._cancelled = [
+            (first_, end)
+            for first_, end in self._cancelled
+            if end > self._end  # it is being fed
+            or any(np.diff(np.searchsorted(other.numbers, (first_, end)))[0] for other in self._all_buffers())
+        ]
 
     def _are_cancelled(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-        while self._leaving:
-            self._cancelled.append(self._leaving.popleft())
         marks = np.zeros(len(numbers), bool)
         for first, end in self._cancelled:
             start, stop = np.searchsorted(numbers, (first, end))

@@ -334,7 +334,7 @@ class Engine:
     def _open_later(self, call: Call, first: int, images: Images) -> None:
         """In a thread of the pool. Its threads are busy with this, so it does not use the pool itself."""
         try:
-            if call.is_open:
+            if call.is_wanted:
                 self._open_and_add(call, first, images)
         except BaseException as error:
             self._scheduler.fail(call, error)

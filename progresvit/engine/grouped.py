@@ -49,7 +49,7 @@ class GroupedOpener:
         self.pool.submit(self._open, call, first, images)
 
     def _open(self, call: Call, first: int, images: Sequence[Any]) -> None:
-        if not call.is_open:
+        if not call.is_wanted:
             return
         try:
             prepared = self.opener.prepare(images)
@@ -70,7 +70,7 @@ class GroupedOpener:
         with self._lock:
             while self._waiting and sum(len(waiting.images) for waiting in group) < GROUP:
                 waiting = self._waiting.popleft()
-                if waiting.call.is_open:
+                if waiting.call.is_wanted:
                     group.append(waiting)
             self._is_finishing = bool(group)
         return group

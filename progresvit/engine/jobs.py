@@ -1,13 +1,11 @@
-"""What a scheduler works on: calls and streams of callers, and the portions of their images that are fed together."""
+"""The jobs of callers, calls and streams, and the portions of their images that are fed together."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -24,49 +22,24 @@ Chunk = tuple[list[int], list[Prediction]]
 """Positions of images in their job, and their predictions."""
 
 
-@dataclass(slots=True, eq=False)
-class Portion:
-    """Images of a job that are fed together, or ``work`` that needs the rounds for itself."""
-
-    job: Job
-    positions: NDArray[np.int64]
-    """Positions of the images in the job."""
-    sent: Any
-    side: int
-    work: Callable[[Batcher], None] | None = None
-    left: int = 0
-    """Images without a prediction."""
-    first: int = -1
-    """Number of the first image in the batcher; those of the others follow."""
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self.positions)
-
-
 class Job:
-    """Images of one caller."""
+    """The images of one caller. Only the thread of the engine changes it, except where noted."""
+
+    threshold = math.nan
+    """Threshold of the images; NaN uses the threshold of the engine."""
 
     def __init__(self) -> None:
-        self.owner: int | None = None
-        """The thread that waits for it; None for a future."""
-        self.wakeups: SimpleQueue[None] = SimpleQueue()
-        """Wakes that thread, if it does not drive."""
-        self.is_open = True
-        """Its images are wanted."""
+        self.ready: SimpleQueue[Chunk | None] = SimpleQueue()
+        """Predictions of a stream as they come. None follows when the job is done."""
+        self.is_wanted = True
+        """False when the job is done or its caller has left; any thread may clear it."""
+        self.is_done = False
         self.error: BaseException | None = None
         self.fed: list[Portion] = []
         """Portions in the batcher."""
-        self.threshold = math.nan
-        """Of its images; NaN for that of the policy."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the caller need not wait."""
-        return not self.is_open
 
     def due(self) -> float:
-        """When images that arrive now shall run at the latest."""
+        """When images that arrive now must run, even if the batch is not full."""
         raise NotImplementedError
 
 
@@ -92,44 +65,49 @@ class Call(Job):
 
 
 class Stream(Job):
-    """Batches whose predictions are wanted as they come. ``returned`` counts those that the consumer has used up."""
+    """Batches whose predictions are wanted as they come."""
 
     def __init__(self, source: Prefetcher[tuple[OpenedImages, Any]], deadline: float | None) -> None:
         super().__init__()
         self.source, self.deadline = source, deadline
-        self.chunks: deque[Chunk] = deque()
-        self.entered = self.returned = 0
+        self.entered = 0
+        """Images taken from the source."""
+        self.returned = 0
+        """Images that the consumer has used up; the consumer counts them."""
         self.has_ended = False
-
-    @property
-    def is_ready(self) -> bool:
-        return bool(self.chunks) or not self.is_open
+        """The source has no more images."""
+        self.is_held = False
+        """The thread waits for the consumer to use up predictions; the consumer clears it and sends a message."""
 
     def due(self) -> float:
         return math.inf if self.deadline is None else time.monotonic() + self.deadline
 
 
-def make_portion(job: Job, position: int, opened: OpenedImages, sent: Any) -> tuple[Portion, Chunk]:
-    """The images that could be opened, and predictions for the others."""
-    failed = sorted(opened.errors)
-    positions = np.arange(position, position + len(opened.pixels) + len(failed))
-    if failed:
-        positions = np.delete(positions, failed)
-    predictions = [Prediction.failed(opened.errors[place]) for place in failed]
-    return Portion(job, positions, sent, opened.side), ([position + place for place in failed], predictions)
+@dataclass(slots=True, eq=False)
+class Portion:
+    """Images of a job that are fed together, or ``work`` that needs the rounds for itself."""
 
+    job: Job
+    positions: NDArray[np.int64]
+    """Positions of the images in the job."""
+    sent: Any
+    side: int
+    failed: Chunk = ([], [])
+    """The images that could not be opened."""
+    work: Callable[[Batcher], None] | None = None
+    left: int = 0
+    """Images without a prediction."""
+    first: int = -1
+    """Number of the first image in the batcher; the others follow."""
 
-def announce(jobs: Iterable[Job]) -> None:
-    """Wake the callers, and resolve the futures."""
-    for job in jobs:
-        future = job.future if isinstance(job, Call) else None
-        if future is None:
-            job.wakeups.put(None)
-            continue
-        assert isinstance(job, Call)
-        job.future = None
-        with suppress(InvalidStateError):  # it was cancelled just now
-            if job.error is not None:
-                future.set_exception(job.error)
-            else:
-                future.set_result(job.results)  # type: ignore[arg-type]  # complete
+    @property
+    def end(self) -> int:
+        return self.first + len(self.positions)
+
+    @classmethod
+    def make(cls, job: Job, position: int, opened: OpenedImages, sent: Any) -> Portion:
+        """Opened images of a job, from this position on."""
+        bad = sorted(opened.errors)
+        positions = np.arange(position, position + len(opened.pixels) + len(bad))
+        failed = [position + place for place in bad], [Prediction.failed(opened.errors[place]) for place in bad]
+        return cls(job, np.delete(positions, bad) if bad else positions, sent, opened.side, failed)

@@ -121,6 +121,7 @@ def make_batcher(rounds, capacity, paper=None, **options):
         make=results,
         deliver=found.add,
         shrunk=shrunk.append,
+        before_round=lambda: None,
         totals=totals,
     )
     return batcher, paper, found, shrunk
@@ -282,7 +283,6 @@ def test_only_images_that_are_due_run_in_batches_that_are_not_full():
     batcher, paper, found, _ = make_batcher(2, 4)
     feed(batcher, [1, 1], due=10.0)
     assert batcher.next_due == 10.0
-    assert not batcher.has_work(9.0)
     advance(batcher, now=9.0)
     assert paper.batches == [[], []]
     feed(batcher, [1], first=2, due=20.0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import signal
 import threading
 import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
@@ -141,9 +142,10 @@ def test_many_threads_get_their_own_answers(make_engine, images, expected, batch
             done.result(LONG)
     counts = engine.counts
     assert (counts.pending, counts.cancelled) == (0, 0)
-    assert engine._scheduler._fed == engine._scheduler._firsts == []
-    assert not engine._scheduler._jobs
-    assert engine._scheduler._batcher.is_empty
+    worker = engine._scheduler._worker
+    assert worker._fed == worker._firsts == []
+    assert not worker._queue
+    assert worker._batcher.is_empty
 
 
 def test_callers_share_batches_in_every_round(make_engine, slow, monkeypatch):
@@ -160,11 +162,26 @@ def test_callers_share_batches_in_every_round(make_engine, slow, monkeypatch):
     assert engine.counts.batches == (2, 2)
 
 
-def test_one_caller_alone_does_not_wait_and_starts_no_thread(make_engine, images, expected):
+def test_one_caller_alone_does_not_wait_for_others_and_one_thread_computes_for_all(
+    make_engine, images, expected, monkeypatch
+):
+    run, threads = TorchBackend.run, set()
+
+    def watched(backend, s, buffer, first, count):
+        threads.add(threading.current_thread())
+        return run(backend, s, buffer, first, count)
+
+    monkeypatch.setattr(TorchBackend, "run", watched)
     before = set(threading.enumerate())
     engine = make_engine(batch=64)
+    assert set(threading.enumerate()) == before  # it starts with the first call
     assert facts(engine.classify(images[:3])) == expected[:3]
-    assert set(threading.enumerate()) == before
+    with ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(engine.classify, images[place : place + 3]) for place in range(20)]
+        for place, other in enumerate(others):
+            assert facts(other.result(LONG)) == expected[place : place + 3]
+    assert threads == set(threading.enumerate()) - before
+    assert [thread.name for thread in threads] == ["progresvit-engine"]
 
 
 def test_exits_resolve_before_the_images_that_continue(make_engine, quick, slow, monkeypatch):
@@ -296,9 +313,9 @@ def test_an_error_reaches_all_callers_in_the_batch_and_no_other(make_engine, ima
         return run(backend, s, buffer, first, count)
 
     monkeypatch.setattr(TorchBackend, "run", broken)
-    with engine._scheduler._lock:  # so that they share a batch
-        affected = [engine.submit(images[:2]), engine.submit(images[2:4])]
-        later = engine.submit(images[4:9])
+    engine._scheduler._worker.post(lambda _: gate.wait(LONG))  # so that they share a batch
+    affected = [engine.submit(images[:2]), engine.submit(images[2:4])]
+    later = engine.submit(images[4:9])
     gate.set()
     for future in affected:
         with pytest.raises(RuntimeError, match="the device fell off"):
@@ -315,45 +332,27 @@ def test_an_error_reaches_all_callers_in_the_batch_and_no_other(make_engine, ima
     assert engine.counts.pending == 0
 
 
-def test_an_interrupt_of_a_caller_that_drives_loses_no_other_call(make_engine, images, expected, monkeypatch):
+def test_an_interrupt_of_a_caller_cancels_its_images_and_loses_no_other_call(
+    make_engine, images, slow, expected, monkeypatch
+):
     engine = make_engine(batch=4)
-    run, others = TorchBackend.run, []
+    run, others, is_interrupted = TorchBackend.run, [], threading.Event()
 
-    def interrupted(backend, s, buffer, first, count):
+    def interrupting(backend, s, buffer, first, count):
         if not others:
-            assert threading.current_thread() is threading.main_thread()
             others.append(engine.submit(images[3:9]))
-            raise KeyboardInterrupt
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            assert is_interrupted.wait(LONG)
         return run(backend, s, buffer, first, count)
 
-    monkeypatch.setattr(TorchBackend, "run", interrupted)
+    monkeypatch.setattr(TorchBackend, "run", interrupting)
     with pytest.raises(KeyboardInterrupt):
-        engine.classify(images[:3])
+        engine.classify(slow[:3])
+    is_interrupted.set()
     assert facts(others[0].result(LONG)) == expected[3:9]
     assert facts(engine.classify(images[:3])) == expected[:3]
     assert engine.counts.pending == 0
-
-
-def test_the_main_thread_runs_no_images_of_other_callers(make_engine, images, expected, monkeypatch):
-    engine = make_engine(batch=4)
-    run, main, drivers = TorchBackend.run, threading.main_thread().ident, set()
-
-    def watched(backend, s, buffer, first, count):
-        drivers.add(threading.get_ident() == main)
-        owners = {portion.job.owner for portion in engine._scheduler._fed}
-        assert threading.get_ident() != main or owners <= {main}
-        return run(backend, s, buffer, first, count)
-
-    monkeypatch.setattr(TorchBackend, "run", watched)
-    assert facts(engine.classify(images[:3])) == expected[:3]
-    assert drivers == {True}
-    with ThreadPoolExecutor(3) as pool:
-        others = [pool.submit(engine.classify, images[place : place + 3]) for place in range(60)]
-        for place in range(60):
-            assert facts(engine.classify(images[place : place + 2])) == expected[place : place + 2]
-        for place, other in enumerate(others):
-            assert facts(other.result(LONG)) == expected[place : place + 3]
-    assert drivers == {True, False}
+    assert engine.counts.cancelled == 3
 
 
 def test_a_bad_image_or_array_concerns_its_caller_only(make_engine, images, expected, tmp_path):
@@ -440,7 +439,8 @@ def test_an_engine_that_is_not_used_any_more_is_freed_with_its_threads(model, im
     assert rounds() is None
 
 
-def test_an_engine_without_futures_is_freed_at_once(model, images, threshold):
+def test_an_engine_without_futures_is_freed_as_soon_as_its_thread_has_ended(model, images, threshold):
+    before = set(threading.enumerate())
     engine = Engine(model, threshold)
     engine.classify(images[:3])
     list(engine.stream([images[:3]]))
@@ -448,7 +448,10 @@ def test_an_engine_without_futures_is_freed_at_once(model, images, threshold):
     gc.disable()
     try:
         rounds = weakref.ref(engine.rounds)
+        (thread,) = set(threading.enumerate()) - before
         del engine
+        thread.join(LONG)
+        del thread
         assert rounds() is None  # without garbage collection
     finally:
         gc.enable()
@@ -478,9 +481,9 @@ def test_a_thousand_calls_leave_nothing_behind(make_engine, images):
     calls(1000)
     assert held() <= before + 2**16
     assert engine.counts.pending == 0
-    assert engine._scheduler._fed == []
-    assert not engine._scheduler._jobs
-    assert not engine._scheduler._queue
+    assert engine._scheduler._worker._fed == []
+    assert not engine._scheduler._worker._streams
+    assert not engine._scheduler._worker._queue
 
 
 def test_calls_with_thresholds_of_their_own_share_batches(make_engine, model, images, expected, entropy):

@@ -8,7 +8,7 @@ import pytest
 
 from progresvit.engine.grouped import GROUP, GroupedOpener
 from progresvit.engine.images import OpenedImages
-from progresvit.engine.jobs import Call
+from progresvit.engine.scheduler import Call
 
 
 class FakeOpener:
@@ -91,7 +91,7 @@ def test_errors_concern_their_call_only_and_cancelled_calls_are_left_out(made):
     grouped.submit(wrong, 0, ["wrong"])
     while len(grouped._waiting) < 3 or not failed:
         threading.Event().wait(0.001)
-    cancelled.is_open = False
+    cancelled.is_wanted = False
     opener.may_finish.set()
     grouped.pool.shutdown()
     assert [(call, type(error)) for call, error in failed] == [(wrong, ValueError), (memory, MemoryError)]

@@ -159,7 +159,7 @@ def test_predictions_come_as_they_finish_and_a_stream_puts_them_in_order(model, 
 
 
 def test_predictions_held_back_are_bounded(model, images, monkeypatch):
-    monkeypatch.setattr("progresvit.engine.scheduler.HELD_BATCHES", 2)
+    monkeypatch.setattr("progresvit.engine.worker.HELD_BATCHES", 2)
     entropy = top10_entropy(all_rounds(model, images)[:, 0]).double()
     order = entropy.argsort()
     slow, quick = images[order[-1:]], images[order[:4]]
@@ -179,6 +179,7 @@ def test_predictions_held_back_are_bounded(model, images, monkeypatch):
 
 def test_a_stream_that_is_closed_early_cancels_its_images_and_frees_the_engine(model, images):
     engine = Engine(model, 0.0, batch=64)
+    engine.classify(images[:1])  # starts the thread of the engine
     before = set(threading.enumerate())
     stream = engine.as_completed(itertools.repeat(images[:10]), deadline=0.0)
     next(stream)
@@ -186,6 +187,7 @@ def test_a_stream_that_is_closed_early_cancels_its_images_and_frees_the_engine(m
     stream.close()
     assert not set(threading.enumerate()) - before  # the thread that reads ahead has stopped
     assert engine.counts.pending == 0
+    engine.classify(images[:1])  # after the cancellation
     before = engine.counts.images[0]
     assert len(engine.classify(images[:7])) == 7
     assert engine.counts.images[0] == before + 7  # nothing is left in the buffers

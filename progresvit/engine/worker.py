@@ -1,0 +1,397 @@
+"""The worker: the one thread of an engine that uses batcher and backend.
+
+It takes messages from its inbox: portions of images, streams, cancellations. It feeds the images to the batcher, runs
+rounds, and gives predictions to the jobs. Errors of the rounds reach the callers. It also resolves futures, so their
+callbacks run in this thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import threading
+import time
+import warnings
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from progresvit.data.prefetch import Prefetcher, Raised
+from progresvit.engine.batcher import Batcher, Decide, Make, MemoryWarning, Observer, Totals
+from progresvit.engine.buffers import HELD_BATCHES, RoundBackend, RoundBuffer
+from progresvit.engine.jobs import Call, Chunk, Job, Portion, Stream
+from progresvit.engine.prediction import Prediction
+
+JOIN = 10.0
+"""Seconds to wait for the thread at the end; a round may keep it for longer."""
+
+Message = tuple[Callable[[Any], None], Any] | None
+"""A method of the worker and its argument. None ends the thread when nothing is left to do."""
+
+
+class Worker:
+    """Runs jobs in its thread, which calls :meth:`run`. Other threads only call :meth:`post` and :meth:`cancel`.
+
+    Args:
+        rounds: The backend.
+        make: Makes predictions, as for ``Batcher``.
+        decide: Applies the thresholds of single images, as for ``Batcher``.
+        count: Number of rounds.
+        batch: The largest batch.
+        release: Called with the number of images of calls that are done.
+    """
+
+    def __init__(
+        self,
+        rounds: RoundBackend,
+        make: Make,
+        decide: Decide,
+        *,
+        count: int,
+        batch: int,
+        release: Callable[[int], None],
+    ) -> None:
+        self.rounds, self.batch, self._release = rounds, batch, release
+        self._make, self._decide = make, decide
+        self.totals = Totals([0] * count, [0] * count)
+        self.cancelled = 0
+        """Images whose caller left before they had an answer."""
+        self.inbox: SimpleQueue[Message] = SimpleQueue()
+        self._leaving: deque[Job] = deque()  # jobs whose callers have left
+        self._queue: deque[Portion] = deque()
+        self._streams: deque[Stream] = deque()
+        self._fed: list[Portion] = []  # by number, as the batcher knows their images
+        self._firsts: list[int] = []
+        self._next = 0
+        self._batcher: Batcher | None = None
+        self._observer: Observer | None = None
+        self._has_warned = self._ends = self._is_exiting = False
+
+    def post(self, method: Callable[[Any], None], argument: Any = None) -> None:
+        """Have the thread call a method of the worker."""
+        self.inbox.put((method, argument))
+
+    def cancel(self, job: Job) -> None:
+        """No image of the job starts another round. Takes no lock: garbage collection may call this anywhere."""
+        job.is_wanted = False
+        self._leaving.append(job)
+        self.post(self.look)
+
+    def run(self) -> None:
+        """Serve the inbox until a None, and finish what is begun."""
+        atexit.register(self._exit, threading.current_thread())
+        try:
+            with self.rounds.driving():
+                while self._step():
+                    pass
+        except BaseException as error:  # the backend cannot be used at all; nobody shall wait for it
+            self._fail_fed(error, self._queue)
+            self.end_streams(error)
+        self._batcher = None  # it refers to this object
+        atexit.unregister(self._exit)
+
+    def _exit(self, thread: threading.Thread) -> None:
+        """The interpreter ends: stop after this step. A thread that computes at that time can crash the process."""
+        self._is_exiting = True
+        self.inbox.put(None)
+        thread.join(JOIN)
+
+    def _step(self) -> bool:
+        """Handle all messages, then feed images, advance the rounds, or wait. False at the end."""
+        while not self.inbox.empty():
+            self._handle(self.inbox.get())
+        self._drop_cancelled()
+        now = time.monotonic()
+        if group := self._take():
+            self._feed_all(group)
+        elif not self._advance(now):
+            if not self._fed and self._batcher is not None and not self._batcher.is_empty:
+                self._batcher.reset()  # images of cancelled jobs
+            if self._ends and not self._fed and not self._streams:
+                return False
+            due = math.inf if self._batcher is None else self._batcher.next_due
+            with suppress(Empty):
+                self._handle(self.inbox.get(timeout=None if due == math.inf else max(0.0, due - now)))
+        return not self._is_exiting
+
+    def _handle(self, message: Message) -> None:
+        if message is None:
+            self._ends = True
+        else:
+            method, argument = message
+            method(argument)
+
+    # Messages
+
+    def add(self, portion: Portion) -> None:
+        job = portion.job
+        if job.is_wanted:
+            self._give(job, portion.failed)
+            if len(portion.positions):
+                self._queue.append(portion)
+
+    def add_stream(self, stream: Stream) -> None:
+        self._streams.append(stream)
+
+    def look(self, _: None) -> None:
+        """Look for images of streams and for cancelled jobs, which follows each message."""
+
+    def fail(self, failed: tuple[Job, BaseException]) -> None:
+        """The caller gets this error; the job's images are not run any more."""
+        self._end(*failed)
+
+    def end_streams(self, error: BaseException) -> None:
+        for stream in tuple(self._streams):
+            self._end(stream, error)
+
+    def observe(self, observer: Observer) -> None:
+        """Report each batch from now on."""
+        self._observer = observer
+        if self._batcher is not None:
+            self._batcher.observer = observer
+
+    # Images go to the batcher
+
+    def _drop_cancelled(self) -> None:
+        """Remove the jobs whose callers have left. The batcher also calls this before each round."""
+        while self._leaving:
+            job = self._leaving.popleft()
+            if not job.is_done:
+                self.cancelled += job.missing if isinstance(job, Call) else sum(portion.left for portion in job.fed)
+                self._end(job)
+
+    def _take(self) -> list[Portion]:
+        """What to feed next: at most a batch of calls, and a portion of one stream."""
+        group: list[Portion] = []
+        count = 0
+        while self._queue and count < self.batch:
+            group.append(self._queue.popleft())
+            count += len(group[-1].positions)
+        for stream in tuple(self._streams):
+            portion = self._pull(stream)
+            if portion is not None:
+                group.append(portion)
+                self._streams.remove(stream)  # the others are next
+                self._streams.append(stream)
+                break
+        if len(group) > 1 and self._batcher is not None:
+            side = self._batcher.side
+            group.sort(key=lambda portion: portion.side != side)  # changing the side is expensive
+        return group
+
+    def _pull(self, stream: Stream) -> Portion | None:
+        """The next images of a stream, if there are any and its consumer is not too far behind."""
+        while not stream.has_ended:
+            stream.is_held = True  # before the consumer's count is read, so that no message is missed
+            if stream.entered - stream.returned > self._most_held():
+                return None
+            stream.is_held = False
+            item = stream.source.poll()
+            if item is None:
+                return None
+            if isinstance(item, Raised):
+                self._end(stream, item.error)
+                return None
+            if item is Prefetcher.END:
+                stream.has_ended = True
+                self._expedite(stream)
+                break
+            assert isinstance(item, tuple)
+            opened, sent = item
+            portion = Portion.make(stream, stream.entered, opened, sent)
+            stream.entered += len(portion.positions) + len(portion.failed[0])
+            self._give(stream, portion.failed)
+            if len(portion.positions):
+                return portion
+        if not stream.fed:
+            self._end(stream)
+        return None
+
+    def _most_held(self) -> int:
+        """The most images of a stream in progress before it is expedited."""
+        return HELD_BATCHES * (self.batch if self._batcher is None else self._batcher.capacity)
+
+    def _expedite(self, stream: Stream) -> None:
+        for portion in stream.fed:
+            assert self._batcher is not None
+            self._batcher.expedite(portion.first, portion.end)
+
+    def _feed_all(self, group: Sequence[Portion]) -> None:
+        for portion in group:
+            try:
+                self._feed(portion)
+            except BaseException as error:  # the others of the group go on
+                self._fail_fed(error, [portion])
+        if self._batcher is not None and (self._queue or self._streams):  # more are coming
+            try:
+                self._batcher.run_overtaken(time.monotonic())
+                self._batcher.deliver_finished()
+            except BaseException as error:
+                self._fail_fed(error)
+
+    def _advance(self, now: float) -> bool:
+        """Advance the rounds by one thing; False if there is nothing to do."""
+        try:
+            return self._batcher is not None and self._batcher.advance(now)
+        except BaseException as error:
+            self._fail_fed(error)
+            return True
+
+    def _feed(self, portion: Portion) -> None:
+        job = portion.job
+        if not job.is_wanted:
+            return
+        try:
+            batcher = self._batcher_for(portion.side)
+            if portion.work is not None:
+                batcher.flush()
+                portion.work(batcher)
+                self._give(job, (portion.positions.tolist(), [Prediction.failed("")]))
+                return
+            pixels, portion.sent = self.rounds.receive(portion.sent), None
+        except BaseException as error:  # concerns this job only
+            self._end(job, error)
+            return
+        portion.first, portion.left = self._next, len(portion.positions)
+        self._next = portion.end
+        self._fed.append(portion)
+        self._firsts.append(portion.first)
+        job.fed.append(portion)
+        batcher.feed(pixels, np.arange(portion.first, portion.end), job.due(), job.threshold)
+        if isinstance(job, Stream) and job.entered - job.returned > self._most_held():
+            self._expedite(job)
+
+    def _batcher_for(self, side: int) -> Batcher:
+        """The batcher for images of this side, after all images of another side."""
+        if self._batcher is not None and self._batcher.side != side:
+            try:
+                self._batcher.flush()
+            except BaseException as error:
+                self._fail_fed(error)
+            self._batcher = None  # its buffers are freed first
+            self.rounds.shrink()  # and what was built on them
+        if self._batcher is None:
+            self._batcher = Batcher(
+                self.rounds,
+                self._make_buffers(side),
+                largest=self.batch,
+                decide=self._decide,
+                make=self._make,
+                deliver=self._deliver,
+                shrunk=self._shrunk,
+                before_round=self._drop_cancelled,
+                totals=self.totals,
+                observer=self._observer,
+            )
+        return self._batcher
+
+    def _make_buffers(self, side: int) -> list[list[RoundBuffer]]:
+        while True:
+            try:
+                return [self.rounds.make_buffers(s, self.batch, side) for s in range(len(self.totals.images))]
+            except self.rounds.out_of_memory:
+                if self.batch == 1:
+                    raise
+                self.rounds.shrink()
+                self._shrunk(self.batch // 2)
+
+    def run_each_size(self, batcher: Batcher) -> None:
+        places = [(s, buffer) for s, buffers in enumerate(batcher.buffers) for buffer in buffers]
+        for s, buffer in places:
+            for size in sorted(self.rounds.sizes or (1,), reverse=True):
+                if size > self.batch:
+                    continue
+                try:
+                    self.rounds.run(s, buffer, 0, size).answers()
+                except self.rounds.out_of_memory:
+                    if size == 1:
+                        raise
+                    self.rounds.shrink()
+                    self._shrunk(size // 2)
+                    batcher.largest = self.batch
+
+    def _shrunk(self, largest: int) -> None:
+        """Memory ran out: batches are smaller from now on."""
+        self.batch = largest
+        if not self._has_warned:
+            self._has_warned = True
+            text = "memory ran out; the engine continues with smaller batches, see engine.batch."
+            warnings.warn(text, MemoryWarning, stacklevel=2)
+
+    # Predictions and errors go to the callers
+
+    def _deliver(self, numbers: NDArray[np.int64], predictions: list[Prediction]) -> None:
+        """Give predictions to the jobs of their images, if these are still wanted."""
+        ordered, at = numbers.tolist(), 0
+        while at < len(ordered):
+            index = bisect_right(self._firsts, ordered[at]) - 1
+            if index < 0 or ordered[at] >= self._fed[index].end:  # cancelled
+                at += 1
+                continue
+            portion = self._fed[index]
+            stop = bisect_left(ordered, portion.end, at)
+            positions = portion.positions[numbers[at:stop] - portion.first].tolist()
+            portion.left -= stop - at
+            if not portion.left:
+                portion.job.fed.remove(portion)
+                del self._fed[index], self._firsts[index]
+            self._give(portion.job, (positions, predictions[at:stop]))
+            at = stop
+
+    def _give(self, job: Job, chunk: Chunk) -> None:
+        """Predictions for a job, which may be its last."""
+        if not chunk[0]:
+            return
+        if isinstance(job, Stream):
+            job.ready.put(chunk)
+            if job.has_ended and not job.fed:
+                self._end(job)
+            return
+        assert isinstance(job, Call)
+        for position, prediction in zip(*chunk):
+            job.results[position] = prediction
+        job.missing -= len(chunk[0])
+        self._release(len(chunk[0]))
+        if not job.missing:
+            self._end(job)
+
+    def _end(self, job: Job, error: BaseException | None = None) -> None:
+        """The job is done; images that are left are dropped."""
+        if job.is_done:
+            return
+        job.is_done, job.is_wanted, job.error = True, False, error
+        for portion in job.fed:
+            index = bisect_left(self._firsts, portion.first)
+            del self._fed[index], self._firsts[index]
+            assert self._batcher is not None
+            self._batcher.cancel(portion.first, portion.end)
+        job.fed.clear()
+        if isinstance(job, Stream):
+            self._streams.remove(job)
+        elif isinstance(job, Call):
+            if job.missing:
+                self._queue = deque(portion for portion in self._queue if portion.job is not job)
+                self._release(job.missing)
+            future, job.future = job.future, None
+            if future is not None:
+                with suppress(InvalidStateError):  # it was cancelled
+                    if job.error is not None:
+                        future.set_exception(job.error)
+                    else:
+                        future.set_result(job.results)  # type: ignore[arg-type]  # complete
+        job.ready.put(None)
+
+    def _fail_fed(self, error: BaseException, group: Sequence[Portion] = ()) -> None:
+        """The rounds failed: images in the batcher are lost, and their callers get the error. Others go on."""
+        jobs = dict.fromkeys(portion.job for portion in (*self._fed, *group))
+        if self._batcher is not None:
+            self._batcher.reset()
+        for job in jobs:
+            self._end(job, error)
