@@ -118,7 +118,7 @@ def evaluate_set(data: str, folder: Path, name: str, model: str, runs: Path, wor
 
 def check_records(records: Records, model: str, folder: Path, path: Path) -> None:
     """Refuse records of another model or of other images."""
-    if records.header.weights != weights_hash(progresvit.load(model)):
+    if records.header.weights_sha256 != weights_hash(progresvit.load(model)):
         raise ValueError(f"{path} is of other weights than {model}; delete it to evaluate again.")
     found = {Path(entry.name).name for entry in find_images(folder, ".").entries}
     evaluated = {Path(name).name for name in records.ids.tolist()}  # without unreadable ones
@@ -136,7 +136,7 @@ def measure_set(data: str, model: str, records: Records, command: str, *, comple
     return SetResult(
         data=data,
         model=model,
-        weights=records.header.weights,
+        weights=records.header.weights_sha256,
         command=command,
         images=len(records),
         names=hash_names(names),

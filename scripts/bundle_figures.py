@@ -95,7 +95,7 @@ def measure(
         "in_imagenet_training_set": _seen_before(records),
         "selected_on": selected_on,
         "parameters": compute.parameters(config),
-        "weights": records.header.weights,
+        "weights": records.header.weights_sha256,
         "precision": records.header.precision,
         "rounds": [
             {"resolution": round_.resolution, "channels": round_.width, "gmacs": records.gmacs()[s]}

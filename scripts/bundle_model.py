@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
             figures["plain"] = bundle_figures.measure_plain(records, [*map(evaluation.read_records, given.plain)])
         if given.ood is not None:
             figures["ood"] = json.loads(given.ood.read_text(encoding="utf-8"))
-            if figures["ood"].pop("weights") != records.header.weights:
+            if figures["ood"].pop("weights") != records.header.weights_sha256:
                 raise SystemExit(
                     f"error: {given.ood} was measured with other weights; run scripts/measure_ood.py again."
                 )

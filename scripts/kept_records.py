@@ -12,7 +12,7 @@ from progresvit.evaluation import DataSource, EvalOptions, Records
 from progresvit.evaluation.run import intended_header
 from progresvit.model import RoundModel
 
-SAME = ("weights", "preprocessing_hash", "precision", "names", "classes", "corruption")
+SAME = ("weights_sha256", "preprocessing_sha256", "precision", "names_sha256", "classes", "corruption")
 """Fields of a header by which records are of a model on some images, wherever these lie."""
 
 
@@ -24,7 +24,9 @@ def evaluate_once(model: RoundModel, source: DataSource, path: Path, *, workers:
         return evaluation.evaluate(model, source, path, name=path.stem, processes=processes, options=options)
     records = evaluation.read_records(path)
     intended = intended_header(model, source, path.stem, options, processes)
-    differing = [field for field in SAME if getattr(records.header, field) != getattr(intended, field)]
+    differing = [
+        field.removesuffix("_sha256") for field in SAME if getattr(records.header, field) != getattr(intended, field)
+    ]
     if differing:
         raise ValueError(f"{path} is of other {' and '.join(differing)}; delete it, or name another folder.")
     return records

@@ -78,7 +78,7 @@ def test_settings_and_budgets_are_for_these_weights(model, folder, figures):
     own = (weights_hash(model), preprocessing_hash(model.config), "fp32")
     settings = {name: load_setting(folder / "settings" / f"{name}.json") for name in SETTINGS}
     for calibrated in (*settings.values(), load_budgets(folder / "budgets.json")):
-        assert (calibrated.weights, calibrated.preprocessing, calibrated.precision) == own
+        assert (calibrated.weights_sha256, calibrated.preprocessing_sha256, calibrated.precision) == own
     assert figures["weights"] == own[0]
     for name, setting in settings.items():
         assert figures["settings"][name]["threshold"] == setting.threshold

@@ -185,7 +185,11 @@ def saved_with_settings(model, tmp_path, **changes):
     (folder / "settings").mkdir()
     setting = a_setting(model, threshold=1.25, **changes)
     setting.save(folder / "settings" / "near-lossless.json")
-    known = {"weights": setting.weights, "preprocessing": setting.preprocessing, "precision": "fp32"}
+    known = {
+        "weights_sha256": setting.weights_sha256,
+        "preprocessing_sha256": setting.preprocessing_sha256,
+        "precision": "fp32",
+    }
     points = [
         OperatingPoint(threshold=limit, exit_shares=(2 - gmacs, gmacs - 1), gmacs=gmacs) for limit, gmacs in TABLE
     ]

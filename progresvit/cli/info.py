@@ -133,7 +133,8 @@ def describe_export(folder: Path) -> dict[str, Any]:
 
     manifest = Manifest.read(folder)
     keys = ("kind", "precision", "threshold", "setting_name", "temperatures", "weights", "preprocessing", "int8")
-    return {**{key: getattr(manifest, key) for key in keys}, "settings": _describe_settings(folder, manifest)}
+    values = manifest.by_key()
+    return {**{key: values[key] for key in keys}, "settings": _describe_settings(folder, manifest)}
 
 
 def _describe_settings(folder: Path, manifest: Manifest) -> dict[str, str | None]:
@@ -143,13 +144,15 @@ def _describe_settings(folder: Path, manifest: Manifest) -> dict[str, str | None
 
     known = {name: find_setting(name, folder) for name in setting_names(folder)}
     used: dict[str, Any] = {
-        "preprocessing": manifest.preprocessing,
+        "preprocessing_sha256": manifest.preprocessing_sha256,
         "precision": manifest.precision,
         "backend": choose_backend(None, manifest.kind),
-        "graphs": manifest.calibrated_graphs,
+        "graphs_sha256": manifest.graphs_sha256,
     }
     return {
-        name: setting.caveat(**used) if setting.weights == manifest.weights else "the setting is for other weights."
+        name: setting.caveat(**used)
+        if setting.weights_sha256 == manifest.weights_sha256
+        else "the setting is for other weights."
         for name, setting in known.items()
     }
 

@@ -110,12 +110,12 @@ def parse_threshold(text: str | None, header: Header, router: Router | None = No
 
         setting = find_setting(text, find_folder(header.model) if named else None)
         setting.check_use(rounds, None if router is None else router_hash(router))
-        setting.check_weights(header.weights)
+        setting.check_weights(header.weights_sha256)
         caveat = setting.caveat(
-            preprocessing=header.preprocessing_hash,
+            preprocessing_sha256=header.preprocessing_sha256,
             precision=header.precision,
             backend=header.backend,
-            graphs=header.graphs,
+            graphs_sha256=header.graphs_sha256,
         )
         if caveat:
             typer.echo(f"note: {caveat}", err=True)
@@ -169,7 +169,7 @@ def open_router(path: Path | None, header: Header, ids: ArrayLike | None = None)
     from progresvit.routing.custom_router import open_router
 
     router = open_router(path, header.rounds)
-    if router.origin.model not in (None, header.weights):
+    if router.origin.model_sha256 not in (None, header.weights_sha256):
         typer.echo(f"note: {path} was fitted on the records of another model; expect worse results.", err=True)
     seen = 0 if ids is None else router.count_seen(ids)
     if seen:

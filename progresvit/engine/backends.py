@@ -58,7 +58,7 @@ class ModelSource(Protocol):
     def temperatures(self) -> Sequence[float] | None: ...
 
     @property
-    def weights(self) -> str:
+    def weights_sha256(self) -> str:
         """SHA-256 of the weights."""
         ...
 
@@ -67,7 +67,7 @@ class ModelSource(Protocol):
         ...
 
     @property
-    def preprocessing(self) -> str:
+    def preprocessing_sha256(self) -> str:
         """SHA-256 of the preprocessing."""
         ...
 
@@ -77,7 +77,7 @@ class ModelSource(Protocol):
         ...
 
     @property
-    def calibrated_graphs(self) -> str | None:
+    def graphs_sha256(self) -> str | None:
         """As in the manifest of an export; None for a model."""
         ...
 
@@ -183,7 +183,7 @@ class TorchSource:
 
     temperatures: Sequence[float] | None = None
     graph_backend: str | None = None
-    calibrated_graphs: str | None = None
+    graphs_sha256: str | None = None
 
     def __init__(self, model: ProgResViT, folder: Path | None = None, name: str | None = None) -> None:
         self.model, self.config, self.folder = model, model.config, folder
@@ -203,13 +203,13 @@ class TorchSource:
         return default_setting(self.folder)
 
     @cached_property
-    def weights(self) -> str:
+    def weights_sha256(self) -> str:
         from progresvit.io.weights import weights_hash
 
         return weights_hash(self.model)
 
     @cached_property
-    def preprocessing(self) -> str:
+    def preprocessing_sha256(self) -> str:
         from progresvit.data.crop import preprocessing_hash
 
         return preprocessing_hash(self.config)
@@ -248,9 +248,10 @@ class ExportSource:
         self.config = self.manifest.config
         self.threshold = _default_threshold(self.manifest, folder)
         self.temperatures = self.manifest.temperatures
-        self.weights, self.preprocessing = self.manifest.weights, self.manifest.preprocessing
+        self.weights_sha256 = self.manifest.weights_sha256
+        self.preprocessing_sha256 = self.manifest.preprocessing_sha256
         self.graph_backend = choose_backend(backend, self.manifest.kind)
-        self.calibrated_graphs = self.manifest.calibrated_graphs
+        self.graphs_sha256 = self.manifest.graphs_sha256
 
     def precision_of(self, asked: str) -> str:
         return "int8" if self.manifest.precision == "int8" else asked

@@ -130,9 +130,9 @@ class EmbeddingEngine:
     def identity(self) -> dict[str, Any]:
         """Everything that determines its features, in plain data."""
         return {
-            "weights": self._source.weights,
+            "weights": self._source.weights_sha256,
             "config": self.config.to_dict(),
-            "preprocessing": self._source.preprocessing,
+            "preprocessing": self._source.preprocessing_sha256,
             "round": self.round,
             "pool": self.pool,
             "precision": self.precision,

@@ -91,7 +91,7 @@ class Engine:
         self.setting = threshold if isinstance(threshold, Setting) else None
         """The setting of the threshold, if it was calibrated."""
         if isinstance(threshold, Setting):
-            check_setting(threshold, source, precision=self.precision, router=_router_hash(router))
+            check_setting(threshold, source, precision=self.precision, router_sha256=_router_hash(router))
             abstain = threshold.abstain if abstain is None else abstain
             threshold = threshold.threshold
         ood = None if self.setting is None else self.setting.ood
@@ -281,10 +281,10 @@ class Engine:
     def identity(self) -> dict[str, Any]:
         """Everything that determines its answers, in plain data."""
         return {
-            "weights": self._source.weights,
+            "weights": self._source.weights_sha256,
             "config": {key: value for key, value in self.config.to_dict().items() if key != "kind"},  # progresvit
             "kernels": self.rounds.identity,
-            "preprocessing": self._source.preprocessing,
+            "preprocessing": self._source.preprocessing_sha256,
             "thresholds": [str(threshold) for threshold in self.policy.thresholds],
             "routers": [_router_hash(router) for router in (self.policy.router, self.policy.abstention.router)],
             "abstain": [str(self.policy.abstention.entropy), str(self.policy.abstention.unrecoverable)],
@@ -293,7 +293,7 @@ class Engine:
             "top_k": self.top_k,
             "backend": self.backend,
             "precision": self.precision,
-            **({"graphs": found} if (found := self._source.calibrated_graphs) else {}),
+            **({"graphs": graphs} if (graphs := self._source.graphs_sha256) else {}),
             **({"decode": "gpu" if self.opener.plan.jpeg else "gpu crop"} if self.opener.plan.pixels else {}),
             **({} if self.opener.plan.max_pixels is None else {"max_pixels": self.opener.plan.max_pixels}),
         }
@@ -341,7 +341,7 @@ class Engine:
 
     def _check_routers(self, source: ModelSource) -> None:
         for router in self.policy.routers:
-            if router.origin.model not in (None, source.weights):
+            if router.origin.model_sha256 not in (None, source.weights_sha256):
                 warnings.warn("the router was fitted on another model's records.", SettingWarning, stacklevel=3)
 
 

@@ -39,9 +39,9 @@ class GraphModel(nn.Module):
         self.graphs = graphs = GraphRounds(folder, backend=backend, precision=precision, threads=threads)
         self.config: ModelConfig = graphs.manifest.config
         self.backend, self.precision = graphs.backend, graphs.precision
-        self.calibrated_graphs = graphs.manifest.calibrated_graphs
-        self.exported_weights = graphs.manifest.weights
-        """SHA-256 of the weights of the model that was exported; see ``io.weights.weights_hash``."""
+        self.graphs_sha256 = graphs.manifest.graphs_sha256
+        self.exported_weights_sha256 = graphs.manifest.weights_sha256
+        """Weights of the model that was exported; see ``io.weights.weights_hash``."""
 
     def forward(self, images: Tensor) -> tuple[RoundOutput, ...]:
         """Every round, first to last, with no early exit: normalised images (B, C, r, r) -> outputs."""

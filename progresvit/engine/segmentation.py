@@ -101,7 +101,7 @@ class SegmentationEngine:
         self.setting = limit if isinstance(limit, Setting) else None
         """The setting of the threshold, if it was calibrated."""
         if isinstance(limit, Setting):
-            check_setting(limit, source, precision=self.precision, preprocessing=windows_hash(config, windows))
+            check_setting(limit, source, precision=self.precision, preprocessing_sha256=windows_hash(config, windows))
             limit = limit.threshold
         self.thresholds: tuple[float, ...] = tuple(as_thresholds([limit], len(config.rounds))[0].tolist())
         """One for each round but the last."""

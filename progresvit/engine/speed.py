@@ -118,7 +118,7 @@ class Routed:
             self._source, self.config = Path(str(model)).expanduser(), manifest.config
         if isinstance(thresholds, Setting):
             thresholds.check_use(len(self.config.rounds), None)
-            thresholds.check_weights(weights_hash(self.model) if manifest is None else manifest.weights)
+            thresholds.check_weights(weights_hash(self.model) if manifest is None else manifest.weights_sha256)
             thresholds = thresholds.threshold
         self.options = {"device": device, "precision": precision, "batch": batch, **engine}
         if inputs is None:

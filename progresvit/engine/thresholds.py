@@ -37,8 +37,8 @@ def check_setting(
     source: ModelSource,
     *,
     precision: str,
-    preprocessing: str | None = None,
-    router: str | None = None,
+    preprocessing_sha256: str | None = None,
+    router_sha256: str | None = None,
 ) -> None:
     """Refuse a setting for another model or router, and warn if it was calibrated under other conditions.
 
@@ -46,16 +46,16 @@ def check_setting(
         setting: The setting.
         source: The model.
         precision: The precision of the engine.
-        preprocessing: SHA-256 of the preprocessing; by default that of the source.
-        router: Hash of the learned router, None if the threshold is compared with entropies.
+        preprocessing_sha256: By default the preprocessing of the source.
+        router_sha256: The learned router; None if the threshold is compared with entropies.
     """
-    setting.check_use(len(source.config.rounds), router)
-    setting.check_weights(source.weights)
+    setting.check_use(len(source.config.rounds), router_sha256)
+    setting.check_weights(source.weights_sha256)
     caveat = setting.caveat(
-        preprocessing=preprocessing or source.preprocessing,
+        preprocessing_sha256=preprocessing_sha256 or source.preprocessing_sha256,
         precision=precision,
         backend=source.graph_backend,
-        graphs=source.calibrated_graphs,
+        graphs_sha256=source.graphs_sha256,
     )
     if caveat is not None:
         warnings.warn(caveat, SettingWarning, stacklevel=3)  # the caller of the constructor

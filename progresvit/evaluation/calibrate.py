@@ -208,11 +208,11 @@ def measure_budgets(records: Records) -> Budgets:
     header, correct = records.header, records.correct if records.labelled else None
     return Budgets(
         rounds=records.rounds,
-        weights=header.weights,
-        preprocessing=header.preprocessing_hash,
+        weights_sha256=header.weights_sha256,
+        preprocessing_sha256=header.preprocessing_sha256,
         precision=header.precision,
         backend=header.backend,
-        graphs=header.graphs,
+        graphs_sha256=header.graphs_sha256,
         n=len(records),
         points=spread_points(records.scores(), correct, records.gmacs()),
         data=_data(header),
@@ -254,7 +254,7 @@ def _setting(
         **{f"full_{name}": float(rounds[name][-1]) for name in accuracy},
     }
     if router is not None:
-        about["router"] = router_hash(router)
+        about["router_sha256"] = router_hash(router)
     return make_setting(records.header, threshold, **{"expected": expected, "n": len(records), **about})
 
 
@@ -263,11 +263,11 @@ def make_setting(header: Header, threshold: Threshold, **about: Any) -> Setting:
     return Setting(
         threshold=threshold,
         rounds=header.rounds,
-        weights=header.weights,
-        preprocessing=header.preprocessing_hash,
+        weights_sha256=header.weights_sha256,
+        preprocessing_sha256=header.preprocessing_sha256,
         precision=header.precision,
         backend=header.backend,
-        graphs=header.graphs,
+        graphs_sha256=header.graphs_sha256,
         data=_data(header),
         date=_now(),
         **about,

@@ -8,7 +8,17 @@ from typing import Any
 
 from progresvit import compute
 from progresvit.config import ModelConfig
+from progresvit.io.parse import former_name
 from progresvit.model.registry import DEFAULT_KIND
+
+FILE_KEYS = {
+    "weights_sha256": "weights",
+    "preprocessing_sha256": "preprocessing_hash",
+    "names_sha256": "names",
+    "corruption_sha256": "corruption_source",
+    "graphs_sha256": "graphs",
+}
+"""Fields of a header that have another key in files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +27,7 @@ class Header:
 
     model: str
     """Name of the model as the user gave it."""
-    weights: str
-    """SHA-256 of the weights."""
+    weights_sha256: str
     config: Mapping[str, Any]
     """The model's config as JSON holds it. Its kind may be unknown to this version."""
     gmacs: Mapping[str, Sequence[float]]
@@ -26,7 +35,7 @@ class Header:
     routable: bool = True
     """False if the rounds are alternatives among which there is no routing."""
     preprocessing: Mapping[str, Any]
-    preprocessing_hash: str
+    preprocessing_sha256: str
     precision: str
     """Precision of the arithmetic, or int8 for an export of int8 graphs."""
     device: str
@@ -35,16 +44,16 @@ class Header:
     """None if the images have no labels."""
     images: int
     """Images that were found; unreadable ones are not among the records."""
-    names: str
-    """SHA-256 of their names, in order."""
+    names_sha256: str
+    """Names of the images, in order."""
     drawn_from: int | None = None
     """Number of images in the data, if it has no splits and these are a sample of it."""
     classes: tuple[int, ...] | None = None
     """Numbers of the data's classes, if predictions were restricted to them. Entropies are over all classes."""
     corruption: str | None = None
     """Corruption and severity, such as ``fog/3``."""
-    corruption_source: str | None = None
-    """SHA-256 of the file of your own corruption; None for the built-in ones."""
+    corruption_sha256: str | None = None
+    """File of your own corruption; None for the built-in ones."""
     masks: Mapping[str, Sequence[int]] | None = None
     """Raw values of the masks: the values of the classes, in order, and the ignored values; None in classification."""
     probe: Mapping[str, Any] | None = None
@@ -54,12 +63,18 @@ class Header:
     """What was chosen on held-out images; None for k-NN and if the head predicts."""
     backend: str | None = None
     """What ran the graphs of an export (onnxruntime or openvino); None for a model in torch."""
-    graphs: str | None = None
-    """SHA-256 of int8 graphs whose ranges come from calibration images; None if the weights determine them."""
+    graphs_sha256: str | None = None
+    """Int8 graphs whose ranges come from calibration images; None if the weights determine them."""
     unreadable: tuple[str, ...] = ()
     """One line for each image that could not be read."""
     date: str = ""
     version: str = ""
+
+    weights = former_name("weights_sha256")
+    preprocessing_hash = former_name("preprocessing_sha256")
+    names = former_name("names_sha256")
+    corruption_source = former_name("corruption_sha256")
+    graphs = former_name("graphs_sha256")
 
     @property
     def rounds(self) -> int:
@@ -76,8 +91,12 @@ class Header:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file; fields that do not apply to this evaluation (masks, probe, …) are left out."""
-        optional = ("corruption_source", "masks", "probe", "probe_result", "backend", "graphs")
-        return {key: value for key, value in asdict(self).items() if key not in optional or value is not None}
+        optional = ("corruption_sha256", "masks", "probe", "probe_result", "backend", "graphs_sha256")
+        return {
+            FILE_KEYS.get(name, name): value
+            for name, value in asdict(self).items()
+            if name not in optional or value is not None
+        }
 
     def identity(self) -> dict[str, Any]:
         """The fields that tell one evaluation from another: not the outcome, and nothing that follows from the rest."""
@@ -89,7 +108,8 @@ class Header:
 
 def read_header(values: Mapping[str, Any]) -> Header:
     """A header; one of version 0.1.0 has ``pictures`` for ``images``, no kind of model and no GMACs."""
-    values = {"images" if key == "pictures" else key: value for key, value in values.items()}
+    names = {"pictures": "images", **{key: name for name, key in FILE_KEYS.items()}}
+    values = {names.get(key, key): value for key, value in values.items()}
     values["config"] = {"kind": DEFAULT_KIND, **values["config"]}
     if "gmacs" not in values:
         config = ModelConfig.from_dict(values["config"])

@@ -156,17 +156,17 @@ def _check_pair(known: Records, unknown: Records) -> None:
         if not len(records):
             raise ValueError(f"there are no {name} images; evaluate on at least one.")
     header, other = known.header, unknown.header
-    for name in ("weights", "preprocessing_hash", "precision"):
+    for name in ("weights_sha256", "preprocessing_sha256", "precision"):
         if getattr(header, name) != getattr(other, name):
-            what = name.removesuffix("_hash")
+            what = name.removesuffix("_sha256")
             raise ValueError(
                 f"the two records are of models with other {what} ({header.model} and {other.model}); evaluate one "
                 "model on both sets of images, with the same options."
             )
-    if (header.data, header.split, header.names, header.corruption) == (
+    if (header.data, header.split, header.names_sha256, header.corruption) == (
         other.data,
         other.split,
-        other.names,
+        other.names_sha256,
         other.corruption,
     ):
         raise ValueError(

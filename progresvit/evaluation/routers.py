@@ -32,7 +32,7 @@ def fit_on(records: Records, *, target: Target = "benefit", epochs: int | None =
         target=target,
         epochs=epochs,
         seed=seed,
-        model=records.header.weights,
+        model=records.header.weights_sha256,
         ids=records.ids,
     )
 

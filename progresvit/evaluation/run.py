@@ -256,12 +256,12 @@ def source_header(
         options=options,
         device=device,
         preprocessing=preprocessing,
-        preprocessing_hash=preprocessing_hash(model.config),
+        preprocessing_sha256=preprocessing_hash(model.config),
         data=source.data,
         split=None if source.unlabelled else source.split,
         classes=restricted,
         corruption=f"{source.corruption.name}/{source.corruption.severity}" if source.corruption else None,
-        corruption_source=source.corruption.source if source.corruption else None,
+        corruption_sha256=source.corruption.source if source.corruption else None,
     )
 
 
@@ -271,17 +271,17 @@ def make_header(
     """A header; ``about`` holds the fields that depend on the kind of model."""
     return Header(
         model=name,
-        weights=weights_hash(model),
+        weights_sha256=weights_hash(model),
         config=model.config.to_dict(),
         gmacs={convention: model.gmacs(convention) for convention in CONVENTIONS},
         routable=model.config.routable,
         precision=getattr(model, "precision", options.precision),  # graphs of an export may be int8
         backend=getattr(model, "backend", None),
-        graphs=getattr(model, "calibrated_graphs", None),
+        graphs_sha256=getattr(model, "graphs_sha256", None),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         images=len(images),
         drawn_from=images.drawn_from,
-        names=hashlib.sha256("\n".join(entry.name for entry in images.entries).encode()).hexdigest(),
+        names_sha256=hashlib.sha256("\n".join(entry.name for entry in images.entries).encode()).hexdigest(),
         version=__version__,
         **about,
     )

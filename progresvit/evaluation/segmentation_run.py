@@ -87,7 +87,7 @@ def evaluate_segmentation(
         options=options,
         device=device,
         preprocessing=describe_windows(config, windows),
-        preprocessing_hash=windows_hash(config, windows),
+        preprocessing_sha256=windows_hash(config, windows),
         data=data,
         split=split,
         masks={"values": list(dataset.values), "ignored": list(dataset.ignored)},

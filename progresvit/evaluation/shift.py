@@ -143,7 +143,7 @@ def pool(parts: Mapping[str, Records]) -> Records:
         if field.name not in ("header", "ids") and getattr(first, field.name) is not None:
             columns[field.name] = np.concatenate([getattr(records, field.name) for records in parts.values()])
     ids = np.array([f"{name}/{id_}" for name, records in parts.items() for id_ in records.ids.tolist()])
-    return replace(first, ids=ids, header=replace(first.header, corruption=None, corruption_source=None), **columns)
+    return replace(first, ids=ids, header=replace(first.header, corruption=None, corruption_sha256=None), **columns)
 
 
 def by_severity(sets: Sequence[ShiftedSet], records_of: Mapping[str, Records]) -> dict[str, Records]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,22 @@ _FAR = 0.25
 class Section(BaseModel):
     """Base of everything that is parsed from a file: unknown keys are errors, values do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    def by_key(self) -> dict[str, Any]:
+        """The fields by their keys in files."""
+        return {file_key(type(self), name): value for name, value in self}
+
+
+def file_key(section: type[BaseModel], name: str) -> str:
+    """The key in files of a field, which is the name of the field unless it has a validation alias."""
+    alias = section.model_fields[name].validation_alias
+    return alias if isinstance(alias, str) else name
+
+
+def former_name(name: str) -> property:
+    """A read-only attribute that earlier versions had under another name."""
+    return property(operator.attrgetter(name))
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
@@ -101,10 +117,11 @@ def _known_keys(model: type[BaseModel], path: Sequence[Any]) -> list[str]:
     for part in path:
         found: list[type[BaseModel]] = []
         for section in sections:
-            if isinstance(part, str) and part in section.model_fields:
-                found += _sections(section.model_fields[part].annotation)
+            fields = {file_key(section, name): field for name, field in section.model_fields.items()}
+            if isinstance(part, str) and part in fields:
+                found += _sections(fields[part].annotation)
         sections = found or sections  # an index into a list, a key of a mapping or the tag of a union
-    return sorted({name for section in sections for name in section.model_fields})
+    return sorted({file_key(section, name) for section in sections for name in section.model_fields})
 
 
 def _sections(annotation: Any) -> list[type[BaseModel]]:

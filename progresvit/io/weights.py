@@ -100,9 +100,9 @@ def weights_hash(model: Any) -> str:
     """SHA-256 of the weights as float32, by name: the same wherever the model was loaded from.
 
     Token merging, static gates and the task change the answers of the same weights, so they are part of the hash unless
-    they are the default. An export knows the hash of its model (``exported_weights``).
+    they are the default. An export knows the hash of its model (``exported_weights_sha256``).
     """
-    exported: str | None = getattr(model, "exported_weights", None)
+    exported: str | None = getattr(model, "exported_weights_sha256", None)
     if exported is not None:
         return exported
     digest = hashlib.sha256()

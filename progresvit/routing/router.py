@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from progresvit.io.files import replace_file
-from progresvit.io.parse import did_you_mean
+from progresvit.io.parse import did_you_mean, former_name
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.scores import STATISTICS, logit_statistics
 
@@ -37,6 +37,8 @@ LEAST_STEPS = 100
 _FORMER_TARGETS = {"hopeless": "unrecoverable"}
 
 _FORMAT = "progresvit-router-1"
+_FILE_KEYS = {"model_sha256": "model"}
+"""Fields of the origin that have another key in files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +50,10 @@ class RouterOrigin:
     images: int
     epochs: int
     seed: int
-    model: str | None = None
-    """Hash of the model's weights."""
+    model_sha256: str | None = None
+    """The weights of the model."""
+
+    model = former_name("model_sha256")
 
     def __post_init__(self) -> None:
         if ":" not in self.target:
@@ -195,7 +199,7 @@ def fit_router(
                 f"{positives} of {len(wanted)} images are examples of {target!r} after round {s + 1}; a router needs "
                 "both kinds. Evaluate on more images, or on images that the model was not trained on."
             )
-    origin = RouterOrigin(target=target, images=len(values), epochs=epochs, seed=seed, model=model)
+    origin = RouterOrigin(target=target, images=len(values), epochs=epochs, seed=seed, model_sha256=model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         router = Router(values.shape[1], origin)
@@ -236,7 +240,8 @@ def _fit(network: RouterMLP, inputs: Tensor, wanted: Tensor, *, epochs: int, bat
 
 def save_router(router: Router, path: str | Path) -> Path:
     """Write one safetensors file, with the origin as metadata."""
-    about = {"format": _FORMAT, "rounds": str(router.rounds), "origin": json.dumps(asdict(router.origin))}
+    origin = {_FILE_KEYS.get(name, name): value for name, value in asdict(router.origin).items()}
+    about = {"format": _FORMAT, "rounds": str(router.rounds), "origin": json.dumps(origin)}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     replace_file(target, save({key: value.contiguous() for key, value in router.state_dict().items()}, metadata=about))
@@ -261,7 +266,9 @@ def load_router(path: str | Path) -> Router:
     if about.get("format") != _FORMAT:
         raise ValueError(f"{path} is no router; make one with: progresvit fit-router RECORDS --out FILE")
     try:
-        router = Router(int(about["rounds"]), RouterOrigin(**json.loads(about["origin"])))
+        names = {key: name for name, key in _FILE_KEYS.items()}
+        origin = {names.get(key, key): value for key, value in json.loads(about["origin"]).items()}
+        router = Router(int(about["rounds"]), RouterOrigin(**origin))
         router.seen = weights["seen"]
         router.load_state_dict(weights)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

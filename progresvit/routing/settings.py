@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from progresvit.io.files import replace_file
 from progresvit.io.imports import is_import_string
 from progresvit.io.model_folder import BUDGETS_FILE, BUNDLED, SETTINGS, bundled_folder
-from progresvit.io.parse import Section, dump_json, read_json
+from progresvit.io.parse import Section, dump_json, former_name, read_json
 from progresvit.routing.calibrate import ROUNDING, check_quantiles
 from progresvit.routing.decide import OODRule, Policy, Threshold, as_thresholds
 from progresvit.routing.metric import OperatingPoint
@@ -42,19 +42,17 @@ class Setting(Section):
     rule: Rule
     threshold: Threshold
     rounds: int
-    weights: str
-    """Hash of the model's weights."""
-    preprocessing: str
-    """Hash of the preprocessing."""
+    weights_sha256: str = Field(validation_alias="weights")
+    preprocessing_sha256: str = Field(validation_alias="preprocessing")
     precision: str
     backend: str | None = None
     """What ran the graphs of an export; None for a model in torch."""
-    graphs: str | None = None
-    """Hash of int8 graphs with calibrated ranges; None if the weights determine the answers."""
+    graphs_sha256: str | None = Field(None, validation_alias="graphs")
+    """For int8 graphs with calibrated ranges; None if the weights determine the answers."""
     n: int
     """Number of calibration images."""
-    router: str | None = None
-    """Hash of the learned router whose probabilities the threshold is for; None for entropies."""
+    router_sha256: str | None = Field(None, validation_alias="router")
+    """The learned router whose probabilities the threshold is for; None for entropies."""
     epsilon: float | None = None
     """With a guarantee: the share of images that an early exit may harm, or the mean loss that is allowed."""
     delta: float | None = None
@@ -79,6 +77,11 @@ class Setting(Section):
     data: str = ""
     date: str = ""
 
+    weights: ClassVar = former_name("weights_sha256")
+    preprocessing: ClassVar = former_name("preprocessing_sha256")
+    graphs: ClassVar = former_name("graphs_sha256")
+    router: ClassVar = former_name("router_sha256")
+
     @field_validator("abstain")
     @classmethod
     def _check_abstain(cls, value: float | None) -> float | None:
@@ -98,14 +101,14 @@ class Setting(Section):
         as_thresholds([self.threshold], self.rounds)
         return self
 
-    def check_weights(self, weights: str) -> None:
+    def check_weights(self, weights_sha256: str) -> None:
         """Refuse a model with other weights than the setting was calibrated for.
 
         An export has the weights of its model, also in int8, which is another precision.
         """
-        if self.weights == weights:
+        if self.weights_sha256 == weights_sha256:
             return
-        name = _bundled_model(self.weights)
+        name = _bundled_model(self.weights_sha256)
         origin = "" if name is None else f", those of the bundled model {name!r}"
         numbers = self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
         raise ValueError(
@@ -115,17 +118,17 @@ class Setting(Section):
         )
 
     def caveat(
-        self, *, preprocessing: str, precision: str, backend: str | None = None, graphs: str | None = None
+        self, *, preprocessing_sha256: str, precision: str, backend: str | None = None, graphs_sha256: str | None = None
     ) -> str | None:
         """A warning if the setting was calibrated under other conditions; None under its own.
 
         In float32 all built-in backends give the same answers up to rounding, so they count below that only. One of
         your own, which has an import string, always counts.
         """
-        used: dict[str, str | None] = {"preprocessing": preprocessing, "precision": precision}
+        used: dict[str, str | None] = {"preprocessing_sha256": preprocessing_sha256, "precision": precision}
         if precision == self.precision != "fp32" or is_import_string(backend):
-            used |= {"backend": backend, "graphs": graphs}
-        differing = [name for name, value in used.items() if getattr(self, name) != value]
+            used |= {"backend": backend, "graphs_sha256": graphs_sha256}
+        differing = [name.removesuffix("_sha256") for name, value in used.items() if getattr(self, name) != value]
         if not differing:
             return None
         effect = "the certificate does not hold here" if self.rule == "guarantee" else "expect other results"
@@ -134,15 +137,15 @@ class Setting(Section):
             "Evaluate and calibrate again."
         )
 
-    def check_use(self, rounds: int, router: str | None) -> None:
+    def check_use(self, rounds: int, router_sha256: str | None) -> None:
         """Refuse a model with another number of rounds, or scores of another kind."""
         if self.rounds != rounds:
             raise ValueError(
                 f"the setting is for a model of {self.rounds} rounds and this one has {rounds}; calibrate on its own."
             )
-        if self.router != router:
-            kind = "entropies" if self.router is None else "the probabilities of a learned router"
-            other = ", of another one than was given" if self.router and router else ""
+        if self.router_sha256 != router_sha256:
+            kind = "entropies" if self.router_sha256 is None else "the probabilities of a learned router"
+            other = ", of another one than was given" if self.router_sha256 and router_sha256 else ""
             raise ValueError(
                 f"the setting's threshold is for {kind}{other}; give the router that it was calibrated with, or none "
                 "if it was none."
@@ -154,7 +157,7 @@ class Setting(Section):
 
     def to_json(self) -> str:
         """The JSON text; fields that are None are left out."""
-        values = {name: value for name, value in self if value is not None}
+        values = {key: value for key, value in self.by_key().items() if value is not None}
         return dump_json(values if self.ood is None else {**values, "ood": self.ood.model_dump()})
 
     def save(self, path: str | Path) -> None:
@@ -177,11 +180,11 @@ def default_setting(folder: Path | None) -> Setting | None:
     return find_setting(DEFAULT, folder) if DEFAULT in setting_names(folder) else None
 
 
-def _bundled_model(weights: str) -> str | None:
+def _bundled_model(weights_sha256: str) -> str | None:
     """The bundled model that has these weights, by its default setting."""
     for name in BUNDLED:
         setting = default_setting(bundled_folder(name))
-        if setting is not None and setting.weights == weights:
+        if setting is not None and setting.weights_sha256 == weights_sha256:
             return name
     return None
 
@@ -212,14 +215,12 @@ class Budgets(Section):
     """The compute of many thresholds, from the first round alone to all rounds, and the model for which it holds."""
 
     rounds: int
-    weights: str
-    """Hash of the model's weights."""
-    preprocessing: str
-    """Hash of the preprocessing."""
+    weights_sha256: str = Field(validation_alias="weights")
+    preprocessing_sha256: str = Field(validation_alias="preprocessing")
     precision: str
     backend: str | None = None
     """As in a setting."""
-    graphs: str | None = None
+    graphs_sha256: str | None = Field(None, validation_alias="graphs")
     """As in a setting."""
     n: int
     """Number of images that were measured."""
@@ -227,6 +228,10 @@ class Budgets(Section):
     """Most GMACs first, in the paper's convention."""
     data: str = ""
     date: str = ""
+
+    weights: ClassVar = former_name("weights_sha256")
+    preprocessing: ClassVar = former_name("preprocessing_sha256")
+    graphs: ClassVar = former_name("graphs_sha256")
 
     def setting(self, gmacs: float) -> Setting:
         """The threshold that spends the most within an average of ``gmacs``."""
@@ -243,11 +248,11 @@ class Budgets(Section):
             rule="budget",
             threshold=point.threshold,
             rounds=self.rounds,
-            weights=self.weights,
-            preprocessing=self.preprocessing,
+            weights_sha256=self.weights_sha256,
+            preprocessing_sha256=self.preprocessing_sha256,
             precision=self.precision,
             backend=self.backend,
-            graphs=self.graphs,
+            graphs_sha256=self.graphs_sha256,
             n=self.n,
             expected={**spent, **accuracy, "exit_shares": list(point.exit_shares), "convention": "paper"},
             data=self.data,
@@ -260,8 +265,8 @@ class Budgets(Section):
             "    " + dump_json({key: value for key, value in asdict(point).items() if value is not None}, indent=None)
             for point in self.points
         )
-        known = {name: value for name, value in self if name != "points" and value is not None}
-        head = dump_json(known).removesuffix("\n}")
+        fields = {key: value for key, value in self.by_key().items() if key != "points" and value is not None}
+        head = dump_json(fields).removesuffix("\n}")
         replace_file(Path(path), f'{head},\n  "points": [\n{points}\n  ]\n}}\n')
 
 

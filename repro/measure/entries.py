@@ -62,7 +62,7 @@ def measure_entry(study: Study, entry: Entry, places: Places) -> Measurement:
     common = _common(study, entry, places, records)
     if entry.kind == "run":
         return RunResult(**common | _training(study, entry, places, records, jobs=common["machine"].jobs))
-    common |= {"model": without_folders(entry.model), "weights": records.header.weights}
+    common |= {"model": without_folders(entry.model), "weights": records.header.weights_sha256}
     if entry.kind == "routing":
         learned = places.records(f"{entry.name}-train") if study.routing[entry.key].learned_from else None
         learned_records = read_records(learned) if learned else None
@@ -95,7 +95,7 @@ def _segmentation(study: Study, entry: Entry, places: Places) -> SegmentationRes
 
 
 def _check_weights(path: Path, records: Records | SegmentationRecords, weights: str) -> None:
-    if records.header.weights != weights:  # the model was trained again since
+    if records.header.weights_sha256 != weights:  # the model was trained again since
         raise ValueError(f"{path} is of other weights than its model; delete it to evaluate again.")
 
 

@@ -127,7 +127,7 @@ def _routed(records: Records, threshold: Thresholds) -> NDArray[np.bool_]:
 
 
 def _check(one: shift.ShiftedSet, clean: Records, records: Records) -> None:
-    if records.header.weights != clean.header.weights:
+    if records.header.weights_sha256 != clean.header.weights_sha256:
         raise ValueError(f"the records of {one.name} are of other weights than the clean ones; evaluate one model.")
     if _names(records) != _names(clean):
         raise ValueError(f"the records of {one.name} are of other images than the clean ones; evaluate the same.")

@@ -58,7 +58,9 @@ def test_export_in_int8_shows_what_it_costs(folder, digits, tmp_path):
 def test_a_setting_of_another_model_is_refused(folder, tmp_path):
     from progresvit.routing import Setting
 
-    setting = Setting(rule="budget", threshold=0.3, rounds=2, weights="x", preprocessing="y", precision="fp32", n=1)
+    setting = Setting(
+        rule="budget", threshold=0.3, rounds=2, weights_sha256="x", preprocessing_sha256="y", precision="fp32", n=1
+    )
     setting.save(tmp_path / "setting.json")
     done = run("export", folder, "--out", tmp_path / "out", "--threshold", tmp_path / "setting.json")
     assert done.exit_code == 2

@@ -100,8 +100,8 @@ def test_evaluating_an_export_gives_the_records_of_its_model(folder, exported, d
     works("evaluate", folder, "--data", digits, "--out", model, *PLAIN)
     works("evaluate", exported, "--data", digits, "--out", graphs, *PLAIN)
     expected, found = read_records(model), read_records(graphs)
-    assert found.header.weights == expected.header.weights == weights_hash(progresvit.load(folder))
-    assert found.header.preprocessing_hash == expected.header.preprocessing_hash
+    assert found.header.weights_sha256 == expected.header.weights_sha256 == weights_hash(progresvit.load(folder))
+    assert found.header.preprocessing_sha256 == expected.header.preprocessing_sha256
     assert (found.header.precision, found.header.backend, found.header.device) == ("fp32", "onnxruntime", "cpu")
     assert expected.header.backend is None
     assert found.gmacs() == expected.gmacs()
@@ -184,12 +184,12 @@ def test_openvinos_own_int8_is_measured_on_other_images_than_gave_its_ranges(fol
     records, certified = tmp_path / "int8.parquet", target / "settings" / "certified.json"
     works("evaluate", target, "--data", digits, "--out", records, *PLAIN)
     header = read_records(records).header
-    assert (header.precision, header.backend, header.graphs) == ("int8", "openvino", manifest.calibrated_graphs)
+    assert (header.precision, header.backend, header.graphs_sha256) == ("int8", "openvino", manifest.graphs_sha256)
     works("calibrate", records, "--max-drop", 0.5, "--unlabelled", "--out", certified)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine = Engine(target, "certified")
-    assert engine.identity()["graphs"] == manifest.calibrated_graphs
+    assert engine.identity()["graphs"] == manifest.graphs_sha256
     paths = sorted((digits / "val").rglob("*.png"))
     for path, batched in zip(paths[:3], engine.classify(paths)):  # static ranges do not depend on the batch
         assert engine.classify([path])[0].entropy == pytest.approx(batched.entropy, abs=1e-4)

@@ -56,7 +56,7 @@ def test_a_saved_model_that_merges_tokens_is_described_and_evaluated(model, digi
     evaluate = ("evaluate", model, "--data", digits, "--workers", 0, "--device", "cpu")
     works(*evaluate, "--merge", "0,1", "--out", tmp_path / "merged.parquet")
     merged = read_records(tmp_path / "merged.parquet")
-    assert merged.header.weights == records.header.weights
+    assert merged.header.weights_sha256 == records.header.weights_sha256
     assert merged.gmacs() == records.gmacs()
     assert np.array_equal(merged.top10_entropy, records.top10_entropy)
     refused("--merge takes comma-separated whole numbers", *evaluate, "--merge", "few", "--out", tmp_path / "x.parquet")
@@ -125,7 +125,7 @@ def test_frontier_shows_what_settings_give_on_other_records(records, others, tmp
     assert rows[-2]["threshold"] == load_setting(tmp_path / "mine.json").threshold
     assert rows[-1]["exit_share_1"] == pytest.approx(0.5, abs=0.05)
     other = read_records(others)
-    write_records(replace(other, header=replace(other.header, weights="x")), tmp_path / "foreign.parquet")
+    write_records(replace(other, header=replace(other.header, weights_sha256="x")), tmp_path / "foreign.parquet")
     refused("calibrated for a model with other weights", "frontier", tmp_path / "foreign.parquet", *settings)
     refused("there is no setting at", "frontier", others, "--setting", tmp_path / "none.json")
     refused("a setting is a .json file", "frontier", others, "--setting", "0.5")
@@ -209,7 +209,7 @@ def test_ood_compares_scores_on_known_and_unknown_images(records, tmp_path):
     refused("known and unknown images are the same", "ood", records, records)
     refused("there are no records at", "ood", records, tmp_path / "none.parquet")
     others = make_records(50, seed=3)
-    write_records(replace(others, header=replace(others.header, weights="x")), tmp_path / "foreign.parquet")
+    write_records(replace(others, header=replace(others.header, weights_sha256="x")), tmp_path / "foreign.parquet")
     refused("models with other weights", "ood", records, tmp_path / "foreign.parquet")
 
 
@@ -276,7 +276,7 @@ def test_routers_are_fitted_compared_and_used(records, others, tmp_path):
     refused("--epochs must be at least 1", "fit-router", records, "--out", tmp_path / "x.safetensors", "--epochs", 0)
     refused("the suffix", "compare-routers", others, "--router", router, "--out", tmp_path / "t.png")
     foreign = read_records(others)
-    write_records(replace(foreign, header=replace(foreign.header, weights="x")), tmp_path / "foreign.parquet")
+    write_records(replace(foreign, header=replace(foreign.header, weights_sha256="x")), tmp_path / "foreign.parquet")
     assert "records of another model" in run("frontier", tmp_path / "foreign.parquet", "--router", router).output
 
 
@@ -302,7 +302,7 @@ def test_a_setting_of_another_model_is_refused_wherever_it_is_used(records, tmp_
     works("calibrate", records, "--max-drop", 0.02, "--out", tmp_path / "t.json")
     assert "note" not in works("trust", records, "--threshold", tmp_path / "t.json")
     other = read_records(records)
-    write_records(replace(other, header=replace(other.header, weights="x")), tmp_path / "other.parquet")
+    write_records(replace(other, header=replace(other.header, weights_sha256="x")), tmp_path / "other.parquet")
     write_records(replace(other, header=replace(other.header, precision="bf16")), tmp_path / "bf16.parquet")
     for command in ("trust", "abstention"):
         refused("with other weights", command, tmp_path / "other.parquet", "--threshold", tmp_path / "t.json")

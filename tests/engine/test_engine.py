@@ -226,7 +226,7 @@ def test_temperatures_change_no_answer_in_bfloat16(model, images, monkeypatch):
 
 def test_a_router_of_another_model_warns(model):
     router = made_router()
-    router.origin = RouterOrigin(target="benefit", images=1, epochs=1, seed=0, model="of another")
+    router.origin = RouterOrigin(target="benefit", images=1, epochs=1, seed=0, model_sha256="of another")
     with pytest.warns(SettingWarning, match="fitted on another model's records"):
         Engine(model, 0.5, router=router)
 

@@ -38,17 +38,17 @@ def make_records(count=400, rounds=2, seed=0, *, labelled=True, keep_logits=Fals
     model = config(rounds)
     header = Header(
         model="made",
-        weights="w" * 64,
+        weights_sha256="w" * 64,
         config=model.to_dict(),
         gmacs={convention: cumulative_gmacs(model, convention) for convention in CONVENTIONS},
         preprocessing=describe_preprocessing(model),
-        preprocessing_hash=preprocessing_hash(model),
+        preprocessing_sha256=preprocessing_hash(model),
         precision="fp32",
         device="cpu",
         data="made",
         split="val" if labelled else None,
         images=count,
-        names="n" * 64,
+        names_sha256="n" * 64,
         classes=classes,
     )
     return Records(

@@ -61,17 +61,17 @@ def make_segmentation_records(count=300, rounds=2, seed=0, *, maps=None):
     model, windows = config(rounds), WindowOptions()
     header = Header(
         model="made",
-        weights="w" * 64,
+        weights_sha256="w" * 64,
         config=model.to_dict(),
         gmacs={convention: cumulative_gmacs(model, convention) for convention in CONVENTIONS},
         preprocessing=describe_windows(model, windows),
-        preprocessing_hash=windows_hash(model, windows),
+        preprocessing_sha256=windows_hash(model, windows),
         precision="fp32",
         device="cpu",
         data="made",
         split="val",
         images=count,
-        names="n" * 64,
+        names_sha256="n" * 64,
         masks={"values": [0, 1, 2, 3], "ignored": [IGNORE]},
     )
     return SegmentationRecords(

@@ -74,7 +74,7 @@ def test_the_header_holds_the_settings_and_the_bank(model, records):
         "task": "knn", "k": 20, "temperature": 0.07, "split": "train", "images": 48, "classes": ["0", "1", "2", "3"],
     }  # fmt: skip
     assert header.identity()["probe"] == header.probe
-    assert header.weights == weights_hash(model)
+    assert header.weights_sha256 == weights_hash(model)
     assert (header.images, header.split) == (24, "val")
 
 

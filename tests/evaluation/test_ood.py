@@ -119,7 +119,11 @@ def test_every_score_is_measured_routed_and_in_the_last_round():
 
 def test_records_that_cannot_be_compared_are_refused():
     known, unknown = make_records(100), unknown_records(100)
-    for name, what in (("weights", "weights"), ("preprocessing_hash", "preprocessing"), ("precision", "precision")):
+    for name, what in (
+        ("weights_sha256", "weights"),
+        ("preprocessing_sha256", "preprocessing"),
+        ("precision", "precision"),
+    ):
         other = replace(unknown, header=replace(unknown.header, **{name: "x"}))
         with pytest.raises(ValueError, match=f"models with other {what}"):
             measure_ood(known, other, 0.5)

@@ -63,7 +63,7 @@ def test_records_hold_what_the_model_says_of_each_picture(model, digits, tmp_pat
             assert records.log_probability[row, s] == pytest.approx(expected, abs=1e-5)
         assert records.labels[row] == int(records.ids[row].split("/")[1])
     header = records.header
-    assert (header.weights, header.images, header.precision) == (weights_hash(model), 24, "fp32")
+    assert (header.weights_sha256, header.images, header.precision) == (weights_hash(model), 24, "fp32")
     assert header.date.startswith("20")
     assert [path.name for path in tmp_path.iterdir()] == ["r.parquet"]
 

@@ -99,8 +99,8 @@ def test_records_hold_what_the_model_says_of_each_image(model, data, tmp_path):
         found = mean_iou(records.totals)[s]
         assert found == pytest.approx(naive_miou(np.concatenate(predictions), np.concatenate(labels)))
     header = records.header
-    assert (header.weights, header.images, header.split) == (weights_hash(model), len(SIZES), "val")
-    assert header.preprocessing_hash == windows_hash(model.config, WindowOptions())
+    assert (header.weights_sha256, header.images, header.split) == (weights_hash(model), len(SIZES), "val")
+    assert header.preprocessing_sha256 == windows_hash(model.config, WindowOptions())
     assert records.windows.tolist() == [1, 2, 2, 2, 1, 2, 1, 2]
     assert np.allclose(records.gmacs()[1], 2 * np.array(model.gmacs()))
     assert [path.name for path in tmp_path.iterdir() if path.name != "data"] == ["r.parquet"]
@@ -137,7 +137,7 @@ def test_scales_stride_and_flip_add_windows_and_change_the_preprocessing(model, 
     known = rich.header.preprocessing
     assert (known["stride"], known["scales"], known["flip"]) == (0.5, [1.0, 1.5], True)
     assert "crop" not in known
-    hashes = {plain.header.preprocessing_hash, rich.header.preprocessing_hash, preprocessing_hash(model.config)}
+    hashes = {plain.header.preprocessing_sha256, rich.header.preprocessing_sha256, preprocessing_hash(model.config)}
     assert len(hashes) == 3
 
 

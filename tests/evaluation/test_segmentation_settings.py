@@ -105,7 +105,10 @@ def test_a_setting_says_what_it_gives_and_what_it_is_bound_to(tmp_path):
         }
     )
     header = records.header
-    assert (setting.weights, setting.preprocessing) == (header.weights, header.preprocessing_hash)
+    assert (setting.weights_sha256, setting.preprocessing_sha256) == (
+        header.weights_sha256,
+        header.preprocessing_sha256,
+    )
     assert (setting.n, setting.rounds, setting.data, setting.precision) == (200, 2, "made", "fp32")
     setting.save(tmp_path / "t.json")
     assert load_setting(tmp_path / "t.json") == setting

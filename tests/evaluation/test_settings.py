@@ -23,30 +23,34 @@ def test_a_setting_says_what_it_is_bound_to_and_comes_back(tmp_path):
     known = json.loads((tmp_path / "t.json").read_text())
     wanted = {"threshold", "epsilon", "delta", "n", "k", "loss", "weights", "preprocessing", "precision"}
     assert wanted <= set(known)
-    assert (known["weights"], known["precision"]) == (records.header.weights, "fp32")
-    assert known["preprocessing"] == records.header.preprocessing_hash
+    assert (known["weights"], known["precision"]) == (records.header.weights_sha256, "fp32")
+    assert known["preprocessing"] == records.header.preprocessing_sha256
     assert load_setting(tmp_path / "t.json") == setting
     setting.check_weights("w" * 64)
     with pytest.raises(
         ValueError, match=r"with other weights, and does not hold for this one\. Calibrate on this model"
     ):
         setting.check_weights("x")
-    assert setting.caveat(preprocessing=setting.preprocessing, precision="fp32") is None
-    assert "other preprocessing and precision: the certificate" in setting.caveat(preprocessing="y", precision="bf16")
+    assert setting.caveat(preprocessing_sha256=setting.preprocessing_sha256, precision="fp32") is None
+    assert "other preprocessing and precision: the certificate" in setting.caveat(
+        preprocessing_sha256="y", precision="bf16"
+    )
 
 
 def test_below_float32_a_setting_is_bound_to_the_backend_and_the_graphs(tmp_path):
     records = make_records(3000)
-    known = {"precision": "int8", "backend": "openvino", "graphs": "g"}
+    known = {"precision": "int8", "backend": "openvino", "graphs_sha256": "g"}
     setting = calibrate_exit_share(replace(records, header=replace(records.header, **known)), 0.5)
     assert {name: getattr(setting, name) for name in known} == known
-    used = {"preprocessing": setting.preprocessing, **known}
+    used = {"preprocessing_sha256": setting.preprocessing_sha256, **known}
     assert setting.caveat(**used) is None
-    for name in ("backend", "graphs"):
-        assert f"calibrated with other {name}: expect other results" in setting.caveat(**{**used, name: None})
-    assert "other precision: expect" in setting.caveat(**{**used, "precision": "fp32", "backend": None, "graphs": None})
+    for name in ("backend", "graphs_sha256"):
+        what = name.removesuffix("_sha256")
+        assert f"calibrated with other {what}: expect other results" in setting.caveat(**{**used, name: None})
+    in_torch = {"precision": "fp32", "backend": None, "graphs_sha256": None}
+    assert "other precision: expect" in setting.caveat(**{**used, **in_torch})
     plain = calibrate_exit_share(records, 0.5)  # float32 is float32
-    assert plain.caveat(preprocessing=plain.preprocessing, precision="fp32", backend="openvino") is None
+    assert plain.caveat(preprocessing_sha256=plain.preprocessing_sha256, precision="fp32", backend="openvino") is None
 
 
 def test_the_labelled_guarantee_counts_right_answers_lost():

@@ -76,7 +76,7 @@ def test_another_model_goes_from_evaluation_to_a_calibrated_threshold(model, rec
     assert [row["gmacs_paper"] for row in rows[:2]] == pytest.approx([last, first])
     assert rows[0]["top1"] == records.correct[:, 1].mean()
     setting = calibrate_near_lossless(records)
-    assert setting.weights == weights_hash(model)
+    assert setting.weights_sha256 == weights_hash(model)
     assert setting.expected["top1"] >= setting.expected["full_top1"] - 0.0003
     assert "is ready" in works("calibrate", tmp_path / "r.parquet", "--near-lossless", "--out", tmp_path / "t.json")
     assert "near-lossless" in works("frontier", tmp_path / "r.parquet")

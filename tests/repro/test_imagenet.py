@@ -109,7 +109,7 @@ def test_records_of_another_model_or_of_other_images_are_refused(tmp_path, monke
     records = replace(made, ids=np.array([f"{name}.png" for name in made.ids]))
     with pytest.raises(ValueError, match=r"val\.parquet is of other weights than imagenet-tiny; delete it"):
         imagenet.check_records(records, "imagenet-tiny", images, path)
-    monkeypatch.setattr(imagenet, "weights_hash", lambda model: records.header.weights)
+    monkeypatch.setattr(imagenet, "weights_hash", lambda model: records.header.weights_sha256)
     (images / "class").mkdir(parents=True)
     for name in records.ids:
         (images / "class" / name.rpartition("/")[2]).write_bytes(b"")

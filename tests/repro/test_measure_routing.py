@@ -274,6 +274,6 @@ def test_what_cannot_be_routed_is_refused(val, learned):
         measure_routing(make_records(50, rounds=1))
     with pytest.raises(ValueError, match="3000 images are in both"):
         measure_routing(val, val)
-    other = replace(learned, header=replace(learned.header, weights="v"))
+    other = replace(learned, header=replace(learned.header, weights_sha256="v"))
     with pytest.raises(ValueError, match="different weights"):
         measure_routing(val, other)

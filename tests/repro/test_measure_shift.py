@@ -149,7 +149,7 @@ def test_what_is_measured_is_a_result_and_survives_json(rounds):
 
 def test_sets_that_do_not_belong_to_the_clean_images_are_refused():
     clean, found = make_shifted(count=60)
-    other = replace(found["fog_1"], header=replace(clean.header, weights="v"))
+    other = replace(found["fog_1"], header=replace(clean.header, weights_sha256="v"))
     with pytest.raises(ValueError, match="fog_1 are of other weights"):
         measure_shift(clean, {**found, "fog_1": other}, SETS)
     with pytest.raises(ValueError, match="fog_3 are of other images"):

@@ -21,8 +21,16 @@ from tests.commands import refused, works
 from tests.evaluation.made import make_records
 
 
-def a_setting(threshold):
-    return Setting(rule="budget", threshold=threshold, rounds=2, weights="w", preprocessing="p", precision="fp32", n=9)
+def a_setting(threshold, **changes):
+    model = {"rounds": 2, "weights_sha256": "w", "preprocessing_sha256": "p", "precision": "fp32"}
+    return Setting(rule="budget", threshold=threshold, n=9, **model, **changes)
+
+
+def test_hashes_have_the_names_of_earlier_versions_too():
+    setting = Setting(rule="budget", threshold=0.1, rounds=2, weights="w", preprocessing="p", precision="fp32", n=9)
+    assert (setting.weights_sha256, setting.preprocessing_sha256) == ("w", "p")
+    assert (setting.weights, setting.preprocessing) == ("w", "p")
+    assert json.loads(setting.to_json()).keys() >= {"weights", "preprocessing"}
 
 
 @pytest.fixture
@@ -66,7 +74,7 @@ def test_a_table_of_budgets_gives_the_threshold_that_records_give(tmp_path):
         found, exact = table.setting(budget), calibrate_budget(records, float(budget))
         assert found.expected["gmacs"] <= budget + 1e-9
         assert exact.expected["gmacs"] - found.expected["gmacs"] <= (last - first) / STEPS + 1e-9
-        assert (found.weights, found.precision, found.rule) == (exact.weights, exact.precision, "budget")
+        assert (found.weights_sha256, found.precision, found.rule) == (exact.weights_sha256, exact.precision, "budget")
     assert table.setting(last).expected["top1"] == pytest.approx(records.correct[:, -1].mean())
     assert budget_setting(tmp_path, last) == table.setting(last)
 
@@ -111,9 +119,7 @@ def test_equally_sure_answers_are_withheld_together():
 
 def test_abstaining_below_zero_is_refused():
     with pytest.raises(ValueError, match="entropy of 0 or more"):
-        Setting(
-            rule="budget", threshold=0.1, rounds=2, weights="", preprocessing="", precision="fp32", n=1, abstain=-1.0
-        )
+        a_setting(0.1, abstain=-1.0)
 
 
 @pytest.mark.parametrize("name", BUNDLED)

@@ -123,10 +123,10 @@ def _caveat(manifest: Manifest) -> str | None:
     if manifest.setting is None:
         return None
     return manifest.setting.caveat(
-        preprocessing=manifest.preprocessing,
+        preprocessing_sha256=manifest.preprocessing_sha256,
         precision=manifest.precision,
         backend=choose_backend(None, manifest.kind),
-        graphs=manifest.calibrated_graphs,
+        graphs_sha256=manifest.graphs_sha256,
     )
 
 
@@ -166,15 +166,15 @@ def _describe(
         kind=format,
         config=config,
         files=tuple(dict.fromkeys(graph_files(format, s), "") for s in range(rounds)),
-        weights=weights_hash(model),
-        preprocessing=preprocessing_hash(config),
+        weights_sha256=weights_hash(model),
+        preprocessing_sha256=preprocessing_hash(config),
         precision=precision,
         threshold=None if number is None else _plain_threshold(number, rounds),
         setting=setting,
         temperatures=(1.0,) * rounds if temperatures is None else tuple(temperatures),
     )
     if setting is not None:
-        setting.check_weights(manifest.weights)
+        setting.check_weights(manifest.weights_sha256)
     return manifest
 
 

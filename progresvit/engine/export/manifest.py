@@ -12,14 +12,14 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, InstanceOf, model_validator
+from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 
 from progresvit import compute
 from progresvit.config import ModelConfig
 from progresvit.data.crop import INTERPOLATION
-from progresvit.io.parse import Section, dump_json, parse
+from progresvit.io.parse import Section, dump_json, file_key, former_name, parse
 from progresvit.routing.decide import Threshold, as_thresholds
 from progresvit.routing.settings import Setting
 
@@ -45,10 +45,8 @@ class Manifest(Section):
     config: Annotated[InstanceOf[ModelConfig], BeforeValidator(_to_config)]
     files: tuple[dict[str, str], ...]
     """The files of each round, by name, with their SHA-256."""
-    weights: str
-    """Hash of the model's weights."""
-    preprocessing: str
-    """Hash of the preprocessing."""
+    weights_sha256: str = Field(validation_alias="weights")
+    preprocessing_sha256: str = Field(validation_alias="preprocessing")
     precision: Precision = "fp32"
     threshold: Threshold | None = None
     """None if the host has to choose one."""
@@ -60,6 +58,9 @@ class Manifest(Section):
     """By which the logits of each round are divided for the reported probability."""
     int8: dict[str, Any] | None = None
     """The cost of int8, measured against float32."""
+
+    weights: ClassVar = former_name("weights_sha256")
+    preprocessing: ClassVar = former_name("preprocessing_sha256")
 
     @model_validator(mode="after")
     def _check(self) -> Manifest:
@@ -88,8 +89,8 @@ class Manifest(Section):
         return compute.cumulative_gmacs(self.config)
 
     @property
-    def calibrated_graphs(self) -> str | None:
-        """SHA-256 of int8 graphs whose ranges are those of calibration images; None if the weights determine them."""
+    def graphs_sha256(self) -> str | None:
+        """For int8 graphs whose ranges are from calibration images; None if the weights determine them."""
         if (self.precision, self.kind) != ("int8", "openvino"):
             return None
         return hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()
@@ -129,8 +130,8 @@ class Manifest(Section):
             "setting": None if self.setting is None else json.loads(self.setting.to_json()),
             "setting_name": self.setting_name,
             "temperatures": self.temperatures,
-            "weights": self.weights,
-            "preprocessing": self.preprocessing,
+            "weights": self.weights_sha256,
+            "preprocessing": self.preprocessing_sha256,
             "int8": self.int8,
             "config": config.to_dict(),
         }
@@ -168,10 +169,11 @@ class Manifest(Section):
         if not isinstance(rounds, list):
             raise ValueError("its rounds are no list.")
         files = [round_.get("files") if isinstance(round_, dict) else None for round_ in rounds]
-        known = {key: value for key, value in values.items() if key in cls.model_fields}
-        manifest = parse(cls, {**known, "files": files}, origin=origin)
+        keys = {file_key(cls, name) for name in cls.model_fields}
+        fields = {key: value for key, value in values.items() if key in keys}
+        manifest = parse(cls, {**fields, "files": files}, origin=origin)
         own = json.loads(manifest.to_json())
-        for key in own.keys() - cls.model_fields.keys():
+        for key in own.keys() - keys:
             if values.get(key, own[key]) != own[key]:
                 raise ValueError(f"{key!r} differs from what its config gives.")
         return manifest

@@ -161,14 +161,14 @@ def describe_model(
     from progresvit.data.crop import preprocessing_hash
     from progresvit.io.weights import weights_hash
 
-    config, weights = model.config, weights_hash(model)
+    config, weights_sha256 = model.config, weights_hash(model)
     default = default_setting(folder)
-    if threshold is None and default is not None and default.router is None:
+    if threshold is None and default is not None and default.router_sha256 is None:
         threshold = default.threshold
     frontier, note = None, f"The model has no {BUDGETS_FILE}, so averages over many images are not known."
     if folder is not None and (folder / BUDGETS_FILE).is_file():
         budgets = load_budgets(folder / BUDGETS_FILE)
-        if (budgets.weights, budgets.preprocessing) == (weights, preprocessing_hash(config)):
+        if (budgets.weights_sha256, budgets.preprocessing_sha256) == (weights_sha256, preprocessing_hash(config)):
             points = [
                 {"threshold": point.threshold, "gmacs": point.gmacs, "top1": point.top1}
                 for point in budgets.points
@@ -190,7 +190,8 @@ def describe_model(
         "settings": [
             {"name": setting_name, "threshold": setting.threshold}
             for setting_name, setting in settings
-            if setting.weights == weights and setting.router is None and isinstance(setting.threshold, float)
+            if (setting.weights_sha256, setting.router_sha256) == (weights_sha256, None)
+            and isinstance(setting.threshold, float)
         ],
         "frontier": frontier,
         "note": note,
