@@ -16,6 +16,7 @@ from progresvit.cli import app
 from progresvit.data.samples import samples_folder
 from progresvit.io.model_folder import BUNDLED, bundled_folder
 from tests.test_bundle_model import load_script
+from tests.test_layout import FLOORS
 
 ROOT = Path(__file__).parent.parent
 CARDS = sorted((ROOT / "progresvit" / "bundled").glob("*/README.md"))
@@ -145,6 +146,9 @@ def test_every_public_name_is_in_the_reference():
 def test_the_map_shows_every_file_of_the_package():
     page = (ROOT / "docs" / "code.md").read_text(encoding="utf-8")
     assert page == load_script("code_map").rewritten(page), "docs/code.md is outdated; run python scripts/code_map.py"
+    floors = re.search(r"^    config, compute.*?\n\n", page, flags=re.MULTILINE | re.DOTALL)[0].split("←")
+    floors = [set(re.findall(r"\w+", floor)) for floor in floors]
+    assert floors == list(FLOORS[1:])  # below them only _torchvision
     rooms = {path.parent.name for path in (ROOT / "progresvit").glob("*/__init__.py")}
     assert rooms <= set(re.findall(r"^## `(\w+)/`$", page, flags=re.MULTILINE)), "a room has no heading in docs/code.md"
 
