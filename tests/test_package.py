@@ -91,7 +91,7 @@ app(["classify", "--samples", "--json"])
     file, epochs, shape = first.split(" ", 2)
     assert Path(file).is_relative_to(tmp_path)
     assert (epochs, shape) == ("310", "torch.Size([1, 1000])")
-    answers = {one["picture"]: one["label"] for one in map(json.loads, shown)}
+    answers = {one["image"]: one["label"] for one in map(json.loads, shown)}
     assert answers["golden_retriever.jpg"] == "golden retriever"
 
 
@@ -111,7 +111,7 @@ def test_an_export_runs_with_the_packages_of_the_runtime_file_alone(wheel, small
     done = classify("--model", exported)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    expected = progresvit.Engine(exported).classify([samples_folder() / one["picture"] for one in answers])
+    expected = progresvit.Engine(exported).classify([samples_folder() / one["image"] for one in answers])
     assert [one["index"] for one in answers] == [prediction.index for prediction in expected]
     refused = classify()
     assert refused.returncode == 2

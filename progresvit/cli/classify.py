@@ -193,7 +193,7 @@ def _to_terminal(engine: Engine, dataset: ImageDataset, *, mark_correct: bool) -
     good = [(entry, answer) for entry, answer in zip(dataset.entries, answers) if answer.error is None]
     if good:
         columns = [
-            Column("picture", "image"),
+            Column("image", "image"),
             Column("answer", "answer"),
             Column("probability", "probability %", rough_percent),
             Column("exit_round", "round"),
@@ -210,7 +210,7 @@ def _to_terminal(engine: Engine, dataset: ImageDataset, *, mark_correct: bool) -
             columns.insert(2, Column("correct", "correct"))
             labels = sample_labels()
             known = set(engine.config.class_ids)
-            rows = [{**cells, "correct": _correct(cells, labels[cells["picture"]], known)} for cells in rows]
+            rows = [{**cells, "correct": _correct(cells, labels[cells["image"]], known)} for cells in rows]
         output.show_table(Table(_count(len(rows)), columns, rows))
         _report(summarise(answers, len(engine.gmacs)), engine)
     output.report_skipped([(entry.name, a.error) for entry, a in zip(dataset.entries, answers) if a.error is not None])

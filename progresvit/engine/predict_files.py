@@ -16,7 +16,7 @@ from progresvit.data.dataset import ImageDataset
 from progresvit.engine.engine import Engine
 from progresvit.engine.listing import Shard, input_batches, listing_hash, names_hash, valid_text
 from progresvit.engine.prediction import Candidate, Prediction
-from progresvit.engine.result_formats import has_columns, read_pieces, write_table
+from progresvit.engine.result_formats import column_names, has_columns, read_pieces, write_table
 from progresvit.io.files import replace_file
 from progresvit.io.part_formats import ParquetRows
 from progresvit.io.resumable import KEEP_EVERY, RUN_FILE, Progress, ResumableTable
@@ -37,7 +37,7 @@ CANDIDATE = pa.struct(
 )
 SCHEMA = pa.schema(
     [
-        pa.field("picture", pa.string(), nullable=False),  # the name of the image; tables of all versions have it
+        pa.field("image", pa.string(), nullable=False),
         pa.field("index", pa.int32(), nullable=False),
         pa.field("class_id", pa.string()),
         pa.field("label", pa.string()),
@@ -52,6 +52,8 @@ SCHEMA = pa.schema(
         pa.field("error", pa.string()),
     ]
 )
+OLD_NAME = "picture"
+"""The name of the column ``image`` in tables and parts of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +99,15 @@ def classify_files(
         _check_shards(shard, out, about)
         items, schema, out = shard.items(len(dataset)), SCHEMA.with_metadata({KEY: json.dumps(about)}), shard.path(out)
     identity = {"pictures": listing_hash(dataset, items), "part": PART, **about, **engine.identity()}
-    with ResumableTable(out, ParquetRows(schema), total=len(items), size=PART) as table:
-        if table.begin(identity, overwrite=overwrite, is_complete=lambda path: has_columns(path, schema.names)):
+    with ResumableTable(out, ParquetRows(schema, _upgrade), total=len(items), size=PART) as table:
+        if table.begin(identity, overwrite=overwrite, is_complete=_is_complete):
             remaining = table.remaining()
             if remaining:
                 first = next(iter(remaining.values())).start
                 table.fill_in_order(remaining, _rows(engine, dataset, items[first:]), progress)
             if shard is not None and out.suffix != ".parquet":
                 replace_file(_shard_file(out), json.dumps(about))
-            parts = map(_with_ood_columns, table.parts())
-            table.finish(lambda staged: write_table(staged, schema, out.suffix, parts))
+            table.finish(lambda staged: write_table(staged, schema, out.suffix, table.parts()))
     return _read_summary(out, len(engine.gmacs))
 
 
@@ -125,7 +126,7 @@ def row(name: str, prediction: Prediction, engine: Engine) -> dict[str, Any]:
     cells["top"] = [{key: getattr(candidate, key) for key in _CANDIDATE_FIELDS} for candidate in prediction.top]
     if prediction.error is not None:
         cells["error"] = valid_text(prediction.error)
-    return {"picture": valid_text(name), "class_id": class_id, **cells}
+    return {"image": valid_text(name), "class_id": class_id, **cells}
 
 
 def summarise(answers: Iterable[Prediction], rounds: int) -> Summary:
@@ -181,10 +182,11 @@ class _Totals:
 def _read_summary(out: Path, rounds: int) -> Summary:
     """Totals of a table, which is read in pieces."""
     totals = _Totals(rounds)
-    columns = pa.schema([SCHEMA.field(key) for key in ("picture", *_COUNTED, "error")])
+    name = OLD_NAME if OLD_NAME in column_names(out) else "image"
+    columns = pa.schema([pa.field(name, pa.string()), *(SCHEMA.field(key) for key in (*_COUNTED, "error"))])
     for batch in read_pieces(out, columns, PART):
         totals.add(*(batch[key].to_numpy(zero_copy_only=False) for key in _COUNTED))
-        totals.name_unreadable(batch["picture"], batch["error"])
+        totals.name_unreadable(batch[name], batch["error"])
     return totals.summary()
 
 
@@ -229,8 +231,14 @@ def _shard_file(path: Path) -> Path:
     return path.with_name(path.name + ".shard.json")
 
 
-def _with_ood_columns(part: pa.Table) -> pa.Table:
-    """A part of version 0.1.0, which had no out-of-distribution score, gets the columns for it."""
+def _is_complete(path: Path) -> bool:
+    """Whether a finished table has all columns, with the names of this version or of earlier ones."""
+    return has_columns(path, SCHEMA.names) or has_columns(path, [OLD_NAME, *SCHEMA.names[1:]])
+
+
+def _upgrade(part: pa.Table) -> pa.Table:
+    """A part as this version writes it. Version 0.1.0 had no out-of-distribution score."""
+    part = part.rename_columns(["image" if name == OLD_NAME else name for name in part.column_names])
     if "ood_score" in part.column_names:
         return part
     place, rows = part.column_names.index("abstained") + 1, part.num_rows

@@ -59,12 +59,17 @@ def read_pieces(path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordB
             yield from table.iter_batches(rows, columns=schema.names)
 
 
+def column_names(path: Path) -> list[str]:
+    """The columns of a table; of JSON lines those of the first row, which need not be all."""
+    if path.suffix == ".parquet":
+        return list(pq.read_schema(path).names)
+    with path.open(encoding="utf-8", newline="") as file:
+        return next(csv.reader(file), []) if path.suffix == ".csv" else list(json.loads(file.readline() or "{}"))
+
+
 def has_columns(path: Path, columns: list[str]) -> bool:
     """Whether a file that a run has written has these columns; JSON lines need not have all of them."""
-    if path.suffix == ".csv":
-        with path.open(encoding="utf-8", newline="") as file:
-            return next(csv.reader(file), []) == columns
-    return path.suffix == ".jsonl" or pq.read_schema(path).names == columns
+    return path.suffix == ".jsonl" or column_names(path) == columns
 
 
 def json_line(row: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -131,16 +131,17 @@ class ParquetRows:
 
     Args:
         schema: Names and types of the columns.
+        upgrade: Gives the rows that an earlier version wrote the columns of the schema.
     """
 
     suffix = "parquet"
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self.schema = schema
+    def __init__(self, schema: pa.Schema, upgrade: Callable[[pa.Table], pa.Table] = lambda table: table) -> None:
+        self.schema, self._upgrade = schema, upgrade
 
     def is_whole(self, path: Path, items: range) -> bool:
         try:
-            return bool(pq.read_table(path, columns=self.schema.names[:1]).num_rows == len(items))
+            return bool(pq.read_table(path, columns=pq.read_schema(path).names[:1]).num_rows == len(items))
         except (OSError, pa.ArrowInvalid):
             return False
 
@@ -157,11 +158,11 @@ class ParquetRows:
         return buffer.getvalue()
 
     def read(self, path: Path) -> pa.Table:
-        return pq.read_table(path)
+        return self._upgrade(pq.read_table(path))
 
     def read_begun(self, path: Path, items: range) -> pa.Table | None:
         try:
-            table = pq.read_table(path)
+            table = self.read(path)
         except (OSError, pa.ArrowInvalid):
             return None
         return table if table.schema.equals(self.schema) and table.num_rows < len(items) else None

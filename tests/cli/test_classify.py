@@ -49,7 +49,7 @@ def test_a_table_of_answers_and_what_was_saved(model, digits, picture):
 def test_json_has_a_line_for_each(model, picture):
     lines = works("classify", picture, picture, "--model", model, "--threshold", "0", "--json").strip().splitlines()
     assert [json.loads(line)["exit_round"] for line in lines] == [2, 2]
-    assert json.loads(lines[0])["picture"] == str(picture)
+    assert json.loads(lines[0])["image"] == str(picture)
 
 
 def test_several_classes_are_named_in_the_table_in_json_and_in_parquet(model, picture, tmp_path):
@@ -178,8 +178,8 @@ def test_bad_pictures_in_a_folder_leave_the_good_ones_their_answers(model, pictu
     result = run("classify", tmp_path, "--model", model, "--threshold", "0.5", "--json")
     assert result.exit_code == 1
     told = [json.loads(line) for line in result.stdout.strip().splitlines() if line.startswith("{")]
-    assert [one["error"] is None for one in told if one["picture"] == "good.png"] == [True]
-    assert {one["picture"] for one in told if one["error"]} == {"cut.jpg", "empty.png"}
+    assert [one["error"] is None for one in told if one["image"] == "good.png"] == [True]
+    assert {one["image"] for one in told if one["error"]} == {"cut.jpg", "empty.png"}
     assert "skipped: cut.jpg: " in result.stderr
 
 
@@ -202,21 +202,21 @@ def test_a_list_of_paths_is_classified_in_shards(model, digits, tmp_path):
     (tmp_path / "paths.txt").write_text("\n".join([*paths, "none.png"]))
     command = ("classify", "--list", tmp_path / "paths.txt", "--model", model, "--threshold", "0.9")
     lines = [json.loads(line) for line in run(*command, "--json").stdout.splitlines() if line.startswith("{")]
-    assert [line["picture"] for line in lines] == [*paths, "none.png"]
+    assert [line["image"] for line in lines] == [*paths, "none.png"]
     out = tmp_path / "a.parquet"
     results = [run(*command, "--out", out, "--shard", f"{number}/3") for number in (3, 1, 2)]
     assert [result.exit_code for result in results] == [1, 0, 0]
     assert "skipped: none.png: " in results[0].stderr
     assert f"wrote {tmp_path}/a-00003-of-00003.parquet; 1 unreadable" in results[0].stdout
     rows = pq.read_table(sorted(tmp_path.glob("a-*-of-00003.parquet"))).to_pylist()
-    assert [(row["picture"], row["index"]) for row in rows] == [(line["picture"], line["index"]) for line in lines]
+    assert [(row["image"], row["index"]) for row in rows] == [(line["image"], line["index"]) for line in lines]
 
 
 def test_a_list_comes_from_standard_input(model, picture):
     words = ["classify", "--list", "-", "--model", str(model), "--threshold", "0", "--json"]
     result = CliRunner().invoke(app, words, input=f"{picture}\n")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["picture"] == str(picture)
+    assert json.loads(result.stdout)["image"] == str(picture)
 
 
 @pytest.mark.parametrize("words", [("--json",), ("--out", "a.parquet")])
@@ -248,7 +248,7 @@ def test_odd_file_names_are_shown_on_one_line(model, picture, tmp_path):
     assert r"skipped: two\nlines \x1b[1m \udcff.png: " in result.stderr
     assert r"good\n.png" in result.stdout
     result = run("classify", tmp_path / "images", "--model", model, "--threshold", "0.5", "--json")
-    shown = [json.loads(line)["picture"] for line in result.stdout.splitlines() if line.startswith("{")]
+    shown = [json.loads(line)["image"] for line in result.stdout.splitlines() if line.startswith("{")]
     assert shown == ["good\n.png", "two\nlines \x1b[1m \\udcff.png"]
 
 

@@ -192,7 +192,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_table_of_an_uninterr
         classify_files(engine, find_listed(listed), out)
     classify_files(engine, find_listed(listed), tmp_path / "whole.parquet")
     found, whole = read(out), read(tmp_path / "whole.parquet")
-    assert [row["picture"] for row in found] == [str(path) for path in paths]
+    assert [row["image"] for row in found] == [str(path) for path in paths]
     for row, expected in zip(found, whole, strict=True):
         for key in ("index", "exit_round", "error"):
             assert row[key] == expected[key]
@@ -275,7 +275,7 @@ def test_files_that_vanish_are_rows_with_an_error_and_new_files_are_not_seen(fol
     (folder / "2" / "05.png").chmod(0)
     (folder / "0" / "new.png").write_bytes(b"x")
     summary = classify_files(Answering(), dataset, tmp_path / "r.parquet")
-    rows = {row["picture"]: row for row in read(tmp_path / "r.parquet")}
+    rows = {row["image"]: row for row in read(tmp_path / "r.parquet")}
     assert len(rows) == FILES
     assert "No such file" in rows["1/04.png"]["error"]
     assert summary.unreadable[0] == ("1/04.png", rows["1/04.png"]["error"])
@@ -338,7 +338,7 @@ def test_any_file_name_is_listed_and_written(tmp_path):
             file.write(b"x")
     summary = classify_files(Answering(), find_unlabelled(folder), tmp_path / "r.parquet")
     assert summary.errors == 0
-    found = [row["picture"] for row in read(tmp_path / "r.parquet")]
+    found = [row["image"] for row in read(tmp_path / "r.parquet")]
     assert sorted(found) == sorted(["два.png", "three\\udcff.png", "two\nlines.png", "🐶.png"])
 
 
@@ -350,7 +350,7 @@ def test_a_bad_path_in_a_list_harms_only_itself(tmp_path, monkeypatch):
     (tmp_path / "paths.txt").write_text("\n".join(["good.png", *bad, str(tmp_path / "good.png")]))
     classify_files(Answering(), find_listed("paths.txt"), tmp_path / "r.parquet")
     rows = read(tmp_path / "r.parquet")
-    assert [row["picture"] for row in rows] == ["good.png", *bad, str(tmp_path / "good.png")]
+    assert [row["image"] for row in rows] == ["good.png", *bad, str(tmp_path / "good.png")]
     assert [row["error"] is None for row in rows] == [True, *[False] * 5, True]
 
 
@@ -470,7 +470,7 @@ def test_csv_and_json_lines_hold_the_rows_of_parquet(folder, tmp_path):
     with (tmp_path / "r.csv").open(newline="") as file:
         cells = list(csv.DictReader(file))
     for row, line, cell in zip(rows, lines, cells, strict=True):
-        for key in ("picture", "index", "label", "exit_round", "error"):
+        for key in ("image", "index", "label", "exit_round", "error"):
             assert row[key] == line[key]
             assert cell[key] == ("" if row[key] is None else str(row[key]))
     assert "probability" not in lines[0]

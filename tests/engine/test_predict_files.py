@@ -1,3 +1,6 @@
+import json
+
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -5,7 +8,7 @@ from PIL import Image
 
 from progresvit.data.dataset import find_unlabelled
 from progresvit.engine import Engine, predict_files
-from progresvit.engine.predict_files import classify_files, summarise
+from progresvit.engine.predict_files import OLD_NAME, classify_files, summarise
 from progresvit.engine.torch_backend import TorchBackend
 from progresvit.io.resumable import ResumableTable
 from progresvit.model import ProgResViT
@@ -62,7 +65,7 @@ def test_the_table_holds_what_the_engine_says(model, folder, tmp_path, small_par
     rows = pq.read_table(tmp_path / "r.parquet").to_pylist()
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     answers = engine.classify(paths)
-    assert [row["picture"] for row in rows] == [path.relative_to(folder).as_posix() for path in paths]
+    assert [row["image"] for row in rows] == [path.relative_to(folder).as_posix() for path in paths]
     for row, answer in zip(rows, answers):
         assert (row["index"], row["label"], row["exit_round"]) == (answer.index, answer.label, answer.exit_round)
         assert row["error"] == answer.error
@@ -95,7 +98,7 @@ def test_a_stopped_run_goes_on_with_what_is_missing_and_ends_the_same(
     found, whole = (pq.read_table(tmp_path / name).to_pylist() for name in ("r.parquet", "whole.parquet"))
     for one, other in zip(found, whole, strict=True):
         assert one["probability"] == pytest.approx(other["probability"], abs=1e-5, nan_ok=True)
-        for key in ("picture", "index", "exit_round", "error"):
+        for key in ("image", "index", "exit_round", "error"):
             assert one[key] == other[key]
 
 
@@ -183,3 +186,44 @@ def test_bulk_runs_wait_for_full_batches_however_slow_the_loading(model, folder,
     monkeypatch.setattr("progresvit.engine.engine.DEADLINE", 0.0)
     classify_files(Engine(model, 0.0, batch=16), find_unlabelled(folder), tmp_path / "r.parquet")
     assert sorted(counts) == sorted([(0, 16), (1, 16), (0, 16), (1, 16), (0, 8), (1, 8)])
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_tables_and_parts_of_earlier_versions_name_the_column_of_images_differently(
+    model, folder, tmp_path, small_parts, monkeypatch, suffix
+):
+    images, out = find_unlabelled(folder), tmp_path / f"r{suffix}"
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumableTable, "remove", lambda self: None)  # killed when all but the tidying was done
+        summary = classify_files(Engine(model, 0.5), images, out)
+    parts = sorted((tmp_path / f"{out.name}.parts").glob("*.parquet"))
+    for path in parts:
+        table = pq.read_table(path)
+        pq.write_table(table.rename_columns([OLD_NAME, *table.column_names[1:]]), path)
+    if suffix == ".parquet":
+        table = pq.read_table(out)
+        pq.write_table(table.rename_columns([OLD_NAME, *table.column_names[1:]]), out)
+    else:
+        out.write_text(out.read_text().replace('"image"', f'"{OLD_NAME}"', -1 if suffix == ".jsonl" else 1))
+    run = tmp_path / f"{out.name}.parts" / "run.json"
+    about = json.loads(run.read_text())
+    about["written"] = [out.stat().st_size, out.stat().st_mtime_ns]
+    run.write_text(json.dumps(about))
+    before = out.read_bytes()
+    assert classify_files(Engine(model, 0.5), images, out) == summary  # of the finished table
+    assert out.read_bytes() == before
+
+
+def test_the_parts_of_an_earlier_version_are_continued(model, folder, tmp_path, small_parts, monkeypatch):
+    images, out = find_unlabelled(folder), tmp_path / "r.parquet"
+    parts = begun(model, images, out, monkeypatch)
+    paths = sorted(parts.glob("*.parquet"))
+    for path in paths:
+        table = pq.read_table(path)
+        table = table.rename_columns([OLD_NAME, *table.column_names[1:]])
+        pq.write_table(table.set_column(3, "label", pa.array(["of the part"] * len(table))), path)
+    classify_files(Engine(model, 0.5), images, out)
+    found = pq.read_table(out)
+    assert found.column_names[0] == "image"
+    assert found["image"].to_pylist() == [entry.name for entry in images.entries]
+    assert "of the part" in found["label"].to_pylist()
