@@ -5,6 +5,8 @@ Importing this is light: torch comes with the first model, and timm where it is 
 
 import lazy_loader
 
+import progresvit.baselines  # noqa: F401  (registers its kinds of models; it imports none of them)
+
 __version__ = "0.2.0.dev0"
 
 _look_up, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -4,8 +4,10 @@ import ast
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,13 +36,18 @@ FLOORS = (  # each may import from those above it
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 
+@cache
+def parsed(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def room_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imported_modules(path):
     """Names of the modules that a file imports, from top to bottom, whatever the function."""
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    nodes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
     for node in sorted(nodes, key=lambda node: node.lineno):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -50,8 +57,15 @@ def imported_modules(path):
             yield from (f"progresvit.{alias.name}" for alias in node.names) if of_package else [node.module]
 
 
+def named_modules(path):
+    """Modules that strings of a file name, such as ``progresvit.model.vit:ProgResViT``; also parts of f-strings."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"^progresvit\.\w+(?=[.:]\S*$|$)", node.value)
+
+
 def imported_rooms(path):
-    for name in imported_modules(path):
+    for name in [*imported_modules(path), *named_modules(path)]:
         package, _, rest = name.partition(".")
         if package == "progresvit" and rest:
             yield rest.partition(".")[0]
@@ -59,6 +73,14 @@ def imported_rooms(path):
 
 def source_files():
     return [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or not path.name.startswith("__")]
+
+
+def test_import_strings_count_as_imports(tmp_path):
+    file = tmp_path / "made.py"
+    file.write_text(
+        '"""progresvit.cli is in a sentence."""\nA = "progresvit.engine.engine:Engine"\nB = f"progresvit.data.{A}"'
+    )
+    assert sorted(imported_rooms(file)) == ["data", "engine"]
 
 
 def test_every_room_has_a_floor():

@@ -1,4 +1,4 @@
-"""Kinds of models: for each, where its config class and its model class are imported from.
+"""From a kind of model to its config class and its model class; kinds.py lists all kinds.
 
 The config of a ProgResViT is read without importing torch; a baseline keeps its config beside its model.
 """
@@ -7,62 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from progresvit.config import BaseConfig
 from progresvit.io.imports import import_named
 from progresvit.io.model_folder import CONFIG_FILE, read_config_values
 from progresvit.io.parse import did_you_mean
+from progresvit.model.kinds import DEFAULT_KIND as DEFAULT_KIND
+from progresvit.model.kinds import KINDS, Kind
+from progresvit.model.kinds import register as register
 
 if TYPE_CHECKING:
     from progresvit.model.interface import RoundModel
 
-DEFAULT_KIND = "progresvit"
-"""The kind of a config.json that names none: those of version 0.1.0."""
-
-
-class Kind(NamedTuple):
-    """Import strings of a kind, written ``package.module:Class``."""
-
-    config: str
-    """A subclass of BaseConfig."""
-    model: str
-    """An ``nn.Module`` that satisfies RoundModel, built as ``Model(config, drop_path=0.0)``."""
-
-
-KINDS: dict[str, Kind] = {
-    DEFAULT_KIND: Kind(config="progresvit.config:ModelConfig", model="progresvit.model.vit:ProgResViT"),
-    **{
-        kind: Kind(config=f"progresvit.baselines.{kind}:{name}Config", model=f"progresvit.baselines.{kind}:{name}")
-        for kind, name in {
-            "thinkingvit": "ThinkingViT",
-            "hydravit": "HydraViT",
-            "sortednet": "SortedNet",
-            "matformer": "MatFormer",
-            "dynabert": "DynaBERT",
-            "early_exit": "EarlyExit",
-        }.items()
-    },
-}
-
-
-def register(kind: str, *, config: str, model: str) -> None:
-    """Make a kind of model known to ``load``, ``save`` and recipes.
-
-    Args:
-        kind: The name that ``config.json`` stores; the default of the config's ``kind`` field.
-        config: Import string of the config class, such as ``"my_package.config:MyConfig"``.
-        model: Import string of the model class.
-    """
-    new = Kind(config=config, model=model)
-    if KINDS.setdefault(kind, new) != new:
-        raise ValueError(f"the model kind {kind!r} is already registered as {KINDS[kind].model}; choose another name.")
-
 
 def config_class(kind: str) -> type[BaseConfig]:
     """The config class of a kind."""
-    found: type[BaseConfig] = import_named(_find(kind).config, what=f"model kind {kind}", kind="class")
-    return found
+    config: type[BaseConfig] = import_named(_find(kind).config, what=f"model kind {kind}", kind="class")
+    return config
 
 
 def parse_config(values: Mapping[str, Any]) -> BaseConfig:
