@@ -17,18 +17,21 @@ from progresvit.training.recipe import Recipe
 def build_model(
     recipe: Recipe, class_ids: tuple[str, ...], start: BaseConfig | None = None, *, task: Task = "classification"
 ) -> RoundModel:
-    """The recipe's model for these classes (none: without a head), with random weights.
+    """The recipe's model for these classes, with random weights.
 
     Args:
         recipe: What to train.
-        class_ids: The classes of the data.
-        start: For a model that is that of its start, the config of a run that resumes; None: that of the start.
+        class_ids: The classes of the data; empty for a model without a head.
+        start: If the recipe takes the network from ``model.start``, the config to use when a run resumes; by default
+            the config of the start.
         task: What the head predicts.
     """
     count = len(class_ids)
     classes = recipe.model.num_classes or count
     if classes < count:
-        raise ValueError(f"the data has {count} classes and the head {classes}; set model.num_classes={count} or null.")
+        raise ValueError(
+            f"the data has {count} classes and the head {classes}; set model.num_classes={count}, or null."
+        )
     if start is None and recipe.model.is_of_start:
         start = _start_config(recipe)
     named = bool(class_ids) and classes == count
@@ -46,7 +49,7 @@ def build_model(
 
 
 def start_model(model: RoundModel, recipe: Recipe) -> str | None:
-    """Give the model the weights that it starts from; returns a line about what was not copied."""
+    """Load the weights that the model starts from. Returns a line that says what was not copied."""
     start = recipe.model.start
     if start is None:
         if getattr(model.config, "frozen", False):
@@ -66,15 +69,15 @@ def _start_config(recipe: Recipe) -> BaseConfig:
     assert start is not None, "a recipe without rounds has a start"
     if not is_local(start) and (start in OFFICIAL_MODELS or is_official_file(start)):
         rounds = OFFICIAL_MODELS[start].rounds if start in OFFICIAL_MODELS else ()
-        resolutions, heads = ([getattr(one, name) for one in rounds] for name in ("resolution", "heads"))
+        resolutions, heads = ([getattr(round_, name) for round_ in rounds] for name in ("resolution", "heads"))
         own = f" (its own are {resolutions} and {heads})" if rounds else ""
         raise ValueError(
-            f"model.start={start} is a checkpoint of the authors, whose rounds are not read from it; set "
+            f"model.start={start} is a checkpoint of the authors, from which only weights are read, not rounds; set "
             f"model.resolutions and model.heads{own}, or model.preset."
         )
     if not is_local(start):
         raise ValueError(
-            f"model.start={start} is no model folder or bundled model, so the rounds of the model are unknown; "
+            f"model.start={start} is neither a model folder nor a bundled model, so the rounds are unknown; "
             f"{did_you_mean(start, BUNDLED)} Or set model.preset, or model.resolutions and model.heads."
         )
     return registry.read_config(find_folder(start))
@@ -83,5 +86,5 @@ def _start_config(recipe: Recipe) -> BaseConfig:
 def _labels(class_ids: tuple[str, ...]) -> tuple[str, ...]:
     """ImageNet's words for its folder names; other folder names are labels themselves."""
     info = ImageNetInfo()
-    known = set(info.label_names())
-    return tuple(info.label_name_to_description(name).split(",")[0] if name in known else name for name in class_ids)
+    synsets = set(info.label_names())
+    return tuple(info.label_name_to_description(name).split(",")[0] if name in synsets else name for name in class_ids)

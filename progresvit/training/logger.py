@@ -1,4 +1,4 @@
-"""What a run reports: a progress bar, JSON lines, TensorBoard, W&B, and the environment that it ran in."""
+"""What a run reports: a progress bar, JSON lines, TensorBoard, W&B, and its environment."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LOG_FILE = "log.jsonl"
 
 
 class RunLogger:
-    """Only the first process logs.
+    """The outputs of a run. Only the first process logs.
 
     Args:
-        folder: The folder of the run; None in the other processes, where nothing is logged.
+        folder: The folder of the run; None in the other processes, which log nothing.
         total_steps: Steps of the whole run.
-        first_step: Steps done before; later lines of an earlier log are removed.
+        first_step: Steps done before. Later lines of an existing log are removed.
         evaluated_step: The step of the last evaluation in the checkpoint.
-        tracker: Also gets the numbers, by ``log`` and ``finish``: a run of Weights & Biases.
+        tracker: A run of Weights & Biases, which also gets the numbers; any object with ``log`` and ``finish``.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class RunLogger:
         batch: int,
         values: Mapping[str, Any],
     ) -> None:
-        """The mean losses of the steps since the last call, and what else the task reports.
+        """Report the mean losses of the steps since the last call, and the task's other ``values``.
 
-        The time left is that of the remaining steps at ``speed`` images per second, ``batch`` images each.
+        The time left assumes ``speed`` images per second and ``batch`` images per step.
         """
         if self.folder is None:
             return
@@ -81,11 +81,11 @@ class RunLogger:
                 f"epoch {epoch + 1} step {step}/{self.total_steps} {line}, {_duration(left)} left", highlight=False
             )
         loss = sum(losses) / len(losses)
-        known = {"epoch": epoch, "loss": loss, "losses": losses, "lr": lr, "images_per_second": speed}
-        self._write("train", step, {**known, "seconds_left": left, **values})
+        line_values = {"epoch": epoch, "loss": loss, "losses": losses, "lr": lr, "images_per_second": speed}
+        self._write("train", step, {**line_values, "seconds_left": left, **values})
 
     def evaluation(self, *, epoch: int, step: int, values: Mapping[str, Any], summary: str) -> None:
-        """The metrics of an evaluation, and the line to print about them."""
+        """Report the metrics of an evaluation, and print the summary."""
         if self.folder is None:
             return
         self.say(f"epoch {epoch + 1}: {summary}")
@@ -101,7 +101,7 @@ class RunLogger:
             self._bar.stop()
 
     def close(self, *, failed: bool = False) -> None:
-        """End all outputs; ``failed`` says that the run is not complete."""
+        """Close all outputs. ``failed`` tells the tracker that the run is incomplete."""
         self.end_bar()
         if self.folder is not None:
             self._file.close()
@@ -120,7 +120,7 @@ class RunLogger:
 
 
 def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Numbers by name: those of mappings as ``name/key``, those of lists as ``name/round 1``."""
+    """Numbers by name. Numbers in a mapping are ``name/key``, in a list ``name/round 1``."""
     for name, value in values.items():
         if isinstance(value, float):
             yield name, value
@@ -131,7 +131,7 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _duration(seconds: float) -> str:
-    """As 1:05 or 2:01:05."""
+    """Seconds as 1:05 or 2:01:05."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -143,7 +143,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 
 def training_seconds(log: Sequence[Mapping[str, Any]], batch: int) -> float:
-    """Seconds of the optimizer steps, compilation included, without evaluations and checkpoints."""
+    """Seconds of the optimizer steps with compilation, without evaluations and checkpoints."""
     seconds, before = 0.0, 0
     for line in log:
         if line["event"] == "train":
@@ -153,9 +153,9 @@ def training_seconds(log: Sequence[Mapping[str, Any]], batch: int) -> float:
 
 
 def remove_after(log: Path, step: int, evaluated_step: int) -> None:
-    """Remove the lines after the checkpoint that a run resumes from, and lines that a crash cut short.
+    """Remove lines after the checkpoint from which a run resumes, and lines that a crash cut short.
 
-    A checkpoint is evaluated after it is written, so its evaluation may be among the removed lines.
+    A checkpoint is evaluated after it is written, so its evaluation may be removed too.
     """
     if not log.exists():
         return
@@ -171,7 +171,7 @@ def remove_after(log: Path, step: int, evaluated_step: int) -> None:
 
 
 def environment(device: torch.device, processes: int) -> dict[str, Any]:
-    """What a result depends on besides the recipe."""
+    """Versions, hardware and command: what a result depends on besides the recipe."""
     return {
         "progresvit": __version__,
         "git": git_revision(),
@@ -187,7 +187,7 @@ def environment(device: torch.device, processes: int) -> dict[str, Any]:
 
 
 def git_revision() -> str | None:
-    """The commit of this code, marked if files were changed since; None outside of a git checkout."""
+    """The commit of this code, marked if tracked files have changed; None outside of a git checkout."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The only training loop: a recipe, data and a folder in, a model folder out. A run can be killed and resumed."""
+"""The only training loop: from a recipe and data to a model folder. A run can be killed and resumed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def train(
     overwrite: bool = False,
     task: Task | type[Task] | None = None,
 ) -> Path:
-    """Run a recipe to its end; returns the model folder.
+    """Run a recipe to its end. Returns the model folder.
 
     Args:
         recipe: What to train and how.
@@ -59,22 +59,22 @@ def train(
         processes: The processes of the run.
         resume: Continue the run in the folder from its newest checkpoint.
         overwrite: Remove the run in the folder first.
-        task: A task, or its class, instead of the one that the recipe names.
+        task: A task, or its class, to use instead of the recipe's.
     """
     seed_all(Draw.START, recipe.seed)
     recipe, method = make_task(recipe, task)
     check_run_options(recipe, method, processes)
     check_folder(out, recipe, resume=resume, overwrite=overwrite)
     with using_folder(out, first=processes.first) as lock:
-        _run(recipe, method, data, out, processes, lock, resume=resume, overwrite=overwrite)
+        _train_in(out, recipe, method, data, processes, lock, resume=resume, overwrite=overwrite)
     return out / "model"
 
 
-def _run(
+def _train_in(
+    out: Path,
     recipe: Recipe,
     method: Task,
     data: str,
-    out: Path,
     processes: Processes,
     lock: FolderLock,
     *,
@@ -110,7 +110,9 @@ def _run(
         logger.say(started)
     schedule, warmup = recipe.schedule, warmup_epochs(recipe.schedule)
     if warmup < schedule.warmup:
-        logger.say(f"schedule.warmup is {warmup} and not {schedule.warmup} epochs: there are only {schedule.epochs}")
+        logger.say(
+            f"schedule.warmup: using {warmup} epochs, not {schedule.warmup}, because there are only {schedule.epochs}"
+        )
     complete = False
     try:
         with stop_signals() as stop:
@@ -125,8 +127,8 @@ def _run(
 
 def resume_state(folder: Path, step: TrainingStep) -> TrainState:
     """Restore the newest complete checkpoint; a run without checkpoints starts again."""
-    found, reason = checkpoints(folder), ""
-    for path in reversed(found):
+    paths, reason = checkpoints(folder), ""
+    for path in reversed(paths):
         try:
             state, scaler = load_state(path, trained=step.trained, average=step.ema.module, optimizer=step.optimizer)
         except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
@@ -138,15 +140,16 @@ def resume_state(folder: Path, step: TrainingStep) -> TrainState:
             step.sums = torch.tensor(state.loss_sums, device=step.sums.device)
         step.steps_done += state.step - state.logged_step
         return state
-    if found:
+    if paths:
         raise ValueError(
-            f"none of the {len(found)} checkpoints in {folder} can be read ({reason}); start again with --overwrite."
+            f"none of the {len(paths)} checkpoints in {folder} can be read ({reason}); "
+            "pass overwrite=True to start again."
         )
     return TrainState()
 
 
 class Loop:
-    """A run from its present step to its end.
+    """A run, from its current step to its end.
 
     Args:
         recipe: The recipe of the run.
@@ -178,10 +181,10 @@ class Loop:
         self.saved = time.monotonic()
 
     def run(self) -> None:
-        """All remaining steps, then the model."""
+        """Train the remaining steps, then save the model."""
         per_epoch, total = self.sampler.steps_per_epoch, self.recipe.epochs * self.sampler.steps_per_epoch
         if self.state.step and self.state.step % per_epoch == 0:
-            self._evaluate_if_due(self.state.step // per_epoch - 1)  # it may have stopped after saving
+            self._evaluate_if_due(self.state.step // per_epoch - 1)  # the run may have stopped before this evaluation
         for batches in () if self._stops_early() else self.data.train.steps(self.state.step, total):
             self.schedules.set(self.state.step)
             self.step(self.state.step, batches)
@@ -190,17 +193,27 @@ class Loop:
             if done % self.recipe.run.log_every == 0 or done % per_epoch == 0:
                 self._log(epoch)
             if done % per_epoch == 0:
-                self._end_epoch(epoch)
+                if (epoch + 1) % self.recipe.run.save_every == 0 or epoch == self.recipe.epochs - 1:
+                    self._save()  # before the evaluation, which takes time
+                self._evaluate_if_due(epoch)
+                self.clock = time.monotonic()
                 if self._stops_early():
                     break
-            elif done % self.recipe.run.log_every == 0 and self._save_is_due():
-                self._save()
+            elif done % self.recipe.run.log_every == 0:
+                due = time.monotonic() - self.saved > self.recipe.run.save_minutes * 60
+                if self.processes.any(self.processes.first and due):  # by the clock of the first process
+                    self._save()
             if self.processes.any(bool(self.stop)):
-                self._interrupted()
+                self._save()
+                raise Interrupted(
+                    f"stopped after step {self.state.step}; everything is saved in {self.out}. "
+                    "Continue with the same command and resume=True.",
+                    self.stop[0] if self.stop else signal.SIGTERM,
+                )
         self._finish()
 
     def _log(self, epoch: int) -> None:
-        """Fetch the losses, the only point where the host waits for the device; stop if one was not finite."""
+        """Fetch the losses: the only point where the host waits for the device. Stop if one was not finite."""
         self._stop_if_broken()
         now = time.monotonic()
         values = self.step.task.monitor()
@@ -221,53 +234,40 @@ class Loop:
         self.step.steps_done.zero_()
         self.clock, self.logged, self.timed_from = now, self.state.step, self.state.step
 
-    def _save_is_due(self) -> bool:
-        """By the clock of the first process."""
-        due = self.processes.first and time.monotonic() - self.saved > self.recipe.run.save_minutes * 60
-        return self.processes.any(due)
-
     def _stop_if_broken(self) -> None:
-        """A loss that was not finite ends the run; it changed no weights, and nothing after it is saved."""
+        """End the run if a loss was not finite. The step changed no weights, and no later step is saved."""
         if not self.step.broken.item():
             return
         number = self.logged + int(self.step.steps_done.item()) + 1
         lr = base_rate(self.step.optimizer)
         raise ValueError(
             f"the loss or its gradient was not finite at step {number} (learning rate {lr:.2e}); this step changed no "
-            f"weights. Continue from the last checkpoint with a lower rate: --resume --set "
+            f"weights. Continue from the last checkpoint: resume=True with a lower rate, "
             f"optimizer.lr={self.recipe.optimizer.lr / 2:g}, or with run.precision=fp32."
         )
 
-    def _end_epoch(self, epoch: int) -> None:
-        last = epoch == self.recipe.epochs - 1
-        if (epoch + 1) % self.recipe.run.save_every == 0 or last:
-            self._save()  # before the evaluation, which takes time
-        self._evaluate_if_due(epoch)
-        self.clock = time.monotonic()
-
     def _evaluate_if_due(self, epoch: int) -> None:
+        """Evaluate the average at the end of an epoch, and keep it if it is the best so far."""
         last, history = epoch == self.recipe.epochs - 1, self.state.history
         done = bool(history) and history[-1]["step"] == self.state.step
-        if not done and ((epoch + 1) % self.recipe.run.evaluate_every == 0 or last):
-            self._evaluate(epoch)
-
-    def _stops_early(self) -> bool:
-        """Whether the last ``run.patience`` evaluations were not better; the checkpoint holds all of them."""
-        patience = self.recipe.run.patience
-        later = [one for one in self.state.history if one["step"] > self.state.best_step]
-        return patience is not None and len(later) >= patience
-
-    def _evaluate(self, epoch: int) -> None:
+        if done or not ((epoch + 1) % self.recipe.run.evaluate_every == 0 or last):
+            return
         model, task = self.step.average()
         metrics = task.validate(model, self.data, processes=self.processes, dtype=self.step.dtype)
         summary = task.summarize(metrics.values)
         self.logger.evaluation(epoch=epoch, step=self.state.step, values=metrics.values, summary=summary)
-        self.state.history.append({"epoch": epoch, "step": self.state.step, **metrics.values})
+        history.append({"epoch": epoch, "step": self.state.step, **metrics.values})
         if metrics.primary > (-math.inf if self.state.best is None else self.state.best):
             self.state.best, self.state.best_step = metrics.primary, self.state.step
             if self.processes.first:
                 save_model(model, task, self.out / "best")
         self._list_unreadable()
+
+    def _stops_early(self) -> bool:
+        """Whether the last ``run.patience`` evaluations were not better. Checkpoints contain all evaluations."""
+        patience = self.recipe.run.patience
+        later = [evaluation for evaluation in self.state.history if evaluation["step"] > self.state.best_step]
+        return patience is not None and len(later) >= patience
 
     def _save(self) -> None:
         self._stop_if_broken()
@@ -295,14 +295,6 @@ class Loop:
             more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
             self.logger.say(f"unreadable and skipped: {'; '.join(lines[:3])}{more} ({path} lists them)")
 
-    def _interrupted(self) -> None:
-        self._save()
-        raise Interrupted(
-            f"stopped after step {self.state.step}; everything is saved in {self.out}. "
-            f"Continue with the same command and --resume.",
-            self.stop[0] if self.stop else signal.SIGTERM,
-        )
-
     def _finish(self) -> None:
         if self.processes.first:
             model, task = self.step.average()
@@ -317,14 +309,14 @@ class Loop:
                     f"{self.out / 'best'}"
                 )
             folder = self.out / ("best" if early else "model")
-            words = ["progresvit evaluate", str(folder), task.evaluate_options, "--data DATA"]
-            self.logger.say(f"next: {' '.join(filter(None, words))} --out records.parquet")
+            options = f", with {task.evaluate_options}" if task.evaluate_options else ""
+            self.logger.say(f"next: progresvit evaluate {folder}{options}")
         self.processes.wait()
 
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Collects SIGTERM and Ctrl-C, so that the current step ends and is saved; a second signal stops at once."""
+    """Collect SIGTERM and Ctrl-C, so that the current step ends and is saved. A second signal stops at once."""
     caught: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Training recipes: YAML files, validated, with overrides from the command line."""
+"""Training recipes: YAML files, validated by pydantic, with overrides such as ``optimizer.batch=256``."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _PROGRESVIT_KEYS = (
 
 
 class Model(Section):
-    """The network: a preset, rounds of your own, or that of the start, with fields of the config changed."""
+    """The network: a preset, your own rounds, or the network of ``start``, with changed fields of the config."""
 
     kind: str = DEFAULT_KIND
     """The kind of model, as in ``model/registry.py``."""
     fields: dict[str, Any] = Field(default_factory=dict)
-    """More fields of the model's config; all of them for a kind other than progresvit."""
+    """More fields of the model's config. For another kind than progresvit, the whole config."""
     preset: str | None = None
     resolutions: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
-    """Heads of each round, given together with resolutions; the last number is the model's."""
+    """Heads of each round, with resolutions; the last number is the model's."""
     merge: tuple[int, ...] | None = None
-    """Patch tokens merged in each block of each round; None: none."""
+    """Number of patch tokens merged in each block, for each round; None merges none."""
     num_classes: int | None = Field(None, ge=1)
-    """None: as many as the data has."""
+    """Number of classes of the head; None uses the data's."""
     psg: Literal[True, False, "static"] | None = None
     layer_scale: float | None = None
     depth: int | None = None
@@ -50,10 +50,10 @@ class Model(Section):
     drop_path: float = Field(0.0, ge=0, lt=1)
     start: str | None = None
     """Initial weights: the name of a timm model, a file of its weights, a model folder, the name of a bundled model, or
-    a checkpoint of the authors as a file or hub id. Without preset and rounds, the network is that of the folder, with
-    the classes of the data."""
+    a checkpoint of the authors as a file or hub id. Without preset and rounds, the network is the folder's, with the
+    classes of the data."""
     start_fusion: Literal["paper", "quiet"] = "paper"
-    """``quiet``: the last round begins as the pretrained ViT, without the tokens of the round before."""
+    """``quiet``: the last round begins as the pretrained ViT, without tokens from the previous round."""
 
     @field_validator("kind")
     @classmethod
@@ -83,12 +83,12 @@ class Model(Section):
     @model_validator(mode="after")
     def _quiet_start(self) -> Model:
         if self.start_fusion == "quiet" and self.start is None:
-            raise ValueError("start_fusion: quiet is for a pretrained start; give start, or remove start_fusion")
+            raise ValueError("start_fusion: quiet needs a pretrained start; set start, or remove start_fusion")
         return self
 
     @property
     def is_of_start(self) -> bool:
-        """Whether the network is that of the model folder that it starts from."""
+        """Whether the recipe takes the network from the model folder that it starts from."""
         return self.kind == DEFAULT_KIND and self.preset is None and self.resolutions is None and self.heads is None
 
     def config(
@@ -100,7 +100,7 @@ class Model(Section):
         task: Task = "classification",
         start: BaseConfig | None = None,
     ) -> Any:
-        """The config of this model for a task and its classes; ``start`` is that of the folder that it starts from."""
+        """The config of this model for a task and its classes. ``start`` is the config of the folder to start from."""
         classes = {"num_classes": num_classes, "class_ids": class_ids, "labels": labels, "task": task}
         fields = {**self.fields, **classes}
         if self.kind != DEFAULT_KIND:
@@ -139,24 +139,24 @@ class Data(Section):
 
     mode: Literal["loader", "in_memory"] = "loader"
     decode: Literal["auto", "gpu", "cpu"] = "auto"
-    """Where the mode loader decodes and augments: auto is the GPU if it decodes JPEGs and the task allows it."""
+    """Where the mode loader decodes and augments. auto uses the GPU if it decodes JPEGs and the task allows it."""
     workers: int = Field(8, ge=0)
-    """Processes that read images, and with decode: cpu decode and augment them."""
+    """Processes that read images; with decode: cpu they also decode and augment them."""
     train: str = "train"
     val: str = "val"
     in_memory_side: int | None = Field(None, ge=1)
-    """Side of the images that the mode in_memory stores; None: the model's input resolution."""
+    """Side of the images that the mode in_memory stores; None uses the model's input resolution."""
     in_memory_cache: str | None = None
-    """Folder that keeps the decoded images for further runs on the same images; None: each run decodes."""
+    """Folder in which to keep decoded images for later runs; with None each run decodes."""
 
     @model_validator(mode="before")
     @classmethod
     def _read_old_names(cls, values: Any) -> Any:
-        """Version 0.1.0 calls the mode resident."""
+        """Version 0.1.0 called the mode resident."""
         if not isinstance(values, dict):
             return values
         if {"resident_side", "in_memory_side"} <= values.keys():
-            raise ValueError("resident_side is the former name of in_memory_side; give one of them")
+            raise ValueError("resident_side is the former name of in_memory_side; set only one of them")
         values = {{"resident_side": "in_memory_side"}.get(key, key): value for key, value in values.items()}
         return {**values, "mode": "in_memory"} if values.get("mode") == "resident" else values
 
@@ -184,7 +184,7 @@ class Optimizer(Section):
 
     name: Literal["adamw", "sgd"] = "adamw"
     lr: float = Field(5e-4, gt=0)
-    """For ``lr_batch`` images; the learning rate grows with the batch."""
+    """Learning rate for a batch of ``lr_batch`` images; it grows with the batch."""
     lr_batch: int = Field(512, ge=1)
     weight_decay: float = Field(0.05, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
@@ -194,18 +194,18 @@ class Optimizer(Section):
     momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of SGD."""
     batch: int = Field(1024, ge=1)
-    """Images per step, over all processes."""
+    """Images per step, in all processes together."""
     accumulate: int = Field(1, ge=1)
     """Micro-batches per step in each process."""
     lr_scale: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """Factors of the learning rate for parameters by name: ``{psg.*: 5}``. Of several patterns the last decides."""
+    """Factors of the learning rate for parameters by name: ``{psg.*: 5}``. The last matching pattern decides."""
     clip: float | None = Field(None, gt=0)
-    """Largest norm of the gradient; None: no clipping."""
+    """Largest norm of the gradient; None does not clip."""
     clip_each: bool = False
-    """Clip the gradient of each parameter by its own norm (DINO) instead of that of all parameters together."""
+    """Clip the gradient of each parameter by its own norm (DINO), not by the norm of all parameters together."""
     freeze: tuple[str, ...] = ()
-    """Parameters that are not trained, by name: ``blocks.0.*``; those of the task begin with ``task.``. A pattern that
-    begins with ``!`` excepts parameters from those before: ``["*", "!head.*"]`` trains the head alone."""
+    """Parameters that are not trained, by name: ``blocks.0.*``; parameters of the task begin with ``task.``. A pattern
+    that begins with ``!`` unfreezes parameters of earlier patterns: ``["*", "!head.*"]`` trains the head alone."""
     freeze_epochs: dict[str, PositiveInt] = Field(default_factory=dict)
     """Parameters that are not trained in the first epochs: ``{task.head.last.*: 1}``."""
 
@@ -213,7 +213,7 @@ class Optimizer(Section):
     def _own_keys(self) -> Optimizer:
         _refuse_foreign(self, {"adamw": ("betas", "eps"), "sgd": ("momentum",)})
         if self.clip_each and self.clip is None:
-            raise ValueError("clip_each says how gradients are clipped; set clip, or remove clip_each")
+            raise ValueError("clip_each needs a norm; set clip, or remove clip_each")
         return self
 
 
@@ -226,15 +226,15 @@ class Schedule(Section):
     epochs: int = Field(300, ge=1)
     cooldown: int = Field(10, ge=0)
     warmup: int = Field(5, ge=0)
-    """Warm-up epochs; half of the epochs if the run would otherwise be all warm-up."""
+    """Number of warm-up epochs; half of the epochs if the whole run would be warm-up."""
     warmup_prefix: bool = False
-    """Begin the decay after the warm-up (DINO). Otherwise it runs from the first epoch, below the warm-up (DeiT)."""
+    """Begin the decay after the warm-up (DINO); otherwise it starts with the first epoch, under the warm-up (DeiT)."""
     warmup_lr: float = Field(1e-6, ge=0)
     min_lr: float = Field(1e-5, ge=0)
     power: float = Field(0.9, gt=0)
     """Exponent of the poly schedule."""
     weight_decay_end: float | None = Field(None, ge=0)
-    """The weight decay follows a cosine from ``optimizer.weight_decay`` to this; None: it is constant."""
+    """The weight decay follows a cosine from ``optimizer.weight_decay`` to this value; None keeps it constant."""
 
     @model_validator(mode="after")
     def _own_keys(self) -> Schedule:
@@ -248,20 +248,20 @@ class DistillationOptions(Section):
     """Options of the task ``distillation``: a frozen teacher."""
 
     teacher: str | tuple[str, ...] = Field(min_length=1)
-    """The name of a pretrained timm model, a model folder, or efficientnet-lite2. Several: the mean of their
-    probabilities."""
+    """The name of a pretrained timm model, a model folder, or efficientnet-lite2. Several teachers predict the mean of
+    their probabilities."""
     kind: Literal["hard", "soft"] = "hard"
     """Learn the teacher's label, as in the paper, or its probabilities."""
     weight: float = Field(0.5, ge=0, le=1)
-    """Weight of the teacher in the loss; the labels have the rest."""
+    """Weight of the teacher in the loss; the labels have 1 - weight."""
     resolution: int | None = Field(None, ge=1)
-    """Resolution of the teacher's images; None: its own."""
+    """Resolution of the teacher's images; None uses its own."""
     temperature: float = Field(1.0, gt=0)
-    """Soft: divides the logits of both sides."""
+    """Soft: divides the logits of teacher and student."""
     classes: Literal["data", "teacher"] = "data"
-    """Soft: classes of the head in training. With ``teacher``, the saved model keeps the rows of the data's classes."""
+    """Soft: classes of the head in training. With ``teacher``, the saved model keeps only the data's classes."""
     map_weight: float = Field(0.0, ge=0)
-    """Soft: weight of the (first) teacher's map, which the patch tokens learn."""
+    """Soft: weight of the first teacher's map, which the patch tokens learn."""
 
     @property
     def teachers(self) -> tuple[str, ...]:
@@ -290,15 +290,15 @@ class RunOptions(Section):
     evaluate_every: int = Field(1, ge=1)
     """Evaluate every N epochs."""
     patience: int | None = Field(None, ge=1)
-    """Stop after so many evaluations in a row without a better one; None: train all epochs."""
+    """Stop after this number of evaluations in a row without a better one; None trains all epochs."""
     save_every: int = Field(1, ge=1)
     """Write a checkpoint every N epochs."""
     save_minutes: float = Field(15, gt=0)
-    """Write a checkpoint at least this often, also within an epoch."""
+    """Write a checkpoint at least every N minutes, also within an epoch."""
     keep: int = Field(2, ge=1)
     """Number of checkpoints to keep."""
     wandb: str | None = Field(None, min_length=1)
-    """Project of Weights & Biases to log to as well; None: to the folder of the run only."""
+    """Project of Weights & Biases that gets the log too; None logs to the run's folder only."""
 
 
 class Recipe(Section):
@@ -308,7 +308,7 @@ class Recipe(Section):
     """The method: supervised, distillation, segmentation, dino, subnetworks, dynabert, or your own,
     ``my_module:MyTask``."""
     task_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of segmentation, dino, subnetworks, dynabert or a task of your own; its class validates them."""
+    """Options of segmentation, dino, subnetworks, dynabert or your own task; the task's class validates them."""
     model: Model
     data: Data = Data()
     augment: Augmentation = Augmentation()
@@ -352,7 +352,7 @@ class Recipe(Section):
 
     @property
     def epochs(self) -> int:
-        """All epochs, cooldown included."""
+        """Number of epochs, with cooldown."""
         return self.schedule.epochs + self.schedule.cooldown
 
     def to_yaml(self) -> str:
@@ -360,16 +360,16 @@ class Recipe(Section):
 
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
-    """A bundled recipe by name, or a file by path; ``overrides`` are ``a.b=value``, the value in YAML."""
+    """Load a bundled recipe by name, or a file by path. ``overrides`` are ``a.b=value`` with a YAML value."""
     path = find_file(_RENAMED.get(source, source), bundled_recipes(), "recipe")
     values = read_mapping(path, "recipe", "model: and schedule:")
     for override in overrides:
         _override(values, override)
-    return make_recipe(values, origin=f"{path} with --set" if overrides else str(path))
+    return make_recipe(values, origin=f"{path} with overrides" if overrides else str(path))
 
 
 def make_recipe(values: Mapping[str, Any], *, origin: str) -> Recipe:
-    """Validate; every error names its key, and for an unknown key the nearest known one."""
+    """Validate a recipe. Errors name the key, and for an unknown key the nearest known key."""
     return parse(Recipe, values, origin=origin)
 
 
@@ -382,7 +382,7 @@ def _override(values: dict[str, Any], text: str) -> None:
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise ValueError(f"--set takes key=value, such as --set optimizer.batch=256, not {text!r}.")
+        raise ValueError(f"a recipe value is changed by key=value, such as optimizer.batch=256, got {text!r}.")
     section = values
     for part in parts[:-1]:
         if not isinstance(section.get(part), dict):
@@ -395,7 +395,7 @@ def _parse_value(value: str) -> Any:
     try:
         parsed = yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise ValueError(f"--set: {value!r} is no YAML value; lists are written [0.9, 0.999].") from error
+        raise ValueError(f"{value!r} is not a YAML value; write lists as [0.9, 0.999].") from error
     try:  # YAML 1.1 reads 1e-3 as text
         return float(parsed) if isinstance(parsed, str) else parsed
     except ValueError:

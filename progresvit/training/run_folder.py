@@ -35,36 +35,37 @@ RUN_FILES = (
     ABOUT_FILE,
     RECIPE_FILE,
 )
-"""In the order of removal. The recipe is last: it marks the folder as a run."""
+"""Files of a run, in the order of removal. The recipe is last: it marks the folder as a run."""
 FREE_TO_CHANGE = {"run", "data.workers", "data.in_memory_cache", "optimizer.lr"}
-"""Keys that may change on resuming: how the run is executed, and the learning rate, to continue a run that diverged."""
+"""Keys that may change when a run resumes. The learning rate is one of them, for runs that diverged."""
 _CLASS_KEYS = ("num_classes", "class_ids", "labels", "task")
 
 
 def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder that holds anything but this run. Nothing is written yet."""
+    """Refuse a folder that contains anything but this run. Nothing is written yet."""
     if resume and overwrite:
-        raise ValueError("--resume continues a run and --overwrite removes it; give one of them.")
+        raise ValueError("resume=True continues a run and overwrite=True removes it; pass only one of them.")
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; give the name of a folder.")
+        raise ValueError(f"{out} is a file; name a folder.")
     if not (out / RECIPE_FILE).is_file():
         if out.is_dir() and any(path.name != LOCK_FILE for path in out.iterdir()):
-            raise ValueError(f"{out} holds other files and no run; give a new folder.")
+            raise ValueError(f"{out} holds other files and no run; name a new folder.")
         return
     if not resume and not overwrite:
         raise ValueError(
-            f"{out} already holds a run; continue it (--resume), replace it (--overwrite), or give another folder."
+            f"{out} already holds a run; pass resume=True to continue it, overwrite=True to replace it, or name "
+            "another folder."
         )
     if resume:
         before = yaml.safe_load((out / RECIPE_FILE).read_text(encoding="utf-8"))
         if not isinstance(before, dict):
-            raise ValueError(f"{out / RECIPE_FILE} is damaged; restore the recipe of the run, or use --overwrite.")
-        before = yaml.safe_load(_read_recipe(before, out).to_yaml())  # with keys newer than it
+            raise ValueError(f"{out / RECIPE_FILE} is damaged; restore the recipe of the run, or pass overwrite=True.")
+        before = yaml.safe_load(_read_recipe(before, out).to_yaml())  # adds keys that are newer than the run
         differing = changed_keys(before, yaml.safe_load(recipe.to_yaml()))
         if differing:
             raise ValueError(
-                f"{out} holds a run of another recipe ({', '.join(differing)}); resume with the same one, "
-                "or give another folder."
+                f"{out} holds a run of another recipe ({', '.join(differing)}); resume with the same recipe, or "
+                "name another folder."
             )
 
 
@@ -72,9 +73,9 @@ def check_folder(out: Path, recipe: Recipe, *, resume: bool, overwrite: bool) ->
 def using_folder(out: Path, *, first: bool) -> Iterator[FolderLock]:
     """Refuse a folder that another run uses, and lock it in the ``first`` process as soon as it exists.
 
-    A full disk is an error with the remedy.
+    The error of a full disk says how to continue.
     """
-    lock = FolderLock(out, "give another folder")
+    lock = FolderLock(out, "name another folder")
     if first and out.exists():
         lock.acquire()
     try:
@@ -82,18 +83,18 @@ def using_folder(out: Path, *, first: bool) -> Iterator[FolderLock]:
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
-        raise WriteError(out, error, "continue with the same command and --resume; checkpoints are kept") from error
+        raise WriteError(out, error, "continue with the same command and resume=True; checkpoints are kept") from error
     finally:
         lock.release()
 
 
-def _read_recipe(known: dict[str, Any], out: Path) -> Recipe:
+def _read_recipe(values: dict[str, Any], out: Path) -> Recipe:
     try:
-        return make_recipe(known, origin=RECIPE_FILE)
+        return make_recipe(values, origin=RECIPE_FILE)
     except ValueError as error:
         raise ValueError(
-            f"{out} holds a run of another recipe, which this version cannot read ({error}); give another folder, or "
-            "remove the run with --overwrite."
+            f"{out} holds a run of another recipe, which this version cannot read ({error}); name another "
+            "folder, or pass overwrite=True to remove the run."
         ) from error
 
 
@@ -108,9 +109,9 @@ def claim_folder(
     resume: bool,
     overwrite: bool,
 ) -> None:
-    """Create the folder of a run that can start; on resuming, check that the data is that of the run."""
+    """Create the folder of a run that can start. When a run resumes, check that its data is the same."""
     about: dict[str, Any] = {
-        "pictures": len(splits.train),  # the keys of version 0.1.0
+        "pictures": len(splits.train),  # as version 0.1.0 called it
         "held_back": len(splits.val),
         "names": _names_hash(splits),
         "class_ids": list(splits.train.class_ids),
@@ -123,10 +124,10 @@ def claim_folder(
         if before.get(key, about[key]) != about[key]:
             raise ValueError(
                 f"the run in {out} used other data: {before.get('data')}, {before.get('pictures')} images of "
-                f"{len(before.get('class_ids', []))} classes, and here are {about['pictures']} of "
-                f"{len(about['class_ids'])}; resume with the same data, or give another folder."
+                f"{len(before.get('class_ids', []))} classes, and this data has {about['pictures']} images of "
+                f"{len(about['class_ids'])}; resume with the same data, or name another folder."
             )
-    processes.wait()  # all have read before one of them writes
+    processes.wait()  # until all processes have read
     if processes.first:
         for path in (out / name for name in RUN_FILES) if overwrite else ():
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -138,7 +139,7 @@ def claim_folder(
 
 
 def run_config(out: Path) -> BaseConfig | None:
-    """The config of the model of the run in the folder, without classes; None if there is none yet."""
+    """The config of the run's model, without classes; None before the run has started."""
     about = _read_about(out)
     values = [about, *about.get("resumed", [])][-1].get("model")  # a run without checkpoints starts again
     if values is None:
@@ -150,13 +151,13 @@ def run_config(out: Path) -> BaseConfig | None:
 
 
 def _names_hash(splits: Splits) -> str:
-    """SHA-256 of the names of all images; a dataset without splits is split by name."""
+    """SHA-256 of the names of all images. They also decide how a dataset without splits is split."""
     names = [sorted(unicodedata.normalize("NFC", entry.name) for entry in split.entries) for split in splits]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
 def _read_about(out: Path) -> dict[str, Any]:
-    """The description of the run in the folder; empty if there is none yet."""
+    """The description of the run in the folder; empty before the run has started."""
     path = out / ABOUT_FILE
     if not path.exists():
         return {}
@@ -170,15 +171,15 @@ def _read_about(out: Path) -> dict[str, Any]:
 def changed_keys(
     before: dict[str, Any], now: dict[str, Any], *, free: Collection[str] = FREE_TO_CHANGE, prefix: str = ""
 ) -> list[str]:
-    """Keys whose change makes it another run; those in ``free`` may change."""
-    found = []
+    """Keys with different values, except those in ``free``."""
+    changed = []
     for key in {**before, **now}:
         name, old, new = f"{prefix}{key}", before.get(key), now.get(key)
         if name in free or old == new:
             continue
-        found += (
+        changed += (
             changed_keys(old, new, free=free, prefix=f"{name}.")
             if isinstance(old, dict) and isinstance(new, dict)
             else [name]
         )
-    return found
+    return changed

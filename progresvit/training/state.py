@@ -1,6 +1,6 @@
-"""Checkpoints: everything a run needs to resume, in folders that are written in one step.
+"""Checkpoints: everything that a run needs to resume, in folders that are written atomically.
 
-Random numbers are not part of it: every draw follows from the seed and the step (progresvit.data.sampler).
+They contain no state of random generators: every draw follows from the seed and the step (data/sampler.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from progresvit.io.files import replacing_folder
 from progresvit.io.weights import read_safetensors, write_safetensors
@@ -23,35 +22,36 @@ from progresvit.training.step import RoundLosses
 from progresvit.training.tasks.task import Task
 
 TASK_FILE = "task.safetensors"
-"""The state of a task that has modules: in a checkpoint, and in the folder of a saved model."""
+"""The state of a task with modules, in a checkpoint and in a model folder."""
 
 _NAME = "step-{:09d}"
 
 
 @dataclass
 class TrainState:
-    """The position of a run, in plain numbers."""
+    """The position of a run."""
 
     step: int = 0
     best: float | None = None
-    """Highest primary metric so far, and its step."""
+    """Highest primary metric so far."""
     best_step: int = -1
+    """Step of ``best``."""
     seconds: float = 0.0
     logged_step: int = 0
     """The last step that was logged."""
     loss_sums: list[float] = field(default_factory=list)
-    """Sums of the losses since."""
+    """Sums of the losses since ``logged_step``."""
     history: list[dict[str, Any]] = field(default_factory=list)
-    """One entry per evaluation."""
+    """The evaluations, one entry each."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainState:
-        """Also reads checkpoints of versions that called ``best`` ``best_top1``, -1 at first."""
-        known = dict(values)
-        if "best_top1" in known:
-            best = known.pop("best_top1")
-            known["best"] = best if best >= 0 else None
-        return cls(**known)
+        """Read the state of a checkpoint. Earlier versions called ``best`` ``best_top1``, and it was -1 at first."""
+        values = dict(values)
+        if "best_top1" in values:
+            best = values.pop("best_top1")
+            values["best"] = best if best >= 0 else None
+        return cls(**values)
 
 
 def save_state(
@@ -63,13 +63,13 @@ def save_state(
     scaler: dict[str, Any],
     state: TrainState,
 ) -> Path:
-    """Write a checkpoint; it has its name only once it is complete.
+    """Write a checkpoint. Its folder gets its name only when it is complete.
 
     Args:
         folder: The folder of all checkpoints.
         trained: Model and task.
         average: Their moving average.
-        optimizer: Its moments and step counts are saved; rates and decays follow from the recipe.
+        optimizer: Saved are its moments and step counts; rates and decays follow from the recipe.
         scaler: The state of the loss scaler.
         state: The position of the run.
     """
@@ -80,7 +80,12 @@ def save_state(
         if task := trained.task.state_dict():
             write_safetensors(task, staged / TASK_FILE)
             write_safetensors(average.task.state_dict(), staged / "task_ema.safetensors")
-        write_safetensors(_optimizer_tensors(optimizer), staged / "optimizer.safetensors")
+        moments = {
+            f"{index}/{name}": value  # by the number of the parameter
+            for index, values in optimizer.state_dict()["state"].items()
+            for name, value in values.items()
+        }
+        write_safetensors(moments, staged / "optimizer.safetensors")
         (staged / "progress.json").write_text(json.dumps({"progress": vars(state), "scaler": scaler}, indent=2))
     return target
 
@@ -88,7 +93,7 @@ def save_state(
 def load_state(
     folder: Path, *, trained: RoundLosses, average: RoundLosses, optimizer: torch.optim.Optimizer
 ) -> tuple[TrainState, dict[str, Any]]:
-    """Restore a checkpoint; returns the position of the run and the state of the loss scaler."""
+    """Restore a checkpoint. Returns the position of the run and the state of the loss scaler."""
     trained.model.load_state_dict(read_safetensors(folder / "model.safetensors"))
     average.model.load_state_dict(read_safetensors(folder / "ema.safetensors"))
     if trained.task.state_dict():
@@ -110,21 +115,12 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path, *, keep: int) -> None:
-    """Remove all checkpoints but the newest."""
+    """Remove all but the newest ``keep`` checkpoints."""
     for path in checkpoints(folder)[:-keep]:
         shutil.rmtree(path)
 
 
 def save_model(model: RoundModel, task: Task, folder: Path) -> None:
-    """Write a model folder; the state of a task that has modules (a head, a decoder) is stored in the same folder."""
+    """Write a model folder, with the state of a task that has modules (a head, a decoder)."""
     state = task.state_dict()
     save(model, folder, extra={TASK_FILE: state} if state else None)
-
-
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Moments and step counts, named by the number of the parameter."""
-    return {
-        f"{index}/{name}": value
-        for index, values in optimizer.state_dict()["state"].items()
-        for name, value in values.items()
-    }

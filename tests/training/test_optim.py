@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from progresvit.model import ProgResViT
-from progresvit.training.optim import Schedules, learning_rate, make_optimizer
-from progresvit.training.recipe import Optimizer, load_recipe
+from progresvit.training.optim import Schedules, make_optimizer
+from progresvit.training.recipe import load_recipe
 from progresvit.training.step import RoundLosses
 from progresvit.training.tasks.supervised import Supervised
 from tests.training.runs import losses, ready, recipe, run, take_steps
@@ -27,7 +27,8 @@ def values_over_time(wanted, times, steps_per_epoch=1, key="lr"):
 
 
 def test_learning_rate_grows_with_the_batch():
-    assert learning_rate(Optimizer(lr=5e-4, lr_batch=512, batch=1024)) == 1e-3
+    optimizer = make_optimizer(nn.Linear(2, 2), recipe(optimizer={"lr": 5e-4, "lr_batch": 512, "batch": 1024}))
+    assert {group["lr"] for group in optimizer.param_groups} == {1e-3}
 
 
 def cosine(done, high=1e-3, low=1e-5):

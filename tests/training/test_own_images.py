@@ -122,7 +122,9 @@ def test_a_resumed_run_has_the_same_split_and_another_set_of_names_is_refused(ow
         run(short(), own_images, tmp_path / "out", resume=True)
     (own_images / "rex" / "new.png").rename(own_images / "rex" / "3.png")
     Image.new("RGB", (40, 48)).save(own_images / "rex" / "10.jp2")  # of a kind that an earlier version did not read
-    with pytest.raises(ValueError, match=r"24 images of 3 classes, and here are 25 of 3; resume with the same data"):
+    with pytest.raises(
+        ValueError, match=r"24 images of 3 classes, and this data has 25 images of 3; resume with the same data"
+    ):
         run(short(), own_images, tmp_path / "out", resume=True)
 
 

@@ -151,7 +151,7 @@ def test_a_recipe_survives_yaml():
         (["optimizer.batch=many"], r"optimizer\.batch"),
         (["optimizer.batch=0"], "greater than or equal to 1"),
         (["run.precision=fp64"], "unknown value 'fp64'; did you mean 'fp16' or 'fp32'"),
-        (["optimizer.batch"], "--set takes key=value"),
+        (["optimizer.batch"], "is changed by key=value"),
         (["optimizer.betas=[1"], "is no YAML value"),
         (["augment.rand_augment=foo"], "such as rand-m9-mstd0.5-inc1"),
         (["augment.crop_scale=[1, 0.5]"], "from small to large"),

@@ -127,7 +127,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(digits, tmp_p
 
     monkeypatch.setattr(loop.TrainingStep, "_update", remember)
     with pytest.raises(
-        ValueError, match=r"was not finite at step 5 \(learning rate .*--resume --set optimizer\.lr=0\.001"
+        ValueError,
+        match=r"was not finite at step 5 \(learning rate .*resume=True with a lower rate, optimizer\.lr=0\.001",
     ):
         run(wanted, digits, tmp_path / "out")
     assert not all(torch.equal(kept[4][key], kept[3][key]) for key in kept[4])
@@ -248,7 +249,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(digits, tmp_path, ca
     assert losses(out) == whole
     for path in checkpoints(out / "checkpoints"):
         (path / "progress.json").unlink()
-    with pytest.raises(ValueError, match="start again with --overwrite"):
+    with pytest.raises(ValueError, match="pass overwrite=True to start again"):
         run(recipe(), digits, out, resume=True)
 
 
@@ -275,11 +276,11 @@ def test_a_folder_with_another_run_is_refused(digits, tmp_path):
     out = tmp_path / "out"
     run(recipe(), digits, out)
     before = losses(out)
-    with pytest.raises(ValueError, match=r"--resume.*--overwrite"):
+    with pytest.raises(ValueError, match=r"resume=True.*overwrite=True"):
         run(recipe(), digits, out)
     with pytest.raises(ValueError, match=r"another recipe \(optimizer\.batch, seed\)"):
         run(recipe(optimizer={"batch": 8}, seed=1), digits, out, resume=True)
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="pass only one of them"):
         run(recipe(), digits, out, resume=True, overwrite=True)
     assert losses(out) == before
     (tmp_path / "other").mkdir()

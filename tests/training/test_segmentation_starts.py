@@ -169,12 +169,12 @@ def test_files_that_are_no_checkpoint_of_the_authors_are_refused(authors, tmp_pa
 
 
 def test_the_rounds_of_a_checkpoint_of_the_authors_must_be_given(authors):
-    expected = r"is a checkpoint of the authors, whose rounds are not read .*set model\.resolutions and model\.heads"
+    expected = r"from which only weights are read, not rounds; set model\.resolutions and model\.heads"
     with pytest.raises(ValueError, match=rf"{expected}, or model\.preset"):
         started(authors, {})
     with pytest.raises(ValueError, match=rf"{expected} \(its own are \[160, 384\] and \[3, 6\]\)"):
         started("NCPS/progresvit-deit-s-160-384-imagenet1k", {})
-    with pytest.raises(ValueError, match=r"is no model folder or bundled model, so the rounds.*are unknown"):
+    with pytest.raises(ValueError, match=r"is neither a model folder nor a bundled model, so the rounds are unknown"):
         started("deit_tiny_patch16_224", {})
 
 

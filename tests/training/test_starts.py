@@ -183,7 +183,7 @@ def test_a_start_without_rounds_of_its_own_needs_those_of_the_recipe(weights_fil
     with pytest.raises(ValueError, match="either preset, or resolutions and heads, or a model folder as start"):
         recipe(model={"resolutions": None, "heads": None})
     for start in ("deit_tiny_patch16_224", weights_file, "no_such_folder"):
-        with pytest.raises(ValueError, match=rf"model\.start={start} is no model folder .* set model\.preset, or"):
+        with pytest.raises(ValueError, match=rf"model\.start={start} is neither a model folder .* set model\.preset, or"):
             build_model(of_start(start), CLASSES)
 
 
@@ -206,7 +206,7 @@ def test_a_resumed_run_remembers_the_rounds_of_its_start(saved, digits, tmp_path
 
 
 def test_a_quiet_start_is_refused_where_it_cannot_be(saved):
-    with pytest.raises(ValueError, match="give start, or remove start_fusion"):
+    with pytest.raises(ValueError, match="set start, or remove start_fusion"):
         recipe(model={"start_fusion": "quiet"})
     folder, _ = saved(ProgResViT(two_rounds()))
     with pytest.raises(ValueError, match=r"set model\.start_fusion=paper"):

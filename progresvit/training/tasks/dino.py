@@ -116,7 +116,7 @@ class DINO(Task):
     """Student and teacher are both progressive; the student's class token of each round predicts the teacher's."""
 
     Options = DINOOptions
-    evaluate_options = "--task knn"
+    evaluate_options = "task=knn"
     centre: Tensor
 
     def find_splits(self, recipe: Recipe, source: str) -> Splits:

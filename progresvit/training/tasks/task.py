@@ -118,7 +118,7 @@ class Task(nn.Module, ABC):
     model_task: ClassVar[ModelTask] = "classification"
     """What the model's head predicts."""
     evaluate_options: ClassVar[str] = ""
-    """Options of ``progresvit evaluate`` for its models, for the hint at the end of a run."""
+    """Options of the command ``progresvit evaluate`` for its models, such as ``task=knn``, printed when a run ends."""
     uses_all_parameters: bool = True
     """False if some trained parameters may have no gradient in a step, which DDP must know."""
     static_graph: bool = True
@@ -130,7 +130,7 @@ class Task(nn.Module, ABC):
 
     @abstractmethod
     def find_splits(self, recipe: Recipe, source: str) -> Splits:
-        """The images to train on and to validate on; ``source`` is the command's ``--data``."""
+        """The images to train on and to validate on; ``source`` is ``data`` of the run."""
 
     def class_ids(self, splits: Splits) -> tuple[str, ...]:
         """Classes of the model's head, in order; none for a model without a head."""
