@@ -366,7 +366,7 @@ def test_local_crops_are_scaled_with_the_round_to_whole_patches(resolutions, sid
 
 @pytest.mark.parametrize(("side", "seen"), [(6, "3"), (15, "7.5")])
 def test_local_crops_smaller_than_a_patch_are_refused_with_the_least_side(digits, side, seen):
-    with pytest.raises(ValueError, match=rf"are {seen} pixels in round 1, smaller than a patch of 8; use 16 or more"):
+    with pytest.raises(ValueError, match=rf"are {seen} pixels in round 1, smaller than a patch of 8; use at least 16"):
         ready(dino(task_options={"local_side": side}), digits)
     assert local_resolutions(rounds([16, 32], 8), 16) == [8, 16]
 

@@ -152,7 +152,7 @@ def test_a_recipe_survives_yaml():
         (["optimizer.batch=0"], "greater than or equal to 1"),
         (["run.precision=fp64"], "unknown value 'fp64'; did you mean 'fp16' or 'fp32'"),
         (["optimizer.batch"], "is changed by key=value"),
-        (["optimizer.betas=[1"], "is no YAML value"),
+        (["optimizer.betas=[1"], "is not a YAML value"),
         (["augment.rand_augment=foo"], "such as rand-m9-mstd0.5-inc1"),
         (["augment.crop_scale=[1, 0.5]"], "from small to large"),
         (["model.preset=null", "model.resolutions=[]", "model.heads=[]"], "either preset, or resolutions and heads"),

@@ -183,7 +183,9 @@ def test_a_start_without_rounds_of_its_own_needs_those_of_the_recipe(weights_fil
     with pytest.raises(ValueError, match="either preset, or resolutions and heads, or a model folder as start"):
         recipe(model={"resolutions": None, "heads": None})
     for start in ("deit_tiny_patch16_224", weights_file, "no_such_folder"):
-        with pytest.raises(ValueError, match=rf"model\.start={start} is neither a model folder .* set model\.preset, or"):
+        with pytest.raises(
+            ValueError, match=rf"model\.start={start} is neither a model folder .* set model\.preset, or"
+        ):
             build_model(of_start(start), CLASSES)
 
 

@@ -179,7 +179,7 @@ def test_a_changing_draw_cannot_be_recorded():
 
 def test_rounds_that_build_on_each_other_cannot_be_drawn(digits, tmp_path):
     wanted = recipe(task="subnetworks", task_options={"per_step": 1})
-    with pytest.raises(ValueError, match=r"kind 'progresvit' build on each other.* set task: supervised"):
+    with pytest.raises(ValueError, match=r"kind 'progresvit' build on each other.* set task=supervised"):
         run(wanted, digits, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -195,9 +195,9 @@ def test_the_mean_of_all_rounds_is_supervised_training(digits):
 @pytest.mark.parametrize(
     ("options", "remedy"),
     [
-        ({"per_step": 4}, "asks for 4 different rounds and the model has 3; set it to 3 or less, or to all"),
-        ({"per_step": 0}, "per_step: must be a number of rounds, 1 or more, or all, not 0"),
-        ({"per_step": "some"}, "per_step: must be a number of rounds, 1 or more, or all, not 'some'"),
+        ({"per_step": 4}, "per_step=4 is more than the 3 rounds of the model; set it to at most 3, or to all"),
+        ({"per_step": 0}, "per_step: must be all, or a number of rounds of at least 1, got 0"),
+        ({"per_step": "some"}, "per_step: must be all, or a number of rounds of at least 1, got 'some'"),
         ({"per_steps": 1}, "did you mean 'per_step'"),
         ({"reduction": "max"}, "task_options: reduction: unknown value 'max'"),
     ],

@@ -33,7 +33,7 @@ CONVENTION: compute.Convention = "paper"
 
 
 class Classification(Task):
-    """A task with labelled images. A subclass adds ``losses``; targets are (B, K) there, mixed and smoothed."""
+    """A task with labelled images. A subclass adds ``losses``, whose targets are (B, K), mixed and smoothed."""
 
     sections = ("mixing",)
 
@@ -45,11 +45,11 @@ class Classification(Task):
         return describe_splits(splits)
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
-        """Mixup over the classes that are labelled."""
+        """Create mixup over the labelled classes."""
         self.mixup = make_mixup(recipe, self.labelled_classes(model, splits), processes.count)
 
     def labelled_classes(self, model: RoundModel, splits: Splits) -> int:
-        """How many classes the labels are spread over."""
+        """Number of classes over which labels are smoothed."""
         classes: int = model.config.num_classes
         return classes
 

@@ -1,10 +1,10 @@
-"""DINO: self-distillation without labels, in which every round of the student learns from that round of the teacher.
+"""DINO: self-distillation without labels. Every round of the student learns from the same round of the teacher.
 
     per round: cross entropy of each student view with each global view of the teacher; mean over rounds
 
-The teacher is the moving average of the student, backbone and head; it sees the global crops only. It is what is
-validated and saved. Each round has its own centre; one head serves all rounds. Global crops run every round at its
-resolution. Local crops run every round too, at their side scaled with the round.
+The teacher is the moving average of the student's backbone and head, and sees the global crops only. The teacher is
+validated and saved. Each round has its own centre; all rounds share one head. Global crops run every round at its
+resolution, and local crops at their own side, scaled with the round.
 
 Letters: B images, V local crops, K prototypes, N tokens, d channels, S rounds.
 """
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 LOADER_SCALE = 2
 """In mode loader, whole images have this times the model's side, so that small crops are not enlarged."""
 COLLAPSED = 0.05
-"""Nats of information about the image below which the teacher's output has collapsed."""
+"""Information about the image, in nats, below which the teacher's output has collapsed."""
 WATCHED = 16
-"""Images of a micro-batch from which this information can be estimated."""
+"""Fewest images of a micro-batch to estimate this information."""
 
 
 class DINOOptions(MultiCropOptions):
-    """Options of the task ``dino``; the defaults are those of DINO for ViT-S/16."""
+    """Options of the task ``dino``, with the defaults of DINO for ViT-S/16."""
 
     prototypes: int = Field(65536, ge=2)
     """Outputs of the head."""
@@ -65,19 +65,19 @@ class DINOOptions(MultiCropOptions):
     student_temperature: float = Field(0.1, gt=0)
     teacher_temperature: float = Field(0.04, gt=0)
     momentum: float = Field(0.996, ge=0, le=1)
-    """Momentum of the teacher at the start; it follows a cosine to 1."""
+    """Momentum of the teacher at the start of the run; it follows a cosine to 1."""
     centre_momentum: float = Field(0.9, ge=0, le=1)
     unlabelled: str | None = None
     """More training images: a folder or tars, in any structure."""
     knn: bool = True
-    """Validate by a k-NN classifier: labelled training images vote on the validation images. False: the data needs no
-    labels, and every image below it is trained on."""
+    """Validate with a k-NN classifier, in which labelled training images vote. If false, the data needs no labels, and
+    all its images are trained on."""
     k: int = Field(20, ge=1)
     knn_temperature: float = Field(0.07, gt=0)
 
 
 class DINOBatch(NamedTuple):
-    """Crops, and the teacher's output for the global ones."""
+    """Crops, and the teacher's output for the global crops."""
 
     global_crops: Tensor
     """(2, B, C, r, r)"""
@@ -87,8 +87,8 @@ class DINOBatch(NamedTuple):
     """Probabilities of each round, (2, B, K)."""
 
 
-class Teacher(nn.Module):
-    """Backbone and head that follow those of the student."""
+class DINOTeacher(nn.Module):
+    """A backbone and a head that follow the student's."""
 
     def __init__(self, backbone: RoundModel, head: DINOHead) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class DINO(Task):
         return replace(train, entries=train.entries + named, targets=train.targets + more.targets)
 
     def class_ids(self, splits: Splits) -> tuple[str, ...]:
-        """None: the model has no classifier."""
+        """Empty: the model has no classifier."""
         return ()
 
     def describe(self, splits: Splits) -> str:
@@ -156,23 +156,23 @@ class DINO(Task):
         return f"training on {len(splits.train):,} images without labels{votes}"
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
-        """Head, teacher and centres; the teacher begins as the student."""
+        """Create head, teacher and centres. The teacher starts as a copy of the student."""
         self._check(model, recipe)
-        wanted, config = self.options, model.config
+        options, config = self.options, model.config
         capability(model, "run_at", "task: dino", "model.kind=progresvit (a plain ViT is one of its models)")
-        self.local_resolutions = local_resolutions(cast(Any, config), wanted.local_side)
-        sizes = {"hidden": wanted.hidden, "bottleneck": wanted.bottleneck, "prototypes": wanted.prototypes}
+        self.local_resolutions = local_resolutions(cast(Any, config), options.local_side)
+        sizes = {"hidden": options.hidden, "bottleneck": options.bottleneck, "prototypes": options.prototypes}
         self.head, follower = (DINOHead(width=cast(Any, config).width, **sizes) for _ in range(2))
         follower.load_state_dict(self.head.state_dict())
         backbone = registry.build(config)  # without stochastic depth
         backbone.load_state_dict(model.state_dict())
-        self.teacher = Teacher(backbone, follower).to(processes.device)
-        self.register_buffer("centre", torch.zeros(len(config.rounds), wanted.prototypes))
+        self.teacher = DINOTeacher(backbone, follower).to(processes.device)
+        self.register_buffer("centre", torch.zeros(len(config.rounds), options.prototypes))
         self.processes, self.warm_up = processes, recipe.schedule.warmup
         self.sums: list[Tensor] = []
-        """Of each micro-batch of the step, the mean of the teacher's logits, (S, K)."""
+        """Mean logits of the teacher in each micro-batch of the step, (S, K)."""
         self.spread = torch.zeros(len(config.rounds), 2)
-        """Of the last micro-batch, the spread of the teacher's probabilities in each round."""
+        """Spread of the teacher's probabilities in each round, in the last micro-batch."""
         self.micro_batch = recipe.optimizer.batch // (recipe.optimizer.accumulate * processes.count)
         self.has_warned = False
         if recipe.run.compile:
@@ -185,7 +185,7 @@ class DINO(Task):
 
     def _check(self, model: RoundModel, recipe: Recipe) -> None:
         if recipe.ema:
-            raise ValueError("the task dino keeps an average of its own, the teacher, and saves that; set ema=0.")
+            raise ValueError("the task dino saves its own moving average, the teacher; set ema=0.")
         if recipe.augment != Augmentation():
             raise ValueError(
                 "augment: the task dino does not read this section; its crops and colours are under task_options."
@@ -225,7 +225,7 @@ class DINO(Task):
         return DINOData(source, val, [source.unreadable, bank.unreadable, val.unreadable], bank)
 
     def prepare(self, batch: MultiCropBatch) -> DINOBatch:
-        """Run the teacher; its logits also move the centre, after the step."""
+        """Run the teacher. Its logits also move the centre after the step."""
         views, images = batch.global_crops.shape[:2]
         logits = [
             round_.float().unflatten(0, (views, images)) for round_ in self.teacher(batch.global_crops.flatten(0, 1))
@@ -237,7 +237,7 @@ class DINO(Task):
         return DINOBatch(batch.global_crops, batch.local_crops, targets)
 
     def outputs(self, model: RoundModel, batch: DINOBatch) -> list[Tensor]:
-        """Logits of every round for all views, the global ones first: S times (2 + V, B, K)."""
+        """Logits of every round for all views, global views first: S times (2 + V, B, K)."""
         images = batch.global_crops.shape[1]
         runs: list[Sequence[RoundOutput]] = [model(batch.global_crops.flatten(0, 1))]
         if len(batch.local_crops):
@@ -259,13 +259,13 @@ class DINO(Task):
         self.teacher.follow(cast(nn.Module, model), self.head, momentum)
 
     def monitor(self) -> Mapping[str, Any]:
-        """Entropies in nats, one per round: of the teacher for an image, of its mean over images, of the centre."""
+        """Entropies of each round in nats: of the teacher for an image, of its mean over images, and of the centre."""
         each, mean = self.spread.mT.tolist()
         centre = entropy((self.centre / self.options.teacher_temperature).softmax(dim=-1))
         return {"teacher_entropy": each, "mean_entropy": mean, "centre_entropy": centre.tolist()}
 
     def warning(self, values: Mapping[str, Any], *, step: int, steps_per_epoch: int) -> str | None:
-        """Once, after the warm-up, if the teacher's output is the same for every image."""
+        """Warn once, after the warm-up, if the teacher's output is the same for every image."""
         information = [mean - each for each, mean in zip(values["teacher_entropy"], values["mean_entropy"])]
         early = step <= (self.warm_up + 1) * steps_per_epoch
         if self.has_warned or early or self.micro_batch < WATCHED or min(information) >= COLLAPSED:

@@ -19,8 +19,8 @@ from progresvit.model import slicing
 class DINOHead(nn.Module):
     """A three-layer MLP, L2 normalisation, and the cosine to K prototypes.
 
-    One head serves all rounds: its first layer is sliced to the width of the class token, as every layer of the
-    backbone is. The prototypes are rows of norm 1 (weight normalisation with a fixed length).
+    All rounds share the head: its first layer is sliced to the width of the class token, like every layer of the
+    backbone. The prototypes are rows of norm 1 (weight normalisation with a fixed length).
 
     Args:
         width: Channels of the widest class token.
@@ -47,28 +47,28 @@ class DINOHead(nn.Module):
 
 
 def teacher_probabilities(logits: Tensor, centre: Tensor, temperature: float) -> Tensor:
-    """Centred and sharpened: (…, B, K), (K,) -> (…, B, K)."""
+    """Centre and sharpen the teacher's logits: (…, B, K), (K,) -> (…, B, K)."""
     return ((_wide(logits) - centre) / temperature).softmax(dim=-1)
 
 
 def dino_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Mean cross entropy of each student view with each teacher view of the same image, except with itself.
+    """Mean cross entropy of each student view with each other teacher view of the same image.
 
-    The first G student views are the teacher's.
+    The first G student views are the teacher's views.
 
     Args:
         student: Logits, (V, B, K).
         teacher: Probabilities, (G, B, K).
         temperature: Divides the student's logits.
     """
-    views, of_teacher = len(student), len(teacher)
+    views, global_views = len(student), len(teacher)
     with torch.autocast(student.device.type, enabled=False):
         z = _wide(student) / temperature
         # CE(t, s) = logsumexp(z) - t · z, and the sum over views goes into the product
         normaliser = z.logsumexp(dim=-1)  # (V, B, K) -> (V, B)
-        others = z.sum(dim=0) - z[:of_teacher]  # of all views but the teacher's own: (G, B, K)
-        pairs = normaliser.sum(dim=0) - normaliser[:of_teacher] - (teacher * others).sum(dim=-1)  # (G, B)
-        loss: Tensor = pairs.sum(dim=0).mean() / (of_teacher * (views - 1))
+        others = z.sum(dim=0) - z[:global_views]  # without the teacher's own view: (G, B, K)
+        pairs = normaliser.sum(dim=0) - normaliser[:global_views] - (teacher * others).sum(dim=-1)  # (G, B)
+        loss: Tensor = pairs.sum(dim=0).mean() / (global_views * (views - 1))
         return loss
 
 
@@ -78,7 +78,7 @@ def momentum_at(step: int, total_steps: int, start: float) -> float:
 
 
 def entropy(probabilities: Tensor) -> Tensor:
-    """Natural logarithm: (…, K) -> (…)."""
+    """Entropy in nats: (…, K) -> (…)."""
     summed: Tensor = torch.special.entr(probabilities).sum(dim=-1)
     return summed
 
@@ -86,15 +86,15 @@ def entropy(probabilities: Tensor) -> Tensor:
 def spread(probabilities: Tensor) -> Tensor:
     """Mean entropy of the teacher's distributions, and entropy of their mean: (G, B, K) -> (2,).
 
-    Their difference is the information that the output has about the image. The teacher has collapsed if it is 0:
-    each image gets the uniform distribution (both are ln K), or all images get the same one.
+    Their difference is the information of the output about the image. If it is 0, the teacher has collapsed: each image
+    has the uniform distribution (both are ln K), or all images have the same distribution.
     """
     each = entropy(probabilities).mean()
     return torch.stack([each, entropy(probabilities.mean(dim=(0, 1)))])
 
 
 def local_resolutions(config: BackboneConfig, local_side: int) -> list[int]:
-    """Side of the local crops in each round: scaled as the image is, to the nearest multiple of the patch size."""
+    """Side of the local crops in each round: scaled like the image, to the nearest multiple of the patch size."""
     patch, last = config.patch_size, config.rounds[-1].resolution
     sides = [local_side * round_.resolution / last for round_ in config.rounds]
     if min(sides) < patch:
@@ -102,7 +102,7 @@ def local_resolutions(config: BackboneConfig, local_side: int) -> list[int]:
         raise ValueError(
             f"task_options.local_side: local crops of {local_side} pixels are {sides[number]:.3g} pixels in round "
             f"{number + 1}, smaller than a patch of {patch}; use "
-            f"{math.ceil(patch * last / config.rounds[number].resolution)} or more."
+            f"at least {math.ceil(patch * last / config.rounds[number].resolution)}."
         )
     return [math.floor(side / patch + 0.5) * patch for side in sides]
 

@@ -1,10 +1,10 @@
-"""Distillation: every round learns the labels and the answer of a frozen teacher on the same images.
+"""Distillation: every round learns the labels and the answers of a frozen teacher for the same images.
 
 Hard, as in the paper: per round, (1 - w) CE(z, y) + w CE(z, argmax of the teacher), w = 1/2.
-Several teachers count as one whose probabilities are the mean of theirs.
+The probabilities of several teachers are averaged.
 
 Soft: the teacher's probabilities at a temperature t, (1 - w) CE(z, y) + w t² KL(teacher || student). With a map, patch
-tokens also learn the teacher's answer at their place, through the same head as the class token.
+tokens also learn the teacher's answer at their place, with the same head as the class token.
 
 Letters: B images, K classes of the head, Y classes of the data, S rounds, d channels, g side of the patch grid, T side
 of the teacher's map, P its places (T * T).
@@ -42,7 +42,7 @@ class TeacherBatch(NamedTuple):
     answer: Tensor
     """Hard: the teacher's label (B,). Soft: its probabilities (B, K)."""
     places: tuple[Tensor, ...]
-    """With a map, the teacher's probabilities at each place: (B, P, K)."""
+    """The teacher's probabilities at each place, (B, P, K); empty without a map."""
 
 
 class MapOutput(NamedTuple):
@@ -55,7 +55,7 @@ class MapOutput(NamedTuple):
 
 
 class Distillation(Classification):
-    """Labels and a teacher, hard or soft (:class:`DistillationOptions`)."""
+    """Every round learns labels and a teacher, hard or soft (:class:`DistillationOptions`)."""
 
     Options = DistillationOptions
     options_key = "distillation"
@@ -67,10 +67,10 @@ class Distillation(Classification):
         self.soft = options.kind == "soft"
         self.weight, self.temperature, self.map_weight = options.weight, options.temperature, options.map_weight
         self.register_buffer("rows", None)
-        """Rows of the head that the data's classes have, where the head has the teacher's classes."""
+        """Rows of the data's classes if the head has the teacher's classes; else None."""
 
     def class_ids(self, splits: Splits) -> tuple[str, ...]:
-        """The data's classes, or all that the teacher knows."""
+        """The data's classes, or all classes of the teacher."""
         wide = self.options.classes == "teacher"
         return teacher_class_ids(self.options.teachers[0]) if wide else splits.train.class_ids
 
@@ -83,7 +83,7 @@ class Distillation(Classification):
             capability(model, "head", "distillation.map_weight", "distillation.map_weight=0")
             if not getattr(model, "one_head", True):
                 raise ValueError(
-                    f"distillation.map_weight needs one head for the tokens of all rounds, and {type(model).__name__} "
+                    f"distillation.map_weight needs one head for the tokens of all rounds, but {type(model).__name__} "
                     "has one per round; set distillation.map_weight=0."
                 )
         super().setup(model, splits, recipe, processes)
@@ -112,7 +112,7 @@ class Distillation(Classification):
         return TeacherBatch(images, targets, answer if self.soft else answer.argmax(dim=-1), places)
 
     def outputs(self, model: RoundModel, batch: TeacherBatch) -> Sequence[RoundOutput | MapOutput]:
-        """All rounds; with a map, also what the patch tokens predict."""
+        """The outputs of all rounds; with a map, also the predictions of the patch tokens."""
         rounds = model(batch.images)
         if not batch.places:
             return rounds
@@ -121,21 +121,20 @@ class Distillation(Classification):
 
     def losses(self, outputs: Sequence[RoundOutput | MapOutput], batch: TeacherBatch) -> Tensor:
         """(S,)"""
-        loss = self._soft_loss if self.soft else self._hard_loss
-        return torch.stack([loss(output, batch) for output in outputs])
+        return torch.stack([self._loss(output, batch) for output in outputs])
 
     def export(self, model: RoundModel) -> RoundModel:
-        """The model with the data's classes alone."""
+        """The model with only the data's classes."""
         if self.rows is None:
             return model
         kept: RoundModel = cast(Any, model).keep_classes(self.rows.tolist())
         return kept
 
-    def _hard_loss(self, output: RoundOutput | MapOutput, batch: TeacherBatch) -> Tensor:
-        labels = (1 - self.weight) * soft_cross_entropy(output.logits, batch.targets)
-        return labels + self.weight * F.cross_entropy(output.logits.float(), batch.answer)
-
-    def _soft_loss(self, output: RoundOutput | MapOutput, batch: TeacherBatch) -> Tensor:
+    def _loss(self, output: RoundOutput | MapOutput, batch: TeacherBatch) -> Tensor:
+        """The loss of one round."""
+        if not self.soft:
+            loss = (1 - self.weight) * soft_cross_entropy(output.logits, batch.targets)
+            return loss + self.weight * F.cross_entropy(output.logits.float(), batch.answer)
         labelled = output.logits if self.rows is None else output.logits[:, self.rows]  # (B, K) -> (B, Y)
         loss = (1 - self.weight) * soft_cross_entropy(labelled, batch.targets)
         loss = loss + self.weight * self._divergence(output.logits, batch.answer)
@@ -162,7 +161,7 @@ def map_logits(tokens: Tensor, head: nn.Linear, places: int) -> Tensor:
 
 
 def _data_rows(model: RoundModel, splits: Splits) -> list[int]:
-    """Rows of the head, which has the teacher's classes, that belong to the data's classes."""
+    """Rows of the data's classes in a head with the teacher's classes."""
     row = {name: number for number, name in enumerate(model.config.class_ids or ())}
     foreign = [name for name in splits.train.class_ids if name not in row]
     if foreign:

@@ -1,9 +1,10 @@
-"""Training of DynaBERT: in every step all widths learn from the frozen model that the run starts from.
+"""Training of DynaBERT: in every step, all widths learn from the frozen model from which the run starts.
 
     per width: CE(student, probabilities of the teacher) + w * sum over the blocks of MSE(hidden state, teacher's)
 
-Hidden states are the residual stream after each block; the embedding is not compared. The labels serve only to measure
-the importance of heads and neurons, once before the first step, and in validation; label smoothing has no effect.
+Hidden states are the residual stream after each block; the embedding is not compared. Labels are used only in
+validation and, once before the first step, to measure the importance of heads and neurons. Label smoothing has no
+effect.
 
 Letters: B images, K classes, N tokens, W channels of the backbone, L blocks, S rounds.
 """
@@ -38,11 +39,11 @@ class DynaBERTOptions(Section):
     hidden_weight: float = Field(0.1, ge=0)
     """Weight of the hidden states in the loss."""
     importance_batches: int = Field(8, ge=1)
-    """Training batches from which the importance of heads and neurons is estimated before the first step."""
+    """Training batches to estimate the importance of heads and neurons before the first step."""
 
 
 class HiddenBatch(NamedTuple):
-    """Images with what the teacher computes for them."""
+    """Images with the teacher's answer and hidden states."""
 
     images: Tensor
     answer: Tensor
@@ -63,14 +64,17 @@ class FullWidth(nn.Module):
 
 
 class DynaBERTDistillation(Classification):
-    """Predictions and hidden states of the full width, learned by every width."""
+    """Every width learns the predictions and hidden states of the full width."""
 
     Options = DynaBERTOptions
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
-        """Load the teacher, which is ``model.start`` at its full width; a model that resumes is not started again."""
+        """Load the teacher: ``model.start`` at full width."""
         if not isinstance(model, DynaBERT):
-            raise ValueError(f"the task dynabert trains models of the kind dynabert, not {model.config.kind}.")
+            raise ValueError(
+                f"the task dynabert trains models of the kind dynabert, not {model.config.kind}; set "
+                "model.kind=dynabert."
+            )
         if recipe.model.start is None:
             raise ValueError(
                 "the task dynabert learns from a trained model of the full width; name it as model.start: a timm model "
@@ -88,9 +92,9 @@ class DynaBERTDistillation(Classification):
             self.teacher.module.compile(dynamic=False)
 
     def load_data(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> TaskData:
-        """Batches of labelled images, of which the first decide the order of heads and neurons.
+        """Batches of labelled images. The first batches decide the order of heads and neurons.
 
-        A run that resumes restores its weights after this, and with them the order that it began with.
+        A run that resumes restores its weights afterwards, and with them its first order.
         """
         loaded = super().load_data(model, splits, recipe, processes)
         steps = loaded.train.steps(0, self.options.importance_batches)

@@ -1,4 +1,4 @@
-"""From a recipe to its task: built-in tasks by name, others by import path."""
+"""From a recipe to its task: built-in tasks by name, your own by import path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TASKS = {
     "supervised": "progresvit.training.tasks.supervised:Supervised",
     "distillation": "progresvit.training.tasks.distillation:Distillation",
     "subnetworks": "progresvit.training.tasks.subnetworks:Subnetworks",
-    "segmentation": "progresvit.training.tasks.segmentation:Segmentation",
+    "segmentation": "progresvit.training.tasks.segmentation:SegmentationTask",
     "dynabert": "progresvit.training.tasks.dynabert:DynaBERTDistillation",
     "dino": "progresvit.training.tasks.dino:DINO",
 }
@@ -29,42 +29,47 @@ def check_name(name: str) -> None:
     """Refuse a name that is neither a built-in task nor an import path."""
     module, colon, attribute = name.partition(":")
     if name not in TASKS and not (colon and module and attribute):
-        raise ValueError(f"unknown task {name!r}; {did_you_mean(name, TASKS)} A task of your own is my_module:MyTask.")
+        raise ValueError(f"unknown task {name!r}; {did_you_mean(name, TASKS)} Your own task is my_module:MyTask.")
 
 
 def task_class(name: str) -> type[Task]:
-    """The class of a task; a module of your own is also found in the working directory."""
+    """The class of a task. Your own module may be in the working directory."""
     from progresvit.training.tasks.task import Task  # needs torch
 
-    def is_task(value: object) -> bool:
-        return isinstance(value, type) and issubclass(value, Task) and not inspect.isabstract(value)
-
     check_name(name)
-    return cast("type[Task]", import_named(TASKS.get(name, name), what="task", kind="Task class", accepts=is_task))
+    task = import_named(
+        TASKS.get(name, name),
+        what="task",
+        kind="Task class",
+        accepts=lambda value: isinstance(value, type) and issubclass(value, Task) and not inspect.isabstract(value),
+    )
+    return cast("type[Task]", task)
 
 
 def task_name(task: type[Task]) -> str:
     """The inverse of :func:`task_class`."""
     path = name_of(task)
-    return next((name for name, known in TASKS.items() if known == path), path)
+    return next((name for name, built_in in TASKS.items() if built_in == path), path)
 
 
-def make_task(recipe: Recipe, given: Task | type[Task] | None = None) -> tuple[Recipe, Task]:
+def make_task(recipe: Recipe, replacement: Task | type[Task] | None = None) -> tuple[Recipe, Task]:
     """The task of a recipe with its options, and the recipe.
 
-    ``given`` replaces the task that the recipe names. The returned recipe then names ``given``, with the options of an
-    instance, so that the run's folder describes the run.
+    A ``replacement`` replaces the task that the recipe names. The returned recipe then names the replacement, with the
+    options of an instance, so that the run's folder describes the run.
     """
-    cls = task_class(recipe.task) if given is None else given if isinstance(given, type) else type(given)
-    if given is not None:
+    if replacement is None:
+        cls = task_class(recipe.task)
+    else:
+        cls = replacement if isinstance(replacement, type) else type(replacement)
         recipe = recipe.model_copy(update={"task": task_name(cls)})
-    if given is None or isinstance(given, type):
+    if replacement is None or isinstance(replacement, type):
         options = getattr(recipe, cls.options_key)
         if options is None:
             raise ValueError(f"the task {recipe.task} needs options; add the section {cls.options_key}: to the recipe.")
         task = cls(parse(cls.Options, options, origin=cls.options_key))
     else:
-        task = given
+        task = replacement
         options = task.options.model_dump(mode="json") if cls.options_key == "task_options" else task.options
         recipe = recipe.model_copy(update={cls.options_key: options})
     _check_sections(recipe, cls)

@@ -1,8 +1,8 @@
-"""Semantic segmentation: every round learns the label of each pixel, through one linear decoder (Segmenter).
+"""Semantic segmentation: every round learns the label of each pixel, with one linear decoder (Segmenter).
 
     per round: logits of the patches -> bilinear to the crop -> cross entropy with the labels of the pixels
 
-Ignored pixels count nowhere.
+Ignored pixels have no effect.
 
 Letters: B images, K classes, g side of the patch grid, r side of the crops, S rounds.
 """
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
 
 CONVENTION: compute.Convention = "paper"
 WINDOWS = 32
-"""Windows that validation runs at a time."""
+"""Windows of a batch in validation."""
 
 
 class SegmentationOptions(SegmentationAugmentation):
     """Options of the task ``segmentation``: the augmentation, the labels, and how images are validated."""
 
     labels: str | None = None
-    """File of the class names, or a built-in list (camvid, pets, ade20k); None: that of the data."""
+    """File of the class names, or a built-in list (camvid, pets, ade20k); None uses the data's."""
     ignore: tuple[int, ...] = (255,)
-    """Values of the masks that are no class."""
+    """Values of the masks that are not a class."""
     stride: float = Field(1.0, gt=0, le=1)
-    """Distance of the windows in validation, as a share of their side."""
+    """Distance between windows in validation, as a share of their side."""
 
 
-class Segmentation(Task):
+class SegmentationTask(Task):
     """The cross entropy of every round with the labels of the pixels, without early exit."""
 
     Options = SegmentationOptions
@@ -176,8 +176,11 @@ class Segmentation(Task):
         )
 
 
+Segmentation = SegmentationTask
+
+
 def pixel_cross_entropy(logits: Tensor, masks: Tensor) -> Tensor:
-    """Mean over the labelled pixels, in float32; 0 if there are none: (B, K, g, g), (B, r, r) -> a scalar."""
+    """Mean over the labelled pixels, in float32, 0 without any: (B, K, g, g), (B, r, r) -> a scalar."""
     with torch.autocast(logits.device.type, enabled=False):
         resized = upsample(logits.float(), masks.shape[-1])  # (B, K, g, g) -> (B, K, r, r)
         each = F.cross_entropy(resized, masks, ignore_index=IGNORE, reduction="none")  # (B, r, r), 0 where ignored
@@ -187,11 +190,11 @@ def pixel_cross_entropy(logits: Tensor, masks: Tensor) -> Tensor:
 def upsample(logits: Tensor, side: int) -> Tensor:
     """``F.interpolate``, bilinear with align_corners=False, as two matrix products: (B, K, g, g) -> (B, K, r, r).
 
-    On a GPU the backward pass of F.interpolate adds the gradients of many pixels to few patches one by one, in any
-    order. Products are faster, and deterministic.
+    On a GPU, the backward pass of F.interpolate adds the gradients of many pixels to few patches one by one, in any
+    order. Matrix products are faster and deterministic.
     """
     g = logits.shape[-1]
     places = torch.arange(side, device=logits.device)
-    centres = ((places + 0.5) * (g / side) - 0.5).clamp(0, g - 1)  # of the pixels, in patches
+    centres = ((places + 0.5) * (g / side) - 0.5).clamp(0, g - 1)  # centres of the pixels, in patches
     matrix = (1 - (centres[:, None] - torch.arange(g, device=logits.device)).abs()).clamp(min=0)  # (r, g)
     return matrix @ logits @ matrix.mT

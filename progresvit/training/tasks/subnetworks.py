@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def _count_or_all(value: Any) -> Any:
     if value != "all" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ValueError(f"must be a number of rounds, 1 or more, or all, not {value!r}")
+        raise ValueError(f"must be all, or a number of rounds of at least 1, got {value!r}")
     return value
 
 
@@ -42,9 +42,9 @@ class SubnetworksOptions(Section):
     """Which rounds a step trains, and how their losses are combined."""
 
     per_step: Annotated[int | Literal["all"], PlainValidator(_count_or_all)] = 1
-    """Number of different rounds that are drawn for a step, or all rounds."""
+    """Number of different rounds to draw for a step, or all rounds."""
     reduction: Literal["mean", "sum"] = "mean"
-    """Over the rounds that ran."""
+    """How the losses of the rounds that ran are combined."""
 
 
 class DrawnBatch(NamedTuple):
@@ -66,7 +66,7 @@ class Subnetworks(Classification):
         super().__init__(options)
         self.static_graph = self.uses_all_parameters = self.options.per_step == "all"
         self.drawn: tuple[int, ...] = ()
-        """Rounds of the present step; empty for all."""
+        """Rounds of the current step; empty for all."""
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
         """Check that the model's rounds can be drawn."""
@@ -76,20 +76,20 @@ class Subnetworks(Classification):
             return
         if model.config.routable:
             raise ValueError(
-                f"the rounds of a model of kind {model.config.kind!r} build on each other, so they cannot be drawn one "
-                "by one; set task: supervised, or task_options.per_step=all."
+                f"the rounds of a model of kind {model.config.kind!r} build on each other, so they cannot be drawn "
+                "separately; set task=supervised, or task_options.per_step=all."
             )
         if count > self.rounds:
             raise ValueError(
-                f"task_options.per_step asks for {count} different rounds and the model has {self.rounds}; "
-                f"set it to {self.rounds} or less, or to all."
+                f"task_options.per_step={count} is more than the {self.rounds} rounds of the model; set it to at most "
+                f"{self.rounds}, or to all."
             )
         if recipe.run.compile:  # compiles each draw
             draws = math.comb(self.rounds, count)
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, draws)
 
     def before_step(self, step: int) -> None:
-        """Draw the rounds of the step; the draw follows from the seed of the run and the step."""
+        """Draw the rounds of the step. The draw follows from the seed of the run and the step."""
         self.drawn = self.draw()
 
     def prepare(self, batch: Batch) -> DrawnBatch:
@@ -98,13 +98,13 @@ class Subnetworks(Classification):
         return DrawnBatch(images, targets, self.drawn)
 
     def draw(self) -> tuple[int, ...]:
-        """Different rounds, each choice equally probable, from torch's generator on the CPU."""
+        """Draw different rounds, all choices with equal probability, by torch's generator on the CPU."""
         if self.options.per_step == "all":
             return ()
         return tuple(sorted(torch.randperm(self.rounds, device="cpu")[: self.options.per_step].tolist()))
 
     def outputs(self, model: RoundModel, batch: DrawnBatch) -> Sequence[RoundOutput | None]:
-        """One for each round, None for those that were not drawn."""
+        """The outputs of the drawn rounds; None for the other rounds."""
         if not batch.rounds:
             return model(batch.images)
         rounds = range(len(model.config.rounds))
@@ -113,8 +113,8 @@ class Subnetworks(Classification):
     def losses(self, outputs: Sequence[RoundOutput | None], batch: DrawnBatch) -> Tensor:
         """(S,), 0 for a round that did not run. The mean of all S is the mean, or sum, of the drawn cross entropies.
 
-        With ``mean``, a round's loss is therefore S / per_step times its cross entropy in the steps that draw it, and
-        its cross entropy on average over steps. With ``sum``, it is S times its cross entropy.
+        With ``mean``, a round's loss is S / per_step times its cross entropy in the steps that draw it, so its average
+        over steps is the cross entropy. With ``sum``, it is S times its cross entropy.
         """
         ran = sum(output is not None for output in outputs)
         scale = len(outputs) / (ran if self.options.reduction == "mean" else 1)

@@ -27,7 +27,7 @@ class SupervisedOptions(Section):
     """Options of the task ``supervised``."""
 
     class_weights: Literal["balanced"] | None = None
-    """Weights of the classes in the loss: ``balanced`` gives each class the same sum over the training images."""
+    """Weights of the classes in the loss. With ``balanced`` all classes have the same sum over the training images."""
 
 
 class Supervised(Classification):
@@ -35,7 +35,7 @@ class Supervised(Classification):
 
     Options = SupervisedOptions
     weights: Tensor | None = None
-    """(K,); None: all classes weigh the same."""
+    """(K,); None for equal weights."""
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
         """Mixup and class weights."""
@@ -49,7 +49,7 @@ class Supervised(Classification):
 
 
 def balanced_weights(targets: Sequence[int], classes: int) -> Tensor:
-    """Weights of the classes in inverse proportion to their images, 1 on average over the images: -> (K,)."""
+    """Weights inversely proportional to the images of the class, with a mean of 1 over the images: -> (K,)."""
     counts = torch.bincount(torch.tensor(targets), minlength=classes)
     present = int((counts > 0).sum())
     return len(targets) / (present * counts.clamp(min=1))

@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 class Splits(NamedTuple):
-    """The images of a run, before a model exists."""
+    """The images of a run."""
 
     train: ImageDataset
     val: ImageDataset
 
     @property
     def others(self) -> Counter[str]:
-        """Number of files that are no images, by suffix."""
-        of_both = Counter(self.train.others)
+        """Number of files that are not images, by suffix."""
+        others = Counter(self.train.others)
         if self.train.drawn_from is None:
-            of_both.update(self.val.others)
-        return of_both
+            others.update(self.val.others)
+        return others
 
 
 @dataclass
@@ -72,13 +72,13 @@ class Metrics:
     primary: float
     """Selects the best model; higher is better."""
     values: Mapping[str, Any]
-    """Everything that is logged and kept in the history: numbers, lists of one number per round, flat mappings."""
+    """The values for the log and the history: numbers, lists with one number per round, flat mappings."""
 
 
 class Frozen:
     """A module that is neither trained nor averaged nor saved, such as a pretrained teacher.
 
-    It is not a submodule of the task that holds it, and copies of the task share it.
+    It is not a submodule of its task, and copies of the task share it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -93,7 +93,7 @@ class Frozen:
 
 
 class Task(nn.Module, ABC):
-    """Modules, batches, losses and metrics of a training method.
+    """A training method: its modules, batches, losses and metrics.
 
     The order of calls: ``find_splits``, ``class_ids``, ``setup``, ``load_data``; in every step ``before_step``, for
     each micro-batch ``prepare``, ``outputs`` and ``losses``, then ``after_step``; with every log ``monitor``; at an
@@ -114,15 +114,15 @@ class Task(nn.Module, ABC):
     options_key: ClassVar[str] = "task_options"
     """The section of the recipe that holds the options."""
     sections: ClassVar[tuple[str, ...]] = ()
-    """Other sections that only some tasks read (``registry.TASK_SECTIONS``) and this one does."""
+    """Further sections that this task reads, of those that not all tasks read (``registry.TASK_SECTIONS``)."""
     model_task: ClassVar[ModelTask] = "classification"
     """What the model's head predicts."""
     evaluate_options: ClassVar[str] = ""
     """Options of the command ``progresvit evaluate`` for its models, such as ``task=knn``, printed when a run ends."""
     uses_all_parameters: bool = True
-    """False if some trained parameters may have no gradient in a step, which DDP must know."""
+    """False if some trained parameters may have no gradient in a step; DDP must know this."""
     static_graph: bool = True
-    """False if the modules that run change from step to step, so that no CUDA graph can be recorded."""
+    """False if different modules run in different steps, so that no CUDA graph can be recorded."""
 
     def __init__(self, options: Section | None = None) -> None:
         super().__init__()
@@ -133,11 +133,11 @@ class Task(nn.Module, ABC):
         """The images to train on and to validate on; ``source`` is ``data`` of the run."""
 
     def class_ids(self, splits: Splits) -> tuple[str, ...]:
-        """Classes of the model's head, in order; none for a model without a head."""
+        """Classes of the model's head, in order; empty for a model without a head."""
         return splits.train.class_ids
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
-        """Create the modules and whatever depends on the model or the data."""
+        """Create the modules, and everything that depends on the model or the data."""
 
     @abstractmethod
     def load_data(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> TaskData:
@@ -148,10 +148,10 @@ class Task(nn.Module, ABC):
         return f"training on {len(splits.train):,} images; {len(splits.val):,} validation images"
 
     def before_step(self, step: int) -> None:
-        """Called before the micro-batches of a step, with the same random numbers in every process."""
+        """Called before the micro-batches of a step, with equal random numbers in all processes."""
 
     def prepare(self, batch: Any) -> Any:
-        """What ``losses`` needs of a batch, made without gradients and outside of the compiled part."""
+        """Prepare a batch for ``losses``, without gradients and outside of the compiled part."""
         return batch
 
     def outputs(self, model: RoundModel, batch: Any) -> Any:
@@ -166,11 +166,11 @@ class Task(nn.Module, ABC):
         """Called without gradients after step number ``step``, counted from 0, has changed the weights."""
 
     def monitor(self) -> Mapping[str, Any]:
-        """Numbers for the log besides the losses, such as lists of one number per round; read with the losses."""
+        """Further numbers for the log, such as lists with one number per round; called with every log."""
         return {}
 
     def warning(self, values: Mapping[str, Any], *, step: int, steps_per_epoch: int) -> str | None:
-        """A line to print if what ``monitor`` returned shows that the training fails."""
+        """A line to print if the ``values`` of ``monitor`` show that the training fails."""
         return None
 
     def export(self, model: RoundModel) -> RoundModel:
@@ -181,7 +181,7 @@ class Task(nn.Module, ABC):
     def validate(
         self, model: RoundModel, data: TaskData, *, processes: Processes, dtype: torch.dtype | None
     ) -> Metrics:
-        """Measure the exported model; every process brings its share of the images and all return the same."""
+        """Measure the exported model. Each process runs its share of the images, and all return the same metrics."""
 
     def summarize(self, values: Mapping[str, Any]) -> str:
         """One line about ``Metrics.values``, for the terminal."""
