@@ -87,7 +87,9 @@ def test_without_rounds_the_model_is_that_of_its_start(bundled, own_images):
     assert source.crop != ModelConfig.model_fields["crop"].default  # or the test shows less
     assert model.config == source.replace(num_classes=3, class_ids=tuple(COLOURS), labels=tuple(COLOURS))
     assert start_model(model, wanted) == "start: imagenet-tiny; not copied: head"
-    with pytest.raises(ValueError, match=r"model\.start=imagenet-tinny is neither a model .* did you mean 'imagenet-tiny'\?"):
+    with pytest.raises(
+        ValueError, match=r"model\.start=imagenet-tinny is neither a model .* did you mean 'imagenet-tiny'\?"
+    ):
         build_model(load_recipe("own_images", ["model.start=imagenet-tinny"]), ("a", "b"))
 
 
