@@ -30,7 +30,7 @@ def build_model(
     classes = recipe.model.num_classes or count
     if classes < count:
         raise ValueError(
-            f"the data has {count} classes and the head {classes}; set model.num_classes={count}, or null."
+            f"the data has {count} classes and the head {classes}; set model.num_classes={count} or null."
         )
     if start is None and recipe.model.is_of_start:
         start = _start_config(recipe)

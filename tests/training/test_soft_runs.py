@@ -101,7 +101,7 @@ def test_recording_needs_one_gpu():
 
 def test_recording_does_not_go_with_gradient_checkpointing():
     gpu = Processes(rank=0, count=1, device=torch.device("cuda"))
-    with pytest.raises(ValueError, match=r"without run\.grad_checkpointing"):
+    with pytest.raises(ValueError, match=r"and run\.grad_checkpointing=false"):
         check_run_options(recipe(run={"cuda_graphs": True, "grad_checkpointing": True}), Supervised(), gpu)
 
 
