@@ -169,7 +169,7 @@ def test_a_changing_draw_cannot_be_recorded():
     gpu = Processes(rank=0, count=1, device=torch.device("cuda"))
     wanted = baseline("hydravit", run={"cuda_graphs": True})
     drawn, every = (Subnetworks(SubnetworksOptions(per_step=count)) for count in (1, "all"))
-    with pytest.raises(ValueError, match=r"the task subnetworks draws other rounds each time; set run\.cuda_graphs=false"):
+    with pytest.raises(ValueError, match=r"subnetworks draws other rounds each time; set run\.cuda_graphs=false"):
         check_run_options(wanted, drawn, gpu)
     check_run_options(wanted, every, gpu)
     assert every.uses_all_parameters
