@@ -29,9 +29,7 @@ def build_model(
     count = len(class_ids)
     classes = recipe.model.num_classes or count
     if classes < count:
-        raise ValueError(
-            f"the data has {count} classes and the head {classes}; set model.num_classes={count} or null."
-        )
+        raise ValueError(f"the data has {count} classes and the head {classes}; set model.num_classes={count} or null.")
     if start is None and recipe.model.is_of_start:
         start = _start_config(recipe)
     named = bool(class_ids) and classes == count
