@@ -1,6 +1,6 @@
 """Attention of the class token to the patches of one image, in the last block of every round.
 
-Tokens that were merged (ToMe) attract as much attention as their patches, so each of these patches has an equal part.
+Tokens that were merged (ToMe) attract as much attention as their patches, so each of these patches gets an equal part.
 
 Letters: C image channels, r resolution of a round, g side of its patch grid, N tokens (g * g patches and the class
 token), d active channels, h active heads, s a round counted from 0.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
-from progresvit.analysis.hooks import Call, evaluation_mode, need_backbone, recorded_calls
+from progresvit.analysis.hooks import BlockCall, evaluation_mode, need_backbone, recorded_calls
 from progresvit.config import HEAD_WIDTH, BaseConfig
 from progresvit.data.decode import upright_rgb
 from progresvit.data.transforms import evaluation_transform
@@ -41,20 +41,20 @@ MOST_COLUMNS = 6
 
 NEEDED_FOR = "attention maps"
 
-Floats = NDArray[np.float32]
+Float32s = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class RoundAttention:
     """Attention of the class token in the last block of a round: probabilities that sum to 1 for each active head."""
 
-    patches: Floats
+    patches: Float32s
     """To the patches, (h, g, g)."""
-    class_token: Floats
+    class_token: Float32s
     """To the class token itself, (h,)."""
     heads: int
     """Heads of the whole backbone. The round runs the first h of them; the others are inactive."""
-    image: Floats
+    image: Float32s
     """The image at the resolution of the round, values from 0 to 1, (r, r, C)."""
 
     @property
@@ -134,7 +134,7 @@ class _Page:
     """A figure with square panels at places in inches: a column for the image, one per head, and the colour scale."""
 
     width, left, right = 6.4, 0.06, 0.52
-    """Of the page and of its margins; the colour scale is in the right one."""
+    """Sizes of the page and of its margins; the colour scale is in the right margin."""
     gap, label = 0.07, 0.25
     """Space between panels, and above a panel for its title."""
 
@@ -216,14 +216,14 @@ def evaluation_input(image: Image, config: BaseConfig) -> Tensor:
     return evaluation_transform(config)(upright if config.in_channels == 3 else upright.convert("L"))[None]
 
 
-def visible_image(image: Tensor, config: BaseConfig) -> Floats:
+def visible_image(image: Tensor, config: BaseConfig) -> Float32s:
     """Normalised values back to 0..1: (C, r, r) -> (r, r, C)."""
     mean, std = (torch.tensor(values) for values in (config.mean, config.std))
     pixels = (image.permute(1, 2, 0).cpu().float() * std + mean).clamp(0, 1)  # (C, r, r) -> (r, r, C)
     return pixels.numpy()
 
 
-def class_attention(call: Call) -> Tensor:
+def class_attention(call: BlockCall) -> Tensor:
     """Attention probabilities of the class token, in float32: tokens (1, N, d) -> (h, N)."""
     block, x, options = call
     merging: Merging | None = options.get("merging")

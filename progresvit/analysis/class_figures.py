@@ -1,7 +1,7 @@
 """Figures of classes: top-1 with intervals, and the rounds after which the images of a class exit.
 
-Of many classes, those are shown whose interval is surely lowest and surely highest: a class with one image has a wide
-interval and is at neither end.
+If there are many classes, the figure shows the classes whose interval is surely lowest and surely highest: a class
+with one image has a wide interval and is at neither end.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ ENDS = 15
 NAME = 26
 """Characters of a name beside an axis."""
 SHADES = ("#0072B2", "#56B4E9", "#B5D9EF", "#E0E0E0")
-"""Of the rounds after which images exit, dark for early ones; distinguishable in greyscale."""
+"""Colours of the rounds after which images exit, dark for early rounds; distinguishable in greyscale."""
 
 ShareOf = Callable[[ClassResult], Interval]
 
 
 def class_accuracy_figure(answers: Answers) -> Figure:
     """Top-1 of each class with 95 % intervals, of the answers and of round 1. The lowest is on top."""
-    shown = shown_classes(answers.by_class, lambda one: one.top1)
+    shown = shown_classes(answers.by_class, lambda result: result.top1)
     overall = dict(answers.accuracies())[answers.name]
     marks = {answers.name: ("o", COLOURS[0]), "round 1": ("s", COLOURS[1])}  # one mark if the answers are of round 1
     figure, axes = _class_panel(shown, _accuracy_title(answers, overall), "top-1 of the class (%)")
-    for place, one in enumerate(shown):
-        if one is None:
+    for place, result in enumerate(shown):
+        if result is None:
             continue
         for number, (name, (marker, colour)) in enumerate(marks.items()):
             offset = (number - (len(marks) - 1) / 2) * 0.34
-            draw_share(axes, place + offset, one.share(name), marker=marker, color=colour, markersize=4, linewidth=1)
+            draw_share(axes, place + offset, result.share(name), marker=marker, color=colour, markersize=4, linewidth=1)
     axes.axvline(100 * overall.mean, color="0.5", linestyle="--", linewidth=1)
     entries = {name: {"marker": marker, "color": colour} for name, (marker, colour) in marks.items()}
     legend_below(figure, {**entries, f"{answers.name}, all images": {"color": "0.5", "linestyle": "--"}})
@@ -55,12 +55,12 @@ def class_exit_figure(answers: Answers) -> Figure:
     figure, axes = _class_panel(shown, _exit_title(answers, overall), "images of the class that exit (%)")
     last = answers.records.rounds - 1
     colours = [SHADES[min(s, len(SHADES) - 2)] for s in range(last)] + [SHADES[-1]]
-    for place, one in enumerate(shown):
-        if one is None:
+    for place, result in enumerate(shown):
+        if result is None:
             continue
-        shares = 100 * np.array(one.exits) / one.images
+        shares = 100 * np.array(result.exits) / result.images
         axes.barh(place, shares, left=np.cumsum(shares) - shares, color=colours, height=0.72, zorder=2)
-        draw_share(axes, place, one.exit_share(0), color="black", linewidth=0.9, zorder=3)
+        draw_share(axes, place, result.exit_share(0), color="black", linewidth=0.9, zorder=3)
     axes.axvline(100 * overall.mean, color="black", linestyle="--", linewidth=1, zorder=4)
     entries = {f"after round {s + 1}": {"color": colour, "linewidth": 7} for s, colour in enumerate(colours)}
     entries["95 % interval, round 1"] = {"color": "black", "linewidth": 0.9}
@@ -70,13 +70,13 @@ def class_exit_figure(answers: Answers) -> Figure:
 
 def shown_classes(classes: Sequence[ClassResult], share: ShareOf) -> list[ClassResult | None]:
     """All classes, lowest share first; of too many, those at the ends with a gap, None, between them."""
-    order = sorted(classes, key=lambda one: (share(one).mean, -one.images, one.number))
+    order = sorted(classes, key=lambda result: (share(result).mean, -result.images, result.number))
     if len(order) <= MOST_CLASSES:
         return list(order)
-    lowest = sorted(order, key=lambda one: share(one).highest)[:ENDS]
-    rest = [one for one in order if one not in lowest]
-    highest = sorted(rest, key=lambda one: -share(one).lowest)[:ENDS]
-    return [*(one for one in order if one in lowest), None, *(one for one in order if one in highest)]
+    lowest = sorted(order, key=lambda result: share(result).highest)[:ENDS]
+    rest = [result for result in order if result not in lowest]
+    highest = sorted(rest, key=lambda result: -share(result).lowest)[:ENDS]
+    return [*(result for result in order if result in lowest), None, *(result for result in order if result in highest)]
 
 
 def selection_note(classes: int) -> str | None:
@@ -94,7 +94,7 @@ def _class_panel(shown: Sequence[ClassResult | None], title: str, x: str) -> tup
     figure = blank_figure(height=max(3.0, 1.75 + 0.25 * len(shown)))
     axes: Axes = figure.subplots()
     figure.suptitle(in_lines(title), fontsize=11)
-    names = ["…" if one is None else f"{shorten(one.name, NAME)} ({one.images})" for one in shown]
+    names = ["…" if result is None else f"{shorten(result.name, NAME)} ({result.images})" for result in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=8)
     axes.set_ylabel("class (images)", fontsize=10)
     axes.set_xlabel(x, fontsize=10)
@@ -105,15 +105,15 @@ def _class_panel(shown: Sequence[ClassResult | None], title: str, x: str) -> tup
 
 
 def _accuracy_title(answers: Answers, overall: Interval) -> str:
-    return f"Top-1 is {_percent(overall)}; {_range(answers.by_class, lambda one: one.top1)}"
+    return f"Top-1 is {_percent(overall)}; {_range(answers.by_class, lambda result: result.top1)}"
 
 
 def _exit_title(answers: Answers, overall: Interval) -> str:
     return f"{_percent(overall)} of the images exit after round 1; {_range(answers.by_class, _first_exit)}"
 
 
-def _first_exit(one: ClassResult) -> Interval:
-    return one.exit_share(0)
+def _first_exit(result: ClassResult) -> Interval:
+    return result.exit_share(0)
 
 
 def _percent(share: Interval) -> str:
@@ -122,11 +122,11 @@ def _percent(share: Interval) -> str:
 
 def _range(classes: Sequence[ClassResult], share: ShareOf) -> str:
     """The lowest and the highest share, and which class has it."""
-    shares = [share(one).mean for one in classes]
+    shares = [share(result).mean for result in classes]
     if min(shares) == max(shares):
         return f"the same in {len(classes)} classes" if len(classes) > 1 else "there is one class"
     ends = []
     for end in (min(shares), max(shares)):
-        names = [shorten(one.name, NAME) for one, value in zip(classes, shares) if value == end]
+        names = [shorten(result.name, NAME) for result, value in zip(classes, shares) if value == end]
         ends.append(f"{100 * end:.0f} % ({names[0] if len(names) == 1 else f'{len(names)} classes'})")
     return f"classes from {ends[0]} to {ends[1]}"

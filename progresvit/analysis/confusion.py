@@ -66,12 +66,12 @@ def confusion_figure(answers: Answers) -> Figure:
 
 def matrix_classes(answers: Answers) -> list[int]:
     """Numbers of the classes of the matrix: all with images, or those of the most frequent confusions, side by side."""
-    present = [one.number for one in answers.by_class]
+    present = [result.number for result in answers.by_class]
     if len(present) <= MOST_CLASSES:
         return sorted(present)
     pairs = [number for pair in answers.confusions for number in (pair.label, pair.prediction)]
-    chosen = dict.fromkeys(number for number in [*pairs, *present] if number in set(present))
-    return list(chosen)[:MOST_CLASSES]
+    ordered = dict.fromkeys(number for number in [*pairs, *present] if number in set(present))
+    return list(ordered)[:MOST_CLASSES]
 
 
 def confusion_counts(answers: Answers, classes: list[int]) -> NDArray[np.int64]:
@@ -86,10 +86,10 @@ def confusion_counts(answers: Answers, classes: list[int]) -> NDArray[np.int64]:
 
 def _title(answers: Answers, shown: int) -> str:
     wrong, total, classes = len(answers.errors), len(answers.records), len(answers.by_class)
-    some = f"; the {shown} most confused of {classes} classes" if shown < classes else ""
+    part = f"; the {shown} most confused of {classes} classes" if shown < classes else ""
     if not wrong:
-        return f"All {total:,} answers are right{some}"
+        return f"All {total:,} answers are right{part}"
     worst = answers.confusions[0]
     label, prediction = (shorten(answers.class_names[n], NAME) for n in (worst.label, worst.prediction))
     often = f"most often {label} as {prediction} ({worst.count} of {worst.images})"
-    return f"{wrong:,} of {total:,} answers are wrong, {often}{some}"
+    return f"{wrong:,} of {total:,} answers are wrong, {often}{part}"

@@ -39,7 +39,7 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery:
-    """Errors, and thumbnails of those whose image was found."""
+    """Errors, and thumbnails of the images that were found."""
 
     answers: Answers
     rows: Sequence[int]
@@ -50,7 +50,7 @@ class Gallery:
     """A line for each image that is not in the data or cannot be read."""
 
     def cards(self) -> list[Card]:
-        """For a page."""
+        """The cards of the errors on a page."""
         return [
             Card(
                 image=_to_png(self.thumbnails[row]) if row in self.thumbnails else b"",
@@ -64,8 +64,8 @@ class Gallery:
         answers, records = self.answers, self.answers.records
 
         def name(number: int) -> str:
-            whole = answers.class_names[number]
-            return whole if length is None else shorten(whole, length)
+            full = answers.class_names[number]
+            return full if length is None else shorten(full, length)
 
         lines = [f"is {name(int(records.labels[row]))}"]
         for s in range(records.rounds):
@@ -80,27 +80,27 @@ def find_errors(answers: Answers, most: int, source: DataSource | None = None) -
     """The most confident errors, with thumbnails from ``source`` if it is given.
 
     The thumbnails show the evaluation crop, corrupted if the images of the records were. Images are found by the ids of
-    the records; one that is not there or cannot be read has no thumbnail.
+    the records; an image that is missing or cannot be read has no thumbnail.
     """
     rows = answers.errors[:most].tolist()
     if source is None or not rows:
         return Gallery(answers=answers, rows=rows)
-    records, found = answers.records, source.find()
-    places = {entry.name: index for index, entry in enumerate(found.entries)}
+    records, dataset = answers.records, source.find()
+    places = {entry.name: index for index, entry in enumerate(dataset.entries)}
     there = [row for row in rows if str(records.ids[row]) in places]
     if not there:
         raise ValueError(
             f"none of the {len(rows)} images is in {source.data} (split {source.split}): the records name "
-            f"{records.ids[rows[0]]}, the data has {some_of(list(places)[:3])}. Give the images that were evaluated: "
-            f"--data {records.header.data} --split {records.header.split}"
+            f"{records.ids[rows[0]]}, the data has {some_of(list(places)[:3])}. Pass the evaluated images: "
+            f"data={records.header.data!r} split={records.header.split!r}"
         )
     corruption = records.header.corruption
     transform = NamedTransform(records.config, None if corruption is None else Corruption.parse(corruption))
-    chosen = found.subset(places[str(records.ids[row])] for row in there)
+    images = dataset.subset(places[str(records.ids[row])] for row in there)
     missing = {row: "not in the data" for row in rows if row not in there}
     thumbnails: dict[int, Pixels] = {}
     cpu = torch.device("cpu")
-    for batch in numbered_batches(chosen, [list(range(len(there)))], transform=transform, workers=0, device=cpu):
+    for batch in numbered_batches(images, [list(range(len(there)))], transform=transform, workers=0, device=cpu):
         if batch.pixels is not None:  # bytes (B, C, H, H)
             thumbnails |= {there[number]: thumbnail(pixels) for number, pixels in zip(batch.numbers, batch.pixels)}
         missing |= {there[number]: why for number, why in batch.unreadable.items()}

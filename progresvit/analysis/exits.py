@@ -1,7 +1,7 @@
 """Which images exit after which round, and what the later rounds repair and break.
 
-Every round runs on every image, so that the answer of the round after which an image exits can be compared with those
-of the rounds that it skipped. An uncertain image may be refined without being repaired.
+Every round runs on every image, so that the answer of the round after which an image exits can be compared with the
+answers of the rounds that it skipped. An uncertain image may be refined without being repaired.
 
 Letters: N images, B images of a batch, K classes, S rounds, s a round counted from 0, C channels, H side of the images,
 h side of a thumbnail.
@@ -80,7 +80,7 @@ class Exits:
     exit_round: Ints
     """From 0, (N,)."""
     class_names: Mapping[int, str]
-    """Of the classes of the sample and of those that are predicted."""
+    """Names of the classes of the sample and of the predicted classes."""
 
     @property
     def labels(self) -> Ints:
@@ -146,56 +146,56 @@ def exits(
     with evaluation_mode(model), torch.inference_mode():
         for rows, images in sample.batches(model.config, device):
             logits = [output.logits.float() for output in model(images)]  # S times (B, K)
-            entropies.append(torch.stack([top10_entropy(one) for one in logits], dim=1).cpu())  # (B, S)
-            answers.append(torch.stack([one.argmax(dim=-1) for one in logits], dim=1).cpu())  # (B, S)
+            entropies.append(torch.stack([top10_entropy(values) for values in logits], dim=1).cpu())  # (B, S)
+            answers.append(torch.stack([values.argmax(dim=-1) for values in logits], dim=1).cpu())  # (B, S)
             if progress:
                 progress(rows.stop, len(sample))
     entropy = torch.cat(entropies).numpy()
     predictions: Ints = np.where(np.isfinite(entropy), torch.cat(answers).numpy(), -1)
-    chosen = threshold
-    if chosen is None:
+    limit = threshold
+    if limit is None:
         correct = predictions == sample.labels.numpy()[:, None]
-        chosen = near_lossless(entropy, correct, model.gmacs()).threshold
+        limit = near_lossless(entropy, correct, model.gmacs()).threshold
     return Exits(
         sample=sample,
         predictions=predictions,
         entropy=entropy,
-        threshold=tuple(as_thresholds([chosen], rounds)[0].tolist()),
+        threshold=tuple(as_thresholds([limit], rounds)[0].tolist()),
         near_lossless=threshold is None,
-        exit_round=exit_rounds(entropy, chosen),
+        exit_round=exit_rounds(entropy, limit),
         class_names=_class_names(model.config, sample, predictions),
     )
 
 
-def exits_table(found: Exits) -> Table:
+def exits_table(result: Exits) -> Table:
     """A row for each image. Rounds are counted from 1; entropies are in nats."""
-    numbers = range(1, found.rounds + 1)
+    numbers = range(1, result.rounds + 1)
     columns = [Column("id", "image", left=True), Column("class", "class", left=True), Column("exit_round", "exit")]
     columns += [Column(f"entropy_round{n}", f"entropy {n} (nats)", lambda value: f"{value:.3f}") for n in numbers]
     columns += [Column(f"prediction_round{n}", f"prediction {n}", left=True) for n in numbers]
     columns += [Column(f"correct_round{n}", f"correct {n}") for n in numbers]
     rows: list[Row] = []
-    for image, name in enumerate(found.sample.ids):
-        row: Row = {"id": name, "class": found.class_names[int(found.labels[image])]}
-        row["exit_round"] = int(found.exit_round[image]) + 1
+    for image, name in enumerate(result.sample.ids):
+        row: Row = {"id": name, "class": result.class_names[int(result.labels[image])]}
+        row["exit_round"] = int(result.exit_round[image]) + 1
         for s, n in enumerate(numbers):
-            row[f"entropy_round{n}"] = float(found.entropy[image, s])
-            row[f"prediction_round{n}"] = found.class_names[int(found.predictions[image, s])]
-            row[f"correct_round{n}"] = bool(found.correct[image, s])
+            row[f"entropy_round{n}"] = float(result.entropy[image, s])
+            row[f"prediction_round{n}"] = result.class_names[int(result.predictions[image, s])]
+            row[f"correct_round{n}"] = bool(result.correct[image, s])
         rows.append(row)
     return Table(f"Exits of {len(rows)} images", columns, rows)
 
 
-def exit_shares(found: Exits) -> list[ClassExits]:
-    """Of every class of the sample; the class that exits most comes first."""
+def exit_shares(result: Exits) -> list[ClassExits]:
+    """The share of every class of the sample that exits; the class with the highest share comes first."""
     classes = []
-    for number, name in found.sample.class_names.items():
-        rounds = found.exit_round[found.labels == number]
+    for number, name in result.sample.class_names.items():
+        rounds = result.exit_round[result.labels == number]
         classes.append(ClassExits(number=number, name=name, images=len(rounds), exits=int((rounds == 0).sum())))
-    return sorted(classes, key=lambda one: (-one.share.mean, one.name))
+    return sorted(classes, key=lambda shares: (-shares.share.mean, shares.name))
 
 
-def exit_share_table(found: Exits) -> Table:
+def exit_share_table(result: Exits) -> Table:
     """A row for each class, the one that exits most first."""
     columns = [
         Column("class", "class", left=True),
@@ -206,31 +206,31 @@ def exit_share_table(found: Exits) -> Table:
     ]
     rows = [
         {
-            "class": one.name,
-            "class_id": found.sample.class_ids[one.number],
-            "images": one.images,
-            "exits": one.exits,
-            **_share_cells(one.share),
+            "class": shares.name,
+            "class_id": result.sample.class_ids[shares.number],
+            "images": shares.images,
+            "exits": shares.exits,
+            **_share_cells(shares.share),
         }
-        for one in exit_shares(found)
+        for shares in exit_shares(result)
     ]
     return Table("Exits after round 1, by class", columns, rows)
 
 
-def repairs(found: Exits) -> list[Repairs]:
-    """For the images that continue after a round, the next round; for those that exit, what the last one would do."""
-    last, groups = found.rounds - 1, []
+def repairs(result: Exits) -> list[Repairs]:
+    """Compares a round with the next for images that continue, and with the last for images that exit."""
+    last, groups = result.rounds - 1, []
     for continues in (True, False):
         for s in range(last):
-            chosen = found.exit_round > s if continues else found.exit_round == s
+            rows = result.exit_round > s if continues else result.exit_round == s
             later = s + 1 if continues else last
-            pairs = list(zip(found.correct[chosen, s].tolist(), found.correct[chosen, later].tolist()))
+            pairs = list(zip(result.correct[rows, s].tolist(), result.correct[rows, later].tolist()))
             counts = {outcome: pairs.count(pair) for outcome, pair in OUTCOMES.items()}
             groups.append(Repairs(continues=continues, earlier=s, later=later, images=len(pairs), counts=counts))
     return groups
 
 
-def repair_table(found: Exits) -> Table:
+def repair_table(result: Exits) -> Table:
     """A row for each outcome of each group of images."""
     columns = [
         Column("images", "images that", left=True),
@@ -251,44 +251,44 @@ def repair_table(found: Exits) -> Table:
             "of": group.images,
             **_share_cells(share_interval(count, group.images)),
         }
-        for group in repairs(found)
+        for group in repairs(result)
         for outcome, count in group.counts.items()
     ]
     return Table("What the later rounds repair and break", columns, rows)
 
 
-def exits_figure(found: Exits) -> Figure:
+def exits_figure(result: Exits) -> Figure:
     """Images that exit first and last, the exits of the classes, and what the later rounds repair and break."""
-    certain, uncertain = gallery(found)
-    classes, groups = _shown_classes(exit_shares(found)), repairs(found)
+    certain, uncertain = gallery(result)
+    classes, groups = _shown_classes(exit_shares(result)), repairs(result)
     heights = [1.4, 1.4 if len(uncertain) else 0.01, max(2.6, 0.9 + 0.18 * max(len(classes), 5 * len(groups) + 1))]
     figure = blank_figure(height=0.6 + sum(heights))
-    limits = ", ".join(f"{limit:.3g}" for limit in dict.fromkeys(found.threshold))
-    chosen = " (near-lossless on these images)" if found.near_lossless else ""
-    figure.suptitle(f"{in_lines(_finding(found))}\nthreshold {limits} nats{chosen}", fontsize=11)
+    limits = ", ".join(f"{limit:.3g}" for limit in dict.fromkeys(result.threshold))
+    source = " (near-lossless on these images)" if result.near_lossless else ""
+    figure.suptitle(f"{in_lines(_finding(result))}\nthreshold {limits} nats{source}", fontsize=11)
     low, high, below = figure.subfigures(3, 1, squeeze=False, height_ratios=heights)[:, 0]
-    _draw_gallery(low, found, certain, "lowest")
-    _draw_gallery(high, found, uncertain, "highest")
+    _draw_gallery(low, result, certain, "lowest")
+    _draw_gallery(high, result, uncertain, "highest")
     left, right = below.subplots(1, 2)
-    _draw_shares(left, classes, share=float((found.exit_round == 0).mean()))
+    _draw_shares(left, classes, share=float((result.exit_round == 0).mean()))
     _draw_repairs(right, groups)
     below.supxlabel("Bars: 95 % intervals. In brackets: images. ✗ and a dashed frame: a wrong answer.", fontsize=8.5)
     return figure
 
 
-def _finding(found: Exits) -> str:
+def _finding(result: Exits) -> str:
     """The share that exits after round 1, and what round 2 does with the others."""
-    early, first = float((found.exit_round == 0).mean()), repairs(found)[0]
-    title = f"{100 * early:.0f} % of {len(found.labels):,} images exit after round 1"
+    early, first = float((result.exit_round == 0).mean()), repairs(result)[0]
+    title = f"{100 * early:.0f} % of {len(result.labels):,} images exit after round 1"
     if not first.images:
         return title
     repaired, broken = (100 * first.counts[outcome] / first.images for outcome in ("repaired", "broken"))
     return f"{title}; round 2 repairs {repaired:.0f} % of the others and breaks {broken:.0f} %"
 
 
-def gallery(found: Exits) -> tuple[Ints, Ints]:
+def gallery(result: Exits) -> tuple[Ints, Ints]:
     """Rows of the images of the lowest entropy in round 1, ascending, and of the highest, descending."""
-    order: Ints = np.argsort(found.entropy[:, 0], kind="stable")
+    order: Ints = np.argsort(result.entropy[:, 0], kind="stable")
     return order[: min(GALLERY, math.ceil(len(order) / 2))], order[::-1][: min(GALLERY, len(order) // 2)]
 
 
@@ -300,7 +300,7 @@ def thumbnail(pixels: Tensor) -> NDArray[np.uint8]:
 
 
 def _class_names(config: BaseConfig, sample: Sample, predictions: Ints) -> dict[int, str]:
-    """Of all classes that occur; one without a name in the model or the sample is called by its number."""
+    """Names of all classes that occur; a class that neither the model nor the sample names gets its number."""
     names = {number: f"class {number}" for number in np.unique(predictions).tolist()}
     if config.labels is not None:
         names = {number: config.labels[number] for number in names if number >= 0}
@@ -309,49 +309,49 @@ def _class_names(config: BaseConfig, sample: Sample, predictions: Ints) -> dict[
 
 def _share_cells(share: Interval) -> Row:
     """Empty for a share of no images."""
-    known = not math.isnan(share.mean)
+    has_images = not math.isnan(share.mean)
     values = (share.mean, share.lowest, share.highest)
-    return {key: value if known else None for key, value in zip(("share", "share_low", "share_high"), values)}
+    return {key: value if has_images else None for key, value in zip(("share", "share_low", "share_high"), values)}
 
 
 def _shown_classes(classes: Sequence[ClassExits]) -> list[ClassExits | None]:
     """All of them, or those that exit most, a gap, and those that exit least."""
     if len(classes) <= MOST_CLASSES:
         return list(classes)
-    kept = [one for one in classes if one.images >= LEAST_IMAGES] or list(classes)
+    kept = [shares for shares in classes if shares.images >= LEAST_IMAGES] or list(classes)
     half = MOST_CLASSES // 2
     return list(kept) if len(kept) <= MOST_CLASSES else [*kept[:half], None, *kept[-half:]]
 
 
-def _draw_gallery(part: SubFigure, found: Exits, images: Ints, which: str) -> None:
+def _draw_gallery(part: SubFigure, result: Exits, images: Ints, which: str) -> None:
     if not len(images):
         return
-    early = int((found.exit_round[images] == 0).sum())
+    early = int((result.exit_round[images] == 0).sum())
     title = f"{which} entropy in round 1: {early} of {len(images)} exit after round 1"
     part.suptitle(title, fontsize=10, x=0.01, ha="left")
     panels = part.subplots(1, GALLERY, squeeze=False)[0]
     for panel in panels[len(images) :]:
         panel.set_axis_off()
     for panel, image in zip(panels, images.tolist()):
-        s = found.exit_round[image]
-        answer, name = (found.class_names[int(n)] for n in (found.predictions[image, s], found.labels[image]))
+        s = result.exit_round[image]
+        answer, name = (result.class_names[int(n)] for n in (result.predictions[image, s], result.labels[image]))
         lines = textwrap.wrap(answer, 12, max_lines=2, placeholder="…")
-        small = thumbnail(found.sample.pixels[image])
+        small = thumbnail(result.sample.pixels[image])
         panel.imshow(small, cmap="gray", vmin=0, vmax=255)
         low, high = -MARGIN * len(small), (1 + MARGIN) * len(small)
         panel.set(xticks=[], yticks=[], xlim=(low, high), ylim=(high, low))
-        if not found.correct[image, s]:
+        if not result.correct[image, s]:
             lines = [f"✗ {shorten(answer, 10)}", f"is {shorten(name, 9)}"]
             for spine in panel.spines.values():
                 spine.set(color=COLOURS[1], linewidth=2.5, linestyle=(0, (2, 1)), capstyle="butt")
-        panel.set_xlabel("\n".join([f"{found.entropy[image, 0]:.3f} nats", *lines]), fontsize=8, labelpad=3)
+        panel.set_xlabel("\n".join([f"{result.entropy[image, 0]:.3f} nats", *lines]), fontsize=8, labelpad=3)
 
 
 def _draw_shares(axes: Axes, classes: Sequence[ClassExits | None], *, share: float) -> None:
-    names = ["…" if one is None else f"{shorten(one.name, 21)} ({one.images})" for one in classes]
-    for place, one in enumerate(classes):
-        if one is not None:
-            draw_share(axes, place, one.share, marker="o", color=COLOURS[0])
+    names = ["…" if shares is None else f"{shorten(shares.name, 21)} ({shares.images})" for shares in classes]
+    for place, shares in enumerate(classes):
+        if shares is not None:
+            draw_share(axes, place, shares.share, marker="o", color=COLOURS[0])
     axes.axvline(100 * share, color="0.5", linestyle="--", linewidth=1)
     _finish(axes, range(len(classes)), names, slots=len(classes), x="share of the class (%)")
     axes.set_title(f"exit after round 1: {100 * share:.0f} % (dashed)", fontsize=10)

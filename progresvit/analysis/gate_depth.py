@@ -17,22 +17,20 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from progresvit.analysis.gates import BRANCHES, RoundMultipliers, difference_to_next, rms, round_gates
 from progresvit.model.interface import RoundModel
 from progresvit.plots import COLOURS, MARKERS, blank_figure, curve_style, in_lines
+from progresvit.routing.decide import Floats
 from progresvit.table import Column, Row, Table, decimals, rough_percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True, kw_only=True)
-class Transition:
+class RoundChange:
     """The multipliers of two consecutive rounds, on the channels of both. Each (D, 3): block, branch."""
 
     rms_difference: Floats
@@ -56,7 +54,7 @@ class RoundDepth:
     std: Floats
     rms_from_one: Floats
     """RMS of g - 1."""
-    to_next: Transition | None
+    to_next: RoundChange | None
     """None in the last round."""
 
 
@@ -68,33 +66,33 @@ def gate_depth(model: RoundModel) -> tuple[RoundDepth, ...]:
     """
     rounds = round_gates(model)
     transitions = [*(_transition(*both) for both in pairwise(rounds)), None]
-    found = []
+    depths = []
     for round_, transition in zip(rounds, transitions):
         g = round_.blocks.astype(np.float64)
-        found.append(RoundDepth(mean=g.mean(axis=-1), std=g.std(axis=-1), rms_from_one=rms(g - 1), to_next=transition))
-    return tuple(found)
+        depths.append(RoundDepth(mean=g.mean(axis=-1), std=g.std(axis=-1), rms_from_one=rms(g - 1), to_next=transition))
+    return tuple(depths)
 
 
-def _transition(earlier: RoundMultipliers, later: RoundMultipliers) -> Transition:
+def _transition(earlier: RoundMultipliers, later: RoundMultipliers) -> RoundChange:
     difference = difference_to_next(earlier.blocks, later.blocks)  # (D, 3, channels of both)
     static = earlier.blocks.astype(np.float64) + difference / 2 - 1
-    return Transition(rms_difference=rms(difference), rms_static=rms(static))
+    return RoundChange(rms_difference=rms(difference), rms_static=rms(static))
 
 
-def static_share(found: Sequence[RoundDepth]) -> tuple[dict[str, float | None], ...]:
+def static_share(depths: Sequence[RoundDepth]) -> tuple[dict[str, float | None], ...]:
     """For each transition, the static share of each branch over all blocks; None if every multiplier is 1.
 
     A share near 1 says that PSG scales the channels almost alike in both rounds; one of 0.5, that half of the squared
     deviation from 1 depends on the round.
 
     Args:
-        found: What :func:`gate_depth` returns.
+        depths: What :func:`gate_depth` returns.
     """
-    transitions = [round_.to_next for round_ in found if round_.to_next is not None]
+    transitions = [round_.to_next for round_ in depths if round_.to_next is not None]
     return tuple(dict(zip(BRANCHES, transition.static_share())) for transition in transitions)
 
 
-def gate_depth_table(found: Sequence[RoundDepth]) -> Table:
+def gate_depth_table(depths: Sequence[RoundDepth]) -> Table:
     """A row for each round, block and branch. Numbers that compare with the next round are empty in the last."""
     columns = [
         Column("round", "round"),
@@ -109,7 +107,7 @@ def gate_depth_table(found: Sequence[RoundDepth]) -> Table:
     ]
     rows = [
         {"round": number, "block": block + 1, "branch": branch, **_numbers(round_, block, place)}
-        for number, round_ in enumerate(found, start=1)
+        for number, round_ in enumerate(depths, start=1)
         for block in range(len(round_.mean))
         for place, branch in enumerate(BRANCHES)
     ]
@@ -128,59 +126,59 @@ def _numbers(round_: RoundDepth, block: int, place: int) -> Row:
     }
 
 
-def gate_depth_figure(found: Sequence[RoundDepth]) -> Figure:
+def gate_depth_figure(depths: Sequence[RoundDepth]) -> Figure:
     """Above, mean and spread of every round; below, the change between rounds beside the static part.
 
     A model of one round has the upper row alone.
 
     Args:
-        found: What :func:`gate_depth` returns.
+        depths: What :func:`gate_depth` returns.
     """
-    compared = len(found) > 1
-    figure = blank_figure(height=5.8 + 0.2 * (len(found) - 1) if compared else 3.2)
-    figure.suptitle(in_lines(_finding(found)), fontsize=11)
+    compared = len(depths) > 1
+    figure = blank_figure(height=5.8 + 0.2 * (len(depths) - 1) if compared else 3.2)
+    figure.suptitle(in_lines(_finding(depths)), fontsize=11)
     halves = figure.subfigures(2 if compared else 1, 1, squeeze=False)[:, 0]
-    _draw_means(halves[0], found)
+    _draw_means(halves[0], depths)
     if compared:
-        _draw_changes(halves[1], found)
+        _draw_changes(halves[1], depths)
     return figure
 
 
-def _finding(found: Sequence[RoundDepth]) -> str:
+def _finding(depths: Sequence[RoundDepth]) -> str:
     """How much of the deviation from 1 rounds share; of a model of one round, the range of the means."""
-    shares = [share for shares in static_share(found) for share in shares.values() if share is not None]
+    shares = [share for shares in static_share(depths) for share in shares.values() if share is not None]
     if not shares:
-        means = np.concatenate([round_.mean for round_ in found])
+        means = np.concatenate([round_.mean for round_ in depths])
         return f"Mean multipliers of PSG are from {means.min():.2f} to {means.max():.2f}"
-    which = "both rounds" if len(found) == 2 else "consecutive rounds"
+    which = "both rounds" if len(depths) == 2 else "consecutive rounds"
     reach = " to ".join(dict.fromkeys(f"{100 * share:.0f}" for share in (min(shares), max(shares))))
     return f"{reach} % of the gates' squared deviation from 1 is common to {which}"
 
 
-def _draw_means(half: SubFigure, found: Sequence[RoundDepth]) -> None:
+def _draw_means(half: SubFigure, depths: Sequence[RoundDepth]) -> None:
     """Lines of the means, bands of one standard deviation to either side."""
     panels = half.subplots(1, len(BRANCHES))
     for place, (panel, branch) in enumerate(zip(panels, BRANCHES)):
         panel.axhline(1, color="0.4", linewidth=1)
-        for number, round_ in enumerate(found):
+        for number, round_ in enumerate(depths):
             mean, std = round_.mean[:, place], round_.std[:, place]
             blocks = np.arange(1, len(mean) + 1)
             marks = {"marker": MARKERS[number % len(MARKERS)], "markersize": 4}
             panel.plot(blocks, mean, label=f"round {number + 1}", **marks, **curve_style(number))
             panel.fill_between(blocks, mean - std, mean + std, color=COLOURS[number % len(COLOURS)], alpha=0.2)
-        _finish(panel, branch, len(found[0].mean))
+        _finish(panel, branch, len(depths[0].mean))
     panels[0].set_ylabel("mean multiplier", fontsize=10)
     _legend(half, panels[0], band="± standard deviation over channels")
 
 
-def _draw_changes(half: SubFigure, found: Sequence[RoundDepth]) -> None:
+def _draw_changes(half: SubFigure, depths: Sequence[RoundDepth]) -> None:
     """RMS of the difference and of the static part, on a logarithmic scale."""
     panels = half.subplots(1, len(BRANCHES), sharey=True)
-    shares = static_share(found)
+    shares = static_share(depths)
     for place, (panel, branch) in enumerate(zip(panels, BRANCHES)):
-        for number, round_ in enumerate(found[:-1]):
+        for number, round_ in enumerate(depths[:-1]):
             assert round_.to_next is not None
-            name = f"rounds {number + 1} and {number + 2}: " if len(found) > 2 else ""
+            name = f"rounds {number + 1} and {number + 2}: " if len(depths) > 2 else ""
             blocks = np.arange(1, len(round_.mean) + 1)
             lines = {"difference d": round_.to_next.rms_difference, "static part m": round_.to_next.rms_static}
             for kind, (what, values) in enumerate(lines.items()):
@@ -188,10 +186,10 @@ def _draw_changes(half: SubFigure, found: Sequence[RoundDepth]) -> None:
                 style = {"color": colour, "linestyle": "-" if kind == 0 else "--", "markersize": 4, "clip_on": False}
                 marker = MARKERS[(2 + 2 * number + kind) % len(MARKERS)]
                 panel.plot(blocks, values[:, place], label=f"{name}{what}", marker=marker, **style)
-        known = [share[branch] for share in shares]
-        digits = 1 if len(known) == 1 else 0  # the title stays in its panel
-        text = ", ".join("–" if share is None else f"{100 * share:.{digits}f}" for share in known)
-        _finish(panel, f"{branch}\nstatic share {text} %", len(found[0].mean))
+        branch_shares = [share[branch] for share in shares]
+        digits = 1 if len(branch_shares) == 1 else 0  # the title stays in its panel
+        text = ", ".join("–" if share is None else f"{100 * share:.{digits}f}" for share in branch_shares)
+        _finish(panel, f"{branch}\nstatic share {text} %", len(depths[0].mean))
     _scale(panels[0], np.concatenate([line.get_ydata() for panel in panels for line in panel.lines]))
     panels[0].set_ylabel("RMS over channels", fontsize=10)
     caption = "d: difference of the rounds, m: mean deviation from 1; static share: Σ m² / Σ (m² + d²/4)"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from progresvit.analysis.gates import BRANCHES, Floats, difference_to_next, rms, round_gates
+from progresvit.analysis.gates import BRANCHES, Float32s, difference_to_next, rms, round_gates
 from progresvit.model.interface import RoundModel
 from progresvit.plots import COLOURS, LINES, blank_figure, in_lines
 from progresvit.table import Column, Table, decimals
@@ -39,7 +39,7 @@ class GateDistribution:
     """Counted from 1."""
     branch: str
     """One of ``BRANCHES``."""
-    rounds: tuple[Floats, ...]
+    rounds: tuple[Float32s, ...]
     """(d,) for each round."""
 
     @property
@@ -70,7 +70,7 @@ def gate_distributions(model: RoundModel, blocks: Sequence[int] | None = None) -
     )
 
 
-def gate_distributions_table(found: Sequence[GateDistribution]) -> Table:
+def gate_distributions_table(distributions: Sequence[GateDistribution]) -> Table:
     """A row for each round, block and branch; the separation is that from the next round."""
     shares = [Column(f"percentile_{share}", f"{share} %", decimals) for share in PERCENTILES]
     columns = [
@@ -84,8 +84,8 @@ def gate_distributions_table(found: Sequence[GateDistribution]) -> Table:
         Column("rms_difference_to_next_round", "RMS difference to next round", decimals),
     ]
     rows = []
-    for number in range(len(found[0].rounds)):
-        for panel in found:
+    for number in range(len(distributions[0].rounds)):
+        for panel in distributions:
             values, separations = panel.rounds[number].astype(np.float64), panel.separations
             percentiles = np.percentile(values, PERCENTILES).tolist()
             rows.append(
@@ -103,19 +103,19 @@ def gate_distributions_table(found: Sequence[GateDistribution]) -> Table:
     return Table("Distributions of PSG's multipliers", columns, rows)
 
 
-def gate_distributions_figure(found: Sequence[GateDistribution]) -> Figure:
+def gate_distributions_figure(distributions: Sequence[GateDistribution]) -> Figure:
     """A panel for each block and branch with a histogram for each round; the title gives the separations.
 
     Each panel has a range of its own, which includes 1.
 
     Args:
-        found: What :func:`gate_distributions` returns.
+        distributions: What :func:`gate_distributions` returns.
     """
-    lines = len(found) // len(BRANCHES)
+    lines = len(distributions) // len(BRANCHES)
     figure = blank_figure(height=1.4 + 1.55 * lines)
-    figure.suptitle(in_lines(_finding(found)), fontsize=11)
+    figure.suptitle(in_lines(_finding(distributions)), fontsize=11)
     panels = figure.subplots(lines, len(BRANCHES), squeeze=False)
-    for panel, distribution in zip(panels.flat, found):
+    for panel, distribution in zip(panels.flat, distributions):
         _draw(panel, distribution)
         title = f"block {distribution.block}: {distribution.branch}"
         if separations := distribution.separations:
@@ -127,7 +127,7 @@ def gate_distributions_figure(found: Sequence[GateDistribution]) -> Figure:
         panel.set_xlabel("multiplier", fontsize=9)
     handles, names = panels[0, 0].get_legend_handles_labels()
     caption = "Panels differ in scale; the vertical line is at 1."
-    if len(found[0].rounds) > 1:
+    if len(distributions[0].rounds) > 1:
         caption = f"Δ: RMS difference of consecutive rounds on their common channels.\n{caption}"
     legend = figure.legend(
         handles, names, loc="outside lower center", ncols=4, fontsize=9, title=caption, frameon=False
@@ -136,12 +136,12 @@ def gate_distributions_figure(found: Sequence[GateDistribution]) -> Figure:
     return figure
 
 
-def _finding(found: Sequence[GateDistribution]) -> str:
+def _finding(distributions: Sequence[GateDistribution]) -> str:
     """Where the rounds differ most; of a model of one round, the range of the multipliers."""
-    if len(found[0].rounds) == 1:
-        every = np.concatenate([panel.rounds[0] for panel in found])
+    if len(distributions[0].rounds) == 1:
+        every = np.concatenate([panel.rounds[0] for panel in distributions])
         return f"PSG's multipliers in these blocks are from {every.min():.2f} to {every.max():.2f}"
-    most = max(found, key=lambda panel: max(panel.separations))
+    most = max(distributions, key=lambda panel: max(panel.separations))
     largest = f"Δ\u00a0=\u00a0{max(most.separations):.3f}"
     return f"Largest difference of rounds here: {largest} in block {most.block}, {most.branch}"
 

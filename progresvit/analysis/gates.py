@@ -40,16 +40,16 @@ LIMIT = 99.5
 ROUNDING = 1e-6
 """Largest difference of equal multipliers near 1 that are computed twice in float32."""
 
-Floats = NDArray[np.float32]
+Float32s = NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundMultipliers:
     """The multipliers of a round, on its active channels."""
 
-    blocks: Floats
+    blocks: Float32s
     """(D, 3, d): attention, MLP, output. Attention and MLP include PSG's scale vectors."""
-    fusion: Floats | None
+    fusion: Float32s | None
     """(2, d): image, previous round. None in the first round, which has no transition."""
     resolution: int
     """Pixels of the round."""
@@ -89,13 +89,13 @@ def round_gates(model: RoundModel) -> tuple[RoundMultipliers, ...]:
     return tuple(rounds)
 
 
-def _vectors(gates: Sequence[Tensor | float]) -> Floats:
+def _vectors(gates: Sequence[Tensor | float]) -> Float32s:
     """k vectors (d,) -> (k, d)."""
-    stacked: Floats = torch.stack([torch.as_tensor(vector) for vector in gates]).float().cpu().numpy()
+    stacked: Float32s = torch.stack([torch.as_tensor(vector) for vector in gates]).float().cpu().numpy()
     return stacked
 
 
-def difference_to_next(earlier: Floats, later: Floats) -> NDArray[np.float64]:
+def difference_to_next(earlier: Float32s, later: Float32s) -> NDArray[np.float64]:
     """Multipliers of a round minus those of the round before, on the channels of both.
 
     Rounds never become narrower, so these are the channels of the earlier one: (..., d) and (..., d') -> (..., d).
@@ -123,7 +123,7 @@ def gates_table(rounds: Sequence[RoundMultipliers]) -> Table:
     ]
     rows = []
     for number, round_ in enumerate(rounds, start=1):
-        vectors: list[tuple[str, int | None, Floats]] = [
+        vectors: list[tuple[str, int | None, Float32s]] = [
             (f"fusion {stream}", None, vector)
             for stream, vector in zip(STREAMS, () if round_.fusion is None else round_.fusion)
         ]
@@ -235,7 +235,7 @@ def scale_ticks(norm: Normalize) -> list[float]:
     return sorted({1.0, *(1 + step for step in kept), *(1 - step for step in kept)})
 
 
-def _draw(panel: Axes, values: Floats, round_: RoundMultipliers, norm: Normalize, *, strip: bool = False) -> None:
+def _draw(panel: Axes, values: Float32s, round_: RoundMultipliers, norm: Normalize, *, strip: bool = False) -> None:
     """Lines of multipliers, (k, d); the remaining channels of the backbone are grey. A strip is as wide as the page."""
     lines, d = values.shape
     extent = (0.5, d + 0.5, lines + 0.5, 0.5)  # line and channel numbers are the coordinates

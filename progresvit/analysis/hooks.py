@@ -29,7 +29,7 @@ def need_backbone(model: RoundModel, what: str) -> Backbone:
 
 @contextmanager
 def evaluation_mode(model: RoundModel | nn.Module) -> Iterator[None]:
-    """Without stochastic depth; the mode is restored."""
+    """Switch stochastic depth off inside the block; the mode is restored afterwards."""
     training = model.training
     model.eval()
     try:
@@ -38,7 +38,7 @@ def evaluation_mode(model: RoundModel | nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-class Call(NamedTuple):
+class BlockCall(NamedTuple):
     """What a block was called with."""
 
     block: Block
@@ -47,12 +47,12 @@ class Call(NamedTuple):
 
 
 @contextmanager
-def recorded_calls(blocks: nn.ModuleList) -> Iterator[list[Call]]:
+def recorded_calls(blocks: nn.ModuleList) -> Iterator[list[BlockCall]]:
     """Yields a list to which every call of a block is appended."""
-    calls: list[Call] = []
+    calls: list[BlockCall] = []
 
     def record(block: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        calls.append(Call(block, args[0], options))
+        calls.append(BlockCall(block, args[0], options))
 
     handles = [block.register_forward_pre_hook(record, with_kwargs=True) for block in blocks]
     try:

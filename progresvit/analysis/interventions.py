@@ -135,7 +135,7 @@ class Interventions:
 
     def later_rounds(self, tokens: Callable[[slice], Tensor]) -> Outcome:
         """The last round on the unchanged images; ``tokens`` gives those of round 1 for a batch, (B, T, d)."""
-        labels, chosen = self.sample.labels, []
+        labels, parts = self.sample.labels, []
         with evaluation_mode(self.model), torch.inference_mode():
             for rows, images in self.sample.batches(self.model.config, self.device):
                 previous = tokens(rows).to(self.device)
@@ -144,9 +144,9 @@ class Interventions:
                     previous = output.tokens
                 probabilities = output.logits.float().softmax(dim=-1).cpu()  # (B, K)
                 right = probabilities.argmax(dim=-1) == labels[rows]
-                chosen.append(torch.stack([right.double(), probabilities.gather(1, labels[rows, None])[:, 0].double()]))
+                parts.append(torch.stack([right.double(), probabilities.gather(1, labels[rows, None])[:, 0].double()]))
                 self._count(len(images))
-        correct, confidence = torch.cat(chosen, dim=1).numpy()
+        correct, confidence = torch.cat(parts, dim=1).numpy()
         return Outcome(correct=correct.astype(bool), confidence=confidence)
 
     def _count(self, images: int) -> None:

@@ -62,16 +62,16 @@ def low_pass(
     runs = Interventions(model, sample, name=NAME, runs=len(strengths) + 1, progress=progress)
     resolution = model.config.rounds[0].resolution
     untouched = runs.untouched()
-    found = []
+    effects = []
     for strength in strengths:
         side = max(1, round((1 - strength) * resolution))
-        tokens = runs.first_round(partial(blur, resolution=resolution, side=side))
+        tokens = runs.first_round(partial(low_passed, resolution=resolution, side=side))
         outcome = runs.later_rounds(tokens.__getitem__)
-        found.append(Blurred(strength, side, Effect.of(outcome, untouched)))
-    return tuple(found)
+        effects.append(Blurred(strength, side, Effect.of(outcome, untouched)))
+    return tuple(effects)
 
 
-def blur(images: Tensor, *, resolution: int, side: int) -> Tensor:
+def low_passed(images: Tensor, *, resolution: int, side: int) -> Tensor:
     """Down to a side and up to the resolution again: (B, C, H, H) -> (B, C, r, r); unchanged if nothing is removed."""
     if side == resolution:
         return images
@@ -79,16 +79,16 @@ def blur(images: Tensor, *, resolution: int, side: int) -> Tensor:
     return resize(resize(images, side), resolution)
 
 
-def low_pass_table(found: Sequence[Blurred]) -> Table:
+def low_pass_table(effects: Sequence[Blurred]) -> Table:
     """A row for each strength."""
     columns = [Column("strength", "p"), Column("side", "pixels left"), *EFFECT_COLUMNS]
-    rows = [{"strength": one.strength, "side": one.side, **one.effect.row()} for one in found]
+    rows = [{"strength": blurred.strength, "side": blurred.side, **blurred.effect.row()} for blurred in effects]
     return Table("Low-pass filter on the input of round 1", columns, rows)
 
 
-def low_pass_figure(found: Sequence[Blurred]) -> Figure:
+def low_pass_figure(effects: Sequence[Blurred]) -> Figure:
     """Accuracy of the last round against the strength, with the interval of its change."""
-    return draw_low_pass(low_pass_table(found).rows)
+    return draw_low_pass(low_pass_table(effects).rows)
 
 
 def draw_low_pass(rows: Sequence[Row]) -> Figure:

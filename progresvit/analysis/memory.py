@@ -29,8 +29,8 @@ BATCHES = (1, 8, 32, 128, 512)
 FULL_BATCHES = 4
 """Batches of a measurement: the first ones fill the engine's buffers."""
 
-Way = Literal["engine", "eager"]
-WAYS: tuple[Way, ...] = get_args(Way)
+Runner = Literal["engine", "eager"]
+WAYS: tuple[Runner, ...] = get_args(Runner)
 """The engine, and the model run round by round without it."""
 
 
@@ -38,7 +38,7 @@ WAYS: tuple[Way, ...] = get_args(Way)
 class PeakMemory:
     """One measurement."""
 
-    way: Way
+    way: Runner
     batch: int
     peak_gib: float | None
     """None if memory ran out."""
@@ -93,7 +93,7 @@ def memory(
     return Memory(points=tuple(points), hardware=hardware(device), precision=precision)
 
 
-def memory_table(found: Memory) -> Table:
+def memory_table(result: Memory) -> Table:
     """A row for each way and batch size; the peak is empty if memory ran out."""
     columns = [
         Column("way", "model", left=True),
@@ -103,30 +103,30 @@ def memory_table(found: Memory) -> Table:
     ]
     rows = [
         {"way": point.way, "batch": point.batch, "peak_gib": point.peak_gib, "images": point.images}
-        for point in found.points
+        for point in result.points
     ]
-    return Table(f"Peak memory, every round, on {found.hardware}, {found.precision}", columns, rows)
+    return Table(f"Peak memory, every round, on {result.hardware}, {result.precision}", columns, rows)
 
 
-def memory_figure(found: Memory) -> Figure:
+def memory_figure(result: Memory) -> Figure:
     """Peak memory against the batch size, both on logarithmic axes."""
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
     figure, axes = new_figure(title="", x="images per batch", y="peak memory (GiB)")
-    axes.set_title(f"{in_lines(_finding(found))}\n{found.hardware}, {found.precision}", fontsize=11)
+    axes.set_title(f"{in_lines(_finding(result))}\n{result.hardware}, {result.precision}", fontsize=11)
     for number, way in enumerate(WAYS):
-        points = [point for point in found.points if point.way == way]
-        known = sorted((point.batch, point.peak_gib) for point in points if point.peak_gib is not None)
+        points = [point for point in result.points if point.way == way]
+        measured = sorted((point.batch, point.peak_gib) for point in points if point.peak_gib is not None)
         too_large = [f"{point.batch}" for point in points if point.peak_gib is None]
         label = "engine" if way == "engine" else "eager, round by round"
         label += f" (out of memory: {', '.join(too_large)})" if too_large else ""
-        axes.plot(*zip(*known) if known else ([], []), marker=MARKERS[number], label=label, **curve_style(number))
-    batches = sorted({point.batch for point in found.points})
+        axes.plot(*zip(*measured) if measured else ([], []), marker=MARKERS[number], label=label, **curve_style(number))
+    batches = sorted({point.batch for point in result.points})
     axes.set_xscale("log", base=2)
     axes.set_xlim(batches[0] / 1.3, batches[-1] * 1.3)
     axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.xaxis.set_minor_locator(NullLocator())
-    if any(point.peak_gib is not None for point in found.points):  # without a point there is no logarithmic axis
+    if any(point.peak_gib is not None for point in result.points):  # without a point there is no logarithmic axis
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
@@ -135,9 +135,9 @@ def memory_figure(found: Memory) -> Figure:
     return figure
 
 
-def _finding(found: Memory) -> str:
+def _finding(result: Memory) -> str:
     """The memory of both ways at the smallest and the largest batch that both ran."""
-    peaks = {(point.way, point.batch): point.peak_gib for point in found.points if point.peak_gib is not None}
+    peaks = {(point.way, point.batch): point.peak_gib for point in result.points if point.peak_gib is not None}
     common = sorted(batch for way, batch in peaks if way == WAYS[0] and (WAYS[1], batch) in peaks)
     if not common:
         return "Peak memory: no batch fits"
@@ -156,7 +156,7 @@ def _check(batches: Sequence[int], device: str) -> None:
         raise ValueError(f"batches are sizes of one image or more, such as {BATCHES}, not {tuple(batches)}.")
 
 
-def peak_gib(model: str, way: Way, batch: int, device: str, precision: str) -> float | None:
+def peak_gib(model: str, way: Runner, batch: int, device: str, precision: str) -> float | None:
     """One measurement in this process; None if memory ran out. Only the first one of a process is valid."""
     eager = way == "eager"
 

@@ -81,12 +81,12 @@ def noise_replacement(
     block = last_block(model, sample)
     runs = Interventions(model, sample, name=NAME, runs=len(strengths) + 1, progress=progress)
     untouched = runs.untouched()
-    found = []
+    effects = []
     for strength in strengths:
         tokens = runs.first_round(during=replaced_output(block, noise(strength, seed=seed)))
         outcome = runs.later_rounds(tokens.__getitem__)
-        found.append(Replaced(strength, untouched, Effect.of(outcome, untouched)))
-    return tuple(found)
+        effects.append(Replaced(strength, untouched, Effect.of(outcome, untouched)))
+    return tuple(effects)
 
 
 def last_block(model: RoundModel, sample: Sample) -> nn.Module:
@@ -111,7 +111,7 @@ def noise(strength: float, *, seed: int) -> Callable[[Tensor], Tensor]:
     return replace
 
 
-def noise_replacement_table(found: Sequence[Replaced]) -> Table:
+def noise_replacement_table(effects: Sequence[Replaced]) -> Table:
     """A row for each strength. Percentiles of the confidence are of the images that the untouched model has right."""
     keys = [f"confidence_p{quantile}" for quantile in QUANTILES]
     names = [f"confidence, percentile {quantile}" for quantile in QUANTILES]
@@ -121,15 +121,15 @@ def noise_replacement_table(found: Sequence[Replaced]) -> Table:
         *(Column(key, name, percent) for key, name in zip(keys, names)),
     ]
     rows = []
-    for one in found:
-        quantiles = [None] * len(keys) if one.quantiles is None else one.quantiles.tolist()
-        rows.append({"strength": one.strength, **one.effect.row(), **dict(zip(keys, quantiles))})
+    for replaced in effects:
+        quantiles = [None] * len(keys) if replaced.quantiles is None else replaced.quantiles.tolist()
+        rows.append({"strength": replaced.strength, **replaced.effect.row(), **dict(zip(keys, quantiles))})
     return Table("Round 1's last block output replaced by noise", columns, rows)
 
 
-def noise_replacement_figure(found: Sequence[Replaced]) -> Figure:
+def noise_replacement_figure(effects: Sequence[Replaced]) -> Figure:
     """Accuracy, and the distribution of the correct-class confidence, against the strength."""
-    return draw_noise_replacement(noise_replacement_table(found).rows)
+    return draw_noise_replacement(noise_replacement_table(effects).rows)
 
 
 def draw_noise_replacement(rows: Sequence[Row]) -> Figure:

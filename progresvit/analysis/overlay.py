@@ -49,7 +49,7 @@ def class_shares(labels: NDArray[np.uint8], names: Sequence[str]) -> list[ClassS
     return [ClassShare(index, names[index], float(counts[index] / labels.size)) for index in present]
 
 
-def percent(share: float) -> str:
+def short_percent(share: float) -> str:
     """A share as a short text: 45 %, 3.1 %, < 0.1 %."""
     if share < 0.001:
         return "< 0.1 %"
@@ -66,12 +66,12 @@ def palette() -> NDArray[np.uint8]:
     grid = grid[(lightness > _LIGHTNESS[0]) & (lightness < _LIGHTNESS[1])]
     candidates = np.concatenate([np.array(first, np.float64), grid])
     places = _perceived(candidates)
-    chosen = list(range(len(first)))
-    distance = np.min([((places - places[index]) ** 2).sum(axis=1) for index in chosen], axis=0)
-    while len(chosen) < _CLASSES:
-        chosen.append(int(distance.argmax()))
-        distance = np.minimum(distance, ((places - places[chosen[-1]]) ** 2).sum(axis=1))
-    return candidates[chosen].astype(np.uint8)
+    order = list(range(len(first)))
+    distance = np.min([((places - places[index]) ** 2).sum(axis=1) for index in order], axis=0)
+    while len(order) < _CLASSES:
+        order.append(int(distance.argmax()))
+        distance = np.minimum(distance, ((places - places[order[-1]]) ** 2).sum(axis=1))
+    return candidates[order].astype(np.uint8)
 
 
 def _perceived(colours: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -151,10 +151,10 @@ class _Legend:
         rest = shares[len(shown) :]
         most = width - 7 * size  # swatch, share and the space between
         entries: list[tuple[int | None, str, str]] = [
-            (item.index, _shorten(item.name, font, most), percent(item.share)) for item in shown
+            (item.index, _shorten(item.name, font, most), short_percent(item.share)) for item in shown
         ]
         if rest:
-            entries.append((None, f"{len(rest)} others", percent(sum(item.share for item in rest))))
+            entries.append((None, f"{len(rest)} others", short_percent(sum(item.share for item in rest))))
         widest = max((self._length(name) + font.getlength(share) for _, name, share in entries), default=0)
         self.column = math.ceil(widest + 2.5 * size)
         columns = max(1, (width + size) // self.column)
@@ -175,12 +175,12 @@ class _Legend:
                 draw.text((text + self._length(name), middle), share, _FAINT, self.font, anchor="lm")
 
     def _length(self, name: str) -> float:
-        """With the space before the share."""
+        """Width of the entry, with the space before the share."""
         return float(self.font.getlength(name) + 0.5 * self.size)
 
 
 def _wrap(text: str, font: Font, width: float) -> list[str]:
-    """Lines of words that fit."""
+    """The text in lines that fit the width; words stay whole."""
     lines: list[str] = []
     for word in _printable(text).split():
         longer = f"{lines[-1]} {word}" if lines else word

@@ -30,7 +30,7 @@ class Part:
     """A section of the page."""
 
     name: str
-    """Of its files, without suffix."""
+    """Name of its files, without suffix."""
     title: str
     text: str
     """What it shows."""

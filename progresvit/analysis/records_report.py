@@ -88,7 +88,7 @@ def _accuracy(answers: Answers) -> Part:
 
 def _classes(answers: Answers) -> Part:
     note = selection_note(len(answers.by_class))
-    shown = [one for one in shown_classes(answers.by_class, lambda one: one.top1) if one is not None]
+    shown = [result for result in shown_classes(answers.by_class, lambda result: result.top1) if result is not None]
     title = f"{len(shown)} of {len(answers.by_class)} classes, lowest {answers.name} top-1 first"
     return Part(
         name="classes",
@@ -135,7 +135,7 @@ def _errors(gallery: Gallery, data_given: bool) -> Part:
     table = error_table(answers, len(gallery.rows))
     remarks = [] if gallery.rows else ["No answer is wrong."]
     if gallery.rows and not data_given:
-        remarks.append(f"Add the images with --data (evaluated: {header.data}).")
+        remarks.append(f"For thumbnails, pass the evaluated images: {header.data}.")
     if gallery.missing:
         remarks.append(f"Without an image: {'; '.join(gallery.missing)}.")
     return Part(

@@ -74,18 +74,22 @@ class Sample:
 
 def find_class(name: str, names: Mapping[int, str], ids: Mapping[int, str]) -> int:
     """The number of a class by its name or folder name; upper and lower case differ only if a name fits exactly."""
-    words = [(word, number) for known in (names, ids) for number, word in known.items()]
+    words = [(word, number) for words_of in (names, ids) for number, word in words_of.items()]
     exact = {number for word, number in words if word == name}
-    found = exact or {number for word, number in words if word.casefold() == name.casefold()}
-    if len(found) > 1:
-        folders = " or ".join(repr(ids[number]) for number in sorted(found))
-        raise ValueError(f"{len(found)} classes have the name {name!r}; give a folder name: {folders}.")
-    if not found:
-        known = list(dict.fromkeys(word for word, _ in words))
-        near = difflib.get_close_matches(name, known, cutoff=0.5)
-        hint = did_you_mean(name, known) if near or len(known) < 20 else f"they are of {some_of(list(names.values()))}."
+    numbers = exact or {number for word, number in words if word.casefold() == name.casefold()}
+    if len(numbers) > 1:
+        folders = " or ".join(repr(ids[number]) for number in sorted(numbers))
+        raise ValueError(f"{len(numbers)} classes have the name {name!r}; give a folder name: {folders}.")
+    if not numbers:
+        every_word = list(dict.fromkeys(word for word, _ in words))
+        near = difflib.get_close_matches(name, every_word, cutoff=0.5)
+        hint = (
+            did_you_mean(name, every_word)
+            if near or len(every_word) < 20
+            else f"they are of {some_of(list(names.values()))}."
+        )
         raise ValueError(f"the images are of no class {name!r}; {hint}")
-    return found.pop()
+    return numbers.pop()
 
 
 def load_sample(
@@ -114,34 +118,34 @@ def load_sample(
         raise ValueError("this analysis looks at classes of images, and the model segments images; give a classifier.")
     if images < 1:
         raise ValueError(f"an analysis takes at least one image, not {images}.")
-    found = source.find()
-    numbers = class_numbers(found.class_ids, config) if config.num_classes else list(range(len(found.class_ids)))
-    names = {number: _class_name(config, number, found.class_ids[place]) for place, number in enumerate(numbers)}
-    ids = dict(zip(numbers, found.class_ids))
-    wanted = None if classes is None else {find_class(name, names, ids) for name in classes}
-    places = [place for place, number in enumerate(numbers) if wanted is None or number in wanted]
-    chosen = found.subset(_choose(found, places, images, every_class=wanted is not None))
-    groups = [list(range(first, min(first + BATCH, len(chosen)))) for first in range(0, len(chosen), BATCH)]
+    dataset = source.find()
+    numbers = class_numbers(dataset.class_ids, config) if config.num_classes else list(range(len(dataset.class_ids)))
+    names = {number: _class_name(config, number, dataset.class_ids[place]) for place, number in enumerate(numbers)}
+    ids = dict(zip(numbers, dataset.class_ids))
+    of_classes = None if classes is None else {find_class(name, names, ids) for name in classes}
+    places = [place for place, number in enumerate(numbers) if of_classes is None or number in of_classes]
+    subset = dataset.subset(_choose(dataset, places, images, every_class=of_classes is not None))
+    groups = [list(range(first, min(first + BATCH, len(subset)))) for first in range(0, len(subset), BATCH)]
     transform, parts, rows, unreadable = NamedTransform(config, source.corruption), [], list[int](), dict[int, str]()
     cpu = torch.device("cpu")
-    for batch in numbered_batches(chosen, groups, transform=transform, workers=workers, device=cpu):
+    for batch in numbered_batches(subset, groups, transform=transform, workers=workers, device=cpu):
         rows += batch.numbers
         unreadable |= batch.unreadable
         parts += [] if batch.pixels is None else [batch.pixels]
         if progress:
-            progress(len(rows) + len(unreadable), len(chosen))
-    lines = tuple(f"{chosen.entries[row].name}: {why}" for row, why in sorted(unreadable.items()))
+            progress(len(rows) + len(unreadable), len(subset))
+    lines = tuple(f"{subset.entries[row].name}: {why}" for row, why in sorted(unreadable.items()))
     if not parts:
-        raise ValueError(f"none of {len(chosen)} images of {source.data} can be read; the first: {lines[0]}.")
-    labels = [numbers[chosen.targets[row]] for row in rows]
+        raise ValueError(f"none of {len(subset)} images of {source.data} can be read; the first: {lines[0]}.")
+    labels = [numbers[subset.targets[row]] for row in rows]
     return Sample(
         pixels=torch.cat(parts),
         labels=torch.tensor(labels),
-        ids=tuple(chosen.entries[row].name for row in rows),
+        ids=tuple(subset.entries[row].name for row in rows),
         class_names={number: names[number] for number in sorted(set(labels))},
         class_ids={number: ids[number] for number in sorted(set(labels))},
         unreadable=lines,
-        drawn=None if found.drawn_from is None else (len(found), found.drawn_from),
+        drawn=None if dataset.drawn_from is None else (len(dataset), dataset.drawn_from),
     )
 
 
@@ -149,11 +153,11 @@ def _class_name(config: BaseConfig, number: int, folder: str) -> str:
     return config.labels[number] if config.labels is not None and config.num_classes else folder
 
 
-def _choose(found: ImageDataset, places: Sequence[int], images: int, *, every_class: bool) -> list[int]:
+def _choose(dataset: ImageDataset, places: Sequence[int], images: int, *, every_class: bool) -> list[int]:
     """Indices of the images, in the order of the dataset; classes take turns."""
     rng = random.Random(0)
     by_class: dict[int, list[int]] = {place: [] for place in places}
-    for index, target in enumerate(found.targets):
+    for index, target in enumerate(dataset.targets):
         if target in by_class:
             by_class[target].append(index)
     for indices in by_class.values():

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from progresvit.analysis.hooks import evaluation_mode, need_backbone, recorded_calls, recorded_outputs
@@ -34,6 +33,7 @@ from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
 from progresvit.model.interface import RoundModel
 from progresvit.plots import COLOURS, MARKERS, new_figure
+from progresvit.routing.decide import Floats
 from progresvit.table import Column, Row, Table, decimals
 
 if TYPE_CHECKING:
@@ -43,14 +43,12 @@ if TYPE_CHECKING:
 TOKENS = ("class", "patch")
 """The two curves."""
 QUANTILES = (0.1, 0.9)
-"""Of the images; the band around a curve."""
+"""Quantiles of the images; the band around a curve."""
 MOST_TICKS = 24
 """Block numbers below a figure."""
 
-Floats = NDArray[np.float64]
 
-
-class Point(NamedTuple):
+class BlockPoint(NamedTuple):
     """A place in the model: a block of a round, both counted from 1. Block 0 is what the first block receives.
 
     Blocks are counted anew in every round, also where a round continues with the next blocks (early exits).
@@ -64,7 +62,7 @@ class Point(NamedTuple):
 class Similarity:
     """Cosine to the last block output of the last round, of every image at every point."""
 
-    points: tuple[Point, ...]
+    points: tuple[BlockPoint, ...]
     """In the order in which a model runs."""
     cosines: Floats
     """(2, P, N): of the class token, and the mean over the patches."""
@@ -93,7 +91,7 @@ def similarity(model: RoundModel, sample: Sample, progress: Progress | None = No
         progress: Called after each batch.
     """
     backbone = need_backbone(model, "similarities of block outputs")
-    device, parts, points = next(backbone.parameters()).device, [], tuple[Point, ...]()
+    device, parts, points = next(backbone.parameters()).device, [], tuple[BlockPoint, ...]()
     with evaluation_mode(backbone), torch.inference_mode():
         for rows, images in sample.batches(backbone.config, device):
             rounds = round_tokens(backbone, images)
@@ -120,13 +118,13 @@ def round_tokens(model: Backbone, images: Tensor) -> list[list[Tensor]]:
     return [[x[..., :d] for x in round_] for round_ in rounds]
 
 
-def points_of(rounds: Sequence[Sequence[Tensor]]) -> tuple[Point, ...]:
+def points_of(rounds: Sequence[Sequence[Tensor]]) -> tuple[BlockPoint, ...]:
     """The points of :func:`round_tokens`."""
-    return tuple(Point(s, block) for s, round_ in enumerate(rounds, start=1) for block in range(len(round_)))
+    return tuple(BlockPoint(s, block) for s, round_ in enumerate(rounds, start=1) for block in range(len(round_)))
 
 
 def _cosines(tokens: Sequence[Tensor]) -> Tensor:
-    """Of the tokens at each point to those of the last point: P times (B, T, d) -> (2, P, B)."""
+    """Cosine of the tokens at each point to the tokens of the last point: P times (B, T, d) -> (2, P, B)."""
     last = tokens[-1]
     g = math.isqrt(last.shape[1] - 1)
     class_token = [F.cosine_similarity(x[:, 0], last[:, 0], dim=-1) for x in tokens]  # (B, d) -> (B,)
@@ -202,7 +200,7 @@ def draw_similarity(rows: Sequence[Row], *, handover: bool) -> Figure:
         rows: Of :func:`similarity_table`.
         handover: Whether a round builds on the one before.
     """
-    points = [Point(row["round"], row["block"]) for row in rows if row["tokens"] == TOKENS[0]]
+    points = [BlockPoint(row["round"], row["block"]) for row in rows if row["tokens"] == TOKENS[0]]
     figure, axes = new_figure(title="", x=BLOCK_AXIS, y="cosine similarity")
     axes.set_title(_finding(rows, handover))
     xs = positions(points)
@@ -244,19 +242,19 @@ BLOCK_AXIS = "blocks run in the round (0: input of its first block)"
 """What :func:`mark_rounds` writes below."""
 
 
-def places_by_round(points: Sequence[Point]) -> Iterator[list[int]]:
+def places_by_round(points: Sequence[BlockPoint]) -> Iterator[list[int]]:
     """The places of the points of each round."""
     for _, group in groupby(range(len(points)), key=lambda place: points[place].round):
         yield list(group)
 
 
-def positions(points: Sequence[Point]) -> Floats:
+def positions(points: Sequence[BlockPoint]) -> Floats:
     """On the x axis of a figure, with a gap between rounds: (P,)."""
     rounds = np.array([point.round for point in points])
     return np.arange(len(points)) + 0.03 * len(points) * (rounds - 1)
 
 
-def mark_rounds(axes: Axes, points: Sequence[Point]) -> None:
+def mark_rounds(axes: Axes, points: Sequence[BlockPoint]) -> None:
     """An x axis of points: every other round is shaded, rounds are named above and blocks are numbered below."""
     xs, last = positions(points), max(point.block for point in points)
     steps = (step for step in range(1, last + 2) if _ticks(points, step) <= MOST_TICKS)
@@ -273,6 +271,6 @@ def mark_rounds(axes: Axes, points: Sequence[Point]) -> None:
     axes.set_title(axes.get_title(), fontsize=11, pad=18)
 
 
-def _ticks(points: Sequence[Point], step: int) -> int:
+def _ticks(points: Sequence[BlockPoint], step: int) -> int:
     """Numbers below the axis if every ``step``-th block has one."""
     return sum(point.block % step == 0 for point in points)

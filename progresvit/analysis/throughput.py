@@ -107,7 +107,7 @@ def throughput(
     if thresholds is not None and (rounds == 1 or not thresholds):
         which = "no image of a model of one round exits early" if rounds == 1 else "there are none"
         raise ValueError(f"{which}, so leave out the thresholds of {NAME}.")
-    limits = [] if thresholds is None else [tuple(as_thresholds([one], rounds)[0].tolist()) for one in thresholds]
+    limits = [] if thresholds is None else [tuple(as_thresholds([limit], rounds)[0].tolist()) for limit in thresholds]
     device = device or str(next(network.parameters()).device)
     on_gpu = device.startswith("cuda")
     if on_gpu and not torch.cuda.is_available():
@@ -164,7 +164,7 @@ def _measure(engine: Routed, limit: tuple[float, ...], sample: Sample, seconds: 
     )
 
 
-def throughput_table(found: Throughput) -> Table:
+def throughput_table(result: Throughput) -> Table:
     """A row for each threshold."""
     columns = [
         Column("continuing", "continuing (%)", rough_percent),
@@ -180,27 +180,27 @@ def throughput_table(found: Throughput) -> Table:
         {
             "continuing": point.continuing,
             "threshold": _shortest(point.threshold),
-            "images": found.images,
+            "images": result.images,
             "accuracy": point.accuracy.mean,
             "accuracy_low": point.accuracy.lowest,
             "accuracy_high": point.accuracy.highest,
             "images_per_s": point.images_per_s,
             "spread": point.spread,
         }
-        for point in found.points
+        for point in result.points
     ]
-    return Table(f"Accuracy and throughput on {found.hardware}; {_how(found)}", columns, rows)
+    return Table(f"Accuracy and throughput on {result.hardware}; {_how(result)}", columns, rows)
 
 
-def throughput_figure(found: Throughput) -> Figure:
+def throughput_figure(result: Throughput) -> Figure:
     """Accuracy against images per second on a logarithmic axis; labels give the share that continues."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     figure, axes = new_figure(title="", x="images per second", y="top-1 accuracy (%)")
-    axes.set_title(f"{in_lines(_finding(found))}\n{found.hardware}, {_how(found)}", fontsize=11)
-    speeds = [point.images_per_s for point in found.points]
+    axes.set_title(f"{in_lines(_finding(result))}\n{result.hardware}, {_how(result)}", fontsize=11)
+    speeds = [point.images_per_s for point in result.points]
     low, accuracy, high = (
-        [100 * getattr(point.accuracy, end) for point in found.points] for end in ("lowest", "mean", "highest")
+        [100 * getattr(point.accuracy, end) for point in result.points] for end in ("lowest", "mean", "highest")
     )
     reach = [[mean - end for mean, end in zip(accuracy, low)], [end - mean for mean, end in zip(accuracy, high)]]
     label = "top-1, 95 % interval; labels: images that continue after round 1"
@@ -208,7 +208,7 @@ def throughput_figure(found: Throughput) -> Figure:
     for rank, number in enumerate(sorted(range(len(speeds)), key=lambda number: speeds[number])):
         above = rank % 2 == 0  # neighbours at different ends of their bars, so that the labels do not meet
         at, offset = (speeds[number], (high if above else low)[number]), (0, 4 if above else -4)
-        share = f"{100 * found.points[number].continuing:.0f} %"
+        share = f"{100 * result.points[number].continuing:.0f} %"
         side = "bottom" if above else "top"
         axes.annotate(share, at, xytext=offset, textcoords="offset points", fontsize=9, ha="center", va=side)
     axes.set_xscale("log")
@@ -220,9 +220,9 @@ def throughput_figure(found: Throughput) -> Figure:
     return figure
 
 
-def _finding(found: Throughput) -> str:
+def _finding(result: Throughput) -> str:
     """The speed at which no accuracy is lost on these images, beside that of every round for every image."""
-    every, *others = found.points
+    every, *others = result.points
     speed = f"{every.images_per_s:,.0f}"
     if not others:
         return f"{speed} images/s at a top-1 of {100 * every.accuracy.mean:.1f} %"
@@ -235,8 +235,8 @@ def _finding(found: Throughput) -> str:
     return f"{both} at equal top-1: {fastest.images_per_s / every.images_per_s:.1f} × the speed"
 
 
-def _how(found: Throughput) -> str:
-    return f"{found.precision}, batch {found.batch}, {found.images} images"
+def _how(result: Throughput) -> str:
+    return f"{result.precision}, batch {result.batch}, {result.images} images"
 
 
 def _shortest(thresholds: tuple[float, ...]) -> Threshold | None:

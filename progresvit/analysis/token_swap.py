@@ -82,7 +82,7 @@ def token_swap(
     own = runs.first_round()
     untouched = runs.later_rounds(own.__getitem__)
     order = patch_order(own, seed=seed)
-    found = []
+    effects = []
     for tokens, donor in CONDITIONS:
 
         def swapped(rows: slice, tokens: Tokens = tokens, donor: Donor = donor) -> Tensor:
@@ -91,8 +91,8 @@ def token_swap(
             return mix(own[rows], other, tokens, strength)
 
         outcome = runs.later_rounds(swapped)
-        found.append(Swapped(tokens, donor, strength, untouched, Effect.of(outcome, untouched)))
-    return tuple(found)
+        effects.append(Swapped(tokens, donor, strength, untouched, Effect.of(outcome, untouched)))
+    return tuple(effects)
 
 
 def mix(own: Tensor, other: Tensor, tokens: Tokens, strength: float) -> Tensor:
@@ -122,12 +122,12 @@ def find_donors(labels: Tensor, names: Mapping[int, str], *, seed: int) -> dict[
     if counts[few] < 2:
         raise ValueError(
             f"too few images per class: {NAME} needs two of each class, and there is {counts[few]} of {names[few]!r} "
-            f"among {len(labels)} images; take more with --images, or classes that have more."
+            f"among {len(labels)} images; take more (images=…), or classes that have more."
         )
     if 2 * counts[many] > len(labels):
         raise ValueError(
             f"{NAME} needs for each image one of another class, and {counts[many]} of {len(labels)} images are of "
-            f"{names[many]!r}; take more with --images, or add images of other classes."
+            f"{names[many]!r}; take more (images=…), or add images of other classes."
         )
     rng = random.Random(seed)
     rows: dict[int, list[int]] = {}
@@ -141,30 +141,33 @@ def find_donors(labels: Tensor, names: Mapping[int, str], *, seed: int) -> dict[
     other = dict(zip(ordered, ordered[shift:] + ordered[:shift]))
     _exchange(other, labels.tolist(), rng)
     donors: dict[Donor, dict[int, int]] = {"same class": same, "other class": other}
-    return {donor: torch.tensor([known[row] for row in range(len(labels))]) for donor, known in donors.items()}
+    return {donor: torch.tensor([rows_of[row] for row in range(len(labels))]) for donor, rows_of in donors.items()}
 
 
 def _exchange(donors: dict[int, int], labels: Sequence[int], rng: random.Random) -> None:
     """Exchange donors of random pairs of images wherever both still are of other classes."""
     for _ in range(MIXING * len(labels)):
-        one, two = rng.randrange(len(labels)), rng.randrange(len(labels))
-        if labels[donors[two]] != labels[one] and labels[donors[one]] != labels[two]:
-            donors[one], donors[two] = donors[two], donors[one]
+        first, second = rng.randrange(len(labels)), rng.randrange(len(labels))
+        if labels[donors[second]] != labels[first] and labels[donors[first]] != labels[second]:
+            donors[first], donors[second] = donors[second], donors[first]
 
 
-def token_swap_table(found: Sequence[Swapped]) -> Table:
+def token_swap_table(effects: Sequence[Swapped]) -> Table:
     """A row for each condition, after one for the untouched model."""
     columns = [Column(key, key, left=True) for key in ("tokens", "donor")]
-    untouched = Effect.of(found[0].untouched, found[0].untouched).row()
+    untouched = Effect.of(effects[0].untouched, effects[0].untouched).row()
     unknown = {key: None for key in untouched if "change" in key}
     rows = [{"tokens": "none", "donor": None, "strength": 0.0, **untouched, **unknown}]
-    rows += [{"tokens": one.tokens, "donor": one.donor, "strength": one.strength, **one.effect.row()} for one in found]
+    rows += [
+        {"tokens": condition.tokens, "donor": condition.donor, "strength": condition.strength, **condition.effect.row()}
+        for condition in effects
+    ]
     return Table("Round 1's tokens replaced", [*columns, Column("strength", "strength"), *EFFECT_COLUMNS], rows)
 
 
-def token_swap_figure(found: Sequence[Swapped]) -> Figure:
+def token_swap_figure(effects: Sequence[Swapped]) -> Figure:
     """Accuracy and correct-class confidence of each condition, beside those of the untouched model as a line."""
-    return draw_token_swap(token_swap_table(found).rows)
+    return draw_token_swap(token_swap_table(effects).rows)
 
 
 def draw_token_swap(rows: Sequence[Row]) -> Figure:

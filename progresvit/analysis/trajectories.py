@@ -30,7 +30,7 @@ from progresvit.analysis.hooks import evaluation_mode, need_backbone
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.analysis.similarity import (
     BLOCK_AXIS,
-    Point,
+    BlockPoint,
     mark_rounds,
     places_by_round,
     points_of,
@@ -40,6 +40,7 @@ from progresvit.analysis.similarity import (
 from progresvit.metrics.interval import Interval
 from progresvit.model.interface import RoundModel
 from progresvit.plots import COLOURS, MARKERS, blank_figure, in_lines
+from progresvit.routing.decide import Floats
 from progresvit.table import Column, Row, Table, decimals
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 CLASSES = 5
 """Classes that are chosen if none are named."""
 DRAWS = 200
-"""Of the bootstrap."""
+"""Draws of the bootstrap."""
 INTERVAL = (0.025, 0.975)
 """Quantiles of the draws."""
 LONGEST_NAME = 22
@@ -58,14 +59,12 @@ LONGEST_NAME = 22
 NOTHING = 1e-12
 """A spread below this share of the squared length of the tokens is rounding error."""
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectories:
     """Paths of class means, and the separation of the classes along them."""
 
-    points: tuple[Point, ...]
+    points: tuple[BlockPoint, ...]
     """In the order in which a model runs."""
     classes: tuple[str, ...]
     paths: Floats
@@ -108,7 +107,7 @@ def trajectories(
     backbone = need_backbone(model, "trajectories of classes")
     numbers = _chosen(sample, classes)
     images_of = sample.of_classes(numbers)
-    device, parts, points = next(backbone.parameters()).device, [], tuple[Point, ...]()
+    device, parts, points = next(backbone.parameters()).device, [], tuple[BlockPoint, ...]()
     with evaluation_mode(backbone), torch.inference_mode():
         for rows, images in images_of.batches(backbone.config, device):
             rounds = round_tokens(backbone, images)
@@ -142,8 +141,8 @@ def _chosen(sample: Sample, classes: Sequence[str] | None) -> list[int]:
     few = min(numbers, key=lambda number: counts[number])
     if counts[few] < 2:
         raise ValueError(
-            f"too few images per class: {sample.class_names[few]!r} has {counts[few]}; give more images with --images, "
-            "or other classes."
+            f"too few images per class: {sample.class_names[few]!r} has {counts[few]}; give more images (images=…), or "
+            "other classes."
         )
     return numbers
 
@@ -153,10 +152,10 @@ def _most_frequent(counts: Counter[int]) -> list[int]:
     if len(counts) <= CLASSES:
         return sorted(counts)
     fewest = sorted(counts.values(), reverse=True)[CLASSES - 1]
-    chosen = [number for number in counts if counts[number] > fewest]
+    frequent = [number for number in counts if counts[number] > fewest]
     equal = sorted(number for number in counts if counts[number] == fewest)
-    places = np.linspace(0, len(equal) - 1, CLASSES - len(chosen)).round().astype(int)
-    return sorted([*chosen, *(equal[place] for place in places)])
+    places = np.linspace(0, len(equal) - 1, CLASSES - len(frequent)).round().astype(int)
+    return sorted([*frequent, *(equal[place] for place in places)])
 
 
 def principal_plane(means: Floats) -> tuple[Floats, tuple[float, float]]:
@@ -318,7 +317,7 @@ def _finding(result: Trajectories) -> str:
 
 
 def _gain_title(result: Trajectories) -> str:
-    """With the change from the end of the round before the last to the end of the last."""
+    """Title with the change from the end of the round before the last to the end of the last."""
     rounds = len(result.ends)
     if rounds == 1:
         return "Separation of the classes"

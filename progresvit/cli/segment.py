@@ -128,13 +128,13 @@ def _check_outputs(jobs: list[_Job], *, overwrite: bool) -> None:
                 "--out and --mask different places."
             )
         if path.exists() and not overwrite:
-            raise ValueError(f"{path} is there already; use --overwrite to replace it, or name another file.")
+            raise ValueError(f"{path} already exists; use --overwrite to replace it, or name another file.")
         written[place] = name
 
 
 def _write(job: _Job, result: Segmentation, engine: SegmentationEngine) -> str | None:
     """Write the overlay and the mask and print a line; returns why the image cannot be read again, if it cannot."""
-    from progresvit.analysis.overlay import class_shares, draw_overlay, mask_image, percent
+    from progresvit.analysis.overlay import class_shares, draw_overlay, mask_image, short_percent
     from progresvit.engine.images import open_image
 
     labels, names = result.labels, _class_names(engine)
@@ -148,7 +148,7 @@ def _write(job: _Job, result: Segmentation, engine: SegmentationEngine) -> str |
     _save(overlay, job.overlay)
     if job.mask is not None:
         _save(mask_image(labels), job.mask)
-    main = [f"{item.name} {percent(item.share)}" for item in class_shares(labels, names)[:NAMED]]
+    main = [f"{item.name} {short_percent(item.share)}" for item in class_shares(labels, names)[:NAMED]]
     typer.echo(f"{job.entry.name}: {answered}, score {result.score:.3f}, {gmacs}: {', '.join(main)}")
     return None
 

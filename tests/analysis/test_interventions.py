@@ -113,9 +113,9 @@ def test_the_blur_resizes_down_and_up_and_only_round_one_sees_it(three, sample):
 
 def test_the_blur_removes_detail_and_keeps_the_mean():
     board = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).repeat(16, 16)[None, None].expand(1, 3, -1, -1)
-    kept = low_pass.blur(board + 0.5, resolution=32, side=32)
+    kept = low_pass.low_passed(board + 0.5, resolution=32, side=32)
     assert torch.equal(kept, board + 0.5)
-    flat = low_pass.blur(board + 0.5, resolution=32, side=8)
+    flat = low_pass.low_passed(board + 0.5, resolution=32, side=8)
     assert flat.shape == board.shape
     inner = flat[..., 8:-8, 8:-8]  # at the edge, one pixel of a pair is missing
     assert torch.allclose(inner, torch.full_like(inner, 0.5), atol=1e-3)

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image, ImageColor, ImageFont
 
 from progresvit.analysis import overlay
-from progresvit.analysis.overlay import blend, class_shares, draw_overlay, mask_image, palette, percent
+from progresvit.analysis.overlay import blend, class_shares, draw_overlay, mask_image, palette, short_percent
 from progresvit.plots import COLOURS
 
 NAMES = ("sky", "road", "tree")
@@ -47,7 +47,7 @@ def test_shares_are_of_all_pixels_and_largest_first():
         (0, "sky", 0.25),
         (1, "road", 0.125),
     ]
-    assert [percent(share) for share in (1, 0.453, 0.0996, 0.0312, 0.0009)] == [
+    assert [short_percent(share) for share in (1, 0.453, 0.0996, 0.0312, 0.0009)] == [
         "100 %",
         "45 %",
         "10 %",

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from progresvit.analysis import sample as sample_module
 from progresvit.analysis.sample import Sample
-from progresvit.analysis.similarity import Point, Similarity, similarity, similarity_figure, similarity_table
+from progresvit.analysis.similarity import BlockPoint, Similarity, similarity, similarity_figure, similarity_table
 from progresvit.config import ModelConfig, make_rounds, plain_vit
 from progresvit.data.transforms import normalise
 from progresvit.metrics.interval import mean_interval
@@ -81,7 +81,14 @@ def test_cosines_equal_loops_over_images_and_patches(small_model, sample):
     found = similarity(small_model, sample)
     rounds = tokens_at_points(small_model, sample)
     points = [x for round_ in rounds for x in round_]
-    assert found.points == (Point(1, 0), Point(1, 1), Point(1, 2), Point(2, 0), Point(2, 1), Point(2, 2))
+    assert found.points == (
+        BlockPoint(1, 0),
+        BlockPoint(1, 1),
+        BlockPoint(1, 2),
+        BlockPoint(2, 0),
+        BlockPoint(2, 1),
+        BlockPoint(2, 2),
+    )
     assert found.cosines.shape == (2, 6, 6)
     for place, x in enumerate(points):
         for image in range(len(sample)):
@@ -118,7 +125,7 @@ def test_three_rounds_are_compared_with_the_third(three_rounds, sample):
 def test_a_model_of_one_round_is_compared_with_its_own_end(randomize, sample):
     model = randomize(ProgResViT(plain_vit(resolution=32, heads=1, **SIZES)))
     found = similarity(model, sample)
-    assert found.points == (Point(1, 0), Point(1, 1), Point(1, 2))
+    assert found.points == (BlockPoint(1, 0), BlockPoint(1, 1), BlockPoint(1, 2))
     assert found.cosines[:, -1] == pytest.approx(1, abs=1e-6)
     similarity_figure(found)
 
@@ -128,7 +135,7 @@ def test_every_kind_of_model_can_be_compared(kind, randomize, sample):
     model = randomize(registry.build(registry.config_class(kind)(heads=2, **SIZES, **KINDS[kind])))
     found = similarity(model, sample)
     blocks = [1, 1] if kind == "early_exit" else [2, 2]
-    assert found.points == tuple(Point(s + 1, block) for s, last in enumerate(blocks) for block in range(last + 1))
+    assert found.points == tuple(BlockPoint(s + 1, block) for s, last in enumerate(blocks) for block in range(last + 1))
     assert found.cosines[:, -1] == pytest.approx(1, abs=1e-6)
     assert found.handover == (kind in ("progresvit", "thinkingvit", "early_exit"))
     if kind == "early_exit":
@@ -210,7 +217,7 @@ def test_the_change_at_a_transition_is_from_the_last_block_of_the_round_before(s
 
 def test_rounds_that_are_alternatives_have_no_transition():
     cosines = np.random.default_rng(0).random((2, 4, 5))
-    points = (Point(1, 0), Point(1, 1), Point(2, 0), Point(2, 1))
+    points = (BlockPoint(1, 0), BlockPoint(1, 1), BlockPoint(2, 0), BlockPoint(2, 1))
     found = Similarity(points=points, cosines=cosines, handover=False)
     assert found.change(3, 1) == mean_interval(cosines[1, 3] - cosines[1, 2])
     dotted = [line for line in similarity_figure(found).axes[0].lines if line.get_linestyle() == ":"]
@@ -221,7 +228,7 @@ def test_rounds_that_are_alternatives_have_no_transition():
 
 def made(*blocks):
     """Similarities of rounds with these numbers of blocks, without a model."""
-    points = tuple(Point(s, block) for s, last in enumerate(blocks, start=1) for block in range(last + 1))
+    points = tuple(BlockPoint(s, block) for s, last in enumerate(blocks, start=1) for block in range(last + 1))
     cosines = np.random.default_rng(0).random((2, len(points), 7))
     return Similarity(points=points, cosines=cosines, handover=True)
 

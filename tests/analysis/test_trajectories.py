@@ -10,7 +10,7 @@ import torch
 from sklearn.decomposition import PCA
 
 from progresvit.analysis import sample as sample_module
-from progresvit.analysis.similarity import Point
+from progresvit.analysis.similarity import BlockPoint
 from progresvit.analysis.trajectories import (
     Trajectories,
     class_style,
@@ -63,7 +63,14 @@ def test_paths_are_the_principal_components_of_class_means(small_model, sample):
     pca = PCA(n_components=2).fit(means.reshape(-1, 64))
     assert same_up_to_sign(found.paths, pca.transform(means.reshape(-1, 64)).reshape(3, 6, 2))
     assert found.explained == pytest.approx(pca.explained_variance_ratio_, abs=1e-5)
-    assert found.points == (Point(1, 0), Point(1, 1), Point(1, 2), Point(2, 0), Point(2, 1), Point(2, 2))
+    assert found.points == (
+        BlockPoint(1, 0),
+        BlockPoint(1, 1),
+        BlockPoint(1, 2),
+        BlockPoint(2, 0),
+        BlockPoint(2, 1),
+        BlockPoint(2, 2),
+    )
     assert found.classes == ("class 0", "class 1", "class 2")
 
 
@@ -180,7 +187,7 @@ def test_classes_that_cannot_be_shown_are_refused(small_model, sample):
         trajectories(small_model, sample, ["class 1", "n1"])
     with pytest.raises(ValueError, match="at least two classes, not 1; give images of more classes"):
         trajectories(small_model, made_sample((4,)))
-    with pytest.raises(ValueError, match="too few images per class: 'class 1' has 1; give more images with --images"):
+    with pytest.raises(ValueError, match="too few images per class: 'class 1' has 1; give more images \\(images=…\\)"):
         trajectories(small_model, made_sample((3, 1)))
 
 
@@ -251,7 +258,7 @@ def test_the_table_has_a_row_for_each_class_and_point(small_model, sample):
 def made(classes, *blocks, name="class {}"):
     """Trajectories of rounds with these numbers of blocks, without a model."""
     rng = np.random.default_rng(0)
-    points = tuple(Point(s, block) for s, last in enumerate(blocks, start=1) for block in range(last + 1))
+    points = tuple(BlockPoint(s, block) for s, last in enumerate(blocks, start=1) for block in range(last + 1))
     return Trajectories(
         points=points,
         classes=tuple(name.format(number) for number in range(classes)),

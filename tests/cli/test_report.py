@@ -75,7 +75,7 @@ def test_without_data_the_errors_are_a_table_and_the_page_names_the_option(evalu
     out = tmp_path / "report"
     works("report", evaluated, "--out", out)
     page = (out / "index.html").read_text(encoding="utf-8")
-    assert f"Add the images with --data (evaluated: {digits})." in page
+    assert f"For thumbnails, pass the evaluated images: {digits}." in page
     assert thumbnails(page) == []
     assert "near-lossless, chosen on these images" in page
     answers = route(read_records(evaluated))

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 import progresvit
-from progresvit.analysis.overlay import class_shares, palette, percent
+from progresvit.analysis.overlay import class_shares, palette, short_percent
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.segmentation.windows import WindowOptions
 from progresvit.model import ProgResViT
@@ -47,7 +47,7 @@ def test_one_image_is_drawn_with_its_mask_and_told_in_a_line(folder, photos, tmp
     words = ("segment", image, "--model", folder, "--threshold", 0, "--out", out, "--mask", mask, "--device", "cpu")
     (line,) = works(*words).strip().splitlines()
     (expected,) = progresvit.SegmentationEngine(folder, 0.0).segment([image])
-    classes = ", ".join(f"{one.name} {percent(one.share)}" for one in class_shares(expected.labels, NAMES))
+    classes = ", ".join(f"{one.name} {short_percent(one.share)}" for one in class_shares(expected.labels, NAMES))
     assert line == (
         f"{image}: round 2 of 2, score {expected.score:.3f}, {expected.gmacs:.3f} GMACs: {classes}"
     )  # fmt: skip
@@ -212,7 +212,7 @@ def test_existing_outputs_are_kept_unless_overwriting_is_asked_for(folder, photo
     words = ("segment", photos, "--model", folder, "--threshold", 0, "--out", out)
     works(*words)
     (out / "b.png").write_text("mine")
-    refused("a.png is there already; use --overwrite", *words)
+    refused("a.png already exists; use --overwrite", *words)
     assert (out / "b.png").read_text() == "mine"
     works(*words, "--overwrite")
     assert Image.open(out / "b.png").format == "PNG"
