@@ -104,11 +104,11 @@ def _find(
         return find_listed(listed), ()
     if samples:
         return find_unlabelled(samples_folder()), ()
-    found, bad = find_images(images or [])
-    return unlabelled(found), bad
+    entries, bad = find_images(images or [])
+    return unlabelled(entries), bad
 
 
-def find_images(given: list[str]) -> tuple[Entries, list[tuple[str, str]]]:
+def find_images(arguments: list[str]) -> tuple[Entries, list[tuple[str, str]]]:
     """The images that the arguments name, and the arguments that name none, each with the reason."""
     from progresvit.data.dataset import Entries, Entry, find_unlabelled
     from progresvit.data.prepare import NO_FILE, ON_THE_WEB, is_web_address
@@ -117,7 +117,7 @@ def find_images(given: list[str]) -> tuple[Entries, list[tuple[str, str]]]:
     others: Counter[str] = Counter()
 
     def find() -> Iterator[Entry]:
-        for argument in given:
+        for argument in arguments:
             path = Path(argument).expanduser()
             if is_web_address(argument):
                 bad.append((argument, ON_THE_WEB))
@@ -127,7 +127,7 @@ def find_images(given: list[str]) -> tuple[Entries, list[tuple[str, str]]]:
                 except ValueError as error:
                     bad.append((argument, str(error).removeprefix(f"{path} ").removesuffix(".")))
                     continue
-                prefix = "" if len(given) == 1 else f"{argument}/"
+                prefix = "" if len(arguments) == 1 else f"{argument}/"
                 yield from (replace(entry, name=f"{prefix}{entry.name}") for entry in inside)
             elif not path.exists():
                 bad.append((argument, NO_FILE))
@@ -209,8 +209,8 @@ def _to_terminal(engine: Engine, dataset: ImageDataset, *, mark_correct: bool) -
         if mark_correct and engine.config.class_ids is not None:
             columns.insert(2, Column("correct", "correct"))
             labels = sample_labels()
-            known = set(engine.config.class_ids)
-            rows = [{**cells, "correct": _correct(cells, labels[cells["image"]], known)} for cells in rows]
+            class_ids = set(engine.config.class_ids)
+            rows = [{**cells, "correct": _correct(cells, labels[cells["image"]], class_ids)} for cells in rows]
         output.show_table(Table(_count(len(rows)), columns, rows))
         _report(summarise(answers, len(engine.gmacs)), engine)
     output.report_skipped([(entry.name, a.error) for entry, a in zip(dataset.entries, answers) if a.error is not None])
@@ -228,11 +228,11 @@ def _answer(prediction: Prediction) -> str:
     return f"none ({name}?)" if prediction.abstained else name
 
 
-def _correct(cells: dict[str, Any], accepted: list[str], known: set[str]) -> str:
+def _correct(cells: dict[str, Any], accepted: list[str], class_ids: set[str]) -> str:
     """Whether the answer is an accepted class; a dash if it is withheld."""
     if cells["abstained"]:
         return "–"
-    if not known & set(accepted):
+    if not class_ids & set(accepted):
         return "unknown class"
     return "yes" if cells["class_id"] in accepted else "no"
 

@@ -17,7 +17,7 @@ def classify_ray(
     threshold: Annotated[str | None, typer.Option(help=options.LIMIT_HELP)] = None,
     address: Annotated[
         str | None,
-        typer.Option(help="Of a Ray cluster; by default that of this machine, which is started if there is none."),
+        typer.Option(help="Address of a Ray cluster; by default one on this machine, which is started if needed."),
     ] = None,
     actors: Annotated[str, typer.Option(help="Actors of each round, such as 2,4; one number is for all.")] = "1",
     gpus: Annotated[float, typer.Option(help="GPUs, or a fraction of one, for each actor.", min=0)] = 0.0,

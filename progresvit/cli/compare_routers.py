@@ -24,7 +24,7 @@ def compare_routers(
     opened = [options.open_router(path, table.header, table.ids) for path in router]
     targets = [fitted.origin.target for fitted in opened if fitted is not None]
     names = targets if len(set(targets)) == len(targets) else [f"router {name}" for name in options.short_names(router)]
-    found = matched_table(table, {name: fitted for name, fitted in zip(names, opened) if fitted is not None})
-    outputs = output.make_outputs(out or [], found)
-    output.show_table(found)
+    comparison = matched_table(table, {name: fitted for name, fitted in zip(names, opened) if fitted is not None})
+    outputs = output.make_outputs(out or [], comparison)
+    output.show_table(comparison)
     output.write_outputs(outputs)

@@ -41,10 +41,10 @@ def embed(
     from progresvit.engine import EmbeddingEngine
     from progresvit.engine.embed_files import embed_files
 
-    found, bad = find_images(images)
+    entries, bad = find_images(images)
     errors = len(bad)
-    if found:
-        dataset = unlabelled(found)
+    if entries:
+        dataset = unlabelled(entries)
         engine = EmbeddingEngine(
             model, round=round, pool=cast("Pool", pool), device=device, precision=precision, batch=batch,
             workers=workers,

@@ -56,10 +56,11 @@ class Commands(TyperGroup):
 
 
 def in_options(message: str, parameters: Sequence[Any] | None = None) -> str:
-    """The message with ``name=value`` written as options, by default those of the running command.
+    """The message with ``name=value`` written as options, by default as the options of the running command.
 
     ``overwrite=True`` becomes ``--overwrite``, ``device='cpu'`` becomes ``--device cpu``, and a key of a recipe,
-    ``optimizer.batch=64``, becomes ``--set optimizer.batch=64``. What is no option of the command stays as it is.
+    ``optimizer.batch=64``, becomes ``--set optimizer.batch=64``. Names that are not options of the command stay as they
+    are.
     """
     options: dict[str, Any] = {}
     for parameter in Commands.parameters if parameters is None else parameters:
@@ -86,7 +87,7 @@ def in_options(message: str, parameters: Sequence[Any] | None = None) -> str:
 
 
 def _with_remedy(error: ValueError | OSError) -> str:
-    """The message of an error; that of a full disk gets the remedy if it has none."""
+    """The message of an error; a full disk gets a remedy if the message has none."""
     from progresvit.io.files import NO_SPACE, WriteError
 
     is_full = isinstance(error, OSError) and error.errno in NO_SPACE and not isinstance(error, WriteError)

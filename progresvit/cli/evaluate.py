@@ -67,8 +67,8 @@ def evaluate(
     labels: Annotated[
         str | None,
         typer.Option(
-            help="Segmentation: label file or built-in list (camvid, pets, ade20k). By default that of the data, else "
-            "the model's classes for the mask values 0, 1, 2, …."
+            help="Segmentation: label file or built-in list (camvid, pets, ade20k). By default the labels of the data, "
+            "else the model's classes for the mask values 0, 1, 2, …."
         ),
     ] = None,
     ignore: Annotated[
@@ -109,7 +109,7 @@ def evaluate(
     ] = None,
     device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
     backend: Annotated[
-        str | None, typer.Option(help="For an export: onnxruntime or openvino; by default that of its format.")
+        str | None, typer.Option(help="For an export: onnxruntime or openvino; by default the runtime of its format.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing records.")] = False,
 ) -> None:

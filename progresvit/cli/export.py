@@ -38,8 +38,8 @@ def export(
     if data is not None and not int8:
         raise ValueError("--data is only used with --int8; give both.")
     parsed_temperatures = None if temperatures is None else options.parse_numbers(temperatures, "--temperatures")
-    found, folder = load_with_folder(model)
-    loaded = as_progresvit(found, "export")
+    any_model, folder = load_with_folder(model)
+    loaded = as_progresvit(any_model, "export")
     limit = _find_threshold(threshold, folder)
     check = None if data is None else _find_images(data, split, workers, loaded.config)
 

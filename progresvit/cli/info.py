@@ -142,7 +142,7 @@ def _describe_settings(folder: Path, manifest: Manifest) -> dict[str, str | None
     from progresvit.engine.onnx_backend import choose_backend
     from progresvit.routing.settings import find_setting, setting_names
 
-    known = {name: find_setting(name, folder) for name in setting_names(folder)}
+    settings = {name: find_setting(name, folder) for name in setting_names(folder)}
     used: dict[str, Any] = {
         "preprocessing_sha256": manifest.preprocessing_sha256,
         "precision": manifest.precision,
@@ -153,7 +153,7 @@ def _describe_settings(folder: Path, manifest: Manifest) -> dict[str, str | None
         name: setting.caveat(**used)
         if setting.weights_sha256 == manifest.weights_sha256
         else "the setting is for other weights."
-        for name, setting in known.items()
+        for name, setting in settings.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""``progresvit ood``: how well scores tell images of other classes from those of the model's own."""
+"""``progresvit ood``: how well scores tell images of other classes from images of the model's own classes."""
 
 from __future__ import annotations
 

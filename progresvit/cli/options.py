@@ -58,9 +58,9 @@ TABLE_HELP = "Output file of the table; repeatable: .csv, .json, .md, .tex."
 NOT_FOR_SEGMENTATION_RECORDS = "for records of classification models, and these are of a segmentation model"
 
 
-def refuse_options(given: Mapping[str, object], why: str) -> None:
+def refuse_options(options: Mapping[str, object], why: str) -> None:
     """An error if any of these options is used; ``why`` says what they are for. Unused ones are None or False."""
-    used = [name for name, value in given.items() if value is not None and value is not False]
+    used = [name for name, value in options.items() if value is not None and value is not False]
     if used:
         verb, them = ("is", "it") if len(used) == 1 else ("are", "them")
         raise ValueError(f"{' and '.join(used)} {verb} {why}; leave {them} out.")
@@ -140,14 +140,14 @@ def open_settings(
     paths: Sequence[Path], header: Header, router: Router | None = None
 ) -> dict[str, float | tuple[float, ...]]:
     """Thresholds of setting files by short name, checked like :func:`parse_threshold`."""
-    found: dict[str, float | tuple[float, ...]] = {}
+    thresholds: dict[str, float | tuple[float, ...]] = {}
     for name, path in zip(short_names(paths) if paths else [], paths):
         if path.suffix != ".json":
             raise ValueError(f"{path}: a setting is a .json file written by progresvit calibrate --out.")
         threshold = parse_threshold(str(path), header, router)
         assert threshold is not None
-        found[name] = threshold
-    return found
+        thresholds[name] = threshold
+    return thresholds
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

@@ -85,7 +85,7 @@ def check_report_folder(out: Path, files: Sequence[str], *, overwrite: bool) -> 
 
 
 def write_report(page: Page, out: Path, *, earlier: Sequence[Path]) -> None:
-    """Write the files of a page into a folder in place of those of an earlier one, and print what was skipped."""
+    """Write the files of a page into a folder in place of the files of an earlier page, and print what was skipped."""
     outputs = [(out / name, content) for name, content in page.files()]
     write_outputs(outputs)
     for path in set(earlier) - {path for path, _ in outputs}:  # last: an interrupted command loses nothing

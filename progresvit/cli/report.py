@@ -17,7 +17,7 @@ def report(
         str | None,
         typer.Option(help="The images that were evaluated, as in progresvit evaluate: adds thumbnails of the errors."),
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Split of --data; that of the records by default.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of --data; by default the split of the records.")] = None,
     threshold: Annotated[str | None, typer.Option(help=options.THRESHOLD_HELP)] = None,
     router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
     errors: Annotated[int, typer.Option(help="Most errors that are shown.", min=0)] = 24,

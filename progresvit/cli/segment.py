@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from progresvit.engine import Segmentation, SegmentationEngine
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
-"""Of an overlay, by suffix."""
+"""Image formats of an overlay, by suffix."""
 NAMED = 4
 """Classes in the line of an image."""
 
 
 def segment(
     images: Annotated[list[str], typer.Argument(help="Image files, folders, tars.")],
-    out: Annotated[Path, typer.Option(help="Overlay of one image (.png, .jpg), or a folder for those of several.")],
+    out: Annotated[Path, typer.Option(help="Overlay of one image (.png, .jpg), or a folder for several overlays.")],
     model: Annotated[str, typer.Option(help="Folder or hub id of a segmentation model; the bundled models classify.")],
     threshold: Annotated[str | None, typer.Option(help=options.LIMIT_HELP)] = None,
     mask: Annotated[
@@ -87,15 +87,15 @@ class _Job:
         return self.entry.path if self.entry.size < 0 else self.entry.read()
 
 
-def _plan(given: list[str], out: Path, mask: Path | None) -> tuple[list[_Job], list[tuple[str, str]]]:
+def _plan(arguments: list[str], out: Path, mask: Path | None) -> tuple[list[_Job], list[tuple[str, str]]]:
     """The images, and the arguments that name none, each with the reason."""
     entries: list[tuple[Entry, str]] = []  # with the name of the output
     bad: list[tuple[str, str]] = []
-    for argument in given:
-        found, unknown = find_images([argument])
+    for argument in arguments:
+        images, unknown = find_images([argument])
         bad += unknown
-        entries += [(entry, Path(argument).name if entry.name == argument else entry.name) for entry in found]
-    is_single = len(given) == len(entries) == 1 and entries[0][0].name == given[0]
+        entries += [(entry, Path(argument).name if entry.name == argument else entry.name) for entry in images]
+    is_single = len(arguments) == len(entries) == 1 and entries[0][0].name == arguments[0]
     for option, path, suffixes in (("--out", out, tuple(FORMATS)), ("--mask", mask, (".png",))):
         if path is None or not entries:
             continue

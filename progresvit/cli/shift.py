@@ -33,7 +33,7 @@ def shift(
         typer.Option(help="Folder that keeps the corrupted images for the next model, for generated."),
     ] = None,
     threshold: Annotated[
-        str | None, typer.Option(help="Also report this threshold, or that of a setting, by file or name.")
+        str | None, typer.Option(help="Also report this threshold, or the threshold of a setting, by file or name.")
     ] = None,
     router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
     precision: Annotated[str, typer.Option(help=options.PRECISION_HELP)] = "fp32",
@@ -78,20 +78,20 @@ def shift(
         fitted = options.open_router(router, header)
         tau = options.parse_threshold(threshold, header, fitted)
         with output.stoppable(wanted=processes.first), output.progress_bars(wanted=processes.first) as begin:
-            found = evaluate_sets(
+            records = evaluate_sets(
                 loaded, sets, out, name=model, processes=processes, options=eval_options, progress=begin
             )
     finally:
         end_processes()
     if processes.first:
-        first = next(iter(found.values())).header
+        first = next(iter(records.values())).header
         output.report_drawn_split(data, split, images=first.images, drawn_from=first.drawn_from)
-        _report(sets, found, out, tau, fitted)
+        _report(sets, records, out, tau, fitted)
 
 
 def _report(
     sets: list[ShiftedSet],
-    found: dict[str, Records],
+    records: dict[str, Records],
     out: Path,
     tau: float | tuple[float, ...] | None,
     router: Router | None,
@@ -100,14 +100,14 @@ def _report(
     from progresvit.evaluation.tables import frontier_table
     from progresvit.routing import PAPER_THRESHOLDS, TENTHS
 
-    table = shift_table(sets, found, tau, router)
+    table = shift_table(sets, records, tau, router)
     outputs = output.make_outputs([out / f"shift.{suffix}" for suffix in ("csv", "json", "md")], table)
-    if next(iter(found.values())).header.routable:
+    if next(iter(records.values())).header.routable:
         sweep = PAPER_THRESHOLDS if router is None else TENTHS
-        frontiers = frontier_table({**found, **(by_severity(sets, found) if len(sets) > 1 else {})}, sweep, router)
+        frontiers = frontier_table({**records, **(by_severity(sets, records) if len(sets) > 1 else {})}, sweep, router)
         outputs += output.make_outputs([out / f"frontiers.{suffix}" for suffix in ("csv", "json")], frontiers)
     output.show_table(table)
-    mce = mce_table(sets, found, tau, router)
+    mce = mce_table(sets, records, tau, router)
     if mce is not None:
         output.show_table(mce)
         outputs += output.make_outputs([out / f"mce.{suffix}" for suffix in ("json", "md")], mce)

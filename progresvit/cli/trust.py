@@ -34,9 +34,9 @@ def trust(
     fitted = options.open_router(router, table.header, table.ids)
     tau = options.parse_threshold(threshold, table.header, fitted)
     if temperature:
-        found = measure_scaled_reliability(table, threshold=tau, router=fitted, seed=seed)
+        reliability = measure_scaled_reliability(table, threshold=tau, router=fitted, seed=seed)
     else:
-        found = measure_reliability(table, threshold=tau, router=fitted)
-    outputs = output.make_outputs(out or [], found.table, lambda: reliability_figure(found.bins))
-    output.show_table(found.table)
+        reliability = measure_reliability(table, threshold=tau, router=fitted)
+    outputs = output.make_outputs(out or [], reliability.table, lambda: reliability_figure(reliability.bins))
+    output.show_table(reliability.table)
     output.write_outputs(outputs)

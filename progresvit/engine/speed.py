@@ -159,13 +159,13 @@ class Routed:
         return [numbers.count(s + 1) / len(numbers) for s in range(len(self.config.rounds))]
 
     def _thresholds_for(self, continuing: float) -> list[float]:
-        found: list[float] = []
+        limits: list[float] = []
         for s in range(len(self.config.rounds) - 1):
-            self.build([*found, *[math.inf] * (len(self.config.rounds) - 1 - s)])  # all that reach round s exit there
+            self.build([*limits, *[math.inf] * (len(self.config.rounds) - 1 - s)])  # all that reach round s exit there
             self.run(1)
             del self.runner  # its memory does not count
-            found.append(split([exit_.entropy for exit_ in self.exits if exit_.exit_round == s + 1], continuing))
-        return found
+            limits.append(split([exit_.entropy for exit_ in self.exits if exit_.exit_round == s + 1], continuing))
+        return limits
 
 
 def split(entropies: Sequence[float], continuing: float) -> float:
@@ -197,10 +197,10 @@ def load_images(data: str | None, config: ModelConfig, *, device: str, batch: in
         generator = torch.Generator(device).manual_seed(0)
         shape = (count, config.in_channels, config.input_side, config.input_side)
         return torch.randint(0, 256, shape, dtype=torch.uint8, device=device, generator=generator)
-    found = find_unlabelled(data)
-    chosen = random.Random(0).sample(range(len(found)), min(count, len(found)))
-    opened = open_images([found.read(place) for place in chosen], config)
+    dataset = find_unlabelled(data)
+    numbers = random.Random(0).sample(range(len(dataset)), min(count, len(dataset)))
+    opened = open_images([dataset.read(number) for number in numbers], config)
     if not len(opened.pixels):
-        raise ValueError(f"{data}: none of {len(chosen)} images can be read; the first: {opened.errors[0]}.")
+        raise ValueError(f"{data}: none of {len(numbers)} images can be read; the first: {opened.errors[0]}.")
     places = torch.arange(batch * math.ceil(len(opened.pixels) / batch)) % len(opened.pixels)
     return torch.from_numpy(opened.pixels)[places].to(device)
