@@ -9,7 +9,7 @@ import torch
 from progresvit import evaluation
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, Records
-from progresvit.evaluation.run import intended_header
+from progresvit.evaluation.source import intended_header
 from progresvit.model import RoundModel
 
 SAME = ("weights_sha256", "preprocessing_sha256", "precision", "names_sha256", "classes", "corruption")

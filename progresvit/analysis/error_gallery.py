@@ -22,7 +22,7 @@ from progresvit.data.dataset import some_of
 from progresvit.data.evaluation_batches import numbered_batches
 from progresvit.data.transforms import NamedTransform
 from progresvit.evaluation.answers import Answers
-from progresvit.evaluation.run import DataSource
+from progresvit.evaluation.source import DataSource
 from progresvit.plots import COLOURS, DPI, WIDTH, blank_figure, in_lines, shorten
 
 if TYPE_CHECKING:

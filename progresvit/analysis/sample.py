@@ -18,7 +18,7 @@ from progresvit.data.dataset import ImageDataset, some_of
 from progresvit.data.evaluation_batches import numbered_batches
 from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.evaluation.classes import class_numbers
-from progresvit.evaluation.run import DataSource
+from progresvit.evaluation.source import DataSource
 from progresvit.io.parse import did_you_mean
 
 IMAGES = 300

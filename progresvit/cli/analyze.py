@@ -162,7 +162,7 @@ def _open_subject(
     if needs == "model":
         return subject
     from progresvit.analysis.sample import load_sample
-    from progresvit.evaluation.run import DataSource
+    from progresvit.evaluation.source import DataSource
 
     sample = load_sample(
         model.config,

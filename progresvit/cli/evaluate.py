@@ -124,8 +124,8 @@ def evaluate(
     from progresvit.engine.onnx_backend import GRAPH_BATCH
     from progresvit.evaluation import DataSource, EvalOptions, evaluate_segmentation
     from progresvit.evaluation import evaluate as run
-    from progresvit.evaluation.run import default_batch
-    from progresvit.evaluation.segmentation_run import BATCH
+    from progresvit.evaluation.run import WINDOWS
+    from progresvit.evaluation.source import default_batch
 
     source = DataSource(
         data=data,
@@ -143,7 +143,7 @@ def evaluate(
         learning_rates=learning_rates, in_memory=in_memory,
     )  # fmt: skip
     segments = loaded.config.task == "segmentation" and not probe
-    usual = BATCH if segments else probe.batch if probe else GRAPH_BATCH if exported else None
+    usual = WINDOWS if segments else probe.batch if probe else GRAPH_BATCH if exported else None
     eval_options = EvalOptions(
         precision=precision,
         batch=next(size for size in (batch, usual, default_batch(choose_device(device))) if size is not None),

@@ -54,8 +54,8 @@ def shift(
     from progresvit.distributed import choose_device, end_processes, start_processes
     from progresvit.engine.export.manifest import is_export
     from progresvit.engine.onnx_backend import GRAPH_BATCH
-    from progresvit.evaluation.run import EvalOptions, default_batch, intended_header
     from progresvit.evaluation.shift import evaluate_sets, plan
+    from progresvit.evaluation.source import EvalOptions, default_batch, intended_header
 
     sets = plan(
         suite,  # type: ignore[arg-type]  # plan reports unknown suites

@@ -35,7 +35,7 @@ class LinearProbe(nn.Module):
         learning_rates: One classifier of each round is trained with each of them.
         steps: Steps of the whole training.
         batch: Images per step.
-        seed: Of the first weights. All learning rates start from the same.
+        seed: Seed of the first weights. All learning rates start from the same.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class LinearProbe(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights and momenta, for a checkpoint; with the number of the step they are all that it needs."""
-        known = dict(self.named_parameters())
+        parameters = dict(self.named_parameters())
         momenta = {
             _MOMENTUM_KEY + name: self.optimizer.state[parameter]["momentum_buffer"]
-            for name, parameter in known.items()
+            for name, parameter in parameters.items()
         }
-        return {**{name: parameter.detach() for name, parameter in known.items()}, **momenta}
+        return {**{name: parameter.detach() for name, parameter in parameters.items()}, **momenta}
 
     def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Continue from a checkpoint."""

@@ -6,6 +6,7 @@ Letters: N images, S rounds, K classes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -174,3 +175,20 @@ def confusion_rows(
     matrix = sparse.coo_array((numbers, (rows, columns)), shape=shape).tocsr()
     matrix.sum_duplicates()  # and sorts
     return matrix
+
+
+def confusion_cells(images: Sequence[int], confusion: Ints) -> dict[str, Ints]:
+    """The cells of confusion matrices that are not 0, as columns: image, round, cell and number of pixels.
+
+    Args:
+        images: The number of each image.
+        confusion: Pixels of each image and round by label and prediction, (B, S, K, K).
+    """
+    flat = confusion.reshape(*confusion.shape[:2], -1)  # (B, S, K * K)
+    row, of_round, cell = flat.nonzero()
+    return {
+        "cell_image": np.array(images, np.int64)[row],
+        "cell_round": of_round,
+        "cell": cell,
+        "cell_count": flat[row, of_round, cell],
+    }

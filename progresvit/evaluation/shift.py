@@ -16,10 +16,12 @@ from progresvit import table
 from progresvit.data.augment.corruption import Corruption, check_corruption, file_name
 from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES
 from progresvit.distributed import Processes
+from progresvit.evaluation.batches import ProgressCallback
 from progresvit.evaluation.classes import IMAGENET_CLASSES
 from progresvit.evaluation.record_files import read_records
 from progresvit.evaluation.records import Records
-from progresvit.evaluation.run import DataSource, EvalOptions, ProgressCallback, evaluate, intended_header
+from progresvit.evaluation.run import evaluate
+from progresvit.evaluation.source import DataSource, EvalOptions, intended_header
 from progresvit.model.interface import RoundModel
 from progresvit.routing import Router, operating_point
 from progresvit.table import Column, Row, Table

@@ -10,7 +10,7 @@ from PIL import Image
 from progresvit.analysis.sample import find_class, load_sample
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.transforms import evaluation_transform
-from progresvit.evaluation.run import DataSource
+from progresvit.evaluation.source import DataSource
 
 ROUNDS = {"rounds": make_rounds([16, 32], [1, 2]), "heads": 2, "depth": 1, "patch_size": 8}
 

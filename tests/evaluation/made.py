@@ -8,7 +8,7 @@ from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.crop import describe_preprocessing, preprocessing_hash
 from progresvit.evaluation.header import Header
 from progresvit.evaluation.records import Records
-from progresvit.evaluation.run import record_columns
+from progresvit.predict.head import record_columns
 
 CLASSES = 12
 

@@ -187,7 +187,7 @@ def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path):
     assert not out.parent.exists()
     out.parent.mkdir()
     out.write_bytes(b"")
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="already exists"):
         run(model, digits, out)
 
 

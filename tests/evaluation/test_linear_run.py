@@ -8,8 +8,8 @@ import torch
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.dataset import find_images
 from progresvit.distributed import Processes
-from progresvit.evaluation import DataSource, EvalOptions, evaluate_linear, linear_run
-from progresvit.evaluation.linear_run import hold_out_tenth
+from progresvit.evaluation import DataSource, EvalOptions, LinearProbe, evaluate_linear
+from progresvit.evaluation.linear_training import hold_out_tenth
 from progresvit.model import ProgResViT
 from progresvit.routing import near_lossless
 
@@ -74,17 +74,17 @@ def test_a_stopped_run_resumes_and_gives_identical_records(model, digits, tmp_pa
     monkeypatch.setattr("progresvit.evaluation.parts.CHUNK", 7)
     whole = run(model, digits, tmp_path / "whole.parquet", in_memory=in_memory)
     steps, calls, limit = 2, [], 6 + 1 + 2  # training steps of an epoch; 6 in all, held-out images, two parts
-    class_tokens = linear_run.class_tokens
+    features = type(model).features
 
-    def counting(of_model, images, precision):
+    def counting(self, images):
         if len(images) > 1:  # a single image tells the widths
             calls.append(len(images))
         if len(calls) > (steps + 1 if stop == "training" else limit):
             raise KeyboardInterrupt
-        return class_tokens(of_model, images, precision)
+        return features(self, images)
 
     with monkeypatch.context() as patch:
-        patch.setattr(linear_run, "class_tokens", counting)
+        patch.setattr(type(model), "features", counting)
         with pytest.raises(KeyboardInterrupt):
             run(model, digits, out, in_memory=in_memory)
         assert not out.exists()
@@ -92,7 +92,7 @@ def test_a_stopped_run_resumes_and_gives_identical_records(model, digits, tmp_pa
             run(model, digits, out, in_memory=in_memory, epochs=4)
     seen = []
     with monkeypatch.context() as patch:
-        patch.setattr(linear_run, "class_tokens", lambda *given: seen.append(0) or class_tokens(*given))
+        patch.setattr(type(model), "features", lambda *arguments: seen.append(0) or features(*arguments))
         resumed = run(model, digits, out, in_memory=in_memory)
     assert len(seen) - 1 == (4 + 1 + 4 if stop == "training" else 1 + 2)
     assert np.array_equal(resumed.ids, whole.ids)
@@ -102,10 +102,10 @@ def test_a_stopped_run_resumes_and_gives_identical_records(model, digits, tmp_pa
 
 
 def test_a_run_that_stopped_before_its_first_epoch_leaves_nothing(model, digits, tmp_path, monkeypatch):
-    def stopping(*given):
+    def stopping(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(linear_run.LinearProbe, "train_step", stopping)
+    monkeypatch.setattr(LinearProbe, "train_step", stopping)
     with pytest.raises(KeyboardInterrupt):
         run(model, digits, tmp_path / "r.parquet")
     assert not list(tmp_path.iterdir())

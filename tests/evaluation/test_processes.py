@@ -19,7 +19,7 @@ from tests.processes import run_together
 
 pytestmark = pytest.mark.slow
 
-CHUNKS = {"progresvit.evaluation.parts.CHUNK": 7, "progresvit.evaluation.segmentation_run.CHUNK": 2}
+CHUNKS = {"progresvit.evaluation.parts.CHUNK": 7, "progresvit.evaluation.run.MASK_CHUNK": 2}
 """Small parts, so that each process has several."""
 
 

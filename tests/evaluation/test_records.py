@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from progresvit.evaluation.record_files import read_records, write_records
-from progresvit.evaluation.run import record_columns
+from progresvit.predict.head import record_columns
 from progresvit.routing import full_entropy, logit_statistics, top10_entropy
 from tests.evaluation.made import make_logits, make_records
 

@@ -349,7 +349,7 @@ def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path, small
     with pytest.raises(ValueError, match="is a folder"):
         run(model, digits, tmp_path / "bare")
     run(model, digits, out)
-    with pytest.raises(ValueError, match=r"is there already; use --overwrite"):
+    with pytest.raises(ValueError, match=r"already exists; pass overwrite=True"):
         run(model, digits, out)
     with pytest.raises(ValueError, match="at least one image"):
         EvalOptions(batch=0)

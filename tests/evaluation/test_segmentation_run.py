@@ -48,7 +48,7 @@ def run(model, data, out, options=SINGLE, **more):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr("progresvit.evaluation.segmentation_run.CHUNK", 3)
+    monkeypatch.setattr("progresvit.evaluation.run.MASK_CHUNK", 3)
 
 
 def same(a, b):
@@ -108,7 +108,7 @@ def test_records_hold_what_the_model_says_of_each_image(model, data, tmp_path):
 
 def test_groups_parts_and_workers_change_nothing(model, data, tmp_path, small_parts, monkeypatch):
     first = run(model, data, tmp_path / "a.parquet")
-    monkeypatch.setattr("progresvit.evaluation.segmentation_run.CHUNK", 32)
+    monkeypatch.setattr("progresvit.evaluation.run.MASK_CHUNK", 32)
     same(run(model, data, tmp_path / "b.parquet", replace(SINGLE, workers=2)), first)
     grouped = run(model, data, tmp_path / "c.parquet", replace(SINGLE, batch=5))
     assert grouped.scores == pytest.approx(first.scores, abs=1e-5)
@@ -175,7 +175,7 @@ def test_a_stopped_run_continues_where_it_stopped(model, data, tmp_path, small_p
 
 
 def test_a_run_that_failed_before_its_first_part_leaves_nothing(model, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("progresvit.evaluation.segmentation_run.CHUNK", 4)
+    monkeypatch.setattr("progresvit.evaluation.run.MASK_CHUNK", 4)
     mask = data / "annotations" / "val" / "3.png"
     Image.fromarray(np.full_like(np.asarray(Image.open(mask)), 11)).save(mask)
     with pytest.raises(ValueError, match="has pixels of value 11"):
@@ -186,10 +186,10 @@ def test_a_run_that_failed_before_its_first_part_leaves_nothing(model, data, tmp
 
 
 def test_a_process_that_fails_keeps_the_parts_of_the_others(model, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("progresvit.evaluation.segmentation_run.CHUNK", 4)
+    monkeypatch.setattr("progresvit.evaluation.run.MASK_CHUNK", 4)
     out, folder = tmp_path / "r.parquet", tmp_path / "r.parquet.parts"
     with monkeypatch.context() as patch:
-        patch.setattr("progresvit.evaluation.segmentation_run.write_records", lambda *arguments: 1 / 0)
+        patch.setattr("progresvit.evaluation.run.write_records", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(model, data, out)
     whole = [path.read_bytes() for path in sorted(folder.glob("*.npz"))]
@@ -208,7 +208,7 @@ def test_a_run_that_stopped_before_the_last_file_only_writes_it(model, data, tmp
         raise OSError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("progresvit.evaluation.segmentation_run.write_records", fail)
+        patch.setattr("progresvit.evaluation.run.write_records", fail)
         with pytest.raises(OSError, match="full"):
             run(model, data, tmp_path / "r.parquet")
     monkeypatch.setattr(ProgResViT, "forward", fail)
@@ -218,7 +218,7 @@ def test_a_run_that_stopped_before_the_last_file_only_writes_it(model, data, tmp
 def test_unreadable_images_are_listed_and_too_many_are_an_error(model, data, tmp_path, monkeypatch):
     for number in (2, 5):
         (data / "images" / "val" / f"{number}.png").write_bytes(b"no image")
-    monkeypatch.setattr("progresvit.evaluation.segmentation_run.CHUNK", 1)  # a part without any image
+    monkeypatch.setattr("progresvit.evaluation.run.MASK_CHUNK", 1)  # a part without any image
     with pytest.raises(ValueError, match=r"2 of 8 images cannot be read, more than 1%: images/val/2\.png"):
         run(model, data, tmp_path / "r.parquet")
     assert not (tmp_path / "r.parquet.parts").exists()
@@ -244,7 +244,7 @@ def test_the_classes_of_the_data_are_those_of_the_model(model, data, tmp_path):
     out = tmp_path / "r.parquet"
     (data / "labels.txt").write_text("sky\nroad\ntree\ncar\n")
     with pytest.raises(
-        ValueError, match=r"4 classes of .* sky, road, tree, car, and those of the model .*another order"
+        ValueError, match=r"4 classes of .* sky, road, tree, car, and the model.s classes are .*another order"
     ):
         run(model, data, out)
     (data / "labels.txt").write_text("sky\nroad\ncar\ntree\nboat\n")
@@ -275,6 +275,6 @@ def test_each_kind_of_model_has_its_own_evaluation(model, data, tmp_path, digits
     with pytest.raises(ValueError, match="the model classifies images"):
         run(classifier, data, tmp_path / "r.parquet")
     (tmp_path / "r.parquet").write_bytes(b"")
-    with pytest.raises(ValueError, match="use --overwrite"):
+    with pytest.raises(ValueError, match="pass overwrite=True"):
         run(model, data, tmp_path / "r.parquet")
     assert len(run(model, data, tmp_path / "r.parquet", replace(SINGLE, overwrite=True))) == 8

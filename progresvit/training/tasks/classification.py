@@ -5,31 +5,25 @@ Letters: B images, K classes, S rounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
 from timm.data.mixup import mixup_target
 from torch import Tensor, nn
 
-from progresvit import compute
 from progresvit.data.augment.classification import Batch
 from progresvit.distributed import Processes
-from progresvit.model import RoundOutput
 from progresvit.model.interface import RoundModel
-from progresvit.routing import top10_entropy
-from progresvit.routing.frontier import near_lossless
+from progresvit.predict.head import Head, score_columns
 from progresvit.training.tasks.labelled_images import describe_splits, find_splits, load_batches
 from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData
+from progresvit.training.tasks.validation import gather_columns, top1_metrics
 
 if TYPE_CHECKING:
     from progresvit.training.recipe import Recipe
-
-CONVENTION: compute.Convention = "paper"
 
 
 class Classification(Task):
@@ -68,21 +62,8 @@ class Classification(Task):
 
         A model whose rounds are alternatives (``config.routable`` is false) has no routed point.
         """
-        cast(nn.Module, model).eval()
-        entropy, correct = [], []
-        for images, targets in data.val():
-            with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
-                outputs = model(images)
-            entropy.append(torch.stack([top10_entropy(output.logits) for output in outputs], dim=1))  # (B, S)
-            correct.append(is_correct(outputs, targets))  # (B, S)
-        mine = (torch.cat(entropy).cpu().numpy(), torch.cat(correct).cpu().numpy()) if entropy else None
-        shares = [share for share in processes.gather(mine) if share is not None]
-        scores, hits = (np.concatenate([share[part] for share in shares]) for part in (0, 1))
-        gmacs, top1 = model.gmacs(CONVENTION), hits.mean(axis=0).tolist()
-        values: dict[str, Any] = {"images": len(hits), "top1": top1}
-        if model.config.routable:
-            values["near_lossless"] = asdict(near_lossless(scores, hits, gmacs))
-        return Metrics(primary=top1[-1], values={**values, "full_gmacs": gmacs[-1], "convention": CONVENTION})
+        head = Head(cast(Any, cast(nn.Module, model).eval()), dtype=dtype, make=score_columns)
+        return top1_metrics(model, gather_columns((head.columns(*batch) for batch in data.val()), processes))
 
     def summarize(self, values: Mapping[str, Any]) -> str:
         rounds = f"top-1 of the rounds {' '.join(f'{top1:.2%}' for top1 in values['top1'])}"
@@ -93,11 +74,6 @@ class Classification(Task):
             f"{rounds}; near-lossless {point['top1']:.2%} at {point['gmacs']:.3f} of {values['full_gmacs']:.3f} GMACs "
             f"({values['convention']}), threshold {point['threshold']:.4f}"
         )
-
-
-def is_correct(outputs: Sequence[RoundOutput], targets: Tensor) -> Tensor:
-    """Whether each round's prediction is the label: (B, S)."""
-    return torch.stack([output.logits.argmax(dim=-1) == targets for output in outputs], dim=1)
 
 
 def soft_cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:

@@ -40,9 +40,9 @@ from progresvit.training.tasks.dino_loss import (
     spread,
     teacher_probabilities,
 )
-from progresvit.training.tasks.knn_validation import knn_metrics
 from progresvit.training.tasks.labelled_images import EvaluatedImages
 from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make_sampler
+from progresvit.training.tasks.validation import knn_metrics
 
 if TYPE_CHECKING:
     from progresvit.training.recipe import Recipe

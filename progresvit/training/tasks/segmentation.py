@@ -10,7 +10,6 @@ Letters: B images, K classes, g side of the patch grid, r side of the crops, S r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -19,7 +18,6 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from progresvit import compute
 from progresvit.data.augment.classification import Augmentation
 from progresvit.data.augment.segmentation import AugmentPairs, SegmentationAugmentation, SegmentationBatch
 from progresvit.data.loading import Unreadable
@@ -29,18 +27,18 @@ from progresvit.data.segmentation.sources import pairs_in_memory, segmentation_f
 from progresvit.data.segmentation.windows import WindowOptions
 from progresvit.data.sources import InMemorySource
 from progresvit.distributed import Processes
-from progresvit.metrics.miou import ClassCounts, confusion_matrix, iou, mean_iou, pixel_accuracy
+from progresvit.metrics.miou import ClassCounts, iou
 from progresvit.model import RoundOutput
 from progresvit.model.interface import RoundModel
-from progresvit.predict.segment import segment_rounds
-from progresvit.routing import MeanIoU, metric_near_lossless
+from progresvit.predict.segment import Segmenter
+from progresvit.routing import MeanIoU
 from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make_sampler
+from progresvit.training.tasks.validation import CONVENTION, gather_columns, routed_metrics
 
 if TYPE_CHECKING:
     from progresvit.config import Task as ModelTask
     from progresvit.training.recipe import Recipe
 
-CONVENTION: compute.Convention = "paper"
 WINDOWS = 32
 """Windows of a batch in validation."""
 
@@ -122,48 +120,30 @@ class SegmentationTask(Task):
 
         The last round's mIoU selects the best model.
         """
-        cast(nn.Module, model).eval()
-        classes, device = model.config.num_classes, processes.device
-        scores, counts, windows = [], [], []
-        for image in data.val():
-            with torch.autocast(device.type, dtype, enabled=dtype is not None):
-                maps = segment_rounds(model, [image.cut(model.config, device)], batch=WINDOWS)[0]
-            assert image.mask is not None
-            mask = image.mask.to(device)
-            scores.append(torch.stack([round_map.score for round_map in maps]))
-            confusion = torch.stack(
-                [confusion_matrix(round_map.labels, mask, classes=classes, ignore=IGNORE) for round_map in maps]
-            )  # (S, K, K)
-            counts.append(np.stack(ClassCounts.of(confusion.cpu().numpy())))  # (3, S, K)
-            windows.append(sum(view.count for view in image.views))
-        mine = None
-        if scores:
-            mine = torch.stack(scores).cpu().numpy(), np.stack(counts), np.array(windows)
-        shares = [share for share in processes.gather(mine) if share is not None]
-        score, pixels, count = (np.concatenate([share[part] for share in shares]) for part in range(3))
-        return self._metrics(model, score, ClassCounts(*pixels.swapaxes(0, 1)), count)
+        config = model.config
+        segmenter = Segmenter(cast(Any, cast(nn.Module, model).eval()), processes.device, dtype=dtype, batch=WINDOWS)
 
-    def _metrics(self, model: RoundModel, scores: Any, counts: ClassCounts, windows: Any) -> Metrics:
-        """From (N, S) scores, (N, S, K) pixels of each class and (N,) numbers of windows."""
-        total = ClassCounts(*(part.sum(axis=0) for part in counts))  # (S, K) each
+        def columns_of(image: EvaluationImage) -> dict[str, Tensor]:
+            assert image.mask is not None
+            columns = segmenter.columns([image], [image.mask])
+            counts = np.stack(ClassCounts.of(columns.pop("confusion").cpu().numpy()), axis=1)  # (1, 3, S, K)
+            return {**columns, "counts": torch.from_numpy(counts)}
+
+        columns = gather_columns(map(columns_of, data.val()), processes)
+        metric = MeanIoU(ClassCounts(*columns["counts"].swapaxes(0, 1)))  # 3 times (N, S, K)
+        total = ClassCounts(*(part.sum(axis=0) for part in metric.counts))  # (S, K) each
         if not total.labelled.any():
             raise ValueError(
-                f"no pixel of the {len(scores)} validation images has a label; check their masks, and the values that "
-                "task_options.ignore leaves out."
+                f"no pixel of the {len(columns['scores'])} validation images has a label; check their masks, and the "
+                "values that task_options.ignore leaves out."
             )
-        miou = mean_iou(total).tolist()
-        gmacs = np.asarray(model.gmacs(CONVENTION)) * windows[:, None]  # (N, S)
-        names = model.config.labels or range(model.config.num_classes)
-        values: dict[str, Any] = {
-            "images": len(scores),
-            "miou": miou,
-            "pixel_accuracy": pixel_accuracy(total).tolist(),
+        names = config.labels or range(config.num_classes)
+        values = {
+            **{name: of_rounds.tolist() for name, of_rounds in metric.single_rounds().items()},
             "iou": {str(name): None if np.isnan(value) else float(value) for name, value in zip(names, iou(total)[-1])},
         }
-        if model.config.routable:
-            values["near_lossless"] = asdict(metric_near_lossless(scores, MeanIoU(counts), gmacs))
-        full = float(gmacs[:, -1].mean())
-        return Metrics(primary=miou[-1], values={**values, "full_gmacs": full, "convention": CONVENTION})
+        gmacs = np.asarray(model.gmacs(CONVENTION)) * columns["windows"][:, None]  # (N, S)
+        return routed_metrics(model, columns["scores"], metric, gmacs, values)
 
     def summarize(self, values: Mapping[str, Any]) -> str:
         rounds = f"mIoU of the rounds {' '.join(f'{miou:.2%}' for miou in values['miou'])}"

@@ -1,0 +1,154 @@
+"""Where an evaluation gets its images from: batches of the parts that are missing.
+
+Letters: B images, C channels, r side of an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+
+from progresvit.config import BaseConfig
+from progresvit.data.corrupted_cache import CorruptedCache
+from progresvit.data.evaluation_batches import numbered_batches
+from progresvit.data.loading import Unreadable
+from progresvit.data.segmentation import SegmentationDataset
+from progresvit.data.segmentation.images import EvaluationImage, evaluation_images
+from progresvit.data.segmentation.windows import WindowOptions
+from progresvit.data.transforms import NamedTransform, normalise
+from progresvit.distributed import Processes
+from progresvit.evaluation.parts import Parts
+from progresvit.evaluation.source import EvalOptions
+
+ProgressCallback = Callable[[int, int], None]
+"""Called after each batch with the number of images that are done and the total."""
+
+
+class PartBatch(NamedTuple):
+    """Some images of a part."""
+
+    part: int
+    """Number of the part."""
+    indices: list[int]
+    """Indices of the readable images."""
+    images: Any
+    targets: Any
+    unreadable: Mapping[int, str]
+    """Why other images cannot be read, by index."""
+
+
+LoadParts = Callable[[Sequence[int]], Iterator[PartBatch]]
+"""Gives the missing images of these parts, part by part."""
+
+
+def image_batches(
+    parts: Parts,
+    transform: NamedTransform,
+    labels: Sequence[int] | None,
+    *,
+    options: EvalOptions,
+    processes: Processes,
+    progress: ProgressCallback | None,
+) -> LoadParts:
+    """Normalised images (B, C, r, r) and their labels (B,).
+
+    Corrupted images are read from the cache if there is one; the first process fills it before.
+
+    Args:
+        parts: The parts of a dataset.
+        transform: Makes the pixels of an image.
+        labels: Labels of the whole dataset; None without labels.
+        options: Batch size and so on.
+        processes: Processes that share the work, and their device.
+        progress: Called while the cache is filled.
+    """
+    device = processes.device
+    if options.cache is None or transform.corruption is None:
+        load = partial(
+            numbered_batches,
+            parts.dataset,
+            transform=transform,
+            workers=options.workers,
+            device=device,
+            decode=options.decode,
+        )
+    else:
+        cache = CorruptedCache(options.cache, parts.dataset, transform)
+        if processes.first:
+            cache.fill(workers=options.workers, progress=progress)
+        processes.wait()
+        load = partial(cache.batches, device=device)
+
+    def batches(numbers: Sequence[int]) -> Iterator[PartBatch]:
+        owners, groups = [], []
+        for number in numbers:
+            left = list(parts.left(number))
+            for first in range(0, len(left), options.batch):
+                groups.append(left[first : first + options.batch])
+                owners.append(number)
+        for number, (indices, pixels, unreadable) in zip(owners, load(groups)):
+            images = None if pixels is None else normalise(pixels, transform.config)
+            targets = None if labels is None else torch.tensor([labels[index] for index in indices], device=device)
+            yield PartBatch(number, indices, images, targets, unreadable)
+
+    return batches
+
+
+def mask_batches(parts: Parts, config: BaseConfig, windows: WindowOptions, options: EvalOptions) -> LoadParts:
+    """Whole images for windows, with their masks; images whose windows fill a batch run together.
+
+    Images are grouped within a part, so the records do not depend on the number of processes.
+    """
+
+    def batches(numbers: Sequence[int]) -> Iterator[PartBatch]:
+        owner = {index: number for number in numbers for index in parts.left(number)}
+        unreadable = Unreadable(parts.dataset)
+        unreadable.limit = 1.0  # the parts count them
+        assert isinstance(parts.dataset, SegmentationDataset)
+        images = evaluation_images(
+            parts.dataset, list(owner), config=config, options=windows, workers=options.workers, unreadable=unreadable
+        )
+        left = set(owner)
+
+        def skipped(number: int, last: int) -> dict[int, str]:
+            """The images of a part up to ``last`` that are left; they cannot be read."""
+            indices = [index for index in parts.ranges[number] if index <= last and index in left]
+            left.difference_update(indices)
+            return {index: unreadable.reasons[index] for index in indices}
+
+        def rest(number: int) -> Iterator[PartBatch]:
+            """The last images of a part, if they cannot be read."""
+            last = parts.ranges[number].stop - 1
+            if last in left:
+                yield PartBatch(number, [], None, None, skipped(number, last))
+
+        for number, of_part in groupby(images, key=lambda indexed: owner[indexed[0]]):
+            for group in _groups(of_part, options.batch):
+                indices = [index for index, _ in group]
+                masks = [image.mask for _, image in group]
+                left.difference_update(indices)
+                yield PartBatch(number, indices, [image for _, image in group], masks, skipped(number, indices[-1]))
+            yield from rest(number)  # its last images have been tried when one of the next part is there
+        for number in sorted({owner[index] for index in left}):  # no image of it can be read
+            yield from rest(number)
+
+    return batches
+
+
+def _groups(images: Iterable[tuple[int, EvaluationImage]], batch: int) -> Iterator[list[tuple[int, EvaluationImage]]]:
+    """Images whose windows fill a batch; an image with more windows is a group of its own."""
+    group: list[tuple[int, EvaluationImage]] = []
+    filled = 0
+    for index, image in images:
+        count = sum(view.count for view in image.views)
+        if group and filled + count > batch:
+            yield group
+            group, filled = [], 0
+        group.append((index, image))
+        filled += count
+    if group:
+        yield group

@@ -1,0 +1,294 @@
+"""Evaluation of a model's features, without its head: by nearest neighbours, and by a linear probe.
+
+k-NN: class tokens of every round are extracted once, of the labelled images (the bank) and of the images to classify,
+each into a folder of parts next to the records, so a run that was stopped continues. The logarithms of the votes take
+the place of logits in the records. Linear probe: classifiers are trained on the class tokens of the labelled images
+(``linear_training``), and the best one of each round predicts.
+
+Letters: N images, S rounds, L learning rates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from progresvit.data.dataset import ImageDataset, some_of
+from progresvit.data.transforms import NamedTransform
+from progresvit.distributed import Processes
+from progresvit.evaluation.batches import ProgressCallback
+from progresvit.evaluation.linear_probe import BATCH, LEARNING_RATES, LinearProbe, check_learning_rates
+from progresvit.evaluation.linear_training import held_out_accuracy, hold_out_tenth, train_probe, training_batches
+from progresvit.evaluation.parts import Parts
+from progresvit.evaluation.record_files import read_records, write_records
+from progresvit.evaluation.records import Records
+from progresvit.evaluation.run import gather_records, run_images
+from progresvit.evaluation.source import DataSource, EvalOptions, check_run, finished, source_header
+from progresvit.io.part_formats import SafetensorsCheckpoints
+from progresvit.io.resumable import ResumableTable
+from progresvit.metrics.knn import check_knn
+from progresvit.model.interface import RoundModel
+from progresvit.predict.features import KNN, Features, Linear, class_tokens
+from progresvit.predict.head import record_columns
+
+
+def evaluate_knn(
+    model: RoundModel,
+    source: DataSource,
+    out: Path,
+    *,
+    name: str,
+    processes: Processes,
+    k: int = 20,
+    temperature: float = 0.07,
+    bank_split: str = "train",
+    options: EvalOptions | None = None,
+    progress: ProgressCallback | None = None,
+) -> Records:
+    """Write the records of weighted k-NN votes on a model's class tokens, and return them.
+
+    The classes are those of the data; the model needs no head. Labels and predictions are indices of
+    ``header.probe["classes"]``. GMACs count the model and not the search.
+
+    Args:
+        model: It is moved to the device of the processes and set to evaluation mode.
+        source: The images to classify; a corruption applies to them and not to the bank.
+        out: The file to write.
+        name: The model's name in the header.
+        processes: Processes that share the extraction, and their device.
+        k: Number of neighbours.
+        temperature: Temperature of the weights exp(similarity / temperature).
+        bank_split: Split of the same data with the labelled images.
+        options: Precision, batch size and so on.
+        progress: Called after each batch.
+    """
+    options, device = options or EvalOptions(), processes.device
+    check_features(model, source)
+    check_run(out, options, device)
+    splits = find_labelled(source, bank_split)
+    check_knn(len(splits.bank), k=k, temperature=temperature)
+    model = model.to(device).eval()
+    dtype, total = options.dtype, len(splits.bank) + len(splits.images)
+    extract = partial(_extract_features, Features(model, dtype=dtype), model, options=options, processes=processes)
+    clean, bank_out = replace(source, split=bank_split, corruption=None), out.with_name(out.name + ".bank")
+    with Parts(bank_out, splits.bank) as bank, Parts(out, splits.images) as queries:
+        extract(clean, bank, name=name, progress=_after(0, total, progress))
+        extract(source, queries, name=name, progress=_after(len(splits.bank), total, progress))
+        if processes.first:
+            header = source_header(model, source, splits.images, name=name, options=options, device=device)
+            about = {"task": "knn", "k": k, "temperature": temperature, **splits.describe(bank_split)}
+            header = finished(replace(header, probe=about), bank.skipped() + queries.skipped())
+            knn = KNN(
+                _read_features(bank, model),
+                torch.tensor(splits.bank.targets)[torch.from_numpy(bank.column("index"))],
+                classes=len(splits.bank.class_ids),
+                k=k,
+                temperature=temperature,
+                make=partial(record_columns, keep_logits=options.keep_logits),
+            )
+            order = queries.column("index")
+            labels = np.array(splits.images.targets, np.int64)[order]
+            features = (tokens.to(device) for tokens in _read_features(queries, model))
+            columns = knn.columns(features, torch.from_numpy(labels).to(device))
+            ids = np.array([splits.images.entries[index].name for index in order], dtype=np.str_)
+            arrays = {column: values.cpu().numpy() for column, values in columns.items()}
+            write_records(Records(header=header, ids=ids, labels=labels, **arrays), out)
+            bank.remove()
+            queries.remove()
+        processes.wait()
+    return read_records(out)
+
+
+def _after(before: int, total: int, progress: ProgressCallback | None) -> ProgressCallback | None:
+    """Progress over several datasets, of which ``before`` images are done."""
+    return None if progress is None else lambda done, _: progress(before + done, total)
+
+
+def _extract_features(
+    predictor: Features,
+    model: RoundModel,
+    source: DataSource,
+    parts: Parts,
+    *,
+    name: str,
+    options: EvalOptions,
+    processes: Processes,
+    progress: ProgressCallback | None,
+) -> None:
+    """Make the parts with the class tokens of all images: a column ``round1``, ``round2``, … for each round."""
+    header = source_header(model, source, parts.dataset, name=name, options=options, device=processes.device)
+    header = replace(header, probe={"task": "features"})  # another number of neighbours continues with the same parts
+    transform = NamedTransform(model.config, source.corruption)
+    options = replace(options, keep_logits=False)
+    run_images(parts, header, predictor, transform, None, options=options, processes=processes, progress=progress)
+
+
+def _read_features(parts: Parts, model: RoundModel) -> Iterator[Tensor]:
+    """The class tokens of all readable images, round by round: S times (N, d)."""
+    for s in range(1, len(model.config.rounds) + 1):
+        yield torch.from_numpy(parts.column(f"round{s}"))
+
+
+def evaluate_linear(
+    model: RoundModel,
+    source: DataSource,
+    out: Path,
+    *,
+    name: str,
+    processes: Processes,
+    epochs: int = 100,
+    learning_rates: Sequence[float] = LEARNING_RATES,
+    bank_split: str = "train",
+    in_memory: bool = False,
+    seed: int = 0,
+    options: EvalOptions | None = None,
+    progress: ProgressCallback | None = None,
+) -> Records:
+    """Train linear classifiers on a model's class tokens, write the records of the best of each round, return them.
+
+    The classes are those of the data; the model needs no head. Labels and predictions are indices of
+    ``header.probe["classes"]``; ``header.probe_result`` holds the accuracies on held-out images and the learning rates
+    that were chosen. GMACs count the model and not the classifiers.
+
+    Args:
+        model: It is moved to the device of the processes and set to evaluation mode. It is not changed.
+        source: The images to classify; a corruption applies to them and not to the training images.
+        out: The file to write.
+        name: The model's name in the header.
+        processes: A single process, and its device.
+        epochs: Passes over the training images, with random crops and flips.
+        learning_rates: Learning rates to try, for a batch of 256.
+        bank_split: Split of the same data with the training images.
+        in_memory: Decode the training images once and keep them on the device.
+        seed: Seed of the first weights, the order and the crops.
+        options: Precision, batch size (at most all training images) and so on.
+        progress: Called after each batch.
+    """
+    options, device = options or EvalOptions(batch=BATCH), processes.device
+    check_features(model, source)
+    check_learning_rates(learning_rates)
+    if epochs < 1:
+        raise ValueError(f"a linear probe takes at least one epoch, got epochs={epochs}.")
+    if processes.count > 1:
+        raise ValueError("the linear probe is trained by a single process; run it without torchrun.")
+    check_run(out, options, device)
+    splits = find_labelled(source, bank_split)
+    train, held_out = hold_out_tenth(splits.bank, bank_split)
+    batch = min(options.batch, len(train))
+    about = {
+        "task": "linear", "epochs": epochs, "batch": batch, "learning_rates": list(learning_rates), "seed": seed,
+        "in_memory": in_memory, "held_out": len(held_out), **splits.describe(bank_split),
+    }  # fmt: skip
+    header = source_header(model, source, splits.images, name=name, options=options, device=device)
+    header = replace(header, probe=about)
+    model = model.to(device).eval()
+    checkpoints = ResumableTable(out, SafetensorsCheckpoints(), total=epochs, size=1, ending=".probe")
+    with checkpoints, Parts(out, splits.images) as parts:
+        checkpoints.claim(header.identity(), overwrite=options.overwrite)
+        with checkpoints.kept_if_begun(first=True):
+            batches = training_batches(train, model.config, batch, in_memory, seed, options, device)
+            per_epoch = batches.sampler.steps_per_epoch
+            side, channels = model.config.input_side, model.config.in_channels
+            with torch.no_grad():
+                tokens = class_tokens(model, torch.zeros(1, channels, side, side, device=device))
+            probe = LinearProbe(
+                [of_round.shape[1] for of_round in tokens],
+                len(splits.bank.class_ids),
+                learning_rates=learning_rates,
+                steps=epochs * per_epoch,
+                batch=batches.sampler.batch,
+                seed=seed,
+            ).to(device)
+            train_probe(model, probe, batches, checkpoints, options, progress)
+        accuracy, unreadable = held_out_accuracy(model, probe, held_out, options, device)  # (S, L)
+        best = accuracy.argmax(dim=1).tolist()  # (S, L) -> (S,), the first of equally good ones
+        result = {"held_out_top1": accuracy.tolist(), "learning_rates": [learning_rates[number] for number in best]}
+        make = partial(record_columns, keep_logits=options.keep_logits)
+        run_images(
+            parts,
+            header,
+            Linear(model, probe, best, dtype=options.dtype, make=make),
+            NamedTransform(model.config, source.corruption),
+            splits.images.targets,
+            options=options,
+            processes=processes,
+            progress=progress,
+        )
+        records = gather_records(parts, replace(header, probe_result=result), splits.images.targets)
+        lines = (*batches.unreadable.lines(), *unreadable.lines(), *records.header.unreadable)
+        write_records(replace(records, header=replace(records.header, unreadable=lines)), out)
+        parts.remove()
+        checkpoints.remove()
+    return read_records(out)
+
+
+@dataclass(frozen=True)
+class LabelledSplits:
+    """Labelled images to learn from, and those to classify."""
+
+    bank: ImageDataset
+    images: ImageDataset
+    """Their targets are classes of the bank."""
+
+    def describe(self, bank_split: str) -> dict[str, Any]:
+        """The entries of a header about the bank."""
+        names = "\n".join(entry.name for entry in self.bank.entries)
+        return {
+            "split": bank_split,
+            "images": len(self.bank),
+            "names": hashlib.sha256(names.encode()).hexdigest(),
+            "classes": list(self.bank.class_ids),
+        }
+
+
+def check_features(model: RoundModel, source: DataSource) -> None:
+    """Refuse models without class tokens, and sources whose images have no classes."""
+    if not hasattr(model, "features"):
+        raise ValueError(
+            f"k-NN and the linear probe need the features of a model, and {type(model).__name__} has no method "
+            "'features'; leave out task=… to evaluate its head, or give another model."
+        )
+    if model.config.task != "classification":
+        raise ValueError(
+            "k-NN and the linear probe classify images by the class token, and the model segments images; leave "
+            "out task=… to evaluate it, or give a classification model."
+        )
+    if source.unlabelled:
+        raise ValueError(
+            "k-NN and the linear probe need labelled images (<split>/<class>/<image>); leave out unlabelled=True."
+        )
+    if source.restrict_classes:
+        raise ValueError(
+            "k-NN and the linear probe choose among the classes of the data only; leave out restrict_classes=True."
+        )
+
+
+def find_labelled(source: DataSource, bank_split: str) -> LabelledSplits:
+    """The images of the bank, and those of the source; each class needs images in the bank, and no image is in both."""
+    bank = replace(source, split=bank_split).find()
+    images = source.find()
+    filled = Counter(bank.targets)
+    numbers = {name: number for number, name in enumerate(bank.class_ids) if filled[number]}
+    missing = sorted({images.class_ids[target] for target in images.targets} - set(numbers))
+    if missing:
+        raise ValueError(
+            f"the split {source.split} has classes of which the bank, the split {bank_split}, has no images: "
+            f"{some_of(missing)}; add images there, remove the classes here, or name another split with bank_split=…."
+        )
+    shared = {*bank.entries} & {*images.entries}
+    if shared:
+        raise ValueError(
+            f"{len(shared)} images of the split {source.split} are in the bank, the split {bank_split}, too, such as "
+            f"{min(entry.name for entry in shared)}; name another split with split=… or bank_split=…."
+        )
+    targets = tuple(numbers[images.class_ids[target]] for target in images.targets)
+    return LabelledSplits(bank, replace(images, class_ids=bank.class_ids, targets=targets))
