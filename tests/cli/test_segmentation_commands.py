@@ -95,7 +95,7 @@ def test_evaluate_refuses_what_makes_no_sense_for_the_model(segmenter, model, da
     refused("--ignore takes comma-separated whole numbers", *base, "--ignore", "none")
     refused("at least one image", *base, "--batch", 0)
     (data / "labels.txt").write_text("sky\nroad\nboat\ntree\n")
-    refused("those of the model are sky, road, car, tree", *base)
+    refused("the model's classes are sky, road, car, tree", *base)
     refused("is no label file", *base, "--labels", "cityscape")
     assert not out.parent.exists()
 

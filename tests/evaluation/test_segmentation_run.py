@@ -248,7 +248,7 @@ def test_the_classes_of_the_data_are_those_of_the_model(model, data, tmp_path):
     ):
         run(model, data, out)
     (data / "labels.txt").write_text("sky\nroad\ncar\ntree\nboat\n")
-    with pytest.raises(ValueError, match=r"5 classes of .*name the label file of the model's classes \(--labels\)"):
+    with pytest.raises(ValueError, match=r"5 classes of .*name the label file of the model's classes \(labels=…\)"):
         run(model, data, out)
     (tmp_path / "mine.txt").write_text("\n".join(CLASSES))
     assert len(run(model, data, out, labels=str(tmp_path / "mine.txt"))) == 8
