@@ -40,8 +40,9 @@ from progresvit.routing.decide import exits
 from progresvit.routing.scores import top10_entropy
 from progresvit.training.logger import git_revision
 from progresvit.training.step import compile_blocks
-from repro.formats import FORMAT, CostPoint, CostResult, Machine, RunResult, read_measurement, read_results, to_json
+from repro.formats import FORMAT, CostPoint, CostResult, Machine, RunResult, to_json
 from repro.frontier import FrontierPoint, points_of
+from repro.store import read_all, read_results
 from repro.study import STUDY_FILE, Study, read_study
 
 BATCHES = 8
@@ -319,10 +320,10 @@ def open_study(results: Path, frontier: str) -> Study:
 def earlier_points(
     path: Path, *, device: str, seed: int, precision: str, batch: int, runtime: str
 ) -> tuple[list[CostPoint], float]:
-    """The points of a results file and their seconds; refused if they were measured under other conditions."""
-    if not path.exists():
+    """The measured points and their seconds; refused if they were measured under other conditions."""
+    earlier = read_all(path.parent).get(path.stem)
+    if earlier is None:
         return [], 0.0
-    earlier = read_measurement(path)
     assert isinstance(earlier, CostResult)
     machine = earlier.machine
     then = (machine.device, machine.torch, earlier.seed, earlier.precision, earlier.batch, earlier.runtime)

@@ -33,8 +33,9 @@ from progresvit.model.interface import RoundModel
 from progresvit.routing.scores import top10_entropy
 from progresvit.training.build import build_model
 from progresvit.training.recipe import make_recipe
-from repro.formats import CostPoint, RunResult, read_results
+from repro.formats import CostPoint, RunResult
 from repro.frontier import FrontierPoint, points_of
+from repro.store import read_results
 
 GOLDEN = (5**0.5 - 1) / 2
 RUNTIME = "eager torch, fp32, images exit as recorded"

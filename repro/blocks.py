@@ -32,7 +32,7 @@ from repro.compare import (
     run_shift,
 )
 from repro.equal import check_equal, check_seeds
-from repro.formats import FULL, CostPoint, Measurement, Results, RunResult, ShiftResult, read_results
+from repro.formats import FULL, CostPoint, Measurement, Results, RunResult, ShiftResult
 from repro.frontier import (
     FrontierRow,
     costs_of,
@@ -45,6 +45,7 @@ from repro.frontier import (
 from repro.outcomes import Outcome, gather_outcomes, verdict_of
 from repro.segmentation import ExitOrder, SegmentationRow, SegmentationStudy
 from repro.shift_seeds import ShiftTest, gather_shift, gather_shift_tests, mean_over_seeds
+from repro.store import read_results
 from repro.study import STUDY_FILE, Equal, Study, read_study
 
 if TYPE_CHECKING:
@@ -69,13 +70,13 @@ class Plot:
 class Page:
     """What a template can ask for: blocks of Markdown by name, and single results. Plots are noted in ``plots``."""
 
-    def __init__(self, folder: Path, figures: str, plots: dict[str, Plot], prefix: str = "") -> None:
-        """``figures`` is the path of the plots' folder from the page, ``prefix`` begins the names of the plots."""
+    def __init__(self, folder: Path, plots: dict[str, Plot], prefix: str = "") -> None:
+        """``prefix`` begins the names of the plots."""
         self.results: Results = read_results(folder)
         if not (folder / STUDY_FILE).is_file():
             raise ValueError(f"{folder} has no {STUDY_FILE}, which says what is compared; copy the study's file there.")
         self.study: Study = read_study(folder / STUDY_FILE)
-        self.figures, self.plots, self.prefix = figures, plots, prefix
+        self.plots, self.prefix = plots, prefix
         self.rows: dict[str, list[FrontierRow]] = {}
         """Of frontiers that were asked for."""
         self.segmented: SegmentationStudy | None = None
@@ -87,7 +88,7 @@ class Page:
         plot = Plot(draw, hashlib.sha256(content.encode()).hexdigest())
         if self.plots.setdefault(f"{name}.png", plot).data != plot.data:
             raise ValueError(f"two plots of the page are called {name}; rename an entry in {STUDY_FILE}.")
-        return f'<img src="{self.figures}/{name}.png" width="640" alt="{alt}">'
+        return f'<img src="figures/results/{name}.png" width="640" alt="{alt}">'
 
     def about(self) -> str:
         """The images, and how numbers are given."""

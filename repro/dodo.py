@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from progresvit.io.files import replace_file
 from progresvit.io.parse import Section, parse
+from repro.store import measured_names
 from repro.study import STUDY_FILE, Command, Entry, Places, commands_of, entries_of, load_study
 
 Task = dict[str, Any]
@@ -68,14 +69,14 @@ try:
     ENTRIES = entries_of(STUDY)
     PLACES = Places(data=GIVEN.data, runs=HERE / GIVEN.runs)
     RESULTS = HERE / (GIVEN.results or GIVEN.runs / "results")
-    if any(RESULTS.glob("*.json")):
+    MEASURED = measured_names(RESULTS)
+    if MEASURED:
         from repro.measure.entries import check_earlier
 
         check_earlier(STUDY, RESULTS, PLACES)
 except (ValueError, OSError) as error:
     raise InvalidDodoFile(str(error)) from error
 
-MEASURED = {entry.name for entry in ENTRIES if (RESULTS / f"{entry.name}.json").exists()}
 TO_MEASURE = [entry for entry in ENTRIES if entry.name not in MEASURED]
 DOIT_CONFIG = {
     "backend": "json",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -547,29 +547,27 @@ class Results:
     cost: dict[str, CostResult]
     segmentation: dict[str, SegmentationResult]
 
+    @classmethod
+    def of(cls, measured: Iterable[Measurement], folder: Path) -> Results:
+        """The measurements of a folder by kind; refused if two are costs on the same device."""
+        found = list(measured)
+        measured_on: dict[str, str] = {}
+        for cost in (one for one in found if isinstance(one, CostResult)):
+            device = cost.machine.device
+            if (other := measured_on.setdefault(device, cost.name)) != cost.name:
+                raise ValueError(f"{folder} holds {other} and {cost.name}, both costs on {device}; keep one.")
+        return cls(
+            runs={one.name: one for one in found if isinstance(one, RunResult)},
+            routing={one.name: one for one in found if isinstance(one, RoutingResult)},
+            shift={one.name: one for one in found if isinstance(one, ShiftResult)},
+            cost={one.name: one for one in found if isinstance(one, CostResult)},
+            segmentation={one.name: one for one in found if isinstance(one, SegmentationResult)},
+        )
+
     @property
     def all(self) -> list[Measurement]:
         kinds = (self.runs, self.routing, self.shift, self.cost, self.segmentation)
         return [result for results in kinds for result in results.values()]
-
-
-def read_results(folder: Path) -> Results:
-    """Every JSON file of a folder."""
-    found = [read_measurement(path) for path in sorted(folder.glob("*.json"))]
-    if not found:
-        raise ValueError(f"{folder} holds no results (JSON files); give the results folder of a study.")
-    measured_on: dict[str, str] = {}
-    for cost in (one for one in found if isinstance(one, CostResult)):
-        device = cost.machine.device
-        if (other := measured_on.setdefault(device, cost.name)) != cost.name:
-            raise ValueError(f"{folder} holds {other}.json and {cost.name}.json, both costs on {device}; keep one.")
-    return Results(
-        runs={one.name: one for one in found if isinstance(one, RunResult)},
-        routing={one.name: one for one in found if isinstance(one, RoutingResult)},
-        shift={one.name: one for one in found if isinstance(one, ShiftResult)},
-        cost={one.name: one for one in found if isinstance(one, CostResult)},
-        segmentation={one.name: one for one in found if isinstance(one, SegmentationResult)},
-    )
 
 
 def read_measurement(path: Path) -> Measurement:
@@ -578,20 +576,25 @@ def read_measurement(path: Path) -> Measurement:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); delete it and measure again.") from error
-    kind = values.get("kind") if isinstance(values, dict) else None
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(
-            f"{path} is no results file: its kind is {kind!r}, not {', '.join(KINDS)}; move it out of the folder."
-        )
-    if (layout := values.get("format")) != FORMAT:
-        raise ValueError(
-            f"{path} has format {layout!r} and this version reads format {FORMAT}; delete it and measure again, or use "
-            f"the version that wrote it (revision {values.get('revision', 'unknown')})."
-        )
-    result = parse(KINDS[kind], values, origin=str(path))
+    result = check_measurement(values, origin=str(path))
     if result.name != path.stem:
         raise ValueError(f"{path} calls itself {result.name}; rename the file to {result.name}.json.")
     return result
+
+
+def check_measurement(values: Any, *, origin: str) -> Measurement:
+    """The measurement of these values, validated. Errors begin with the origin."""
+    kind = values.get("kind") if isinstance(values, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(
+            f"{origin} is no results file: its kind is {kind!r}, not {', '.join(KINDS)}; move it out of the folder."
+        )
+    if (layout := values.get("format")) != FORMAT:
+        raise ValueError(
+            f"{origin} has format {layout!r} and this version reads format {FORMAT}; delete it and measure again, or "
+            f"use the version that wrote it (revision {values.get('revision', 'unknown')})."
+        )
+    return parse(KINDS[kind], values, origin=origin)
 
 
 def to_json(result: Measurement) -> str:

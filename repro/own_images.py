@@ -22,14 +22,15 @@ import json
 import os
 import random
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import progresvit
 from progresvit.cli import app
@@ -39,11 +40,9 @@ from progresvit.io.weights import weights_hash
 from progresvit.routing import load_setting
 from progresvit.routing.frontier import operating_point
 from progresvit.training.recipe import load_recipe
+from repro.own_images_table import EXIT_SHARE, RESULTS, Result, table
 
-CLASSES, IMAGES, EXIT_SHARE = 3, 20, 0.5
-RESULTS = Path(__file__).with_suffix(".json")
-
-Result = dict[str, Any]
+CLASSES, IMAGES = 3, 20
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -151,38 +150,6 @@ def command(*arguments: object) -> None:
     """Run a ``progresvit`` command in this process."""
     if code := app([str(argument) for argument in arguments], standalone_mode=False):
         raise SystemExit(code)
-
-
-def table(results: Sequence[Result]) -> str:
-    """Markdown: a row per start and draw, then the means of each start."""
-    rounds = max((len(result["top1"]) for result in results), default=0)
-    heads = [f"round {number + 1}" for number in range(rounds)]
-    lines = [f"| start | classes | seconds | images | {' | '.join(heads)} | exit share {EXIT_SHARE:g} | saved |"]
-    lines.append("|" + " --- |" * (rounds + 6))
-    for start in dict.fromkeys(result["start"] for result in results):
-        rows = sorted((result for result in results if result["start"] == start), key=lambda result: result["draw"])
-        for result in rows:
-            classes = ", ".join(name.replace("_", " ") for name in result["classes"])
-            lines.append(_row(start, classes, [result], rounds))
-        if len(rows) > 1:
-            lines.append(_row(start, f"mean of {len(rows)} draws", rows, rounds))
-    return "\n".join(lines)
-
-
-def _row(start: str, classes: str, results: Sequence[Result], rounds: int) -> str:
-    shares = [
-        _percent(fmean(result["top1"][s] for result in results), 1) if s < len(results[0]["top1"]) else ""
-        for s in range(rounds)
-    ]
-    routed = fmean(result["routed"]["top1"] for result in results)
-    saved = fmean(1 - result["routed"]["gmacs"] / result["gmacs"][-1] for result in results)
-    cells = [start, classes, f"{fmean(result['seconds'] for result in results):.0f}"]
-    cells += [f"{sum(result['images'] for result in results)}", *shares, _percent(routed, 1), _percent(saved, 0)]
-    return f"| {' | '.join(cells)} |"
-
-
-def _percent(share: float, digits: int) -> str:
-    return f"{100 * share:.{digits}f} %"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Builds a page of results: ``python repro/page.py [RESULTS] [--check]``.
+"""Builds the results pages: ``python repro/page.py [RESULTS] [--check]``.
 
-Without RESULTS, it builds docs/results.md from repro/results by the template results.md.j2, and docs/inside.md from
-repro/inside.json by inside.md.j2. With RESULTS, it builds a page of all tables and plots in that folder, by the
-template study.md.j2 or by a results.md.j2 of its own.
+Without RESULTS, it builds docs/results.md, docs/results/*.md and docs/inside.md from repro/results, by the templates in
+repro/pages. With RESULTS, it builds one page of all tables and plots in that folder, by the template study.md.j2 or by
+a results.md.j2 of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,76 +27,97 @@ from repro import tables
 from repro.blocks import Page, Plot
 from repro.imagenet_tables import ImageNet
 from repro.inside_tables import Inside
-from repro.outcomes import verdict_of
+from repro.own_images_table import own_images_table
 
 HERE = Path(__file__).parent
-TEMPLATE, GENERIC, INSIDE = "results.md.j2", "study.md.j2", "inside.md.j2"
+PAGES = HERE / "pages"
+"""Templates of the documentation, in folders as the pages in docs/; ``GENERIC`` is the template of other studies."""
+TEMPLATE, GENERIC = "results.md.j2", "study.md.j2"
 DATA_KEY = "progresvit-data"
 """Text in a PNG file: hash of the results that it shows."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A page as it should be, and what is on the disk."""
+    """Pages as they should be, and what is on the disk."""
 
-    path: Path
-    text: str
+    folder: Path
+    """Folder of the pages; plots are in figures/results below it."""
+    texts: dict[Path, str]
+    """The pages by their path in the folder."""
     plots: dict[str, Plot]
 
     @property
-    def folder(self) -> Path:
-        """Of the plots."""
-        return self.path.parent / "figures" / self.path.stem
+    def figures(self) -> Path:
+        return self.folder / "figures" / "results"
 
     def outdated(self) -> list[str]:
-        """The files that differ from the results or are missing."""
-        same = self.path.is_file() and self.path.read_bytes().decode() == self.text
-        wrong = [name for name, plot in self.plots.items() if drawn_from(self.folder / name) != plot.data]
-        return [*([] if same else [str(self.path)]), *(str(self.folder / name) for name in wrong)]
+        """The files that differ from the results, are missing, or are no page any more."""
+        paths = [self.folder / path for path in self.texts if not self._is_written(path)]
+        paths += [self.figures / name for name, plot in self.plots.items() if not self._is_drawn(name, plot)]
+        pages = (path.relative_to(self.folder) for path in (self.folder / "results").glob("*.md"))
+        return [*map(str, paths), *(str(self.folder / path) for path in pages if path not in self.texts)]
 
     def write(self) -> None:
-        """The page and all plots."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Write the pages, and draw the plots that show other results than before."""
+        self.figures.mkdir(parents=True, exist_ok=True)
         for name, plot in self.plots.items():
-            replace_file(self.folder / name, render(plot.draw(), ".png", metadata={DATA_KEY: plot.data}))
-        replace_file(self.path, self.text)
+            if not self._is_drawn(name, plot):
+                replace_file(self.figures / name, render(plot.draw(), ".png", metadata={DATA_KEY: plot.data}))
+        for path, text in self.texts.items():
+            (self.folder / path).parent.mkdir(exist_ok=True)
+            replace_file(self.folder / path, text)
+
+    def _is_written(self, path: Path) -> bool:
+        return (self.folder / path).is_file() and (self.folder / path).read_bytes().decode() == self.texts[path]
+
+    def _is_drawn(self, name: str, plot: Plot) -> bool:
+        return drawn_from(self.figures / name) == plot.data
 
 
-def build(folder: Path, template: Path, out: Path) -> Built:
-    """The page of a results folder."""
-    figures, plots = f"figures/{out.stem}", dict[str, Plot]()
+def build(results: Path, folder: Path, templates: Mapping[Path, Path]) -> Built:
+    """The pages of a results folder.
+
+    Args:
+        results: The results folder of a study.
+        folder: Where the pages and plots are written.
+        templates: The template of each page, by the path of the page in the folder.
+    """
+    plots: dict[str, Plot] = {}
 
     @cache
     def sub_study(name: str) -> dict[str, Any]:
-        return Page(folder / name, figures, plots, prefix=f"{name}-").values()
+        return Page(results / name, plots, prefix=f"{name}-").values()
 
-    def has_study(name: str) -> bool:
-        return any((folder / name).glob("*.json"))
-
-    environment = make_environment(template)
-    values = Page(folder, figures, plots).values() | {"sub_study": sub_study, "has_study": has_study}
-    values |= {"imagenet": cache(ImageNet), "inside": cache(Inside)}
+    roots = {path: PAGES if template.is_relative_to(PAGES) else template.parent for path, template in templates.items()}
+    environment = make_environment([*dict.fromkeys(roots.values()), PAGES])
+    values = Page(results, plots).values() | {"sub_study": sub_study}
+    values |= {"imagenet": cache(ImageNet), "inside": Inside(), "own_images": own_images_table}
     values["claims"] = lambda: yaml.safe_load(environment.get_template("claims.yaml.j2").render(values))
-    return Built(out, environment.get_template(template.name).render(values), plots)
+    texts = {}
+    for path, template in templates.items():
+        text = environment.get_template(template.relative_to(roots[path]).as_posix()).render(values)
+        texts[path] = text.replace('src="figures/', f'src="{"../" * (len(path.parts) - 1)}figures/')
+    return Built(folder, texts, plots)
 
 
-def build_inside(template: Path, out: Path) -> Built:
-    """The page about what is inside the models; ``progresvit analyze`` drew its figures."""
-    values = {"inside": Inside(), "verdict_of": verdict_of}
-    return Built(out, make_environment(template).get_template(template.name).render(values), {})
+def pages_of_docs() -> dict[Path, Path]:
+    """The template of each page in docs/."""
+    templates = {path.relative_to(PAGES).with_suffix(""): path for path in sorted(PAGES.rglob("*.md.j2"))}
+    return {path: template for path, template in templates.items() if template.name != GENERIC}
 
 
-def make_environment(template: Path) -> jinja2.Environment:
-    """For the templates of a folder, with the ways to write numbers."""
+def make_environment(folders: Sequence[Path]) -> jinja2.Environment:
+    """The environment of the templates in some folders, with filters that write numbers."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(template.parent),
+        loader=jinja2.FileSystemLoader(folders),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    words = {"percent": tables.percent, "gmacs": tables.gmacs, "each": tables.each, "interval": tables.interval}
-    environment.filters |= words | {"share_interval": tables.share_interval, "signed": tables.signed}
+    filters = {"percent": tables.percent, "gmacs": tables.gmacs, "each": tables.each, "interval": tables.interval}
+    environment.filters |= filters | {"share_interval": tables.share_interval, "signed": tables.signed}
     return environment
 
 
@@ -116,31 +138,28 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("results", nargs="?", type=Path, help="a results folder; by default repro/results")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if anything is outdated")
     given = parser.parse_args(arguments)
-    folder = given.results or HERE / "results"
-    docs, own = HERE.parent / "docs", folder / TEMPLATE
+    results = given.results or HERE / "results"
+    own = results / TEMPLATE
     try:
-        if folder.resolve() == (HERE / "results").resolve():
-            pages = [
-                build(folder, HERE / TEMPLATE, docs / "results.md"),
-                build_inside(HERE / INSIDE, docs / "inside.md"),
-            ]
+        if results.resolve() == (HERE / "results").resolve():
+            built = build(results, HERE.parent / "docs", pages_of_docs())
         else:
-            pages = [build(folder, own if own.is_file() else HERE / GENERIC, folder / "results.md")]
+            template = own if own.is_file() else PAGES / GENERIC
+            built = build(results, results, {Path("results.md"): template})
     except (jinja2.TemplateError, ValueError, OSError) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        places = [f"{one.filename}, line {one.lineno}: " for one in frames if one.filename.endswith(".j2")]
+        places = [f"{frame.filename}, line {frame.lineno}: " for frame in frames if frame.filename.endswith(".j2")]
         print(f"error: {''.join(places[-1:])}{error}", file=sys.stderr)
         sys.exit(2)
-    names, plots = " and ".join(str(page.path) for page in pages), sum(len(page.plots) for page in pages)
+    pages = f"{len(built.texts)} pages" if len(built.texts) > 1 else str(built.folder / next(iter(built.texts)))
     if not given.check:
-        for page in pages:
-            page.write()
-        print(f"wrote {names}, with {plots} plots")
-    elif outdated := [path for page in pages for path in page.outdated()]:
-        print(*(f"outdated: {path}" for path in outdated), f"rebuild with: python repro/page.py {folder}", sep="\n")
+        built.write()
+        print(f"wrote {pages}, with {len(built.plots)} plots")
+    elif outdated := built.outdated():
+        print(*(f"outdated: {path}" for path in outdated), f"rebuild with: python repro/page.py {results}", sep="\n")
         sys.exit(1)
     else:
-        print(f"{names}, with {plots} plots, are those of {folder}")
+        print(f"{pages}, with {len(built.plots)} plots, agree with {results}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Draws test images that exit after round 1 and images that continue, as thumbnails of at most 96 pixels:
 
-    python repro/segmentation_examples.py MODEL --results repro/results/camvid/progressive-1.json --data camvid.tar
+    python repro/segmentation_examples.py MODEL --results repro/results/camvid --run progressive-1 --data camvid.tar
 
-Scores and the threshold come from the results file; MODEL is the model that it measured, which segments the chosen
+Scores and the threshold come from the results; MODEL is the model that it measured, which segments the chosen
 images in both rounds. The image is written to docs/figures/results. The page does not redraw it, since that needs the
 photographs.
 """
@@ -28,9 +28,9 @@ from progresvit.data.segmentation.images import evaluation_image
 from progresvit.data.segmentation.windows import WindowOptions
 from progresvit.plots import few_colours
 from progresvit.predict.segment import segment_rounds
-from repro.formats import SegmentationResult, read_measurement
 from repro.measure.records import hash_names
 from repro.segmentation import Measured
+from repro.store import read_results
 from repro.study import STUDY_FILE, read_study
 
 SIDE = 96
@@ -72,19 +72,19 @@ def main() -> None:
     """From the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True, help="results folder of the study")
+    parser.add_argument("--run", required=True, help="measurement of the model, such as progressive-1")
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", type=Path, help="by default docs/figures/results/STUDY-examples.png")
     given = parser.parse_args()
-    result = read_measurement(given.results)
-    plan = read_study(given.results.parent / STUDY_FILE).segmentation
-    assert isinstance(result, SegmentationResult)
+    result = read_results(given.results).segmentation[given.run]
+    plan = read_study(given.results / STUDY_FILE).segmentation
     assert plan is not None
     measured, model = Measured(result), api.load(given.model)
     dataset = find_segmentation(given.data, result.test.split, default_names=result.labels)
     by_name = sorted(range(len(dataset)), key=lambda index: dataset.entries[index].name)  # as in the results
     if hash_names(entry.name for entry in dataset.entries) != result.test.names:
-        sys.exit(f"error: {given.data} holds other test images than {given.results} was measured on.")
+        sys.exit(f"error: {given.data} holds other test images than {given.run} was measured on.")
     scores, threshold = measured.test.scores[:, 0], measured.routed(plan.max_drop / 100).threshold
     rows = []
     for place in (place for chosen in choose(scores) for place in chosen):
@@ -103,7 +103,7 @@ def main() -> None:
         rows.append(
             (f"score {scores[place]:.2f}: {what}", [small, *(blend(small, one, result.labels) for one in thumbnails)])
         )
-    out = given.out or Path(__file__).parents[1] / f"docs/figures/results/{given.results.parent.name}-examples.png"
+    out = given.out or Path(__file__).parents[1] / f"docs/figures/results/{given.results.name}-examples.png"
     out.parent.mkdir(parents=True, exist_ok=True)
     drawn = io.BytesIO()
     draw(rows, ["image", "labels", "round 1", "round 2"], result.labels).save(drawn, "PNG")

@@ -203,7 +203,7 @@ def runs_table(found: Sequence[Measurement]) -> str:
     """Everything that was measured, and on what."""
     rows = [
         [
-            f"`{one.name}.json`",
+            f"`{one.name}`",
             None if one.seed is None else str(one.seed),
             f"{one.parameters:,}" if isinstance(one, RunResult | SegmentationResult) else None,
             str(one.epochs) if isinstance(one, RunResult | SegmentationResult) else None,
@@ -215,5 +215,5 @@ def runs_table(found: Sequence[Measurement]) -> str:
         ]
         for one in found
     ]
-    heads = ["<file", "seed", "parameters", "epochs", "minutes", "<on", "jobs at a time", "<precision", "date"]
+    heads = ["<name", "seed", "parameters", "epochs", "minutes", "<on", "jobs at a time", "<precision", "date"]
     return table("All measurements", heads, rows)

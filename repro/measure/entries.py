@@ -27,7 +27,6 @@ from repro.formats import (
     RunResult,
     SegmentationResult,
     ShiftResult,
-    read_measurement,
 )
 from repro.measure.curves import measure_curves
 from repro.measure.records import (
@@ -40,6 +39,7 @@ from repro.measure.records import (
 from repro.measure.routing import measure_routing
 from repro.measure.segmentation import measure_segmentation
 from repro.measure.shift import has_budget, measure_shift
+from repro.store import TABLE, read_all
 from repro.study import Entry, Places, Study, entries_of, reader_commands, test_records
 
 SEED = 0
@@ -187,12 +187,15 @@ def without_folders(value: Any) -> Any:
 
 def check_earlier(study: Study, results: Path, places: Places) -> None:
     """Refuse a results folder with results of another study: another recipe, dataset or model."""
+    measured = read_all(results)
     for entry in entries_of(study):
-        path = results / f"{entry.name}.json"
-        if path.exists() and (differing := _differing(read_measurement(path), study, entry, places)):
+        before = measured.get(entry.name)
+        if before is not None and (differing := _differing(before, study, entry, places)):
+            path = results / f"{entry.name}.json"
+            origin = str(path) if path.exists() else f"{entry.name} in {results / TABLE}"
             raise ValueError(
-                f"{path} was made differently from what the study says (other {', '.join(differing)}); delete it to "
-                "measure again, or name another results folder."
+                f"{origin} was made differently from what the study says (other {', '.join(differing)}); delete it to "
+                "measure again (repro/store.py removes it from a table), or name another results folder."
             )
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from frontier_cpu import ReplayedPoint, main, sample_exits
 
-from repro.formats import read_results
 from repro.frontier import points_of
+from repro.store import read_results
 from tests.repro.made import change
 from tests.repro.made_frontier import write_frontier
 

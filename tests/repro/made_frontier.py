@@ -3,8 +3,9 @@
 import numpy as np
 import yaml
 
-from repro.formats import pack_floats, read_results
+from repro.formats import pack_floats
 from repro.frontier import points_of
+from repro.store import read_results
 from tests.repro.made import MEASUREMENT, RUNS, data, measured, run_result, write_result
 
 SEEDS = (1, 2, 3)

@@ -18,7 +18,7 @@ from repro.compare import (
     paired_difference,
     run_shift,
 )
-from repro.formats import read_results
+from repro.store import read_results
 from repro.study import read_study
 from tests.repro.made import change, measured, run_result, write_result
 

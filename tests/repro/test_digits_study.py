@@ -11,9 +11,9 @@ from doit.exceptions import InvalidDodoFile
 import progresvit
 from progresvit.compute import parameters
 from repro import page
-from repro.formats import read_results
 from repro.measure import __main__ as measure
 from repro.measure import entries
+from repro.store import read_results
 from tests import commands
 from tests.model import pooled  # noqa: F401  registers its kinds
 from tests.repro.dodo import doit, load

@@ -15,13 +15,14 @@ from progresvit.config import ModelConfig, make_rounds
 from progresvit.evaluation import read_records
 from progresvit.training.recipe import load_recipe
 from repro import frontier_figures, page, self_supervised
+from repro.blocks import Page
 from repro.compare import crossed_difference, gather
 from repro.equal import check_equal, dino_gmacs, training_pmacs
-from repro.formats import TrainingCurves, read_measurement, read_results, to_json
+from repro.formats import TrainingCurves, read_measurement, to_json
 from repro.measure import entries
 from repro.measure.curves import measure_curves
 from repro.measure.records import data_of, measure_probe
-from repro.outcomes import verdict_of
+from repro.store import read_results
 from repro.study import Places, commands_of, entries_of, load_study, read_study, reader_commands
 from tests.repro.made import change
 from tests.repro.made_dino import CHOSEN, SETTINGS, write_dino
@@ -166,8 +167,9 @@ def test_what_a_probe_chose_may_differ_between_seeds(folder):
 
 
 def test_results_of_earlier_versions_are_written_as_they_were():
-    path = REPRO / "results" / "full-42.json"
-    assert to_json(read_measurement(path)) == path.read_text()
+    text = to_json(read_results(REPRO / "results").runs["full-42"])
+    assert '"probe"' not in text
+    assert '"curves"' not in text
 
 
 def test_probes_and_curves_survive_the_file(made):
@@ -272,20 +274,12 @@ def test_information_is_what_entropies_differ_by_at_the_end(folder):
     assert (first, second) == (pytest.approx(3.5), 0)
 
 
-def test_random_weights_are_compared_without_equal_training_compute(made, tmp_path):
-    text = page.build(
-        made, write_template(tmp_path, '{{ crossed("progressive", "random", equal=none) | interval }}'), made
-    )
+def test_random_weights_are_compared_without_equal_training_compute(made):
+    crossed = Page(made, {}).crossed
     ours, theirs = (gather(read_results(made), run).correct_of_seeds() for run in ("progressive", "random"))
-    assert text.text.startswith(f"{100 * crossed_difference(ours, theirs).mean:+.1f} (")
+    assert crossed("progressive", "random", equal=None).mean == crossed_difference(ours, theirs).mean
     with pytest.raises(ValueError, match="equal training compute"):
-        page.build(made, write_template(tmp_path, '{{ crossed("progressive", "random") | interval }}'), made)
-
-
-def write_template(folder, text):
-    path = folder / "made.md.j2"
-    path.write_text(text)
-    return path
+        crossed("progressive", "random")
 
 
 def test_the_page_of_the_study_shows_probes_frontiers_and_curves(folder):
@@ -297,50 +291,6 @@ def test_the_page_of_the_study_shows_probes_frontiers_and_curves(folder):
     assert "DINO, k-NN: early exit at the near-lossless threshold" in text
     assert (folder / "figures" / "results" / "training.png").is_file()
     page.main([str(folder), "--check"])
-
-
-@pytest.fixture(scope="module")
-def page_without_dino(tmp_path_factory):
-    """The text of the page of this repository if the study had no results."""
-    folder = tmp_path_factory.mktemp("page")
-    return page.build(link_other_results(folder), REPRO / page.TEMPLATE, folder / "results.md").text
-
-
-def link_other_results(folder):
-    """A results folder with all results of this repository but those of DINO."""
-    results = folder / "results"
-    results.mkdir()
-    for path in (path for path in (REPRO / "results").iterdir() if path.name != "dino"):
-        (results / path.name).symlink_to(path)
-    return results
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("seeds", "without"),
-    [((1, 2), ()), ((1,), ("progressive-linear", "random", "supervised-dino", "supervised-scratch"))],
-)
-def test_the_section_of_the_docs_page_follows_the_results(tmp_path, seeds, without, page_without_dino):
-    results, before = link_other_results(tmp_path), page_without_dino
-    assert "Self-supervised" not in before
-    write_dino(results / "dino", seeds=seeds, without=without)
-    text = page.build(results, REPRO / page.TEMPLATE, tmp_path / "results.md").text
-    section = text[text.index("## Self-supervised: DINO") : text.index("## Construction")]
-    assert text.replace(section, "").count("\n") - before.count("\n") == 1  # one more claim
-    assert ("**Against random weights**" in section) == ("random" not in without)
-    assert ("by linear probes" in section) == ("progressive-linear" not in without)
-    assert ("**As a start of supervised training**" in section) == ("supervised-dino" not in without)
-    claims = [line for line in text.splitlines() if line.startswith(("| Under 20-NN", "| It does so under linear"))]
-    assert len(claims) == 2
-    assert f"**against one plain ViT: {read_verdict(results / 'dino', len(seeds))}**" in claims[0]
-
-
-def read_verdict(folder, seeds):
-    """By intervals over seeds and images, and with one seed over images, of the full path."""
-    values = page.Page(folder, "figures", {}).values()
-    if seeds > 1:
-        return values["frontier_row"]("knn", "plain", "the model").verdict
-    return f"{verdict_of(values['difference']('progressive', 'plain', equal='compute'), 1)} on one seed"
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ from progresvit.metrics.interval import share_interval
 from progresvit.plots import render
 from repro import figures as draw
 from repro.compare import line_up
-from repro.formats import read_results
 from repro.outcomes import gather_outcomes
 from repro.routing_tables import matched_title
+from repro.store import read_results
 from repro.study import read_study
 
 

@@ -15,7 +15,7 @@ from repro.blocks import Page
 from repro.compare import LineUp, crossed_difference, gather, line_up
 from repro.equal import PER_STEP, training_pmacs
 from repro.figures import comparison_figure
-from repro.formats import pack_floats, read_results
+from repro.formats import pack_floats
 from repro.frontier import (
     at_budget,
     costs_of,
@@ -28,6 +28,7 @@ from repro.frontier import (
     points_of,
 )
 from repro.frontier_tables import commands_table, cost_table, frontier_table
+from repro.store import read_results
 from repro.study import read_study
 from repro.tables import exit_table
 from tests.repro.made import RUNS, change, measured, run_result, write_result

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from repro.compare import CrossedDifference, crossed_difference
-from repro.formats import read_results
 from repro.outcomes import Outcome, RoundOutcome, gather_outcomes, is_equivalent, log_loss_verdict, verdict_of
+from repro.store import read_results
 from repro.study import read_study
 from tests.repro.made import change, log_losses, measured
 

@@ -1,4 +1,4 @@
-"""Figures of docs/results.md, computed again from the raw results without the code of the page.
+"""Figures of docs/results/, computed again from the raw results without the code of the page.
 
 Right and wrong answers are read digit by digit, entropies by struct, and intervals follow from closed forms instead of
 a bootstrap.
@@ -10,6 +10,7 @@ import math
 import re
 import struct
 import zlib
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, variance
@@ -17,14 +18,24 @@ from statistics import fmean, variance
 import pytest
 from scipy import stats
 
+from repro.formats import to_json
+from repro.store import read_table
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "repro" / "results"
-PAGE = (ROOT / "docs" / "results.md").read_text()
+PAGE = "\n".join(path.read_text() for path in sorted((ROOT / "docs" / "results").glob("*.md")))
 SEEDS = (1, 2, 3)
 
 
+@cache
+def table_of(folder):
+    return read_table(RESULTS / folder)
+
+
 def read(name):
-    return json.loads((RESULTS / f"{name}.json").read_text())
+    """A measurement as its JSON file has it."""
+    folder, _, name = name.rpartition("/")
+    return json.loads(to_json(table_of(folder)[name]))
 
 
 def answers(hexadecimal, images):
@@ -92,7 +103,7 @@ def routed(result, budget):
     return right
 
 
-FRONTIER = "## Frontier of all methods"
+FRONTIER = "# Frontier of all methods"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +176,7 @@ def test_imagenet_tiny_beside_deit_tiny():
         cheap, dear = ours["gmacs_paper"]
         early = sum(exit_ for *_, exit_ in rows) / len(rows)
         start = name, f"{len(rows):,} of {ours['complete']:,}", "imagenet-tiny", "near-lossless"
-        gmacs, top1, difference, _ = cells(*start, after="## ImageNet's own images")
+        gmacs, top1, difference, _ = cells(*start, after="# ImageNet's own images")
         assert gmacs == [pytest.approx(early * cheap + (1 - early) * dear, abs=0.000501)]
         assert top1[0] == pytest.approx(100 * fmean(a for a, *_ in rows), abs=0.00501)
         assert difference == pytest.approx([100 * mean, 100 * (mean - reach), 100 * (mean + reach)], abs=0.00501)
@@ -231,7 +242,7 @@ def jackknife(images):
 )
 def test_the_miou_of_camvid_and_its_interval_follow_from_the_counts(start, name, s):
     seeds = [class_counts(read(f"camvid/{name}-{seed}"), s) for seed in SEEDS]
-    shown = cells(*start, after="### CamVid")[1]
+    shown = cells(*start, after="## CamVid")[1]
     assert 100 * fmean(miou(total(images)) for images in seeds) == pytest.approx(shown[0], abs=0.006)
     of_blocks = [[sum(block) for block in batched(jackknife(images), 20)] for images in seeds]
     scale = len(of_blocks[0]) / len(seeds[0])
@@ -252,7 +263,7 @@ def test_ours_at_the_gmacs_of_the_plain_vit_follows_from_scores_and_counts():
         early = set(order[:exits])
         routed = total([rounds[0 if index in early else 1][index] for index in range(count)])
         differences.append(miou(routed) - miou(total(class_counts(plain, 0))))
-    shown = cells("plain ViT, 384, 3 heads", "the model", after="### Oxford-IIIT Pets")
+    shown = cells("plain ViT, 384, 3 heads", "the model", after="## Oxford-IIIT Pets")
     assert 100 * fmean(differences) == pytest.approx(shown[5][0], abs=0.006)
 
 
@@ -275,18 +286,7 @@ def paired(ours, theirs, place=-1):
     ],
 )
 def test_differences_of_dino_are_those_of_the_answers(ours, theirs, place, before):
-    section = PAGE[PAGE.index("## Self-supervised: DINO") :]
+    section = PAGE[PAGE.index("# Self-supervised: DINO") :]
     mean, half = paired(ours, theirs, place)
     printed = re.search(r"([+−]\d+\.\d+) \(([+−]\d+\.\d+) to ([+−]\d+\.\d+)\)", section[section.index(before) :])
     assert [number(end) for end in printed.groups()] == pytest.approx([mean, mean - half, mean + half], abs=0.011)
-
-
-def test_the_readme_says_of_dino_what_was_measured():
-    text = " ".join((ROOT / "README.md").read_text().split())
-    top1 = {
-        name: fmean(answers((run := read(f"dino/{name}-1"))["rounds"]["bits"][-1], run["data"]["val"])) * 100
-        for name in ("progressive", "random", "plain", "supervised-dino", "supervised-scratch")
-    }
-    assert f"{top1['progressive']:.1f} % in 20-NN where random weights have {top1['random']:.1f} %" in text
-    assert f"{top1['supervised-dino']:.0f} instead of {top1['supervised-scratch']:.0f} % after twelve epochs" in text
-    assert f"same compute has {top1['plain']:.1f} % in 20-NN" in text

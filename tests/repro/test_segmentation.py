@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from progresvit.metrics.miou import ClassCounts, influence_values, mean_iou
-from repro.formats import SegmentationResult, read_measurement, read_results
+from repro.formats import SegmentationResult, read_measurement
 from repro.page import main
 from repro.segmentation import FIRST, FULL, SegmentationStudy
 from repro.segmentation_tables import certificates_table, frontier_figure
+from repro.store import read_results
 from repro.study import commands_of, entries_of, load_study, read_study
 from tests.repro.made_segmentation import LABELS, RUNS, SEEDS, STUDY, result, write, write_segmentation
 

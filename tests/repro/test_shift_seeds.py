@@ -1,5 +1,7 @@
 """Two made-up models under corruption, over seeds."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import yaml
@@ -8,9 +10,10 @@ from progresvit.routing import frontier
 from repro import shift_tables
 from repro.blocks import Page
 from repro.compare import crossed_difference
-from repro.formats import pack, read_results
+from repro.formats import pack
 from repro.page import build, main
 from repro.shift_seeds import gather_shift, gather_shift_tests, mean_over_seeds
+from repro.store import read_results
 from repro.study import Study
 from tests.repro.made import CORRUPTIONS, MEASUREMENT, RUNS, change, data, measured, write_result
 from tests.repro.test_tables import table
@@ -174,7 +177,8 @@ def test_the_page_of_a_study_with_seeds_has_every_block(folder):
     )
     (folder / "corrupted-plain-2.json").unlink()
     (folder / "results.md.j2").write_text('{{ severities("corrupted") }}')
-    assert "Not measured: seed 2 of plain." in build(folder, folder / "results.md.j2", folder / "out.md").text
+    built = build(folder, folder, {Path("out.md"): folder / "results.md.j2"})
+    assert "Not measured: seed 2 of plain." in built.texts[Path("out.md")]
 
 
 @pytest.mark.parametrize(

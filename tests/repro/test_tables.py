@@ -5,8 +5,8 @@ import pytest
 
 from repro import routing_tables, shift_tables, tables
 from repro.compare import Difference, line_up
-from repro.formats import read_results
 from repro.outcomes import gather_outcomes
+from repro.store import read_results
 from repro.study import read_study
 from repro.tables import interval, percent, signed
 from tests.repro.made import RUNS, measured
