@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from progresvit.distributed import Processes
@@ -62,14 +63,16 @@ class KilledError(Exception):
     """Instead of a process that dies."""
 
 
-def kill_in_step(number, monkeypatch):
-    """The next run dies in this step, counted from 0; returns a function that ends that."""
+def run_until_killed(step, wanted, data, out, **options):
+    """A run that dies in this step, counted from 0."""
     call = TrainingStep.__call__
 
-    def dies(self, step, batches):
-        if step == number:
+    def dies(self, number, batches):
+        if number == step:
             raise KilledError
-        call(self, step, batches)
+        call(self, number, batches)
 
-    monkeypatch.setattr(TrainingStep, "__call__", dies)
-    return lambda: monkeypatch.setattr(TrainingStep, "__call__", call)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingStep, "__call__", dies)
+        with pytest.raises(KilledError):
+            run(wanted, data, out, **options)

@@ -26,7 +26,7 @@ from progresvit.training.tasks.dino_loss import (
     spread,
     teacher_probabilities,
 )
-from tests.training.runs import KilledError, kill_in_step, losses, ready, recipe, run, take_steps
+from tests.training.runs import losses, ready, recipe, run, run_until_killed, take_steps
 from tests.training.test_optim import values_over_time
 
 SMALL = {"prototypes": 24, "hidden": 16, "bottleneck": 8, "local_side": 16, "local_crops": 3, "k": 5}
@@ -239,13 +239,10 @@ def test_the_log_has_entropies_of_teacher_and_centre_in_every_round(finished):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["in_memory", "loader"])
-def test_resumes_to_the_bit_with_head_teacher_and_centre(digits, tmp_path, mode, monkeypatch):
+def test_resumes_to_the_bit_with_head_teacher_and_centre(digits, tmp_path, mode):
     wanted = dino(data={"mode": mode}, run={"keep": 9})
     run(wanted, digits, tmp_path / "whole")
-    revive = kill_in_step(7, monkeypatch)
-    with pytest.raises(KilledError):
-        run(wanted, digits, tmp_path / "broken")
-    revive()
+    run_until_killed(7, wanted, digits, tmp_path / "broken")
     run(wanted, digits, tmp_path / "broken", resume=True)
     assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
     whole, broken = (checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "broken"))
@@ -364,10 +361,7 @@ def test_local_crops_are_scaled_with_the_round_to_whole_patches(resolutions, sid
     assert local_resolutions(rounds(resolutions), side) == expected
 
 
-@pytest.mark.parametrize(("side", "seen"), [(6, "3"), (15, "7.5")])
-def test_local_crops_smaller_than_a_patch_are_refused_with_the_least_side(digits, side, seen):
-    with pytest.raises(ValueError, match=rf"are {seen} pixels in round 1, smaller than a patch of 8; use at least 16"):
-        ready(dino(task_options={"local_side": side}), digits)
+def test_local_crops_of_one_patch_are_the_smallest():
     assert local_resolutions(rounds([16, 32], 8), 16) == [8, 16]
 
 
@@ -379,13 +373,6 @@ def test_validation_images_among_the_unlabelled_are_refused(digits):
 def test_few_images_of_a_micro_batch_tell_nothing_of_a_collapse(digits):
     task = ready(dino(optimizer={"batch": 8}), digits).task
     assert task.warning({"teacher_entropy": [0.0], "mean_entropy": [0.0]}, step=90, steps_per_epoch=3) is None
-
-
-def test_fewer_images_than_k_are_refused_before_training(digits):
-    with pytest.raises(
-        ValueError, match=r"48 labelled training images, too few for a vote of 50 .*lower task_options.k"
-    ):
-        ready(dino(task_options={"k": 50}), digits)
 
 
 def test_a_class_with_one_image_is_refused_by_name_if_there_are_no_splits(tmp_path):
@@ -409,6 +396,12 @@ def test_a_class_with_one_image_is_refused_by_name_if_there_are_no_splits(tmp_pa
         ({"task_options": {"colour": [0.1, 0.1, 0.1, 0.7]}}, "at most 0.5"),
         ({"task_options": {"blur": [1.0, 0.1, 1.5]}}, "from 0 to 1"),
         ({"task_options": {"protoypes": 5}}, "prototypes"),
+        ({"task_options": {"local_side": 6}}, "are 3 pixels in round 1, smaller than a patch of 8; use at least 16"),
+        (
+            {"task_options": {"local_side": 15}},
+            r"are 7\.5 pixels in round 1, smaller than a patch of 8; use at least 16",
+        ),
+        ({"task_options": {"k": 50}}, "48 labelled training images, too few for a vote of 50 .*lower task_options.k"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_with_the_remedy(digits, sections, remedy):

@@ -12,7 +12,7 @@ from progresvit.training.logger import read_log
 from progresvit.training.state import checkpoints
 from progresvit.training.tasks import dynabert
 from progresvit.training.tasks.dynabert import DynaBERTDistillation
-from tests.training.runs import KilledError, kill_in_step, losses, ready, recipe, run, take_steps
+from tests.training.runs import losses, ready, recipe, run, run_until_killed, take_steps
 
 ROUNDS = [{"resolution": 32, "share": 0.5}, {"resolution": 32, "share": 1}]
 CLASSES = ("0", "1", "2", "3")
@@ -110,10 +110,7 @@ def test_the_teacher_sees_the_mixed_images(digits, start):
 def test_a_killed_and_resumed_run_equals_an_unbroken_one(digits, start, tmp_path, monkeypatch):
     wanted = distilled(start, run={"keep": 9})
     run(wanted, digits, tmp_path / "whole")
-    revive = kill_in_step(7, monkeypatch)
-    with pytest.raises(KilledError):
-        run(wanted, digits, tmp_path / "broken")
-    revive()
+    run_until_killed(7, wanted, digits, tmp_path / "broken")
     teachers = []
     setup = DynaBERTDistillation.setup
 

@@ -17,7 +17,7 @@ from progresvit.training.optim import warmup_epochs
 from progresvit.training.recipe import load_recipe
 from progresvit.training.tasks.supervised import Supervised, balanced_weights
 from progresvit.training.tasks.task import Metrics
-from tests.training.runs import KilledError, kill_in_step, losses, ready, recipe, run, take_steps
+from tests.training.runs import losses, ready, recipe, run, run_until_killed, take_steps
 
 
 @pytest.fixture
@@ -61,9 +61,7 @@ class Worsening(Supervised):
     evaluations = 0
 
 
-def test_a_run_stops_after_evaluations_without_a_better_one_and_resumes_to_the_same_end(
-    digits, tmp_path, capsys, monkeypatch
-):
+def test_a_run_stops_after_evaluations_without_a_better_one_and_resumes_to_the_same_end(digits, tmp_path, capsys):
     wanted = recipe(schedule={"epochs": 9, "cooldown": 0}, run={"patience": 2, "log_every": 3})
     Worsening.evaluations = 0
     run(wanted, digits, tmp_path / "whole", task=Worsening)
@@ -74,10 +72,9 @@ def test_a_run_stops_after_evaluations_without_a_better_one_and_resumes_to_the_s
     assert f"next: progresvit evaluate {tmp_path / 'whole' / 'best'}" in shown
 
     Worsening.evaluations = 0
-    revive = kill_in_step(10, monkeypatch)  # in the fourth epoch, after one evaluation that was not better
-    with pytest.raises(KilledError):
-        run(wanted, digits, tmp_path / "killed", task=Worsening)
-    revive()
+    run_until_killed(
+        10, wanted, digits, tmp_path / "killed", task=Worsening
+    )  # in the fourth epoch, after one evaluation that was not better
     Worsening.evaluations = 2  # the checkpoint was written before the third evaluation
     run(wanted, digits, tmp_path / "killed", task=Worsening, resume=True)
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")

@@ -232,23 +232,3 @@ def test_freezing_everything_is_refused(digits):
         ready(recipe(optimizer={"freeze": ["*"]}), digits)
     with pytest.raises(ValueError, match="leaves no parameter to train in the first epoch"):
         ready(recipe(optimizer={"freeze_epochs": {"*": 1}}), digits)
-
-
-@pytest.mark.parametrize(
-    ("override", "remedy"),
-    [
-        ("optimizer.name=adam", r"optimizer\.name: unknown value 'adam'; did you mean 'adamw'"),
-        ("optimizer.name=lion", "choose one of adamw, sgd"),
-        ("schedule.name=cosin", "did you mean 'cosine'"),
-        ("schedule.by=iteration", "choose one of epoch, step"),
-        ("optimizer.momentum=0.8", "momentum belong to sgd; set name: sgd or remove them"),
-        ("optimizer={name: sgd, betas: [0.8, 0.9]}", "betas belong to adamw"),
-        ("schedule.power=0.5", "power belong to poly"),
-        ("optimizer.clip=0", "greater than 0"),
-        ("optimizer.lr_scale={psg.*: 0}", "greater than 0"),
-        ("optimizer.freeze_epochs={head.*: 0}", "greater than 0"),
-    ],
-)
-def test_an_unknown_optimizer_or_schedule_or_a_key_of_another_is_refused(override, remedy):
-    with pytest.raises(ValueError, match=remedy):
-        load_recipe("192_240", [override])

@@ -56,23 +56,6 @@ def test_the_papers_recipe_is_that_of_the_method(name):
     assert (recipe.augment.erasing, recipe.augment.flip, recipe.augment.crop_scale) == (0.25, 0.5, (0.08, 1.0))
 
 
-def test_a_cache_is_for_images_in_memory():
-    assert load_recipe("digits", ["data.in_memory_cache=cache", "data.mode=in_memory"]).data.in_memory_cache == "cache"
-    with pytest.raises(ValueError, match="in_memory_cache is for mode: in_memory"):
-        load_recipe("192_240", ["data.in_memory_cache=cache"])
-
-
-def test_what_is_for_soft_distillation_is_refused_with_hard():
-    load_recipe("photos_tiny_kd", ["distillation.kind=soft", "distillation.temperature=2"])
-    with pytest.raises(ValueError, match="temperature and map_weight are for soft distillation; add kind: soft"):
-        load_recipe("photos_tiny_kd", ["distillation.temperature=2", "distillation.map_weight=1"])
-
-
-def test_a_head_of_the_teachers_classes_has_no_number_of_its_own():
-    with pytest.raises(ValueError, match=r"remove model\.num_classes"):
-        load_recipe("photos_tiny_soft", ["model.num_classes=20"])
-
-
 @pytest.mark.parametrize("name", ["192_240_kd", "160_384_kd"])
 def test_distilled_recipes_are_those_of_the_method(name):
     recipe = load_recipe(name)
@@ -126,6 +109,9 @@ def test_overrides_change_nested_values():
     assert (recipe.optimizer.lr, recipe.ema) == (1e-3, 0.9)
     assert load_recipe("photos_tiny_kd", ["distillation=null"]).distillation is None
     assert load_recipe("photos_tiny", ["distillation.teacher=efficientnet-lite2"]).distillation.weight == 0.5
+    soft = load_recipe("photos_tiny_kd", ["distillation.kind=soft", "distillation.temperature=2"])
+    assert soft.distillation.temperature == 2
+    assert load_recipe("digits", ["data.in_memory_cache=cache", "data.mode=in_memory"]).data.in_memory_cache == "cache"
 
 
 @pytest.mark.parametrize("name", ["192_240", "width_resolution"])
@@ -157,6 +143,25 @@ def test_a_recipe_survives_yaml():
         (["augment.crop_scale=[1, 0.5]"], "from small to large"),
         (["model.preset=null", "model.resolutions=[]", "model.heads=[]"], "either preset, or resolutions and heads"),
         (["model.resolutions=[224]"], "either preset, or resolutions and heads"),
+        (["data.in_memory_cache=cache"], "in_memory_cache is for mode: in_memory"),
+        (
+            ["distillation={teacher: x, temperature: 2, map_weight: 1}"],
+            "temperature and map_weight are for soft distillation; add kind: soft",
+        ),
+        (
+            ["distillation={teacher: x, kind: soft, classes: teacher}", "model.num_classes=20"],
+            r"remove model\.num_classes",
+        ),
+        (["optimizer.name=adam"], r"optimizer\.name: unknown value 'adam'; did you mean 'adamw'"),
+        (["optimizer.name=lion"], "choose one of adamw, sgd"),
+        (["schedule.name=cosin"], "did you mean 'cosine'"),
+        (["schedule.by=iteration"], "choose one of epoch, step"),
+        (["optimizer.momentum=0.8"], "momentum belong to sgd; set name: sgd or remove them"),
+        (["optimizer={name: sgd, betas: [0.8, 0.9]}"], "betas belong to adamw"),
+        (["schedule.power=0.5"], "power belong to poly"),
+        (["optimizer.clip=0"], "greater than 0"),
+        (["optimizer.lr_scale={psg.*: 0}"], "greater than 0"),
+        (["optimizer.freeze_epochs={head.*: 0}"], "greater than 0"),
     ],
 )
 def test_a_wrong_override_is_refused_with_a_suggestion(overrides, remedy):
@@ -171,10 +176,6 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, text, remedy):
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(ValueError, match=remedy):
         load_recipe(str(tmp_path / "recipe.yaml"))
-
-
-def test_a_recipe_is_found_by_its_earlier_name():
-    assert load_recipe("own_pictures") == load_recipe("own_images")
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest():

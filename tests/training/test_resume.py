@@ -17,18 +17,15 @@ from progresvit.training import loop, state
 from progresvit.training.logger import read_log, remove_after
 from progresvit.training.state import checkpoints
 from progresvit.training.tasks.supervised import Supervised
-from tests.training.runs import KilledError, kill_in_step, losses, recipe, run
+from tests.training.runs import losses, recipe, run, run_until_killed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "log_every"), [("in_memory", 1), ("loader", 5)])
-def test_resumed_run_equals_an_unbroken_one(digits, tmp_path, mode, log_every, monkeypatch):
+def test_resumed_run_equals_an_unbroken_one(digits, tmp_path, mode, log_every):
     wanted = recipe(data={"mode": mode}, run={"log_every": log_every, "keep": 9})
     run(wanted, digits, tmp_path / "whole")
-    revive = kill_in_step(7, monkeypatch)
-    with pytest.raises(KilledError):
-        run(wanted, digits, tmp_path / "broken")
-    revive()
+    run_until_killed(7, wanted, digits, tmp_path / "broken")
     assert checkpoints(tmp_path / "broken" / "checkpoints")[-1].name == "step-000000006"
     run(wanted, digits, tmp_path / "broken", resume=True)
 

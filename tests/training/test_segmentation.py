@@ -34,7 +34,7 @@ from tests.evaluation.made_segmentation import (
     naive_miou,
 )
 from tests.evaluation.test_segmentation_run import naive_map
-from tests.training.runs import ALONE, KilledError, kill_in_step, losses, run
+from tests.training.runs import ALONE, losses, run, run_until_killed
 
 TINY = {"depth": 2, "patch_size": 16}
 THINKING = {
@@ -172,14 +172,11 @@ def make_validation(wanted, data, model=None, processes=ALONE):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "optimizer"), [("in_memory", SGD), ("loader", {})])
-def test_a_resumed_run_equals_an_unbroken_one(shapes, tmp_path, mode, optimizer, monkeypatch):
+def test_a_resumed_run_equals_an_unbroken_one(shapes, tmp_path, mode, optimizer):
     epochs = {"schedule": {"epochs": 3}, "run": {"log_every": 1, "keep": 9}}
     wanted = recipe(data={"mode": mode}, optimizer=optimizer, ema=0.9, **epochs)
     run(wanted, shapes, tmp_path / "whole")
-    revive = kill_in_step(4, monkeypatch)
-    with pytest.raises(KilledError):
-        run(wanted, shapes, tmp_path / "broken")
-    revive()
+    run_until_killed(4, wanted, shapes, tmp_path / "broken")
     assert checkpoints(tmp_path / "broken" / "checkpoints")[-1].name == "step-000000003"
     run(wanted, shapes, tmp_path / "broken", resume=True)
     assert losses(tmp_path / "whole") == losses(tmp_path / "broken")

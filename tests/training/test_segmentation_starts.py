@@ -13,7 +13,7 @@ from progresvit.training.build import build_model, start_model
 from tests.data.shapes import CLASSES, save_shapes
 from tests.interop.authors import authors_state
 from tests.interop.test_start import random_vit
-from tests.training.runs import KilledError, kill_in_step, losses, run
+from tests.training.runs import losses, run, run_until_killed
 from tests.training.test_segmentation import PLAIN, THINKING, TINY, recipe
 
 
@@ -178,15 +178,12 @@ def test_the_rounds_of_a_checkpoint_of_the_authors_must_be_given(authors):
         started("deit_tiny_patch16_224", {})
 
 
-def test_a_resumed_run_remembers_the_rounds_of_its_start(randomize, tmp_path, monkeypatch):
+def test_a_resumed_run_remembers_the_rounds_of_its_start(randomize, tmp_path):
     """The start is a classification model, and its folder may be gone."""
     shapes = save_shapes(tmp_path / "shapes", val=2)
     folder = progresvit.save(randomize(ProgResViT(two_rounds())), tmp_path / "source")
     wanted = recipe(model={"start": str(folder)}, run={"log_every": 1, "save_minutes": 1e-9})
-    revive = kill_in_step(1, monkeypatch)
-    with pytest.raises(KilledError):
-        run(wanted, shapes, tmp_path / "run")
-    revive()
+    run_until_killed(1, wanted, shapes, tmp_path / "run")
     (folder / "config.json").unlink()
     model = progresvit.load(run(wanted, shapes, tmp_path / "run", resume=True))
     assert (model.config.task, model.config.rounds) == ("segmentation", two_rounds().rounds)

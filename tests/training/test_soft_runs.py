@@ -14,7 +14,7 @@ from progresvit.training.recipe import RunOptions
 from progresvit.training.step import check_run_options, compile_blocks
 from progresvit.training.tasks.supervised import Supervised
 from progresvit.training.teachers import load_teacher, teacher_class_ids
-from tests.training.runs import ALONE, KilledError, kill_in_step, losses, ready, recipe, run
+from tests.training.runs import ALONE, losses, ready, recipe, run, run_until_killed
 
 CLASSES = ("5", "3", "0", "9", "1", "2")  # those of the digits, 0 to 3, are among them
 
@@ -58,13 +58,10 @@ def test_what_is_logged_is_measured_with_the_model_that_is_saved(digits, teacher
 
 
 @pytest.mark.slow
-def test_a_resumed_run_equals_an_unbroken_one(digits, teacher, tmp_path, monkeypatch):
+def test_a_resumed_run_equals_an_unbroken_one(digits, teacher, tmp_path):
     wanted = soft(teacher)
     run(wanted, digits, tmp_path / "whole")
-    revive = kill_in_step(7, monkeypatch)
-    with pytest.raises(KilledError):
-        run(wanted, digits, tmp_path / "broken")
-    revive()
+    run_until_killed(7, wanted, digits, tmp_path / "broken")
     run(wanted, digits, tmp_path / "broken", resume=True)
     assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
 
@@ -94,15 +91,11 @@ def test_a_teacher_that_does_not_name_its_classes_cannot_give_them(digits, tmp_p
         run(soft(teacher), digits, tmp_path / "out")
 
 
-def test_recording_needs_one_gpu():
-    with pytest.raises(ValueError, match="works on one GPU"):
-        check_run_options(recipe(run={"cuda_graphs": True}), Supervised(), ALONE)
-
-
-def test_recording_does_not_go_with_gradient_checkpointing():
+def test_recording_needs_one_gpu_without_gradient_checkpointing():
     gpu = Processes(rank=0, count=1, device=torch.device("cuda"))
-    with pytest.raises(ValueError, match=r"and run\.grad_checkpointing=false"):
-        check_run_options(recipe(run={"cuda_graphs": True, "grad_checkpointing": True}), Supervised(), gpu)
+    for processes, options in ((ALONE, {}), (gpu, {"grad_checkpointing": True})):
+        with pytest.raises(ValueError, match=r"works on one GPU .* and run\.grad_checkpointing=false"):
+            check_run_options(recipe(run={"cuda_graphs": True, **options}), Supervised(), processes)
 
 
 def test_a_bundled_model_can_teach():

@@ -12,7 +12,7 @@ from progresvit.config import ModelConfig, make_rounds, plain_vit
 from progresvit.model import ProgResViT, registry
 from progresvit.training.build import build_model, start_model
 from tests.model.pooled import PooledConfig, PooledModel
-from tests.training.runs import KilledError, kill_in_step, losses, recipe, run
+from tests.training.runs import losses, recipe, run, run_until_killed
 
 CLASSES = tuple("abcde")
 MICRO = {"depth": 2, "patch_size": 8, "num_classes": 5, "class_ids": CLASSES}
@@ -189,16 +189,13 @@ def test_a_start_without_rounds_of_its_own_needs_those_of_the_recipe(weights_fil
             build_model(of_start(start), CLASSES)
 
 
-def test_a_resumed_run_remembers_the_rounds_of_its_start(saved, digits, tmp_path, monkeypatch):
+def test_a_resumed_run_remembers_the_rounds_of_its_start(saved, digits, tmp_path):
     """The folder of the start may have changed, or be gone."""
     rounds = two_rounds().replace(num_classes=0, class_ids=None)
     folder, _ = saved(ProgResViT(rounds))
     one_epoch = {"schedule": {"epochs": 1, "cooldown": 0, "warmup": 0}, "run": {"log_every": 1, "save_minutes": 1e-9}}
     wanted = of_start(folder).model_copy(update={key: getattr(recipe(**one_epoch), key) for key in one_epoch})
-    heal = kill_in_step(2, monkeypatch)
-    with pytest.raises(KilledError):
-        run(wanted, digits, tmp_path / "run")
-    heal()
+    run_until_killed(2, wanted, digits, tmp_path / "run")
     progresvit.save(ProgResViT(rounds.replace(rounds=make_rounds([24, 32], [2, 2]))), folder)
     with pytest.raises(ValueError, match=r"another recipe \(model\.resolutions, model\.heads"):
         run(recipe(model={"start": str(folder)}, **one_epoch), digits, tmp_path / "run", resume=True)
@@ -244,17 +241,11 @@ def test_a_run_starts_from_a_file_and_says_what_is_new(weights_file, digits, tmp
     assert model.projectors[0].widen_class.weight.abs().max() < 1e-5
 
 
-def test_a_resumed_run_needs_its_start_only_without_a_checkpoint(weights_file, digits, tmp_path, monkeypatch):
+def test_a_resumed_run_needs_its_start_only_without_a_checkpoint(weights_file, digits, tmp_path):
     wanted = short(weights_file, run={"log_every": 1, "save_minutes": 1e-9})
     run(wanted, digits, tmp_path / "whole")
-    heal = kill_in_step(0, monkeypatch)
-    with pytest.raises(KilledError):
-        run(wanted, digits, tmp_path / "run")
-    heal()
-    heal = kill_in_step(2, monkeypatch)
-    with pytest.raises(KilledError):
-        run(wanted, digits, tmp_path / "run", resume=True)  # no checkpoint yet
-    heal()
+    run_until_killed(0, wanted, digits, tmp_path / "run")
+    run_until_killed(2, wanted, digits, tmp_path / "run", resume=True)  # no checkpoint yet
     assert len(losses(tmp_path / "run")) == 2
     weights_file.unlink()
     run(wanted, digits, tmp_path / "run", resume=True)

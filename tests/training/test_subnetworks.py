@@ -17,7 +17,7 @@ from progresvit.training.state import checkpoints
 from progresvit.training.step import RoundLosses, check_run_options
 from progresvit.training.tasks.subnetworks import DrawnBatch, Subnetworks, SubnetworksOptions
 from progresvit.training.tasks.supervised import Supervised
-from tests.training.runs import ALONE, KilledError, kill_in_step, losses, ready, recipe, run, take_steps
+from tests.training.runs import ALONE, losses, ready, recipe, run, run_until_killed, take_steps
 
 OTHER = {"resolutions": None, "heads": None, "depth": None, "patch_size": None}
 HEADS = {"heads": 3, "depth": 1, "patch_size": 8, "rounds": [{"resolution": 32, "heads": h} for h in (1, 2, 3)]}
@@ -134,13 +134,10 @@ def test_steps_train_the_drawn_rounds_and_the_losses_stay_one_per_round(digits):
 
 
 @pytest.mark.parametrize("kind", ["hydravit", "matformer"])
-def test_a_killed_and_resumed_run_equals_an_unbroken_one(digits, tmp_path, monkeypatch, kind):
+def test_a_killed_and_resumed_run_equals_an_unbroken_one(digits, tmp_path, kind):
     wanted = baseline(kind, schedule={"epochs": 2, "cooldown": 0})
     run(wanted, digits, tmp_path / "whole")
-    revive = kill_in_step(4, monkeypatch)
-    with pytest.raises(KilledError):
-        run(wanted, digits, tmp_path / "broken")
-    revive()
+    run_until_killed(4, wanted, digits, tmp_path / "broken")
     run(wanted, digits, tmp_path / "broken", resume=True)
     assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
     newest = [checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "broken")]

@@ -26,7 +26,7 @@ from progresvit.training.tasks.registry import make_task, task_name
 from progresvit.training.tasks.supervised import Supervised
 from progresvit.training.tasks.task import Task
 from tests.training import toy_tasks
-from tests.training.runs import ALONE, KilledError, kill_in_step, losses, ready, recipe, run, take_steps
+from tests.training.runs import ALONE, losses, ready, recipe, run, run_until_killed, take_steps
 from tests.training.toy_tasks import Colour, ColourOptions, Crops, OneRound, Scored
 
 COLOUR = "tests.training.toy_tasks:Colour"
@@ -96,13 +96,10 @@ def test_the_extra_loss_reaches_its_head_and_the_model(digits):
 
 
 @pytest.mark.slow
-def test_a_killed_and_resumed_run_equals_an_unbroken_one_with_head_average_and_buffer(digits, tmp_path, monkeypatch):
+def test_a_killed_and_resumed_run_equals_an_unbroken_one_with_head_average_and_buffer(digits, tmp_path):
     wanted = recipe(task=COLOUR, optimizer={"freeze_epochs": {"task.heads.0.*": 2}}, run={"keep": 9})
     run(wanted, digits, tmp_path / "whole")
-    revive = kill_in_step(7, monkeypatch)
-    with pytest.raises(KilledError):
-        run(wanted, digits, tmp_path / "broken")
-    revive()
+    run_until_killed(7, wanted, digits, tmp_path / "broken")
     run(wanted, digits, tmp_path / "broken", resume=True)
     assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
     whole, broken = (checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "broken"))

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from progresvit.training.logger import read_log
-from tests.training.runs import KilledError, kill_in_step, recipe, run
+from tests.training.runs import recipe, run, run_until_killed
 
 TRACKED = {"log_every": 1, "wandb": "flowers"}
 
@@ -57,11 +57,8 @@ def test_a_project_gets_the_numbers_of_the_log(wandb, digits, tmp_path):
             assert values["evaluation/near_lossless/gmacs"] == line["near_lossless"]["gmacs"]
 
 
-def test_a_resumed_run_continues_the_run_of_its_project(wandb, digits, tmp_path, monkeypatch):
-    revive = kill_in_step(4, monkeypatch)
-    with pytest.raises(KilledError):
-        run(recipe(run=TRACKED), digits, tmp_path / "out")
-    revive()
+def test_a_resumed_run_continues_the_run_of_its_project(wandb, digits, tmp_path):
+    run_until_killed(4, recipe(run=TRACKED), digits, tmp_path / "out")
     run(recipe(run=TRACKED), digits, tmp_path / "out", resume=True)
     first, second = wandb.runs
     assert (first.exit_code, second.exit_code) == (1, 0)

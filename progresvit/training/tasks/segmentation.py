@@ -62,8 +62,8 @@ class SegmentationTask(Task):
 
     def find_splits(self, recipe: Recipe, source: str) -> Splits:
         """Images with masks, in any layout of ``data/segmentation/dataset.py``."""
-        wanted = {"labels": self.options.labels, "ignore": self.options.ignore}
-        train, val = (find_segmentation(source, split, **wanted) for split in (recipe.data.train, recipe.data.val))
+        classes = {"labels": self.options.labels, "ignore": self.options.ignore}
+        train, val = (find_segmentation(source, split, **classes) for split in (recipe.data.train, recipe.data.val))
         return Splits(train, val)
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
