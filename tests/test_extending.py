@@ -324,7 +324,7 @@ def test_bad_backends_are_refused(model, digits):
         "class Shapes(Nothing):\n    def run(self, s, pixels, tokens): return pixels[:, 0, 0, :4], None\n"
     )
     base = ["classify", digits / "val", "--model", model, "--threshold", 0, "--backend"]
-    refused("bad:NoRun is no backend: it has no method run(s, pixels, tokens)", *base, "bad:NoRun")
+    refused("bad:NoRun is not a backend: it has no method run(s, pixels, tokens)", *base, "bad:NoRun")
     refused("bad:NoModel is made with the model", *base, "bad:NoModel")
     refused("json:loads cannot be made with the model", *base, "json:loads")
     refused("run of bad:Nothing returned NoneType; return (logits, tokens)", *base, "bad:Nothing")
@@ -333,5 +333,5 @@ def test_bad_backends_are_refused(model, digits):
     refused("missing cannot be imported", *base, "missing:Backend")
     refused("unknown backend 'openvno'; did you mean 'openvino'? Your own is my_module:MyBackend.", *base, "openvno")
     refused("has no option precision", *base, "double:Double", "--precision", "bf16")
-    with pytest.raises(ValueError, match="is no backend"):
+    with pytest.raises(ValueError, match="is not a backend"):
         Engine(model, 0.5, backend=3)

@@ -161,7 +161,7 @@ def _to_file(engine: Engine, dataset: ImageDataset, out: Path, shard: Shard | No
 
 
 def _to_json(engine: Engine, dataset: ImageDataset) -> int:
-    """A line for each answer as soon as it is there; memory does not grow with the number of images."""
+    """Print a line for each answer as soon as it arrives; memory does not grow with the number of images."""
     from progresvit.engine.engine import DEADLINE
     from progresvit.engine.predict_files import NAMED, predictions, row
     from progresvit.engine.result_formats import json_line

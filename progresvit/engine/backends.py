@@ -41,7 +41,7 @@ class ModelSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What it was loaded by, or its class."""
+        """The name, folder or hub id it was loaded by, or its class."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class ModelSource(Protocol):
 
     @property
     def graph_backend(self) -> str | None:
-        """What runs the graphs of an export; None for torch."""
+        """The runtime of the graphs of an export; None for torch."""
         ...
 
     @property
@@ -113,7 +113,7 @@ def open_features(model: RoundModel | str | os.PathLike[str] | None) -> TorchSou
 
 
 def check_task(config: ModelConfig, task: Task, what: str) -> None:
-    """Refuse a model for another task than that of ``what``."""
+    """Refuse a model for another task; ``what`` names the engine that takes models for ``task``."""
     if config.task == task:
         return
     if task == "classification":
@@ -179,7 +179,7 @@ def _check_backend(backend: Backend | None) -> BackendName | None:
 
 
 class TorchSource:
-    """A model, run by torch. ``name`` is what it was loaded by; None for a model that was given."""
+    """A model, run by torch. ``name`` is what it was loaded by; None for a model object."""
 
     temperatures: Sequence[float] | None = None
     graph_backend: str | None = None
@@ -191,7 +191,7 @@ class TorchSource:
         self.name = type(model).__name__ if name is None else name
 
     def device(self, asked: str | torch.device | None) -> torch.device:
-        """The device that was asked for; by default that of a given model, and for a loaded one the GPU, if any."""
+        """The device that was asked for; by default the device of a model object, and the GPU for a loaded model."""
         from progresvit.distributed import choose_device
 
         if asked is None and not self.is_loaded:

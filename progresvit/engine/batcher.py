@@ -43,11 +43,11 @@ class Observer(Protocol):
     """Receives a report of each batch, in the thread that runs it."""
 
     def started(self, s: int, waited: NDArray[np.float64]) -> None:
-        """A batch of round s starts; its images have waited for so many seconds."""
+        """A batch of round s starts; ``waited`` holds the seconds that each image has waited."""
         ...
 
     def finished(self, s: int, seconds: float, entropy: NDArray[np.float32]) -> None:
-        """The answers of a batch have arrived, so many seconds after its start, with the entropies of its images."""
+        """The answers of a batch have arrived, ``seconds`` after its start, with the entropies of its images."""
         ...
 
     def shrunk(self) -> None:
@@ -56,7 +56,7 @@ class Observer(Protocol):
 
 
 class _Running(NamedTuple):
-    """Round s, running on so many images of a buffer from place ``first`` on."""
+    """Round s, running on ``images`` images of a buffer from place ``first`` on."""
 
     s: int
     buffer: RoundBuffer
@@ -78,7 +78,7 @@ class _Answered(NamedTuple):
 
 @dataclass(frozen=True)
 class Totals:
-    """What the rounds have run: images and batches, of each round."""
+    """How many images and batches each round has run."""
 
     images: list[int]
     batches: list[int]
@@ -91,7 +91,7 @@ class Batcher:
         rounds: The backend.
         buffers: One or more for each round.
         largest: The largest batch.
-        decide: ``decide(s, answers, thresholds)`` applies the thresholds of single images; NaN for that of the policy.
+        decide: ``decide(s, answers, thresholds)`` applies the thresholds of single images; NaN uses the policy's.
         make: ``make(s, answers, rows)`` makes the predictions of the rows that exit after round s.
         deliver: Called with the increasing numbers of images that have exited, and their predictions.
         shrunk: Called with the new ``largest`` when memory runs out.
@@ -153,7 +153,7 @@ class Batcher:
     def feed(self, pixels: Array, numbers: NDArray[np.int64], due: float, threshold: float = math.nan) -> None:
         """Take images in, (B, C, R, R), that shall run by the time ``due`` even if the batch is not full.
 
-        The threshold is that of these images; NaN for that of the policy.
+        ``threshold`` is the threshold of these images; NaN uses the policy's.
         """
         taken, total = 0, len(pixels)
         while taken < total:
@@ -238,10 +238,11 @@ class Batcher:
             self._deliver_next()
 
     def _deliver_next(self) -> None:
-        s, numbers, running_round, known, started = self._answered.popleft()
-        answers = running_round.answers() if known is None else known
-        if known is None and self.observer is not None:
-            self.observer.finished(s, time.monotonic() - started, answers.entropy)
+        s, numbers, running_round, answers, started = self._answered.popleft()
+        if answers is None:
+            answers = running_round.answers()
+            if self.observer is not None:
+                self.observer.finished(s, time.monotonic() - started, answers.entropy)
         rows = np.flatnonzero(answers.exits)
         if len(rows):
             self._deliver(numbers[rows], self._make(s, answers, rows))
@@ -251,7 +252,7 @@ class Batcher:
         buffer = self._open[s]
         if buffer is None:
             self._overtaken[s] = 0
-            while (buffer := next((one for one in self.buffers[s] if not one.fill), None)) is None:
+            while (buffer := next((empty for empty in self.buffers[s] if not empty.fill), None)) is None:
                 self._settle(next(running for running in self._running if running.s == s))
             self._open[s] = buffer
         return buffer
@@ -324,13 +325,13 @@ class Batcher:
         s, source, running_round, first, *_ = running
         while len(rows):
             target = self._open_buffer(s + 1)
-            some = rows[: target.free]
-            self.rounds.move(source, first, running_round, some, target)
-            places = first + some
+            fitting = rows[: target.free]
+            self.rounds.move(source, first, running_round, fitting, target)
+            places = first + fitting
             target.add(source.numbers[places], source.due[places], source.thresholds[places])
             if not target.free:
                 self._start(s + 1)
-            rows = rows[len(some) :]
+            rows = rows[len(fitting) :]
 
     def _remove_cancelled(self, buffer: RoundBuffer, first: int) -> None:
         """Remove cancelled images from place ``first`` on, from a buffer that does not run."""

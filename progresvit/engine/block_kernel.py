@@ -225,9 +225,9 @@ class BlockKernel:
         rows, d = stream.shape
         target = stream.new_empty(rows, 3 * d) if self.has_next else None
         parts = [(0, rows, tiles)] if tiles is not None else divide_rows(rows, self.width, processors(stream.device))
-        for first, last, chosen in parts:
+        for first, last, tiles in parts:
             part = slice(first, last)
-            self._run(stream[part], attended[part], stream if target is None else target[part], chosen)
+            self._run(stream[part], attended[part], stream if target is None else target[part], tiles)
         return target
 
     def _run(self, stream: Tensor, attended: Tensor, target: Tensor, tiles: Tiles) -> None:
@@ -249,7 +249,7 @@ class BlockKernel:
 
 
 def tiles_for(rows: int, width: int) -> Tiles:
-    """The division for so many rows."""
+    """The division for this number of rows."""
     tiles = next(tiles for most, tiles in TILES if most is None or rows <= most)
     return replace(tiles, described=tiles.described and width >= DESCRIBED_WIDTH)
 

@@ -77,7 +77,7 @@ class RoundBuffer:
 
     @property
     def thresholds(self) -> NDArray[np.float64]:
-        """The threshold of each image; NaN for that of the policy."""
+        """The threshold of each image; NaN uses the policy's."""
         return self._thresholds[: self.fill]
 
     def add(
@@ -118,7 +118,7 @@ class ArrayRounds(Protocol):
     ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
         """Run round s: bytes (B, C, R, R), and after the first round tokens (B, N, d) -> logits (B, K) and tokens.
 
-        The tokens are those of the previous round, and those for the next one. Those of the last round are not used.
+        ``tokens`` come from the previous round; the returned ones go to the next round and are ignored after the last.
         """
         ...
 
@@ -172,7 +172,7 @@ class RoundBackend(Protocol):
 
 
 def batch_sizes(count: int, largest: int, sizes: tuple[int, ...] | None = None) -> list[int]:
-    """How to divide so many images into batches: numbers that add up to ``count``, none above ``largest``.
+    """How to divide ``count`` images into batches: numbers that add up to ``count``, none above ``largest``.
 
     With ``sizes`` a batch is padded to the next of them, and divided further where padding would waste a quarter.
     """

@@ -54,7 +54,7 @@ class CheckedRounds:
                     f"{self.name} cannot be made with the model ({error}); define it as __init__(self, model)."
                 ) from error
         if not callable(getattr(given, "run", None)):
-            raise ValueError(f"{self.name} is no backend: it has no method run(s, pixels, tokens); add it.")
+            raise ValueError(f"{self.name} is not a backend: it has no method run(s, pixels, tokens); add it.")
         self._rounds: ArrayRounds = given
 
     def run(

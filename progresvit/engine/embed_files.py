@@ -68,7 +68,7 @@ def embed_files(
         engine: Makes the features.
         dataset: The images.
         out: The table.
-        neighbours: Number of similar images to list for each image. Images without features have none and are none.
+        neighbours: Number of similar images to list for each image, among the images that have features.
         overwrite: Replace an existing table, and the parts of another run.
         progress: Called at the beginning of a step; what it returns is called with the number of images that are done
             and their total.
@@ -127,7 +127,7 @@ def _finish(
 
 def _check_neighbours(neighbours: int, images: int) -> None:
     if neighbours < 1:
-        raise ValueError(f"neighbours are 1 or more, not {neighbours}.")
+        raise ValueError(f"neighbours must be at least 1, got {neighbours}.")
     if neighbours >= images:
         raise ValueError(
             f"{neighbours} neighbours need {neighbours + 1} images or more, and there are {images}; ask for fewer."

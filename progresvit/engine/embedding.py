@@ -1,7 +1,6 @@
 """The engine for features: a vector for each image, with a model and one of its rounds.
 
-All images run the same rounds, so a batch goes from round to round as it is. A thread decodes the next batches
-meanwhile.
+All images run the same rounds, so a batch stays together. A thread decodes the next batches meanwhile.
 
 Letters: B images, C channels, R side of the images, N tokens, d channels of the round.
 """
@@ -52,7 +51,7 @@ class EmbeddingEngine:
     Args:
         model: A model with or without a head, the folder or hub id of one, or the name of a bundled model. None for the
             bundled model ``imagenet-tiny``.
-        round: The round whose features are given, from 1; by default the last. The rounds before it run as well.
+        round: The round whose features are returned, from 1; by default the last. The rounds before it run as well.
         pool: class for the class token, mean for the mean of the patch tokens; both after the final norm.
         options: How the engine runs, as :class:`EngineOptions`.
         keywords: The same by keyword: ``device``, ``precision``, ``batch``, ``workers``; see :class:`EngineOptions`.
@@ -111,8 +110,8 @@ class EmbeddingEngine:
         """Features for a stream of batches, image by image and in order.
 
         Args:
-            batches: Each as ``embed`` takes it. A batch runs as it is given, in pieces if it is larger than the largest
-                batch. A thread iterates over them; do not use the iterator meanwhile.
+            batches: Each as ``embed`` takes it. A batch larger than the largest batch runs
+                in pieces. A thread iterates over them; do not use the iterator meanwhile.
             ahead: Number of batches that are read and decoded ahead.
         """
         with ThreadPoolExecutor(self.workers) as threads:
@@ -139,9 +138,11 @@ class EmbeddingEngine:
         }
 
     def _embeddings(self, opened: OpenedImages) -> Iterator[Embedding]:
-        """Of all images of a batch, in order."""
-        given = opened.pixels
-        features = self._features(given if isinstance(given, Tensor) else torch.from_numpy(np.ascontiguousarray(given)))
+        """An embedding for each image of a batch, in order."""
+        pixels = opened.pixels
+        if not isinstance(pixels, Tensor):
+            pixels = torch.from_numpy(np.ascontiguousarray(pixels))
+        features = self._features(pixels)
         good = iter(features)
         for position in range(len(features) + len(opened.errors)):
             error = opened.errors.get(position)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from progresvit import compute
 from progresvit.data.prefetch import Prefetcher
-from progresvit.engine.backends import ModelSource, open_source
+from progresvit.engine.backends import open_source
 from progresvit.engine.grouped import GroupedOpener
 from progresvit.engine.images import ImageOpener, Images, OpenedImages, PathLike, as_input, is_channels_last, is_single
 from progresvit.engine.jobs import Call, Stream
@@ -27,7 +27,7 @@ from progresvit.engine.prediction import Prediction, PredictionMaker
 from progresvit.engine.scheduler import Counts, Scheduler, mark_thread_of_engine
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
 from progresvit.routing.decide import Abstention, Policy, check_own_threshold, with_thresholds
-from progresvit.routing.settings import Setting, SettingWarning, budget_setting
+from progresvit.routing.settings import Setting, SettingWarning
 
 if TYPE_CHECKING:
     from progresvit.engine.batcher import Observer
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 DEADLINE = 0.005
 """Seconds that an image of a stream may wait until a batch is full."""
 PENDING_BATCHES, LEAST_PENDING = 16, 1024
-"""By default calls may have so many batches waiting, and at least so many images."""
+"""The default of ``pending``: this number of batches, and at least this number of images."""
 DECODED_TOGETHER = 16
 """The most files of a future that one thread decodes before they are sent."""
 
@@ -59,7 +59,7 @@ class Engine:
         budget_gmacs: Average GMACs per image, instead of a threshold; looked up in ``budgets.json`` of the folder.
         router: A learned router or the path of one, or a router of your own: a function of a round and the statistics
             of its logits (``routing.ExitScore``), or its import string, ``my_module:my_router``.
-        abstain: The top-10 entropy from which answers are withheld, or an ``Abstention``. By default that of the
+        abstain: The top-10 entropy from which answers are withheld, or an ``Abstention``. By default the limit of the
             setting. Answers for out-of-distribution images are withheld if the setting has a limit for them.
         temperatures: One for each round; they divide the logits for the reported probability only.
         options: How the engine runs, as :class:`EngineOptions`.
@@ -86,8 +86,11 @@ class Engine:
         self.top_k = top_k = options.top_k
         if top_k > max(1, config.num_classes):
             raise ValueError(f"top_k must be at most {config.num_classes}, the classes of the model, got {top_k}.")
-        router = _open_router(router, len(config.rounds))
-        threshold = _find_threshold(threshold, budget_gmacs, router, source)
+        if router is not None:
+            from progresvit.routing.custom_router import open_router
+
+            router = open_router(router, len(config.rounds))
+        threshold = find_threshold(threshold, source, budget_gmacs=budget_gmacs, use_default=router is None)
         self.setting = threshold if isinstance(threshold, Setting) else None
         """The setting of the threshold, if it was calibrated."""
         if isinstance(threshold, Setting):
@@ -96,7 +99,8 @@ class Engine:
             threshold = threshold.threshold
         ood = None if self.setting is None else self.setting.ood
         self.policy = Policy.make(len(config.rounds), threshold, router=router, abstain=abstain, ood=ood)
-        self._check_routers(source)
+        if any(known.origin.model_sha256 not in (None, source.weights_sha256) for known in self.policy.routers):
+            warnings.warn("the router was fitted on another model's records.", SettingWarning, stacklevel=2)
         self.temperatures = _checked_temperatures(temperatures, source.temperatures, len(config.rounds))
         self.gmacs = compute.cumulative_gmacs(config)
         self.backend, self.rounds, batch = source.make_backend(self.policy, self.temperatures, options)
@@ -153,10 +157,14 @@ class Engine:
                 that cannot be opened gives a prediction with the reason (``error``).
         """
         images = _as_sequence(images, "classify")
-        if len(images) > self.batch:
-            return self._classify_many(images)
         if not len(images):
             return []
+        if len(images) > (size := self.batch):  # the next images are opened while others are computed
+            results: list[Any] = [None] * len(images)
+            batches = (images[first : first + size] for first in range(0, len(images), size))
+            for position, prediction in self.as_completed(batches, deadline=None):
+                results[position] = prediction
+            return results
         call = self._scheduler.open_call(len(images))
         try:
             self._open_and_add(call, 0, images, self._pool)
@@ -176,13 +184,13 @@ class Engine:
         """As ``classify``, without waiting: a future of the predictions.
 
         Until it is done, ``cancel`` cancels it, and its images start no further round. Threads of the engine decode
-        and compute; do not call ``classify`` in a callback of the future, which runs in such a thread.
+        and compute; do not call ``classify`` in a callback of the future, which runs in the computing thread.
 
         Args:
             images: As ``classify`` takes them.
             block: Wait while as many images are pending as the engine takes; else, :class:`EngineFull` is raised.
             timeout: Seconds to wait at most, before :class:`EngineFull` is raised.
-            threshold: Of these images, instead of the engine's; 0 runs every round. Not with a learned router.
+            threshold: For these images, instead of the engine's threshold; 0 runs every round. Not with a router.
             wait: Seconds that the images may wait, in all, until batches are full.
         """
         if threshold is not None:
@@ -193,9 +201,11 @@ class Engine:
             future.set_result([])
             return future
         if not hasattr(images, "dtype"):  # the caller may reuse arrays and close files
-            images = [as_input(one) if hasattr(one, "dtype") or hasattr(one, "read") else one for one in images]
+            images = [
+                as_input(image) if hasattr(image, "dtype") or hasattr(image, "read") else image for image in images
+            ]
         elif is_channels_last(images, self.config):
-            images = [as_input(one) for one in images]
+            images = [as_input(image) for image in images]
         is_array = hasattr(images, "dtype")
         if is_array:
             self.opener.open(images)  # refuses other arrays at once
@@ -206,13 +216,13 @@ class Engine:
         size = self.batch if is_array else min(DECODED_TOGETHER, -(-len(images) // self.workers))
         try:
             for first in range(0, len(images), size):
-                some = images[first : first + size]
+                portion = images[first : first + size]
                 if is_array:  # sent in this thread: a tensor may be the work of its CUDA stream
-                    self._open_and_add(call, first, some)
+                    self._open_and_add(call, first, portion)
                 elif self._grouped is not None:
-                    self._grouped.submit(call, first, some)
+                    self._grouped.submit(call, first, portion)
                 else:
-                    self._pool.submit(self._open_later, call, first, some)
+                    self._pool.submit(self._open_later, call, first, portion)
         except BaseException:
             self._scheduler.cancel(call)
             raise
@@ -302,15 +312,6 @@ class Engine:
         """Build what is otherwise built on first use: on a GPU, a CUDA graph for each batch size."""
         self._scheduler.warm_up(self.config.input_side)
 
-    def _classify_many(self, images: Images) -> list[Prediction]:
-        """More than a batch: the next images are opened while others are computed."""
-        results: list[Any] = [None] * len(images)
-        size = self.batch  # it may shrink meanwhile
-        slices = (images[first : first + size] for first in range(0, len(images), size))
-        for position, prediction in self.as_completed(slices, deadline=None):
-            results[position] = prediction
-        return results
-
     @contextmanager
     def _open_stream(
         self, batches: Iterable[Images], deadline: float | None, ahead: int, processes: bool | None = None
@@ -332,40 +333,16 @@ class Engine:
         _add(self._scheduler, self.rounds, call, first, self.opener.open(images, pool))
 
     def _open_later(self, call: Call, first: int, images: Images) -> None:
-        """In a thread of the pool. Its threads are busy with this, so it does not use the pool itself."""
+        """Open images in a thread of the pool, without using the pool itself: its threads may all be busy with this."""
         try:
             if call.is_wanted:
                 self._open_and_add(call, first, images)
         except BaseException as error:
             self._scheduler.fail(call, error)
 
-    def _check_routers(self, source: ModelSource) -> None:
-        for router in self.policy.routers:
-            if router.origin.model_sha256 not in (None, source.weights_sha256):
-                warnings.warn("the router was fitted on another model's records.", SettingWarning, stacklevel=3)
-
 
 def _add(scheduler: Scheduler, rounds: RoundBackend, call: Call, first: int, opened: OpenedImages) -> None:
     scheduler.add(call, first, opened, rounds.send(opened.pixels))
-
-
-def _find_threshold(
-    threshold: ThresholdLike | None, budget_gmacs: float | None, router: Router | None, source: ModelSource
-) -> float | Sequence[float] | Setting:
-    """The threshold by number, name, file or budget, or the default of the model."""
-    if budget_gmacs is None:
-        return find_threshold(threshold, source, use_default=router is None)  # the default is for entropies
-    if threshold is not None:
-        raise ValueError("threshold and budget_gmacs both determine the compute; give one of them.")
-    return budget_setting(source.folder, budget_gmacs)
-
-
-def _open_router(router: Router | ExitScore | PathLike | None, rounds: int) -> Router | None:
-    if router is None:
-        return None
-    from progresvit.routing.custom_router import open_router
-
-    return open_router(router, rounds)
 
 
 def _router_hash(router: Router | None) -> str | None:
@@ -377,13 +354,14 @@ def _router_hash(router: Router | None) -> str | None:
 
 
 def _checked_temperatures(
-    given: Sequence[float] | None, default: Sequence[float] | None, rounds: int
+    temperatures: Sequence[float] | None, default: Sequence[float] | None, rounds: int
 ) -> tuple[float, ...]:
-    chosen = given if given is not None else default
-    temperatures = (1.0,) * rounds if chosen is None else tuple(float(number) for number in chosen)
-    if len(temperatures) != rounds or not all(number > 0 and math.isfinite(number) for number in temperatures):
-        raise ValueError(f"temperatures are {rounds} numbers above 0, one for each round, not {given}.")
-    return temperatures
+    if temperatures is None:
+        temperatures = (1.0,) * rounds if default is None else default
+    numbers = tuple(float(number) for number in temperatures)
+    if len(numbers) != rounds or not all(number > 0 and math.isfinite(number) for number in numbers):
+        raise ValueError(f"temperatures must be {rounds} numbers above 0, one for each round, got {temperatures}.")
+    return numbers
 
 
 def _as_sequence(images: Images, name: str) -> Any:

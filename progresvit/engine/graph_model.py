@@ -22,8 +22,8 @@ class GraphModel(nn.Module):
 
     Args:
         folder: The folder that ``progresvit export`` wrote.
-        backend: onnxruntime or openvino; by default that of the format.
-        precision: Of the arithmetic: fp32, or bf16 with OpenVINO and float32 graphs. int8 graphs remain int8.
+        backend: onnxruntime or openvino; by default the one that runs the format.
+        precision: Precision of the arithmetic: fp32, or bf16 with OpenVINO and float32 graphs. int8 graphs remain int8.
         threads: Number of threads; by default the choice of the backend.
     """
 
@@ -63,7 +63,7 @@ class GraphModel(nn.Module):
         return compute.cumulative_gmacs(self.config, convention)
 
     def _to_bytes(self, images: Tensor) -> Tensor:
-        """What ``data.transforms.normalise`` got, exactly: graphs take bytes."""
+        """The exact bytes that ``data.transforms.normalise`` turned into these images: graphs take bytes."""
         mean, std = (
             torch.tensor(values, device=images.device)[:, None, None] for values in (self.config.mean, self.config.std)
         )

@@ -65,7 +65,7 @@ class GroupedOpener:
             self._finish(group)
 
     def _next_group(self) -> list[_Waiting]:
-        """What waits, up to a group; empty if nothing does, and then this thread does not finish any more."""
+        """The next waiting images, up to a group. If there are none, this thread stops finishing groups."""
         group: list[_Waiting] = []
         with self._lock:
             while self._waiting and sum(len(waiting.images) for waiting in group) < GROUP:

@@ -50,7 +50,7 @@ class OpenedImages:
     pixels: Any
     """Bytes, (B, C, R, R)."""
     errors: dict[int, str] = field(default_factory=dict)
-    """By position among all images."""
+    """Reasons by position among all images."""
 
     @property
     def side(self) -> int:
@@ -61,7 +61,7 @@ class ImageOpener:
     """Opens images for a model on a device. Files and PIL images get the evaluation crop; arrays are used as they are.
 
     Args:
-        config: Of the model.
+        config: The config of the model.
         device: Where the images are needed; None for a backend without devices.
         decode: Where JPEGs are decoded: auto, gpu or cpu.
         workers: Threads or processes that decode; by default one for each core.
@@ -96,7 +96,7 @@ class ImageOpener:
         return self.finish(self.prepare(images, pool), pool)
 
     def prepare(self, images: Sequence[ImageInput], pool: Executor | None = None) -> list[Prepared]:
-        """What can be done for each image alone: decoding and cropping, unless the GPU does it."""
+        """The steps for each image alone: decoding and cropping, unless the GPU does them."""
         self._check_channels()
         images = [as_input(image) for image in images]
         for image in {id(image): image for image in images}.values():
@@ -137,7 +137,7 @@ class ImageOpener:
             return Prepared(Form.ERROR, error=f"cannot be opened ({type(error).__name__}: {error})")
 
     def finish(self, images: Sequence[Prepared], pool: Executor | None = None) -> OpenedImages:
-        """What is left to do for many images together."""
+        """The remaining steps, for many images together."""
         if self.plan.pixels and images:
             on_device = self._decoder.crop(images, pool, at_a_time=GROUP)
             return OpenedImages(on_device.pixels, on_device.errors)
@@ -251,7 +251,7 @@ def load_early(image: ImageInput) -> None:
 
 
 def open_image(image: ImageInput, prepare: Callable[[Image], T]) -> T | str:
-    """What ``prepare`` makes of the upright RGB image, or why it cannot be opened."""
+    """The result of ``prepare`` for the upright RGB image, or why it cannot be opened."""
     try:
         return prepare(read_image(image))
     except ImageError as error:

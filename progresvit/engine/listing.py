@@ -71,7 +71,7 @@ def names_hash(dataset: ImageDataset) -> str:
 
 
 def valid_text(text: str) -> str:
-    r"""The text as UTF-8 has it: a byte of a file name that is none becomes ``\udcNN``, NN being its hex digits."""
+    r"""The text as valid UTF-8: a byte of a file name that is not UTF-8 becomes ``\udcNN``, NN being its hex digits."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -91,7 +91,7 @@ def _describe(entry: Entry, path: str, known: os.stat_result | None) -> list[Any
 
 
 def _locate(real: Callable[[str], str], path: str) -> tuple[str, os.stat_result | None]:
-    """The path without links, and what is known of the file; None if there is none. ``real`` resolves folders."""
+    """The path without links, and the status of the file; None if it does not exist. ``real`` resolves folders."""
     try:
         folder, name = os.path.split(path)
         if name not in ("", ".", ".."):

@@ -38,7 +38,7 @@ PACKAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """The extra of each backend, the package that runs graphs, and those that convert a model to graphs."""
 GRAPH_BATCH = 64
-"""Largest batch by default. Activation ranges of int8 graphs are those of a batch, so evaluation takes the same."""
+"""Largest batch by default. The activation ranges of int8 graphs depend on the batch, so evaluation uses the same."""
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 """Type and shape of each input or output, without the batch."""
@@ -70,8 +70,8 @@ class GraphRounds:
 
     Args:
         folder: The folder that ``progresvit export`` wrote.
-        backend: onnxruntime or openvino; by default that of the format.
-        precision: Of the arithmetic: fp32, or bf16 with OpenVINO and float32 graphs.
+        backend: onnxruntime or openvino; by default the one that runs the format.
+        precision: Precision of the arithmetic: fp32, or bf16 with OpenVINO and float32 graphs.
         threads: Number of threads; by default the choice of the backend.
     """
 
@@ -100,14 +100,14 @@ class GraphRounds:
     ) -> tuple[NDArray[np.float32], Float32s | None]:
         """Run round s: bytes (B, C, r, r), and after the first round tokens (B, N, d) -> logits (B, K) and tokens.
 
-        The tokens are those of the previous round, and those for the next one (None after the last round).
+        ``tokens`` come from the previous round; the returned ones go to the next round (None after the last).
         """
         self._check_feeds(s, pixels, tokens)
         feeds: dict[str, NDArray[Any]] = {"pixels": np.ascontiguousarray(pixels)}
         if tokens is not None:
             feeds["previous"] = np.ascontiguousarray(tokens)
-        found = self._graphs[s].run(feeds)
-        return found["logits"], found.get("tokens")
+        outputs = self._graphs[s].run(feeds)
+        return outputs["logits"], outputs.get("tokens")
 
     def _load(self, root: Path, s: int, load: Any) -> Graph:
         names = graph_files(self.manifest.kind, s)
@@ -118,28 +118,28 @@ class GraphRounds:
             graph: Graph = load(path)
         except Exception as error:  # the backends raise different exceptions
             raise ValueError(f"{self.backend} cannot read {path} ({_first_line(error)}); export again.") from error
-        for what, found, expected in (
+        for what, ends, expected in (
             ("inputs", graph.inputs, _inputs(self.manifest, s)),
             ("outputs", graph.outputs, _outputs(self.manifest, s)),
         ):
-            if found != expected:
-                raise ValueError(f"{path} is another graph: its {what} are {found}, not {expected}; export again.")
+            if ends != expected:
+                raise ValueError(f"{path} is another graph: its {what} are {ends}, not {expected}; export again.")
         return graph
 
     def _check_feeds(self, s: int, pixels: NDArray[Any], tokens: NDArray[Any] | None) -> None:
         rounds = len(self._graphs)
         if not 0 <= s < rounds:
             raise ValueError(f"there is no round {s}; this export has rounds 0 to {rounds - 1}.")
-        wanted = _inputs(self.manifest, s)
+        expected = _inputs(self.manifest, s)
         for name, end, value in (("pixels", "pixels", pixels), ("tokens", "previous", tokens)):
-            if end not in wanted:
+            if end not in expected:
                 if value is not None:
                     raise ValueError("round 0 takes the image only; run it without tokens.")
                 continue
-            kind, shape = wanted[end]
+            kind, shape = expected[end]
             if value is None or value.dtype != kind or value.shape != (len(pixels), *shape) or not len(pixels):
                 got = "nothing" if value is None else f"{value.dtype} of shape {value.shape}"
-                source = "crop images with data.crop" if name == "pixels" else f"take those of round {s - 1}"
+                source = "crop images with data.crop" if name == "pixels" else f"take the tokens of round {s - 1}"
                 sides = ", ".join(map(str, shape))
                 raise ValueError(f"{name} of round {s} are {kind} of shape (B, {sides}), not {got}; {source}.")
 
@@ -151,21 +151,21 @@ def _inputs(manifest: Manifest, s: int) -> Signature:
 
 
 def _outputs(manifest: Manifest, s: int) -> Signature:
-    found: Signature = {"logits": ("float32", (manifest.config.num_classes,))}
+    outputs: Signature = {"logits": ("float32", (manifest.config.num_classes,))}
     if s < len(manifest.config.rounds) - 1:
-        found["tokens"] = ("float32", manifest.tokens_shape(s))
-    return found
+        outputs["tokens"] = ("float32", manifest.tokens_shape(s))
+    return outputs
 
 
 def choose_backend(backend: str | None, kind: str) -> GraphRuntime:
-    """The backend that was asked for, or that of the format; one that does not read the format is refused."""
+    """The backend that was asked for, or the default of the format; it must be able to read the format."""
     if backend is None:
         return "onnxruntime" if kind == "onnx" else "openvino"
     if backend not in READS:
         raise ValueError(f"unknown backend {backend!r}; {did_you_mean(backend, READS)}")
     if kind not in READS[backend]:
         raise ValueError(
-            f"{backend} does not read the {kind} format; use backend='openvino', or export again with --format onnx."
+            f"{backend} does not read the {kind} format; use backend='openvino', or export again with format='onnx'."
         )
     return backend  # type: ignore[return-value]  # one of the keys
 
@@ -176,7 +176,7 @@ def _check_precision(precision: str, backend: str, manifest: Manifest) -> None:
     if precision == "bf16" and backend == "onnxruntime":
         raise ValueError("onnxruntime does not compute these graphs in bf16; use backend='openvino', or fp32.")
     if precision == "bf16" and manifest.precision == "int8":
-        raise ValueError("int8 graphs are not run in bf16; use precision='fp32', or export without --int8.")
+        raise ValueError("int8 graphs do not run in bf16; use precision='fp32', or export the model without int8.")
 
 
 def _check_file(path: Path, sha256: str) -> None:
@@ -235,17 +235,17 @@ class _OpenVinoGraph:
         self.inputs, self.outputs = _ends(compiled.inputs), _ends(compiled.outputs)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Float32s]:
-        found = self.compiled(dict(feeds))
-        return {name: found[name] for name in self.outputs}
+        results = self.compiled(dict(feeds))
+        return {name: results[name] for name in self.outputs}
 
 
 def _ends(ports: Sequence[Any]) -> Signature:
-    found: Signature = {}
+    ends: Signature = {}
     for port in ports:
         shape = port.get_partial_shape()
         sides = tuple(-1 if side.is_dynamic else side.get_length() for side in shape) if shape.rank.is_static else ()
-        found[port.get_any_name()] = (np.dtype(port.get_element_type().to_dtype()).name, sides[1:])
-    return found
+        ends[port.get_any_name()] = (np.dtype(port.get_element_type().to_dtype()).name, sides[1:])
+    return ends
 
 
 def _first_line(error: Exception) -> str:
@@ -257,14 +257,14 @@ def _first_line(error: Exception) -> str:
 class FinishedRound:
     """A round that has run."""
 
-    found: Answers
+    decided: Answers
     tokens: Float32s | None
 
     def finished(self) -> bool:
         return True
 
     def answers(self) -> Answers:
-        return self.found
+        return self.decided
 
 
 class ArrayBackend:

@@ -130,7 +130,7 @@ def row(name: str, prediction: Prediction, engine: Engine) -> dict[str, Any]:
 
 
 def summarise(answers: Iterable[Prediction], rounds: int) -> Summary:
-    """Totals of predictions by a model of so many rounds."""
+    """Totals of predictions by a model with this number of rounds."""
     known, totals = list(answers), _Totals(rounds)
     totals.add(*([getattr(answer, key) for answer in known] for key in _COUNTED))
     return totals.summary()
@@ -142,7 +142,7 @@ _COUNTED = ("exit_round", "gmacs", "abstained", "out_of_distribution")
 
 
 class _Totals:
-    """Sums over images, of which some are given at a time."""
+    """Sums over images, which are added in pieces."""
 
     def __init__(self, rounds: int) -> None:
         self._exits = np.zeros(rounds + 1, np.int64)  # the first: could not be opened
@@ -166,7 +166,7 @@ class _Totals:
             self._unreadable += zip(*known)
 
     def summary(self) -> Summary:
-        """Of all images that were added."""
+        """Totals over all images that were added."""
         classified = int(self._exits[1:].sum())
         return Summary(
             images=int(self._exits.sum()),
@@ -198,7 +198,7 @@ def _rows(engine: Engine, dataset: ImageDataset, items: range) -> Iterator[dict[
 
 
 def _check_shards(shard: Shard, out: Path, about: dict[str, Any]) -> None:
-    """Shards that are there, finished or not, must be of the same images, or some would be in two shards or in none."""
+    """Other shards must be of the same images, finished or not; else images would be missing or duplicated."""
     for other in shard.others():
         path = other.path(out)
         known = _read_shard(path)
@@ -210,7 +210,7 @@ def _check_shards(shard: Shard, out: Path, about: dict[str, Any]) -> None:
 
 
 def _read_shard(path: Path) -> dict[str, Any] | None:
-    """What a shard is of; None if there is none, or one that cannot be read."""
+    """Number and images of a shard; None if the file is missing or cannot be read."""
     unfinished = path.with_name(path.name + ".parts") / RUN_FILE
     try:
         if unfinished.exists():
@@ -227,7 +227,7 @@ def _read_shard(path: Path) -> dict[str, Any] | None:
 
 
 def _shard_file(path: Path) -> Path:
-    """What a shard in CSV or JSON lines is of; Parquet files hold it themselves."""
+    """The file that describes a shard in CSV or JSON lines; Parquet files hold the description themselves."""
     return path.with_name(path.name + ".shard.json")
 
 

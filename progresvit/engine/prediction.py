@@ -27,7 +27,7 @@ class Prediction:
     """The answer of the round after which the image exited."""
 
     index: int
-    """The most probable class; -1 if the logits are not finite, or there are none."""
+    """The most probable class; -1 if the logits are not finite or the image could not be opened."""
     label: str | None
     """The name of the class, if the model has names."""
     probability: float

@@ -38,7 +38,7 @@ def write_table(path: Path, schema: pa.Schema, suffix: str, parts: Iterable[pa.T
 
 
 def read_pieces(path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-    """The columns of a schema, which are plain values, about so many rows at a time."""
+    """The columns of a schema, which are plain values, in pieces of about ``rows`` rows."""
     if path.suffix == ".csv":
         types = ConvertOptions(
             include_columns=schema.names,
@@ -60,7 +60,7 @@ def read_pieces(path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordB
 
 
 def column_names(path: Path) -> list[str]:
-    """The columns of a table; of JSON lines those of the first row, which need not be all."""
+    """The columns of a table. For JSON lines, the columns of the first row, which may lack some."""
     if path.suffix == ".parquet":
         return list(pq.read_schema(path).names)
     with path.open(encoding="utf-8", newline="") as file:

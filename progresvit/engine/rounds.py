@@ -18,14 +18,14 @@ from progresvit.routing.decide import with_thresholds
 
 
 class RoundResult(NamedTuple):
-    """What a round made of a batch."""
+    """The result of a round for a batch."""
 
     predictions: list[Prediction | None]
-    """Of each image; None if it continues."""
+    """The prediction of each image; None if the image continues."""
     rows: NDArray[np.int64]
     """The images that continue."""
     tokens: NDArray[np.float32] | None
-    """Their tokens, (B', N, d); None if there are none."""
+    """Their tokens, (B', N, d); None if no image continues."""
 
 
 class RoundRunner:
@@ -49,7 +49,7 @@ class RoundRunner:
     ) -> RoundResult:
         """Round s of images (B, C, R, R), with the tokens (B, N, d) of the round before; any number of images.
 
-        ``thresholds`` replace that of the engine, (B,); NaN leaves it.
+        ``thresholds`` (B,) replace the threshold of the engine; NaN keeps it.
         """
         total, size = len(pixels), self.engine.batch
         limits = np.full(total, np.nan) if thresholds is None else thresholds

@@ -43,7 +43,7 @@ class EngineFull(RuntimeError):  # noqa: N818  (as queue.Full)
 
 @dataclass(frozen=True)
 class Counts:
-    """What an engine has done since it was made."""
+    """Counts since the engine was made."""
 
     images: tuple[int, ...]
     """Images that each round has run."""

@@ -29,7 +29,7 @@ from progresvit.engine.fold import FoldedRound, fold
 from progresvit.engine.images import ImageInput, PathLike, as_input, is_single, load_early, open_image
 from progresvit.engine.options import EngineOptions, TorchKeywords
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
-from progresvit.engine.window_batcher import Exit, WindowBatcher
+from progresvit.engine.window_batcher import WindowBatcher, WindowExit
 from progresvit.model.precision import autocast
 from progresvit.routing.decide import as_thresholds
 from progresvit.routing.settings import Setting
@@ -106,7 +106,7 @@ class SegmentationEngine:
         self.thresholds: tuple[float, ...] = tuple(as_thresholds([limit], len(config.rounds))[0].tolist())
         """One for each round but the last."""
         self.gmacs = compute.cumulative_gmacs(config)
-        """Of one window, after each round."""
+        """GMACs of one window up to each round."""
         self.device = source.device(options.device)
         autocast(self.device, self.precision)  # refuses what the device cannot run
         self.batch = options.batch or (64 if self.device.type == "cuda" else 16)
@@ -167,7 +167,7 @@ class SegmentationEngine:
             raise ImageError(problem)
         return evaluation_image(image, None, self.config, self.windows, "the image")
 
-    def _result(self, result: Exit | str) -> Segmentation:
+    def _result(self, result: WindowExit | str) -> Segmentation:
         if isinstance(result, str):
             return Segmentation.failed(result)
         return Segmentation(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from progresvit.engine.images import PathLike
-from progresvit.routing.settings import Setting, SettingWarning, find_setting
+from progresvit.routing.settings import Setting, SettingWarning, budget_setting, find_setting
 
 if TYPE_CHECKING:
     from progresvit.engine.backends import ModelSource
@@ -17,9 +17,20 @@ ThresholdLike = float | Sequence[float] | Setting | PathLike
 
 
 def find_threshold(
-    threshold: ThresholdLike | None, source: ModelSource, *, use_default: bool = True
+    threshold: ThresholdLike | None,
+    source: ModelSource,
+    *,
+    budget_gmacs: float | None = None,
+    use_default: bool = True,
 ) -> float | Sequence[float] | Setting:
-    """The threshold that was asked for, or the default of the model."""
+    """The threshold that was asked for, by number, name, file or budget, or the default of the model.
+
+    The default is for entropies, so an engine with a router does not use it.
+    """
+    if budget_gmacs is not None:
+        if threshold is not None:
+            raise ValueError("threshold and budget_gmacs both determine the compute; give one of them.")
+        return budget_setting(source.folder, budget_gmacs)
     if isinstance(threshold, str | os.PathLike):
         return find_setting(threshold, source.folder)
     if threshold is None and use_default:

@@ -89,25 +89,26 @@ class TorchBackend:
         if device.type == "cuda":
             self._index = torch.cuda.current_device() if device.index is None else device.index
             self._upload = torch.cuda.Stream(device)
-            self._compute = torch.cuda.default_stream(device)  # one for all threads that drive
+            self._compute = torch.cuda.default_stream(device)  # one stream for all threads that compute
 
     def make_buffers(self, s: int, capacity: int, side: int) -> list[RoundBuffer]:
         return [self._make_buffer(s, capacity, side)]
 
     def send(self, pixels: Tensor | NDArray[np.uint8]) -> Upload:
-        given = pixels if isinstance(pixels, Tensor) else torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
-        if self.device.type != "cuda" or not len(given):
-            return Upload(given)
-        if given.is_cuda:
-            now = torch.cuda.current_stream(given.device.index)
-            return Upload(given, None if now == self._compute else now.record_event())
+        if not isinstance(pixels, Tensor):
+            pixels = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
+        if self.device.type != "cuda" or not len(pixels):
+            return Upload(pixels)
+        if pixels.is_cuda:
+            now = torch.cuda.current_stream(pixels.device.index)
+            return Upload(pixels, None if now == self._compute else now.record_event())
         try:
             with torch.cuda.stream(self._upload):  # concurrent with computation
-                sent = given.pin_memory().to(self.device, non_blocking=True)
+                sent = pixels.pin_memory().to(self.device, non_blocking=True)
                 event = torch.cuda.Event()
                 event.record()
         except self.out_of_memory:
-            return Upload(given)  # it is copied from the host when it is loaded
+            return Upload(pixels)  # it is copied from the host when it is loaded
         return Upload(sent, event)
 
     def receive(self, sent: Upload) -> Tensor:
@@ -235,7 +236,7 @@ class FusedBackend(TorchBackend):
         super().move(source, 0, running, rows, target)  # run moved them to the first places
 
     def pack_answers(self, s: int, logits: Tensor) -> Tensor:
-        """In one kernel if it covers the policy, which is most of them."""
+        """Pack the answers in one kernel, if that kernel covers the policy, as it does for most."""
         from progresvit.engine.decision_kernel import can_decide, pack_decisions
 
         if not can_decide(self.policy, logits.shape[-1], self.top_k):

@@ -34,8 +34,8 @@ HELD_PIXELS = 2**28
 """The most pixels of label maps in progress behind a waiting image; beyond that, rounds run before batches are full."""
 
 
-class Exit(NamedTuple):
-    """What is known of an image when it exits, on the host."""
+class WindowExit(NamedTuple):
+    """The result of an image when it exits, on the host."""
 
     s: int
     """The round after which it exits, from 0."""
@@ -52,7 +52,7 @@ class _Waiting:
     count: int
     """Number of its windows, V."""
     tokens: Tensor | None = None
-    """Of the previous round, (V, N, d); None before the first."""
+    """Tokens of the previous round, (V, N, d); None before the first."""
     cut: ImageWindows | None = None
     """Its windows, as soon as the first of them runs."""
     outputs: list[RoundOutput] = field(default_factory=list)
@@ -65,7 +65,7 @@ class WindowBatcher:
 
     Args:
         rounds: The folded rounds of a model, on the device.
-        config: Of the model.
+        config: The config of the model.
         thresholds: One for each round but the last.
         device: Where the rounds run.
         precision: fp32, bf16 or fp16.
@@ -87,12 +87,12 @@ class WindowBatcher:
         self.rounds, self.config, self.thresholds = rounds, config, thresholds
         self.device, self.precision, self.batch, self._shrunk = device, precision, batch, shrunk
         self._queues: list[deque[_Waiting]] = [deque() for _ in rounds]
-        self._results: dict[int, Exit | str] = {}
+        self._results: dict[int, WindowExit | str] = {}
         self._entered = self._returned = 0
         self._windows = self._pixels = 0  # of the images that were not returned yet
 
     def feed(self, image: EvaluationImage | str) -> None:
-        """Take an image in, or the reason why there is none."""
+        """Take an image in, or the reason why it could not be opened."""
         number = self._entered
         self._entered += 1
         if isinstance(image, str):
@@ -110,19 +110,19 @@ class WindowBatcher:
         """Run everything that waits."""
         self._run_batches(least=1)
 
-    def ready(self) -> Iterator[Exit | str]:
+    def ready(self) -> Iterator[WindowExit | str]:
         """Results that are available: in order, up to the first that is missing."""
         while self._returned in self._results:
             result = self._results.pop(self._returned)
             self._returned += 1
-            if isinstance(result, Exit):
+            if isinstance(result, WindowExit):
                 self._windows -= result.windows
                 self._pixels -= result.map.labels.numel()
             yield result
 
     @torch.inference_mode()
     def _run_batches(self, least: int) -> None:
-        """Run each round as long as at least so many windows wait for it."""
+        """Run each round as long as at least ``least`` windows wait for it."""
         for s, queue in enumerate(self._queues):
             while sum(waiting.count - waiting.done for waiting in queue) >= least:
                 self._decide(s, self._run_batch(s))
@@ -158,7 +158,7 @@ class WindowBatcher:
             if is_exit:
                 assert waiting.cut is not None
                 labels = image_labels(of_image, waiting.cut).cpu()
-                self._results[waiting.number] = Exit(s, waiting.count, RoundMap(labels, score))
+                self._results[waiting.number] = WindowExit(s, waiting.count, RoundMap(labels, score))
             else:  # a copy, since the outputs are views of whole batches
                 tokens = torch.cat([output.tokens for output in waiting.outputs])
                 self._queues[s + 1].append(_Waiting(waiting.number, waiting.image, waiting.count, tokens))

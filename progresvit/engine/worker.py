@@ -168,7 +168,7 @@ class Worker:
                 self._end(job)
 
     def _take(self) -> list[Portion]:
-        """What to feed next: at most a batch of calls, and a portion of one stream."""
+        """The portions to feed next: at most a batch of calls, and a portion of one stream."""
         group: list[Portion] = []
         count = 0
         while self._queue and count < self.batch:

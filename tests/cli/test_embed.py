@@ -127,7 +127,7 @@ def test_wrong_arguments_are_refused_in_one_line(folder, photos, tmp_path):
     refused("there is no round 0", *words, "--round", 0)
     refused("unknown pool 'men'; did you mean 'mean'?", *words, "--pool", "men")
     refused("5 neighbours need 6 images or more, and there are 5", *words, "--neighbours", 5)
-    refused("neighbours are 1 or more, not 0", *words, "--neighbours", 0)
+    refused("neighbours must be at least 1, got 0", *words, "--neighbours", 0)
     refused("must be at least 1, got 0", *words, "--batch", 0)
     refused("unknown precision", *words, "--precision", "int4")
     refused("features are written as .parquet", "embed", photos, "--model", folder, "--out", tmp_path / "f.csv")

@@ -251,7 +251,7 @@ def test_few_readable_images_have_fewer_neighbours(model, folder, tmp_path):
 def test_more_neighbours_than_images_are_refused_before_anything_is_read(model, folder, tmp_path):
     images, out = find_unlabelled(folder), tmp_path / "f.parquet"
     for wrong, match in (
-        (0, "1 or more, not 0"),
+        (0, "neighbours must be at least 1, got 0"),
         (IMAGES, f"need {IMAGES + 1} images or more, and there are {IMAGES}"),
     ):
         with pytest.raises(ValueError, match=match):

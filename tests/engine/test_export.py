@@ -252,7 +252,7 @@ def test_temperatures_may_be_arrays_and_a_threshold_must_be_its_settings(models,
     known = json.loads((tmp_path / "out" / "export.json").read_text())
     known["threshold"] = 1.1
     (tmp_path / "out" / "export.json").write_text(json.dumps(known))
-    with pytest.raises(ValueError, match=r"threshold 1\.1 is not that of its setting"):
+    with pytest.raises(ValueError, match=r"threshold 1\.1 differs from the threshold of its setting"):
         Manifest.read(tmp_path / "out")
 
 

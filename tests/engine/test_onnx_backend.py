@@ -154,7 +154,7 @@ def test_wrong_arrays_are_refused(exports):
         ((0, pixels[..., :30]), "crop images"),
         ((0, pixels[:0]), "uint8 of shape"),
         ((0, pixels, tokens), "without tokens"),
-        ((1, pixels), "not nothing; take those of round 0"),
+        ((1, pixels), "not nothing; take the tokens of round 0"),
         ((1, pixels, tokens[:1]), r"float32 of shape \(B, 5, 64\)"),
         ((1, pixels, tokens.astype(np.float64)), "not float64"),
     ):

@@ -119,7 +119,7 @@ def export(
 
 
 def _caveat(manifest: Manifest) -> str | None:
-    """What differs between the export and the calibration of its setting."""
+    """The differences between the export and the calibration of its setting."""
     if manifest.setting is None:
         return None
     return manifest.setting.caveat(
@@ -288,7 +288,9 @@ def _check_target(target: Path, settings: Mapping[str, bytes]) -> None:
     )
     if foreign or (any(target.iterdir()) and not (target / MANIFEST_FILE).is_file()):
         other = f", such as {foreign[0]}" if foreign else ""
-        raise ValueError(f"{target} holds other files than an export{other}; give a new folder, or that of an export.")
+        raise ValueError(
+            f"{target} holds files of other kinds than an export{other}; give a new folder, or one with an export."
+        )
     for path in (*sorted((target / SETTINGS).rglob("*")), target / BUDGETS_FILE):
         if path.is_file() and settings.get(path.relative_to(target).as_posix()) != path.read_bytes():
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Graphs in int8, and their cost: answers and exit decisions compared with those of float32, on real images.
+"""Graphs in int8, and their cost: answers and exit decisions compared with float32, on real images.
 
 Graphs for onnxruntime are quantised dynamically. OpenVINO runs such graphs slower than float32 ones, so its own have
 static ranges, set by NNCF. Letters: B images of a batch, N images, S rounds.
@@ -31,7 +31,7 @@ METHODS: Mapping[str, str] = {
     "onnx": "dynamic: weights per channel in int8, activations in uint8; matrix products of the blocks",
     "openvino": "static, by NNCF: weights per channel and activations in int8, SmoothQuant, bias correction",
 }
-"""By format."""
+"""How graphs are quantised, by format."""
 CALIBRATION_IMAGES = 300
 """Most images from which static ranges are taken."""
 
@@ -140,7 +140,7 @@ def draw_calibration(count: int) -> list[int]:
 
 
 def round_feeds(graphs: GraphRounds, batches: Iterable[NDArray[np.uint8]]) -> list[list[Feed]]:
-    """The inputs of each round for single images; the tokens are those of the float32 graphs."""
+    """The inputs of each round for single images; the tokens come from the float32 graphs."""
     feeds: list[list[Feed]] = [[] for _ in graphs.manifest.config.rounds]
     for pixels in batches:
         tokens = None

@@ -55,7 +55,7 @@ class Manifest(Section):
     setting_name: str | None = None
     """Its name in ``settings/`` of the export, which holds it as long as none was calibrated on the export itself."""
     temperatures: tuple[float, ...]
-    """By which the logits of each round are divided for the reported probability."""
+    """The logits of each round are divided by these for the reported probability."""
     int8: dict[str, Any] | None = None
     """The cost of int8, measured against float32."""
 
@@ -78,7 +78,9 @@ class Manifest(Section):
         if self.setting is not None:
             self.setting.check_use(rounds, None)
             if self.threshold != self.setting.threshold:
-                raise ValueError(f"threshold {self.threshold} is not that of its setting, {self.setting.threshold}")
+                raise ValueError(
+                    f"threshold {self.threshold} differs from the threshold of its setting, {self.setting.threshold}"
+                )
         if len(self.temperatures) != rounds or not all(0 < value < math.inf for value in self.temperatures):
             raise ValueError(f"temperatures are {rounds} numbers above 0, one for each round, not {self.temperatures}")
         return self
@@ -146,8 +148,7 @@ class Manifest(Section):
         path = folder / MANIFEST_FILE
         if not path.is_file():
             raise ValueError(
-                f"{folder} holds no {MANIFEST_FILE}; give a folder that this wrote: "
-                "progresvit export MODEL --format onnx --out DIR"
+                f"{folder} holds no {MANIFEST_FILE}; give a folder that the command progresvit export wrote."
             )
         try:
             return cls._from_dict(json.loads(path.read_text(encoding="utf-8")), origin=str(path))
