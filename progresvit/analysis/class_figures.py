@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from progresvit.evaluation.answers import Answers, ClassResult
+from progresvit.evaluation.answers import ClassResult, RoutedAnswers
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.plots import COLOURS, blank_figure, draw_share, in_lines, legend_below, shorten
 
@@ -30,7 +30,7 @@ SHADES = ("#0072B2", "#56B4E9", "#B5D9EF", "#E0E0E0")
 ShareOf = Callable[[ClassResult], Interval]
 
 
-def class_accuracy_figure(answers: Answers) -> Figure:
+def class_accuracy_figure(answers: RoutedAnswers) -> Figure:
     """Top-1 of each class with 95 % intervals, of the answers and of round 1. The lowest is on top."""
     shown = shown_classes(answers.by_class, lambda result: result.top1)
     overall = dict(answers.accuracies())[answers.name]
@@ -48,7 +48,7 @@ def class_accuracy_figure(answers: Answers) -> Figure:
     return figure
 
 
-def class_exit_figure(answers: Answers) -> Figure:
+def class_exit_figure(answers: RoutedAnswers) -> Figure:
     """The share of each class that exits after each round, with 95 % intervals of round 1."""
     shown = shown_classes(answers.by_class, _first_exit)
     overall = share_interval(int((answers.exit_round == 0).sum()), len(answers.records))
@@ -104,11 +104,11 @@ def _class_panel(shown: Sequence[ClassResult | None], title: str, x: str) -> tup
     return figure, axes
 
 
-def _accuracy_title(answers: Answers, overall: Interval) -> str:
+def _accuracy_title(answers: RoutedAnswers, overall: Interval) -> str:
     return f"Top-1 is {_percent(overall)}; {_range(answers.by_class, lambda result: result.top1)}"
 
 
-def _exit_title(answers: Answers, overall: Interval) -> str:
+def _exit_title(answers: RoutedAnswers, overall: Interval) -> str:
     return f"{_percent(overall)} of the images exit after round 1; {_range(answers.by_class, _first_exit)}"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.evaluation.answers import Answers
+from progresvit.evaluation.answers import RoutedAnswers
 from progresvit.plots import WIDTH, blank_figure, in_lines, shorten
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ LINE = 0.2
 """Inches of a line of the title."""
 
 
-def confusion_figure(answers: Answers) -> Figure:
+def confusion_figure(answers: RoutedAnswers) -> Figure:
     """Images by class (rows) and answer (columns): shares of the class as colours, counts as numbers."""
     from matplotlib.patches import Rectangle
 
@@ -64,7 +64,7 @@ def confusion_figure(answers: Answers) -> Figure:
     return figure
 
 
-def matrix_classes(answers: Answers) -> list[int]:
+def matrix_classes(answers: RoutedAnswers) -> list[int]:
     """Numbers of the classes of the matrix: all with images, or those of the most frequent confusions, side by side."""
     present = [result.number for result in answers.by_class]
     if len(present) <= MOST_CLASSES:
@@ -74,7 +74,7 @@ def matrix_classes(answers: Answers) -> list[int]:
     return list(ordered)[:MOST_CLASSES]
 
 
-def confusion_counts(answers: Answers, classes: list[int]) -> NDArray[np.int64]:
+def confusion_counts(answers: RoutedAnswers, classes: list[int]) -> NDArray[np.int64]:
     """Images by class and answer; a last column counts the answers that are none of these classes, if there are any."""
     places = {number: place for place, number in enumerate(classes)}
     counts = np.zeros((len(classes), len(classes) + 1), np.int64)
@@ -84,7 +84,7 @@ def confusion_counts(answers: Answers, classes: list[int]) -> NDArray[np.int64]:
     return counts if counts[:, -1].any() else counts[:, :-1]
 
 
-def _title(answers: Answers, shown: int) -> str:
+def _title(answers: RoutedAnswers, shown: int) -> str:
     wrong, total, classes = len(answers.errors), len(answers.records), len(answers.by_class)
     part = f"; the {shown} most confused of {classes} classes" if shown < classes else ""
     if not wrong:

@@ -21,7 +21,7 @@ from progresvit.data.augment.corruption import Corruption
 from progresvit.data.dataset import some_of
 from progresvit.data.evaluation_batches import numbered_batches
 from progresvit.data.transforms import NamedTransform
-from progresvit.evaluation.answers import Answers
+from progresvit.evaluation.answers import RoutedAnswers
 from progresvit.evaluation.source import DataSource
 from progresvit.plots import COLOURS, DPI, WIDTH, blank_figure, in_lines, shorten
 
@@ -41,7 +41,7 @@ Pixels = NDArray[np.uint8]
 class Gallery:
     """Errors, and thumbnails of the images that were found."""
 
-    answers: Answers
+    answers: RoutedAnswers
     rows: Sequence[int]
     """Rows of the records, the most confident error first."""
     thumbnails: Mapping[int, Pixels] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Gallery:
         return lines
 
 
-def find_errors(answers: Answers, most: int, source: DataSource | None = None) -> Gallery:
+def find_errors(answers: RoutedAnswers, most: int, source: DataSource | None = None) -> Gallery:
     """The most confident errors, with thumbnails from ``source`` if it is given.
 
     The thumbnails show the evaluation crop, corrupted if the images of the records were. Images are found by the ids of

@@ -14,11 +14,11 @@ from progresvit.analysis.class_figures import (
 from progresvit.analysis.confusion import confusion_figure
 from progresvit.analysis.error_gallery import Gallery, gallery_figure
 from progresvit.analysis.page import INDEX, Page, Part
-from progresvit.evaluation.answers import Answers
+from progresvit.evaluation.answers import RoutedAnswers
 from progresvit.evaluation.class_report import (
     accuracy_table,
+    class_accuracy_table,
     class_summary,
-    class_table,
     confusion_table,
     error_table,
     exit_table,
@@ -50,7 +50,7 @@ def make_records_report(gallery: Gallery, *, data_given: bool) -> Page:
     return Page(title=f"Report of {answers.records.header.model}", about=_about(answers), parts=parts)
 
 
-def _about(answers: Answers) -> list[str]:
+def _about(answers: RoutedAnswers) -> list[str]:
     records, header = answers.records, answers.records.header
     split = f", split {header.split}" if header.split else ""
     changes = [f"corrupted by {header.corruption}"] if header.corruption else []
@@ -77,7 +77,7 @@ def _about(answers: Answers) -> list[str]:
     return [*lines, f"{run}; page by progresvit {__version__}, {datetime.now(UTC):%Y-%m-%d}."]
 
 
-def _accuracy(answers: Answers) -> Part:
+def _accuracy(answers: RoutedAnswers) -> Part:
     return Part(
         name="accuracy",
         title="Top-1",
@@ -86,7 +86,7 @@ def _accuracy(answers: Answers) -> Part:
     )
 
 
-def _classes(answers: Answers) -> Part:
+def _classes(answers: RoutedAnswers) -> Part:
     note = selection_note(len(answers.by_class))
     shown = [result for result in shown_classes(answers.by_class, lambda result: result.top1) if result is not None]
     title = f"{len(shown)} of {len(answers.by_class)} classes, lowest {answers.name} top-1 first"
@@ -96,13 +96,13 @@ def _classes(answers: Answers) -> Part:
         text="Top-1 of each class with 95 % intervals. Classes whose intervals overlap may not differ, and a class "
         "with one image says next to nothing.",
         image=render(class_accuracy_figure(answers), ".png"),
-        tables={"classes": class_table(answers)},
+        tables={"classes": class_accuracy_table(answers)},
         shown=[class_summary(answers, shown, title)],
         remarks=[note] if note else [],
     )
 
 
-def _confusion(answers: Answers) -> Part:
+def _confusion(answers: RoutedAnswers) -> Part:
     return Part(
         name="confusion",
         title="Confusion matrix",
@@ -114,7 +114,7 @@ def _confusion(answers: Answers) -> Part:
     )
 
 
-def _exits(answers: Answers) -> Part:
+def _exits(answers: RoutedAnswers) -> Part:
     title, text = "Exits by class", "The share of each class that exits after each round. Late exits cost more."
     if answers.threshold is None:
         alone = "the model has one round" if answers.records.rounds == 1 else "its rounds are alternatives"

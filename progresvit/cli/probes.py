@@ -1,4 +1,4 @@
-"""What ``progresvit evaluate`` does with a model's features: k-NN and the linear probe."""
+"""Options and report of ``progresvit evaluate`` on a model's features: k-NN and the linear probe."""
 
 from __future__ import annotations
 

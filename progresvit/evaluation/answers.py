@@ -27,8 +27,8 @@ ROUTED = "routed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers:
-    """The answer to each image: that of the round after which it exits, or of the last round if nothing is routed."""
+class RoutedAnswers:
+    """The answer to each image: by the round after which it exits, or by the last round if nothing is routed."""
 
     records: Records
     threshold: Threshold | None
@@ -40,40 +40,40 @@ class Answers:
 
     @property
     def name(self) -> str:
-        """What tables call these answers."""
+        """The name of these answers in tables."""
         return f"round {self.records.rounds}" if self.threshold is None else ROUTED
 
     @cached_property
     def prediction(self) -> Ints:
         """(N,)"""
-        return self._chosen(self.records.predictions)
+        return self._at_exit(self.records.predictions)
 
     @cached_property
     def probability(self) -> NDArray[np.float32]:
-        """Of the prediction, (N,); NaN where logits are not finite."""
-        return self._chosen(self.records.top5_probabilities[..., 0])
+        """Probability of the prediction, (N,); NaN where logits are not finite."""
+        return self._at_exit(self.records.top5_probabilities[..., 0])
 
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
         """(N,)"""
-        return self._chosen(self.records.correct)
+        return self._at_exit(self.records.correct)
 
     @cached_property
     def class_names(self) -> dict[int, str]:
-        """By number, those of predictions that are not finite included."""
+        """Names by class number, with a name for predictions that are not finite."""
         return {NOT_FINITE: "none (not finite)", **dict(enumerate(class_names(self.records.header)))}
 
     @cached_property
     def by_class(self) -> list[ClassResult]:
-        """Of the classes that have images, lowest top-1 first; of equal ones that with the most images."""
-        return sorted(_class_results(self), key=lambda one: (one.top1.mean, -one.images, one.number))
+        """Results of the classes that have images, lowest top-1 first, then most images first."""
+        return sorted(_class_results(self), key=lambda result: (result.top1.mean, -result.images, result.number))
 
     @cached_property
     def without_images(self) -> list[int]:
-        """Classes among which predictions choose and which none of the images has."""
+        """Classes that predictions choose among and that no image has."""
         restricted = self.records.header.classes
-        known = range(len(self.class_names) - 1) if restricted is None else restricted
-        return sorted(set(known) - set(self.records.labels.tolist()))
+        candidates = range(len(self.class_names) - 1) if restricted is None else restricted
+        return sorted(set(candidates) - set(self.records.labels.tolist()))
 
     @cached_property
     def confusions(self) -> list[Confusion]:
@@ -81,8 +81,8 @@ class Answers:
         labels = self.records.labels
         images = Counter(labels.tolist())
         pairs = Counter(zip(labels[~self.correct].tolist(), self.prediction[~self.correct].tolist()))
-        found = [Confusion(label, taken_for, count, images[label]) for (label, taken_for), count in pairs.items()]
-        return sorted(found, key=lambda pair: (-pair.count, -pair.share, pair.label, pair.prediction))
+        confusions = [Confusion(label, other, count, images[label]) for (label, other), count in pairs.items()]
+        return sorted(confusions, key=lambda pair: (-pair.count, -pair.share, pair.label, pair.prediction))
 
     @cached_property
     def errors(self) -> Ints:
@@ -103,8 +103,8 @@ class Answers:
         if self.threshold is not None:
             yield ROUTED, self.correct
 
-    def _chosen(self, values: NDArray[Any]) -> NDArray[Any]:
-        """(N, S) -> (N,)"""
+    def _at_exit(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The value of the round after which each image exits: (N, S) -> (N,)."""
         return values[np.arange(len(self.records)), self.exit_round]
 
 
@@ -116,7 +116,7 @@ class Confusion:
     prediction: int
     count: int
     images: int
-    """Of the class."""
+    """Images of the class."""
 
     @property
     def share(self) -> float:
@@ -133,13 +133,13 @@ class ClassResult:
     correct: dict[str, int]
     """Images with a correct answer, in each round and routed."""
     answers: str
-    """Which of them are the answers of the report."""
+    """The name of the answers that the report is about."""
     exits: tuple[int, ...]
     """Images that exit after each round."""
     gmacs: float
-    """Average, paper convention."""
+    """Average GMACs in the paper's convention."""
     confusion: Confusion | None
-    """The most frequent."""
+    """The most frequent one."""
 
     def share(self, answers: str) -> Interval:
         """Top-1 of a round or of routing."""
@@ -154,11 +154,11 @@ class ClassResult:
         return share_interval(self.exits[s], self.images)
 
 
-def route(records: Records, threshold: Threshold | None = None, router: Router | None = None) -> Answers:
+def route(records: Records, threshold: Threshold | None = None, router: Router | None = None) -> RoutedAnswers:
     """Route the images of records.
 
     Args:
-        records: Of labelled images.
+        records: Records of labelled images.
         threshold: By default the near-lossless one of these images.
         router: Compare the threshold with its probabilities instead of entropies.
     """
@@ -166,28 +166,28 @@ def route(records: Records, threshold: Threshold | None = None, router: Router |
     if missing:
         raise ValueError(
             f"{missing} of {len(records)} images in these records have no label, so answers cannot be called right or "
-            "wrong; evaluate on labelled images (<split>/<class>/<image>), without --unlabelled."
+            "wrong; evaluate on labelled images (<split>/<class>/<image>), and leave out unlabelled=True."
         )
     if not records.header.routable or records.rounds == 1:
         last = np.full(len(records), records.rounds - 1)
-        return Answers(records=records, threshold=None, near_lossless=False, exit_round=last)
-    chosen = records.near_lossless_threshold(router) if threshold is None else threshold
-    exits = exit_rounds(records.scores(router), chosen)
-    return Answers(records=records, threshold=chosen, near_lossless=threshold is None, exit_round=exits)
+        return RoutedAnswers(records=records, threshold=None, near_lossless=False, exit_round=last)
+    limit = records.near_lossless_threshold(router) if threshold is None else threshold
+    exits = exit_rounds(records.scores(router), limit)
+    return RoutedAnswers(records=records, threshold=limit, near_lossless=threshold is None, exit_round=exits)
 
 
 def class_names(header: Header) -> list[str]:
-    """Of all classes; one whose name another class has too gets its number, and one without a name is its number."""
+    """Names of all classes. A name of several classes gets the number of each; a class without a name is its number."""
     config = header.config
-    known = config.get("labels") or config.get("class_ids")
+    labels = config.get("labels") or config.get("class_ids")
     if header.probe is not None:
-        known = header.probe["classes"]
-    names = list(known or (f"class {number}" for number in range(config["num_classes"])))
+        labels = header.probe["classes"]
+    names = list(labels or (f"class {number}" for number in range(config["num_classes"])))
     counts = Counter(names)
     return [f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(names)]
 
 
-def _class_results(answers: Answers) -> Iterator[ClassResult]:
+def _class_results(answers: RoutedAnswers) -> Iterator[ClassResult]:
     records, names = answers.records, answers.class_names
     labels, gmacs, correct = records.labels, np.asarray(records.gmacs()), list(answers.correct_by_name())
     frequent: dict[int, Confusion] = {}

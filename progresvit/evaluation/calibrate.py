@@ -96,8 +96,8 @@ def calibrate_guarantee(
 ) -> Setting:
     """A loss of at most ``epsilon``, with probability 1 - ``delta`` over the draw of these images.
 
-    In classification the loss is a drop in accuracy. The mIoU is no mean over images, so in segmentation the guarantee
-    is about the mean pixel error: early exits add at most ``epsilon`` to it.
+    In classification the loss is a drop in accuracy. The mIoU is not a mean over images, so in segmentation the
+    guarantee is about the mean pixel error: early exits add at most ``epsilon`` to it.
 
     Args:
         records: Images that neither the model nor the router was fitted on.

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from progresvit import table
-from progresvit.evaluation.answers import Answers, ClassResult
+from progresvit.evaluation.answers import ClassResult, RoutedAnswers
 from progresvit.metrics.interval import Interval
 from progresvit.table import Column, Row, Table
 
 
-def accuracy_table(answers: Answers) -> Table:
+def accuracy_table(answers: RoutedAnswers) -> Table:
     """Top-1 of each round and routed, with 95 % intervals, and the average GMACs."""
     gmacs, share = answers.records.gmacs(), np.bincount(answers.exit_round, minlength=answers.records.rounds)
     spent = [*gmacs, float(share @ np.asarray(gmacs)) / len(answers.records)]
@@ -25,7 +25,7 @@ def accuracy_table(answers: Answers) -> Table:
     return Table("Top-1 with 95 % intervals", columns, rows)
 
 
-def class_table(answers: Answers) -> Table:
+def class_accuracy_table(answers: RoutedAnswers) -> Table:
     """A row for each class, lowest top-1 first; classes without images come last, with empty cells."""
     names, rounds = [name for name, _ in answers.correct_by_name()], _exits(answers)
     ids = answers.records.header.config.get("class_ids") if answers.records.header.probe is None else None
@@ -40,12 +40,12 @@ def class_table(answers: Answers) -> Table:
     columns += [Column("gmacs", "GMACs", table.decimals), Column("confused_with", "most confused with", left=True)]
     columns.append(Column("confused", "images"))
     rows: list[Row] = []
-    for one in answers.by_class:
-        row: Row = {"class": one.name, "class_id": ids[one.number] if ids else "", "images": one.images}
+    for result in answers.by_class:
+        row: Row = {"class": result.name, "class_id": ids[result.number] if ids else "", "images": result.images}
         for name in names:
-            row |= _cells(_key(name), one.share(name))
-        row |= {f"exit_{n}": one.exits[n - 1] / one.images for n in rounds} | {"gmacs": one.gmacs}
-        pair = one.confusion
+            row |= _cells(_key(name), result.share(name))
+        row |= {f"exit_{n}": result.exits[n - 1] / result.images for n in rounds} | {"gmacs": result.gmacs}
+        pair = result.confusion
         row["confused_with"] = None if pair is None else answers.class_names[pair.prediction]
         rows.append(row | {"confused": None if pair is None else pair.count})
     for number in answers.without_images:
@@ -54,7 +54,7 @@ def class_table(answers: Answers) -> Table:
     return Table("Top-1, exits and confusions by class", columns, rows)
 
 
-def class_summary(answers: Answers, classes: Sequence[ClassResult], title: str) -> Table:
+def class_summary(answers: RoutedAnswers, classes: Sequence[ClassResult], title: str) -> Table:
     """The same for some classes, as a page shows it: each top-1 in one cell with its interval."""
     names = dict.fromkeys(("round 1", f"round {answers.records.rounds}", answers.name))
     rounds = _exits(answers)
@@ -63,31 +63,31 @@ def class_summary(answers: Answers, classes: Sequence[ClassResult], title: str) 
     columns += [Column(f"exit_{n}", f"exit {n} (%)", table.rough_percent) for n in rounds]
     columns += [Column("gmacs", "GMACs", table.decimals), Column("confusion", "most confused with", left=True)]
     rows: list[Row] = []
-    for one in classes:
-        pair = one.confusion
+    for result in classes:
+        pair = result.confusion
         confused = "" if pair is None else f"{answers.class_names[pair.prediction]} ({pair.count})"
-        row: Row = {"class": one.name, "images": one.images, "gmacs": one.gmacs, "confusion": confused}
-        row |= {name: one.share(name) for name in names}
-        rows.append(row | {f"exit_{n}": one.exits[n - 1] / one.images for n in rounds})
+        row: Row = {"class": result.name, "images": result.images, "gmacs": result.gmacs, "confusion": confused}
+        row |= {name: result.share(name) for name in names}
+        rows.append(row | {f"exit_{n}": result.exits[n - 1] / result.images for n in rounds})
     return Table(title, columns, rows)
 
 
-def exit_table(answers: Answers) -> Table:
+def exit_table(answers: RoutedAnswers) -> Table:
     """The share of each class that exits after each round, with 95 % intervals; lowest share of round 1 first."""
     rounds = _exits(answers)
     columns = [Column("class", "class", left=True), Column("images", "images")]
     for n in rounds:
         columns += _interval_columns(f"exit_{n}", f"exit {n}")
     rows: list[Row] = []
-    for one in sorted(answers.by_class, key=lambda one: (one.exit_share(0).mean, -one.images, one.number)):
-        row: Row = {"class": one.name, "images": one.images}
+    for result in sorted(answers.by_class, key=lambda each: (each.exit_share(0).mean, -each.images, each.number)):
+        row: Row = {"class": result.name, "images": result.images}
         for n in rounds:
-            row |= _cells(f"exit_{n}", one.exit_share(n - 1))
+            row |= _cells(f"exit_{n}", result.exit_share(n - 1))
         rows.append(row)
     return Table("Exits by class", columns, rows)
 
 
-def confusion_table(answers: Answers, most: int | None = None) -> Table:
+def confusion_table(answers: RoutedAnswers, most: int | None = None) -> Table:
     """Pairs of classes that were confused, the most frequent first: all of them, or ``most``."""
     columns = [
         Column("class", "class", left=True),
@@ -107,12 +107,12 @@ def confusion_table(answers: Answers, most: int | None = None) -> Table:
         }
         for pair in pairs
     ]
-    some = "" if len(pairs) == len(answers.confusions) else f"the {len(pairs)} most frequent of "
-    return Table(f"Confused classes: {some}{len(answers.confusions)} pairs", columns, rows)
+    most_frequent = "" if len(pairs) == len(answers.confusions) else f"the {len(pairs)} most frequent of "
+    return Table(f"Confused classes: {most_frequent}{len(answers.confusions)} pairs", columns, rows)
 
 
-def error_table(answers: Answers, most: int) -> Table:
-    """The most confident wrong answers, and what each round said."""
+def error_table(answers: RoutedAnswers, most: int) -> Table:
+    """The most confident wrong answers, and the prediction of each round."""
     records, names = answers.records, answers.class_names
     rounds = range(1, records.rounds + 1)
     columns = [
@@ -137,7 +137,7 @@ def error_table(answers: Answers, most: int) -> Table:
     return Table(f"The {len(rows)} most confident of {len(answers.errors)} wrong answers", columns, rows)
 
 
-def _exits(answers: Answers) -> range:
+def _exits(answers: RoutedAnswers) -> range:
     """Rounds after which images exit, from 1; none if nothing is routed."""
     return range(1, answers.records.rounds + 1 if answers.threshold is not None else 1)
 

@@ -16,31 +16,30 @@ IMAGENET_CLASSES = 1000
 
 
 def class_numbers(names: Sequence[str], config: BaseConfig) -> list[int]:
-    """The model's class number for each name; the first rule that applies decides.
+    """The model's class number for each name, by the first rule that applies.
 
     1. The model's class ids.
     2. For a model of 1000 classes without class ids: ImageNet's folder names.
     3. Names that are whole numbers are class numbers, as in ImageNet-V2's folders: for a model without class ids, and
-       for one of 1000 classes if all of 0 to 999 are there.
+       for a model of 1000 classes if all of 0 to 999 are there.
     4. Without class ids: as many names as classes, in order.
     """
-    known = _known_ids(config)
-    if known and all(name in known for name in names):
-        return [known[name] for name in names]
+    numbers = _numbers_by_name(config)
+    if numbers and all(name in numbers for name in names):
+        return [numbers[name] for name in names]
     if _are_numbers(names, config):
         return [int(name) for name in names]
-    if known:
-        foreign = [name for name in names if name not in known]
+    if numbers:
+        foreign = [name for name in names if name not in numbers]
         if len(foreign) == len(names):
             raise ValueError(
-                f"the model knows no class of the data: the classes of the data are {_some(names)}, those of the model "
-                f"{_some(list(known))}. Name the class folders by the model's class ids, give other data or another "
-                "model, or run progresvit evaluate --unlabelled; to train a model for these classes: progresvit train "
-                "own_images --data DATA --out DIR"
+                f"the model knows no class of the data: the data has the classes {_some(names)}, the model "
+                f"{_some(list(numbers))}. Name the class folders by the model's class ids, give other data or another "
+                "model, or evaluate with unlabelled=True; progresvit train own_images trains a model for these classes."
             )
         raise ValueError(
             f"the model does not know {len(foreign)} of the {len(names)} classes of the data, such as {foreign[0]!r}; "
-            f"it knows {_some(list(known))}. Use data of its own classes, or progresvit evaluate --unlabelled."
+            f"it knows {_some(list(numbers))}. Use data of its own classes, or evaluate with unlabelled=True."
         )
     if len(names) != config.num_classes:
         raise ValueError(
@@ -66,12 +65,12 @@ def _are_numbers(names: Sequence[str], config: BaseConfig) -> bool:
     if not all(name.isdecimal() for name in names):
         return False
     numbers = {int(name) for name in names}
-    if config.class_ids is not None:  # ten digits are no classes of ImageNet, its thousand numbers are
+    if config.class_ids is not None:  # its thousand numbers are classes of ImageNet, ten digits are not
         return config.num_classes == IMAGENET_CLASSES and numbers == set(range(IMAGENET_CLASSES))
     return max(numbers) < config.num_classes
 
 
-def _known_ids(config: BaseConfig) -> dict[str, int]:
+def _numbers_by_name(config: BaseConfig) -> dict[str, int]:
     if config.class_ids is not None:
         return {name: number for number, name in enumerate(config.class_ids)}
     if config.num_classes == IMAGENET_CLASSES:

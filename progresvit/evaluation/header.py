@@ -57,12 +57,12 @@ class Header:
     masks: Mapping[str, Sequence[int]] | None = None
     """Raw values of the masks: the values of the classes, in order, and the ignored values; None in classification."""
     probe: Mapping[str, Any] | None = None
-    """What predicts from the model's features in place of its head: ``task`` (``knn`` or ``linear``), its settings, the
+    """The predictor on the model's features in place of its head: ``task`` (``knn`` or ``linear``), its settings, the
     labelled images and their classes. None if the head predicts."""
     probe_result: Mapping[str, Any] | None = None
-    """What was chosen on held-out images; None for k-NN and if the head predicts."""
+    """The choices on held-out images; None for k-NN and if the head predicts."""
     backend: str | None = None
-    """What ran the graphs of an export (onnxruntime or openvino); None for a model in torch."""
+    """The runtime of an export's graphs (onnxruntime or openvino); None for a model in torch."""
     graphs_sha256: str | None = None
     """Int8 graphs whose ranges come from calibration images; None if the weights determine them."""
     unreadable: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ DROPS = (NEAR_LOSSLESS_DROP, 0.005, 0.01)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class RefinementRule:
     """Which scores the threshold is compared with, and which router may stop refinement."""
 
     name: str
@@ -37,7 +37,7 @@ class Rule:
     unrecoverable: Router | None = None
 
 
-def rules(*, unrecoverable: Router, benefit: Router | None = None) -> list[Rule]:
+def rules(*, unrecoverable: Router, benefit: Router | None = None) -> list[RefinementRule]:
     """Entropy with and without stopping at unrecoverable images; the same for a benefit router if there is one."""
     for router, target in ((unrecoverable, "unrecoverable"), (benefit, "benefit")):
         if router is not None and router.origin.target != target:
@@ -45,11 +45,11 @@ def rules(*, unrecoverable: Router, benefit: Router | None = None) -> list[Rule]
                 f"a router with the target {target!r} is needed here, and this one was fitted for "
                 f"{router.origin.target!r}."
             )
-    scored = [Rule(name="entropy")]
+    scored = [RefinementRule(name="entropy")]
     if benefit is not None:
-        scored.append(Rule(name="benefit router", router=benefit))
+        scored.append(RefinementRule(name="benefit router", router=benefit))
     stopping = [
-        Rule(name=f"{rule.name}, unrecoverable rejected", router=rule.router, unrecoverable=unrecoverable)
+        RefinementRule(name=f"{rule.name}, unrecoverable rejected", router=rule.router, unrecoverable=unrecoverable)
         for rule in scored
     ]
     return [rule for pair in zip(scored, stopping) for rule in pair]
@@ -57,7 +57,7 @@ def rules(*, unrecoverable: Router, benefit: Router | None = None) -> list[Rule]
 
 def equal_accuracy_table(
     records: Records,
-    compared: Sequence[Rule],
+    compared: Sequence[RefinementRule],
     *,
     drops: Sequence[float] = DROPS,
     share: float = 0.5,
@@ -72,7 +72,7 @@ def equal_accuracy_table(
 
     Args:
         records: Labelled records.
-        compared: The rules, such as those of :func:`rules`.
+        compared: The rules, such as :func:`rules` gives.
         drops: Allowed drops of top-1, as shares of the images.
         share: Share of the images that thresholds are chosen on.
         seed: Seed of the split.
@@ -110,7 +110,9 @@ def equal_accuracy_table(
     return Table(title, columns, rows)
 
 
-def _cheapest(records: Records, rule: Rule, gmacs: Floats, drops: Sequence[float]) -> list[tuple[float, float]]:
+def _cheapest(
+    records: Records, rule: RefinementRule, gmacs: Floats, drops: Sequence[float]
+) -> list[tuple[float, float]]:
     """The threshold and the limit of lowest compute within each drop."""
     scores, probabilities = _scores(records, rule)
     correct, rows = records.correct, np.arange(len(records))
@@ -137,15 +139,15 @@ def _cost(trial: tuple[float, int, float, float]) -> tuple[float, int, float]:
     return gmacs, -hits, -limit
 
 
-def _scores(records: Records, rule: Rule) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+def _scores(records: Records, rule: RefinementRule) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
     """Scores for the threshold, and probabilities of being unrecoverable: (N, S) each."""
     probabilities = None if rule.unrecoverable is None else rule.unrecoverable.scores(records.statistics)
     return records.scores(rule.router), probabilities
 
 
-def _quantiles(values: NDArray[np.float32], wanted: Floats) -> Floats:
-    known = values[np.isfinite(values)]
-    return np.quantile(known, wanted).astype(np.float64) if len(known) else np.zeros(0)
+def _quantiles(values: NDArray[np.float32], levels: Floats) -> Floats:
+    finite = values[np.isfinite(values)]
+    return np.quantile(finite, levels).astype(np.float64) if len(finite) else np.zeros(0)
 
 
 def _row(name: str, records: Records, rounds: NDArray[np.int64], gmacs: Floats) -> Row:

@@ -32,7 +32,7 @@ def ood_limit(known: ArrayLike, share: float = OOD_SHARE) -> float:
 
     It is the k-th lowest score, k = floor(share (N + 1)), so that an image from the same distribution is rejected with
     a probability of at most ``share`` over the draw of these images (split conformal prediction). This holds if the
-    scores do not depend on these images, as those of an exit threshold that was calibrated on others.
+    scores do not depend on these images, as with an exit threshold that was calibrated on others.
     """
     if not 0 < share < 1:
         raise ValueError(f"the share of rejected images is between 0 and 1 (0.05 for 5 %), not {share:g}.")
@@ -170,6 +170,5 @@ def _check_pair(known: Records, unknown: Records) -> None:
         other.corruption,
     ):
         raise ValueError(
-            "known and unknown images are the same; evaluate on images of other classes: "
-            "progresvit evaluate MODEL --data OTHERS --unlabelled --out unknown.parquet"
+            "known and unknown images are the same; evaluate on images of other classes, with unlabelled=True (progresvit evaluate)."
         )

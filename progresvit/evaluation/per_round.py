@@ -75,7 +75,7 @@ def find_thresholds(
 def cross_fitted(
     records: Records, choices: Sequence[Choice], router: Router | None = None, convention: Convention = "paper"
 ) -> list[CrossFittedPoint]:
-    """What each choice of thresholds gives on images that they were not chosen on.
+    """Accuracy and compute of each choice of thresholds, on images that it was not chosen on.
 
     Which half an image is in depends on its id alone.
     """

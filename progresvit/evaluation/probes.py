@@ -56,7 +56,7 @@ def evaluate_knn(
 ) -> Records:
     """Write the records of weighted k-NN votes on a model's class tokens, and return them.
 
-    The classes are those of the data; the model needs no head. Labels and predictions are indices of
+    The data gives the classes; the model needs no head. Labels and predictions are indices of
     ``header.probe["classes"]``. GMACs count the model and not the search.
 
     Args:
@@ -155,7 +155,7 @@ def evaluate_linear(
 ) -> Records:
     """Train linear classifiers on a model's class tokens, write the records of the best of each round, return them.
 
-    The classes are those of the data; the model needs no head. Labels and predictions are indices of
+    The data gives the classes; the model needs no head. Labels and predictions are indices of
     ``header.probe["classes"]``; ``header.probe_result`` holds the accuracies on held-out images and the learning rates
     that were chosen. GMACs count the model and not the classifiers.
 
@@ -273,7 +273,7 @@ def check_features(model: RoundModel, source: DataSource) -> None:
 
 
 def find_labelled(source: DataSource, bank_split: str) -> LabelledSplits:
-    """The images of the bank, and those of the source; each class needs images in the bank, and no image is in both."""
+    """The images of the bank and of the source; each class needs images in the bank, and no image may be in both."""
     bank = replace(source, split=bank_split).find()
     images = source.find()
     filled = Counter(bank.targets)

@@ -91,13 +91,10 @@ def _read_table(path: str | Path) -> pa.Table:
     """The table of a file of records."""
     if Path(path).is_dir():
         raise ValueError(
-            f"{path} is a folder and not a file of records; make one of a model or an export with: progresvit evaluate "
-            "MODEL --data D --out records.parquet"
+            f"{path} is a folder and not a file of records; make one with progresvit evaluate, of a model or an export."
         )
     if not Path(path).is_file():
-        raise ValueError(
-            f"there are no records at {path}; make some with: progresvit evaluate MODEL --data D --out {path}"
-        )
+        raise ValueError(f"there are no records at {path}; make them with progresvit evaluate.")
     try:
         return pq.read_table(path)
     except (pa.ArrowException, OSError) as error:

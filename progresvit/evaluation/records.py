@@ -1,6 +1,6 @@
 """Records: what a model gives for every image in every round, from which tables and thresholds are computed.
 
-``record_files`` reads and writes them. Records of classification models and those of segmentation models
+``record_files`` reads and writes them. Records of classification models and of segmentation models
 (``segmentation_records``) are :class:`RoutedRecords`; frontiers, settings, tables and figures are written against that.
 
 Letters: N images, S rounds, K classes.
@@ -41,7 +41,7 @@ class RoutedRecords(ABC):
     """(N,)"""
 
     default_loss: ClassVar[Loss]
-    """What a guarantee is about unless another loss is asked for."""
+    """The loss that a guarantee bounds by default."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -79,7 +79,7 @@ class RoutedRecords(ABC):
 
     @abstractmethod
     def losses(self, loss: Loss) -> NDArray[Any]:
-        """What an exit after each round loses against the last round: (N, S)."""
+        """The loss of an exit after each round against the last round: (N, S)."""
 
     @abstractmethod
     def take(self, rows: NDArray[Any]) -> Self:

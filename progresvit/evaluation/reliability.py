@@ -29,7 +29,7 @@ class Reliability:
 
     images: NDArray[np.int64]
     probability: NDArray[np.float64]
-    """Mean in the bin; NaN in an empty one."""
+    """Mean in the bin; NaN in an empty bin."""
     accuracy: NDArray[np.float64]
 
     @property
@@ -44,7 +44,7 @@ def reliability_bins(probability: ArrayLike, correct: ArrayLike, bins: int = BIN
     """From the probability of each image's prediction and whether it is correct. Bins are (low, high]."""
     values, hits = np.asarray(probability, np.float64), np.asarray(correct, np.float64)
     if values.shape != hits.shape or values.ndim != 1 or not len(values):
-        raise ValueError(f"probabilities {values.shape} and hits {hits.shape} must be one of each per image.")
+        raise ValueError(f"probabilities {values.shape} and hits {hits.shape} must be one per image.")
     if not ((values >= 0) & (values <= 1)).all():
         raise ValueError("probabilities are between 0 and 1; exclude images whose logits are not finite.")
     place = np.clip(np.ceil(values * bins).astype(int) - 1, 0, bins - 1)
@@ -58,14 +58,14 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
     """The temperature that divides logits (N, K) for the lowest negative log-likelihood of the labels (N,)."""
     from scipy.optimize import minimize_scalar
 
-    values, wanted = np.asarray(logits, np.float64), np.asarray(labels)
+    values, classes = np.asarray(logits, np.float64), np.asarray(labels)
 
     def loss(log_temperature: float) -> float:
         scaled = log_softmax(values / np.exp(log_temperature), axis=1)
-        return float(-scaled[np.arange(len(wanted)), wanted].mean())
+        return float(-scaled[np.arange(len(classes)), classes].mean())
 
-    found = minimize_scalar(loss, bounds=(np.log(COLDEST), np.log(HOTTEST)), method="bounded")
-    return float(np.exp(found.x))
+    best = minimize_scalar(loss, bounds=(np.log(COLDEST), np.log(HOTTEST)), method="bounded")
+    return float(np.exp(best.x))
 
 
 def fit_temperatures(records: Records) -> tuple[float, ...]:
@@ -73,10 +73,10 @@ def fit_temperatures(records: Records) -> tuple[float, ...]:
     logits, labels = _logits(records), records.need_labels()
     if records.header.classes is not None:
         labels = np.searchsorted(records.header.classes, labels)
-    whole = np.isfinite(logits).all(axis=(1, 2))
-    if not whole.any():
+    finite = np.isfinite(logits).all(axis=(1, 2))
+    if not finite.any():
         raise ValueError("no image has finite logits in every round; there is nothing to fit temperatures on.")
-    return tuple(fit_temperature(logits[whole, s], labels[whole]) for s in range(records.rounds))
+    return tuple(fit_temperature(logits[finite, s], labels[finite]) for s in range(records.rounds))
 
 
 def probabilities(records: Records, temperatures: Sequence[float] | None = None) -> Floats:
@@ -86,8 +86,8 @@ def probabilities(records: Records, temperatures: Sequence[float] | None = None)
     logits = _logits(records)
     with np.errstate(invalid="ignore"):  # of logits that are not finite
         highest = np.exp(log_softmax(logits / np.asarray(temperatures)[None, :, None], axis=-1).max(axis=-1))
-    known = np.isfinite(records.top5_probabilities[..., 0])  # the same images as without temperatures
-    return np.where(known, highest, np.nan)
+    finite = np.isfinite(records.top5_probabilities[..., 0])  # the same images as without temperatures
+    return np.where(finite, highest, np.nan)
 
 
 def reliabilities(
@@ -97,22 +97,22 @@ def reliabilities(
     router: Router | None = None,
     temperatures: Sequence[float] | None = None,
 ) -> dict[str, Reliability]:
-    """Reliability of each round and routed; the default threshold is the near-lossless one."""
+    """Reliability of each round and routed; the threshold is near-lossless by default."""
     scores = records.scores(router)
     if threshold is None:
         threshold = records.near_lossless_threshold(router)
     probability, correct = probabilities(records, temperatures), records.correct
     rounds = {f"round {s + 1}": np.full(len(records), s) for s in range(records.rounds)}
     rounds["routed"] = exit_rounds(scores, threshold)
-    found = {}
-    for name, chosen in rounds.items():
+    bins = {}
+    for name, exits in rounds.items():
         rows = np.arange(len(records))
-        values, hits = probability[rows, chosen], correct[rows, chosen]
-        known = np.isfinite(values)
-        if not known.any():
+        values, hits = probability[rows, exits], correct[rows, exits]
+        finite = np.isfinite(values)
+        if not finite.any():
             raise ValueError(f"no image has finite logits ({name}); there is nothing to calibrate.")
-        found[name] = reliability_bins(values[known], hits[known])
-    return found
+        bins[name] = reliability_bins(values[finite], hits[finite])
+    return bins
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,10 @@ def measure_reliability(
     records: Records, *, threshold: float | Sequence[float] | None = None, router: Router | None = None
 ) -> ReliabilityReport:
     """Expected calibration error of the model's own probabilities."""
-    found = reliabilities(records, threshold=threshold, router=router)
-    rows: list[Row] = [_row(name, bins, None) for name, bins in found.items()]
+    bins = reliabilities(records, threshold=threshold, router=router)
+    rows: list[Row] = [_row(name, of_answers, None) for name, of_answers in bins.items()]
     return ReliabilityReport(
-        Table(f"Expected calibration error, {BINS} bins, {len(records)} images", _columns(), rows), found
+        Table(f"Expected calibration error, {BINS} bins, {len(records)} images", _columns(), rows), bins
     )
 
 
@@ -180,8 +180,11 @@ def _columns() -> list[Column]:
 
 
 def _logits(records: Records) -> Floats:
-    """(N, S, K), of the classes that predictions choose from."""
+    """Logits of the classes that predictions choose among: (N, S, K)."""
     if records.logits is None:
-        raise ValueError("temperature scaling needs the logits; evaluate again with --logits.")
+        raise ValueError(
+            "temperature scaling needs the logits; evaluate again with keep_logits=True (the option logits of "
+            "progresvit evaluate)."
+        )
     classes = records.header.classes  # predictions choose among these
     return records.logits if classes is None else records.logits[..., list(classes)]

@@ -40,10 +40,10 @@ class RiskCoverage:
 
 
 def risk_coverage(uncertainty: ArrayLike, wrong: ArrayLike) -> RiskCoverage:
-    """The curve of predictions ordered by uncertainty, one of each per image; ties share their mean risk."""
+    """The curve of predictions ordered by uncertainty; ties share their mean risk."""
     scores, errors = np.asarray(uncertainty, np.float64), np.asarray(wrong, np.float64)
     if scores.ndim != 1 or scores.shape != errors.shape or not len(scores):
-        raise ValueError(f"uncertainties {scores.shape} and errors {errors.shape} must be one of each per image.")
+        raise ValueError(f"uncertainties {scores.shape} and errors {errors.shape} must be one per image.")
     order = np.argsort(scores, kind="stable")
     _, first, counts = np.unique(scores[order], return_index=True, return_counts=True)
     means = np.add.reduceat(errors[order], first) / counts
@@ -82,7 +82,7 @@ def routed_answers(records: Records, rounds: NDArray[np.int64]) -> tuple[Floats,
 def risk_coverage_curves(
     records: Records, threshold: float | Sequence[float] | None = None, router: Router | None = None
 ) -> dict[str, RiskCoverage]:
-    """Curves of each round alone and routed; the default threshold is the near-lossless one."""
+    """Curves of each round alone and routed; the threshold is near-lossless by default."""
     scores = records.scores(router)
     if threshold is None:
         threshold = records.near_lossless_threshold(router)

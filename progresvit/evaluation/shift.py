@@ -83,7 +83,7 @@ def plan(
     for name in corruptions:
         check_corruption(name)
         if suite != "generated" and name not in CORRUPTIONS:
-            raise ValueError(f"{suite} has no images of {name}; use --suite generated for a corruption of your own.")
+            raise ValueError(f"{suite} has no images of {name}; your own corruption needs suite='generated'.")
         for severity in severities:
             if severity not in SEVERITIES:
                 raise ValueError(f"unknown severity {severity}; severities are from 1 to 5.")
@@ -127,7 +127,9 @@ def evaluate_sets(
             records = read_records(path)
             intended = intended_header(model, shifted.source, name, options, processes)
             if records.header.identity() != intended.identity():
-                raise ValueError(f"{path} is of another model, data or precision; use --overwrite or another folder.")
+                raise ValueError(
+                    f"{path} is of another model, data or precision; pass overwrite=True, or name another folder."
+                )
         else:
             callback = progress(shifted.name) if progress else None
             records = evaluate(
@@ -200,7 +202,7 @@ def mean_corruption_error(errors: Mapping[str, Sequence[float]]) -> float:
     missing = [name for name in CORRUPTIONS if len(errors.get(name, ())) != len(SEVERITIES)]
     if missing:
         raise ValueError(
-            f"mCE takes 15 corruptions at 5 severities; {missing[0]} and {len(missing) - 1} more lack some."
+            f"mCE takes 15 corruptions at 5 severities; {missing[0]} and {len(missing) - 1} more are incomplete."
         )
     ratios = [np.mean(errors[name]) / ALEXNET_ERRORS[name] for name in CORRUPTIONS]
     return float(100 * np.mean(ratios))

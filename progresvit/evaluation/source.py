@@ -1,4 +1,4 @@
-"""What an evaluation is of: the images, its options, and the header of its records."""
+"""Images and options of an evaluation, and the header of its records."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class EvalOptions:
     precision: str = "fp32"
     batch: int = 128
     workers: int = 2
-    """Processes that decode images; 0 decodes in this one."""
+    """Processes that decode images; 0 decodes in the calling process."""
     decode: str = "cpu"
     """Where images are decoded and cropped: cpu is exact; gpu, or auto with a GPU that can, is faster and differs by
     rounding."""

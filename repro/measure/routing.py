@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.evaluation import Records
-from progresvit.evaluation.iso_accuracy import DROPS, Rule, equal_accuracy_table, rules
+from progresvit.evaluation.iso_accuracy import DROPS, RefinementRule, equal_accuracy_table, rules
 from progresvit.evaluation.routers import fit_on
 from progresvit.evaluation.selective import RiskCoverage, risk_coverage_curves
 from progresvit.routing.calibrate import OutOfReachError
@@ -145,7 +145,7 @@ def _measure_split(val: Records, *, seed: int) -> tuple[list[Row], NDArray[np.bo
     return rows, np.isin(val.ids, report.ids), added
 
 
-def _outcomes(report: Records, rule: Rule, row: Row) -> NDArray[np.float32]:
+def _outcomes(report: Records, rule: RefinementRule, row: Row) -> NDArray[np.float32]:
     """Whether each image is wrong at a row's thresholds, and the share of compute that is saved: (N, 2)."""
     chances = None if rule.unrecoverable is None else rule.unrecoverable.scores(report.statistics)
     limit = np.inf if row["unrecoverable_from"] is None else row["unrecoverable_from"]

@@ -9,8 +9,8 @@ import pytest
 from progresvit.evaluation.answers import class_names, route
 from progresvit.evaluation.class_report import (
     accuracy_table,
+    class_accuracy_table,
     class_summary,
-    class_table,
     confusion_table,
     error_table,
     exit_table,
@@ -53,7 +53,7 @@ def test_the_accuracy_of_rounds_and_of_routing_has_intervals():
 def test_every_number_of_a_class_is_that_of_its_images():
     records = make_records()
     answers = route(records, 0.6)
-    rows = class_table(answers).rows
+    rows = class_accuracy_table(answers).rows
     assert [row["top1_routed"] for row in rows] == sorted(row["top1_routed"] for row in rows)
     assert sum(row["images"] for row in rows) == 400
     for row in rows:
@@ -141,7 +141,7 @@ def test_a_class_with_one_image_has_an_interval_that_says_how_little_that_is():
     lone = int(records.labels[0])
     chosen = records.take(np.flatnonzero((records.labels != lone) | (np.arange(60) == 0)))
     answers = route(chosen, 0.6)
-    (row,) = [row for row in class_table(answers).rows if row["class"] == f"class {lone}"]
+    (row,) = [row for row in class_accuracy_table(answers).rows if row["class"] == f"class {lone}"]
     assert row["images"] == 1
     assert row["top1_routed"] in (0, 1)
     assert row["top1_routed_high"] - row["top1_routed_low"] == pytest.approx(0.793, abs=1e-3)
@@ -151,7 +151,7 @@ def test_classes_without_images_are_named_and_have_no_accuracy():
     records = make_records(60)
     answers = route(records.take(records.labels > 2), 0.6)
     assert answers.without_images == [0, 1, 2]
-    rows = class_table(answers).rows
+    rows = class_accuracy_table(answers).rows
     assert [row["class"] for row in rows[-3:]] == ["class 0", "class 1", "class 2"]
     for row in rows[-3:]:
         assert row["images"] == 0
@@ -183,11 +183,13 @@ def test_alternatives_and_single_rounds_are_not_routed(rounds):
     assert answers.threshold is None
     assert np.array_equal(answers.prediction, records.predictions[:, -1])
     assert [row["answers"] for row in accuracy_table(answers).rows] == [f"round {n + 1}" for n in range(rounds)]
-    assert not any(key.startswith("exit_") for key in class_table(answers).rows[0])
+    assert not any(key.startswith("exit_") for key in class_accuracy_table(answers).rows[0])
 
 
 def test_records_without_labels_are_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=r"400 of 400 images in these records have no label.*without --unlabelled"):
+    with pytest.raises(
+        ValueError, match=r"400 of 400 images in these records have no label.*leave out unlabelled=True"
+    ):
         route(make_records(labelled=False))
     with pytest.raises(ValueError, match="1 of 400 images"):
         route(labelled_records([*make_records().labels[:-1], -1]))

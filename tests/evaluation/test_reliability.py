@@ -91,9 +91,9 @@ def test_broken_images_are_left_out_and_counted_by_their_absence():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="evaluate again with --logits"):
+    with pytest.raises(ValueError, match="evaluate again with keep_logits=True"):
         measure_scaled_reliability(make_records())
-    with pytest.raises(ValueError, match="one of each per image"):
+    with pytest.raises(ValueError, match="one per image"):
         reliability_bins([0.5], [1, 0])
     with pytest.raises(ValueError, match="between 0 and 1"):
         reliability_bins([1.5], [1])

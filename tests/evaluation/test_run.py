@@ -340,7 +340,7 @@ def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path, small
         with pytest.raises(ValueError, match=match):
             run(model, out=out, **given)
     foreign = ProgResViT(model.config.replace(class_ids=("a", "b", "c", "d")))
-    with pytest.raises(ValueError, match="the data are 0, 1, 2 and 1 more, those of the model a, b, c and 1 more"):
+    with pytest.raises(ValueError, match="the data has the classes 0, 1, 2 and 1 more, the model a, b, c and 1 more"):
         run(foreign, digits, out)
     headless = ProgResViT(model.config.replace(num_classes=0, class_ids=None))
     with pytest.raises(ValueError, match="no classes to choose from"):

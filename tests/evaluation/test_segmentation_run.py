@@ -240,7 +240,7 @@ def test_logits_that_are_not_finite_never_exit(model, data, tmp_path):
     assert np.isinf(records.scores).all()
 
 
-def test_the_classes_of_the_data_are_those_of_the_model(model, data, tmp_path):
+def test_data_with_other_classes_than_the_model_is_refused(model, data, tmp_path):
     out = tmp_path / "r.parquet"
     (data / "labels.txt").write_text("sky\nroad\ntree\ncar\n")
     with pytest.raises(
@@ -253,7 +253,7 @@ def test_the_classes_of_the_data_are_those_of_the_model(model, data, tmp_path):
     (tmp_path / "mine.txt").write_text("\n".join(CLASSES))
     assert len(run(model, data, out, labels=str(tmp_path / "mine.txt"))) == 8
     (data / "labels.txt").unlink()
-    same(run(model, data, tmp_path / "s.parquet"), read_segmentation_records(out))  # those of the model
+    same(run(model, data, tmp_path / "s.parquet"), read_segmentation_records(out))  # the model's classes
     with pytest.raises(ValueError, match="built-in list"):
         run(model, data, tmp_path / "t.parquet", labels="cityscape")
     unnamed = make_model(lambda model: model)

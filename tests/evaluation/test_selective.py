@@ -46,9 +46,9 @@ def test_curves_of_each_round_and_routed():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="one of each per image"):
+    with pytest.raises(ValueError, match="one per image"):
         risk_coverage([0.1, 0.2], [True])
-    with pytest.raises(ValueError, match="one of each per image"):
+    with pytest.raises(ValueError, match="one per image"):
         risk_coverage([], [])
     with pytest.raises(ValueError, match="have no label"):
         risk_coverage_curves(make_records(labelled=False), 0.5)

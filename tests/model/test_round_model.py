@@ -20,7 +20,7 @@ from progresvit.evaluation import (
     read_records,
     risk_coverage_curves,
 )
-from progresvit.evaluation.iso_accuracy import Rule
+from progresvit.evaluation.iso_accuracy import RefinementRule
 from progresvit.io.weights import weights_hash
 from progresvit.model import RoundModel, registry
 from tests.commands import refused, works
@@ -183,7 +183,7 @@ def test_rounds_that_are_alternatives_are_compared_and_not_routed(digits, tmp_pa
         calibrate_near_lossless,
         measure_budgets,
         risk_coverage_curves,
-        lambda records: equal_accuracy_table(records, [Rule(name="entropy")]),
+        lambda records: equal_accuracy_table(records, [RefinementRule(name="entropy")]),
     )
     for route in routings:
         with pytest.raises(ValueError, match="of kind 'test_alternatives' are alternatives"):
