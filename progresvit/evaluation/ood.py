@@ -170,5 +170,6 @@ def _check_pair(known: Records, unknown: Records) -> None:
         other.corruption,
     ):
         raise ValueError(
-            "known and unknown images are the same; evaluate on images of other classes, with unlabelled=True (progresvit evaluate)."
+            "known and unknown images are the same; evaluate on images of other classes, "
+            "with unlabelled=True (progresvit evaluate)."
         )
