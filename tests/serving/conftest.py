@@ -38,7 +38,7 @@ def photos():
     """JPEG files of patches of colours, of different entropies."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (40, 4, 5, 3), dtype=np.uint8)
-    return [encode(Image.fromarray(one).resize((60, 48), Image.Resampling.NEAREST)) for one in pixels]
+    return [encode(Image.fromarray(patches).resize((60, 48), Image.Resampling.NEAREST)) for patches in pixels]
 
 
 @pytest.fixture(scope="session")
@@ -77,8 +77,8 @@ class Running:
 
     def metric(self, line):
         """The value behind these characters of a line."""
-        (found,) = [row for row in self.client.get("/metrics").text.splitlines() if row.startswith(line + " ")]
-        return float(found.rpartition(" ")[2])
+        (row,) = [row for row in self.client.get("/metrics").text.splitlines() if row.startswith(line + " ")]
+        return float(row.rpartition(" ")[2])
 
 
 @contextmanager
@@ -93,11 +93,11 @@ def running(model, threshold, *, limits=None, token=None, audit=None, page=None,
         while not server.started:
             assert thread.is_alive()
             thread.join(0.01)
-        found = Running(server, service)
+        handle = Running(server, service)
         try:
-            yield found
+            yield handle
         finally:
-            found.client.close()
+            handle.client.close()
             server.should_exit = True
             thread.join(30)
             assert not thread.is_alive()
@@ -106,5 +106,5 @@ def running(model, threshold, *, limits=None, token=None, audit=None, page=None,
 @pytest.fixture(scope="module")
 def server(served_model, middle):
     limits = Limits(body=2_000_000, images=32, receive=1.0)
-    with running(served_model, middle, limits=limits) as found:
-        yield found
+    with running(served_model, middle, limits=limits) as handle:
+        yield handle

@@ -28,11 +28,11 @@ def test_health_and_metadata_follow_the_protocol(server):
     assert server.client.get("/v2/health/ready").json() == {"ready": True}
     assert server.client.get("/v2").json()["name"] == "progresvit"
     for address in ("/v2/models/tiny", "/v2/models/tiny/versions/1"):
-        found = server.client.get(address).json()
-        assert found["name"] == "tiny"
-        assert found["versions"] == ["1"]
-        assert [part["name"] for part in found["inputs"]] == ["image"]
-        assert {"label", "probs", "exit_round", "entropy"} <= {part["name"] for part in found["outputs"]}
+        metadata = server.client.get(address).json()
+        assert metadata["name"] == "tiny"
+        assert metadata["versions"] == ["1"]
+        assert [part["name"] for part in metadata["inputs"]] == ["image"]
+        assert {"label", "probs", "exit_round", "entropy"} <= {part["name"] for part in metadata["outputs"]}
         assert server.client.get(f"{address}/ready").status_code == 200
     assert "/v2/models/{model}/infer" in server.client.get("/openapi.json").json()["paths"]
 
@@ -43,13 +43,13 @@ def test_answers_equal_those_of_the_engine(server, served_model, photos, middle)
     assert response.status_code == 200
     assert response.json()["id"] == "some"
     assert response.json()["model_name"] == "tiny"
-    found = outputs(response)
-    assert found["label"] == [prediction.label for prediction in expected]
-    assert found["exit_round"] == [prediction.exit_round for prediction in expected]
-    assert found["probs"] == pytest.approx([prediction.probability for prediction in expected], abs=1e-5)
-    assert found["entropy"] == pytest.approx([prediction.entropy for prediction in expected], abs=1e-5)
-    assert "error" not in found
-    assert {1, 2} == set(found["exit_round"])
+    answer = outputs(response)
+    assert answer["label"] == [prediction.label for prediction in expected]
+    assert answer["exit_round"] == [prediction.exit_round for prediction in expected]
+    assert answer["probs"] == pytest.approx([prediction.probability for prediction in expected], abs=1e-5)
+    assert answer["entropy"] == pytest.approx([prediction.entropy for prediction in expected], abs=1e-5)
+    assert "error" not in answer
+    assert {1, 2} == set(answer["exit_round"])
     single = server.classify(photos[0]).json()
     assert (single["label"], single["exit_round"]) == (expected[0].label, expected[0].exit_round)
 
@@ -57,9 +57,9 @@ def test_answers_equal_those_of_the_engine(server, served_model, photos, middle)
 def test_answers_are_equal_to_the_bit_for_equal_batches(server, served_model, photos, middle):
     engine = Engine(served_model, middle)
     for photo in photos:
-        found, (expected,) = server.classify(photo).json(), engine.classify([photo])
-        assert (found["label"], found["exit_round"]) == (expected.label, expected.exit_round)
-        assert (found["probability"], found["entropy"]) == (expected.probability, expected.entropy)
+        answer, (expected,) = server.classify(photo).json(), engine.classify([photo])
+        assert (answer["label"], answer["exit_round"]) == (expected.label, expected.exit_round)
+        assert (answer["probability"], answer["entropy"]) == (expected.probability, expected.entropy)
 
 
 def test_only_the_outputs_that_are_asked_for_are_sent(server, photos):
@@ -80,9 +80,9 @@ def test_a_request_may_have_its_own_threshold(server, served_model, photos):
 def test_one_bad_image_fails_alone(server, photos):
     response = server.infer({"inputs": [tensor(*photos[:5], photos[5][:200], b"%PDF-1.4", *photos[6:31])]})
     assert response.status_code == 200
-    found = outputs(response)
-    assert [place for place, error in enumerate(found["error"]) if error] == [5, 6]
-    assert [place for place, number in enumerate(found["exit_round"]) if number == 0] == [5, 6]
+    answer = outputs(response)
+    assert [place for place, error in enumerate(answer["error"]) if error] == [5, 6]
+    assert [place for place, number in enumerate(answer["exit_round"]) if number == 0] == [5, 6]
 
 
 def test_metrics_count_what_happened(served_model, photos, middle):
@@ -138,16 +138,16 @@ class Held:
         self.engine.rounds.run = self.run
 
 
-def posted(server, content, found, **options):
-    thread = threading.Thread(target=lambda: found.append(server.classify(content, **options)))
+def posted(server, content, responses, **options):
+    thread = threading.Thread(target=lambda: responses.append(server.classify(content, **options)))
     thread.start()
     return thread
 
 
 def test_too_many_requests_are_refused_at_once_and_the_others_are_answered(served_model, photos):
     with running(served_model, 0.0, limits=Limits(pending=4)) as server, Held(server.service.engine) as held:
-        found = []
-        threads = [posted(server, photos[0], found) for _ in range(4)]
+        responses = []
+        threads = [posted(server, photos[0], responses) for _ in range(4)]
         wait_until(lambda: server.service._pending == 4)
         started = time.monotonic()
         refused = server.classify(photos[0])
@@ -158,7 +158,7 @@ def test_too_many_requests_are_refused_at_once_and_the_others_are_answered(serve
         held.may_run.set()
         for thread in threads:
             thread.join()
-        assert [response.status_code for response in found] == [200] * 4
+        assert [response.status_code for response in responses] == [200] * 4
 
 
 def test_a_request_that_takes_too_long_gets_504_and_is_cancelled(served_model, photos):
@@ -203,21 +203,21 @@ def test_exits_do_not_wait_for_images_that_continue(served_model, photos, middle
     exits = [prediction.exit_round for prediction in engine.classify(photos)]
     late, early = photos[exits.index(2)], photos[exits.index(1)]
     with running(served_model, middle) as server, Held(server.service.engine) as held:
-        found = []
+        responses = []
         response = server.infer({"inputs": [tensor(early)]})
         assert outputs(response)["exit_round"] == [1]
-        thread = posted(server, late, found)
+        thread = posted(server, late, responses)
         wait_until(lambda: server.service.engine.counts.images[0] == 2)
-        assert not found
+        assert not responses
         held.may_run.set()
         thread.join()
-        assert found[0].json()["exit_round"] == 2
+        assert responses[0].json()["exit_round"] == 2
 
 
 def test_a_draining_server_is_not_ready_and_answers_what_it_accepted(served_model, photos):
     with running(served_model, 0.0) as server, Held(server.service.engine) as held:
-        found = []
-        threads = [posted(server, photo, found) for photo in photos[:4]]
+        responses = []
+        threads = [posted(server, photo, responses) for photo in photos[:4]]
         wait_until(lambda: server.service._pending == 4)
         server.server._loop.call_soon_threadsafe(server.server._drain)  # as on SIGTERM
         wait_until(lambda: server.service.is_draining)
@@ -227,7 +227,7 @@ def test_a_draining_server_is_not_ready_and_answers_what_it_accepted(served_mode
         held.may_run.set()
         for thread in threads:
             thread.join()
-        assert [response.status_code for response in found] == [200] * 4
+        assert [response.status_code for response in responses] == [200] * 4
         wait_until(lambda: server.server.should_exit)
 
 

@@ -75,9 +75,9 @@ def test_files_that_are_no_image_or_damaged_are_refused(server, name):
 
 
 def exif(orientation):
-    found = Image.Exif()
-    found[0x0112] = orientation
-    return found
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags
 
 
 ACCEPTED = {

@@ -54,7 +54,7 @@ def client(model):
 
 def model_folder(model, folder, *, weights=None):
     """Settings and budgets beside a model, as progresvit calibrate writes them."""
-    known = {
+    measured = {
         "rounds": 2,
         "weights": weights or weights_hash(model),
         "preprocessing": preprocessing_hash(model.config),
@@ -68,8 +68,8 @@ def model_folder(model, folder, *, weights=None):
         OperatingPoint(threshold=2.4, top1=0.5, gmacs=first, exit_shares=(1.0, 0.0)),
     )
     (folder / "settings").mkdir()
-    Setting(rule="near-lossless", threshold=0.25, **known).save(folder / "settings" / "near-lossless.json")
-    Budgets(points=points, data="a test set", **known).save(folder / "budgets.json")
+    Setting(rule="near-lossless", threshold=0.25, **measured).save(folder / "settings" / "near-lossless.json")
+    Budgets(points=points, data="a test set", **measured).save(folder / "budgets.json")
     return folder
 
 

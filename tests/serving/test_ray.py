@@ -32,14 +32,14 @@ from progresvit.serving.ray_serve import Options, application  # noqa: E402
 
 def processes_of(title):
     """Processes that Ray has named so."""
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if path.read_bytes().startswith(f"ray::{title}".encode()):
-                found.append(int(path.parent.name))
+                processes.append(int(path.parent.name))
         except OSError:
             continue
-    return found
+    return processes
 
 
 def test_options_are_parsed_from_the_command_line():
@@ -124,10 +124,10 @@ def test_replicas_answer_as_the_engine(address, served_model, middle, photos):
     expected = Engine(served_model, middle).classify(photos)
     with httpx.Client(base_url=address, timeout=60) as client:
         assert client.get("/v2/health/ready").status_code == 200
-        found = outputs(client.post("/v2/models/tiny/infer", json={"inputs": [tensor(*photos)]}))
-        assert found["label"] == [prediction.label for prediction in expected]
-        assert found["exit_round"] == [prediction.exit_round for prediction in expected]
-        assert found["probs"] == pytest.approx([prediction.probability for prediction in expected], abs=1e-5)
+        answer = outputs(client.post("/v2/models/tiny/infer", json={"inputs": [tensor(*photos)]}))
+        assert answer["label"] == [prediction.label for prediction in expected]
+        assert answer["exit_round"] == [prediction.exit_round for prediction in expected]
+        assert answer["probs"] == pytest.approx([prediction.probability for prediction in expected], abs=1e-5)
         single = client.post("/classify", files={"image": photos[0]}, params={"threshold": 0}).json()
         assert single["exit_round"] == 2
         assert client.post("/classify", files={"image": photos[0][:200]}).status_code == 422
@@ -238,19 +238,19 @@ def test_each_image_has_one_row_although_an_actor_is_killed(cluster, folder, mid
     dataset = ray.data.from_items(
         [{"number": n, "bytes": photos[n % len(photos)]} for n in range(rows)], override_num_blocks=40
     )
-    found, killed = [], []
+    numbers, killed = [], []
     # sleeping rows leave time to kill
     slow = dataset.map(lambda row: (time.sleep(0.02), row)[1], num_cpus=0.25)
     for batch in classify_dataset(slow, folder, middle, actors=(2, 2), cpus=0.25, batch=8, threads=1).iter_batches(
         batch_size=1
     ):
-        found += batch["number"].tolist()
-        if len(found) == 20:
+        numbers += batch["number"].tolist()
+        if len(numbers) == 20:
             killed = processes_of("MapWorker(MapBatches(RoundActor)")[:2]
             for victim in killed:
                 os.kill(victim, signal.SIGKILL)
     assert killed
-    assert sorted(found) == list(range(rows))
+    assert sorted(numbers) == list(range(rows))
 
 
 @pytest.mark.long

@@ -11,8 +11,8 @@ from tests.serving.conftest import running
 
 @pytest.fixture(scope="module")
 def server(served_model):
-    with running(served_model, 1.0, limits=Limits(body=200_000, images=4, receive=1.0)) as found:
-        yield found
+    with running(served_model, 1.0, limits=Limits(body=200_000, images=4, receive=1.0)) as handle:
+        yield handle
 
 
 @pytest.mark.slow
@@ -20,8 +20,8 @@ def server(served_model):
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_no_request_is_answered_with_a_server_error(server, mode, model):
     statuses = {}
-    for found in schemathesis.openapi.from_url(f"{server.address}/openapi.json").get_all_operations():
-        operation = found.ok()
+    for result in schemathesis.openapi.from_url(f"{server.address}/openapi.json").get_all_operations():
+        operation = result.ok()
         if mode is GenerationMode.NEGATIVE and not operation.body:
             continue  # every string is a valid name of a model
 
