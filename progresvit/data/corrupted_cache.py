@@ -1,4 +1,4 @@
-"""Corrupted images on the disk: generated once, read by every model that takes the same input.
+"""Corrupted images on the disk: generated once, and read by every model with the same input.
 
 The cache of a set is a folder with ``images.npy`` and ``about.json``. Letters: B images of a batch, C channels, N
 images of the set, r the side of the model's input.
@@ -31,7 +31,7 @@ class CorruptedCache:
     """The images of a dataset after crop and corruption.
 
     Args:
-        cache: Folder of all sets. The folder of this one follows from the images, the corruption and the crop.
+        cache: Folder of all sets. The name of this set's folder follows from the images, the corruption and the crop.
         dataset: The images.
         transform: Crop and corruption.
     """
@@ -45,11 +45,11 @@ class CorruptedCache:
         self._about = {"corruption": name, "severity": severity, **crop, "version": __version__}
         if transform.corruption.source is not None:
             self._about["source"] = transform.corruption.source
-        digest = dataset_hash(dataset, json.dumps(self._about), remedy="run without --cache")
+        digest = dataset_hash(dataset, json.dumps(self._about), remedy="evaluate them without a cache")
         self.folder = cache.expanduser() / f"{file_name(name)}_{severity}-{crop['resolution']}-{digest}"
 
     def fill(self, *, workers: int, progress: Callable[[int, int], None] | None = None) -> None:
-        """Generate the images unless they are there. A run that is stopped leaves nothing under the folder's name."""
+        """Generate the images unless they exist. An interrupted run leaves nothing under the folder's name."""
         if self.folder.exists():
             self._open()  # an error before anything is written
             return
@@ -73,7 +73,7 @@ class CorruptedCache:
             (staged / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
 
     def batches(self, groups: Sequence[list[int]], device: torch.device) -> Iterator[Numbered]:
-        """Each group of indices as a batch with its pixels on the device, as ``numbered_batches`` gives them."""
+        """Each group of indices as a batch with its pixels on the device, like those of ``numbered_batches``."""
         images, unreadable = self._open()
         for group in groups:
             numbers = [index for index in group if index not in unreadable]
@@ -88,7 +88,7 @@ class CorruptedCache:
             unreadable = {int(index): str(reason) for index, reason in about.pop("unreadable")}
             images = np.load(self.folder / _IMAGES, mmap_mode="r")
             if about != self._about or images.dtype != np.uint8 or images.shape != (len(self.dataset), 3, side, side):
-                raise ValueError("its images are not those that its name says")
+                raise ValueError("its images do not match its name")
         except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"{self.folder} is damaged ({error}); delete it, and the images are corrupted again."

@@ -23,13 +23,13 @@ from progresvit.data.prepare import upright_size
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where an image lies in memory: a pixel is at ``address + x * step[0] + y * step[1] + c * step[2]``."""
+    """An image in memory: a pixel is at ``address + x * step[0] + y * step[1] + c * step[2]``."""
 
     address: int
     size: tuple[int, int]
     """Width and height, as stored."""
     step: tuple[int, int, int]
-    """Bytes from a pixel to the next one in x, y, and channel."""
+    """Bytes from a pixel to the next in x, y, and channel."""
     orientation: int = 1
 
     @classmethod
@@ -127,7 +127,7 @@ def _as_byte(value):
     return tl.minimum(tl.maximum(tl.floor(value + 0.5), 0.0), 255.0)
 
 
-def crop_and_resize(
+def crop_placed(
     images: Sequence[Placed],
     boxes: Sequence[tuple[float, float, float, float]],
     side: int,
@@ -139,7 +139,7 @@ def crop_and_resize(
     """A section of each image, resized to a square: (B, 3, r, r) bytes.
 
     Args:
-        images: Where they are; their memory must stay valid until the kernel has run.
+        images: The images; their memory must stay valid until the kernel has run.
         boxes: Left, top, right and bottom, in pixels of the upright image.
         side: r.
         device: Where the images are.

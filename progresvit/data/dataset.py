@@ -13,17 +13,16 @@ import hashlib
 import os
 import sys
 import tarfile
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, takewhile
 from pathlib import Path
-from typing import NamedTuple, overload
 
 from PIL.Image import Image
 
 from progresvit.data.decode import ImageError, decode
+from progresvit.data.entries import Entries as Entries
+from progresvit.data.entries import Entry as Entry
 from progresvit.data.split import TRAIN, VAL, hold_out
 
 SUFFIXES = (
@@ -34,110 +33,6 @@ SUFFIXES = (
 """Images that Pillow reads; .heic and .heif with the plug-in pillow-heif."""
 
 UNLABELLED = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Where an image is stored: a file, or a range of bytes in a tar."""
-
-    path: str
-    name: str
-    offset: int = 0
-    size: int = -1
-
-    def read(self) -> bytes:
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            return file.read(self.size)
-
-
-class _Prefix(NamedTuple):
-    """What the entries of a folder, or of a tar, have in common."""
-
-    path: str
-    name: str
-    has_whole_path: bool
-    """The path of every entry is ``path``, as in a tar; else path and name both end with the text of the entry."""
-
-
-class Entries(Sequence[Entry]):
-    """Millions of entries in little memory: their texts are one block of bytes, and each is made when it is needed.
-
-    It equals a tuple of the same entries. A slice shares the memory.
-    """
-
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self._texts, self._ends = bytearray(), array("Q")
-        self._prefixes: list[_Prefix] = []
-        self._prefix_of = array("I")
-        self._ranges = array("q")  # offset and size of each entry; empty if all of them are whole files
-        numbers: dict[_Prefix, int] = {}
-        prefix = _Prefix("", "", has_whole_path=False)
-        for entry in entries:
-            prefix, text = _split(entry, prefix)
-            number = numbers.setdefault(prefix, len(numbers))
-            if number == len(self._prefixes):
-                self._prefixes.append(prefix)
-            if (entry.offset, entry.size) != (0, -1) and not self._ranges:
-                self._ranges = array("q", (0, -1)) * len(self._ends)
-            self._texts += text.encode("utf-8", "surrogatepass")
-            self._ends.append(len(self._texts))
-            self._prefix_of.append(number)
-            if self._ranges or (entry.offset, entry.size) != (0, -1):
-                self._ranges.extend((entry.offset, entry.size))
-        self._items = range(len(self._ends))
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @overload
-    def __getitem__(self, index: int) -> Entry: ...
-    @overload
-    def __getitem__(self, index: slice) -> Entries: ...
-    def __getitem__(self, index: int | slice) -> Entry | Entries:
-        if isinstance(index, slice):
-            part = Entries.__new__(Entries)
-            part.__dict__.update(self.__dict__, _items=self._items[index])
-            return part
-        item = self._items[index]
-        text = self._texts[self._ends[item - 1] if item else 0 : self._ends[item]].decode("utf-8", "surrogatepass")
-        prefix = self._prefixes[self._prefix_of[item]]
-        path = prefix.path if prefix.has_whole_path else prefix.path + text
-        return Entry(path, prefix.name + text, *(self._ranges[2 * item : 2 * item + 2]))
-
-    def __iter__(self) -> Iterator[Entry]:
-        return (self[index] for index in range(len(self)))
-
-    def __add__(self, other: Sequence[Entry]) -> Entries:
-        return Entries(chain(self, other))
-
-    def __radd__(self, other: Sequence[Entry]) -> Entries:
-        return Entries(chain(other, self))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Entries | tuple):
-            return NotImplemented
-        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other))
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return f"Entries of {len(self)} images"
-
-
-def _split(entry: Entry, last: _Prefix) -> tuple[_Prefix, str]:
-    """The prefix of an entry, if possible that of the ``last`` one, and the rest of its name."""
-    path, name = entry.path, entry.name
-    if entry.size < 0:
-        text = path[len(last.path) :]
-        if not last.has_whole_path and path.startswith(last.path) and name == last.name + text:
-            return last, text
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(reversed(path), reversed(name))))
-        if common:
-            text = name[len(name) - common :]
-            return _Prefix(path[: len(path) - common], name[: len(name) - common], has_whole_path=False), text
-    return _Prefix(path, "", has_whole_path=True), name
 
 
 @dataclass(frozen=True)
@@ -151,8 +46,8 @@ class ImageDataset:
     drawn_from: int | None = None
     """If the split was drawn from a dataset without splits, the number of images of that dataset."""
     others: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """Number of files of other kinds in the folders of the classes, by suffix, without hidden ones. If the split was
-    drawn, those of the whole dataset."""
+    """Number of files of other kinds in the folders of the classes, by suffix, without hidden files. If the split was
+    drawn, they are counted in the whole dataset."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -173,22 +68,22 @@ class ImageDataset:
         return decode(content, reduce=reduce)
 
     def subset(self, indices: Iterable[int]) -> ImageDataset:
-        """Some of the images, with the same classes."""
-        chosen = list(indices)
+        """The images at these indices, with the same classes."""
+        indices = list(indices)
         make = Entries if isinstance(self.entries, Entries) else tuple
-        entries, targets = make(self.entries[i] for i in chosen), tuple(self.targets[i] for i in chosen)
+        entries, targets = make(self.entries[i] for i in indices), tuple(self.targets[i] for i in indices)
         return replace(self, entries=entries, targets=targets)
 
 
 def dataset_hash(dataset: ImageDataset, about: str, *, remedy: str) -> str:
-    """Names a cache of these images and of what ``about`` says; another name for changed files, classes or order.
+    """A name for a cache of these images, prepared as ``about`` says; it changes with files, classes and order.
 
-    ``remedy`` ends the error for images that are in no file.
+    ``remedy`` ends the error for images that are not stored in files.
     """
     paths = {entry.path for entry in dataset.entries}
     missing = [path for path in paths if not os.path.exists(path)]
     if missing:
-        raise ValueError(f"{missing[0]} is no file, so its images cannot be cached; {remedy}.")
+        raise ValueError(f"{missing[0]} is not a file, so its images cannot be cached; {remedy}.")
     changed = {path: os.stat(path).st_mtime_ns for path in paths}
     digest = hashlib.sha256(f"{about} {dataset.class_ids}".encode())
     for entry, target in zip(dataset.entries, dataset.targets):
@@ -197,65 +92,59 @@ def dataset_hash(dataset: ImageDataset, about: str, *, remedy: str) -> str:
 
 
 def find_images(source: str | os.PathLike[str], split: str, class_ids: Sequence[str] | None = None) -> ImageDataset:
-    """The images of a split. Classes are the folder names, sorted, or those given (of the training split)."""
+    """The images of a split. Classes are the sorted folder names, or ``class_ids`` of the training split."""
     roots, others = find_roots(os.fspath(source)), Counter[str]()
-    found = _find_classes(roots, split, others)
+    images = _find_classes(roots, split, others)
     drawn_from = None
-    if not found and split in (TRAIN, VAL) and not _find_classes(roots, VAL if split == TRAIN else TRAIN):
-        whole = _find_classes(roots, ".", others)
-        _check_filled(whole, source, ".")
-        _check_top(whole, source)
-        found, drawn_from = _draw_split(whole, split), sum(len(entries) for entries in whole.values())
-    if not found:
+    if not images and split in (TRAIN, VAL) and not _find_classes(roots, VAL if split == TRAIN else TRAIN):
+        undivided = _find_classes(roots, ".", others)
+        _check_filled(undivided, source, ".")
+        _check_top(undivided, source)
+        drawn_from = sum(len(entries) for entries in undivided.values())
+        for class_id, entries in undivided.items():
+            held_out = hold_out([entry.name for entry in entries], class_id=class_id)
+            images[class_id] = [entry for entry in entries if (entry.name in held_out) == (split == VAL)]
+    if not images:
         _check_not_flat(source, split)
         train = Path(source).expanduser() / TRAIN
         if split == VAL and train.is_dir():
             raise ValueError(
-                f"{source} has {TRAIN}/ and no images under {VAL}/<class>/; name another split (--set data.val=… in "
-                f"training, --split … elsewhere), or give {train}, of which a part is held out."
+                f"{source} has {TRAIN}/ and no images under {VAL}/<class>/; name another split (data.val=… in "
+                f"training, split=… elsewhere), or pass {train}, of which a part is held out."
             )
         raise ValueError(
             f"{source} has no images under {split}/<class>/; use that layout, in a folder or in tars, or name another "
-            "split (--set data.train=… and data.val=… in training, --split … elsewhere; '.' if the class folders are "
-            "at the top)."
+            "split (data.train=… and data.val=… in training, split=… elsewhere; '.' if the class folders are at the "
+            "top)."
         )
-    _check_filled(found, source, split)
+    _check_filled(images, source, split)
     if class_ids is not None:
-        foreign = sorted(set(found) - set(class_ids))
+        foreign = sorted(set(images) - set(class_ids))
         if foreign:
             raise ValueError(
                 f"{split} has classes that the training split lacks: {some_of(foreign)}; add them there, or remove "
                 "them here."
             )
-    classes = tuple(class_ids) if class_ids is not None else tuple(sorted(found))
-    entries = [entry for class_id in classes for entry in found.get(class_id, [])]
-    targets = [target for target, class_id in enumerate(classes) for _ in found.get(class_id, [])]
+    classes = tuple(class_ids) if class_ids is not None else tuple(sorted(images))
+    entries = [entry for class_id in classes for entry in images.get(class_id, [])]
+    targets = [target for target, class_id in enumerate(classes) for _ in images.get(class_id, [])]
     return ImageDataset(classes, tuple(entries), tuple(targets), drawn_from, others)
 
 
 def _find_classes(roots: Sequence[Path], split: str, others: Counter[str] | None = None) -> dict[str, list[Entry]]:
-    """The images of each class in a split that is a folder, by name; none for a class whose folder is empty."""
-    found: dict[str, dict[str, Entry]] = {}
+    """The images of each class in a split that is a folder, by name; an empty list for an empty class folder."""
+    by_class: dict[str, dict[str, Entry]] = {}
     for root in roots:
-        of_root = _tar_entries if root.suffix == ".tar" else _folder_entries
-        for class_id, entry in of_root(root, split, others):
-            known = found.setdefault(class_id, {})
+        entries_of = _tar_entries if root.suffix == ".tar" else _folder_entries
+        for class_id, entry in entries_of(root, split, others):
+            by_name = by_class.setdefault(class_id, {})
             if entry is not None:
-                known.setdefault(entry.name, entry)  # a tar may be next to its unpacked contents
-    return {class_id: [known[name] for name in sorted(known)] for class_id, known in found.items()}
+                by_name.setdefault(entry.name, entry)  # a tar may be next to its unpacked contents
+    return {class_id: [by_name[name] for name in sorted(by_name)] for class_id, by_name in by_class.items()}
 
 
-def _draw_split(whole: dict[str, list[Entry]], split: str) -> dict[str, list[Entry]]:
-    """The training or validation images of every class of a dataset without splits."""
-    drawn = {}
-    for class_id, entries in whole.items():
-        held_out = hold_out([entry.name for entry in entries], class_id=class_id)
-        drawn[class_id] = [entry for entry in entries if (entry.name in held_out) == (split == VAL)]
-    return drawn
-
-
-def _check_filled(found: dict[str, list[Entry]], source: str | os.PathLike[str], split: str) -> None:
-    empty = sorted(class_id for class_id, entries in found.items() if not entries)
+def _check_filled(images: dict[str, list[Entry]], source: str | os.PathLike[str], split: str) -> None:
+    empty = sorted(class_id for class_id, entries in images.items() if not entries)
     if empty:
         raise ValueError(
             f"{some_of(empty)} of {source} ({split}) hold no images; "
@@ -268,47 +157,56 @@ def _check_not_flat(source: str | os.PathLike[str], split: str) -> None:
     for folder in (Path(source).expanduser() / split, Path(source).expanduser()):
         if not folder.is_dir():
             continue
-        with os.scandir(folder) as found:
-            count = sum(_is_image_file(one) for one in found)
+        with os.scandir(folder) as files:
+            count = sum(_is_image_file(file) for file in files)
         if count:
             raise ValueError(
                 f"{folder} holds {count:,} images without class folders; the class of an image is the name of its "
                 "folder, so move the images of each class into one: <class>/<image>. (Images without classes: "
-                "progresvit classify, or evaluate --unlabelled.)"
+                "progresvit classify, or evaluate with unlabelled=True.)"
             )
 
 
-def _check_top(whole: dict[str, list[Entry]], source: str | os.PathLike[str]) -> None:
-    """Refuse splits without classes, and folders of folders at the top, which are splits of other names."""
-    if TRAIN in whole and set(whole) <= {TRAIN, VAL, "test"}:
+def _check_top(images: dict[str, list[Entry]], source: str | os.PathLike[str]) -> None:
+    """Refuse splits without classes, and folders of folders at the top, which are splits with other names."""
+    if TRAIN in images and set(images) <= {TRAIN, VAL, "test"}:
         raise ValueError(
-            f"{source} has {some_of(sorted(whole))} with images and no classes in them; lay the images out as "
+            f"{source} has {some_of(sorted(images))} with images and no classes in them; lay the images out as "
             "<split>/<class>/<image>, or as <class>/<image>."
         )
     deep = sorted(
-        class_id for class_id, entries in whole.items() if all(entry.name.count("/") > 1 for entry in entries)
+        class_id for class_id, entries in images.items() if all(entry.name.count("/") > 1 for entry in entries)
     )
     if deep:
         raise ValueError(
             f"{source} has neither train/ nor val/, and {some_of(deep)} hold folders of images, as a split does and a "
-            "class does not; name the splits (--set data.train=…, --set data.val=… in training, --split … elsewhere), "
-            "or lay the images out as <class>/<image>."
+            "class does not; name the splits (data.train=…, data.val=… in training, split=… elsewhere), or lay the "
+            "images out as <class>/<image>."
         )
 
 
 def find_unlabelled(source: str | os.PathLike[str], others: Counter[str] | None = None) -> ImageDataset:
     """All images in a folder and its subfolders, or in tars; names in a tar begin with the name of the tar.
 
-    ``others`` counts the files of other kinds by their suffix, without hidden ones and the tars of the folder itself.
+    ``others`` counts the files of other kinds by their suffix, except hidden files and tars in the folder itself.
     """
-    entries = Entries(entry for root in find_roots(os.fspath(source)) for entry in _unlabelled_entries(root, others))
+
+    def entries_of(root: Path) -> Iterator[Entry]:
+        if root.suffix == ".tar":
+            for _, entry in tar_members(root, others=others):
+                yield replace(entry, name=f"{root.name}/{entry.name}")
+        else:
+            folder = "" if root == Path() else os.path.join(root, "")
+            yield from (Entry(folder + name, name) for name in _image_files(folder, others))
+
+    entries = Entries(entry for root in find_roots(os.fspath(source)) for entry in entries_of(root))
     if not entries:
         raise ValueError(f"{source} holds no images ({', '.join(SUFFIXES[:4])}, …).")
     return unlabelled(entries)
 
 
 def find_listed(path: str | os.PathLike[str]) -> ImageDataset:
-    """The images that a text file names, one path in each line; ``-`` reads the list from standard input.
+    """The images that a text file lists, one path per line; ``-`` reads the list from standard input.
 
     Relative paths are relative to the current folder. Empty lines are skipped. The paths are not opened.
     """
@@ -320,24 +218,16 @@ def find_listed(path: str | os.PathLike[str]) -> ImageDataset:
                 entries = Entries(_listed_entries(lines))
         except OSError as error:
             raise ValueError(
-                f"the list {path} cannot be read ({error.strerror}); give a text file with one path in each line."
+                f"the list {path} cannot be read ({error.strerror}); pass a text file with one path per line."
             ) from error
     if not entries:
-        raise ValueError(f"the list {path} names no images; write one path in each line.")
+        raise ValueError(f"the list {path} names no images; write one path per line.")
     return unlabelled(entries)
 
 
 def unlabelled(entries: tuple[Entry, ...] | Entries) -> ImageDataset:
     """A dataset of images without classes."""
     return ImageDataset((), entries, (UNLABELLED,) * len(entries))
-
-
-def _unlabelled_entries(root: Path, others: Counter[str] | None = None) -> Iterator[Entry]:
-    if root.suffix == ".tar":
-        yield from (replace(entry, name=f"{root.name}/{entry.name}") for _, entry in tar_members(root, others=others))
-    else:
-        folder = "" if root == Path() else os.path.join(root, "")
-        yield from (Entry(folder + name, name) for name in _image_files(folder, others))
 
 
 def _count_other(others: Counter[str] | None, name: str) -> None:
@@ -347,11 +237,11 @@ def _count_other(others: Counter[str] | None, name: str) -> None:
 
 
 def describe_others(others: Mapping[str, int], most: int = 5) -> str:
-    """One line with the number of files that are no images, by suffix; empty if there are none."""
+    """One line with the number of files that are not images, by suffix; empty if there are none."""
     total = sum(others.values())
     kinds = [f"{number} {suffix}" for suffix, number in sorted(others.items(), key=lambda kind: (-kind[1], kind[0]))]
     more = ["…"] if len(kinds) > most else []
-    were = "file that is no image was" if total == 1 else "files that are no images were"
+    were = "file that is not an image was" if total == 1 else "files that are not images were"
     return f"note: {total} {were} left out ({', '.join(kinds[:most] + more)})" if total else ""
 
 
@@ -371,40 +261,37 @@ def _image_files(folder: str, others: Counter[str] | None = None) -> Iterator[st
             yield name
             continue
         try:
-            with os.scandir(folder + name or ".") as found:
+            with os.scandir(folder + name or ".") as files:
                 inside = []
-                for one in found:
-                    if _is_folder(one) or _is_image_file(one):
-                        inside.append((one.name, _is_folder(one)))
-                    elif name or not one.name.endswith(".tar"):  # tars of the folder itself are read
-                        _count_other(others, name + one.name)
+                for file in files:
+                    is_folder = file.is_dir(follow_symlinks=False)
+                    if is_folder or _is_image_file(file):
+                        inside.append((file.name, is_folder))
+                    elif name or not file.name.endswith(".tar"):  # tars of the folder itself are read
+                        _count_other(others, name + file.name)
                 inside.sort()
         except (PermissionError, FileNotFoundError, NotADirectoryError):  # it may have been removed meanwhile
             continue
-        pending += [f"{name}{one}/" if is_folder else f"{name}{one}" for one, is_folder in reversed(inside)]
+        pending += [f"{name}{child}/" if is_folder else f"{name}{child}" for child, is_folder in reversed(inside)]
 
 
-def _is_folder(found: os.DirEntry[str]) -> bool:
-    return found.is_dir(follow_symlinks=False)
-
-
-def _is_image_file(found: os.DirEntry[str]) -> bool:
-    dot = found.name.rfind(".")
+def _is_image_file(file: os.DirEntry[str]) -> bool:
+    dot = file.name.rfind(".")
     try:
-        return dot > 0 and found.name[dot:].lower() in SUFFIXES and found.is_file()
+        return dot > 0 and file.name[dot:].lower() in SUFFIXES and file.is_file()
     except OSError:  # a link that leads nowhere
         return False
 
 
 def is_web_address(path: str | os.PathLike[str]) -> bool:
-    """Whether it is an address of the web, or of cloud storage, instead of a path."""
+    """Whether this is an address on the web or in cloud storage instead of a path."""
     return os.fspath(path).lower().startswith(("http:/", "https:/", "ftp:/", "s3:/", "gs:/"))  # a Path has one slash
 
 
 def find_roots(source: str) -> list[Path]:
     """The folders and tars that a source names."""
     if is_web_address(source):
-        raise ValueError(f"{source} is a web address; download it, and give the folder or the tar.")
+        raise ValueError(f"{source} is a web address; download it, and pass the folder or the tar.")
     path = Path(source).expanduser()
     if path.is_dir():
         tars = sorted(path.glob("*.tar"))
@@ -413,10 +300,10 @@ def find_roots(source: str) -> list[Path]:
         return [path]
     matches = sorted(Path(match) for match in glob.glob(str(path)) if match.endswith(".tar"))
     if not matches and path.is_file():
-        raise ValueError(f"{source} is a file and no tar; give the folder of the data, or a tar.")
+        raise ValueError(f"{source} is a file but not a tar; pass the folder of the data, or a tar.")
     if not matches:
         raise ValueError(
-            f"there is no data at {source}; give a folder, a tar, or a pattern of tars such as 'DIR/*.tar'."
+            f"there is no data at {source}; pass a folder, a tar, or a pattern of tars such as 'DIR/*.tar'."
         )
     return matches
 
@@ -472,7 +359,7 @@ def tar_members(
                 elif member.isfile() and counted(name.split("/")):
                     _count_other(others, name)
     except tarfile.TarError as error:
-        raise ValueError(f"{path} is damaged, compressed or no tar ({error}); copy or unpack it again.") from error
+        raise ValueError(f"{path} is damaged, compressed or not a tar ({error}); copy or unpack it again.") from error
 
 
 def some_of(names: Sequence[str], most: int = 5) -> str:

@@ -33,22 +33,22 @@ class TooLargeError(ImageError):
 
 
 def decode(content: bytes, *, reduce: bool = False) -> Image.Image:
-    """An upright RGB image: EXIF rotation applied, alpha blended with white, 16 bits scaled to 8, the first frame.
+    """An upright RGB image: the first frame, with EXIF rotation applied, alpha blended with white, 16 bits scaled to 8.
 
     With ``reduce``, a JPEG above Pillow's limit is decoded at a smaller scale instead of being refused.
     """
     image = open_header(content, reducible=reduce)
     if reduce:
         shrink_on_load(image, image.size)  # only as far as the limit asks
-    return load(image)
+    return decode_opened(image)
 
 
 def open_header(content: bytes, max_pixels: int | None = None, *, reducible: bool = False) -> Image.Image:
     """An image whose header is read and whose pixels are not decoded yet; one that is too large is refused.
 
     Args:
-        content: Of the file.
-        max_pixels: The most pixels that may be decoded; None for Pillow's limit, ``Image.MAX_IMAGE_PIXELS``.
+        content: Content of the file.
+        max_pixels: Largest number of pixels that may be decoded; None: Pillow's limit, ``Image.MAX_IMAGE_PIXELS``.
         reducible: :func:`shrink_on_load` is called with the same limit, so a JPEG counts at its smallest scale.
     """
     with _image_errors():
@@ -64,7 +64,7 @@ def open_header(content: bytes, max_pixels: int | None = None, *, reducible: boo
 
 
 def _open(content: bytes) -> Image.Image:
-    """As ``Image.open``, without a limit. The plug-in for HEIC is registered when the first such file is opened."""
+    """Like ``Image.open``, without a limit. The plug-in for HEIC is registered when the first such file is opened."""
     try:
         with _FILTERS, warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -85,7 +85,7 @@ def _open(content: bytes) -> Image.Image:
 
 
 def _open_large(content: bytes) -> Image.Image:
-    """An image above Pillow's limit, which is global: changing it would concern other threads as well."""
+    """Open an image above Pillow's limit. The limit is global, so changing it would affect other threads."""
     for factory, accept in [Image.OPEN[name] for name in Image.ID]:
         if accept is None or accept(content[:16]) is True:
             try:
@@ -111,7 +111,7 @@ def is_decoded_by_rows(content: bytes) -> bool:
     return False
 
 
-def load(image: Image.Image) -> Image.Image:
+def decode_opened(image: Image.Image) -> Image.Image:
     """Decode an image that was opened; returns it upright and in RGB."""
     with _image_errors():
         image.load()
@@ -122,15 +122,15 @@ def shrink_on_load(image: Image.Image, size: tuple[int, int], max_pixels: int | 
     """Let a JPEG that is not decoded yet be decoded at 1/2, 1/4 or 1/8 of its size, if that is at least ``size``.
 
     The decoder leaves out high frequencies of the cosine transform, which saves most of its time. Other formats are
-    left as they are. A JPEG of more than ``max_pixels`` (None: Pillow's limit) is decoded at a scale that has no more.
-    Returns the divisor; what does not fill a last pixel is part of it.
+    left as they are. A JPEG of more than ``max_pixels`` (None: Pillow's limit) is decoded at a scale within this limit.
+    Returns the divisor; the last row and column may come from fewer pixels.
     """
     if image.format not in JPEGS:
         return 1
     before, limit = image.size, _limit(max_pixels)
     least = next((divisor for divisor in SCALES if _pixels(before, divisor) <= limit), SCALES[-1])
-    wanted = [max(1, min(side, whole // least)) for side, whole in zip(size, before)]
-    image.draft(None, (wanted[0], wanted[1]))  # None keeps the mode
+    width, height = (max(1, min(side, full // least)) for side, full in zip(size, before))
+    image.draft(None, (width, height))  # None keeps the mode
     return next(divisor for divisor in SCALES if image.size == tuple(-(-side // divisor) for side in before))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 SPLITS = {"train": 1097, "val": 400, "test": 300}
-"""For training, for calibration, and held out. The writers are the same in all three."""
+"""Images for training, for calibration, and held out. The writers are the same in all three."""
 INNER, MARGIN = 32, 2
 """Side of a digit, in which each of the 8 × 8 pixels becomes 4 × 4, and width of the black border around it, which the
 evaluation crop removes."""
@@ -25,7 +25,7 @@ def write_digits(folder: Path) -> None:
     paths = [folder / name for name in _names(data.target)]
     foreign = {path for path in folder.rglob("*") if path.is_file()} - set(paths)
     if foreign:
-        raise ValueError(f"{min(foreign)} is not one of the digits; move it away, or name another folder.")
+        raise ValueError(f"{min(foreign)} is not one of the digits; move it away, or choose another folder.")
     for path, pixels in zip(paths, data.images):
         path.parent.mkdir(parents=True, exist_ok=True)
         small = Image.fromarray((pixels * (255 / 16)).round().astype(np.uint8))  # 0 … 16 -> bytes

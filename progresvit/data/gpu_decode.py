@@ -1,6 +1,6 @@
-"""Images on a GPU: JPEGs are decoded there by nvJPEG, and a whole batch is cropped and resized by one kernel.
+"""Images on a GPU: nvJPEG decodes JPEGs, and one kernel crops and resizes a whole batch.
 
-What nvJPEG does not decode, or fails to decode, is decoded on the CPU, image by image, and cropped with the others.
+Files that nvJPEG does not decode are decoded on the CPU, image by image, and cropped with the others.
 
 Letters: B images, r side of the crop.
 """
@@ -23,23 +23,23 @@ from progresvit.config import BaseConfig
 from progresvit.data.prepare import Box, Form, Plan, Prepared, prepare
 
 DecodeMode = Literal["auto", "gpu", "cpu"]
-"""Where JPEGs are decoded: auto is the GPU where it can."""
+"""Where JPEGs are decoded: auto is the GPU if it can decode them."""
 
 BoxesOf = Callable[[Mapping[int, tuple[int, int]]], list[Box]]
-"""Boxes for the images at these positions, which have these widths and heights."""
+"""From the width and height of images, by position, to their boxes in the same order."""
 
 
 def plan_for(config: BaseConfig, device: torch.device, mode: str = "auto", *, shrink: bool = True) -> Plan:
-    """What is done on the CPU for images that a model on this device takes.
+    """The part of the work that the CPU does for the images of a model on this device.
 
     Args:
-        config: Of the model.
+        config: The model's config.
         device: Where the images are needed.
         mode: auto, gpu or cpu; with gpu, a GPU that cannot decode is an error.
         shrink: Whether large images may be decoded at a smaller scale.
     """
     if mode not in ("auto", "gpu", "cpu"):
-        raise ValueError(f"decode is auto, gpu or cpu, not {mode!r}.")
+        raise ValueError(f"decode must be auto, gpu or cpu, got {mode!r}.")
     missing = _missing_for_crops(config, device)
     if mode == "gpu":
         missing = missing or _missing_for_jpegs()
@@ -52,6 +52,7 @@ def plan_for(config: BaseConfig, device: torch.device, mode: str = "auto", *, sh
 
 
 def _missing_for_crops(config: BaseConfig, device: torch.device) -> str | None:
+    """Why the kernel cannot crop; None if it can."""
     if device.type != "cuda":
         return f"the model runs on {device.type}"
     if config.in_channels != 3:
@@ -60,7 +61,7 @@ def _missing_for_crops(config: BaseConfig, device: torch.device) -> str | None:
 
 
 def _missing_for_jpegs() -> str | None:
-    """Why nvJPEG cannot be used."""
+    """Why nvJPEG cannot be used; None if it can."""
     import progresvit._torchvision  # noqa: F401
 
     has = hasattr(torch.ops.image, "decode_jpegs_cuda")
@@ -69,18 +70,18 @@ def _missing_for_jpegs() -> str | None:
 
 @dataclass(frozen=True)
 class DeviceImages:
-    """The images of a group that are readable, on the device."""
+    """The readable images of a group, on the device."""
 
     pixels: Tensor
     """(B, 3, r, r) bytes."""
     errors: dict[int, str]
-    """Why the others are not, by position among all."""
+    """Why the other images are unreadable, by their position in the group."""
 
 
 class GpuDecoder:
-    """Turns prepared images into batches on a GPU, on a stream of its own. For one thread at a time.
+    """Turns prepared images into batches on a GPU, on its own stream. For one thread at a time.
 
-    The caller's current stream waits for what it makes.
+    The caller's current stream waits for the batch.
     """
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
@@ -91,7 +92,7 @@ class GpuDecoder:
     def crop(
         self, images: Sequence[Prepared], pool: Executor | None = None, *, at_a_time: int | None = None
     ) -> DeviceImages:
-        """The evaluation crop of each image; the threads of the pool decode what nvJPEG fails on.
+        """The evaluation crop of each image; the threads of the pool decode the files on which nvJPEG fails.
 
         If memory runs out, fewer images are decoded at a time.
         """
@@ -99,9 +100,9 @@ class GpuDecoder:
         parts: list[DeviceImages] = []
         done = 0
         while done < len(images):
-            some = images[done : done + size]
+            group = images[done : done + size]
             try:
-                parts.append(self.render(some, None, side=self.plan.config.input_side, pool=pool))
+                parts.append(self.render(group, None, side=self.plan.config.input_side, pool=pool))
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
@@ -109,7 +110,7 @@ class GpuDecoder:
                 if self.device.type == "cuda":
                     torch.cuda.empty_cache()
                 continue
-            done += len(some)
+            done += len(group)
         return _joined(parts)
 
     def render(
@@ -126,20 +127,20 @@ class GpuDecoder:
 
         Args:
             images: The images.
-            boxes_of: Gives the section of each image, from its width and height; None: the evaluation crop.
-            side: Of the result.
+            boxes_of: Returns the section of each image, from its width and height; None: the evaluation crop.
+            side: Side of the result.
             clip: Crop first, then resize, as random crops are made.
-            flip: Which images are mirrored, by position among all.
-            pool: Threads for what nvJPEG fails on.
+            flip: Whether each image is mirrored.
+            pool: Threads that decode the files on which nvJPEG fails.
         """
         if self._stream is None:
             return self._render(images, boxes_of, side, clip, flip, pool)
         with self._lock, torch.cuda.stream(self._stream):
-            made = self._render(images, boxes_of, side, clip, flip, pool)
-            # nvJPEG writes on a stream of its own: memory that it gets next must not be read here any more
+            crops = self._render(images, boxes_of, side, clip, flip, pool)
+            # nvJPEG writes on its own stream, so memory that it gets next must not be read here any more
             self._stream.synchronize()
-        made.pixels.record_stream(torch.cuda.current_stream(self.device))
-        return made
+        crops.pixels.record_stream(torch.cuda.current_stream(self.device))
+        return crops
 
     def _render(
         self,
@@ -150,7 +151,7 @@ class GpuDecoder:
         flip: Sequence[bool] | None,
         pool: Executor | None,
     ) -> DeviceImages:
-        from progresvit.data.crop_kernel import Placed, crop_and_resize
+        from progresvit.data.crop_kernel import Placed, crop_placed
 
         decoded = self._decode_jpegs(images, pool)
         errors: dict[int, str] = {}
@@ -172,7 +173,7 @@ class GpuDecoder:
         boxes = [decoded[position].box for position in positions]
         if boxes_of is not None:
             boxes = boxes_of({position: placed[position].upright().size for position in positions})
-        pixels = crop_and_resize(
+        pixels = crop_placed(
             [placed[position] for position in positions],
             boxes,
             side,
@@ -183,13 +184,13 @@ class GpuDecoder:
         return DeviceImages(pixels, errors)
 
     def _decode_jpegs(self, images: Sequence[Prepared], pool: Executor | None) -> list[Prepared]:
-        """JPEGs become tensors (3, H, W) on the device, or what the CPU makes of those that nvJPEG fails on."""
+        """Decode JPEGs to tensors (3, H, W) on the device; the CPU prepares the files on which nvJPEG fails."""
         result = list(images)
         jpegs = [position for position, image in enumerate(images) if image.form == Form.JPEG]
         if not jpegs:
             return result
         contents = [images[position].data for position in jpegs]
-        for position, tensor in zip(jpegs, _decode_some(contents, self.device), strict=True):
+        for position, tensor in zip(jpegs, _decode_or_none(contents, self.device), strict=True):
             if tensor is not None:
                 result[position] = replace(images[position], data=tensor)
         failed = [position for position in jpegs if result[position] is images[position]]
@@ -213,7 +214,7 @@ class GpuDecoder:
 
 
 def _joined(parts: Sequence[DeviceImages]) -> DeviceImages:
-    """Groups of images as one."""
+    """Several groups of images as one group."""
     if len(parts) == 1:
         return parts[0]
     errors: dict[int, str] = {}
@@ -224,15 +225,15 @@ def _joined(parts: Sequence[DeviceImages]) -> DeviceImages:
     return DeviceImages(torch.cat([part.pixels for part in parts]), errors)
 
 
-def _decode_some(contents: Sequence[Any], device: torch.device) -> list[Tensor | None]:
-    """Decode JPEGs; None for those that nvJPEG fails on. It fails on a whole batch, which is then divided in two."""
+def _decode_or_none(contents: Sequence[Any], device: torch.device) -> list[Tensor | None]:
+    """Decode JPEGs; None where nvJPEG fails. It fails on a whole batch, which is then divided in two."""
     try:
         return list(_nvjpeg(contents, device))
     except RuntimeError:  # out of memory is one
         if len(contents) == 1:
             return [None]
         half = len(contents) // 2
-        return [*_decode_some(contents[:half], device), *_decode_some(contents[half:], device)]
+        return [*_decode_or_none(contents[:half], device), *_decode_or_none(contents[half:], device)]
 
 
 def _nvjpeg(contents: Sequence[Any], device: torch.device) -> list[Tensor]:

@@ -15,7 +15,7 @@ JOIN = 1.0
 
 
 class Prefetcher(Generic[T]):
-    """The results of ``prepare`` for the items of a source, up to ``depth`` items ahead. Use it in a ``with``.
+    """The results of ``prepare`` for the items of a source, up to ``depth`` items ahead. Use it in a ``with`` block.
 
     ``arrived`` is called in the thread after each result, after the last one, and after an error.
     """
@@ -31,7 +31,7 @@ class Prefetcher(Generic[T]):
         arrived: Callable[[], object] | None = None,
     ) -> None:
         if depth < 1:
-            raise ValueError(f"ahead is 1 batch or more, not {depth}.")
+            raise ValueError(f"ahead must be at least 1 batch, got {depth}.")
         self._arrived = arrived
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
@@ -60,7 +60,7 @@ class Prefetcher(Generic[T]):
         return item  # type: ignore[no-any-return]
 
     def poll(self) -> T | object:
-        """As ``get`` without waiting; errors of the source are returned, as ``Raised``."""
+        """Like ``get``, without waiting; an error of the source is returned as ``Raised``."""
         try:
             return self._queue.get_nowait()  # type: ignore[no-any-return]
         except queue.Empty:

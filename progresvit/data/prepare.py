@@ -1,8 +1,8 @@
-"""What a decoder makes of an image file: its JPEG bytes for the GPU, decoded pixels, or the finished crop.
+"""Prepares an image file on the CPU: its JPEG bytes for the GPU, decoded pixels, or the finished crop.
 
-Where the rest is done depends on the plan. A GPU that decodes JPEGs gets their bytes; everything that it does not
-decode (other formats, progressive and CMYK JPEGs, damaged files) is decoded here. A GPU that crops gets whole images.
-Otherwise the evaluation crop is made here. Needs no torch.
+The plan divides the work. A GPU that decodes JPEGs gets their bytes; everything that it does not decode (other formats,
+progressive and CMYK JPEGs, damaged files) is decoded here. A GPU that crops gets whole images. Otherwise the evaluation
+crop is made here. Needs no torch.
 
 Letters: H, W height and width of an image, C channels, r the side of the model's input.
 """
@@ -23,14 +23,14 @@ from progresvit.config import BaseConfig
 from progresvit.data.crop import crop, crop_box, crop_section, resized_size
 from progresvit.data.dataset import Entry, ImageDataset
 from progresvit.data.dataset import is_web_address as is_web_address
-from progresvit.data.decode import JPEGS, ImageError, TooLargeError, load, open_header, shrink_on_load
+from progresvit.data.decode import JPEGS, ImageError, TooLargeError, decode_opened, open_header, shrink_on_load
 
-MORE_PIXELS = "; classify --max-pixels, or Engine(max_pixels=…), allows more"
+MORE_PIXELS = "; a larger max_pixels=… allows more"
 ON_THE_WEB = "a web address; download it and give the file"
 NO_FILE = "there is no such file"
 SHRINK_MARGIN = 1.5
-"""A JPEG is decoded at a smaller scale if that is still so many times as large as the crop's scale. Of 431 photographs
-twice as large as the crop or more, imagenet-tiny gives the same class for 430, and without a margin for 421."""
+"""A JPEG is decoded at a smaller scale if that scale is still larger than the crop's by this factor. imagenet-tiny then
+predicts the same class for 430 of 431 photographs twice as large as the crop or more; without a margin for 421."""
 GPU_SIDES = (16, 16384)
 """Shortest and longest side of the JPEGs that the GPU decodes."""
 
@@ -50,7 +50,7 @@ Box = tuple[float, float, float, float]
 
 
 class Form(IntEnum):
-    """What the data of a prepared image are."""
+    """The kind of data of a prepared image."""
 
     JPEG = 0
     """The bytes of a file."""
@@ -79,7 +79,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is prepared on the CPU; the rest is done on the device."""
+    """The part of the work that the CPU does; the device does the rest."""
 
     config: BaseConfig
     jpeg: bool = False
@@ -87,16 +87,16 @@ class Plan:
     pixels: bool = False
     """The device crops and resizes."""
     shrink: bool = True
-    """Large JPEGs may be decoded at a smaller scale, and too large images be cropped here. Not for random crops."""
+    """Large JPEGs may be decoded at a smaller scale, and images without room are cropped here. Not for random crops."""
     max_pixels: int | None = None
-    """The most pixels that are decoded: larger JPEGs are decoded at a smaller scale, other images are refused. None for
+    """Largest number of pixels to decode: larger JPEGs are decoded at a smaller scale, other images are refused. None:
     Pillow's limit."""
     pillow_limit: int | None = field(default_factory=lambda: Image.MAX_IMAGE_PIXELS)
     """Pillow's limit in this process, which worker processes take over."""
 
 
 def request_of(dataset: ImageDataset, index: int) -> Request:
-    """Where an image of a dataset is, or its content if the dataset has its own way to read."""
+    """The place of an image of a dataset, or its content if the dataset overrides ``read``."""
     if type(dataset).read is ImageDataset.read:
         return dataset.entries[index]
     try:
@@ -145,32 +145,35 @@ def _prepare(content: bytes, plan: Plan, room: int | None) -> Prepared:
     except TooLargeError as error:
         raise ImageError(f"{error}{MORE_PIXELS}") from error
     if image.format not in JPEGS:
-        return _with_pixels(load(image), None, plan, room)
+        return _with_pixels(decode_opened(image), None, plan, room)
     size, orientation = image.size, _orientation(image)
     is_small = image.width * image.height <= (plan.max_pixels or Image.MAX_IMAGE_PIXELS or math.inf)
     if plan.jpeg and is_small and (room is None or len(content) <= room) and is_for_gpu(image, content):
         box = crop_box(upright_size(size, orientation), plan.config)
         return Prepared(Form.JPEG, np.frombuffer(content, np.uint8), size, orientation, box)
-    wanted = size
+    needed = size
     if plan.shrink:
         width, height = resized_size(size, plan.config)
-        wanted = (math.ceil(SHRINK_MARGIN * width), math.ceil(SHRINK_MARGIN * height))
-    divisor = shrink_on_load(image, wanted, plan.max_pixels)
+        needed = (math.ceil(SHRINK_MARGIN * width), math.ceil(SHRINK_MARGIN * height))
+    divisor = shrink_on_load(image, needed, plan.max_pixels)
     if divisor == 1:
-        return _with_pixels(load(image), None, plan, room)
+        return _with_pixels(decode_opened(image), None, plan, room)
     left, top, right, bottom = crop_box(upright_size(size, orientation), plan.config)
     box = (left / divisor, top / divisor, right / divisor, bottom / divisor)  # the last pixel may be a part of one
-    return _with_pixels(load(image), box, plan, room)
+    return _with_pixels(decode_opened(image), box, plan, room)
 
 
 def _with_pixels(rgb: Image.Image, box: Box | None, plan: Plan, room: int | None) -> Prepared:
-    """Of a decoded image: its pixels, or its crop if the device does not crop or there is no room for them.
+    """The pixels of a decoded image, or its crop if the device does not crop or there is no room for the pixels.
 
-    ``box`` is what the crop keeps of an image that was decoded at a smaller scale.
+    ``box`` is the section that the crop keeps of an image that was decoded at a smaller scale.
     """
     if plan.pixels:
-        if not plan.shrink:
-            rgb = _reduced(rgb, room)
+        if not plan.shrink and room is not None:  # reduced by the smallest factor with which it fits
+            factor = 1
+            while 3 * -(-rgb.width // factor) * -(-rgb.height // factor) > room:
+                factor += 1
+            rgb = rgb if factor == 1 else rgb.reduce(factor)
         if room is None or 3 * rgb.width * rgb.height <= room:
             kept = crop_box(rgb.size, plan.config) if box is None else box
             return Prepared(Form.PIXELS, np.asarray(rgb), rgb.size, box=kept)
@@ -178,7 +181,7 @@ def _with_pixels(rgb: Image.Image, box: Box | None, plan: Plan, room: int | None
 
 
 def crop_prepared(rgb: Image.Image, config: BaseConfig, box: Box | None = None) -> Prepared:
-    """The evaluation crop of a decoded image, byte for byte that of timm if it has its full size."""
+    """The evaluation crop of a decoded image; at the full size it equals timm's byte for byte."""
     r = config.input_side
     image = rgb if config.in_channels == 3 else rgb.convert("L")
     pixels = crop(image, config) if box is None else crop_section(image, config, box)
@@ -191,9 +194,9 @@ def upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
 
 
 def _orientation(image: Image.Image) -> int:
-    """As in EXIF; 1 if there is none, or an unknown one."""
-    found = image.getexif().get(ExifTags.Base.Orientation, 1)
-    return found if found in range(1, 9) else 1
+    """The orientation in EXIF; 1 if it is missing or unknown."""
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return orientation if orientation in range(1, 9) else 1
 
 
 def is_for_gpu(image: Image.Image, content: bytes) -> bool:
@@ -208,11 +211,3 @@ def is_for_gpu(image: Image.Image, content: bytes) -> bool:
         and max(image.size) <= most
         and content.rstrip(b"\0\r\n").endswith(b"\xff\xd9")  # not truncated
     )
-
-
-def _reduced(image: Image.Image, room: int | None) -> Image.Image:
-    """The image, or if it does not fit one that is smaller by a whole factor."""
-    factor = 1
-    while room is not None and 3 * -(-image.width // factor) * -(-image.height // factor) > room:
-        factor += 1
-    return image if factor == 1 else image.reduce(factor)

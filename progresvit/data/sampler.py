@@ -58,8 +58,8 @@ class EpochSampler:
     def __post_init__(self) -> None:
         if self.batch > self.count:
             raise ValueError(
-                f"a batch of {self.batch} is larger than the dataset of {self.count} images; add images or lower it: "
-                f"--set optimizer.batch={self.count}."
+                f"a batch of {self.batch} is larger than the dataset of {self.count} images; add images or "
+                f"lower it with optimizer.batch={self.count}."
             )
         if self.batch % (self.processes * self.accumulate):
             raise ValueError(
@@ -78,7 +78,7 @@ class EpochSampler:
         return self.count // self.batch
 
     def micro_batches(self, step: int) -> Iterator[tuple[int, list[int]]]:
-        """This process's micro-batches of a step: their numbers, counted over all processes, and their images."""
+        """This process's micro-batches of a step: the number of each, counted over all processes, and its images."""
         epoch, within = divmod(step, self.steps_per_epoch)
         batch = _permutation(self.count, self.seed, epoch)[within * self.batch : (within + 1) * self.batch]
         for turn in range(self.accumulate):

@@ -22,24 +22,24 @@ TRAIN, VAL = "train", "val"
 ONE_IN = 5
 
 TRAINING_LIST_FILE = "learned_from.json"
-"""In a model folder: hashes of the names of its training images, if the split was drawn."""
+"""File in a model folder with the hashes of the names of its training images, if the split was drawn."""
 
 
 def hold_out(names: Sequence[str], *, class_id: str, one_in: int = ONE_IN) -> set[str]:
-    """The names of a class that are held out: one in ``one_in``, at least one, and at least one stays for training."""
+    """The names of a class that are held out: one in ``one_in``, and at least one. At least one stays for training."""
     if len(names) < 2:
         raise ValueError(
             f"the class {class_id} has only one image; at least two are needed, one to train on and one to hold out, "
-            "so add images or remove the folder (progresvit evaluate --split . holds none out)."
+            "so add images or remove the folder (evaluate with split='.' holds none out)."
         )
     count = max(1, round(len(names) / one_in))
     return set(sorted(names, key=_hash_name)[:count])
 
 
 def halves_by_name(names: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Indices of two halves, each in the given order: the lower half of the names' hashes, and the others.
+    """Indices of two halves, each in the order of ``names``: the names with the lower hashes, and the others.
 
-    Which half an image is in depends on the names only, not on their order. Of an odd number, the second has one more.
+    The half of an image depends on the names only, not on their order. The second half of an odd number has one more.
     """
     ranked = sorted(range(len(names)), key=lambda index: _hash_name(names[index]))
     middle = len(ranked) // 2
@@ -52,10 +52,10 @@ def save_training_list(folder: Path, names: Iterable[str]) -> None:
 
 
 def count_training_images(folder: Path, names: Iterable[str]) -> int:
-    """How many of the images the model was trained on; 0 if it has no list."""
+    """Number of these images that the model was trained on; 0 if it has no list."""
     path = folder / TRAINING_LIST_FILE
-    known = set(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else set()
-    return sum(_hash_name(name) in known for name in names)
+    hashes = set(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else set()
+    return sum(_hash_name(name) in hashes for name in names)
 
 
 def _hash_name(name: str) -> str:

@@ -30,7 +30,7 @@ def is_timm_name(source: str) -> bool:
 
 
 def find_timm_images(source: str, split: str, class_ids: Sequence[str] | None) -> ImageDataset:
-    """A split of the named dataset. Class names are those of the dataset if it has them."""
+    """A split of the named dataset, with the class names of the dataset if it has them."""
     if source.startswith("hfds/"):
         dataset: ImageDataset = _from_reader(source, split)
     elif source.startswith("wds/"):
@@ -48,6 +48,7 @@ class ReaderDataset(ImageDataset):
 
     reader: Any = None
     numbers: tuple[int, ...] = ()
+    """Index of each image in the reader."""
 
     def read(self, index: int) -> bytes:
         file, *_ = self.reader[self.numbers[index]]
@@ -56,10 +57,10 @@ class ReaderDataset(ImageDataset):
         return content
 
     def subset(self, indices: Iterable[int]) -> ReaderDataset:
-        chosen = list(indices)
-        plain = super().subset(chosen)
-        assert isinstance(plain, ReaderDataset)
-        return replace(plain, numbers=tuple(self.numbers[index] for index in chosen))
+        indices = list(indices)
+        images = super().subset(indices)
+        assert isinstance(images, ReaderDataset)
+        return replace(images, numbers=tuple(self.numbers[index] for index in indices))
 
 
 def _from_reader(source: str, split: str) -> ReaderDataset:
@@ -88,11 +89,12 @@ def _from_shards(folder: Path, split: str) -> ImageDataset:
         try:
             images, labels = _read_shard(shard)
         except (tarfile.TarError, ValueError) as error:
-            raise ValueError(f"{shard} is damaged, compressed or no shard ({error}); copy it again.") from error
+            raise ValueError(f"{shard} is damaged, compressed or not a shard ({error}); copy it again.") from error
         unlabelled = sorted(set(images) - set(labels))
         if unlabelled:
             raise ValueError(
-                f"{shard}: {unlabelled[0]} has no .cls next to it; {len(unlabelled) - 1} more have none either."
+                f"{shard}: {unlabelled[0]} has no .cls next to it, and neither have {len(unlabelled) - 1} more; "
+                "add the missing files."
             )
         entries += list(images.values())
         targets += [labels[stem] for stem in images]

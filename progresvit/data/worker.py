@@ -1,6 +1,6 @@
 """A process that prepares images for :class:`progresvit.data.worker_pool.WorkerPool`. Imports no torch.
 
-It reads tasks from a socket and writes what it makes into shared memory. It ends when the other side does.
+It reads tasks from a socket and writes the images into shared memory. It ends when the parent process ends.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from PIL import Image
 from progresvit.data.prepare import Box, Plan, Request, prepare
 
 Reply: TypeAlias = list[tuple[int, int, int, tuple[int, int], int, Box, str | None]]
-"""For each image: form, start and length in its segment, width and height, orientation, box, error."""
+"""The form of each image, its start and length in the segment, width and height, orientation, box and error."""
 
 
-def main() -> None:
-    """Serve tasks until the other side closes the socket: ``python -m progresvit.data.worker SOCKET MEMORY SIZE``."""
+def serve_tasks() -> None:
+    """Serve tasks until the parent closes the socket: ``python -m progresvit.data.worker SOCKET MEMORY SIZE``."""
     socket, memory, size = map(int, sys.argv[1:])
     shared = np.frombuffer(mmap.mmap(memory, size), np.uint8)
     with Connection(socket) as parent:
@@ -38,24 +38,24 @@ def main() -> None:
 
 
 def prepare_into(segment: NDArray[np.uint8], requests: Sequence[Request], plan: Plan, room: int) -> Reply:
-    """Prepare images one after another into the segment, each of at most ``room`` bytes."""
+    """Prepare images one after another in the segment, each of at most ``room`` bytes."""
     reply: Reply = []
     start = 0
     for request in requests:
-        made = prepare(request, plan, room)
+        image = prepare(request, plan, room)
         length = 0
-        if made.data is not None:
-            length = made.data.size
-            segment[start : start + length].reshape(made.data.shape)[...] = made.data
-        reply.append((int(made.form), start, length, made.size, made.orientation, made.box, made.error))
+        if image.data is not None:
+            length = image.data.size
+            segment[start : start + length].reshape(image.data.shape)[...] = image.data
+        reply.append((int(image.form), start, length, image.size, image.orientation, image.box, image.error))
         start += length
     return reply
 
 
 def crop_bytes(plan: Plan) -> int:
-    """Bytes that are enough for any image."""
+    """Size of a crop, which is enough memory for any image."""
     return plan.config.in_channels * plan.config.input_side**2
 
 
 if __name__ == "__main__":
-    main()
+    serve_tasks()

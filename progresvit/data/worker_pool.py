@@ -2,8 +2,8 @@
 
 Threads of one process decode at most about three images at a time, because they share the interpreter lock. A pool's
 processes need no ``if __name__ == "__main__"`` in the user's script, import no torch, and end when this process ends in
-any way. A file that kills a process (a decoder's crash, the system's out-of-memory killer) fails alone: its chunk is
-tried again image by image.
+any way. A file that kills a process (a decoder's crash, the system's out-of-memory killer) fails alone, because its
+chunk is tried again image by image.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from progresvit.data.prepare import Form, Plan, Prepared, Request
 from progresvit.data.worker import Reply, crop_bytes
 
 CHUNK = 8
-"""Images of a task."""
+"""Images in a task."""
 SLOT = 1024 * 1024
-"""Bytes of shared memory for an image; a larger one is cropped by the worker."""
+"""Bytes of shared memory for an image; the worker crops a larger one."""
 QUEUED = 2
-"""Tasks that a worker has at a time, so that it never waits for the next."""
+"""Tasks that a worker holds at a time, so that it never waits for the next one."""
 IS_SUPPORTED = os.name == "posix"
 
 
@@ -48,7 +48,7 @@ class _Task:
     ends_group: bool
     results: list[Prepared] | None = None
     retried: list[Prepared] = field(default_factory=list)
-    """Results of its images one by one, after a worker died on it."""
+    """Results of single images, after a worker died on the task."""
     alone: bool = False
 
 
@@ -60,24 +60,24 @@ class _Worker:
 
 
 class WorkerPool:
-    """Prepares images in processes, in order. For one stream of images at a time; use it in a ``with``.
+    """Prepares images in processes, in order. For one stream of images at a time; use it in a ``with`` block.
 
     Args:
-        plan: What to do with each image.
-        workers: Number of processes; they are started as they are needed.
-        group: Images that are handed over at a time.
+        plan: The work that the processes do for each image.
+        workers: Number of processes; a process starts when it is needed.
+        group: Number of images in a group that is handed over.
     """
 
     def __init__(self, plan: Plan, workers: int, *, group: int = 64) -> None:
         if workers < 1:
-            raise ValueError(f"workers are 1 or more, not {workers}.")
+            raise ValueError(f"workers must be at least 1, got {workers}.")
         self.plan, self.workers = plan, workers
         self._group = max(1, group // CHUNK)
         self._length = CHUNK * (max(SLOT, crop_bytes(plan)) if plan.pixels or plan.jpeg else crop_bytes(plan))
         segments = QUEUED * workers + 2 * self._group
         self._file = _shared_file(segments * self._length)
         self.memory = np.frombuffer(mmap.mmap(self._file, segments * self._length), np.uint8)
-        """The memory that all processes share; what is handed over lies here."""
+        """The memory that all processes share; the data of the prepared images lie here."""
         self._free = list(range(segments))
         self._running: list[_Worker] = []
 
@@ -92,7 +92,7 @@ class WorkerPool:
         for worker in self._running:
             worker.connection.close()
         for worker in self._running:
-            worker.process.kill()  # it writes nothing that matters any more
+            worker.process.kill()  # its results are not read any more
             worker.process.wait()
         self._running.clear()
         if self._file >= 0:
@@ -100,9 +100,9 @@ class WorkerPool:
             self._file = -1
 
     def prepared(self, batches: Iterable[Sequence[Request]]) -> Iterator[list[Prepared]]:
-        """The images in order, in groups of which none has images of two batches.
+        """The images in order, in groups. A group never has images of two batches.
 
-        The data of a group are valid until the next group is asked for.
+        The data of a group are valid until the next group is requested.
         """
         source = _cut(batches, self._group)
         waiting: deque[_Task] = deque()
@@ -110,7 +110,7 @@ class WorkerPool:
             self._dispatch(source, waiting)
             if not waiting:
                 return
-            while not _has_group(waiting):
+            while not _first_group_is_done(waiting):
                 self._collect()
                 self._dispatch(source, waiting)
             group = [waiting.popleft()]
@@ -130,7 +130,7 @@ class WorkerPool:
             self._send(worker, task)
 
     def _available(self) -> _Worker | None:
-        """A worker that is idle, else a new one, else one with few tasks."""
+        """An idle worker, else a new one, else the one with the fewest tasks; None if all queues are full."""
         best = min(self._running, key=lambda worker: len(worker.tasks), default=None)
         if best is not None and not best.tasks:
             return best
@@ -150,7 +150,7 @@ class WorkerPool:
                 pass_fds=handed,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": paths},
-                process_group=0,  # Ctrl-C reaches every process of a terminal's group; the parent decides
+                process_group=0,  # Ctrl-C reaches every process of a terminal's group; the parent ends the workers
             )
         worker = _Worker(process, Connection(ours.detach()))
         self._running.append(worker)
@@ -165,11 +165,11 @@ class WorkerPool:
         worker.tasks.append(task)
         try:
             worker.connection.send((task.segment * self._length, self._length, self._length // CHUNK, requests))
-        except ConnectionError:  # it has died; its end is noticed when its reply is read
+        except ConnectionError:  # it has died, which is noticed when its reply is read
             return
 
     def _collect(self) -> None:
-        """Wait for replies and take them."""
+        """Wait for replies and store their results."""
         connections = {worker.connection: worker for worker in self._running if worker.tasks}
         for connection in wait(list(connections)):
             assert isinstance(connection, Connection)
@@ -210,7 +210,7 @@ class WorkerPool:
             task.results = task.retried
 
     def _replace_dead(self, worker: _Worker) -> None:
-        """After a worker died: another one does its first task image by image, and the others as they are."""
+        """Replace a worker that died: another one does its first task image by image, and its other tasks as before."""
         worker.connection.close()
         code = worker.process.wait()
         self._running.remove(worker)
@@ -231,14 +231,14 @@ class WorkerPool:
 
 
 def _cut(batches: Iterable[Sequence[Request]], chunks: int) -> Iterator[tuple[list[Request], bool]]:
-    """Chunks of the batches, and whether a group ends with them: after so many chunks, and with each batch."""
+    """Chunks of the batches, and whether a group ends with each: after ``chunks`` chunks, and at the end of a batch."""
     for batch in batches:
         for number, first in enumerate(range(0, len(batch), CHUNK), 1):
             yield list(batch[first : first + CHUNK]), number % chunks == 0 or first + CHUNK >= len(batch)
 
 
-def _has_group(waiting: Iterable[_Task]) -> bool:
-    """Whether all tasks of the first group are done."""
+def _first_group_is_done(waiting: Iterable[_Task]) -> bool:
+    """Whether all tasks of the first group have results."""
     for task in waiting:
         if task.results is None:
             return False
@@ -248,14 +248,14 @@ def _has_group(waiting: Iterable[_Task]) -> bool:
 
 
 def _cause(code: int) -> str:
-    """What an exit status says."""
+    """The meaning of an exit status."""
     if code == -signal.SIGKILL:
         return "the system (out of memory?)"
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
 def _shared_file(size: int) -> int:
-    """A file in memory without a name, of this size."""
+    """A file of this size in memory, without a name."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("progresvit")
     else:

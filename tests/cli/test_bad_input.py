@@ -46,7 +46,7 @@ def test_a_class_with_one_image_is_evaluated_without_a_split(model, unsplit, tmp
 @pytest.mark.parametrize("command", TAKING_DATA)
 def test_a_web_address_instead_of_data_is_refused_with_the_remedy(command, model, tmp_path):
     words = TAKING_DATA[command](model, URL, tmp_path / "out")
-    refused(f"{URL} is a web address; download it, and give the folder or the tar.", *words)
+    refused(f"{URL} is a web address; download it, and pass the folder or the tar.", *words)
     assert not (tmp_path / "out").exists()
 
 
@@ -64,7 +64,7 @@ def test_evaluate_prints_the_number_of_files_that_are_no_images(model, digits, t
     words = TAKING_DATA["evaluate"](model, data, tmp_path)
     result = run(*words)
     assert result.exit_code == 0, result.output
-    assert result.stderr == "note: 3 files that are no images were left out (2 .cr2, 1 .txt)\n"
+    assert result.stderr == "note: 3 files that are not images were left out (2 .cr2, 1 .txt)\n"
     assert "top-1 of 25 images" in result.stdout
     result = run(*words, "--unlabelled", "--overwrite")
-    assert result.stderr == "note: 4 files that are no images were left out (2 .cr2, 2 .txt)\n"
+    assert result.stderr == "note: 4 files that are not images were left out (2 .cr2, 2 .txt)\n"

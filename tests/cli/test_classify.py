@@ -295,7 +295,7 @@ def test_what_pillow_reads_is_read_in_folders_and_other_files_are_counted(model,
     result = run("classify", folder, "--model", model, "--threshold", "0.9", "--json")
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) == len(kinds)
-    assert result.stderr == "note: 3 files that are no images were left out (2 .txt, 1 .mp4)\n"
+    assert result.stderr == "note: 3 files that are not images were left out (2 .txt, 1 .mp4)\n"
 
 
 def test_the_limit_of_pixels_is_an_option(model, picture):
@@ -303,7 +303,7 @@ def test_the_limit_of_pixels_is_an_option(model, picture):
     assert run(*words, 10_000).exit_code == 0
     result = run(*words, 1)
     assert result.exit_code == 1
-    assert "the limit is 1); classify --max-pixels" in result.stderr
+    assert "the limit is 1); a larger --max-pixels … allows more" in result.stderr
 
 
 def test_a_web_address_is_refused_with_the_remedy(model, picture):

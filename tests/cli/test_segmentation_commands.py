@@ -96,7 +96,7 @@ def test_evaluate_refuses_what_makes_no_sense_for_the_model(segmenter, model, da
     refused("at least one image", *base, "--batch", 0)
     (data / "labels.txt").write_text("sky\nroad\nboat\ntree\n")
     refused("the model's classes are sky, road, car, tree", *base)
-    refused("is no label file", *base, "--labels", "cityscape")
+    refused("is not a label file", *base, "--labels", "cityscape")
     assert not out.parent.exists()
 
 

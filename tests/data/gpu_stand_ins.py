@@ -54,6 +54,6 @@ def install(monkeypatch):
     from progresvit.data import crop_kernel, gpu_decode
 
     monkeypatch.setattr(gpu_decode, "_nvjpeg", decode_with_pillow)
-    monkeypatch.setattr(crop_kernel, "crop_and_resize", crop_with_pillow)
+    monkeypatch.setattr(crop_kernel, "crop_placed", crop_with_pillow)
     monkeypatch.setattr(gpu_decode, "_missing_for_crops", lambda config, device: None)
     monkeypatch.setattr(gpu_decode, "_missing_for_jpegs", lambda: None)

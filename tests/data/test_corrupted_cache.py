@@ -180,5 +180,5 @@ def test_clean_images_and_images_without_files_are_not_cached(randomize, photos,
     assert not (tmp_path / "cache").exists()
     images = find_images(photos, "val")
     elsewhere = replace(images, entries=tuple(replace(entry, path="hfds/nothing") for entry in images.entries))
-    with pytest.raises(ValueError, match="cannot be cached; run without --cache"):
+    with pytest.raises(ValueError, match="cannot be cached; evaluate them without a cache"):
         CorruptedCache(tmp_path, elsewhere, NamedTransform(make_model(randomize).config, FOG))

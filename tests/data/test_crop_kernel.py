@@ -35,7 +35,7 @@ def rotated(pixels, orientation):
 
 def check_crops(device):
     """Every orientation, planar and interleaved, in one batch of images of different sizes."""
-    from progresvit.data.crop_kernel import Placed, crop_and_resize
+    from progresvit.data.crop_kernel import Placed, crop_placed
 
     images, boxes, expected, held = [], [], [], []
     for orientation in range(1, 9):
@@ -49,7 +49,7 @@ def check_crops(device):
     images.append(Placed.interleaved(held[-1].data_ptr(), upright.size))
     boxes.append(boxes[-1])
     expected.append(expected[-1])
-    found = crop_and_resize(images, boxes, 8, device=torch.device(device)).cpu().numpy()
+    found = crop_placed(images, boxes, 8, device=torch.device(device)).cpu().numpy()
     difference = np.abs(found.astype(int) - np.stack(expected))
     assert difference.max() <= 1
     assert (difference > 0).mean() < 0.005
@@ -57,14 +57,14 @@ def check_crops(device):
 
 def check_random_crops(device):
     """Sections that are cropped first and then resized, mirrored, enlarged and reduced by different factors."""
-    from progresvit.data.crop_kernel import Placed, crop_and_resize
+    from progresvit.data.crop_kernel import Placed, crop_placed
 
     pixels = noise(20, 14)
     flat = torch.from_numpy(pixels).to(device)
     sections = [(3, 2, 17, 12), (0, 0, 20, 14), (10, 1, 13, 13), (7, 7, 8, 8)]
     flips = [False, True, True, False]
     images = [Placed.interleaved(flat.data_ptr(), (20, 14))] * len(sections)
-    found = crop_and_resize(images, sections, 6, device=torch.device(device), clip=True, flip=flips).cpu().numpy()
+    found = crop_placed(images, sections, 6, device=torch.device(device), clip=True, flip=flips).cpu().numpy()
     for result, section, flip in zip(found, sections, flips):
         part = Image.fromarray(pixels).crop(section)
         resized = part.resize((6, part.height), BICUBIC).resize((6, 6), BICUBIC)  # first the rows, then the columns
@@ -73,9 +73,9 @@ def check_random_crops(device):
 
 
 def check_nothing(device):
-    from progresvit.data.crop_kernel import crop_and_resize
+    from progresvit.data.crop_kernel import crop_placed
 
-    assert crop_and_resize([], [], 8, device=torch.device(device)).shape == (0, 3, 8, 8)
+    assert crop_placed([], [], 8, device=torch.device(device)).shape == (0, 3, 8, 8)
 
 
 CHECKS = {"crops": check_crops, "random crops": check_random_crops, "nothing": check_nothing}

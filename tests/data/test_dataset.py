@@ -94,7 +94,7 @@ def test_an_unlabelled_shard_is_refused(tmp_path):
 
 
 def test_a_missing_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="give a folder, a tar, or a pattern"):
+    with pytest.raises(ValueError, match="pass a folder, a tar, or a pattern"):
         find_images(tmp_path / "nowhere", "train")
     with pytest.raises(ValueError, match="under train/<class>/"):
         find_images(tmp_path, "train")
@@ -279,10 +279,10 @@ def test_a_list_names_images_line_by_line(tmp_path, monkeypatch):
 
 def test_a_list_without_paths_or_without_a_file_is_refused(tmp_path):
     (tmp_path / "paths.txt").write_text("\n\n")
-    with pytest.raises(ValueError, match=r"paths\.txt names no images; write one path in each line"):
+    with pytest.raises(ValueError, match=r"paths\.txt names no images; write one path per line"):
         find_listed(tmp_path / "paths.txt")
     for path in (tmp_path / "none.txt", tmp_path):
-        with pytest.raises(ValueError, match=r"cannot be read .*one path in each line"):
+        with pytest.raises(ValueError, match=r"cannot be read .*one path per line"):
             find_listed(path)
 
 

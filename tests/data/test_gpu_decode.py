@@ -110,7 +110,7 @@ def test_where_a_gpu_cannot_decode_it_is_said_or_the_cpu_decodes():
     assert not plan_for(CONFIG, CPU).pixels
     with pytest.raises(ValueError, match="decode=gpu is not possible here: the model runs on cpu; use decode=auto"):
         plan_for(CONFIG, CPU, "gpu")
-    with pytest.raises(ValueError, match="decode is auto, gpu or cpu, not 'tpu'"):
+    with pytest.raises(ValueError, match="decode must be auto, gpu or cpu, got 'tpu'"):
         plan_for(CONFIG, CPU, "tpu")
 
 

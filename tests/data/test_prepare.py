@@ -182,14 +182,14 @@ def test_a_jpeg_that_needs_memory_for_all_its_coefficients_counts_in_full():
     assert is_decoded_by_rows(saved(photo(800, 600)))
     assert not is_decoded_by_rows(progressive)
     error = prepare(progressive, replace(CROP, max_pixels=50_000)).error
-    assert error.endswith("classify --max-pixels, or Engine(max_pixels=…), allows more")
+    assert error.endswith("a larger max_pixels=… allows more")
     assert prepare(progressive, replace(CROP, max_pixels=480_000)).error is None
 
 
 def test_a_higher_limit_than_pillows_is_for_other_formats_too(monkeypatch):
     content = saved(photo(200, 100), "PNG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5_000)
-    assert "max-pixels" in prepare(content, PIXELS).error
+    assert "max_pixels=…" in prepare(content, PIXELS).error
     assert prepare(content, replace(PIXELS, max_pixels=20_000)).data.shape == (100, 200, 3)
 
 

@@ -221,7 +221,7 @@ def test_a_value_that_no_label_names_is_refused(tmp_path):
     make_pairs(tmp_path, ["a"])
     save_mask(tmp_path / "annotations" / "a.png", [[0, 3, 4], [5, 9, 255]])
     expected = (
-        r" has pixels of value 3–5, 9, .*3 classes are 0–2, ignored are 255; .*\(--labels of .*\(--ignore of .*recipe\)"
+        r" has pixels of value 3–5, 9, .*3 classes are 0–2, ignored are 255; .*\(labels=… to .*\(ignore=… to .* train\)"
     )
     for source, place in ((tmp_path, "annotations/a.png"), (pack(tmp_path), f"a.png in {tmp_path}.tar")):
         with pytest.raises(MaskError, match=expected) as error:
@@ -311,7 +311,7 @@ def test_a_split_that_does_not_exist_is_refused_and_the_others_are_listed(tmp_pa
 
 
 def test_a_source_without_images_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="give a folder, a tar, or a pattern"):
+    with pytest.raises(ValueError, match="pass a folder, a tar, or a pattern"):
         find_segmentation(tmp_path / "nowhere", "train")
     save_image(tmp_path / "train" / "cat" / "a.jpg")
     with pytest.raises(ValueError, match=r"no images under images/; lay the data out as images/<split>/NAME\.jpg"):
@@ -353,15 +353,15 @@ def test_label_files_are_found_at_the_top_or_given(tmp_path):
         ("labels.txt", "sky\n\nroad", "the raw value 1 has no name"),
         ("labels.txt", "sky\nroad\nsky ", "has the class sky twice"),
         ("labels.txt", "\n", "names no classes"),
-        ("labels.txt", b"\xff\xfe", "is no UTF-8 text"),
+        ("labels.txt", b"\xff\xfe", "is not UTF-8 text"),
         ("labels.json", '["sky", ""]', "the raw value 1 has no name"),
         ("labels.json", '["sky", 7]', "the raw value 1 has no name (but 7)"),
         ("labels.json", '{"0": "sky", "0": "road"}', "names the raw value 0 twice"),
-        ("labels.json", '{"sky": "0"}', "'sky' is no raw value of a mask"),
-        ("labels.json", '{"65536": "sky"}', "'65536' is no raw value of a mask"),
-        ("labels.json", '{"-1": "sky"}', "'-1' is no raw value of a mask"),
+        ("labels.json", '{"sky": "0"}', "'sky' is not a raw value of a mask"),
+        ("labels.json", '{"65536": "sky"}', "'65536' is not a raw value of a mask"),
+        ("labels.json", '{"-1": "sky"}', "'-1' is not a raw value of a mask"),
         ("labels.json", '"sky"', "holds no labels"),
-        ("labels.json", "sky", "is no JSON"),
+        ("labels.json", "sky", "is not valid JSON"),
     ],
 )
 def test_labels_that_cannot_be_used_are_refused(tmp_path, name, content, expected):
@@ -375,7 +375,7 @@ def test_labels_that_cannot_be_used_are_refused(tmp_path, name, content, expecte
 def test_more_than_255_classes_are_refused(tmp_path):
     make_pairs(tmp_path, ["a"], labels="\n".join(map(str, range(256))))
     with pytest.raises(
-        ValueError, match=r"the labels name 256 classes, and at most 255 .*\(--ignore .*_options\.ignore"
+        ValueError, match=r"the labels name 256 classes, and at most 255 .*\(ignore=… .*_options\.ignore"
     ):
         find_segmentation(tmp_path, ".")
 
@@ -384,7 +384,7 @@ def test_a_value_that_is_both_a_label_and_ignored_is_refused(tmp_path):
     make_pairs(tmp_path, ["a"], labels=None)
     (tmp_path / "labels.json").write_text('{"0": "sky", "1": "road", "2": "car", "255": "void"}')
     with pytest.raises(
-        ValueError, match=r"labels and ignored values have 255 \(void\) in common.*\(--ignore of evaluate"
+        ValueError, match=r"labels and ignored values have 255 \(void\) in common.*\(ignore=… to evaluate"
     ):
         find_segmentation(tmp_path, ".")
     assert find_segmentation(tmp_path, ".", ignore=()).read_mask(0)[1].tolist() == [2, 3, 0]
@@ -393,11 +393,11 @@ def test_a_value_that_is_both_a_label_and_ignored_is_refused(tmp_path):
 def test_missing_labels_are_explained(tmp_path):
     make_pairs(tmp_path, ["a"], labels=None)
     with pytest.raises(
-        ValueError, match=r"labels\.txt with a class name per line.*labels\.json.*camvid, pets.*--labels"
+        ValueError, match=r"labels\.txt with a class name per line.*labels\.json.*camvid, pets.*labels=…"
     ):
         find_segmentation(tmp_path, ".")
     with pytest.raises(
-        ValueError, match=r"cityscapes is no label file.*built-in list \(camvid, pets, ade20k\) with --labels of"
+        ValueError, match=r"cityscapes is not a label file.*built-in list \(camvid, pets, ade20k\) as labels="
     ):
         find_segmentation(tmp_path, ".", labels="cityscapes")
     with pytest.raises(ValueError, match=r"ade20k are read from objectInfo150\.txt"):
@@ -405,7 +405,7 @@ def test_missing_labels_are_explained(tmp_path):
     (tmp_path / "labels.txt").write_text("sky")
     (tmp_path / "labels.json").write_text('["sky"]')
     with pytest.raises(
-        ValueError, match=r"has labels\.txt and labels\.json; keep one.*\(--labels of .*task_options\.labels"
+        ValueError, match=r"has labels\.txt and labels\.json; keep one.*\(labels=… to .*task_options\.labels"
     ):
         find_segmentation(tmp_path, ".")
 

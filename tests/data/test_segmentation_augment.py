@@ -282,5 +282,5 @@ def test_distortions_are_drawn_as_those_of_the_ssd():
 
 @pytest.mark.parametrize("scale", [(2.0, 0.5), (0.0, 1.0), (-1.0, 1.0)])
 def test_a_range_of_scales_that_is_none_is_refused(scale):
-    with pytest.raises(ValueError, match="a range from small to large is needed, both above 0"):
+    with pytest.raises(ValueError, match="a range must go from small to large, both above 0"):
         SegmentationAugmentation(scale=scale)

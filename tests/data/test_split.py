@@ -96,14 +96,14 @@ def test_where_there_are_splits_nothing_is_drawn(tmp_path):
 
 def test_a_file_in_place_of_a_folder_is_called_one(tmp_path):
     (tmp_path / "rex.jpg").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"rex\.jpg is a file and no tar; give the folder"):
+    with pytest.raises(ValueError, match=r"rex\.jpg is a file but not a tar; pass the folder"):
         find_images(tmp_path / "rex.jpg", "train")
 
 
 def test_splits_of_other_names_are_not_taken_for_classes(tmp_path):
     for split in ("training", "validation"):
         make_set(tmp_path / split, {"rex": 5, "bella": 5})
-    with pytest.raises(ValueError, match=r"training, validation hold folders of images.*--set data\.train="):
+    with pytest.raises(ValueError, match=r"training, validation hold folders of images.*data\.train=…"):
         find_images(tmp_path, "train")
     assert len(find_images(tmp_path, "training")) == 10
 

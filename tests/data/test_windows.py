@@ -235,13 +235,13 @@ def test_the_highest_class_index_fits():
 
 @pytest.mark.parametrize("stride", [0.0, -0.5, 1.1, float("nan")])
 def test_a_stride_that_leaves_gaps_or_never_ends_is_refused(stride):
-    with pytest.raises(ValueError, match="the stride is a share of the window, above 0 and at most 1"):
+    with pytest.raises(ValueError, match="stride must be above 0 and at most 1"):
         WindowOptions(stride=stride)
 
 
 @pytest.mark.parametrize("scales", [(), (0.5,), (1.0, 0.99)])
 def test_scales_at_which_an_image_fills_no_window_are_refused(scales):
-    with pytest.raises(ValueError, match="scales are 1 or more, since an image must fill a window"):
+    with pytest.raises(ValueError, match="scales must be at least 1, since an image must fill a window"):
         WindowOptions(scales=scales)
 
 

@@ -129,5 +129,5 @@ def test_a_script_needs_no_guard_and_workers_import_no_torch(tmp_path):
 
 
 def test_no_worker_is_refused():
-    with pytest.raises(ValueError, match="workers are 1 or more, not 0"):
+    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
         WorkerPool(CROP, 0)

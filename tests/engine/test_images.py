@@ -174,7 +174,7 @@ def test_the_limit_of_pixels_is_an_option_of_the_engine(small_config, randomize,
     contents = [saved(photo.resize((800, 600)), "JPEG"), saved(photo, "PNG")]
     large, small = Engine(model, 0.5, max_pixels=4_799).classify(contents)
     assert "even at 1/8" in large.error
-    assert "(80 x 60 pixels, the limit is 4,799); classify --max-pixels" in small.error
+    assert "(80 x 60 pixels, the limit is 4,799); a larger max_pixels=… allows more" in small.error
     assert [one.error for one in Engine(model, 0.5, max_pixels=7_500).classify(contents)] == [None, None]
     few, more = (Engine(model, 0.5, max_pixels=limit).identity() for limit in (4_799, 7_500))
     assert {key for key in few if few[key] != more[key]} == {"max_pixels"}  # no run continues the other's files

@@ -113,7 +113,7 @@ def test_a_gpu_decoder_that_runs_out_of_memory_decodes_fewer_at_a_time(small_con
     gpu_stand_ins.install(monkeypatch)
     from progresvit.data import crop_kernel
 
-    sizes, crop = [], crop_kernel.crop_and_resize
+    sizes, crop = [], crop_kernel.crop_placed
 
     def narrow(placed, *given, **options):
         sizes.append(len(placed))
@@ -121,12 +121,12 @@ def test_a_gpu_decoder_that_runs_out_of_memory_decodes_fewer_at_a_time(small_con
             raise torch.OutOfMemoryError("CUDA out of memory")
         return crop(placed, *given, **options)
 
-    monkeypatch.setattr(crop_kernel, "crop_and_resize", narrow)
+    monkeypatch.setattr(crop_kernel, "crop_placed", narrow)
     opener = ImageOpener(small_config, device=torch.device("cpu"), workers=1)
     contents = [saved(photo(40 + number, 50)) for number in range(9)]
     opened = opener.open([*contents[:4], UnreadImage("torn"), *contents[4:]])
     assert opened.errors == {4: "torn"}
-    monkeypatch.setattr(crop_kernel, "crop_and_resize", crop)
+    monkeypatch.setattr(crop_kernel, "crop_placed", crop)
     assert torch.equal(opened.pixels, opener.open(contents).pixels)
     assert max(sizes) == 9
     assert sizes[-1] <= 3

@@ -129,7 +129,7 @@ def test_what_the_loader_raises_comes_out_and_the_engine_is_free_again(model, im
         list(engine.stream(broken()))
     with pytest.raises(ValueError, match="uint8"):
         list(engine.stream([images.float()]))
-    with pytest.raises(ValueError, match="ahead is 1 batch or more, not 0"):
+    with pytest.raises(ValueError, match="ahead must be at least 1 batch, got 0"):
         list(engine.stream([images], ahead=0))
     assert len(engine.classify(images)) == 90
 

@@ -108,7 +108,7 @@ def test_a_run_prints_its_training_and_validation_images(bundled, own_images, tm
         "training on 24 images of 3 classes (bella, luna, rex); "
         "6 validation images, a fifth of each class, selected by name"
     )
-    assert lines[1] == "note: 3 files that are no images were left out (2 .cr2, 1 .txt)"
+    assert lines[1] == "note: 3 files that are not images were left out (2 .cr2, 1 .txt)"
     about = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (about["pictures"], about["held_back"]) == (24, 6)
 
@@ -132,7 +132,7 @@ def test_a_resumed_run_has_the_same_split_and_another_set_of_names_is_refused(ow
 
 def test_a_batch_larger_than_a_small_set_is_refused_with_the_largest_that_fits(tmp_path):
     small = make_images(tmp_path / "few", 2)
-    with pytest.raises(ValueError, match=r"larger than the dataset of 3 images; .* --set optimizer\.batch=3\."):
+    with pytest.raises(ValueError, match=r"larger than the dataset of 3 images; .* with optimizer\.batch=3\."):
         run(short(), small, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -56,7 +56,7 @@ class Augmentation(Section):
     @classmethod
     def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
         if not 0 < value[0] <= value[1]:
-            raise ValueError(f"a range from small to large is needed, both above 0, not {list(value)}")
+            raise ValueError(f"a range must go from small to large, both above 0; got {list(value)}")
         return value
 
     @field_validator("rand_augment")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import Generator
 from PIL import Image
 
-from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES, Array, corrupt, to_array, to_image
+from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES, Pixels, corrupt, to_array, to_image
 from progresvit.data.sampler import Draw, mix_seed
 from progresvit.io.imports import import_named, is_import_string, name_of, source_hash
 from progresvit.io.parse import did_you_mean
@@ -23,7 +23,7 @@ from progresvit.io.parse import did_you_mean
 class CustomCorruption(Protocol):
     """A function that corrupts an image."""
 
-    def __call__(self, image: Array, severity: int, rng: Generator, /) -> Array:
+    def __call__(self, image: Pixels, severity: int, rng: Generator, /) -> Pixels:
         """An image (H, W, 3) with values from 0 to 1 -> the same, for a severity from 1 to 5; draw from ``rng`` only.
 
         Values beyond 0 and 1 are clipped.

@@ -1,7 +1,7 @@
 """The 15 common corruptions of ImageNet-C at five severities, generated on the fly for any dataset.
 
 From D. Hendrycks and T. Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
-ICLR 2019. The constants are those of the authors' generator for 224-pixel images (make_imagenet_c.py in
+ICLR 2019. The constants come from the authors' generator for 224-pixel images (make_imagenet_c.py in
 github.com/hendrycks/robustness); lengths are scaled by the shorter side, so that images of 160 or 384 pixels are
 corrupted alike. The code is our own.
 
@@ -30,8 +30,8 @@ from PIL import Image
 
 from progresvit.io.parse import did_you_mean
 
-Array = NDArray[np.floating[Any]]
-"""An image (H, W, 3) with values from 0 to 1, unless a comment says otherwise."""
+Pixels = NDArray[np.floating[Any]]
+"""An image (H, W, 3) with values from 0 to 1, unless a comment states another shape."""
 Constants = tuple[float, ...]
 """The constants of one severity; lengths are in pixels of a 224-pixel image."""
 
@@ -51,35 +51,35 @@ def corrupt(image: Image.Image, corruption: str, severity: int, seed: int) -> Im
     return to_image(function(to_array(image), constants[SEVERITIES.index(severity)], rng, scale))
 
 
-def to_array(image: Image.Image) -> Array:
+def to_array(image: Image.Image) -> Pixels:
     """Bytes to values from 0 to 1: (H, W, 3)."""
     return np.asarray(image, np.float32) / np.float32(255)
 
 
-def to_image(image: Array) -> Image.Image:
+def to_image(image: Pixels) -> Image.Image:
     """The inverse; values beyond 0 and 1 are clipped."""
     return Image.fromarray((np.clip(image, 0, 1) * 255).round().astype(np.uint8))
 
 
-def _gaussian_noise(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
+def _gaussian_noise(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
     (deviation,) = constants
     return image + np.float32(deviation) * rng.standard_normal(image.shape, np.float32)
 
 
-def _shot_noise(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
+def _shot_noise(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
     """Each value is a Poisson count of photons; the constant is the count at full brightness."""
     (photons,) = constants
     return (rng.poisson(image * photons) / photons).astype(np.float32)
 
 
-def _impulse_noise(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
-    """Salt and pepper, each channel by itself."""
+def _impulse_noise(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
+    """Salt and pepper, independently in each channel."""
     (share,) = constants
     draw = rng.random(image.shape, np.float32)
     return np.where(draw < share, (draw < share / 2).astype(np.float32), image)
 
 
-def _defocus_blur(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
+def _defocus_blur(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
     """Each point becomes a disk."""
     from scipy import ndimage  # slow to import, and inference does not need it
 
@@ -95,7 +95,7 @@ def _defocus_blur(image: Array, constants: Constants, rng: Generator, scale: flo
     return blurred[2 * reach :, 2 * reach :].astype(np.float32)  # (H + 2 reach, W + 2 reach, 3) -> (H, W, 3)
 
 
-def _glass_blur(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
+def _glass_blur(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
     """Each pixel swaps places with a neighbour, between two soft blurs (the authors' code copies instead)."""
     from scipy import ndimage
 
@@ -111,16 +111,16 @@ def _glass_blur(image: Array, constants: Constants, rng: Generator, scale: float
         source[y, x], source[y + dy, x + dx] = there, here
     soft = ndimage.gaussian_filter(image, sigma, mode="nearest", axes=(0, 1))
     shuffled = soft.reshape(-1, 3)[source]  # (H W, 3) -> (H, W, 3)
-    blurred: Array = ndimage.gaussian_filter(shuffled, sigma, mode="nearest", axes=(0, 1))
+    blurred: Pixels = ndimage.gaussian_filter(shuffled, sigma, mode="nearest", axes=(0, 1))
     return blurred
 
 
-def _motion_blur(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
+def _motion_blur(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
     radius, sigma = constants
     return _drag(image, radius * scale, sigma * scale, rng.uniform(-45, 45))
 
 
-def _drag(image: Array, radius: float, sigma: float, angle: float) -> Array:
+def _drag(image: Pixels, radius: float, sigma: float, angle: float) -> Pixels:
     """Blur each point in one direction over twice the radius, with the weights of half a Gaussian."""
     steps = np.arange(2 * max(round(radius), 1) + 1)
     weights = np.exp(-0.5 * (steps / sigma) ** 2)
@@ -135,16 +135,16 @@ def _drag(image: Array, radius: float, sigma: float, angle: float) -> Array:
     return dragged
 
 
-def _zoom_blur(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
+def _zoom_blur(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
     """The mean of the image and of increasingly magnified views of its centre."""
     end, step = constants
     views = [image, *(_magnify(image, factor) for factor in np.arange(1, end, step))]
-    mean: Array = np.mean(views, axis=0)
+    mean: Pixels = np.mean(views, axis=0)
     return mean
 
 
-def _magnify(image: Array, factor: float) -> Array:
-    """The centre of an array (H, W, channels), interpolated to the size of the whole."""
+def _magnify(image: Pixels, factor: float) -> Pixels:
+    """The centre of an array (H, W, channels), interpolated to the size of the array."""
     for axis in (0, 1):
         last = image.shape[axis] - 1
         at = (np.arange(last + 1) - last / 2) / factor + last / 2
@@ -154,7 +154,7 @@ def _magnify(image: Array, factor: float) -> Array:
     return image
 
 
-def _snow(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
+def _snow(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
     """Streaks of flakes in two directions over a brightened image."""
     mean, deviation, zoom, threshold, radius, sigma, blend = constants
     height, width, angle = *image.shape[:2], rng.uniform(-135, -45)
@@ -163,31 +163,31 @@ def _snow(image: Array, constants: Constants, rng: Generator, scale: float) -> A
     flakes[flakes < threshold] = 0
     streaks = _drag(flakes, radius * scale, sigma * scale, angle)
     grey = image @ np.array([[0.299], [0.587], [0.114]], np.float32)  # (H, W, 3) -> (H, W, 1)
-    pale: Array = blend * image + (1 - blend) * np.maximum(image, 1.5 * grey + 0.5)
+    pale: Pixels = blend * image + (1 - blend) * np.maximum(image, 1.5 * grey + 0.5)
     return pale + streaks + streaks[::-1, ::-1]
 
 
-def _frost(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
+def _frost(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
     """Feathers of ice in three directions, added to a darkened image."""
     weight, frost_weight = constants
     first = rng.uniform(0, 60)
     feathers = [_feathers(image.shape[:2], first + turn, rng) for turn in (0, 60, 120)]
-    ice: Array = np.max(feathers, axis=0)[..., None]  # 3 of (H, W) -> (H, W, 1)
+    ice: Pixels = np.max(feathers, axis=0)[..., None]  # 3 of (H, W) -> (H, W, 1)
     glass, white = np.array([0.16, 0.22, 0.3], np.float32), np.array([0.86, 0.95, 1], np.float32)
     return weight * image + frost_weight * (glass + (white - glass) * ice)
 
 
-def _feathers(size: tuple[int, ...], angle: float, rng: Generator) -> Array:
+def _feathers(size: tuple[int, ...], angle: float, rng: Generator) -> Pixels:
     """Shafts along the angle with barbs at 60 degrees on both sides, in patches: (H, W), values from 0 to 1."""
     short = min(size)
     y, x = np.fft.fftfreq(size[0], 1 / short)[:, None], np.fft.rfftfreq(size[1], 1 / short)  # periods a shorter side
     white = np.fft.rfft2(rng.standard_normal(size))
 
-    def noise(band: Array) -> Array:
+    def noise(band: Pixels) -> Pixels:
         field = np.fft.irfft2(white * band, size)
         return field / max(float(field.std()), 1e-6)
 
-    def fibres(periods: float, degrees: float) -> Array:
+    def fibres(periods: float, degrees: float) -> Pixels:
         """Noise that changes slowly along the direction; its zeros are long lines."""
         radians = np.deg2rad(degrees)
         along, across = x * np.cos(radians) + y * np.sin(radians), y * np.cos(radians) - x * np.sin(radians)
@@ -202,7 +202,7 @@ def _feathers(size: tuple[int, ...], angle: float, rng: Generator) -> Array:
     return np.clip(ice * patches, 0, 1).astype(np.float32)
 
 
-def _fog(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
+def _fog(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
     strength, decay = constants
     side = max(round(256 * scale), 1)
     clouds = Image.fromarray(_clouds(decay, rng)).resize((side, side), Image.Resampling.BILINEAR)
@@ -210,11 +210,11 @@ def _fog(image: Array, constants: Constants, rng: Generator, scale: float) -> Ar
     fog = np.asarray(clouds)[rows[:, None], columns, None]  # (256 s, 256 s) -> (H, W, 1)
     brightest = float(image.max())
     share = brightest / (brightest + strength)  # the brightest pixel in the densest fog keeps its value
-    foggy: Array = share * (image + strength * fog)
+    foggy: Pixels = share * (image + strength * fog)
     return foggy
 
 
-def _clouds(decay: float, rng: Generator) -> Array:
+def _clouds(decay: float, rng: Generator) -> Pixels:
     """A fractal from 0 to 1 that tiles without a seam: a point, doubled eight times, each time with weaker noise."""
     height = np.zeros((1, 1))
     for octave in range(8):
@@ -228,22 +228,22 @@ def _clouds(decay: float, rng: Generator) -> Array:
     return ((height - lowest) / (highest - lowest)).astype(np.float32)
 
 
-def _brightness(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
+def _brightness(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
     """More value in HSV: hue and saturation stay, so the three channels grow by one factor."""
     (more,) = constants
-    value: Array = image.max(-1, keepdims=True)  # (H, W, 3) -> (H, W, 1)
-    brighter: Array = np.minimum(value + more, 1)
+    value: Pixels = image.max(-1, keepdims=True)  # (H, W, 3) -> (H, W, 1)
+    brighter: Pixels = np.minimum(value + more, 1)
     return np.where(value > 0, image * (brighter / np.maximum(value, 1e-6)), brighter)
 
 
-def _contrast(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
+def _contrast(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
     (factor,) = constants
-    mean: Array = image.mean((0, 1))  # (H, W, 3) -> (3,)
-    flattened: Array = (image - mean) * factor + mean
+    mean: Pixels = image.mean((0, 1))  # (H, W, 3) -> (3,)
+    flattened: Pixels = (image - mean) * factor + mean
     return flattened
 
 
-def _elastic_transform(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
+def _elastic_transform(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
     """A random affine map of three corners of a square, then a smooth random displacement."""
     from scipy import ndimage
 
@@ -261,7 +261,7 @@ def _elastic_transform(image: Array, constants: Constants, rng: Generator, scale
     return np.stack(channels, -1)
 
 
-def _smooth(field: Array, sigma: float) -> Array:
+def _smooth(field: Pixels, sigma: float) -> Pixels:
     """A Gaussian blur with periodic borders, at a cost that does not depend on its width."""
     from scipy import ndimage
 
@@ -269,21 +269,21 @@ def _smooth(field: Array, sigma: float) -> Array:
     return np.fft.irfft2(blurred, field.shape)
 
 
-def _pixelate(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
+def _pixelate(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
     (share,) = constants
     full = to_image(image)
     width, height = (max(int(side * share), 1) for side in full.size)
     return to_array(full.resize((width, height), Image.Resampling.BOX).resize(full.size, Image.Resampling.BOX))
 
 
-def _jpeg_compression(image: Array, constants: Constants, rng: Generator, scale: float) -> Array:
+def _jpeg_compression(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
     (quality,) = constants
     file = io.BytesIO()
     to_image(image).save(file, "JPEG", quality=int(quality))
     return to_array(Image.open(file))
 
 
-_Function = Callable[[Array, Constants, Generator, float], Array]
+_Function = Callable[[Pixels, Constants, Generator, float], Pixels]
 _TABLE: dict[str, tuple[_Function, tuple[Constants, ...]]] = {
     "gaussian_noise": (_gaussian_noise, ((0.08,), (0.12,), (0.18,), (0.26,), (0.38,))),
     "shot_noise": (_shot_noise, ((60,), (25,), (12,), (5,), (3,))),

@@ -1,7 +1,7 @@
 """Augmentation of whole batches on the device, with independent draws for each image.
 
-Crop, flip, colour and erasing are those of timm's transforms for single images, and are drawn from the same
-distributions. Mixup and cutmix are timm's own, which work on batches already.
+Crop, flip, colour and erasing follow timm's transforms for single images and are drawn from the same distributions.
+Mixup and cutmix are timm's own, since they work on batches.
 
 Letters: B images, C channels, S side of the stored images, r side of the output.
 """
@@ -24,14 +24,14 @@ def _uniform(low: float, high: float, shape: tuple[int, ...], generator: torch.G
     return torch.rand(shape, generator=generator, device=generator.device) * (high - low) + low
 
 
-def _whole(high: Tensor, generator: torch.Generator) -> Tensor:
+def _integers(high: Tensor, generator: torch.Generator) -> Tensor:
     """Integers from 0 to ``high``, both included."""
     draw = torch.rand(high.shape, generator=generator, device=generator.device)
     return torch.minimum((draw * (high + 1)).floor(), high)
 
 
 def _first(fits: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-    """The first attempt of each image that fits: (B, 10) -> (B,)."""
+    """The values of the first attempt that fits, for each image: (B, 10) -> (B,)."""
     first = fits.float().argmax(dim=1, keepdim=True)  # (B, 10) -> (B, 1)
     return tuple(value.gather(1, first).squeeze(1) for value in values)
 
@@ -48,7 +48,7 @@ def sample_crops(
     fits = (w <= width.unsqueeze(1)) & (h <= height.unsqueeze(1))
     h, w = _first(fits, h, w)
     h, w = h.clamp(min=1), w.clamp(min=1)
-    top, left = _whole((height - h).clamp(min=0), generator), _whole((width - w).clamp(min=0), generator)
+    top, left = _integers((height - h).clamp(min=0), generator), _integers((width - w).clamp(min=0), generator)
     # No attempt fits: the largest centred box of an allowed aspect.
     wide_h, wide_w = (
         torch.minimum(height, (width / ratio[0]).round()),
@@ -95,7 +95,7 @@ def crop_and_resize(images: Tensor, boxes: Tensor, flip: Tensor, *, resolution: 
 def sample_colour(count: int, strengths: Sequence[float], generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Factors within 1 ± strength for brightness, contrast and saturation, and their random order: both (count, 3).
 
-    A fourth strength is that of the hue, which is turned by a share of the circle within ± strength: both (count, 4).
+    A fourth strength is for the hue, which is turned by a share of the circle within ± strength: both (count, 4).
     """
     changes = [_uniform(max(0.0, 1 - s), 1 + s, (count,), generator) for s in strengths[:3]]
     changes += [_uniform(-s, s, (count,), generator) for s in strengths[3:]]
@@ -161,9 +161,9 @@ def blur(images: Tensor, sigma: Tensor) -> Tensor:
     return weight @ images @ weight.mT
 
 
-def solarise(images: Tensor, chosen: Tensor) -> Tensor:
-    """Invert the pixels of 128 (of 255) and above, in the chosen images: (B, C, r, r) in 0..1, (B,) -> (B, C, r, r)."""
-    return torch.where(chosen.view(-1, 1, 1, 1) & (images >= 128 / 255), 1 - images, images)
+def solarise(images: Tensor, selected: Tensor) -> Tensor:
+    """Invert pixels of at least 128 (of 255) in the selected images: (B, C, r, r) in 0..1, (B,) -> (B, C, r, r)."""
+    return torch.where(selected.view(-1, 1, 1, 1) & (images >= 128 / 255), 1 - images, images)
 
 
 def sample_erasing(count: int, side: int, *, probability: float, generator: torch.Generator) -> Tensor:
@@ -176,7 +176,7 @@ def sample_erasing(count: int, side: int, *, probability: float, generator: torc
     h, w = _first(fits, h, w)
     erased = fits.any(dim=1) & (_uniform(0, 1, (count,), generator) < probability)
     h, w = h * erased, w * erased
-    return torch.stack([_whole(side - h, generator), _whole(side - w, generator), h, w], dim=1)
+    return torch.stack([_integers(side - h, generator), _integers(side - w, generator), h, w], dim=1)
 
 
 def erase(images: Tensor, boxes: Tensor, generator: torch.Generator) -> Tensor:

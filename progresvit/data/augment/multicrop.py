@@ -55,21 +55,21 @@ class MultiCropOptions(Section):
     @classmethod
     def _shares(cls, value: Scale) -> Scale:
         if not 0 < value[0] <= value[1] <= 1:
-            raise ValueError(f"a range from small to large is needed, above 0 and at most 1, not {list(value)}")
+            raise ValueError(f"a range must go from small to large, above 0 and at most 1; got {list(value)}")
         return value
 
     @field_validator("colour")
     @classmethod
     def _hue(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if min(value) < 0 or value[3] > 0.5:
-            raise ValueError(f"strengths are 0 or more, and that of the hue at most 0.5, not {list(value)}")
+            raise ValueError(f"strengths must be at least 0, and the hue's at most 0.5; got {list(value)}")
         return value
 
     @field_validator("blur")
     @classmethod
     def _probabilities(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if not all(0 <= probability <= 1 for probability in value):
-            raise ValueError(f"probabilities are from 0 to 1, not {list(value)}")
+            raise ValueError(f"probabilities must be from 0 to 1; got {list(value)}")
         return value
 
 

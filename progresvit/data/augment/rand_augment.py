@@ -1,7 +1,7 @@
 """timm's RandAugment for whole batches on the device, with independent draws for each image.
 
 The draws are made on the host, so the device is never waited for. Images with the same operation are changed together.
-Every operation works on bytes and gives those of Pillow, which timm uses for single images.
+Every operation works on bytes and returns the bytes of Pillow, which timm uses for single images.
 
 Letters: B images, b images with the same operation, C = 3 channels, r side of the images, n layers.
 """
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Floats = npt.NDArray[np.float64]
+Doubles = npt.NDArray[np.float64]
 
 _LEVELS = 10.0  # the magnitude at which an operation has its full strength
 _WEIGHTED = {  # the order and shares of timm's set "weights"
@@ -36,7 +36,7 @@ class Draws:
 
     operation: npt.NDArray[np.int64]
     """Index into ``RandAugment.operations``."""
-    argument: Floats
+    argument: Doubles
     """Angle, shift, factor, threshold or bits of the operation; 0 if it takes none."""
     applied: npt.NDArray[np.bool_]
 
@@ -48,7 +48,7 @@ class RandAugment:
     operations: tuple[str, ...]
     """timm's names."""
     weights: tuple[float, ...] | None
-    """Share of each operation; None draws all alike, and the same one may be drawn again in the next layer."""
+    """Share of each operation; None draws all with equal shares, and may repeat an operation in the next layer."""
     magnitude: float
     deviation: float
     """Standard deviation of the magnitude; infinity draws it uniformly from 0 to ``magnitude``."""
@@ -83,7 +83,7 @@ class RandAugment:
         operations = tuple(_WEIGHTED) if weighted else _INCREASING if int(values["inc"]) else _PLAIN
         layers, deviation = int(values["n"]), float(values["mstd"])
         if weighted and layers > len(operations):
-            raise _refused(notation, f"{layers} different operations are wanted of {len(operations)}")
+            raise _refused(notation, f"it needs {layers} different operations and there are {len(operations)}")
         return cls(
             operations=operations,
             weights=tuple(_WEIGHTED.values()) if weighted else None,
@@ -136,9 +136,9 @@ class RandAugment:
         groups = [group for group in groups if len(group[2])]
         if not groups:
             return images.to(kept)
-        lengths = [len(chosen) for _, _, chosen in groups]
-        indices = _send(np.concatenate([chosen for _, _, chosen in groups]), images.device)
-        arguments = _send(np.concatenate([draws.argument[chosen, layer] for _, layer, chosen in groups]), images.device)
+        lengths = [len(rows) for _, _, rows in groups]
+        indices = _send(np.concatenate([rows for _, _, rows in groups]), images.device)
+        arguments = _send(np.concatenate([draws.argument[rows, layer] for _, layer, rows in groups]), images.device)
         fill = _send(np.array(self.fill, np.uint8), images.device).view(1, 3, 1, 1)
         for (name, _, _), index, argument in zip(groups, indices.split(lengths), arguments.split(lengths)):
             # (B, C, r, r) -> (b, C, r, r) -> (B, C, r, r); one argument per image: (b,) -> (b, 1, 1, 1)
@@ -169,12 +169,12 @@ def _send(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
 
 def _lookup(images: Tensor, table: Tensor) -> Tensor:
     """The value of each byte in its channel's table: (b, 3, r, r), (b, 3, 256) -> (b, 3, r, r)."""
-    found = table.to(torch.uint8).gather(2, images.flatten(2).long())  # (b, 3, r * r)
-    return found.view_as(images)
+    values = table.to(torch.uint8).gather(2, images.flatten(2).long())  # (b, 3, r * r)
+    return values.view_as(images)
 
 
 def _bytes(values: Tensor) -> Tensor:
-    """Clipped and cut, not rounded."""
+    """Clip and truncate, without rounding."""
     return values.clamp_(0, 255).to(torch.uint8)
 
 
@@ -191,8 +191,8 @@ def _equalize(images: Tensor, argument: Tensor, fill: Tensor) -> Tensor:
     channels = images.flatten(0, 1).flatten(1).long()  # (b * 3, r * r)
     start = 256 * torch.arange(len(channels), device=images.device)
     bins = (channels + start.view(-1, 1)).flatten()
-    one = torch.ones((), dtype=torch.int32, device=images.device).expand(len(bins))
-    counts = torch.zeros(256 * len(channels), dtype=torch.int32, device=images.device).scatter_add_(0, bins, one)
+    ones = torch.ones((), dtype=torch.int32, device=images.device).expand(len(bins))
+    counts = torch.zeros(256 * len(channels), dtype=torch.int32, device=images.device).scatter_add_(0, bins, ones)
     counts = counts.view(-1, 256).long()
     most = channels.amax(dim=1, keepdim=True)
     step = (channels.shape[1] - counts.gather(1, most)) // 255  # (b * 3, 1)
@@ -207,7 +207,7 @@ def _invert(images: Tensor, argument: Tensor, fill: Tensor) -> Tensor:
 
 
 def _posterize(images: Tensor, bits: Tensor, fill: Tensor) -> Tensor:
-    """Keep the highest bits; none: black, which Pillow gave before it refused 0 bits."""
+    """Keep the highest bits; 0 bits are black, as in Pillow before it refused them."""
     dropped = (8 - bits.clamp(0, 8)).int()
     mask = torch.bitwise_left_shift(torch.full_like(dropped, 255), dropped) & 255
     return images & mask.to(torch.uint8)
@@ -222,7 +222,7 @@ def _solarize_add(images: Tensor, added: Tensor, fill: Tensor) -> Tensor:
 
 
 def _blend(plain: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    """From plain (0) to the images (1) and beyond, in single precision."""
+    """Interpolate from plain (0) to the images (1), or extrapolate, in single precision."""
     return _bytes(plain + factor.float() * (images.float() - plain))
 
 
@@ -256,19 +256,19 @@ def _sharpness(images: Tensor, factor: Tensor, fill: Tensor) -> Tensor:
     return _blend(smooth, images, factor)
 
 
-# Positions and sums are computed in Pillow's order and precision: it cuts to bytes, so the last digit of a sum counts.
+# Positions and sums follow Pillow's order and precision: it truncates to bytes, so the last digit of a sum counts.
 
 
 def _around(position: Tensor, side: int) -> tuple[list[Tensor], Tensor]:
     """The four pixels around a position on an axis, and the distance from the second of them."""
     position = position - 0.5
-    whole = position.floor()
-    pixel = whole.long()
-    return [(pixel + number).clamp_(0, side - 1) for number in range(-1, 3)], position - whole
+    floor = position.floor()
+    pixel = floor.long()
+    return [(pixel + number).clamp_(0, side - 1) for number in range(-1, 3)], position - floor
 
 
 def _cubic(values: Sequence[Tensor], distance: Tensor) -> Tensor:
-    """Between the second and the third of four values, in double precision (a = -1)."""
+    """Interpolate between the second and the third of four values, in double precision (a = -1)."""
     first, second, third, fourth = values
     curve = (second - first - third + fourth) * distance
     curve += 2 * (first - second) + third - fourth
@@ -335,27 +335,27 @@ def _rotate(images: Tensor, degrees: Tensor, fill: Tensor) -> Tensor:
 
 
 class Operation(NamedTuple):
-    """How a drawn level becomes an argument, and what is done with it."""
+    """The argument for a drawn level, and the change that it controls."""
 
-    argument: Callable[[Floats, Floats], Floats]
+    argument: Callable[[Doubles, Doubles], Doubles]
     """Level (1 at magnitude 10) and sign of each image -> argument."""
     apply: Callable[[Tensor, Tensor, Tensor], Tensor]
     """Images, argument, fill -> images."""
 
 
-def _none(level: Floats, sign: Floats) -> Floats:
+def _none(level: Doubles, sign: Doubles) -> Doubles:
     return np.zeros_like(level)
 
 
-def _signed(strength: float) -> Callable[[Floats, Floats], Floats]:
+def _signed(strength: float) -> Callable[[Doubles, Doubles], Doubles]:
     return lambda level, sign: sign * (level * strength)
 
 
-def _factor(level: Floats, sign: Floats) -> Floats:
+def _factor(level: Doubles, sign: Doubles) -> Doubles:
     return level * 1.8 + 0.1
 
 
-def _factor_increasing(level: Floats, sign: Floats) -> Floats:
+def _factor_increasing(level: Doubles, sign: Doubles) -> Doubles:
     return np.maximum(0.1, 1.0 + sign * (level * 0.9))
 
 

@@ -1,9 +1,9 @@
 """Augmentation of image and mask: scale, crop, flip and photometric distortion, on the device, with independent draws
 for each image.
 
-The recipe of Segmenter: the image is resized so that its shorter side is that of the crop, times a random scale; a
-square crop is drawn; where the image is smaller than the crop, the rest of the mask is ignored. Image and mask are
-sampled at the same places. The mask takes the value of the nearest pixel and is never interpolated.
+The recipe of Segmenter: the image is resized so that its shorter side equals the side of the crop, times a random
+scale; a square crop is drawn; where the image is smaller than the crop, the rest of the mask is ignored. Image and mask
+are sampled at the same places. The mask takes the value of the nearest pixel and is never interpolated.
 
 Letters: B images, C channels, H and W height and width of the stored images, r side of the crop.
 """
@@ -32,7 +32,7 @@ class SegmentationAugmentation(Section):
     """Random changes of a training image and its mask."""
 
     scale: tuple[float, float] = (0.5, 2.0)
-    """Range of the size of the image; at 1 its shorter side is that of the crop."""
+    """Range of the size of the image; at 1 its shorter side equals the side of the crop."""
     flip: float = Field(0.5, ge=0, le=1)
     """Probability of a horizontal flip."""
     photometric: bool = True
@@ -42,7 +42,7 @@ class SegmentationAugmentation(Section):
     @classmethod
     def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
         if not 0 < value[0] <= value[1]:
-            raise ValueError(f"a range from small to large is needed, both above 0, not {list(value)}")
+            raise ValueError(f"a range must go from small to large, both above 0; got {list(value)}")
         return value
 
 
@@ -135,7 +135,7 @@ def _centres(boxes: Tensor, flip: Tensor, side: int) -> tuple[Tensor, Tensor]:
 
 
 def distort(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Brightness, contrast before or after the others, saturation and hue: (B, 3, r, r) in 0..1."""
+    """Change brightness, contrast (first or last), saturation and hue: (B, 3, r, r) in 0..1."""
     count = len(images)
     brightness = (2 * _uniform(count, generator) - 1) * BRIGHTNESS * _coin(count, generator)
     contrast, saturation = (

@@ -50,16 +50,16 @@ class SegmentationDataset(ImageDataset):
     values: tuple[int, ...]
     """The raw value of each class in the masks."""
     ignored: tuple[int, ...]
-    """The raw values of pixels that count nowhere."""
+    """The raw values of ignored pixels."""
 
     def __post_init__(self) -> None:
         check_values(self.class_ids, self.values, self.ignored)
 
     def subset(self, indices: Iterable[int]) -> SegmentationDataset:
-        chosen = list(indices)
-        images = super().subset(chosen)
+        indices = list(indices)
+        images = super().subset(indices)
         assert isinstance(images, SegmentationDataset)
-        return replace(images, masks=tuple(self.masks[index] for index in chosen))
+        return replace(images, masks=tuple(self.masks[index] for index in indices))
 
     def read_mask(self, index: int) -> NDArray[np.uint8]:
         """The class index of each pixel, or IGNORE: (H, W). A problem with the file is a :class:`MaskError`."""
@@ -105,30 +105,26 @@ def find_segmentation(
         split: Name of the split.
         labels: Label file, or a built-in list: camvid, pets, or ade20k (needs ``objectInfo150.txt`` at the top of the
             source). By default the label file at the top of the source, else the labels of the layout.
-        ignore: Raw values of the masks that count nowhere.
-        default_names: Names of the raw values 0, 1, 2, … for data that does not name its classes: those of the model.
+        ignore: Raw values of the masks to ignore.
+        default_names: Names of the raw values 0, 1, 2, … for data that does not name its classes; the model's labels.
     """
     files = _find_files(source)
-    of_pets = _are_pets(files)
-    pairs = _find_pets(files, source, split) if of_pets else _find_pairs(files, source, split)
-    known = _find_labels(files, source, labels, of_pets=of_pets, default_names=default_names)
+    are_pets = any(name.startswith((f"{_TRIMAPS}/", f"{_MASKS}/{_TRAINVAL}.txt")) for name in files)
+    pairs = _find_pets(files, source, split) if are_pets else _find_pairs(files, source, split)
+    classes = _find_labels(files, source, labels, are_pets=are_pets, default_names=default_names)
     return SegmentationDataset(
-        known.names,
+        classes.names,
         pairs.images,
         (UNLABELLED,) * len(pairs.images),
         pairs.drawn_from,
         masks=pairs.masks,
-        values=known.values,
-        ignored=tuple(sorted({*known.ignored, *ignore})),
+        values=classes.values,
+        ignored=tuple(sorted({*classes.ignored, *ignore})),
     )
 
 
-def _are_pets(files: Mapping[str, Entry]) -> bool:
-    return any(name.startswith((f"{_TRIMAPS}/", f"{_MASKS}/{_TRAINVAL}.txt")) for name in files)
-
-
 def _find_files(source: str | os.PathLike[str]) -> dict[str, Entry]:
-    """The files at the top, and those below the folders of images and masks, by name."""
+    """The files at the top and below the folders of images and masks, by name."""
     files: dict[str, Entry] = {}
     for root in find_roots(os.fspath(source)):
         members = tar_members(root, (*SUFFIXES, ".txt", ".json")) if root.suffix == ".tar" else _folder_members(root)
@@ -149,15 +145,15 @@ def _folder_members(root: Path) -> Iterator[tuple[tuple[str, ...], Entry]]:
 
 def _by_stem(files: Mapping[str, Entry], folder: str, suffixes: Collection[str] = SUFFIXES) -> dict[str, Entry]:
     """The images below a folder, sorted, by their path in it without the suffix."""
-    found: dict[str, Entry] = {}
+    images: dict[str, Entry] = {}
     for name in sorted(files):
         stem, suffix = os.path.splitext(name.removeprefix(f"{folder}/"))
         if not name.startswith(f"{folder}/") or suffix.lower() not in suffixes:
             continue
-        if stem in found:
-            raise ValueError(f"{found[stem].name} and {name} differ in the suffix only; keep one of them.")
-        found[stem] = files[name]
-    return found
+        if stem in images:
+            raise ValueError(f"{images[stem].name} and {name} differ in the suffix only; keep one of them.")
+        images[stem] = files[name]
+    return images
 
 
 class _Pairs(NamedTuple):
@@ -167,7 +163,7 @@ class _Pairs(NamedTuple):
 
 
 def _find_pairs(files: Mapping[str, Entry], source: str | os.PathLike[str], split: str) -> _Pairs:
-    """A split with the same names below ``images/`` and ``annotations/``."""
+    """The pairs of a split: equal names below ``images/`` and ``annotations/``."""
     images = _by_stem(files, _IMAGES)
     if not images:
         raise ValueError(
@@ -193,7 +189,7 @@ def _find_pairs(files: Mapping[str, Entry], source: str | os.PathLike[str], spli
 
 
 def _find_pets(files: Mapping[str, Entry], source: str | os.PathLike[str], split: str) -> _Pairs:
-    """A split of the Oxford-IIIT Pets, by its list."""
+    """The pairs of a split of the Oxford-IIIT Pets, which a list names."""
     if split not in (TRAIN, VAL, _TRAINVAL, _TEST):
         raise ValueError(f"{source} (Oxford-IIIT Pets) has no split {split}; use train, val, trainval or test.")
     listing = f"{_MASKS}/{_TEST if split == _TEST else _TRAINVAL}.txt"
@@ -210,14 +206,14 @@ def _find_pets(files: Mapping[str, Entry], source: str | os.PathLike[str], split
             f"{source} has no images of {len(missing)} of the {len(names)} names in {listing}, the first is "
             f"{folder}/{missing[0]}.jpg; copy them from the release of the Pets."
         )
-    chosen, drawn_from = set(names), None
+    selected, drawn_from = set(names), None
     if split in (TRAIN, VAL):
         breeds: dict[str, list[str]] = {}
         for name in names:
             breeds.setdefault(name.rpartition("_")[0], []).append(name)
         held_out = set().union(*(hold_out(breeds[breed], class_id=breed) for breed in breeds))
-        chosen, drawn_from = held_out if split == VAL else chosen - held_out, len(names)
-    stems = [stem for stem in images if stem in chosen]
+        selected, drawn_from = held_out if split == VAL else selected - held_out, len(names)
+    stems = [stem for stem in images if stem in selected]
     return _to_pairs(images, stems, drawn_from, files=files, mask_folder=_TRIMAPS, source=source)
 
 
@@ -237,7 +233,7 @@ def _to_pairs(
         others = f" (and {len(missing) - 1} more images have none)" if len(missing) > 1 else ""
         remedy = "add the mask or remove the image"
         if other := next((place + suffix for suffix in SUFFIXES if place + suffix in files), None):
-            remedy = f"{other} is there, but masks must be PNG, since JPEG changes their values: save them again as PNG"
+            remedy = f"{other} exists, but masks must be PNG, since JPEG changes their values: save them again as PNG"
         raise ValueError(f"{image} of {source} has no mask {place}.png{others}; {remedy}.")
     return _Pairs(tuple(images[stem] for stem in stems), tuple(masks[stem] for stem in stems), drawn_from)
 
@@ -245,34 +241,34 @@ def _to_pairs(
 def _find_labels(
     files: Mapping[str, Entry],
     source: str | os.PathLike[str],
-    wanted: str | os.PathLike[str] | None,
+    labels: str | os.PathLike[str] | None,
     *,
-    of_pets: bool,
+    are_pets: bool,
     default_names: Sequence[str] | None,
 ) -> Labels:
-    """The labels asked for, or those at the top of the source, or those of its layout, or the names by default."""
+    """The requested labels, else the label file at the top, else the labels of the layout, else the default names."""
     at_top = [name for name in _LABEL_FILES if name in files]
-    if wanted is not None and os.fspath(wanted) != "ade20k":
-        return _open_labels(os.fspath(wanted))
-    if wanted is None and len(at_top) > 1:
+    if labels is not None and os.fspath(labels) != "ade20k":
+        return _open_labels(os.fspath(labels))
+    if labels is None and len(at_top) > 1:
         raise ValueError(
             f"{source} has {' and '.join(at_top)}; keep one of them, or name the label file ({NAME_LABELS})."
         )
-    if wanted is None and at_top:
+    if labels is None and at_top:
         entry = files[at_top[0]]
         return parse_labels(entry.read(), _place(entry), is_json=entry.name.endswith(".json"))
     if _OBJECT_INFO in files:
         return parse_object_info(files[_OBJECT_INFO].read(), _place(files[_OBJECT_INFO]))
-    if wanted is not None:
+    if labels is not None:
         raise ValueError(f"the labels ade20k are read from {_OBJECT_INFO} of the release; copy it to {source}.")
-    if of_pets:
+    if are_pets:
         return BUILT_IN["pets"]
     if default_names is not None:
         return Labels(tuple(default_names), tuple(range(len(default_names))))
     raise ValueError(
         f"{source} does not say what its classes are; add a file labels.txt with a class name per line, for the mask "
         'values 0, 1, 2, …, or labels.json with {"value": "name", …}, or name a label file or a built-in list '
-        f"({', '.join(BUILT_IN)}) with {NAME_LABELS}."
+        f"({', '.join(BUILT_IN)}) as {NAME_LABELS}."
     )
 
 
@@ -282,7 +278,7 @@ def _open_labels(name: str) -> Labels:
     path = Path(name).expanduser()
     if not path.is_file() or path.suffix not in (".txt", ".json"):
         raise ValueError(
-            f"{name} is no label file; give a .txt with a class name per line, a .json, or a built-in list "
-            f"({', '.join(BUILT_IN)}, ade20k) with {NAME_LABELS}."
+            f"{name} is not a label file; pass a .txt with one class name per line, a .json, or a built-in list "
+            f"({', '.join(BUILT_IN)}, ade20k) as {NAME_LABELS}."
         )
     return parse_labels(path.read_bytes(), str(path), is_json=path.suffix == ".json")

@@ -1,4 +1,4 @@
-"""Whole images for evaluation, at the sizes that their windows are cut from.
+"""Whole images for evaluation, at the sizes from which their windows are cut.
 
 Letters: C channels, H and W height and width of an image, h and w of a view.
 """
@@ -25,10 +25,10 @@ from progresvit.data.transforms import normalise
 
 
 class EvaluationImage(NamedTuple):
-    """A whole image at the sizes that its windows are cut from."""
+    """A whole image at the sizes from which its windows are cut."""
 
     pixels: tuple[Tensor, ...]
-    """One for each scale, (C, h, w) bytes."""
+    """The image at each scale, (C, h, w) bytes."""
     views: tuple[View, ...]
     size: tuple[int, int]
     """Height and width of the image."""
@@ -37,18 +37,18 @@ class EvaluationImage(NamedTuple):
 
     def cut(self, config: BaseConfig, device: torch.device) -> ImageWindows:
         """The windows of all views, normalised."""
-        of_size = {tuple(pixels.shape[-2:]): pixels for pixels in self.pixels}
-        windows = [view.cut(of_size[view.height, view.width].to(device)) for view in self.views]
+        scaled = {tuple(pixels.shape[-2:]): pixels for pixels in self.pixels}
+        windows = [view.cut(scaled[view.height, view.width].to(device)) for view in self.views]
         return ImageWindows(normalise(torch.cat(windows), config), self.views, self.size)
 
     def to(self, device: torch.device) -> EvaluationImage:
-        """The same on a device."""
+        """The same image on a device."""
         mask = None if self.mask is None else self.mask.to(device)
         return self._replace(pixels=tuple(pixels.to(device) for pixels in self.pixels), mask=mask)
 
 
 def size_problem(height: int, width: int, config: BaseConfig, options: WindowOptions | None = None) -> str | None:
-    """Why an image of this size cannot be used, or None if it can; with options, when it is resized for windows."""
+    """Why an image of this size cannot be used, or None if it can; with options, also whether it can be resized."""
     patch = getattr(config, "patch_size", 1)
     if min(height, width) < patch:
         return f"smaller than a patch of {patch} pixels ({width} x {height})"
@@ -59,7 +59,7 @@ def size_problem(height: int, width: int, config: BaseConfig, options: WindowOpt
 
 
 def check_size(height: int, width: int, config: BaseConfig, name: str, options: WindowOptions | None = None) -> None:
-    """Refuse an image of a size that cannot be used."""
+    """Refuse an image whose size cannot be used."""
     problem = size_problem(height, width, config, options)
     if problem is not None:
         raise ValueError(f"{name} is {problem}; leave it out, or enlarge or crop image and mask.")

@@ -20,11 +20,11 @@ from PIL import Image, UnidentifiedImageError
 from progresvit.data.dataset import some_of
 
 IGNORE = 255
-"""The class index of pixels that count nowhere."""
+"""The class index of ignored pixels."""
 
-NAME_LABELS = "--labels of evaluate, or task_options.labels of a recipe"
-NAME_IGNORED = "--ignore of evaluate, or task_options.ignore of a recipe"
-"""Where a user names labels and ignored values, for messages."""
+NAME_LABELS = "labels=… to evaluate, task_options.labels=… to train"
+NAME_IGNORED = "ignore=… to evaluate, task_options.ignore=… to train"
+"""Arguments with which a user names labels and ignored values, for messages."""
 
 HIGHEST = 65535
 """The highest raw value of a mask."""
@@ -80,7 +80,7 @@ def decode_mask(content: bytes) -> NDArray[Any]:
 
 
 def class_indices(raw: NDArray[Any], values: tuple[int, ...], ignored: tuple[int, ...]) -> NDArray[np.uint8]:
-    """The class of each raw value, or IGNORE; a value that is neither a label nor ignored is an error."""
+    """The class of each raw value, or IGNORE. A value that is neither a label nor ignored is an error."""
     inside = raw if raw.itemsize < 4 else np.where((raw < 0) | (raw > HIGHEST), HIGHEST + 1, raw)
     indices: NDArray[np.int16] = _table(values, ignored)[inside]
     if indices.min() == _UNKNOWN:
@@ -95,7 +95,7 @@ def class_indices(raw: NDArray[Any], values: tuple[int, ...], ignored: tuple[int
 
 @lru_cache(maxsize=8)
 def _table(values: tuple[int, ...], ignored: tuple[int, ...]) -> NDArray[np.int16]:
-    """The class of every raw value; the last place is for values out of range."""
+    """The class of every raw value; the last entry is for values out of range."""
     table = np.full(HIGHEST + 2, _UNKNOWN, np.int16)
     table[np.array(values, np.intp)] = np.arange(len(values))
     table[np.array(ignored, np.intp)] = IGNORE
@@ -112,7 +112,7 @@ def _ranges(values: Iterable[int]) -> str:
 
 
 def check_values(names: Sequence[str], values: Sequence[int], ignored: Sequence[int]) -> None:
-    """Refuse more classes than a mask holds, and values that are no raw values or are both named and ignored."""
+    """Refuse more classes than a mask holds, values that a mask cannot have, and values both named and ignored."""
     if len(names) > IGNORE:
         raise ValueError(
             f"the labels name {len(names)} classes, and at most {IGNORE} are possible; leave classes out and ignore "
@@ -130,13 +130,13 @@ def check_values(names: Sequence[str], values: Sequence[int], ignored: Sequence[
 
 
 def parse_labels(content: bytes, place: str, *, is_json: bool) -> Labels:
-    """The labels of a label file; errors say in which place it is."""
+    """The labels in the content of a label file; errors name its place."""
     text = _decode_text(content, place)
     if is_json:
         try:
             parsed = json.loads(text, object_pairs_hook=tuple)  # a tuple of pairs, which may repeat a value
         except json.JSONDecodeError as error:
-            raise ValueError(f"{place} is no JSON ({error}).") from error
+            raise ValueError(f"{place} is not valid JSON ({error}).") from error
         if not isinstance(parsed, tuple | list):
             raise ValueError(f'{place} holds no labels; write a list of names, or an object {{"raw value": "name"}}.')
         pairs = list(parsed) if isinstance(parsed, tuple) else list(enumerate(parsed))
@@ -146,7 +146,7 @@ def parse_labels(content: bytes, place: str, *, is_json: bool) -> Labels:
 
 
 def parse_object_info(content: bytes, place: str) -> Labels:
-    """The labels of ADE20K's ``objectInfo150.txt``: a row per class, number first and names last; 0 is ignored."""
+    """The labels of ADE20K's ``objectInfo150.txt``: one row per class, number first, names last; 0 is ignored."""
     rows = [line.split("\t") for line in _decode_text(content, place).splitlines()[1:] if line.strip()]
     return _to_labels([(row[0].strip(), row[-1].split(",")[0]) for row in rows], place)._replace(ignored=(0,))
 
@@ -155,15 +155,15 @@ def _decode_text(content: bytes, place: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{place} is no UTF-8 text; save it as UTF-8.") from error
+        raise ValueError(f"{place} is not UTF-8 text; save it as UTF-8.") from error
 
 
 def _to_labels(pairs: Sequence[tuple[int | str, object]], place: str) -> Labels:
-    """Labels of (raw value, name), in the order of the values."""
+    """Labels from pairs (raw value, name), in the order of the values."""
     names: dict[int, str] = {}
     for raw, name in pairs:
         if not str(raw).isdecimal() or int(raw) > HIGHEST:
-            raise ValueError(f"{place}: {raw!r} is no raw value of a mask; use whole numbers from 0 to {HIGHEST}.")
+            raise ValueError(f"{place}: {raw!r} is not a raw value of a mask; use whole numbers from 0 to {HIGHEST}.")
         value = int(raw)
         if value in names:
             raise ValueError(f"{place} names the raw value {value} twice; keep one of the names.")

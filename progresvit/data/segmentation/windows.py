@@ -22,7 +22,7 @@ from torch import Tensor
 from progresvit.config import BaseConfig
 from progresvit.data.crop import describe_preprocessing, description_hash
 
-_UPSAMPLED = 2**26  # numbers that are held at a time when logits are resized to the image
+_UPSAMPLED = 2**26  # largest number of values when logits are resized to the image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,26 +30,26 @@ class WindowOptions:
     """How an image is divided into windows."""
 
     stride: float = 1.0
-    """Distance of windows, as a share of their side; below 1 they overlap everywhere."""
+    """Distance of the windows, as a share of their side; below 1 they overlap everywhere."""
     scales: tuple[float, ...] = (1.0,)
-    """Multi-scale inference: sizes of the image, 1 if its shorter side is that of a window."""
+    """Multi-scale inference: sizes of the image; at 1 its shorter side equals the side of a window."""
     flip: bool = False
     """Add a flipped copy of each."""
 
     def __post_init__(self) -> None:
         if not 0 < self.stride <= 1:
-            raise ValueError(f"the stride is a share of the window, above 0 and at most 1, not {self.stride:g}.")
+            raise ValueError(f"stride must be above 0 and at most 1, a share of the window; got {self.stride:g}.")
         if not self.scales or not all(1 <= scale < math.inf for scale in self.scales):
-            raise ValueError(f"scales are 1 or more, since an image must fill a window, not {list(self.scales)}.")
+            raise ValueError(f"scales must be at least 1, since an image must fill a window; got {list(self.scales)}.")
 
 
 def describe_windows(config: BaseConfig, options: WindowOptions) -> dict[str, Any]:
-    """Everything that determines the windows that a segmentation model sees of an image; there is no crop."""
-    known = {key: value for key, value in describe_preprocessing(config).items() if key != "crop"}
+    """Everything that determines the windows of an image that a segmentation model sees; there is no crop."""
+    preprocessing = {key: value for key, value in describe_preprocessing(config).items() if key != "crop"}
     scales = [float(scale) for scale in options.scales]
     return {
         "task": "segmentation",
-        **known,
+        **preprocessing,
         "stride": float(options.stride),
         "scales": scales,
         "flip": options.flip,
@@ -106,27 +106,23 @@ class ImageWindows(NamedTuple):
     """An image that is cut into windows."""
 
     windows: Tensor
-    """Of all views, normalised: (V, C, r, r)."""
+    """The windows of all views, normalised: (V, C, r, r)."""
     views: tuple[View, ...]
     size: tuple[int, int]
     """Height and width of the image."""
 
 
 def views_of(height: int, width: int, side: int, options: WindowOptions) -> tuple[View, ...]:
-    """The views of an image of that size."""
+    """The views of an image of this size."""
     views = []
     for scale in options.scales:
         shorter = round(side * scale)
         longer = max(shorter, round(shorter * max(height, width) / min(height, width)))
         h, w = (shorter, longer) if height <= width else (longer, shorter)
         stride = max(1, round(side * options.stride))
-        tops, lefts = (_starts(length, side, stride) for length in (h, w))
+        tops, lefts = ((*range(0, length - side, stride), length - side) for length in (h, w))
         views += [View(h, w, side, tops, lefts, flipped) for flipped in ((False, True) if options.flip else (False,))]
     return tuple(views)
-
-
-def _starts(length: int, side: int, stride: int) -> tuple[int, ...]:
-    return (*range(0, length - side, stride), length - side)
 
 
 def label_map(logits: Sequence[Tensor], views: Sequence[View], size: tuple[int, int]) -> Tensor:
