@@ -1,4 +1,6 @@
-"""A small dataset for segmentation: a coloured rectangle or ellipse on grey, with some ignored pixels."""
+"""Small datasets: coloured rectangles and ellipses with masks, digits as photographs, and a set with damaged files."""
+
+import shutil
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -41,3 +43,26 @@ def save_pair(root, name, image, mask):
         path = root / folder / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         content.save(path)
+
+
+def save_photos(root, digits):
+    """The digits as JPEGs of different shapes, and some as PNGs."""
+    for number, path in enumerate(sorted(digits.glob("train/*/*.png"))):
+        target = root / path.relative_to(digits)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        image = Image.open(path).convert("RGB").resize((50 + number % 5, 36 + number % 7))
+        image.save(target) if number % 6 == 0 else image.save(target.with_suffix(".jpg"), quality=95)
+    return root
+
+
+def save_damaged(root, digits):
+    """Two hundred images in each split, one of them unreadable."""
+    for split in ("train", "val"):
+        for digit in range(4):
+            folder = root / split / str(digit)
+            folder.mkdir(parents=True)
+            for number in range(50):
+                shutil.copy(digits / "train" / str(digit) / f"{number % 12}.png", folder / f"{number}.png")
+    (root / "train" / "2" / "7.png").write_bytes(b"not an image")
+    (root / "val" / "2" / "7.png").write_bytes(b"")
+    return root

@@ -1,7 +1,5 @@
 """Multi-crop: its augmentation against Pillow's and torchvision's, its draws, and its order in both modes."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -14,10 +12,10 @@ from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.augment import gpu_augment
 from progresvit.data.augment.multicrop import MultiCrop, MultiCropOptions
 from progresvit.data.dataset import find_images
-from progresvit.data.in_memory import in_memory_for_training, load_whole
+from progresvit.data.in_memory import in_memory_for_training
 from progresvit.data.sampler import EpochSampler
 from progresvit.data.samples import samples_folder
-from progresvit.data.sources import InMemorySource, WorkerSource
+from progresvit.data.sources import InMemorySource
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=0)
@@ -133,26 +131,6 @@ def test_grey_crops_have_equal_channels(digits, photo):
     red, green, blue = (crops * std + mean).unbind(2)
     torch.testing.assert_close(red, green)
     torch.testing.assert_close(red, blue)
-
-
-def test_steps_are_the_same_whenever_they_are_asked_for(digits):
-    batches = in_memory(digits)
-    later = [step[0] for step in batches.steps(0, 4)][3]
-    ((again,),) = in_memory(digits).steps(3, 4)
-    assert torch.equal(later.global_crops, again.global_crops)
-    assert torch.equal(later.local_crops, again.local_crops)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_worker_processes_bring_the_same_crops_as_memory(digits, workers):
-    dataset = find_images(digits, "train")
-    sampler = EpochSampler(count=len(dataset), batch=6, seed=3)
-    augment = MultiCrop(CONFIG, MultiCropOptions(local_side=16), device=CPU)
-    load = partial(load_whole, dataset, 32)
-    loaded = WorkerSource(dataset, sampler, load=load, augment=augment, workers=workers, device=CPU)
-    for ours, theirs in zip(loaded.steps(2, 5), in_memory(digits).steps(2, 5), strict=True):
-        assert torch.equal(ours[0].global_crops, theirs[0].global_crops)
-        assert torch.equal(ours[0].local_crops, theirs[0].local_crops)
 
 
 @pytest.mark.gpu

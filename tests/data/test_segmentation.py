@@ -291,7 +291,7 @@ def test_a_mask_that_is_no_png_is_refused_with_the_reason(tmp_path, suffix):
     assert len(find_segmentation(tmp_path, "train")) == 2
     (tmp_path / "annotations" / "train" / "b.png").unlink()
     expected = (
-        rf"b\.jpg of .* has no mask annotations/train/b\.png; annotations/train/b\.{suffix} is there, .*must be PNG"
+        rf"b\.jpg of .* has no mask annotations/train/b\.png; annotations/train/b\.{suffix} exists, .*must be PNG"
     )
     for source in (tmp_path, pack(tmp_path)):
         with pytest.raises(ValueError, match=expected):

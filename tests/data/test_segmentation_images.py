@@ -1,4 +1,4 @@
-"""Both ways of feeding images with masks, whole images for evaluation, and files that cannot be used."""
+"""Images with masks: crops for training, whole images for evaluation, and files that cannot be used."""
 
 import traceback
 
@@ -79,16 +79,6 @@ def test_without_augmentation_both_ways_give_the_pairs_themselves(tmp_path):
 
 
 @pytest.mark.parametrize("make", [loader, in_memory])
-def test_batches_of_a_step_do_not_depend_on_where_the_run_began(shapes, make):
-    whole, later = list(make(shapes).steps(0, 8)), list(make(shapes).steps(5, 8))
-    for one, other in zip(whole[5:], later, strict=True):
-        for left, right in zip(one[0], other[0]):
-            assert torch.equal(left, right)
-    assert not torch.equal(whole[0][0].images, whole[3][0].images)  # another epoch
-    assert not torch.equal(next(iter(make(shapes, seed=1).steps(0, 1)))[0].masks, whole[0][0].masks)
-
-
-@pytest.mark.parametrize("make", [loader, in_memory])
 def test_an_image_is_cropped_anew_in_every_epoch(shapes, make):
     epochs = [step[0].masks for step in make(shapes, batch=len(shapes)).steps(0, 3)]
     for index in range(len(shapes)):
@@ -97,19 +87,7 @@ def test_an_image_is_cropped_anew_in_every_epoch(shapes, make):
         assert len({tuple(mask.flatten().tolist()) for mask in seen}) == 3
 
 
-def test_processes_share_what_one_takes_in_turns(shapes):
-    for make in (loader, in_memory):
-        alone = next(iter(make(shapes, accumulate=2).steps(0, 1)))
-        for rank in range(2):
-            (mine,) = next(iter(make(shapes, processes=2, rank=rank).steps(0, 1)))
-            assert torch.equal(mine.images, alone[rank].images)
-            assert torch.equal(mine.masks, alone[rank].masks)
-
-
-def test_workers_change_neither_crops_nor_whole_images(shapes):
-    for one, other in zip(loader(shapes).steps(0, 2), loader(shapes, workers=1).steps(0, 2), strict=True):
-        assert torch.equal(one[0].images, other[0].images)
-        assert torch.equal(one[0].masks, other[0].masks)
+def test_workers_do_not_change_whole_images(shapes):
     here, there = (evaluated(shapes, [7, 2, 3], workers=workers) for workers in (0, 1))
     assert list(here) == list(there) == [7, 2, 3]
     for one, other in zip(here.values(), there.values()):
@@ -222,19 +200,6 @@ def damaged(folder):
     (folder / "images" / "train" / "04.png").write_bytes(b"not an image")
     (folder / "images" / "train" / "05.png").write_bytes(b"")
     return find_segmentation(folder, "train")
-
-
-@pytest.mark.parametrize(("make", "options"), [(loader, {}), (loader, {"workers": 1}), (in_memory, {})])
-def test_unreadable_images_are_skipped_and_listed(damaged, make, options, monkeypatch):
-    monkeypatch.setattr(Unreadable, "limit", 0.2)
-    batches = make(damaged, batch=7, **options)
-    steps = list(batches.steps(0, 2 if make is in_memory else 3))
-    assert all(step[0].images.shape == (7, 3, 48, 48) for step in steps)
-    assert all(step[0].images.isfinite().all() for step in steps)
-    names = [line.partition(":")[0] for line in batches.unreadable.lines()]
-    assert names == ["images/train/04.png", "images/train/05.png"]
-    if make is in_memory:
-        assert len(batches.stored) == batches.sampler.count == 14
 
 
 @pytest.mark.parametrize("workers", [0, 1])
