@@ -89,8 +89,8 @@ def test_evaluate_refuses_what_makes_no_sense_for_the_model(segmenter, model, da
             f"{option[0]} is for segmentation models, and this one classifies images; leave it out", *others, *option
         )
     refused("--stride and --flip are for segmentation models", *others, "--stride", 0.5, "--flip")
-    refused("the stride is a share of the window", *base, "--stride", 1.5)
-    refused("scales are 1 or more", *base, "--scales", "0.5,1")
+    refused("stride must be above 0 and at most 1", *base, "--stride", 1.5)
+    refused("scales must be at least 1", *base, "--scales", "0.5,1")
     refused("--scales takes comma-separated numbers", *base, "--scales", "big")
     refused("--ignore takes comma-separated whole numbers", *base, "--ignore", "none")
     refused("at least one image", *base, "--batch", 0)
