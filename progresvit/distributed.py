@@ -63,29 +63,29 @@ class Processes:
 def choose_device(
     device: str | torch.device | None = None, kinds: Sequence[str] = ("cpu", "cuda", "mps")
 ) -> torch.device:
-    """The device that was asked for, of one of these kinds, or by default the GPU if there is one.
+    """The requested device, which must be of one of these kinds; by default the GPU if there is one.
 
     An unknown device, or one that this machine does not have, is an error with the remedy.
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        chosen = torch.device(device)
+        selected = torch.device(device)
     except RuntimeError:  # torch does not know the name
-        chosen = None
-    if chosen is None or chosen.type not in kinds:
+        selected = None
+    if selected is None or selected.type not in kinds:
         raise ValueError(f"unknown device {str(device)!r}; use {', '.join(kinds[:-1])} or {kinds[-1]}.")
-    remedy = "use --device cpu, or device='cpu' in Python"
-    if chosen.type == "cuda":
+    remedy = "use device='cpu'"
+    if selected.type == "cuda":
         if not torch.cuda.is_available():
             built = "" if torch.version.cuda else " (this torch is built without CUDA)"
             raise ValueError(f"there is no CUDA device here; {remedy}{built}.")
         count = torch.cuda.device_count()
-        if (chosen.index or 0) >= count:
-            raise ValueError(f"there is no device {chosen} here; there are {count}, the first is cuda:0.")
-    if chosen.type == "mps" and not torch.backends.mps.is_available():
+        if (selected.index or 0) >= count:
+            raise ValueError(f"there is no device {selected} here; there are {count}, the first is cuda:0.")
+    if selected.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f"there is no MPS device here, which Apple's GPUs are; {remedy}.")
-    return chosen
+    return selected
 
 
 def start_processes(device: str | None = None) -> Processes:
@@ -95,13 +95,13 @@ def start_processes(device: str | None = None) -> Processes:
     kind = choose_device(device).type
     count = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
-    chosen = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device(kind)
+    selected = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
-        torch.cuda.set_device(chosen)
+        torch.cuda.set_device(selected)
     if count > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     control = dist.new_group(backend="gloo") if count > 1 else None
-    return Processes(rank=rank, count=count, device=chosen, control=control)
+    return Processes(rank=rank, count=count, device=selected, control=control)
 
 
 def set_threads(threads: int | None, *, workers: int, device: torch.device) -> int:
@@ -130,7 +130,7 @@ def end_processes() -> None:
 
 def processor_name() -> str:
     """The name of the CPU, as far as the system reports it."""
-    known = Path("/proc/cpuinfo")
-    lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())

@@ -7,8 +7,8 @@ import torch
 from filelock import FileLock
 
 import progresvit._torchvision  # noqa: F401  (ahead of timm)
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.model import ProgResViT
+from tests.factories import tiny_config
 
 torch.set_num_threads(1)  # the suite runs one process per core
 
@@ -21,9 +21,7 @@ def _seed():
 @pytest.fixture
 def small_config():
     """Two rounds, small enough to run in milliseconds."""
-    return ModelConfig(
-        rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=2, patch_size=8, num_classes=12, layer_scale=None
-    )
+    return tiny_config(depth=2, num_classes=12)
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from progresvit.model import registry
 from progresvit.routing import STATISTICS, SettingWarning, logit_statistics, open_router
 from progresvit.training.logger import read_log
 from tests.commands import refused, works
+from tests.factories import digits_config
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 FENCES = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
@@ -52,11 +53,7 @@ def workplace(tmp_path, monkeypatch):
 @pytest.fixture
 def model(tmp_path, randomize):
     """The folder of a model for the digits."""
-    config = progresvit.ModelConfig(
-        rounds=progresvit.make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4,
-        class_ids=tuple("0123"),
-    )  # fmt: skip
-    return progresvit.save(randomize(progresvit.ProgResViT(config)), tmp_path / "model")
+    return progresvit.save(randomize(progresvit.ProgResViT(digits_config())), tmp_path / "model")
 
 
 def typed(start, *more, **words):
@@ -272,7 +269,7 @@ def test_a_baseline_of_your_own_is_trained_evaluated_and_routed(digits):
 
 def test_a_kind_that_is_not_registered_names_the_option(digits):
     arguments = ["train", "cascade.yaml", "--data", digits, "--out", "out"]
-    refused("import the module that registers this kind (progresvit --import my_module …)", *arguments)
+    refused("import the module that registers this kind", *arguments)
     refused("--import: missing cannot be imported", "--import", "missing", *arguments)
     registry.register("lost", config="cascade:Config", model="cascade:Cascade")
     refused("cascade has no class 'Config'; did you mean", *arguments, "--set", "model.kind=lost")

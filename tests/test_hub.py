@@ -13,7 +13,7 @@ from progresvit.baselines.thinkingvit import ThinkingViT
 from progresvit.interop import OFFICIAL_MODELS
 from progresvit.routing.metric import OperatingPoint
 from progresvit.routing.settings import Budgets
-from tests.engine.test_engine import a_setting
+from tests.factories import setting_of
 from tests.interop.authors import authors_state
 from tests.model.test_saving import logits
 
@@ -48,7 +48,7 @@ def test_a_model_brings_its_settings_from_the_hub(small_model, tmp_path, hub):
     hub("someone/small", *progresvit.save(small_model, tmp_path / "model").iterdir())
     settings = tmp_path / "cache" / "models--someone--small" / "snapshots" / COMMIT / "settings"
     settings.mkdir()
-    a_setting(small_model, threshold=1.25).save(settings / "near-lossless.json")
+    setting_of(small_model, threshold=1.25).save(settings / "near-lossless.json")
     assert progresvit.Engine("someone/small").policy.thresholds == (1.25,)
 
 
@@ -166,7 +166,7 @@ def test_a_generated_card_names_the_settings_and_one_on_the_hub_is_kept(small_mo
 
 
 def test_settings_of_other_weights_are_not_uploaded(small_model, tmp_path, remote):
-    folder = saved_with_settings(small_model, tmp_path, weights="0" * 64)
+    folder = saved_with_settings(small_model, tmp_path, weights_sha256="0" * 64)
     for name in ("budgets.json", "settings/near-lossless.json"):
         with pytest.raises(ValueError, match=f"{name} was not calibrated with the weights of this model"):
             progresvit.push_to_hub(folder, "me/small")
@@ -183,7 +183,7 @@ def test_a_model_of_another_class_is_refused_by_from_pretrained(small_model, tmp
 def saved_with_settings(model, tmp_path, **changes):
     folder = progresvit.save(model, tmp_path / "model")
     (folder / "settings").mkdir()
-    setting = a_setting(model, threshold=1.25, **changes)
+    setting = setting_of(model, threshold=1.25, **changes)
     setting.save(folder / "settings" / "near-lossless.json")
     known = {
         "weights_sha256": setting.weights_sha256,

@@ -141,7 +141,7 @@ def _resolutions(name: str, stored: int, *, rounds: int, patch_size: int) -> Seq
     raise ValueError(
         f"the resolutions of the {rounds} rounds follow neither from the name {name!r} nor from the stored position "
         f"grid of {stored}; convert it with progresvit import-official and give them, coarse to fine: "
-        "--resolutions 192,240"
+        "resolutions=(192, 240)"
     )
 
 

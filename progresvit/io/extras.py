@@ -37,13 +37,13 @@ def install_command(extra: str | None = None) -> str:
 
 def requirements(extra: str | None = None) -> list[str]:
     """The requirements of an extra, or without one those of every installation, such as ``onnx>=1.19``."""
-    found = []
+    matching = []
     for line in metadata.requires("progresvit") or ():
         requirement, _, marker = line.partition(";")
         named = _EXTRA.search(marker)
         if (named[1] if named else None) == extra:
-            found.append(requirement.strip())
-    return found
+            matching.append(requirement.strip())
+    return matching
 
 
 def _is_installed(requirement: str) -> bool:

@@ -34,11 +34,11 @@ def import_named(
     """
     module_name, _, name = where.partition(":")
     module = import_module(module_name, what=what)
-    found = getattr(module, name, None)
-    if not accepts(found):
+    value = getattr(module, name, None)
+    if not accepts(value):
         known = [key for key, value in vars(module).items() if accepts(value) and not key.startswith("_")]
         raise ValueError(f"{what}: {module_name} has no {kind} {name!r}; {did_you_mean(name, known)}")
-    return found
+    return value
 
 
 def import_module(name: str, *, what: str) -> Any:
@@ -56,14 +56,14 @@ def import_module(name: str, *, what: str) -> Any:
         raise ValueError(f"{what}: {name} cannot be imported ({error}); {remedy}") from error
 
 
-def name_of(given: Any) -> str:
+def name_of(named_object: Any) -> str:
     """The import string of a function, a class, or the class of an object."""
-    named = given if hasattr(given, "__qualname__") else type(given)
+    named = named_object if hasattr(named_object, "__qualname__") else type(named_object)
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def source_hash(given: Any) -> str:
+def source_hash(named_object: Any) -> str:
     """SHA-256 of the file that defines a function, a class or the class of an object; empty if there is no file."""
-    named = given if hasattr(given, "__qualname__") else type(given)
+    named = named_object if hasattr(named_object, "__qualname__") else type(named_object)
     path = getattr(sys.modules.get(named.__module__), "__file__", None)
     return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""

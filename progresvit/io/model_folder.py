@@ -109,7 +109,7 @@ def download(repo_id: str, *, revision: str | None, patterns: Sequence[str], cac
     if not any(path.name != CARD_FILE for path in Path(folder).iterdir()):
         raise ValueError(
             f"the hub repository {repo_id!r} holds no {' or '.join(patterns)}. If it holds a PyTorch checkpoint of the "
-            "authors, download that file and convert it with: progresvit import-official FILE --out DIR"
+            "authors, download that file and convert it with the command progresvit import-official."
         )
     return Path(folder)
 
@@ -144,7 +144,7 @@ def refuse_pickle(path: Path) -> str:
     """Why a pickle is not read, and what to do instead."""
     return (
         f"{path} is a pickle, which can run code when it is read, so it is not loaded; convert a checkpoint of the "
-        f"authors with: progresvit import-official {path} --out DIR"
+        f"authors with the command progresvit import-official {path}."
     )
 
 

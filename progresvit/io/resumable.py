@@ -85,7 +85,7 @@ class ResumableTable(Generic[Piece]):
                     self.remove()
                     return False
                 self._lock.release()
-                raise ValueError(f"{self.out} is there already; use --overwrite to replace it, or name another file.")
+                raise ValueError(f"{self.out} already exists; pass overwrite=True to replace it, or name another file.")
             if self._has_written():
                 self.remove()
         self.claim(identity, overwrite=overwrite)
@@ -119,10 +119,10 @@ class ResumableTable(Generic[Piece]):
         if before and not overwrite:
             raise ValueError(
                 f"{self.folder} holds the beginning of another run (other {', '.join(differing)}); continue that one, "
-                "use --overwrite, or name another file."
+                "pass overwrite=True, or name another file."
             )
         if any(self.folder.glob(f"*.{self.format.suffix}")) and not overwrite:
-            raise ValueError(f"{self.folder / RUN_FILE} is damaged; use --overwrite to start again.")
+            raise ValueError(f"{self.folder / RUN_FILE} is damaged; pass overwrite=True to start again.")
         self._remove_files(LOCK_FILE)
         replace_file(self.folder / RUN_FILE, json.dumps(identity))
 

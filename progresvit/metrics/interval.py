@@ -44,9 +44,9 @@ def mean_interval(values: ArrayLike) -> Interval:
     For the difference of two models or conditions, give the differences on the same images: images that both have right
     or both have wrong do not widen the interval.
     """
-    known = np.asarray(values, np.float64)
-    mean = float(known.mean())
-    reach = LIKELY * float(known.std(ddof=1)) / len(known) ** 0.5 if len(known) > 1 else float("inf")
+    array = np.asarray(values, np.float64)
+    mean = float(array.mean())
+    reach = LIKELY * float(array.std(ddof=1)) / len(array) ** 0.5 if len(array) > 1 else float("inf")
     return Interval(mean=mean, lowest=mean - reach, highest=mean + reach)
 
 

@@ -56,7 +56,7 @@ def _find(kind: str) -> Kind:
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(
             f"this version knows no model of kind {kind!r}; {did_you_mean(kind, KINDS)} "
-            "Install a newer version of progresvit, or import the module that registers this kind "
-            "(progresvit --import my_module …)."
+            "Install a newer version of progresvit, or import the module that registers this kind (an option of the "
+            "command progresvit names it)."
         )
     return KINDS[kind]

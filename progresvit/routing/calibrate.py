@@ -83,8 +83,8 @@ def threshold_for_exit_share(scores: ArrayLike, share: float) -> float:
 
 def spread_points(scores: ArrayLike, correct: ArrayLike | None, gmacs: Sequence[float]) -> tuple[OperatingPoint, ...]:
     """Operating points at evenly spaced budgets, most GMACs first; (N, S) and (N, S), GMACs cumulative."""
-    wanted = np.linspace(gmacs[-1], gmacs[0], STEPS + 1)
-    thresholds = [threshold_for_budget(scores, gmacs, float(budget)) for budget in wanted[:-1]]
+    budgets = np.linspace(gmacs[-1], gmacs[0], STEPS + 1)
+    thresholds = [threshold_for_budget(scores, gmacs, float(budget)) for budget in budgets[:-1]]
     always = max(math.nextafter(HIGHEST, math.inf), threshold_for_budget(scores, gmacs, gmacs[0]))  # every image exits
     return tuple(frontier(scores, correct, gmacs, sorted({*thresholds, always})))
 
@@ -104,6 +104,6 @@ def check_quantiles(quantiles: Sequence[float]) -> None:
     values = np.asarray(quantiles, np.float64)
     if values.ndim != 1 or len(values) < 2 or not (values >= 0).all() or (values[1:] < values[:-1]).any():
         raise ValueError(
-            "quantiles of entropies are at least two ascending numbers of 0 or more; make them with: progresvit "
-            "calibrate RECORDS --entropies"
+            "quantiles of entropies are at least two ascending numbers of 0 or more; the command progresvit "
+            "calibrate makes them with its option for entropies."
         )

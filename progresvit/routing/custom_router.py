@@ -55,14 +55,14 @@ class CustomRouter(Router):
         return []
 
     def probability(self, s: int, statistics: Tensor) -> Tensor:
-        found = self.function(s, statistics)
-        if not isinstance(found, Tensor) or found.shape != statistics.shape[:1]:
-            shape = tuple(found.shape) if hasattr(found, "shape") else type(found).__name__
+        scores = self.function(s, statistics)
+        if not isinstance(scores, Tensor) or scores.shape != statistics.shape[:1]:
+            shape = tuple(scores.shape) if hasattr(scores, "shape") else type(scores).__name__
             raise ValueError(
                 f"the router {self.name} must return a tensor with one score for each image, of shape "
                 f"({len(statistics)},), not {shape}."
             )
-        return found.float()
+        return scores.float()
 
     def scores(self, statistics: ArrayLike) -> NDArray[np.float32]:
         """Scores of records: (N, S, 23) -> (N, S), checked."""
@@ -76,16 +76,16 @@ class CustomRouter(Router):
         return values
 
 
-def open_router(given: Router | ExitScore | str | os.PathLike[str], rounds: int) -> Router:
+def open_router(router: Router | ExitScore | str | os.PathLike[str], rounds: int) -> Router:
     """A router that ``fit_router`` made or its file, or one of your own: a function, or its import string.
 
     A class that an import string names is called without arguments.
     """
-    if isinstance(given, Router):
-        return given
-    score: Any = given
-    if isinstance(given, str | os.PathLike):
-        path = os.fspath(given)
+    if isinstance(router, Router):
+        return router
+    score: Any = router
+    if isinstance(router, str | os.PathLike):
+        path = os.fspath(router)
         if not is_import_string(path) or Path(path).exists():
             return load_router(path)
         score = import_named(path, what="router")

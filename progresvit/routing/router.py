@@ -187,16 +187,16 @@ def fit_router(
     """
     values = torch.from_numpy(np.array(statistics, np.float32))
     epochs = default_epochs(len(values), batch) if epochs is None else epochs
-    wanted = torch.from_numpy(router_targets(correct, target)).float()
-    if len(values) != len(wanted):
-        raise ValueError(f"statistics of {len(values)} images with hits of {len(wanted)}; give one of each per image.")
+    events = torch.from_numpy(router_targets(correct, target)).float()
+    if len(values) != len(events):
+        raise ValueError(f"statistics of {len(values)} images with hits of {len(events)}; give one of each per image.")
     finite = values.isfinite().all(dim=-1).all(dim=-1)
-    values, wanted = values[finite], wanted[finite]
-    for s in range(wanted.shape[1]):
-        positives = int(wanted[:, s].sum())
-        if not 0 < positives < len(wanted):
+    values, events = values[finite], events[finite]
+    for s in range(events.shape[1]):
+        positives = int(events[:, s].sum())
+        if not 0 < positives < len(events):
             raise OutOfReachError(
-                f"{positives} of {len(wanted)} images are examples of {target!r} after round {s + 1}; a router needs "
+                f"{positives} of {len(events)} images are examples of {target!r} after round {s + 1}; a router needs "
                 "both kinds. Evaluate on more images, or on images that the model was not trained on."
             )
     origin = RouterOrigin(target=target, images=len(values), epochs=epochs, seed=seed, model_sha256=model)
@@ -207,7 +207,7 @@ def fit_router(
             router.seen = torch.from_numpy(_hash_ids(ids))
         for s, network in enumerate(router.after):
             assert isinstance(network, RouterMLP)
-            _fit(network, values[:, s], wanted[:, s], epochs=epochs, batch=batch, lr=lr)
+            _fit(network, values[:, s], events[:, s], epochs=epochs, batch=batch, lr=lr)
     return router.eval().requires_grad_(False)
 
 
@@ -224,7 +224,7 @@ def _hash_ids(ids: ArrayLike) -> NDArray[np.int64]:
     return np.array([int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True) for name in names])
 
 
-def _fit(network: RouterMLP, inputs: Tensor, wanted: Tensor, *, epochs: int, batch: int, lr: float) -> None:
+def _fit(network: RouterMLP, inputs: Tensor, events: Tensor, *, epochs: int, batch: int, lr: float) -> None:
     network.mean.copy_(inputs.mean(dim=0))
     network.deviation.copy_(inputs.std(dim=0, correction=0).clamp(min=1e-6))
     optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=0.01)
@@ -233,7 +233,7 @@ def _fit(network: RouterMLP, inputs: Tensor, wanted: Tensor, *, epochs: int, bat
     for _ in range(epochs):
         for rows in torch.randperm(len(inputs)).tensor_split(batches):
             optimizer.zero_grad()
-            F.binary_cross_entropy_with_logits(network(inputs[rows]), wanted[rows]).backward()
+            F.binary_cross_entropy_with_logits(network(inputs[rows]), events[rows]).backward()
             optimizer.step()
             schedule.step()
 
@@ -257,14 +257,14 @@ def router_hash(router: Router) -> str:
 def load_router(path: str | Path) -> Router:
     """Read a router that ``save_router`` wrote."""
     if not Path(path).is_file():
-        raise ValueError(f"there is no router at {path}; make one with: progresvit fit-router RECORDS --out {path}")
+        raise ValueError(f"there is no router at {path}; make one with the command progresvit fit-router.")
     try:
         with safe_open(path, framework="pt") as file:
             about, weights = file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file ({error}); fit the router again.") from error
     if about.get("format") != _FORMAT:
-        raise ValueError(f"{path} is no router; make one with: progresvit fit-router RECORDS --out FILE")
+        raise ValueError(f"{path} is no router; make one with the command progresvit fit-router.")
     try:
         names = {key: name for name, key in _FILE_KEYS.items()}
         origin = {names.get(key, key): value for key, value in json.loads(about["origin"]).items()}

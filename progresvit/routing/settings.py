@@ -167,7 +167,7 @@ class Setting(Section):
 
 def load_setting(path: str | Path) -> Setting:
     """Read a setting that ``progresvit calibrate`` wrote."""
-    return read_json(Setting, path, what="setting", remedy="make one with: progresvit calibrate RECORDS --out FILE")
+    return read_json(Setting, path, what="setting", remedy="make one with the command progresvit calibrate.")
 
 
 def setting_names(folder: Path | None) -> list[str]:
@@ -189,26 +189,26 @@ def _bundled_model(weights_sha256: str) -> str | None:
     return None
 
 
-def find_setting(wanted: str | os.PathLike[str], folder: Path | None) -> Setting:
+def find_setting(name_or_file: str | os.PathLike[str], folder: Path | None) -> Setting:
     """The setting in a file, or the one of that name in the model folder.
 
     An existing file, or anything that ends in .json, is a path; everything else is a name.
     """
-    path = Path(wanted).expanduser()
+    path = Path(name_or_file).expanduser()
     if path.suffix == ".json" or path.is_file():
         return load_setting(path)
     names = setting_names(folder)
-    if str(wanted) not in names:
+    if str(name_or_file) not in names:
         where = "the model" if folder is None else str(folder)
-        known, choice = (
+        listing, choice = (
             (f"it has {', '.join(names)}", "one of them, ") if names else (f"it has no {SETTINGS} folder with any", "")
         )
         raise ValueError(
-            f"{where} has no setting {str(wanted)!r} ({known}); give {choice}a number, or a file that this wrote: "
-            "progresvit calibrate RECORDS --out FILE.json"
+            f"{where} has no setting {str(name_or_file)!r} ({listing}); give {choice}a number, or a file of the "
+            "command progresvit calibrate."
         )
     assert folder is not None
-    return load_setting(folder / SETTINGS / f"{wanted}.json")
+    return load_setting(folder / SETTINGS / f"{name_or_file}.json")
 
 
 class Budgets(Section):
@@ -271,8 +271,8 @@ class Budgets(Section):
 
 
 def load_budgets(path: str | Path) -> Budgets:
-    """Read the table that ``progresvit calibrate --budgets`` wrote."""
-    remedy = f"make it with: progresvit calibrate RECORDS --budgets --out MODEL/{BUDGETS_FILE}"
+    """Read the table of budgets that ``progresvit calibrate`` wrote."""
+    remedy = "the command progresvit calibrate makes it with its option for budgets."
     return read_json(Budgets, path, what="table of budgets", remedy=remedy)
 
 

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 import progresvit
 from progresvit.cli import app, output
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.samples import samples_folder
 from progresvit.engine import predict_files
 from progresvit.io.model_folder import bundled_folder
@@ -22,14 +21,12 @@ from progresvit.io.resumable import ResumableTable
 from progresvit.model import ProgResViT
 from progresvit.routing import load_setting
 from tests.cli.test_routing_commands import refused, run, works
+from tests.factories import digits_config
 
 
 @pytest.fixture
 def model(tmp_path, randomize):
-    config = ModelConfig(
-        rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4,
-        class_ids=tuple("0123"), labels=("zero", "one", "two", "three"),
-    )  # fmt: skip
+    config = digits_config(labels=("zero", "one", "two", "three"))
     return progresvit.save(randomize(ProgResViT(config)), tmp_path / "model")
 
 
@@ -73,7 +70,7 @@ def test_a_setting_is_asked_for_by_name_and_a_budget_by_number(model, digits, tm
     records, val = tmp_path / "r.parquet", digits / "val"
     works("evaluate", model, "--data", digits, "--out", records, "--workers", 0, "--device", "cpu")
     refused("needs a threshold", "classify", val, "--model", model)
-    refused("progresvit calibrate RECORDS --budgets", "classify", val, "--model", model, "--budget-gmacs", "0.001")
+    refused("the command progresvit calibrate makes it", "classify", val, "--model", model, "--budget-gmacs", "0.001")
     works("calibrate", records, "--exit-share", 0.5, "--out", model / "settings" / "half.json")
     works("calibrate", records, "--exit-share", 0.75, "--out", model / "settings" / "near-lossless.json")
     works("calibrate", records, "--budgets", "--out", model / "budgets.json")
@@ -128,7 +125,17 @@ def test_many_pictures_go_into_a_parquet_table(model, digits, tmp_path):
     output = works("classify", digits / "val", "--model", model, "--threshold", "0.9", "--out", out)
     assert "wrote" in output
     assert pq.read_table(out).num_rows == 24
-    refused("there already", "classify", digits / "val", "--model", model, "--threshold", "0.9", "--out", out)
+    refused(
+        "already exists; pass --overwrite",
+        "classify",
+        digits / "val",
+        "--model",
+        model,
+        "--threshold",
+        "0.9",
+        "--out",
+        out,
+    )
     works("classify", digits / "val", "--model", model, "--threshold", "0.9", "--out", out, "--overwrite")
 
 

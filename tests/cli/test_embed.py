@@ -141,7 +141,7 @@ def test_an_existing_table_is_kept_unless_overwriting_is_asked_for(folder, photo
     out = tmp_path / "f.parquet"
     words = ("embed", photos, "--model", folder, "--out", out)
     works(*words)
-    refused("use --overwrite", *words, "--neighbours", 1)
+    refused("already exists; pass --overwrite", *words, "--neighbours", 1)
     works(*words, "--neighbours", 1, "--overwrite")
     assert "neighbours" in pq.read_table(out).column_names
 

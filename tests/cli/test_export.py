@@ -9,7 +9,7 @@ from progresvit.cli import app
 from progresvit.engine.export.manifest import Manifest
 from progresvit.engine.onnx_backend import GraphRounds
 from progresvit.model import ProgResViT
-from tests.engine.test_engine import a_setting
+from tests.factories import setting_of
 
 pytestmark = pytest.mark.usefixtures("graphs_once")
 
@@ -74,7 +74,7 @@ def test_an_export_takes_the_models_own_setting_along_unless_another_is_asked_fo
     own = progresvit.save(model, tmp_path / "model")
     (own / "settings").mkdir()
     for name, threshold in (("near-lossless", 0.4), ("quick", 0.8)):
-        a_setting(model, threshold=threshold).save(own / "settings" / f"{name}.json")
+        setting_of(model, threshold=threshold).save(own / "settings" / f"{name}.json")
     for options, threshold in (((), 0.4), (("--threshold", "quick"), 0.8)):
         done = run("export", own, "--out", tmp_path / "out", *options)
         assert done.exit_code == 0, done.output

@@ -15,8 +15,9 @@ import progresvit
 from progresvit.engine import Engine
 from progresvit.engine.export.export import export
 from progresvit.routing import Abstention, SettingWarning
-from tests.engine.test_engine import a_setting, all_rounds, made_router
+from tests.engine.test_engine import all_rounds, made_router
 from tests.engine.test_onnx_backend import WITHOUT_TORCH
+from tests.factories import setting_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("graphs_once")]
 
@@ -92,7 +93,7 @@ def test_an_exports_own_threshold_is_for_entropies_alone(folder):
 
 @pytest.mark.slow
 def test_a_setting_travels_with_the_export(model, images, threshold, tmp_path):
-    setting = a_setting(model, threshold=threshold)
+    setting = setting_of(model, threshold=threshold)
     export(model, tmp_path / "export", threshold=setting)
     with warnings.catch_warnings():
         warnings.simplefilter("error", SettingWarning)
@@ -102,7 +103,7 @@ def test_a_setting_travels_with_the_export(model, images, threshold, tmp_path):
 
 @pytest.mark.slow
 def test_a_certificate_for_fp32_does_not_hold_for_bf16_graphs(model, tmp_path):
-    export(model, tmp_path / "export", threshold=a_setting(model))
+    export(model, tmp_path / "export", threshold=setting_of(model))
     with contextlib.suppress(ValueError), pytest.warns(SettingWarning, match="other precision: the certificate"):
         Engine(tmp_path / "export", backend="openvino", precision="bf16")  # refused where the CPU has no bf16
 

@@ -11,13 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.engine import Engine
 from progresvit.engine.scheduler import EngineFull
 from progresvit.engine.torch_backend import TorchBackend
-from progresvit.model import ProgResViT
 from progresvit.routing import top10_entropy
 from tests.engine.test_engine import all_rounds
+from tests.factories import random_pixels, tiny_config, undecided_model
 
 LONG = 60
 """Seconds after which a test that hangs fails."""
@@ -25,18 +24,12 @@ LONG = 60
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(2)
-    config = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=12)
-    made = ProgResViT(config).eval()
-    for parameter in made.parameters():
-        torch.nn.init.normal_(parameter, std=0.15)
-    return made
+    return undecided_model(tiny_config(num_classes=12))
 
 
 @pytest.fixture(scope="module")
 def images():
-    torch.manual_seed(5)
-    return torch.randint(0, 256, (128, 3, 32, 32), dtype=torch.uint8)
+    return random_pixels(128)
 
 
 @pytest.fixture(scope="module")

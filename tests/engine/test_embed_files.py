@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
 
 import progresvit
 from progresvit.data.crop import describe_preprocessing
@@ -22,6 +21,7 @@ from progresvit.engine.embed_files import embed_files as embed
 from progresvit.io.resumable import ResumableTable
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
+from tests.factories import image_folder
 
 IMAGES = 41
 """One of them cannot be read."""
@@ -35,13 +35,7 @@ def model(small_config, randomize):
 
 @pytest.fixture
 def folder(tmp_path):
-    torch.manual_seed(0)
-    for number in range(IMAGES - 1):
-        path = tmp_path / "images" / f"{number % 3}" / f"{number:02}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(torch.randint(0, 256, (36, 40, 3), dtype=torch.uint8).numpy()).save(path)
-    (tmp_path / "images" / "1" / "torn.jpg").write_bytes(b"torn")
-    return tmp_path / "images"
+    return image_folder(tmp_path / "images", IMAGES - 1)
 
 
 @pytest.fixture
@@ -188,7 +182,7 @@ def test_features_of_another_model_round_or_pooling_are_neither_mixed_in_nor_rep
     with monkeypatch.context() as patch:
         patch.setattr(embed_files, "input_batches", lambda *given: 1 / 0)  # no image is read again
         embed(EmbeddingEngine(model, batch=7), images, out, neighbours=2)  # neighbours may be asked for later
-    with pytest.raises(ValueError, match="there already; use --overwrite"):
+    with pytest.raises(ValueError, match="already exists; pass overwrite=True"):
         embed(EmbeddingEngine(model), images, out)
     assert embed(EmbeddingEngine(other), images.subset(range(3)), out, overwrite=True).images == 3
 
@@ -275,7 +269,7 @@ def test_a_run_that_was_killed_while_its_parts_were_removed_is_finished_unless_n
         patch.setattr(ResumableTable, "remove", lambda self: None)
         embed(EmbeddingEngine(model), images, out)
     monkeypatch.setattr(embed_files, "input_batches", lambda *given: 1 / 0)  # no image is read again
-    with pytest.raises(ValueError, match="there already; use --overwrite"):
+    with pytest.raises(ValueError, match="already exists; pass overwrite=True"):
         embed(EmbeddingEngine(model), images, out, neighbours=2)
     assert embed(EmbeddingEngine(model), images, out).errors == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f.parquet", "images"]

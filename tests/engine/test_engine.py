@@ -8,13 +8,12 @@ from PIL import Image
 import progresvit
 from progresvit import compute
 from progresvit.data import evaluation_transform
-from progresvit.data.crop import preprocessing_hash
 from progresvit.engine import Engine, backends
 from progresvit.engine.fold import FoldedRound
-from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
-from progresvit.routing import Abstention, Setting, SettingWarning, save_router, top10_entropy
+from progresvit.routing import Abstention, SettingWarning, save_router, top10_entropy
 from progresvit.routing.router import Router, RouterOrigin, router_hash
+from tests.factories import setting_of
 
 
 @pytest.fixture
@@ -125,21 +124,8 @@ def test_images_with_broken_logits_run_every_round(model, images):
     assert [(p.exit_round, p.index, p.label) for p in found] == [(2, -1, None)] * 3
 
 
-def a_setting(model, **changes):
-    known = {
-        "rule": "guarantee",
-        "threshold": 1.5,
-        "rounds": 2,
-        "weights": weights_hash(model),
-        "preprocessing": preprocessing_hash(model.config),
-        "precision": "fp32",
-        "n": 1000,
-    }
-    return Setting(**(known | changes))
-
-
 def test_a_setting_is_used_for_its_own_model_in_silence(model, images, tmp_path):
-    setting = a_setting(model)
+    setting = setting_of(model)
     setting.save(tmp_path / "t.json")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -148,7 +134,7 @@ def test_a_setting_is_used_for_its_own_model_in_silence(model, images, tmp_path)
 
 
 def test_a_certificate_does_not_hold_for_another_model_preprocessing_or_precision(model):
-    setting = a_setting(model)
+    setting = setting_of(model)
     with pytest.warns(SettingWarning, match="other precision: the certificate does not hold here"):
         Engine(model, setting, precision="bf16")
     cropped = ProgResViT(model.config.replace(crop=1.0))
@@ -164,14 +150,14 @@ def test_a_certificate_does_not_hold_for_another_model_preprocessing_or_precisio
 
 def test_a_setting_for_a_router_needs_that_router(model):
     router = made_router()
-    setting = a_setting(model, router=router_hash(router))
+    setting = setting_of(model, router=router_hash(router))
     Engine(model, setting, router=router)
     with pytest.raises(ValueError, match="for the probabilities of a learned router; give the router"):
         Engine(model, setting)
     with pytest.raises(ValueError, match="of another one than was given"):
         Engine(model, setting, router=made_router(seed=9))
     with pytest.raises(ValueError, match="is for entropies"):
-        Engine(model, a_setting(model), router=router)
+        Engine(model, setting_of(model), router=router)
 
 
 def test_bad_input_is_refused(model, images, tmp_path, small_config):
@@ -186,7 +172,7 @@ def test_bad_input_is_refused(model, images, tmp_path, small_config):
         (lambda: Engine(model, 0.5, temperatures=(1.0, 0.0)), "2 numbers above 0"),
         (lambda: Engine(model, 0.5, abstain=-1), "0 or more"),
         (lambda: Engine(model, tmp_path / "none.json"), "no setting at"),
-        (lambda: Engine(model, a_setting(model, rounds=3)), "for a model of 3 rounds and this one has 2"),
+        (lambda: Engine(model, setting_of(model, rounds=3)), "for a model of 3 rounds and this one has 2"),
         (lambda: Engine(ProgResViT(small_config.replace(num_classes=0)), 0.5), "has no head"),
         (lambda: Engine(model, 0.5).classify(images.float()), "uint8"),
         (lambda: Engine(model, 0.5).classify([3]), "or a PIL image, not int"),
@@ -253,7 +239,7 @@ def test_an_engine_has_routers_of_its_own(model, images):
 
 
 def test_an_engine_merges_tokens_as_its_model_does(model, images):
-    setting = a_setting(model)
+    setting = setting_of(model)
     model.set_merge([1, 5])
     logits = all_rounds(model, images)
     entropy = top10_entropy(logits[:, 0]).double().sort().values

@@ -10,7 +10,8 @@ from progresvit.engine import Engine, MemoryWarning
 from progresvit.engine.buffers import power_sizes
 from progresvit.model import ProgResViT
 from progresvit.routing import top10_entropy
-from tests.engine.test_engine import a_setting, all_rounds, made_router
+from tests.engine.test_engine import all_rounds, made_router
+from tests.factories import setting_of
 
 pytestmark = pytest.mark.gpu
 
@@ -215,7 +216,7 @@ def test_out_of_distribution_images_are_found_inside_the_graph(model, images):
     scores = ood_score("energy", logits[torch.arange(len(rounds)), rounds]).double()
     rule = OODRule(score="energy", limit=scores.quantile(0.3).item(), share=0.3)
     away = ((entropy.double() - limit).abs() > 1e-4).all(dim=1) & ((scores - rule.limit).abs() > 1e-3)
-    setting = a_setting(model, threshold=limit, ood=rule, rounds=logits.shape[1])
+    setting = setting_of(model, threshold=limit, ood=rule, rounds=logits.shape[1])
     found = Engine(model, setting).classify(images)
     for row in away.nonzero().flatten().tolist():
         assert found[row].out_of_distribution == found[row].abstained == (scores[row] < rule.limit)

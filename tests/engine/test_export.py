@@ -21,24 +21,16 @@ from progresvit.io.extras import not_installed
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.model.backbone import resize, resizing_matrix
-from progresvit.routing import Setting, SettingWarning
+from progresvit.routing import SettingWarning
 from tests.engine.conftest import CONFIGS, LABELS, random_pixels
+from tests.factories import setting_of
 
 pytestmark = pytest.mark.usefixtures("graphs_once")
 
 
 def a_setting(model, **changes):
-    known = {
-        "rule": "budget",
-        "threshold": (0.7,),
-        "rounds": 2,
-        "weights": weights_hash(model),
-        "preprocessing": preprocessing_hash(model.config),
-        "precision": "fp32",
-        "n": 10,
-        "expected": {"gmacs": 1.5},
-    }
-    return Setting(**{**known, **changes})
+    fields = {"rule": "budget", "threshold": (0.7,), "n": 10, "expected": {"gmacs": 1.5}}
+    return setting_of(model, **{**fields, **changes})
 
 
 @pytest.fixture
@@ -128,7 +120,7 @@ def test_a_setting_is_kept_whole(models, tmp_path, no_graphs):
     assert made.setting == setting
     assert made.threshold == (0.7,)
     with pytest.raises(ValueError, match="other weights"):
-        export(models["two rounds"], tmp_path / "other", threshold=a_setting(models["two rounds"], weights="x"))
+        export(models["two rounds"], tmp_path / "other", threshold=a_setting(models["two rounds"], weights_sha256="x"))
     assert not (tmp_path / "other").exists()
     with pytest.warns(SettingWarning, match="other precision"):
         export(models["two rounds"], tmp_path / "out", threshold=a_setting(models["two rounds"], precision="bf16"))

@@ -208,7 +208,7 @@ def test_an_interrupted_overwrite_continues_and_a_finished_one_starts_again(fold
             classify_files(Answering("new"), dataset, out, overwrite=True)
     kept = len(list((tmp_path / "r.parquet.parts").glob("0*.parquet")))
     assert 0 < kept < FILES // PART
-    with pytest.raises(ValueError, match="there already"):
+    with pytest.raises(ValueError, match="already exists"):
         classify_files(Answering("new"), dataset, out)
     engine = Answering("new")
     classify_files(engine, dataset, out, overwrite=True)

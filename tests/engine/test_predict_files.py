@@ -12,6 +12,7 @@ from progresvit.engine.predict_files import OLD_NAME, classify_files, summarise
 from progresvit.engine.torch_backend import TorchBackend
 from progresvit.io.resumable import ResumableTable
 from progresvit.model import ProgResViT
+from tests.factories import image_folder
 
 
 @pytest.fixture
@@ -22,13 +23,7 @@ def model(small_config, randomize):
 
 @pytest.fixture
 def folder(tmp_path):
-    torch.manual_seed(0)
-    for number in range(40):
-        path = tmp_path / "images" / f"{number % 3}" / f"{number:02}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(torch.randint(0, 256, (36, 40, 3), dtype=torch.uint8).numpy()).save(path)
-    (tmp_path / "images" / "1" / "torn.jpg").write_bytes(b"torn")
-    return tmp_path / "images"
+    return image_folder(tmp_path / "images")
 
 
 @pytest.fixture
@@ -113,7 +108,7 @@ def test_answers_of_another_run_are_neither_mixed_in_nor_replaced(model, folder,
     with pytest.raises(ValueError, match=r"beginning of another run \(other pictures\)"):
         classify_files(Engine(model, 0.5), images.subset(range(5)), out)
     classify_files(Engine(model, 0.6), images, out, overwrite=True)
-    with pytest.raises(ValueError, match="there already; use --overwrite"):
+    with pytest.raises(ValueError, match="already exists; pass overwrite=True"):
         classify_files(Engine(model, 0.6), images, out)
     assert classify_files(Engine(model, 0.6), images.subset(range(3)), out, overwrite=True).images == 3
 
@@ -137,7 +132,7 @@ def test_damaged_parts_are_made_again(model, folder, tmp_path, small_parts, monk
     assert not parts.exists()
     parts = begun(model, images, tmp_path / "s.parquet", monkeypatch)
     (parts / "run.json").write_text("{")
-    with pytest.raises(ValueError, match=r"run\.json is damaged; use --overwrite"):
+    with pytest.raises(ValueError, match=r"run\.json is damaged; pass overwrite=True"):
         classify_files(Engine(model, 0.5), images, tmp_path / "s.parquet")
     classify_files(Engine(model, 0.5), images, tmp_path / "s.parquet", overwrite=True)
 

@@ -14,7 +14,7 @@ from progresvit.evaluation import DataSource, evaluate, measure_budgets
 from progresvit.io import model_folder
 from progresvit.routing import OODRule, find_setting
 from progresvit.routing.decide import Policy, decide
-from tests.engine.test_engine import a_setting
+from tests.factories import setting_of
 
 pytestmark = pytest.mark.usefixtures("graphs_once")
 
@@ -30,7 +30,7 @@ def folder(small_model, tmp_path):
     made = progresvit.save(small_model, tmp_path / "model")
     (made / "settings").mkdir()
     for name, threshold, abstain in (("near-lossless", 2.1, None), ("sloppy", 3.0, None), ("careful", 2.1, 2.0)):
-        a_setting(small_model, threshold=threshold, abstain=abstain).save(made / "settings" / f"{name}.json")
+        setting_of(small_model, threshold=threshold, abstain=abstain).save(made / "settings" / f"{name}.json")
     return made
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from PIL import Image
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.dataset import find_images
 from progresvit.data.transforms import evaluation_transform
 from progresvit.distributed import Processes
@@ -15,6 +14,7 @@ from progresvit.io.weights import weights_hash
 from progresvit.metrics.knn import VOTE_FLOOR, knn_votes
 from progresvit.model import ProgResViT
 from progresvit.routing import frontier, near_lossless
+from tests.factories import tiny_config
 
 ONE = Processes(0, 1, torch.device("cpu"))
 PLAIN = EvalOptions(workers=0, batch=5)
@@ -24,8 +24,7 @@ PLAIN = EvalOptions(workers=0, batch=5)
 def model(randomize):
     """A model without a head."""
     torch.manual_seed(1)
-    config = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=2, patch_size=8, num_classes=0)
-    return randomize(ProgResViT(config))
+    return randomize(ProgResViT(tiny_config(depth=2, num_classes=0)))
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.dataset import find_images
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, LinearProbe, evaluate_linear
 from progresvit.evaluation.linear_training import hold_out_tenth
 from progresvit.model import ProgResViT
 from progresvit.routing import near_lossless
+from tests.factories import tiny_config
 
 ONE = Processes(0, 1, torch.device("cpu"))
 PLAIN = EvalOptions(workers=0, batch=20)
@@ -22,8 +22,7 @@ RATES = (0.03, 0.3, 3.0)
 def model(randomize):
     """A model without a head."""
     torch.manual_seed(1)
-    config = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=0)
-    return randomize(ProgResViT(config))
+    return randomize(ProgResViT(tiny_config(num_classes=0)))
 
 
 def run(model, data, out, options=PLAIN, *, source=None, processes=ONE, **settings):

@@ -9,13 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.augment.corruption import Corruption
 from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, evaluate
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
+from tests.factories import digits_config
 
 ONE = Processes(0, 1, torch.device("cpu"))
 PLAIN = EvalOptions(workers=0, batch=5)
@@ -23,15 +23,7 @@ PLAIN = EvalOptions(workers=0, batch=5)
 
 def make_model(randomize):
     torch.manual_seed(1)
-    config = ModelConfig(
-        rounds=make_rounds([16, 32], [1, 2]),
-        heads=2,
-        depth=2,
-        patch_size=8,
-        num_classes=4,
-        class_ids=("0", "1", "2", "3"),
-    )
-    return randomize(ProgResViT(config))
+    return randomize(ProgResViT(digits_config(depth=2)))
 
 
 @pytest.fixture
@@ -278,7 +270,7 @@ def test_a_damaged_description_of_the_parts_is_named(model, digits, tmp_path, sm
         with pytest.raises(KeyboardInterrupt):
             run(model, digits, tmp_path / "r.parquet")
     (tmp_path / "r.parquet.parts" / "run.json").write_text("")
-    with pytest.raises(ValueError, match=r"run\.json is damaged; use --overwrite"):
+    with pytest.raises(ValueError, match=r"run\.json is damaged; pass overwrite=True"):
         run(model, digits, tmp_path / "r.parquet")
     assert len(run(model, digits, tmp_path / "r.parquet", replace(PLAIN, overwrite=True))) == 24
 

@@ -88,11 +88,11 @@ def test_a_table_whose_parts_a_kill_left_is_finished_until_it_is_replaced(tmp_pa
         with monkeypatch.context() as patch:
             patch.setattr(ResumableTable, "remove", lambda self: self.__exit__())
             begun.finish(write_numbers(begun))
-        with pytest.raises(ValueError, match="there already"):
+        with pytest.raises(ValueError, match="already exists"):
             begin({"run": 2})
         if is_replaced:
             (tmp_path / "a").write_text("another")
-            with pytest.raises(ValueError, match="there already"):
+            with pytest.raises(ValueError, match="already exists"):
                 begin({"run": 1})
         else:
             assert not begin({"run": 1})

@@ -83,7 +83,7 @@ def test_a_budget_out_of_reach_or_without_its_table_is_refused(tmp_path):
     table = measure_budgets(make_records(100))
     with pytest.raises(ValueError, match="out of reach"):
         table.setting(table.points[0].gmacs + 1)
-    with pytest.raises(ValueError, match="progresvit calibrate RECORDS --budgets"):
+    with pytest.raises(ValueError, match="the command progresvit calibrate makes it"):
         budget_setting(tmp_path, 1.0)
     with pytest.raises(ValueError, match="give the folder"):
         budget_setting(None, 1.0)
