@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from progresvit.evaluation import (
+    calibrate_budget,
+    calibrate_near_lossless,
     calibrate_segmentation_budget,
     calibrate_segmentation_exit_share,
     calibrate_segmentation_guarantee,
@@ -20,6 +22,7 @@ from progresvit.routing import (
 )
 from progresvit.routing.certify import GRID
 from progresvit.routing.decide import exit_rounds
+from tests.evaluation.made import make_records
 from tests.evaluation.made_segmentation import CLASSES, IGNORE, make_maps, make_segmentation_records, naive_miou
 
 
@@ -174,3 +177,18 @@ def test_a_budget_for_equal_images_is_that_of_one_list_of_gmacs():
     scores[:10] = np.inf
     with pytest.raises(ValueError, match="10 of 300 images have NaN or infinite logits"):
         threshold_for_budget(scores, np.tile(gmacs, (300, 1)), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda records: calibrate_near_lossless(records, per_round=True), "thresholds per round are chosen by top-1"),
+        (lambda records: calibrate_budget(records, 1.0, per_round=True), "leave out per_round=True"),
+        (lambda records: records.losses("labelled"), "pass loss='pixel-error'"),
+        (lambda records: records.exit_scores(object()), "segmentation takes router=None"),
+        (lambda records: make_records(20).losses("pixel-error"), "pass loss='labelled' or loss='unlabelled'"),
+    ],
+)
+def test_rules_of_the_other_kind_of_model_are_refused(ask, message):
+    with pytest.raises(ValueError, match=message):
+        ask(make_segmentation_records(20))
