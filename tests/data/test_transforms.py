@@ -65,3 +65,19 @@ def test_a_corruption_that_is_none_is_refused(text):
     assert Corruption.parse("fog/3") == Corruption("fog", 3)
     with pytest.raises(ValueError, match="severity from 1 to 5, such as fog/3"):
         Corruption.parse(text)
+
+
+def darken(image, severity, rng):
+    return image / severity
+
+
+def test_a_function_of_your_own_is_a_corruption_by_its_name():
+    image = Image.new("RGB", (40, 40), (90, 120, 200))
+    corruption = Corruption.of(darken, 2)
+    assert corruption == Corruption(f"{__name__}:darken", 2)
+    assert len(corruption.source) == 64
+    assert np.asarray(corruption(image, "a"))[0, 0].tolist() == [45, 60, 100]
+    refused = {"at the top of a module": lambda image, severity, rng: image, "define it as corrupt": normalise}
+    for reason, function in refused.items():
+        with pytest.raises(ValueError, match=reason):
+            Corruption.of(function, 1)
