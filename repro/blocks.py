@@ -78,7 +78,7 @@ class Page:
         self.study: Study = read_study(folder / STUDY_FILE)
         self.plots, self.prefix = plots, prefix
         self.rows: dict[str, list[FrontierRow]] = {}
-        """Of frontiers that were asked for."""
+        """Rows of each frontier that a template asked for."""
         self.segmented: SegmentationStudy | None = None
 
     def plot(self, name: str, alt: str, draw: Callable[[], Figure], *data: Any) -> str:
@@ -350,7 +350,7 @@ class Page:
         return _blocks(shift_tables.tests_table(list(tests.values()), ours, theirs) if tests else NOT_MEASURED)
 
     def shift_tested(self, name: str, ours: str, theirs: str) -> dict[int, ShiftTest]:
-        """The same tests by severity; none if neither model was measured."""
+        """The tests of ``shift_tests`` by severity; empty if neither model was measured."""
         if not {ours, theirs} & self.shifted(name).keys():
             return {}
         return {one.severity: one for one in gather_shift_tests(self.results, self.study, name, ours, theirs)}
@@ -375,7 +375,7 @@ class Page:
         return ours_run.less(theirs_run, place)
 
     def widened(self, ours: str, theirs: str, place: int = FULL) -> Difference:
-        """The same with the shifts of whole runs added to its interval."""
+        """The difference over images, with the shifts of whole runs added to its interval."""
         seeds = [len(run.seeds) for run in self._compared(ours, theirs)]
         return self.run_shift(place).widen(self.difference(ours, theirs, place), *seeds)
 

@@ -26,11 +26,11 @@ CHUNK = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Interval):
-    """Of two shares, with its 95 % interval."""
+    """A difference of two shares, with its 95 % interval."""
 
     @property
     def half_width(self) -> float:
-        """Of the interval."""
+        """Half of the width of the interval."""
         return (self.highest - self.lowest) / 2
 
     @property
@@ -52,7 +52,7 @@ def paired_difference(ours: NDArray[np.float64], theirs: NDArray[np.float64]) ->
 
 @dataclass(frozen=True, kw_only=True)
 class CrossedDifference(Difference):
-    """Of two means over seeds and images, with its 95 % interval over both."""
+    """A difference of two means over seeds and images, with its 95 % interval over both."""
 
     error: float
     """Standard error of the bootstrap."""
@@ -157,7 +157,7 @@ def _resamples(seeds: int, images: int, draws: int, seed: int) -> tuple[NDArray[
 
 
 def is_clear_among(difference: Difference, intervals: int) -> bool:
-    """Whether the interval excludes zero if so many hold all together at 95 %; one of width 0 says nothing.
+    """Whether the interval excludes zero if this many intervals hold together at 95 %; a width of 0 says nothing.
 
     Bonferroni's correction. It is careful: intervals of one page are correlated.
     """
@@ -193,15 +193,15 @@ class ComparedRun:
         return np.stack([one.rounds.correct(one.data.val)[:, place] for one in self.seeds]).astype(np.float64)
 
     def gmacs(self, place: int = FULL) -> float:
-        """Of an image that exits after a round, earlier rounds included."""
+        """GMACs of an image that exits after a round, earlier rounds included."""
         return self.first.rounds.gmacs_paper[place]
 
     def top1_of_seeds(self, place: int = FULL) -> tuple[float, ...]:
-        """Of a round, by seed."""
+        """Top-1 of a round, by seed."""
         return tuple(one.rounds.right[place] / one.data.val for one in self.seeds)
 
     def top1(self, place: int = FULL) -> float:
-        """Of a round, mean over the seeds."""
+        """Top-1 of a round, mean over the seeds."""
         return float(np.mean(self.top1_of_seeds(place)))
 
     def spread(self, place: int = FULL) -> float:
@@ -255,7 +255,7 @@ class RunShift:
     """Degrees of freedom of its estimate."""
 
     def widen(self, difference: Difference, ours: int, theirs: int) -> Difference:
-        """A difference over images with the shifts added to its interval, for so many seeds on either side.
+        """A difference over images with the shifts added to its interval, for the numbers of seeds on either side.
 
         Variances add. The interval is 1.96 or, with Satterthwaite's degrees of freedom, t standard errors wide.
         """
@@ -267,7 +267,10 @@ class RunShift:
 
 
 def run_shift(runs: Iterable[ComparedRun], place: int = FULL) -> RunShift:
-    """Of the runs with several seeds, averaged by degrees of freedom; at least 0. A few seeds give a rough value."""
+    """The shift of the runs with several seeds, averaged by degrees of freedom; at least 0.
+
+    A few seeds give a rough value.
+    """
     total, freedom = 0.0, 0
     for run in runs:
         if len(run.seeds) > 1:
@@ -285,7 +288,7 @@ class LineUp:
     title: str
     rows: tuple[ComparedRun, ...]
     missing: tuple[str, ...]
-    """Labels of rows that were not measured, and seeds of those that were."""
+    """Labels of rows that were not measured, and missing seeds of measured rows."""
     against: ComparedRun | None
     """The base of all differences; None: the row above."""
     unmeasured_base: str | None

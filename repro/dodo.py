@@ -119,7 +119,7 @@ def task_measure() -> Iterator[Task]:
     yield {"name": STUDY_FILE, "actions": [write_study], "targets": [file], "uptodate": [written]}
     for entry in ENTRIES:
         if entry.name in MEASURED:
-            yield {"name": entry.name, "actions": None, "uptodate": [True], "doc": "results are there already"}
+            yield {"name": entry.name, "actions": None, "uptodate": [True], "doc": "already measured"}
             continue
         words = [sys.executable, str(Path(__file__).parent / "measure"), entry.name]
         words += ["--runs", str(PLACES.runs), "--results", str(RESULTS)]
@@ -134,7 +134,7 @@ def task_measure() -> Iterator[Task]:
 
 
 def task_group() -> Iterator[Task]:
-    """By name: a run with all seeds, an entry, all runs of a comparison or a frontier, all models of a shift entry."""
+    """Tasks by name: a run with its seeds, an entry, the runs of a comparison, the models of a shift entry."""
     groups: dict[str, dict[str, None]] = {}
     for entry in ENTRIES:
         for name in (entry.name, entry.key):

@@ -10,7 +10,7 @@ from repro.formats import RunResult, check_comparable
 from repro.study import Equal
 
 COMPUTE_TOLERANCE = 0.08
-"""Share by which the training compute of a run may differ from that of the run that it is compared with."""
+"""Share by which the training compute of a run may differ from the run that it is compared with."""
 PASSES = 3
 """A training step in forward passes: the backward pass takes two."""
 PER_STEP = 1
@@ -21,8 +21,9 @@ def training_pmacs(result: RunResult) -> float:
     """Multiply-accumulates of a training, in 10^15: those of a step's rounds, forward and backward, for every image.
 
     Rounds that follow each other all run in a step. Of alternatives, the task ``subnetworks`` runs some, and others run
-    all. The frozen teacher of the task ``dynabert`` runs forward once, at full width, and that of the task ``dino`` on
-    the global crops; other teachers are not counted. Nor are what a run starts from and a probe of its features.
+    all. The frozen teacher of the task ``dynabert`` runs forward once, at full width, and the teacher of the task
+    ``dino`` on the global crops; other teachers are not counted. What a run starts from and a probe of its features are
+    not counted either.
     """
     if result.data.train is None:
         raise ValueError(f"{result.name} does not say on how many images it was trained; measure it again.")

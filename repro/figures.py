@@ -106,7 +106,7 @@ def _spent(point: FrontierPoint) -> float:
 
 
 def _top1(point: FrontierPoint) -> float:
-    """In percent."""
+    """Top-1 in percent."""
     return 100 * float(point.correct.mean())
 
 
@@ -326,7 +326,7 @@ def severity_figure(
     title: str = "Frontiers under corruption",
     beside: Mapping[str, ShiftResult] | None = None,
 ) -> Figure:
-    """A frontier for each severity, all corruptions together, and that of the clean images.
+    """A frontier for each severity, all corruptions together, and one for the clean images.
 
     Stars show the first setting, calibrated on clean images: mean over corruptions. ``beside`` are models of one round,
     which have a point and no frontier: a filled mark in the severity's colour.
@@ -413,7 +413,7 @@ def shifted_accuracy_figure(models: Mapping[str, ShiftResult]) -> Figure:
 
 
 def _mean_top1(result: ShiftResult, severity: int) -> float:
-    """Of the full path, mean over corruptions."""
+    """Top-1 of the full path, mean over corruptions."""
     return float(np.mean([one.top1[-1] for one in result.sets if one.severity == severity]))
 
 
@@ -426,8 +426,3 @@ def _mark(number: int) -> dict[str, Any]:
 
 def _draw_frontier(axes: Axes, points: Sequence[Point], **style: Any) -> None:
     axes.plot([point.gmacs_paper for point in points], [100 * point.top1 for point in points], **style)
-
-
-def _draw_star(axes: Axes, point: Point, number: int, label: str) -> None:
-    colour = COLOURS[number % len(COLOURS)]
-    axes.plot([point.gmacs_paper], [100 * point.top1], "*", color=colour, markersize=13, zorder=4, label=label)

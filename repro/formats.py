@@ -44,7 +44,7 @@ class Machine(Part):
     device: str
     """The GPU's name, or the processor's."""
     processes: int
-    """Of one command, under torchrun."""
+    """Processes of one command, under torchrun."""
     jobs: int
     """Commands that shared the machine at a time. Seconds are longer for it."""
     python: str
@@ -73,12 +73,12 @@ class Rounds(Part):
     heads: tuple[int, ...] | None = None
     """None if the kind of model has rounds without heads."""
     gmacs_paper: tuple[float, ...]
-    """Of an image that exits after each round, earlier rounds included; if rounds are alternatives, of each alone."""
+    """GMACs of an image that exits after each round, earlier rounds included; alternatives are counted alone."""
     gmacs_executed: tuple[float, ...]
     right: tuple[int, ...]
     """Images that each round has right."""
     bits: tuple[str, ...]
-    """The same image by image: hexadecimal, the first image in the highest bit."""
+    """Whether each round is right, image by image: hexadecimal, the first image in the highest bit."""
     log_loss: tuple[str, ...] | None = None
     """Minus the natural logarithm of the label's probability, image by image: float16, little-endian, base64. None in
     files of earlier versions, and if it is not finite for every image."""
@@ -86,7 +86,7 @@ class Rounds(Part):
     """Top-10 entropy after each round but the last, image by image, packed like ``log_loss``. None for one round, for
     rounds that are alternatives, and in files of earlier versions."""
     trained_gmacs: float | None = None
-    """Of an image in training, for a model that is evaluated with merged tokens and was trained without."""
+    """GMACs of an image in training, for a model that is evaluated with merged tokens and was trained without."""
 
     @model_serializer(mode="wrap")
     def _without_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -137,9 +137,9 @@ class Measurement(Part):
     commands: tuple[str, ...]
     """What it was measured from. DATA and RUNS stand for the reader's folders."""
     seed: int | None
-    """Of the training, or of random draws; None if nothing was drawn."""
+    """Seed of the training or of random draws; None if nothing was drawn."""
     seconds: float
-    """Of the steps of a training, including the first and its compilation; otherwise of all commands."""
+    """Seconds of the steps of a training, including the first and its compilation; otherwise of all commands."""
     date: str
     revision: str
     """Git revision of the code."""
@@ -155,7 +155,7 @@ class Probe(Part):
     words: tuple[str, ...] = ()
     """More words of the command that evaluated the model."""
     settings: dict[str, Any]
-    """Such as the number of neighbours, and the labelled images that the prediction was learned from."""
+    """The number of neighbours, the labelled images that the prediction was learned from, and so on."""
     chosen: dict[str, Any] | None = None
     """What was chosen on held-out images, such as a learning rate; None for k-NN."""
 
@@ -167,11 +167,11 @@ class TrainingCurves(Part):
     """Epochs done; the others have a value of each round for each of them."""
     losses: tuple[tuple[float, ...], ...]
     teacher_entropy: tuple[tuple[float, ...], ...]
-    """Of the teacher's output for an image, mean over images."""
+    """Entropy of the teacher's output for an image, mean over images."""
     mean_entropy: tuple[tuple[float, ...], ...]
-    """Of the mean of these outputs over images."""
+    """Entropy of the mean of these outputs over images."""
     centre_entropy: tuple[tuple[float, ...], ...]
-    """Of the centre."""
+    """Entropy of the centre."""
 
     @model_validator(mode="after")
     def _agree(self) -> TrainingCurves:
@@ -192,7 +192,7 @@ class RunResult(Measurement):
     parameters: int
     rounds: Rounds
     frontier: tuple[Point, ...]
-    """From the cheapest to the full path; empty if the rounds are alternatives, among which there is no routing."""
+    """From the cheapest to the full path; empty if the rounds are alternatives, which are not routed."""
     near_lossless: Point | None
     """None if the rounds are alternatives."""
     history: tuple[tuple[int, Shares], ...]
@@ -200,7 +200,7 @@ class RunResult(Measurement):
     probe: Probe | None = None
     """None if the head of the model predicts."""
     curves: TrainingCurves | None = None
-    """Of a training of the task ``dino``; None for others, and for a run that evaluates the models of another."""
+    """Curves of a training of the task ``dino``; None for others, and for a run that evaluates another run's models."""
 
     @model_serializer(mode="wrap")
     def _without_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class HalvesResult(Part):
 
     number: int
     drop: Spread
-    """Top-1 of the full path minus that of the routed one."""
+    """Top-1 of the full path minus top-1 of the routed answers."""
     saving: Spread
     wrong: Spread
     """Error rate among answered images."""
@@ -240,11 +240,11 @@ class DrawsResult(Part):
 
     draws: int
     images: int
-    """Of one draw, with replacement."""
+    """Images of one draw, with replacement."""
     exceeded: int
     """Draws whose threshold is beyond the bound in the population."""
     mean: float
-    """Of the bounded share in the population, over draws."""
+    """Mean over draws of the bounded share in the population."""
     highest: float
     saving: float
     """Mean over draws."""
@@ -298,7 +298,7 @@ class MatchedResult(Part):
     fits: int
     """Routers fitted with different seeds; values are means over them."""
     shares: Shares
-    """Of images that continue; the other tuples have one value for each."""
+    """Shares of images that continue; the other tuples have a value for each."""
     gmacs_paper: tuple[float, ...]
     entropy_top1: Shares
     router_top1: Shares
@@ -330,10 +330,10 @@ class EqualAccuracy(Part):
     given_up_wrong: Share | None
     """Share of the given-up images that are wrong in every round."""
     errors_added: Spread | None = None
-    """Of a rule that gives up: its error rate minus that of the same rule without, at the same allowed drop. Lowest and
+    """For a rule that rejects: its error rate minus the rate without rejection, at the same allowed drop. Lowest and
     highest are the 95 % interval over resamples of images and splits; None in files of earlier versions."""
     saving_added: Spread | None = None
-    """The same of the saving."""
+    """The saving minus the saving without rejection."""
 
 
 class RoutingResult(Measurement):
@@ -360,7 +360,7 @@ BUDGET = "budget-"
 
 
 def budget_setting(budget: float) -> str:
-    """Name of the setting that keeps to an average of so many GMACs at each severity."""
+    """Name of the setting that keeps to an average of these GMACs at each severity."""
     return f"{BUDGET}{budget:g}"
 
 
@@ -446,7 +446,7 @@ class CostPoint(Part):
     joules: float | None
     """Per image, at the batch."""
     engine_images_per_s: float | None = None
-    """The same in the package's engine, for models of kind progresvit."""
+    """Images per second in the package's engine, for models of kind progresvit."""
     engine_spread: float | None = None
     """None in files of earlier versions too."""
     engine_latency_ms: float | None = None
@@ -477,7 +477,7 @@ class SegmentedImages(Part):
     labelled: str
     """Pixels of each class in each image, as packed integers."""
     intersection: tuple[str, ...]
-    """Of each round: labelled and predicted as the class."""
+    """Pixels in each round that are labelled and predicted as the class."""
     predicted: tuple[str, ...]
 
     @model_validator(mode="after")
@@ -519,7 +519,7 @@ class SegmentationResult(Measurement):
     resolutions: tuple[int, ...]
     heads: tuple[int, ...]
     gmacs_paper: tuple[float, ...]
-    """Of a window after each round, earlier rounds included."""
+    """GMACs of a window after each round, earlier rounds included."""
     gmacs_executed: tuple[float, ...]
     val: SegmentedImages
     """Images that chose thresholds."""
@@ -587,7 +587,8 @@ def check_measurement(values: Any, *, origin: str) -> Measurement:
     kind = values.get("kind") if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(
-            f"{origin} is no results file: its kind is {kind!r}, not {', '.join(KINDS)}; move it out of the folder."
+            f"{origin} does not hold a measurement: its kind is {kind!r}, not {', '.join(KINDS)}; move it out of the "
+            "folder."
         )
     if (layout := values.get("format")) != FORMAT:
         raise ValueError(

@@ -56,8 +56,8 @@ class FrontierPoint:
     round: int | None
     """The only round that runs, from 0; None if images are routed."""
     threshold: float | None
-    """Of all rounds: an image exits if its entropy is below; None if images are not routed, and for one threshold of
-    each round, which depends on the half that an image is in."""
+    """Threshold of all rounds: an image exits if its entropy is below. None if images are not routed, and with one for
+    each round, which depends on the half that an image belongs to."""
     gmacs: float
     """Average over the images, paper convention."""
     exit_after: NDArray[np.int64]
@@ -81,11 +81,11 @@ class FrontierRow:
     compute: float | None
     """Training compute divided by that of ours; None if ours was not measured."""
     ours_gmacs: float | None
-    """Of ours where it is compared, at most the GMACs of this point; None for ours, and below the GMACs of round 1."""
+    """GMACs of ours where it is compared, at most this point's; None for ours, and below the GMACs of round 1."""
     difference: CrossedDifference | None
     """Ours minus this run, paired by seed and image; None if it is not compared, and for one seed."""
     verdict: str | None
-    """Of the difference."""
+    """Verdict on the difference."""
 
     @property
     def per_round(self) -> bool:

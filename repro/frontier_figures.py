@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CURVE = tuple(np.linspace(0, 1, 21).tolist())
 """Points of the curve of a routed model: parts of the way from round 1 to the full path."""
 LOWEST_ERROR = 0.05
-"""In percent; an error rate below it is drawn as this one."""
+"""Error rate in percent; a lower one is drawn at this height."""
 TICKS = (0, 20, 40, 60, 70, 80, 85, 90, 92, 94, 95, 96, 97, 98, 98.5, 99, 99.5)
 FEW_TICKS = 3
 """With fewer of these in the plot, every fifth percent is a tick, or every percent."""
@@ -95,7 +95,7 @@ class Curve:
 
 
 def _curves(lined_up: FrontierLineUp, rows: Sequence[FrontierRow]) -> list[Curve]:
-    """In the order of the study. Those without rows are left out; the others keep their styles."""
+    """Curves in the order of the study. A curve without rows is left out; the others keep their styles."""
     families = {run: label for label, members in lined_up.plan.families.items() for run in members}
     members: dict[str, list[ComparedRun]] = {}
     for run in lined_up.runs:
@@ -114,7 +114,7 @@ def _curves(lined_up: FrontierLineUp, rows: Sequence[FrontierRow]) -> list[Curve
 
 
 def _style(number: int | None) -> Style:
-    """Of the number-th other run, or of ours. The second turn of colours has hollow marks and dashed lines."""
+    """Style of the number-th other run, or of ours. The second turn of colours has hollow marks and dashed lines."""
     if number is None:
         return {
             "color": COLOURS[0],
@@ -144,7 +144,7 @@ def _new_figure(title: str, x: str) -> tuple[Figure, Axes]:
 
 
 def _height(top1: ArrayLike) -> NDArray[np.float64]:
-    """Of an accuracy in percent."""
+    """Height of an accuracy in percent."""
     height: NDArray[np.float64] = -np.log10(np.maximum(100 - np.asarray(top1, np.float64), LOWEST_ERROR))
     return height
 
@@ -162,7 +162,7 @@ def _draw_thresholds(axes: Axes, run: ComparedRun, style: Style) -> None:
 
 
 def _interval(correct: NDArray[np.float64]) -> CrossedDifference | Interval:
-    """Of top-1 over seeds and images; of one seed, over images: (K, N)."""
+    """Interval of top-1 over seeds and images; with one seed, over images: (K, N)."""
     if len(correct) > 1:
         return crossed_difference(correct, np.zeros_like(correct))
     return share_interval(int(correct.sum()), correct.size)
@@ -177,7 +177,7 @@ def _draw_points(axes: Axes, label: str, points: Sequence[tuple[float, FrontierR
 
 
 def _ends(row: FrontierRow) -> tuple[float, float]:
-    """Of the interval of top-1, in percent; of one seed, top-1 twice."""
+    """Ends of the interval of top-1, in percent; with one seed, top-1 twice."""
     found = row.top1_interval
     return (100 * row.top1, 100 * row.top1) if found is None else (100 * found.lowest, 100 * found.highest)
 

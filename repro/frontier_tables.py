@@ -18,7 +18,7 @@ COSTS = (
     "engine: mJ per image",
 )
 Costs = Mapping[tuple[str, str], CostPoint]
-"""By run and point."""
+"""Costs by run and point."""
 
 
 def frontier_table(title: str, rows: Sequence[FrontierRow], costs: Mapping[str, Costs]) -> str:

@@ -5,7 +5,7 @@
 
 IMAGENET_VAL has a folder for each class (n01440764, or 000 to 999); the results file is of five of the fifty images of
 each class. ImageNetV2/data is the release: datasets/imagenetv2-*.json and cache/imagenet2candidates_mturk, as far as
-the images are there. The weights are those of timm's ``deit_tiny_patch16_224``.
+the images are there. The weights belong to timm's ``deit_tiny_patch16_224``.
 
 The script runs ``progresvit evaluate`` on the validation images and on b-33, of which classes may be missing, and
 ``progresvit shift --suite imagenet-v2`` on the sets that have all classes. Records that are there are kept, so the same
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     for path in (given.val, given.v2 / "datasets", given.v2 / "cache", given.weights):
         if not path.exists():
-            parser.error(f"there is no {path}; see --help for what is needed")
+            parser.error(f"{path} does not exist; see --help for what is needed")
     folders = {VAL: given.val, **{name: link_v2(given.v2, name, given.runs / "v2" / name) for name in V2_SETS}}
     models = {OURS: OURS, PLAIN: str(plain_folder(given.weights, given.runs / "models" / PLAIN))}
     used = {job.source.name for job in v2_jobs(given.v2, Path(), side=0) if job.target.parts[0] in ("train", "val")}

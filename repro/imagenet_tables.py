@@ -69,7 +69,7 @@ class SetResult(Part):
     date: str
 
     def points(self) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.float64]]]:
-        """By name: which images are right, (N,), and the GMACs of each, (N,)."""
+        """Points by name: which images are right, (N,), and the GMACs of each, (N,)."""
         right = [unpack(bits, self.images) for bits in self.bits]
         alone = {EVERY_ROUND: (right[-1], np.full(self.images, self.gmacs_paper[-1]))}
         if len(right) > 1:
@@ -103,7 +103,7 @@ class SetRow:
 
     @property
     def verdict(self) -> str | None:
-        """Of the difference."""
+        """Verdict on the difference."""
         return None if self.difference is None else verdict_of(self.difference, MARGIN)
 
 
@@ -184,7 +184,7 @@ class ImageNet:
         return table(f"ImageNet's own images: {which}; 95 % intervals over images", heads, cells)
 
     def commands(self) -> str:
-        """Of every set and model."""
+        """Commands of every set and model."""
         return "\n".join(result.command for result in self.sets.values())
 
 

@@ -55,7 +55,7 @@ OF_BUNDLED = ("gates", "gate-distributions", "gate-depth", "exits", "throughput-
 FIGURES = Path(__file__).parents[1] / "docs" / "figures" / "inside"
 DIGITS = 6
 MOST_BYTES = 150_000
-"""Of a figure with photographs."""
+"""Largest size of a figure with photographs."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def draw(name: str, results: dict[str, Any], reports: Path | None, folder: Path) -> None:
-    """The figures of a model on the page; those that show images only if there is a report to copy them from."""
+    """The figures of a model on the page; figures that show images are copied, if there is a report."""
     drawn = of_tables(results) | ({} if name == SCRATCH else of_gates(name))
     for figure in OF_ALL if name == SCRATCH else (*OF_ALL, *OF_BUNDLED):
         if figure in drawn:
@@ -102,7 +102,7 @@ def collect(report: Path) -> dict[str, Any]:
     tables["exits"] = count_exits(tables["exits"])
     tables["fusion-gates"] = average_fusion(read_rows(report / "gates.csv"))
     first = tables["trajectories"][0]["class"]
-    paths = [row for row in tables["trajectories"] if row["class"] == first]  # separation is that of the block
+    paths = [row for row in tables["trajectories"] if row["class"] == first]  # separation belongs to the block
     tables["trajectories"] = [{key: row[key] for key in row if key not in ("class", "pc1", "pc2")} for row in paths]
     return {"about": about, **tables}
 

@@ -1,6 +1,6 @@
 """The figures of docs/inside.md that need no images: drawn from inside.json, and from the gates of the bundled models.
 
-The tables of reports do not hold the machine of a measurement, so the names of :data:`CPU` are those of the reports.
+The tables of reports do not hold the machine of a measurement, so :data:`CPU` repeats the names in the reports.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CPU: dict[str, Any] = {"hardware": "AMD EPYC, 2 threads", "precision": "fp32", "batch": 64}
-"""Of the timings on a CPU; precision and batch are the engine's defaults there."""
+"""Conditions of the timings on a CPU; precision and batch are the engine's defaults there."""
 GPU_PRECISION = "bf16"
-"""Of the memory on a GPU, by default."""
+"""Precision of the memory figures, the default on a GPU."""
 
 
 def of_tables(results: Mapping[str, Any]) -> dict[str, Callable[[], Figure]]:
@@ -61,7 +61,7 @@ def _memory(rows: list[dict[str, Any]], *, hardware: str) -> Figure:
 
 
 def _throughput(rows: list[dict[str, Any]]) -> Figure:
-    """Of a model of two rounds."""
+    """The throughput figure of a model of two rounds."""
     points = tuple(
         SpeedPoint(
             threshold=(float(row["threshold"]),),

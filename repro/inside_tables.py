@@ -30,7 +30,7 @@ class Inside:
 
     def __init__(self, path: Path = RESULTS) -> None:
         if not path.is_file():
-            raise ValueError(f"there is no {path}; run repro/inside.py.")
+            raise ValueError(f"{path} does not exist; run repro/inside.py.")
         self.results: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
         missing = [name for name in MODELS if name not in self.results]
         if missing:
@@ -68,7 +68,7 @@ class Inside:
         return Difference(**dict(zip(("mean", "lowest", "highest"), ends)))
 
     def verdict(self, model: str, table: str, **wanted: Any) -> str:
-        """Of the change of the accuracy."""
+        """Verdict on the change of the accuracy."""
         return verdict_of(self.effect(model, table, **wanted), MARGIN)
 
     def largest(self, table: str, models: Sequence[str]) -> float:
@@ -77,11 +77,11 @@ class Inside:
         return max(abs(float(row["accuracy_change"])) for row in rows)
 
     def change(self, model: str, tokens: str) -> Difference:
-        """Of the similarity, from the last block output of round 1 to the first of round 2."""
+        """Change of the similarity from the last block output of round 1 to the first of round 2."""
         return self.change_at(model, tokens, round=2, block=1)
 
     def change_at(self, model: str, tokens: str, **place: int) -> Difference:
-        """Of the similarity, from the block output before."""
+        """Change of the similarity from the previous block output."""
         row = self.row(model, "similarity", tokens=tokens, **place)
         return Difference(mean=row["change"], lowest=row["change_low"], highest=row["change_high"])
 
@@ -95,13 +95,13 @@ class Inside:
         return max(int(row["block"]) for row in self.results[model]["similarity"])
 
     def separation(self, model: str, number: int) -> Difference:
-        """Of the classes at the end of a round."""
+        """Separation of the classes at the end of a round."""
         row = self.row(model, "trajectories", round=number, block=self.last_block(model))
         ends = ("separation", "separation_low", "separation_high")
         return Difference(**{key: row[name] for key, name in zip(("mean", "lowest", "highest"), ends)})
 
     def separation_gain(self, model: str) -> Difference:
-        """Of round 2 over round 1, at their ends."""
+        """Gain in separation of round 2 over round 1, at their ends."""
         row = self.row(model, "trajectories", round=2, block=self.last_block(model))
         ends = ("separation_change", "separation_change_low", "separation_change_high")
         return Difference(**{key: row[name] for key, name in zip(("mean", "lowest", "highest"), ends)})
@@ -188,7 +188,7 @@ class Inside:
         return value
 
     def largest_spread(self, table: str, models: Sequence[str]) -> float:
-        """Of the timed runs of a point, as a share of their median."""
+        """Largest spread of the timed runs of a point, as a share of their median."""
         return max(float(row["spread"]) for model in models for row in self.rows(model, table))
 
     def excludes(self, table: str, loss: float, models: Sequence[str], **wanted: Any) -> bool:

@@ -38,7 +38,7 @@ class Outcome:
 
     label: str
     margin: float
-    """In points."""
+    """Margin in points."""
     paper: float | None
     seeds: tuple[int, ...]
     images: int
@@ -48,7 +48,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """Of top-1 of the last round."""
+        """Verdict on top-1 of the last round."""
         found = self.last.top1
         if found.clear:
             return GAIN if found.lowest > 0 else LOSS

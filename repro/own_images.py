@@ -4,7 +4,7 @@
 
 FOLDER holds the images of the Oxford-IIIT Pet dataset (37 breeds, CC BY-SA 4.0), such as ``Abyssinian_1.jpg``. A draw
 is a seed: it selects 3 of the breeds and 20 images of each. Each start is fine-tuned on these images with the recipe
-``own_images`` and tested on all other images of the 3 breeds. The commands are those of docs/own_images.md: train,
+``own_images`` and tested on all other images of the 3 breeds. The commands come from docs/own_images.md: train,
 which holds out 4 of the 20 images, evaluate, and calibrate with ``--exit-share 0.5`` on the images held out.
 
 A start is a bundled model or a model folder; the last part of its path names it in the results. The features of the

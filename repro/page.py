@@ -122,7 +122,7 @@ def make_environment(folders: Sequence[Path]) -> jinja2.Environment:
 
 
 def drawn_from(path: Path) -> str | None:
-    """Hash of the results that a plot shows; None if there is no such plot."""
+    """Hash of the results that a plot shows; None if the plot does not exist."""
     from PIL import Image, UnidentifiedImageError
 
     try:

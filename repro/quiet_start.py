@@ -2,7 +2,7 @@
 
     python repro/quiet_start.py --weights deit_tiny_patch16_224.safetensors [--data FOLDER] [--device cpu]
 
-The weights are those of timm's ``deit_tiny_patch16_224``. The script prints the largest difference between the logits
+The weights belong to timm's ``deit_tiny_patch16_224``. The script prints the largest difference between the logits
 of timm's model and those of the last round of ``progresvit_tiny_160_224`` on the bundled sample images, in float32 and,
 where rounding is out of the way, in float64. ``--data`` is a folder with one folder per class of ImageNet, named by
 WordNet id or by class number (000 to 999); with it, the script compares the first 64 images and prints top-1 of every

@@ -9,7 +9,7 @@ from repro.tables import Row, each, gmacs, interval, percent, signed, table
 
 
 def settings_of(result: RoutingResult) -> dict[str, SettingResult]:
-    """By name."""
+    """Settings by name."""
     return {one.name: one for one in result.settings}
 
 
@@ -82,7 +82,7 @@ def settings_table(result: RoutingResult) -> str:
 
 
 def halves_table(result: RoutingResult) -> str | None:
-    """The same thresholds from random halves of the images, measured on the other halves; None if there are none."""
+    """Thresholds from random halves of the images, measured on the other halves; None if there are none."""
     found = {one.name: one.halves for one in result.settings if one.halves}
     rows = [
         [
@@ -133,7 +133,7 @@ def certificates_table(result: RoutingResult) -> str | None:
 
 
 def matched_title(one: MatchedResult) -> str:
-    """A router and its training images. Files of format 1 call them pictures, and held-back ones."""
+    """A router and its training images. Files of format 1 say pictures and held-back."""
     return f"{one.router}, fitted on {one.fitted_on}".replace("pictures", "images").replace("held-back", "held-out")
 
 

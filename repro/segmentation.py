@@ -1,9 +1,9 @@
 """Segmentation of several runs: their points on the test images, and how one run, at the same GMACs, differs from each.
 
-Thresholds are chosen on the validation images, or by a budget, which needs no labels. mIoU is no mean over images, but
-nearly one: to first order it changes with the weight of an image by that image's influence. So each image gets the mIoU
+Thresholds are chosen on the validation images, or by a budget, which needs no labels. mIoU is nearly a mean over
+images: to first order it changes with the weight of an image by that image's influence. So each image gets the mIoU
 plus its influence as its value. The mean of these values is the mIoU, and intervals over seeds and images follow as for
-accuracies (``repro.compare``). Frames of a video are no independent draws, so blocks of them are drawn instead.
+accuracies (``repro.compare``). Frames of a video are not independent draws, so blocks of them are drawn instead.
 
 Letters: N images, S rounds, K classes.
 """
@@ -50,7 +50,7 @@ class SegmentationPointOfRun:
     miou: float
     pixel_accuracy: float
     values: Floats
-    """Of the images, with the mIoU as their mean: (N,)."""
+    """A value for each image, with the mIoU as their mean: (N,)."""
 
 
 class Measured:
@@ -108,7 +108,7 @@ class Measured:
         return self.at(threshold_for_budget(self.test.scores, self.test.gmacs, gmacs))
 
     def class_iou(self, s: int) -> Floats:
-        """Of a round on the test images: (K,)."""
+        """IoU of each class in a round on the test images: (K,)."""
         return iou(ClassCounts(*(part[:, s].sum(axis=0) for part in self.test.counts)))
 
 
@@ -122,7 +122,7 @@ class _Images:
 
     @property
     def growth(self) -> Floats:
-        """Pixel error of round 1 above that of the last round, at least 0: (N,)."""
+        """Pixel error of round 1 minus the error of the last round, at least 0: (N,)."""
         more: Floats = np.maximum(self.error[:, 0] - self.error[:, -1], 0)
         return more
 
@@ -150,7 +150,7 @@ class SegmentationRow:
     difference: CrossedDifference | None
     """Ours at the same GMACs minus this; None for ours, and below the GMACs of our round 1."""
     verdict: str | None
-    """Of the difference."""
+    """Verdict on the difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +278,7 @@ class SegmentationStudy:
         return crossed_difference(values, np.zeros_like(values))
 
     def exit_order(self, run: str, saving: float) -> ExitOrder:
-        """Of a run at a share of the GMACs saved; means over seeds."""
+        """What orders of exits cost a run at a share of the GMACs saved; means over seeds."""
         seeds = self.runs[run]
         points = [one.within((1 - saving) * one.full.gmacs) for one in seeds]
         others = [_other_orders(one, point) for one, point in zip(seeds, points)]
@@ -319,7 +319,7 @@ class SegmentationStudy:
 
     @property
     def routed_runs(self) -> list[str]:
-        """Those with early exits."""
+        """Runs with early exits."""
         return [run for run, seeds in self.runs.items() if seeds[0].rounds > 1]
 
     def _points(self, seeds: Sequence[Measured]) -> dict[str, list[SegmentationPointOfRun]]:

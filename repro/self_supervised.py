@@ -24,12 +24,12 @@ PANELS = {
 }
 """Fields of ``TrainingCurves`` and titles of their panels."""
 PROTOTYPES = 65536
-"""Of the task dino unless its options say otherwise."""
+"""Default number of prototypes of the task dino."""
 
 Probed = Mapping[str, Mapping[ProbeTask, ComparedRun]]
-"""By the run that trained the models, then by the probe."""
+"""Runs by the run that trained the models, then by the probe."""
 Styles = Mapping[tuple[str, int], Mapping[str, Any]]
-"""Of lines, by run and round, from 0."""
+"""Styles of lines, by run and round, from 0."""
 
 
 def probed_runs(results: Results, study: Study) -> Probed:
@@ -66,7 +66,7 @@ def probes_table(probed: Probed) -> str:
 
 
 def probe_name(result: RunResult) -> str:
-    """Such as 20-NN."""
+    """The name of a probe, such as 20-NN."""
     assert result.probe is not None
     return f"{result.probe.settings['k']}-NN" if result.probe.task == "knn" else result.probe.task
 
@@ -78,7 +78,7 @@ def runs_with_curves(results: Results, names: Sequence[str]) -> list[RunResult]:
 
 
 def information(runs: Sequence[RunResult]) -> tuple[float, ...]:
-    """Of each round, the least over seeds of what the teacher's output holds about the image at the end, in nats."""
+    """Nats about the image in the teacher's output at the end of training, for each round: the lowest over seeds."""
     ends = [
         [mean - each for each, mean in zip(one.curves.teacher_entropy[-1], one.curves.mean_entropy[-1])]
         for one in runs

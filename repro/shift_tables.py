@@ -13,7 +13,7 @@ from repro.tables import Row, gmacs, interval, percent, table
 
 
 def mean_top1(result: ShiftResult, severity: int, place: int = FULL) -> float:
-    """Of a round at a severity, mean over corruptions."""
+    """Top-1 of a round at a severity, mean over corruptions."""
     return float(np.mean([one.top1[place] for one in sets_of(result, severity)]))
 
 
@@ -34,7 +34,7 @@ def refined_gain(result: ShiftResult, severity: int, setting: str) -> float:
 
 
 def routed_change(result: ShiftResult, severity: int, setting: str) -> Difference:
-    """Top-1 at a setting minus that of the full path, mean over corruptions, with its 95 % interval over images."""
+    """Top-1 at a setting minus top-1 of the full path, mean over corruptions, with its 95 % interval over images."""
     routed, full = [], []
     for one in sets_of(result, severity):
         place = [at.setting for at in one.at].index(setting)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from progresvit.training.recipe import Recipe
 
 STUDY_FILE = "study.yaml"
-"""In a results folder: the study that the results are of."""
+"""Name of the study's file in a results folder."""
 
 
 ProbeTask = Literal["knn", "linear"]
@@ -71,7 +71,7 @@ class Run(Section):
 
     @property
     def probe_words(self) -> tuple[str, ...]:
-        """Those that say what predicts from the features."""
+        """Words that say what predicts from the features."""
         return () if self.task is None else ("--task", self.task, *self.evaluate)
 
 
@@ -170,7 +170,7 @@ class Shift(Section):
     corruptions: tuple[str, ...] = Field(CORRUPTIONS, min_length=1)
     severities: tuple[int, ...] = Field(SEVERITIES, min_length=1)
     seeds: tuple[int, ...] | None = Field(None, min_length=1)
-    """Of the models that are runs of the study, each measured by itself; None: the first."""
+    """Seeds of the models that are runs of the study, each measured separately; None: the first."""
     budget: float | None = Field(None, gt=0)
     """GMACs: also measure routing with an average of at most this at each severity."""
     cache: bool = False
@@ -213,7 +213,9 @@ class Study(Section):
         for name, run in self.runs.items():
             for key, other in (("of", run.of), ("start", run.start)):
                 if other is not None and other not in trained:
-                    raise ValueError(f"runs.{name}: {key}: {other!r} is no trained run, {did_you_mean(other, trained)}")
+                    raise ValueError(
+                        f"runs.{name}: {key}: {other!r} is not a trained run, {did_you_mean(other, trained)}"
+                    )
         for name in trained:
             starts = [name]
             while (start := self.runs[starts[-1]].start) is not None:
@@ -256,7 +258,7 @@ class Study(Section):
         return run if run.of is None else self.runs[run.of]
 
     def seeds_of(self, name: str) -> tuple[int, ...]:
-        """Of a run; by default the recipe's."""
+        """Seeds of a run; by default the recipe's."""
         return self.trained_run(name).seeds or (self.load_recipe_of(name).seed,)
 
     def _merging(self, name: str) -> tuple[str, ...]:
@@ -294,7 +296,7 @@ def read_study(source: str | Path) -> Study:
 
 
 def load_study(source: str | Path, changes: Sequence[str] = (), unlabelled: str | None = None) -> Study:
-    """The same with its recipes validated.
+    """A study with its recipes validated.
 
     Args:
         source: As of ``read_study``.

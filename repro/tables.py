@@ -129,7 +129,7 @@ def tests_table(outcomes: Outcomes) -> str:
 
 
 def first_round_table(outcomes: Outcomes) -> str | None:
-    """The same differences in round 1; None if there are none."""
+    """The differences of the tests in round 1; None if there are none."""
     rows = [[one.label, *_endpoints(one, one.first), *_log_loss(one.first)] for one in outcomes.measured if one.first]
     title = f"{outcomes.title}: the same differences in round 1"
     return table(title, ["<", *ENDPOINTS, *LOG_LOSS], rows) if rows else None

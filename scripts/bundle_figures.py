@@ -201,7 +201,7 @@ def measure_plain(records: Records, plain: Sequence[Records]) -> list[dict[str, 
 
 
 def _at_budget(calibration: Records, test: Records, gmacs: float) -> dict[str, Any] | None:
-    """The model with a threshold for so many GMACs on average, calibrated on the other half; None out of reach."""
+    """The model with a threshold for these GMACs on average, calibrated on the other half; None out of reach."""
     if not calibration.gmacs()[0] <= gmacs <= calibration.gmacs()[-1]:
         return None
     threshold = calibrate_budget(calibration, gmacs).threshold

@@ -129,7 +129,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-error", type=float, default=0.05, help="maximum error rate of the setting careful")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="the folder to write; by default that of the bundled model")
+    parser.add_argument("--out", type=Path, help="the folder to write; by default the folder of the bundled model")
     parser.add_argument("--figures", type=Path, default=FIGURES, help="folder of the plot")
     return parser.parse_args(arguments)
 

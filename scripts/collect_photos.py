@@ -160,7 +160,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     for name in ("v2", "samples", "dogs", "tiny", "folder"):
         if getattr(given, name) is not None and not getattr(given, name).is_dir():
-            parser.error(f"--{name}: {getattr(given, name)} is no folder")
+            parser.error(f"--{name}: {getattr(given, name)} is not a folder")
     return given
 
 

@@ -25,7 +25,7 @@ from progresvit.training.recipe import load_recipe
 from progresvit.training.run_folder import RECIPE_FILE
 
 FILE = "interpolation.json"
-"""In the model folder: the weight of the trained model."""
+"""File in the model folder that holds the weight of the trained model."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not 0 < given.weight <= 1:
         parser.error(f"--weight is above 0 and at most 1, not {given.weight:g}")
     if not (given.run / "model").is_dir() or not (given.run / RECIPE_FILE).is_file():
-        parser.error(f"{given.run} is no finished run (no model/ in it); give the --out folder of progresvit train")
+        parser.error(f"{given.run} is not a finished run (no model/ in it); give the --out folder of progresvit train")
     trained = progresvit.load(given.run / "model")
     mixed = interpolate(trained, make_start(given.run, trained, given.start), given.weight)
     progresvit.save(mixed, given.out, dtype=torch.float16)

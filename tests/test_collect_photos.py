@@ -90,5 +90,5 @@ def test_a_damaged_image_is_named_and_a_second_run_copies_nothing_again(public, 
 def test_wrong_arguments_are_refused(public):
     with pytest.raises(SystemExit, match="give at least one of --v2"):
         collect(public)
-    with pytest.raises(SystemExit, match="dags is no folder"):
+    with pytest.raises(SystemExit, match="dags is not a folder"):
         collect(public, folder=public / "dags")

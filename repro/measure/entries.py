@@ -43,7 +43,7 @@ from repro.store import TABLE, read_all
 from repro.study import Entry, Places, Study, entries_of, reader_commands, test_records
 
 SEED = 0
-"""Of halves, folds and routers."""
+"""Seed of halves, folds and routers."""
 NOT_LEARNED = {
     "data.workers",
     "data.in_memory_cache",
@@ -179,7 +179,7 @@ def _training(study: Study, entry: Entry, places: Places, records: Records, *, j
 
 
 def without_folders(value: Any) -> Any:
-    """The same with every absolute path shortened to its last part: others have no such folder."""
+    """The value with every absolute path shortened to its last part: others have no such folder."""
     if isinstance(value, dict):
         return {key: without_folders(part) for key, part in value.items()}
     return Path(value).name if isinstance(value, str) and value.startswith("/") else value

@@ -19,7 +19,7 @@ from progresvit.routing.sums import every_threshold, exit_counts
 from repro.formats import Data, Point, Probe, Rounds, pack, pack_floats
 
 POINTS = 60
-"""Of a frontier, about: two may coincide."""
+"""Approximate number of points of a frontier: two may coincide."""
 
 Thresholds = float | tuple[float, ...]
 
@@ -40,7 +40,7 @@ def data_of(
 
 
 def hash_names(names: Iterable[str]) -> str:
-    """Of images, in any order."""
+    """Hash of the names of images, in any order."""
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
 
 

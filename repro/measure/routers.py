@@ -23,7 +23,7 @@ DRAWS = 1000
 REJECTED = (0.005, 0.01, 0.02, 0.05)
 """Shares of the images that are rejected after round 1."""
 TRAINING, HELD_OUT = "training pictures", "other held-back pictures"
-"""In the words of results files of format 1."""
+"""What routers are fitted on, as results files of format 1 call it."""
 
 Scores = NDArray[np.float32]
 

@@ -34,7 +34,7 @@ SPLITS = 20
 """Random splits of the images, for compute at equal accuracy."""
 
 Added = dict[tuple[str, float], NDArray[np.float32]]
-"""By rule and allowed drop, what giving up adds for each reported image: errors and saving, (N, 2)."""
+"""What rejection adds for each reported image, by rule and allowed drop: errors and saving, (N, 2)."""
 
 
 def measure_routing(

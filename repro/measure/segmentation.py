@@ -32,7 +32,7 @@ def measure_segmentation(val: SegmentationRecords, test: SegmentationRecords) ->
 
 
 def images_of(records: SegmentationRecords) -> SegmentedImages:
-    """In the order of their names."""
+    """The images of a split in the order of their names."""
     order = np.argsort(records.ids, kind="stable")
     intersection, labelled, predicted = (part[order] for part in records.counts)  # (N, S, K)
     if records.broken:

@@ -53,7 +53,7 @@ def _certify(drop: float, loss: Loss) -> Calibrate:
 def calibrate_within_reach(records: Records, by_name: Mapping[str, Calibrate] | None = None) -> dict[str, Setting]:
     """The settings that these images allow; too few certify nothing, and on hard ones every answer is withheld.
 
-    Without ``by_name`` they are those of ``calibrations``.
+    Without ``by_name`` they come from ``calibrations``.
     """
     found = {}
     for name, calibrate in (by_name or calibrations()).items():
@@ -133,7 +133,7 @@ class Answers:
     """The outcome for each image at a setting; all (N,)."""
 
     rounds: NDArray[np.int64]
-    """In which it exits, from 0."""
+    """Round in which each image exits, from 0."""
     wrong: NDArray[np.bool_]
     given: NDArray[np.bool_]
     """Whether the answer is given, not withheld."""
@@ -159,7 +159,7 @@ class Summary:
     """Means over some images."""
 
     top1: float
-    """Of all answers, including those withheld."""
+    """Top-1 of all answers, including withheld ones."""
     gmacs_paper: float
     exit_shares: tuple[float, ...]
     answered: float

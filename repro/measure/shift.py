@@ -20,7 +20,7 @@ from repro.measure.records import Thresholds, measure_frontier, measure_point
 from repro.measure.settings import DROPS, NEAR_LOSSLESS, calibrate_within_reach
 
 SETTINGS = (NEAR_LOSSLESS, *DROPS)
-"""Names of those that are measured under shift."""
+"""Names of the settings that are measured under shift."""
 
 
 @dataclass(frozen=True, kw_only=True)

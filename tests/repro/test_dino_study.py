@@ -99,7 +99,7 @@ def test_a_run_starts_from_the_model_of_another_with_the_same_seed(tmp_path):
         ({"one": {"evaluate": ["--k", "3"]}}, "add task, or remove evaluate"),
         ({"one": {"task": "knnn"}}, "runs.one.task"),
         ({"one": {"start": "two"}, "two": {"start": "one"}}, "one starts from two starts from one; start one"),
-        ({"one": {"start": "onee"}}, "start: 'onee' is no trained run, did you mean 'one'"),
+        ({"one": {"start": "onee"}}, "start: 'onee' is not a trained run, did you mean 'one'"),
         ({"one": {"seeds": [1]}, "two": {"seeds": [2], "start": "one"}}, "one is not trained with seed 2; add it"),
     ],
 )

@@ -8,7 +8,6 @@ import pytest
 
 from progresvit.metrics.miou import ClassCounts, influence_values, mean_iou
 from repro.formats import SegmentationResult, read_measurement
-from repro.page import main
 from repro.segmentation import FIRST, FULL, SegmentationStudy
 from repro.segmentation_tables import certificates_table, frontier_figure
 from repro.store import read_results
@@ -162,16 +161,6 @@ def test_too_few_images_for_a_certificate_are_named(study):
     assert text.startswith("Scenes: 40 validation images certify no threshold; a bound of 1.0 points")
     assert text.endswith("takes 299 or more.")
     assert "| ProgResViT | 10.0 |" in certificates_table(study, (0.005, 0.1), 0.05)
-
-
-def test_the_page_of_a_study_has_its_tables_and_its_plot(folder):
-    main([str(folder)])
-    page = (folder / "results.md").read_text()
-    assert "| ThinkingViT | routed |" in page
-    assert "| ProgResViT | round 1 |" in page
-    assert "lose at most 1 points on the validation images" in page
-    assert "| car |" in page
-    assert (folder / "figures" / "results" / "segmentation.png").is_file()
 
 
 def change(folder, name, edit):
