@@ -7,7 +7,7 @@ prints the option of the same name (``pass --overwrite``).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
@@ -31,10 +31,13 @@ class Commands(TyperGroup):
 
     parameters: Sequence[Any] = ()
     """Arguments and options of the running command."""
+    others: Mapping[str, Any] = {}
+    """All commands by name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         Commands.parameters = () if command is None else command.params
+        Commands.others = ctx.find_root().command.commands
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -60,10 +63,14 @@ def in_options(message: str, parameters: Sequence[Any] | None = None) -> str:
 
     ``overwrite=True`` becomes ``--overwrite``, ``device='cpu'`` becomes ``--device cpu``, and a key of a recipe,
     ``optimizer.batch=64``, becomes ``--set optimizer.batch=64``. Names that are not options of the command stay as they
-    are.
+    are. If the message names another command, as in ``progresvit evaluate``, it may have the option.
     """
     options: dict[str, Any] = {}
-    for parameter in Commands.parameters if parameters is None else parameters:
+    named = [
+        Commands.others[name] for name in re.findall(r"\bprogresvit ([a-z-]+)", message) if name in Commands.others
+    ]
+    running = Commands.parameters if parameters is None else parameters
+    for parameter in (*(parameter for command in named for parameter in command.params), *running):
         if parameter.param_type_name == "option":
             names = {parameter.name, *(flag.lstrip("-").replace("-", "_") for flag in parameter.opts)}
             options |= dict.fromkeys(names, parameter)

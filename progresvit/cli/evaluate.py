@@ -55,7 +55,9 @@ def evaluate(
         str | None,
         typer.Option(help="Merge this many tokens in each block (ToMe), without training: 8, or 0,8 by round."),
     ] = None,
-    logits: Annotated[bool, typer.Option("--logits", help="Store all logits; needed for temperature scaling.")] = False,
+    keep_logits: Annotated[
+        bool, typer.Option("--logits", help="Store all logits; needed for temperature scaling.")
+    ] = False,
     stride: Annotated[
         float | None, typer.Option(help="Segmentation: distance of windows as a share of their side, 1 by default.")
     ] = None,
@@ -149,13 +151,13 @@ def evaluate(
         batch=next(size for size in (batch, usual, default_batch(choose_device(device))) if size is not None),
         workers=workers,
         decode=decode or "cpu",
-        keep_logits=logits,
+        keep_logits=keep_logits,
         overwrite=overwrite,
     )
     others: dict[str, object]
     if segments:
         others = {"--unlabelled": unlabelled, "--restrict-classes": restrict_classes, "--corruption": corruption}
-        others |= {"--logits": logits, "--decode": decode}
+        others |= {"--logits": keep_logits, "--decode": decode}
         options.refuse_options(others, NOT_FOR_SEGMENTATION)
     else:
         others = {"--stride": stride, "--scales": scales, "--flip": flip, "--labels": labels, "--ignore": ignore}

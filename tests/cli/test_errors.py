@@ -41,6 +41,12 @@ def fail(kernels: bool = True, split: str = "") -> None:
     raise ValueError("pass kernels=False, kernels=True or split='.'")
 
 
+def test_an_option_of_the_command_that_the_message_names_is_printed(monkeypatch):
+    monkeypatch.setattr(Commands, "others", COMMANDS)
+    message = "run progresvit evaluate again with keep_logits=True."
+    assert in_options(message, COMMANDS["trust"].params) == "run progresvit evaluate again with --logits."
+
+
 def fail_without_options() -> None:
     raise OSError("pass split='.'")
 
