@@ -220,7 +220,7 @@ def test_a_suite_mixes_corruptions_and_a_cache_follows_the_file(model, digits, t
     assert np.array_equal(cached.statistics, direct.statistics)
     Path("dust.py").write_text(FILES["dust.py"].replace("0.1, image", "0.9, image"))
     del sys.modules["dust"]
-    refused("is of another model, data or precision; use --overwrite", *base, *again)
+    refused("is of another model, data or precision; pass --overwrite", *base, *again)
     works(*base, *again, "--overwrite", "--cache", "corrupted")
     assert len(list(Path("corrupted").glob("dust.dust_5-*"))) == 2
     edited = read_records(Path("shift") / "records" / "dust.dust_5.parquet")

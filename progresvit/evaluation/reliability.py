@@ -183,8 +183,7 @@ def _logits(records: Records) -> Floats:
     """Logits of the classes that predictions choose among: (N, S, K)."""
     if records.logits is None:
         raise ValueError(
-            "temperature scaling needs the logits; evaluate again with keep_logits=True (the option logits of "
-            "progresvit evaluate)."
+            "temperature scaling needs the logits; evaluate again with keep_logits=True (progresvit evaluate)."
         )
     classes = records.header.classes  # predictions choose among these
     return records.logits if classes is None else records.logits[..., list(classes)]

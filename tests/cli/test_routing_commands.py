@@ -314,7 +314,7 @@ def test_a_setting_of_another_model_is_refused_wherever_it_is_used(records, tmp_
 def test_trust_with_and_without_temperatures(records, others, tmp_path):
     assert "calibration error" in works("trust", records, "--out", tmp_path / "t.json", "--out", tmp_path / "t.png")
     assert "after scaling" in works("trust", records, "--temperature", "--out", tmp_path / "scaled.png")
-    refused("evaluate again with keep_logits=True (the option logits of", "trust", others, "--temperature")
+    refused("evaluate again with --logits (progresvit evaluate)", "trust", others, "--temperature")
 
 
 @pytest.mark.slow
