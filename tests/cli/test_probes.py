@@ -52,7 +52,7 @@ def test_linear_prints_the_held_out_accuracy_of_every_learning_rate(evaluate, tm
 
 def test_options_of_another_task_are_refused(evaluate, tmp_path):
     base = (*evaluate, "--out", tmp_path / "r.parquet")
-    refused("the model has no classes to choose from; evaluate its features with progresvit evaluate --task knn", *base)
+    refused("the model has no classes to choose from; evaluate its features with --task knn or --task linear", *base)
     refused("unknown task 'kn'", *base, "--task", "kn")
     refused("--task segmentation does not fit the model", *base, "--task", "segmentation")
     refused("--k is for --task knn; leave it out", *base, "--k", 3)

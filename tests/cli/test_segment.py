@@ -196,7 +196,7 @@ def test_wrong_arguments_are_refused(folder, photos, tmp_path):
     refused("would be written twice", "segment", image, photos / "more", "--out", tmp_path / "o", *words)
     refused("would be written twice", "segment", image, "--out", out, "--mask", out, *words)
     refused("is one of the images", "segment", image, "--out", image, "--overwrite", *words)
-    refused("above 0 and at most 1, not 2", "segment", image, "--out", out, "--stride", 2, *words)
+    refused("above 0 and at most 1, a share of the window", "segment", image, "--out", out, "--stride", 2, *words)
     refused("scales must be at least 1", "segment", image, "--out", out, "--scales", "0.5,1", *words)
     refused("--scales takes comma-separated numbers", "segment", image, "--out", out, "--scales", "big", *words)
     refused("unknown precision", "segment", image, "--out", out, "--precision", "int4", *words)

@@ -163,9 +163,9 @@ def test_frontier_refuses_bad_input(records, tmp_path):
     refused("so 1 for 2 rounds, not 2", "frontier", records, "--per-round", "0.1,0.2")
     works("calibrate", records, "--exit-share", 0.5, "--out", tmp_path / "t.json")
     setting = load_setting(tmp_path / "t.json")
-    setting.model_copy(update={"weights": "x"}).save(tmp_path / "foreign.json")
+    setting.model_copy(update={"weights_sha256": "x"}).save(tmp_path / "foreign.json")
     refused("calibrated for a model with other weights", "frontier", records, "--setting", tmp_path / "foreign.json")
-    setting.model_copy(update={"preprocessing": "x"}).save(tmp_path / "other.json")
+    setting.model_copy(update={"preprocessing_sha256": "x"}).save(tmp_path / "other.json")
     assert "other preprocessing" in run("frontier", records, "--setting", tmp_path / "other.json").output
 
 
