@@ -167,8 +167,8 @@ class Engine:
             return results
         call = self._scheduler.open_call(len(images))
         try:
-            self._open_and_add(call, 0, images, self._pool)
-            return self._scheduler.results(call)
+            opened = self.opener.open(images, self._pool)
+            return self._scheduler.run(call, opened, self.rounds.send(opened.pixels))
         finally:
             self._scheduler.cancel(call)  # if it is not complete
 
@@ -329,8 +329,8 @@ class Engine:
             finally:
                 self._scheduler.cancel(stream)  # if it is not complete
 
-    def _open_and_add(self, call: Call, first: int, images: Images, pool: ThreadPoolExecutor | None = None) -> None:
-        _add(self._scheduler, self.rounds, call, first, self.opener.open(images, pool))
+    def _open_and_add(self, call: Call, first: int, images: Images) -> None:
+        _add(self._scheduler, self.rounds, call, first, self.opener.open(images))
 
     def _open_later(self, call: Call, first: int, images: Images) -> None:
         """Open images in a thread of the pool, without using the pool itself: its threads may all be busy with this."""

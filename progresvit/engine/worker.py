@@ -3,6 +3,10 @@
 It takes messages from its inbox: portions of images, streams, cancellations. It feeds the images to the batcher, runs
 rounds, and gives predictions to the jobs. Errors of the rounds reach the callers. It also resolves futures, so their
 callbacks run in this thread.
+
+There is one exception. While the thread has nothing to do, a caller that waits for its images computes them itself
+(:meth:`Worker.run_alone`): on an H200 a call with one image takes 0.87 to 0.92 ms then, and 0.93 to 1.15 ms if it wakes
+the thread and is woken by it. A lock, the turn, says which of them uses batcher and backend.
 """
 
 from __future__ import annotations
@@ -37,7 +41,9 @@ Message = tuple[Callable[[Any], None], Any] | None
 
 
 class Worker:
-    """Runs jobs in its thread, which calls :meth:`run`. Other threads only call :meth:`post` and :meth:`cancel`.
+    """Runs jobs in its thread, which calls :meth:`run`.
+
+    Other threads call only :meth:`post`, :meth:`cancel` and :meth:`run_alone`.
 
     Args:
         rounds: The backend.
@@ -64,6 +70,11 @@ class Worker:
         self.cancelled = 0
         """Images whose caller left before they had an answer."""
         self.inbox: SimpleQueue[Message] = SimpleQueue()
+        self._turn = threading.Lock()
+        """Whoever holds it uses batcher and backend."""
+        self._wants_turn = False  # the thread has something to do
+        self.alone: int | None = None
+        """The thread of a caller that computes its images itself."""
         self._leaving: deque[Job] = deque()  # jobs whose callers have left
         self._queue: deque[Portion] = deque()
         self._streams: deque[Stream] = deque()
@@ -84,13 +95,46 @@ class Worker:
         self._leaving.append(job)
         self.post(self.look)
 
+    def run_alone(self, portion: Portion) -> bool:
+        """Compute all images of a call in the thread of its caller; False if the engine has something else to do.
+
+        If messages arrive meanwhile, the thread of the engine goes on with these images.
+        """
+        if not self._turn.acquire(blocking=False):
+            return False
+        job = portion.job
+        try:
+            self.alone = threading.get_ident()
+            if self._queue or self._fed or self._streams or not self.inbox.empty():
+                return False
+            with self.rounds.driving():
+                self.add(portion)
+                while not job.is_done and not self._wants_turn and self._work(time.monotonic()):
+                    pass
+        except BaseException as error:  # KeyboardInterrupt; only images of this call are in the batcher
+            self._fail_fed(error, [portion])
+            raise
+        finally:
+            self.alone = None
+            self._turn.release()
+        if not job.is_done:
+            self.post(self.look)
+        return True
+
     def run(self) -> None:
         """Serve the inbox until a None, and finish what is begun."""
         atexit.register(self._exit, threading.current_thread())
+        messages: list[Message] = []
         try:
             with self.rounds.driving():
-                while self._step():
-                    pass
+                while not self._is_exiting:
+                    with self._turn:
+                        self._wants_turn = False
+                        due = self._step(messages)
+                    if due is None:
+                        break
+                    messages = self._wait(due)
+                    self._wants_turn = True
         except BaseException as error:  # the backend cannot be used at all; nobody shall wait for it
             self._fail_fed(error, self._queue)
             self.end_streams(error)
@@ -103,23 +147,39 @@ class Worker:
         self.inbox.put(None)
         thread.join(JOIN)
 
-    def _step(self) -> bool:
-        """Handle all messages, then feed images, advance the rounds, or wait. False at the end."""
+    def _step(self, messages: list[Message]) -> float | None:
+        """Handle messages and do one thing. Returns when the next thing is due; None at the end."""
+        for message in messages:
+            self._handle(message)
         while not self.inbox.empty():
             self._handle(self.inbox.get())
-        self._drop_cancelled()
         now = time.monotonic()
+        if self._work(now):
+            return now
+        if not self._fed and self._batcher is not None and not self._batcher.is_empty:
+            self._batcher.reset()  # images of cancelled jobs
+        if self._ends and not self._fed and not self._streams:
+            return None
+        return math.inf if self._batcher is None else self._batcher.next_due
+
+    def _wait(self, due: float) -> list[Message]:
+        """The next message, if one arrives in time."""
+        if due == math.inf:
+            return [self.inbox.get()]
+        seconds = due - time.monotonic()
+        if seconds <= 0:
+            return []
+        with suppress(Empty):
+            return [self.inbox.get(timeout=seconds)]
+        return []
+
+    def _work(self, now: float) -> bool:
+        """Feed images or advance the rounds by one thing; False if there is nothing to do."""
+        self._drop_cancelled()
         if group := self._take():
             self._feed_all(group)
-        elif not self._advance(now):
-            if not self._fed and self._batcher is not None and not self._batcher.is_empty:
-                self._batcher.reset()  # images of cancelled jobs
-            if self._ends and not self._fed and not self._streams:
-                return False
-            due = math.inf if self._batcher is None else self._batcher.next_due
-            with suppress(Empty):
-                self._handle(self.inbox.get(timeout=None if due == math.inf else max(0.0, due - now)))
-        return not self._is_exiting
+            return True
+        return self._advance(now)
 
     def _handle(self, message: Message) -> None:
         if message is None:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import signal
 import threading
+import time
 import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 
@@ -155,26 +156,49 @@ def test_callers_share_batches_in_every_round(make_engine, slow, monkeypatch):
     assert engine.counts.batches == (2, 2)
 
 
-def test_one_caller_alone_does_not_wait_for_others_and_one_thread_computes_for_all(
-    make_engine, images, expected, monkeypatch
-):
-    run, threads = TorchBackend.run, set()
+@pytest.fixture
+def threads(monkeypatch):
+    """Names of the threads that run each round, in their order."""
+    run, names = TorchBackend.run, []
 
     def watched(backend, s, buffer, first, count):
-        threads.add(threading.current_thread())
+        names.append((s, threading.current_thread().name))
         return run(backend, s, buffer, first, count)
 
     monkeypatch.setattr(TorchBackend, "run", watched)
-    before = set(threading.enumerate())
+    return names
+
+
+def test_a_caller_of_an_idle_engine_computes_its_images_itself(make_engine, slow, threads):
     engine = make_engine(batch=64)
-    assert set(threading.enumerate()) == before  # it starts with the first call
-    assert facts(engine.classify(images[:3])) == expected[:3]
-    with ThreadPoolExecutor(3) as pool:
-        others = [pool.submit(engine.classify, images[place : place + 3]) for place in range(20)]
-        for place, other in enumerate(others):
-            assert facts(other.result(LONG)) == expected[place : place + 3]
-    assert threads == set(threading.enumerate()) - before
-    assert [thread.name for thread in threads] == ["progresvit-engine"]
+    for _ in range(3):
+        engine.classify(slow[:3])
+    assert threads == [(0, "MainThread"), (1, "MainThread")] * 3
+
+
+def test_the_thread_of_the_engine_computes_futures_and_streams(make_engine, slow, threads):
+    engine = make_engine(batch=64)
+    engine.submit(slow[:3]).result(LONG)
+    list(engine.stream([slow[:3]]))
+    assert {name for _, name in threads} == {"progresvit-engine"}
+
+
+def test_the_thread_of_the_engine_goes_on_with_the_images_of_a_caller_when_others_call(
+    make_engine, slow, threads, monkeypatch
+):
+    gate = Gate(monkeypatch)
+    engine = make_engine(batch=8)
+    with ThreadPoolExecutor(1, "caller") as pool:
+        alone = pool.submit(engine.classify, slow[:3])
+        gate.wait()
+        other = engine.submit(slow[3:6])  # while the caller computes its first round
+        while not engine._scheduler._worker._wants_turn:
+            time.sleep(0.001)
+        gate.is_open.set()
+        assert [one.exit_round for one in alone.result(LONG) + other.result(LONG)] == [2] * 6
+    assert threads == [(0, "caller_0"), *[(s, "progresvit-engine") for s, _ in gate.sizes[1:]]]
+    assert gate.sizes[0] == (0, 3)
+    assert engine.counts.pending == 0
 
 
 def test_exits_resolve_before_the_images_that_continue(make_engine, quick, slow, monkeypatch):
@@ -325,27 +349,55 @@ def test_an_error_reaches_all_callers_in_the_batch_and_no_other(make_engine, ima
     assert engine.counts.pending == 0
 
 
-def test_an_interrupt_of_a_caller_cancels_its_images_and_loses_no_other_call(
+def test_an_interrupt_of_a_caller_that_waits_cancels_its_images_and_loses_no_other_call(
     make_engine, images, slow, expected, monkeypatch
 ):
     engine = make_engine(batch=4)
-    run, others, is_interrupted = TorchBackend.run, [], threading.Event()
+    run, is_interrupted, interrupts = TorchBackend.run, threading.Event(), []
+
+    def interrupt_once(*_):
+        interrupts.append(True)
+        if len(interrupts) == 1:
+            raise KeyboardInterrupt
+
+    def interrupting(backend, s, buffer, first, count):
+        while engine._scheduler._worker.inbox.empty() and not is_interrupted.is_set():  # until the main thread waits
+            time.sleep(0.001)
+        while not is_interrupted.wait(0.01):  # a thread that begins to wait at this moment does not notice the signal
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        return run(backend, s, buffer, first, count)
+
+    monkeypatch.setattr(TorchBackend, "run", interrupting)
+    other = engine.submit(images[3:7])
+    before = signal.signal(signal.SIGUSR1, interrupt_once)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            engine.classify(slow[:3])
+        is_interrupted.set()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert facts(other.result(LONG)) == expected[3:7]
+    assert facts(engine.classify(images[:3])) == expected[:3]
+    assert engine.counts.pending == 0
+    assert engine.counts.cancelled == 3
+
+
+def test_an_interrupt_of_a_caller_that_computes_loses_no_other_call(make_engine, images, expected, monkeypatch):
+    engine = make_engine(batch=4)
+    run, others = TorchBackend.run, []
 
     def interrupting(backend, s, buffer, first, count):
         if not others:
             others.append(engine.submit(images[3:9]))
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            assert is_interrupted.wait(LONG)
+            raise KeyboardInterrupt
         return run(backend, s, buffer, first, count)
 
     monkeypatch.setattr(TorchBackend, "run", interrupting)
     with pytest.raises(KeyboardInterrupt):
-        engine.classify(slow[:3])
-    is_interrupted.set()
+        engine.classify(images[:3])
     assert facts(others[0].result(LONG)) == expected[3:9]
     assert facts(engine.classify(images[:3])) == expected[:3]
     assert engine.counts.pending == 0
-    assert engine.counts.cancelled == 3
 
 
 def test_a_bad_image_or_array_concerns_its_caller_only(make_engine, images, expected, tmp_path):
