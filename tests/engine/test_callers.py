@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -361,10 +362,10 @@ def test_an_interrupt_of_a_caller_that_waits_cancels_its_images_and_loses_no_oth
             raise KeyboardInterrupt
 
     def interrupting(backend, s, buffer, first, count):
-        while engine._scheduler._worker.inbox.empty() and not is_interrupted.is_set():  # until the main thread waits
-            time.sleep(0.001)
+        main = threading.main_thread().ident
         while not is_interrupted.wait(0.01):  # a thread that begins to wait at this moment does not notice the signal
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            if sys._current_frames()[main].f_code.co_name == "results":
+                signal.pthread_kill(main, signal.SIGUSR1)
         return run(backend, s, buffer, first, count)
 
     monkeypatch.setattr(TorchBackend, "run", interrupting)
