@@ -16,6 +16,7 @@ import math
 import threading
 import time
 import warnings
+import weakref
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,6 +36,9 @@ from progresvit.engine.prediction import Prediction
 
 JOIN = 10.0
 """Seconds to wait for the thread at the end; a round may keep it for longer."""
+
+_running: weakref.WeakKeyDictionary[threading.Thread, weakref.ref[Worker]] = weakref.WeakKeyDictionary()
+"""Threads of engines, until they are gone."""
 
 Message = tuple[Callable[[Any], None], Any] | None
 """A method of the worker and its argument. None ends the thread when nothing is left to do."""
@@ -123,7 +127,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve the inbox until a None, and finish what is begun."""
-        atexit.register(self._exit, threading.current_thread())
+        _running[threading.current_thread()] = weakref.ref(self)
         messages: list[Message] = []
         try:
             with self.rounds.driving():
@@ -139,13 +143,11 @@ class Worker:
             self._fail_fed(error, self._queue)
             self.end_streams(error)
         self._batcher = None  # it refers to this object
-        atexit.unregister(self._exit)
 
-    def _exit(self, thread: threading.Thread) -> None:
-        """The interpreter ends: stop after this step. A thread that computes at that time can crash the process."""
+    def end_now(self) -> None:
+        """Stop after this step, whatever is left."""
         self._is_exiting = True
         self.inbox.put(None)
-        thread.join(JOIN)
 
     def _step(self, messages: list[Message]) -> float | None:
         """Handle messages and do one thing. Returns when the next thing is due; None at the end."""
@@ -455,3 +457,13 @@ class Worker:
             self._batcher.reset()
         for job in jobs:
             self._end(job, error)
+
+
+@atexit.register
+def _end_threads() -> None:
+    """The interpreter ends: a thread that still computes, or frees the backend, could crash the process."""
+    for thread, worker in tuple(_running.items()):
+        if (alive := worker()) is not None:
+            alive.end_now()
+        del alive  # the thread shall free it
+        thread.join(JOIN)
