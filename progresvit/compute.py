@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from progresvit.config import HEAD_WIDTH, MLP_RATIO, PSG_METADATA, PSG_WIDTH, BackboneConfig, ModelConfig, Round
@@ -75,7 +75,7 @@ def cumulative_gmacs(config: ModelConfig, convention: Convention = "paper") -> l
 
 
 def accumulated_gmacs(rounds: Sequence[RoundMacs]) -> list[float]:
-    """GMACs after each of rounds that build on each other."""
+    """GMACs after each round, if the rounds build on each other."""
     return [total / 1e9 for total in accumulate(macs.total for macs in rounds)]
 
 
@@ -100,7 +100,7 @@ def parameters(config: ModelConfig) -> int:
     block = 2 * norm + attention + mlp + layer_scale
     backbone = embedding + position + width + config.depth * block + norm  # + width: the class token
     head = _linear(width, classes) if classes else 0
-    projectors = sum(_projector_parameters(a.width, b.width) for a, b in zip(config.rounds, config.rounds[1:]))
+    projectors = sum(9 * a.width + 2 * _linear(a.width, b.width) for a, b in pairwise(config.rounds))
     return backbone + head + projectors + (_psg_parameters(config) if config.psg else 0)
 
 
@@ -165,27 +165,23 @@ def check_convention(convention: str) -> None:
 
 
 def _matching(patches: int) -> int:
-    """Similarities of the two halves of the patch tokens, by their keys."""
+    """MACs of the similarities between the keys of the two halves of the patch tokens."""
     return (patches - patches // 2) * (patches // 2) * HEAD_WIDTH
 
 
 def _gate(width: int) -> int:
-    """One gate: Linear(128, 128), SiLU, Linear(128, width)."""
+    """MACs of one gate: Linear(128, 128), SiLU, Linear(128, width)."""
     return PSG_WIDTH * (PSG_WIDTH + width)
 
 
 def _projector(source: int, target: int, patches: int) -> int:
-    """Depthwise 3x3 and 1x1 on the patches, one linear on the class token."""
+    """MACs of a projector: depthwise 3x3 and 1x1 on the patches, one linear on the class token."""
     return patches * (9 * source + source * target) + source * target
 
 
 def _linear(inputs: int, outputs: int) -> int:
     """Parameters of a linear layer, bias included."""
     return (inputs + 1) * outputs
-
-
-def _projector_parameters(source: int, target: int) -> int:
-    return 9 * source + 2 * _linear(source, target)
 
 
 def _psg_parameters(config: ModelConfig) -> int:

@@ -37,8 +37,9 @@ PSG_WIDTH = 128
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-Task = Literal["classification", "segmentation"]
-"""What the head predicts: one class for the image, or one for each patch."""
+ModelTask = Literal["classification", "segmentation"]
+"""Whether the head predicts one class for the image, or one for each patch."""
+Task = ModelTask  # its former name; training has a Task of its own
 
 ARCHITECTURE = "progresvit"
 """The name under which timm's loader builds a folder of ours (see progresvit.interop.timm_registry)."""
@@ -74,20 +75,20 @@ class BaseRound(_Checked):
 
 
 class BaseConfig(_Checked):
-    """What the config of every kind of model holds: its rounds, its preprocessing and its classes.
+    """Fields that every kind of model has: its rounds, its preprocessing and its classes.
 
     A kind of model extends it with fields of its own, its own type of rounds, and its name as the default of ``kind``:
     ``kind: Literal["my_kind"] = "my_kind"``. See :mod:`progresvit.model.registry`.
     """
 
     kind: str
-    """Which model class builds the network (see progresvit.model.registry)."""
+    """Name of the model class that builds the network (see progresvit.model.registry)."""
     rounds: tuple[BaseRound, ...]
     """First to last."""
     in_channels: Count = 3
     num_classes: CountOrZero = 1000
     """0 builds no head: a round's logits are then its features."""
-    task: Task = "classification"
+    task: ModelTask = "classification"
     """``segmentation``: the head is Segmenter's linear decoder, which classifies every patch; left out of the JSON of a
     classification model."""
     input_resolution: Count | None = None
@@ -104,11 +105,11 @@ class BaseConfig(_Checked):
     labels: tuple[str, ...] | None = None
     """Human-readable name of each class in index order."""
 
-    tasks: ClassVar[tuple[Task, ...]] = ("classification",)
+    tasks: ClassVar[tuple[ModelTask, ...]] = ("classification",)
     """Tasks that the kind of model can be built for."""
     routable: ClassVar[bool] = True
-    """Whether an image may exit after any round. False if the rounds are alternatives of which one is chosen before
-    inference (HydraViT's widths): GMACs are then those of each round alone, and there is no routing."""
+    """Whether an image may exit after any round. False if the rounds are alternatives, one of which is chosen before
+    inference (HydraViT's widths): GMACs then count each round alone, and there is no routing."""
     optional_keys: ClassVar[frozenset[str]] = frozenset({"kind", "task", "class_ids", "labels"})
     """Keys that config.json may lack; any other missing key is an error."""
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
@@ -156,7 +157,7 @@ class BaseConfig(_Checked):
         return cls.from_dict(parse_object(text))
 
     def foreign_keys(self) -> dict[str, Any]:
-        """What config.json holds for other libraries. Reading it skips ``ignored_keys``."""
+        """Keys of config.json for other libraries. Reading it skips ``ignored_keys``."""
         return {}
 
     @model_serializer(mode="wrap")
@@ -220,7 +221,7 @@ class Round(BaseRound):
 
 
 class BackboneConfig(BaseConfig):
-    """What the configs of ProgResViT and of the baselines share: rounds of one ViT backbone.
+    """Base of the configs of ProgResViT and the baselines: rounds of one ViT backbone.
 
     A kind of model names its type of rounds and sets ``kind``.
     """
@@ -235,7 +236,7 @@ class BackboneConfig(BaseConfig):
     layer_scale: Number | None = None
     """Start value of the backbone's LayerScale; None omits LayerScale."""
 
-    tasks: ClassVar[tuple[Task, ...]] = ("classification", "segmentation")
+    tasks: ClassVar[tuple[ModelTask, ...]] = ("classification", "segmentation")
     can_merge: ClassVar[bool] = False
     """Whether the model merges tokens (``Round.merge``)."""
 
@@ -264,9 +265,13 @@ class BackboneConfig(BaseConfig):
     def _check_backbone(self) -> Self:
         if self.position_resolution is None:
             object.__setattr__(self, "position_resolution", self.resolution)
+        patch = self.patch_size
         for resolution in (*(round_.resolution for round_ in self.rounds), self.position_resolution):
             assert resolution is not None
-            _require_patches(resolution, self.patch_size)
+            if resolution % patch:
+                below = resolution // patch * patch
+                nearest = f"the nearest are {below} and {below + patch}" if below else f"the nearest is {patch}"
+                raise ValueError(f"resolution {resolution} is not a multiple of patch size {patch}; {nearest}.")
         for number, round_ in enumerate(self.rounds, start=1):
             if not isinstance(round_, Round):
                 continue
@@ -321,7 +326,7 @@ class ModelConfig(BackboneConfig):
         return self.replace(rounds=rounds, **sides)
 
     def foreign_keys(self) -> dict[str, Any]:
-        """What timm's loader reads; it builds classification models only."""
+        """Keys that timm's loader reads; it builds classification models only."""
         if self.task != "classification":
             return {}
         return {"architecture": ARCHITECTURE, "pretrained_cfg": self.timm_pretrained_cfg()}
@@ -373,7 +378,7 @@ def check_one_resolution(rounds: Sequence[BaseRound]) -> None:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """The object that the text of a config.json holds."""
+    """Parse the text of a config.json, which must be an object."""
     try:
         values = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -393,14 +398,6 @@ def make_rounds(resolutions: Sequence[int], heads: Sequence[int]) -> tuple[Round
 def plain_vit(*, resolution: int, heads: int, **fields: Any) -> ModelConfig:
     """A plain ViT as a one-round model without PSG: ``plain_vit(resolution=224, heads=6)`` is DeiT-S."""
     return ModelConfig(rounds=make_rounds([resolution], [heads]), heads=heads, psg=False, **fields)
-
-
-def _require_patches(resolution: int, patch_size: int) -> None:
-    """A resolution is a positive multiple of the patch size."""
-    if resolution % patch_size:
-        below = resolution // patch_size * patch_size
-        nearest = f"the nearest are {below} and {below + patch_size}" if below else f"the nearest is {patch_size}"
-        raise ValueError(f"resolution {resolution} is not a multiple of patch size {patch_size}; {nearest}.")
 
 
 PRESETS: Mapping[str, ModelConfig] = {

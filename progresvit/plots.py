@@ -30,7 +30,7 @@ COLUMN_HEIGHT, COLUMN_FONT = 0.66, 0.64
 TITLE = 62
 """Characters in a line of a title."""
 MANY_ROUNDS = 3
-"""Models of so many rounds have a logarithmic axis of compute: most of their rounds are cheap."""
+"""Models with at least this many rounds get a logarithmic axis of compute: most of their rounds are cheap."""
 BAND = "band: 95 % interval over images"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
@@ -199,20 +199,19 @@ def fit_column(figure: Figure) -> None:
 
 
 def _wrap_wide(figure: Figure) -> None:
-    """Break titles and labels of x axes that would leave the figure or meet those of the panel beside."""
+    """Break titles and x labels that would leave the figure or overlap with the neighbouring panel's."""
     figure.draw_without_rendering()
-    whole = figure.bbox
     boxes = [axes.get_window_extent() for axes in figure.axes]
     for axes, box in zip(figure.axes, boxes):
         if _is_thumbnail(axes):
             continue
-        level = [one for one in boxes if one.y0 < box.y1 and one.y1 > box.y0]  # panels side by side
-        left = max([(one.x1 + box.x0) / 2 for one in level if one.x1 <= box.x0], default=whole.x0)
-        right = min([(one.x0 + box.x1) / 2 for one in level if one.x0 >= box.x1], default=whole.x1)
+        level = [other for other in boxes if other.y0 < box.y1 and other.y1 > box.y0]  # panels side by side
+        left = max([(other.x1 + box.x0) / 2 for other in level if other.x1 <= box.x0], default=figure.bbox.x0)
+        right = min([(other.x0 + box.x1) / 2 for other in level if other.x0 >= box.x1], default=figure.bbox.x1)
         for text in (axes.title, axes.xaxis.label):
             _wrap(text, 2 * min((box.x0 + box.x1) / 2 - left, right - (box.x0 + box.x1) / 2))
     for text in (text for part in (figure, *figure.subfigs) for text in part.texts):
-        _wrap(text, whole.width)
+        _wrap(text, figure.bbox.width)
 
 
 def _is_thumbnail(axes: Axes) -> bool:
@@ -221,10 +220,7 @@ def _is_thumbnail(axes: Axes) -> bool:
 
 
 def _wrap(text: Any, width: float) -> None:
-    """Break the lines of a text into parts of about equal length until it is at most so many pixels wide.
-
-    Words stay whole.
-    """
+    """Break the lines of a text between words, into parts of about equal length, until it is ``width`` pixels wide."""
     lines = text.get_text().split("\n")
     wide = text.get_window_extent().width
     fitting = int(max(map(len, lines)) * width / wide) if wide > width else 0  # letters
@@ -244,11 +240,11 @@ def _narrow(legend: Any, figure: Figure, *, scaled: bool) -> float:
     inside = isinstance(parent, Axes)
     look = {"fontsize": texts[0].get_fontsize(), "frameon": legend.get_frame_on(), "title": title.get_text() or None}
     look |= {"title_fontsize": title.get_fontsize(), "loc": "best" if inside else "outside lower center"}
-    drawn = {label: one for axes in figure.axes for one, label in zip(*axes.get_legend_handles_labels())}
+    drawn = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
     labels = [text.get_text() for text in texts]
     handles = [  # of error bars, a legend keeps the bars alone
-        drawn[label] if isinstance(one, LineCollection) and label in drawn else one
-        for label, one in zip(labels, legend.legend_handles)
+        drawn[label] if isinstance(handle, LineCollection) and label in drawn else handle
+        for label, handle in zip(labels, legend.legend_handles)
     ]
     for columns in range(legend._ncols, 0, -1):
         legend.remove()
@@ -306,7 +302,7 @@ def few_colours(png: bytes, most_bytes: int | None = None) -> bytes:
 
 
 def savings_title(savings: Mapping[str, float]) -> str:
-    """What near-lossless exits save, by the name of the model or of the comparison."""
+    """A title that says how much near-lossless exits save; savings by the name of the model or comparison."""
     saved = percent_range(savings.values())
     return f"{f'{next(iter(savings))}: n' if len(savings) == 1 else 'N'}ear-lossless exits save {saved} of the GMACs"
 

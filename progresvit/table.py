@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def text(value: Any) -> str:
-    """Unformatted."""
+    """Show the value as it is."""
     return str(value)
 
 
@@ -52,7 +52,7 @@ def threshold(value: float | Sequence[float]) -> str:
 
 
 def _fixed(value: float, digits: int) -> str:
-    """Rounded, never -0.0."""
+    """Round a number; a rounded zero has no sign."""
     return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
@@ -121,7 +121,7 @@ class Table:
         return [column for column in self.columns if any(row[column.key] not in (None, "") for row in self.rows)]
 
     def to_csv(self) -> str:
-        """Unrounded numbers; shares stay shares."""
+        """The keys and unrounded values; shares are not converted to percent."""
         stream = io.StringIO()
         writer = csv.DictWriter(stream, [column.key for column in self.columns], lineterminator="\n")
         writer.writeheader()
@@ -168,7 +168,7 @@ PLOTS = (".png", ".svg", ".pdf")
 
 def check_outputs(paths: Sequence[Path], *, plots: bool = True) -> None:
     """Refuse unknown suffixes before any work is done."""
-    known = (*FORMATS, *(PLOTS if plots else ()))
+    suffixes = (*FORMATS, *(PLOTS if plots else ()))
     for path in paths:
-        if path.suffix not in known:
-            raise ValueError(f"{path}: the suffix names the format; use {', '.join(known)}.")
+        if path.suffix not in suffixes:
+            raise ValueError(f"{path}: the suffix names the format; use {', '.join(suffixes)}.")

@@ -1,7 +1,7 @@
 """DynaBERT for a ViT: the same blocks with fewer attention heads and MLP neurons; the tokens keep their width.
 
 Round s runs the leading share of the heads and neurons of every block; heads are rounded up to whole ones (1/4 of 6 is
-2). Rounds are alternatives of which one is chosen before inference. Before training, heads and neurons are reordered by
+2). Rounds are alternatives; one of them is chosen before inference. Before training, heads and neurons are reordered by
 importance (:func:`reorder`), so that the small rounds have the most important ones. The task ``dynabert`` trains it.
 
 Letters: B images, C image channels, r resolution, N tokens, W channels of the backbone, h heads of the backbone, m MLP
@@ -41,7 +41,7 @@ class DynaBERTConfig(BackboneConfig):
 
     kind: Literal["dynabert"] = "dynabert"
     rounds: tuple[DynaBERTRound, ...]
-    """From narrow to wide; the last runs the whole backbone."""
+    """Rounds from narrow to wide; the last runs the whole backbone."""
 
     routable: ClassVar[bool] = False
 

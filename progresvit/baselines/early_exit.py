@@ -19,7 +19,7 @@ from pydantic import StrictBool, model_validator
 from torch import Tensor, nn
 
 from progresvit import compute
-from progresvit.config import BackboneConfig, BaseRound, Count, Task, check_one_resolution
+from progresvit.config import BackboneConfig, BaseRound, Count, ModelTask, check_one_resolution
 from progresvit.model.backbone import Backbone, init_linear, new_head
 from progresvit.model.blocks import NORM_EPS
 from progresvit.model.outputs import RoundFeatures, RoundOutput
@@ -42,7 +42,7 @@ class EarlyExitConfig(BackboneConfig):
     frozen: StrictBool = True
     """Train only the norms and heads of the exits."""
 
-    tasks: ClassVar[tuple[Task, ...]] = ("classification",)
+    tasks: ClassVar[tuple[ModelTask, ...]] = ("classification",)
 
     @model_validator(mode="after")
     def _check_rounds(self) -> Self:
@@ -108,7 +108,7 @@ class EarlyExit(Backbone):
         return logits
 
     def _owner(self, s: int) -> Exit:
-        """What holds norm and head of exit s; the last are those of the backbone."""
+        """The module with norm and head of exit s; for the last exit, the backbone itself."""
         return cast(Exit, self if s == len(self.exits) else self.exits[s])
 
     def _features(self, s: int, tokens: Tensor) -> RoundFeatures:

@@ -27,7 +27,7 @@ class HydraViTConfig(BackboneConfig):
 
     kind: Literal["hydravit"] = "hydravit"
     rounds: tuple[Round, ...]
-    """In any order; the accuracy of the last one selects the best checkpoint."""
+    """Rounds in any order; the accuracy of the last one selects the best checkpoint."""
 
     routable: ClassVar[bool] = False
 

@@ -45,7 +45,7 @@ class MatFormerConfig(BackboneConfig):
 
     kind: Literal["matformer"] = "matformer"
     rounds: tuple[MatFormerRound, ...]
-    """In any order; the accuracy of the last one selects the best checkpoint."""
+    """Rounds in any order; the accuracy of the last one selects the best checkpoint."""
 
     routable: ClassVar[bool] = False
 
@@ -55,13 +55,13 @@ class MatFormerConfig(BackboneConfig):
 
     @model_validator(mode="after")
     def _check_shares(self) -> Self:
-        whole = MLP_RATIO * self.width
+        total = MLP_RATIO * self.width
         for number, round_ in enumerate(self.rounds, start=1):
-            channels = round_.mlp_share * whole
+            channels = round_.mlp_share * total
             if abs(channels - round(channels)) > _ROUNDING:
-                nearest = [f"{m / whole:.6g}" for m in (math.floor(channels), math.ceil(channels)) if m]
+                nearest = [f"{m / total:.6g}" for m in (math.floor(channels), math.ceil(channels)) if m]
                 raise ValueError(
-                    f"round {number} runs {channels:.6g} of {whole} hidden channels (mlp_share {round_.mlp_share:g}), "
+                    f"round {number} runs {channels:.6g} of {total} hidden channels (mlp_share {round_.mlp_share:g}), "
                     f"which is not a whole number; the nearest mlp_share is {' or '.join(nearest)}."
                 )
         return self

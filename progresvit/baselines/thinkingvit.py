@@ -2,7 +2,7 @@
 
     x = embed(image) + alpha * Linear(tokens of the previous round), alpha = 0 at the start
 
-It has no gates and no change of resolution. Exit rule and mean loss over the rounds are those of ProgResViT.
+It has no gates and no change of resolution. It shares ProgResViT's exit rule and mean loss over the rounds.
 
 Letters: B images, C image channels, H side of the images, N tokens, d active channels of a round, d' of the previous
 round, s a round counted from 0.
@@ -30,7 +30,7 @@ class ThinkingViTConfig(BackboneConfig):
 
     kind: Literal["thinkingvit"] = "thinkingvit"
     rounds: tuple[Round, ...]
-    """First to last, from narrow to wide."""
+    """Rounds from narrow to wide."""
 
     @model_validator(mode="after")
     def _check_rounds(self) -> Self:

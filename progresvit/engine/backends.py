@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from progresvit.config import ModelConfig, Task
+from progresvit.config import ModelConfig, ModelTask
 from progresvit.engine.buffers import RoundBackend
 from progresvit.engine.export.manifest import Manifest, is_export
 from progresvit.engine.onnx_backend import GRAPH_BATCH, ArrayBackend, GraphRounds, check_installed, choose_backend
@@ -92,7 +92,7 @@ def open_source(
     model: RoundModel | str | os.PathLike[str] | None,
     backend: Backend | None = None,
     *,
-    task: Task = "classification",
+    task: ModelTask = "classification",
 ) -> ModelSource:
     """Open a model, the folder, bundled name or hub id of one, or an export; None is the default bundled model.
 
@@ -112,7 +112,7 @@ def open_features(model: RoundModel | str | os.PathLike[str] | None) -> TorchSou
     return source
 
 
-def check_task(config: ModelConfig, task: Task, what: str) -> None:
+def check_task(config: ModelConfig, task: ModelTask, what: str) -> None:
     """Refuse a model for another task; ``what`` names the engine that takes models for ``task``."""
     if config.task == task:
         return

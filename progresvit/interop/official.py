@@ -94,7 +94,7 @@ def load_official(repo_id: str, *, revision: str | None = None) -> ProgResViT:
 
 
 def _config(weights: Mapping[str, Tensor], name: str, resolutions: Sequence[int] | None) -> ModelConfig:
-    """The config that the weights imply."""
+    """Derive the config from the weights."""
     width = weights["cls_token"].shape[-1]
     patch_size = weights["patch_embed.proj.weight"].shape[-1]
     grid = round((weights["pos_embed"].shape[1] - 1) ** 0.5)
@@ -106,7 +106,7 @@ def _config(weights: Mapping[str, Tensor], name: str, resolutions: Sequence[int]
     return ModelConfig(
         rounds=make_rounds(resolutions, [round_width // HEAD_WIDTH for round_width in widths]),
         heads=width // HEAD_WIDTH,
-        depth=1 + max(int(found[1]) for key in weights if (found := re.match(r"blocks\.(\d+)\.", key))),
+        depth=1 + max(int(match[1]) for key in weights if (match := re.match(r"blocks\.(\d+)\.", key))),
         patch_size=patch_size,
         in_channels=weights["patch_embed.proj.weight"].shape[1],
         num_classes=classes,
@@ -119,7 +119,7 @@ def _config(weights: Mapping[str, Tensor], name: str, resolutions: Sequence[int]
 
 
 def _round_widths(weights: Mapping[str, Tensor], width: int) -> list[int]:
-    """Active width of every round, from the shapes of the projectors between them."""
+    """The active width of every round, from the shapes of the projectors between rounds."""
     shapes: list[torch.Size] = []
     while (key := f"token_projectors.{len(shapes)}.prefix_proj.weight") in weights and weights[key].ndim == 2:
         shapes.append(weights[key].shape)  # (target, source)
@@ -129,8 +129,8 @@ def _round_widths(weights: Mapping[str, Tensor], width: int) -> list[int]:
 def _resolutions(name: str, stored: int, *, rounds: int, patch_size: int) -> Sequence[int]:
     """Resolutions from the file name, else from the stored position grid.
 
-    Numbers in a name may be a date or a batch size: those after ``progresvit`` are taken as resolutions, others only if
-    the last one is that of the stored grid.
+    Numbers in a name may be a date or a batch size. Numbers after ``progresvit`` are taken as resolutions, others only
+    if the last one equals the resolution of the stored grid.
     """
     named = [(match[2], bool(match[1])) for match in _NUMBERS.finditer(name)]
     parsed = [([int(number) for number in re.split("[_-]", text)], after_name) for text, after_name in named]

@@ -20,7 +20,7 @@ from timm.data import ImageNetInfo
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
-from progresvit.config import HEAD_WIDTH, OFFICIAL_MODELS, BaseConfig, Task
+from progresvit.config import HEAD_WIDTH, OFFICIAL_MODELS, BaseConfig, ModelTask
 from progresvit.interop.official import import_official, is_official_file, load_official
 from progresvit.io.model_folder import BUNDLED, find_folder, is_local
 from progresvit.io.parse import did_you_mean
@@ -31,23 +31,27 @@ from progresvit.model.registry import DEFAULT_KIND, build
 from progresvit.model.saving import load_folder
 
 Fusion = Literal["paper", "quiet"]
-"""How rounds after the first begin: with the paper's projectors, or without the tokens of the round before."""
+"""Whether rounds after the first begin with the paper's projectors, or without the tokens of the round before."""
 
 _PLAIN = re.compile(
     r"cls_token|pos_embed|(patch_embed\.proj|norm|head)\.(weight|bias)"
     r"|blocks\.\d+\.((norm1|attn\.qkv|attn\.proj|norm2|mlp\.fc1|mlp\.fc2)\.(weight|bias)|ls[12]\.gamma)"
 )
 _NEEDED = {"cls_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.0.norm1.weight": 1}
-"""What tells a plain ViT, and the dimensions."""
+"""Weights that every plain ViT has, and their numbers of dimensions."""
 _WIDENS = re.compile(r"(projectors|transitions)\.\d+\.widen\w*\.weight")
-"""What a quiet start sets to zero: it widens the tokens of a round for the next."""
+"""Weights that widen the tokens of a round for the next; a quiet start sets them to zero."""
 _IMAGENET_CLASSES = 1000
 
 Weights = Mapping[str, Tensor]
 
 
 def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper") -> list[str]:
-    """Initial weights from what ``model.start`` of a recipe names; returns the parameters that were not copied."""
+    """Copy initial weights from the source that ``model.start`` of a recipe names.
+
+    Returns:
+        The names of the parameters that were not copied.
+    """
     if is_local(source):
         return start_from_folder(model, find_folder(source), fusion=fusion)
     if source in OFFICIAL_MODELS:
@@ -97,7 +101,7 @@ def start_from_timm(
 
 
 def start_from_folder(model: RoundModel, folder: Path, *, fusion: Fusion = "paper") -> list[str]:
-    """Copy the weights of a model folder: the backbone, and from a model of the same kind all that fits.
+    """Copy the weights of a model folder: the backbone, and all that fits if the models are of the same kind.
 
     The position grid is resampled. Rows of the head are copied by class id, if the source has all classes of the model.
 
@@ -156,9 +160,18 @@ def _read(source: str) -> nn.Module | Weights:
 
 @torch.no_grad()
 def _copy(
-    model: RoundModel, weights: Weights, *, class_ids: Sequence[str] | None, task: Task, fusion: Fusion, origin: str
+    model: RoundModel,
+    weights: Weights,
+    *,
+    class_ids: Sequence[str] | None,
+    task: ModelTask,
+    fusion: Fusion,
+    origin: str,
 ) -> list[str]:
-    """Rows of the head are copied between models of one task: a head for class tokens is no decoder of patches."""
+    """Copy the weights that fit. Rows of the head are copied only between models of the same task.
+
+    A head for class tokens cannot decode patches.
+    """
     if fusion not in get_args(Fusion):
         raise ValueError(f"fusion is 'paper' or 'quiet', not {fusion!r}.")
     own = model.state_dict()
@@ -187,7 +200,7 @@ def _fits(value: Tensor, own: Tensor) -> bool:
 
 
 def _classes(weights: Weights) -> int:
-    """Rows of the head; 0 without one."""
+    """The number of rows of the head; 0 without one."""
     return len(weights["head.weight"]) if "head.weight" in weights else 0
 
 
@@ -196,12 +209,11 @@ def _head_rows(class_ids: Sequence[str] | None, count: int, config: BaseConfig) 
     if config.class_ids is None:
         return list(range(count)) if class_ids is None and count == config.num_classes else None
     place = {name: row for row, name in enumerate(class_ids or ())}
-    known = all(name in place for name in config.class_ids)
-    return [place[name] for name in config.class_ids] if known else None
+    return [place[name] for name in config.class_ids] if all(name in place for name in config.class_ids) else None
 
 
 def _resample(position: Tensor, *, like: Tensor) -> Tensor:
-    """(1, g * g [+ 1], W) -> (1, 1 + N, W), the class position zero if there was none."""
+    """Resample positions to another grid; a missing class position is zero: (1, g * g [+ 1], W) -> (1, 1 + N, W)."""
     patches = position.shape[1]
     if math.isqrt(patches) ** 2 == patches:  # no class position: DeiT-III
         position = torch.cat([torch.zeros_like(position[:, :1]), position], dim=1)
@@ -216,7 +228,7 @@ def _resample(position: Tensor, *, like: Tensor) -> Tensor:
 
 
 def _check_plain(weights: Weights, own: Weights, config: BaseConfig, origin: str) -> None:
-    """The source must be a plain ViT of the model's width, depth and patch size; errors name the key to change."""
+    """Refuse anything but a plain ViT of the model's width, depth and patch size; errors name the key to change."""
     lacking = [key for key, dimensions in _NEEDED.items() if key not in weights or weights[key].ndim != dimensions]
     if lacking:
         raise ValueError(
@@ -257,7 +269,7 @@ def _sizes(weights: Weights) -> tuple[int, int, int]:
 
 
 def _check_heads(source: nn.Module, *, width: int, origin: str) -> None:
-    """The number of heads does not follow from weights alone, but from a module."""
+    """Refuse a module with another number of heads, which weights alone do not tell."""
     heads = {part.num_heads for part in source.modules() if hasattr(part, "num_heads")}
     expected = width // HEAD_WIDTH
     if heads - {expected}:

@@ -36,14 +36,18 @@ class TimmProgResViT(ProgResViT):
     ) -> None:
         in_chans = fields.pop("in_channels", in_chans)
         if "rounds" in fields and _sides(img_size) == {cfg.input_side}:
-            img_size = None  # timm passed that of the preset
+            img_size = None  # timm passed the preset's size
         if num_classes != cfg.num_classes:
             fields = {"class_ids": None, "labels": None, **fields}
         if in_chans != cfg.in_channels:
             fields = {"mean": _spread(cfg.mean, in_chans), "std": _spread(cfg.std, in_chans), **fields}
         config = cfg.replace(num_classes=num_classes, in_channels=in_chans, **fields)
         _check_pool(global_pool)
-        _check_size(img_size, config)
+        if _sides(img_size) - {config.input_side}:
+            raise ValueError(
+                f"img_size={img_size} does not fit a model that takes {config.input_side}; "
+                "the rounds set the resolutions, so pass rounds=make_rounds([...], [...]) instead."
+            )
         super().__init__(config, drop_path=drop_path_rate)
         self.global_pool = global_pool
         self.pretrained_cfg: dict[str, Any] = {}
@@ -91,8 +95,8 @@ def _build(variant: str, pretrained: bool, **kwargs: Any) -> ProgResViT:
         raise ValueError("features_only is not supported; forward_features gives the tokens of the last round.")
     config = PRESETS.get(variant) or _stored_config(kwargs)
     model: TimmProgResViT = build_model_with_cfg(TimmProgResViT, variant, pretrained, model_cfg=config, **kwargs)
-    wanted = model.config.timm_pretrained_cfg()
-    model.pretrained_cfg.update({key: wanted[key] for key in ("input_size", "mean", "std", "crop_pct")})
+    cfg = model.config.timm_pretrained_cfg()
+    model.pretrained_cfg.update({key: cfg[key] for key in ("input_size", "mean", "std", "crop_pct")})
     return model
 
 
@@ -123,14 +127,6 @@ def _check_pool(global_pool: str) -> None:
 
 def _sides(img_size: int | tuple[int, int] | None) -> set[int]:
     return {img_size} if isinstance(img_size, int) else set(img_size or ())
-
-
-def _check_size(img_size: int | tuple[int, int] | None, config: ModelConfig) -> None:
-    if _sides(img_size) - {config.input_side}:
-        raise ValueError(
-            f"img_size={img_size} does not fit a model that takes {config.input_side}; "
-            "the rounds set the resolutions, so pass rounds=make_rounds([...], [...]) instead."
-        )
 
 
 def _spread(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

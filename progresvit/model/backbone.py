@@ -93,7 +93,7 @@ class Backbone(nn.Module):
         return tuple(self._features(s, output.tokens) for s, output in enumerate(self(images)))
 
     def _features(self, s: int, tokens: Tensor) -> RoundFeatures:
-        """From what round s returned: (B, N, d) -> (B, d) and (B, g * g, d)."""
+        """The features in the tokens that round s returned: (B, N, d) -> (B, d) and (B, g * g, d)."""
         return RoundFeatures(tokens[:, 0], tokens[:, 1:], math.isqrt(tokens.shape[1] - 1))
 
     def embed(self, images: Tensor, *, resolution: int, width: int) -> Tensor:
@@ -114,7 +114,7 @@ class Backbone(nn.Module):
     def classify(self, tokens: Tensor) -> Tensor:
         """Logits of the class token, from any round's width: (B, N, d) -> (B, K); in segmentation, of every patch."""
         if self.config.task == "segmentation":
-            return decode(tokens, cast(nn.Linear, self.head))
+            return decode_patches(tokens, cast(nn.Linear, self.head))
         class_token = tokens[:, 0]  # (B, N, d) -> (B, d)
         return slicing.linear(class_token, self.head) if isinstance(self.head, nn.Linear) else class_token
 
@@ -127,16 +127,16 @@ class Backbone(nn.Module):
 
     def keep_classes(self, rows: Sequence[int]) -> RoundModel:
         """A copy with only these classes, in this order."""
-        known = range(self.config.num_classes)
-        if not rows or len(set(rows)) < len(rows) or not all(row in known for row in rows):
-            raise ValueError(f"give distinct rows of the head, from 0 to {len(known) - 1}, not {list(rows)}.")
+        count = self.config.num_classes
+        if not rows or len(set(rows)) < len(rows) or not all(row in range(count) for row in rows):
+            raise ValueError(f"give distinct rows of the head, from 0 to {count - 1}, not {list(rows)}.")
         names = {
             name: None if values is None else tuple(values[row] for row in rows)
             for name, values in (("class_ids", self.config.class_ids), ("labels", self.config.labels))
         }
-        chosen = torch.tensor(rows)
+        index = torch.tensor(rows)
         weights = {
-            key: value[chosen.to(value.device)] if is_head(key) else value for key, value in self.state_dict().items()
+            key: value[index.to(value.device)] if is_head(key) else value for key, value in self.state_dict().items()
         }
         kept = registry.build(self.config.replace(num_classes=len(rows), **names)).to(self.cls_token)
         kept.load_state_dict(weights)
@@ -203,7 +203,7 @@ def check_images(images: Tensor, *, channels: int, smallest: int) -> None:
 
 
 def resize(images: Tensor, resolution: int) -> Tensor:
-    """Bicubic with antialias, in float32 (on a CPU there is no kernel of lower precision)."""
+    """Resize images with antialiased bicubic interpolation, in float32 (a CPU has no kernel of lower precision)."""
     if images.shape[-1] == resolution:
         return images
     size = (resolution, resolution)
@@ -214,7 +214,7 @@ def resize(images: Tensor, resolution: int) -> Tensor:
 def resample_position(position: Tensor, grid: int) -> Tensor:
     """Position embeddings for another grid, the class token's first: (1, M, d) -> (1, N, d).
 
-    The numbers are those of timm's ``resample_abs_pos_embed``, which takes seconds to import.
+    It gives the same numbers as timm's ``resample_abs_pos_embed``, which takes seconds to import.
     """
     side = math.isqrt(position.shape[1] - 1)
     if side == grid:
@@ -231,7 +231,7 @@ def resizing_matrix(source: int, target: int) -> Tensor:
     return F.interpolate(identity, size=size, mode="bicubic", antialias=True, align_corners=False)[0, 0]
 
 
-def decode(tokens: Tensor, decoder: nn.Linear) -> Tensor:
+def decode_patches(tokens: Tensor, decoder: nn.Linear) -> Tensor:
     """Segmenter's linear decoder on the patch tokens, sliced to their width: (B, N, d) -> (B, K, g, g)."""
     logits = slicing.linear(tokens[:, 1:], decoder)  # (B, N, d) -> (B, g * g, K)
     g = math.isqrt(logits.shape[1])
@@ -240,7 +240,7 @@ def decode(tokens: Tensor, decoder: nn.Linear) -> Tensor:
 
 
 def is_head(key: str) -> bool:
-    """Whether a weight has a row for each class: those of all modules with the name ``head``."""
+    """Whether a weight belongs to a module with the name ``head``, so that it has a row for each class."""
     return "head" in key.split(".")
 
 
@@ -258,7 +258,10 @@ def init_linear(module: nn.Module) -> None:
 
 
 def _init_weight(weight: Tensor) -> None:
-    """As timm does in a ViT. On the meta device, where a model is built to be loaded, timm is not imported."""
+    """Initialise a weight as timm does in a ViT.
+
+    On the meta device, where a model is built to be loaded, timm is not imported.
+    """
     if weight.is_meta:
         return
     import progresvit._torchvision  # noqa: F401  (ahead of timm)
@@ -278,4 +281,4 @@ def _drop_paths(rate: float, depth: int) -> list[nn.Module]:
     # isort: split
     from timm.layers import DropPath, calculate_drop_path_rates
 
-    return [DropPath(one) for one in calculate_drop_path_rates(rate, depth)]
+    return [DropPath(block_rate) for block_rate in calculate_drop_path_rates(rate, depth)]

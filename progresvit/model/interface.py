@@ -27,7 +27,7 @@ class RoundModel(Protocol):
 
     @property
     def config(self) -> BaseConfig:
-        """What the model was built from."""
+        """The config that the model was built from."""
         ...
 
     def __call__(self, images: Tensor) -> tuple[RoundOutput, ...]:

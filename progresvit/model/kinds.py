@@ -9,7 +9,7 @@ DEFAULT_KIND = "progresvit"
 """The kind of a config.json without one, as version 0.1.0 wrote it."""
 
 
-class Kind(NamedTuple):
+class ModelKind(NamedTuple):
     """Import strings of a kind, written ``package.module:Class``."""
 
     config: str
@@ -18,7 +18,7 @@ class Kind(NamedTuple):
     """An ``nn.Module`` that satisfies RoundModel, built as ``Model(config, drop_path=0.0)``."""
 
 
-KINDS = {DEFAULT_KIND: Kind(config="progresvit.config:ModelConfig", model="progresvit.model.vit:ProgResViT")}
+KINDS = {DEFAULT_KIND: ModelKind(config="progresvit.config:ModelConfig", model="progresvit.model.vit:ProgResViT")}
 
 
 def register(kind: str, *, config: str, model: str) -> None:
@@ -29,6 +29,6 @@ def register(kind: str, *, config: str, model: str) -> None:
         config: Import string of the config class, such as ``"my_package.config:MyConfig"``.
         model: Import string of the model class.
     """
-    new = Kind(config=config, model=model)
+    new = ModelKind(config=config, model=model)
     if KINDS.setdefault(kind, new) != new:
         raise ValueError(f"the model kind {kind!r} is already registered as {KINDS[kind].model}; choose another name.")

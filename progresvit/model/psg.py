@@ -62,7 +62,7 @@ def stage_metadata(resolutions: Sequence[int], depth: int) -> Tensor:
 
 
 class Gate(nn.Module):
-    """From a condition to multipliers, 1 + delta. The last layer starts at zero, so every gate starts at one."""
+    """Maps a condition to multipliers, 1 + delta. The last layer starts at zero, so every gate starts at one."""
 
     def __init__(self, *, width: int) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class PSG(nn.Module):
             return RoundGates(fusion=self._fusion(s, conditions[0]), blocks=self._blocks(s, conditions))
 
     def _fusion(self, s: int, condition: Tensor) -> FusionGates:
-        """The stage is that of the new round's first block: (128,)."""
+        """The gates of the transition into round s, conditioned on the stage of its first block: (128,)."""
         if s == 0:
             return FusionGates()
         own = cast(FusionPSG, self.fusions[s - 1])
@@ -155,11 +155,11 @@ class PSG(nn.Module):
         """(D, 128) -> D times three vectors (d,)"""
         blocks = cast(Iterable[BlockPSG], self.blocks)
         gates = [gate for own in blocks for gate in (own.attn_gate, own.mlp_gate, own.out_gate)]
-        made = multipliers(gates, conditions.repeat_interleave(3, dim=0))  # (3D, 128) -> (3D, W)
-        made = made[:, : self.widths[s]].unflatten(0, (-1, 3))  # (3D, W) -> (D, 3, d)
-        attn = made[:, 0] * self._scales("attn_scale", s)  # (D, d)
-        mlp = made[:, 1] * self._scales("mlp_scale", s)  # (D, d)
-        return tuple(BlockGates(*vectors) for vectors in zip(attn, mlp, made[:, 2]))
+        values = multipliers(gates, conditions.repeat_interleave(3, dim=0))  # (3D, 128) -> (3D, W)
+        values = values[:, : self.widths[s]].unflatten(0, (-1, 3))  # (3D, W) -> (D, 3, d)
+        attn = values[:, 0] * self._scales("attn_scale", s)  # (D, d)
+        mlp = values[:, 1] * self._scales("mlp_scale", s)  # (D, d)
+        return tuple(BlockGates(*vectors) for vectors in zip(attn, mlp, values[:, 2]))
 
     def _scales(self, name: str, s: int) -> Tensor:
         return torch.stack([getattr(own, name) for own in self.blocks])[:, : self.widths[s]]  # D x (W,) -> (D, d)
@@ -176,6 +176,9 @@ class PSG(nn.Module):
 
 
 def _move_metadata(psg: PSG, _: object) -> None:
-    """Weights that are assigned to a model on the meta device bring their own device; no file holds the metadata."""
+    """Create the metadata on the device of weights that were assigned to a model on the meta device.
+
+    No file holds the metadata.
+    """
     if psg.metadata.is_meta:
         psg.metadata = psg._make_metadata().to(psg.encoder.weight.device)

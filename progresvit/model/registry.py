@@ -14,7 +14,7 @@ from progresvit.io.imports import import_named
 from progresvit.io.model_folder import CONFIG_FILE, read_config_values
 from progresvit.io.parse import did_you_mean
 from progresvit.model.kinds import DEFAULT_KIND as DEFAULT_KIND
-from progresvit.model.kinds import KINDS, Kind
+from progresvit.model.kinds import KINDS, ModelKind
 from progresvit.model.kinds import register as register
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def config_class(kind: str) -> type[BaseConfig]:
     """The config class of a kind."""
-    config: type[BaseConfig] = import_named(_find(kind).config, what=f"model kind {kind}", kind="class")
+    config: type[BaseConfig] = import_named(_registered(kind).config, what=f"model kind {kind}", kind="class")
     return config
 
 
@@ -49,10 +49,10 @@ def build(config: BaseConfig, *, drop_path: float = 0.0) -> RoundModel:
 
 def model_class(kind: str) -> Any:
     """The model class of a kind."""
-    return import_named(_find(kind).model, what=f"model kind {kind}", kind="class")
+    return import_named(_registered(kind).model, what=f"model kind {kind}", kind="class")
 
 
-def _find(kind: str) -> Kind:
+def _registered(kind: str) -> ModelKind:
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(
             f"this version knows no model of kind {kind!r}; {did_you_mean(kind, KINDS)} "

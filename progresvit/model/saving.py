@@ -42,12 +42,12 @@ def save(
     dtype: torch.dtype | None = None,
     extra: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Path:
-    """Write a model folder in one step: a crash leaves the old folder or the new one, whole.
+    """Write a model folder in one step: a crash leaves either the complete old folder or the complete new one.
 
     Args:
         model: A model of any registered kind.
         folder: A new folder or one that holds a model. Its other files are kept.
-        dtype: Precision of the file; by default that of the model. ``torch.float16`` halves the file and rounds the
+        dtype: Precision of the file; by default the model's. ``torch.float16`` halves the file and rounds the
             weights: the model that ``load`` returns has another hash, so evaluate and calibrate that one.
         extra: More safetensors files of the folder, by name.
     """
@@ -95,7 +95,7 @@ def load_folder(folder: Path) -> RoundModel:
 
 
 def _filled(empty: RoundModel, weights: Mapping[str, Tensor]) -> RoundModel:
-    """A model on the meta device with copies of the weights; a model that has other tensors too is built again."""
+    """Fill a model on the meta device with copies of the weights; a model that has other tensors too is built again."""
     own = empty.state_dict()
     model = cast(nn.Module, empty)
     model.load_state_dict({key: value.to(own[key].dtype, copy=True) for key, value in weights.items()}, assign=True)
@@ -116,7 +116,7 @@ def push_to_hub(model: RoundModel | Source, repo_id: str, *, private: bool = Fal
             short one.
         repo_id: The hub id. The repository is created if it does not exist.
         private: Whether a new repository is private.
-        token: Access token of the hub; by default that of ``hf auth login``.
+        token: Access token of the hub; by default the one that ``hf auth login`` stored.
     """
     from huggingface_hub import HfApi
 
@@ -153,7 +153,7 @@ def _check_settings(model: RoundModel, folder: Path) -> None:
 
 
 def check_fit(weights: Mapping[str, Tensor], config: BaseConfig, *, origin: str) -> RoundModel:
-    """Weights must have exactly the keys and shapes of the config's model; returns that on the meta device."""
+    """Refuse weights without exactly the keys and shapes of the config's model; returns that model on "meta"."""
     with torch.device("meta"):
         model = build(config)
     own = model.state_dict()
@@ -170,11 +170,11 @@ def check_fit(weights: Mapping[str, Tensor], config: BaseConfig, *, origin: str)
             key for key in shared if own[key].is_floating_point() and not weights[key].is_floating_point()
         ],
     }
-    found = "; ".join(f"{what} {_some(keys)}" for what, keys in problems.items() if keys)
-    if found:
+    described = "; ".join(f"{what} {_first_keys(keys)}" for what, keys in problems.items() if keys)
+    if described:
         raise ValueError(
-            f"the weights of {origin} do not fit the config: they {found}. Use the {CONFIG_FILE} that was saved with "
-            "them (and reset_classifier to give a model another head)."
+            f"the weights of {origin} do not fit the config: they {described}. Use the {CONFIG_FILE} that was saved "
+            "with them (and reset_classifier to give a model another head)."
         )
     return model
 
@@ -203,6 +203,6 @@ def _link_or_copy(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _some(keys: list[str]) -> str:
+def _first_keys(keys: list[str]) -> str:
     more = len(keys) - _LISTED
     return ", ".join(keys[:_LISTED]) + (f" and {more} more" if more > 0 else "")

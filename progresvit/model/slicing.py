@@ -15,7 +15,7 @@ def linear(x: Tensor, layer: nn.Linear, width: int | None = None) -> Tensor:
 
 
 def qkv(x: Tensor, layer: nn.Linear, width: int | None = None) -> Tensor:
-    """Queries, keys and values: of each of the three blocks of rows, the first ``width`` rows (a; d if None)."""
+    """Queries, keys and values, from the first ``width`` rows (a; d if None) of each of the three blocks of rows."""
     d, full = x.shape[-1], layer.in_features
     a = d if width is None else width
     weight = layer.weight.view(3, full, full)[:, :a, :d].reshape(3 * a, d)  # (3W, W) -> (3, a, d) -> (3a, d)
@@ -24,7 +24,7 @@ def qkv(x: Tensor, layer: nn.Linear, width: int | None = None) -> Tensor:
 
 
 def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """Statistics over the d active channels; weight and bias are prefixes."""
+    """Layer norm with statistics over the d active channels; weight and bias are prefixes."""
     d = x.shape[-1]
     return F.layer_norm(x, (d,), norm.weight[:d], norm.bias[:d], norm.eps)
 

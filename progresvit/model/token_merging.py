@@ -46,14 +46,14 @@ class Merging(NamedTuple):
 
 
 class Matching(NamedTuple):
-    """Which tokens of the first half are merged into which of the second; positions within the halves."""
+    """Pairs a token of the first half with the token of the second that it is merged into; positions within halves."""
 
     kept: Tensor
-    """(B, A - r), in their order."""
+    """Unmerged tokens of the first half, in their order: (B, A - r)."""
     merged: Tensor
-    """(B, r)"""
+    """Merged tokens of the first half: (B, r)."""
     target: Tensor
-    """In the second half, of each merged token: (B, r)."""
+    """The token of the second half that each merged token is added to: (B, r)."""
 
 
 def match(keys: Tensor, r: int) -> Matching:
@@ -86,7 +86,7 @@ def unmerge(x: Tensor, merging: Merging) -> Tensor:
 
 
 def _reduce(x: Tensor, matching: Matching) -> Tensor:
-    """The class token, what is kept of the first half, and the second half with the merged tokens added to it.
+    """The class token, the kept tokens of the first half, and the second half with the merged tokens added to it.
 
     (B, N, d) -> (B, N - r, d)
     """
@@ -97,7 +97,7 @@ def _reduce(x: Tensor, matching: Matching) -> Tensor:
 
 
 def _new_places(place: Tensor, matching: Matching, tokens: int) -> Tensor:
-    """Where ``_reduce`` puts the patch tokens at these places, of N: (B, P) -> (B, P)."""
+    """The places where ``_reduce`` puts the patch tokens of these places; ``tokens`` is N: (B, P) -> (B, P)."""
     images, kept = matching.kept.shape
     half = tokens // 2  # A
     order = torch.arange(half, device=place.device).expand(images, -1)  # (B, A)

@@ -48,13 +48,16 @@ class ProgResViT(Backbone):
 
     def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
         """Round s, counted from 0. From the second round on, ``previous`` holds the tokens of the round before."""
-        self._check_input(s, images, previous)
+        self.check_round(s, images)
+        before = self.config.rounds[max(0, s - 1)]
+        self.check_previous(s, images, previous, tokens=self.config.grid(before) ** 2 + 1, width=before.width)
         return self._run(s, images, previous, resolution=self.config.rounds[s].resolution)
 
     def run_at(self, images: Tensor, resolutions: Sequence[int]) -> tuple[RoundOutput, ...]:
         """Every round at another resolution than its own: the rounds of a crop that shows a part of the image.
 
-        Multi-crop training (DINO) needs it. The gates are those of the round: they tell the stage, not the crop.
+        Multi-crop training (DINO) needs it. Every crop uses the gates of its round: they describe the stage, not the
+        crop.
         """
         outputs: list[RoundOutput] = []
         for s, resolution in enumerate(resolutions):
@@ -108,8 +111,3 @@ class ProgResViT(Backbone):
         It needs no training. Thresholds that were calibrated before do not hold any more.
         """
         self.config = self.config.with_merge(merge)
-
-    def _check_input(self, s: int, images: Tensor, previous: Tensor | None) -> None:
-        self.check_round(s, images)
-        before = self.config.rounds[max(0, s - 1)]
-        self.check_previous(s, images, previous, tokens=self.config.grid(before) ** 2 + 1, width=before.width)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from timm.data import ImageNetInfo
 
-from progresvit.config import OFFICIAL_MODELS, BaseConfig, Task
+from progresvit.config import OFFICIAL_MODELS, BaseConfig, ModelTask
 from progresvit.interop import start_from
 from progresvit.interop.official import is_official_file
 from progresvit.io.model_folder import BUNDLED, find_folder, is_local
@@ -15,7 +15,7 @@ from progresvit.training.recipe import Recipe
 
 
 def build_model(
-    recipe: Recipe, class_ids: tuple[str, ...], start: BaseConfig | None = None, *, task: Task = "classification"
+    recipe: Recipe, class_ids: tuple[str, ...], start: BaseConfig | None = None, *, task: ModelTask = "classification"
 ) -> RoundModel:
     """The recipe's model for these classes, with random weights.
 

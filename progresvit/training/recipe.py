@@ -9,7 +9,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from progresvit.config import BaseConfig, ModelConfig, Task, make_rounds, preset
+from progresvit.config import BaseConfig, ModelConfig, ModelTask, make_rounds, preset
 from progresvit.data.augment.classification import Augmentation
 from progresvit.io.parse import Section, parse
 from progresvit.io.yaml_files import bundled_files, find_file, read_mapping
@@ -97,7 +97,7 @@ class Model(Section):
         num_classes: int,
         class_ids: Sequence[str] | None,
         labels: Sequence[str] | None,
-        task: Task = "classification",
+        task: ModelTask = "classification",
         start: BaseConfig | None = None,
     ) -> Any:
         """The config of this model for a task and its classes. ``start`` is the config of the folder to start from."""

@@ -36,7 +36,7 @@ from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make
 from progresvit.training.tasks.validation import CONVENTION, gather_columns, routed_metrics
 
 if TYPE_CHECKING:
-    from progresvit.config import Task as ModelTask
+    from progresvit.config import ModelTask
     from progresvit.training.recipe import Recipe
 
 WINDOWS = 32

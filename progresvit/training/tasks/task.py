@@ -23,7 +23,7 @@ from progresvit.io.parse import Section
 from progresvit.model.interface import RoundModel
 
 if TYPE_CHECKING:
-    from progresvit.config import Task as ModelTask
+    from progresvit.config import ModelTask
     from progresvit.training.recipe import Recipe
 
 
