@@ -66,7 +66,9 @@ def classify(
         )
     if shard is not None and out is None:
         raise ValueError("--shard writes a file for each shard; name it with --out.")
-    part = _parse_shard(shard)
+    from progresvit.engine.listing import Shard
+
+    part = None if shard is None else Shard.parse(shard)
     dataset, bad = _find(images, samples, listed)
     from progresvit.engine import Engine
 
@@ -137,14 +139,6 @@ def find_images(arguments: list[str]) -> tuple[Entries, list[tuple[str, str]]]:
     entries = Entries(find())
     output.report_other_files(others)
     return entries, bad
-
-
-def _parse_shard(text: str | None) -> Shard | None:
-    if text is None:
-        return None
-    from progresvit.engine.listing import Shard
-
-    return Shard.parse(text)
 
 
 def _to_file(engine: Engine, dataset: ImageDataset, out: Path, shard: Shard | None, overwrite: bool) -> int:

@@ -26,7 +26,7 @@ def crop(image: Image.Image, config: BaseConfig) -> NDArray[np.uint8]:
 
     Byte for byte the evaluation transform of timm.
     """
-    size, (left, top) = _resized(image.size, config)
+    size, (left, top) = resized_size(image.size, config)
     r = config.input_side
     if size[0] * size[1] > (Image.MAX_IMAGE_PIXELS or math.inf):
         raise ImageError(f"too long and thin to be resized safely ({image.width} x {image.height})")
@@ -45,18 +45,13 @@ def crop_section(image: Image.Image, config: BaseConfig, box: tuple[float, float
 
 def crop_box(size: tuple[int, int], config: BaseConfig) -> tuple[float, float, float, float]:
     """What the crop keeps of an image of this width and height: left, top, right and bottom, in its pixels."""
-    resized, (left, top) = _resized(size, config)
+    resized, (left, top) = resized_size(size, config)
     r, x, y = config.input_side, size[0] / resized[0], size[1] / resized[1]
     return left * x, top * y, min(size[0], (left + r) * x), min(size[1], (top + r) * y)
 
 
-def resized_size(size: tuple[int, int], config: BaseConfig) -> tuple[int, int]:
-    """Width and height of the whole image at the scale of the crop."""
-    return _resized(size, config)[0]
-
-
-def _resized(size: tuple[int, int], config: BaseConfig) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Width and height after resizing, and the left and top end of the crop there."""
+def resized_size(size: tuple[int, int], config: BaseConfig) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Width and height of the whole image at the scale of the crop, and the left and top end of the crop there."""
     shorter = math.floor(config.input_side / config.crop)
     width, height = size
     if not width or not height:

@@ -53,7 +53,7 @@ def open_header(content: bytes, max_pixels: int | None = None, *, reducible: boo
     """
     with _image_errors():
         image = _open(content)
-        limit = _limit(max_pixels)
+        limit = max_pixels or Image.MAX_IMAGE_PIXELS or math.inf
         if _pixels(image.size) > limit:
             size = f"{image.width:,} x {image.height:,} pixels, the limit is {limit:,}"
             if not (reducible and image.format in JPEGS and is_decoded_by_rows(content)):
@@ -127,15 +127,11 @@ def shrink_on_load(image: Image.Image, size: tuple[int, int], max_pixels: int | 
     """
     if image.format not in JPEGS:
         return 1
-    before, limit = image.size, _limit(max_pixels)
+    before, limit = image.size, max_pixels or Image.MAX_IMAGE_PIXELS or math.inf
     least = next((divisor for divisor in SCALES if _pixels(before, divisor) <= limit), SCALES[-1])
     width, height = (max(1, min(side, full // least)) for side, full in zip(size, before))
     image.draft(None, (width, height))  # None keeps the mode
     return next(divisor for divisor in SCALES if image.size == tuple(-(-side // divisor) for side in before))
-
-
-def _limit(max_pixels: int | None) -> float:
-    return max_pixels or Image.MAX_IMAGE_PIXELS or math.inf
 
 
 def _pixels(size: tuple[int, int], divisor: int = 1) -> int:
@@ -162,10 +158,7 @@ def _image_errors() -> Iterator[None]:
 
 def upright_rgb(image: Image.Image) -> Image.Image:
     """The image in RGB, rotated as its EXIF data says."""
-    return _to_rgb(ImageOps.exif_transpose(image))
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
+    image = ImageOps.exif_transpose(image)
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I"):  # 16 bits, or 32 that hold 16

@@ -123,8 +123,8 @@ def read_request(request: Request) -> bytes:
         raise ImageError(f"cannot be read ({error.strerror or error})") from error
 
 
-def prepare(request: Request, plan: Plan, room: int | None = None) -> Prepared:
-    """Prepare an image.
+def prepare(request: Request | Image.Image, plan: Plan, room: int | None = None) -> Prepared:
+    """Prepare an image. A PIL image gets the evaluation crop whatever the plan is.
 
     Args:
         request: The image.
@@ -132,6 +132,8 @@ def prepare(request: Request, plan: Plan, room: int | None = None) -> Prepared:
         room: Largest number of bytes of the result; a crop always fits. None: any.
     """
     try:
+        if isinstance(request, Image.Image):
+            return crop_prepared(decode_opened(request), plan.config)
         return _prepare(read_request(request), plan, room)
     except ImageError as error:
         return Prepared(Form.ERROR, error=str(error))
@@ -146,14 +148,15 @@ def _prepare(content: bytes, plan: Plan, room: int | None) -> Prepared:
         raise ImageError(f"{error}{MORE_PIXELS}") from error
     if image.format not in JPEGS:
         return _with_pixels(decode_opened(image), None, plan, room)
-    size, orientation = image.size, _orientation(image)
+    size, orientation = image.size, image.getexif().get(ExifTags.Base.Orientation, 1)
+    orientation = orientation if orientation in range(1, 9) else 1  # unknown values count as upright
     is_small = image.width * image.height <= (plan.max_pixels or Image.MAX_IMAGE_PIXELS or math.inf)
     if plan.jpeg and is_small and (room is None or len(content) <= room) and is_for_gpu(image, content):
         box = crop_box(upright_size(size, orientation), plan.config)
         return Prepared(Form.JPEG, np.frombuffer(content, np.uint8), size, orientation, box)
     needed = size
     if plan.shrink:
-        width, height = resized_size(size, plan.config)
+        (width, height), _ = resized_size(size, plan.config)
         needed = (math.ceil(SHRINK_MARGIN * width), math.ceil(SHRINK_MARGIN * height))
     divisor = shrink_on_load(image, needed, plan.max_pixels)
     if divisor == 1:
@@ -191,12 +194,6 @@ def crop_prepared(rgb: Image.Image, config: BaseConfig, box: Box | None = None) 
 def upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     """Width and height of an image as it is seen."""
     return size if orientation < 5 else (size[1], size[0])
-
-
-def _orientation(image: Image.Image) -> int:
-    """The orientation in EXIF; 1 if it is missing or unknown."""
-    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    return orientation if orientation in range(1, 9) else 1
 
 
 def is_for_gpu(image: Image.Image, content: bytes) -> bool:

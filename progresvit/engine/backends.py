@@ -8,7 +8,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     import torch
 
     from progresvit.model import ProgResViT, RoundModel
-    from progresvit.routing.router import Router
 
 KERNELS = ("fused", "plain")
 
@@ -230,7 +228,9 @@ class TorchSource:
         batch = options.batch or (512 if device.type == "cuda" else 64)
         merges = any(round_.merge for round_ in self.config.rounds)
         kernels = _choose_kernels(options.kernels, device, options.precision, merges=merges)
-        policy = _policy_on(policy, device)
+        policy = copy.deepcopy(policy)  # the caller may move or train its routers
+        for router in policy.routers:
+            router.to(device)
         known: dict[str, Any] = {"device": device, "precision": options.precision, "top_k": options.top_k}
         if kernels == "fused":
             return "torch", FusedBackend(self.model, policy, temperatures, largest=batch, **known), batch
@@ -293,16 +293,6 @@ class ConvertedSource(TorchSource):
         with tempfile.TemporaryDirectory() as folder:
             export(self.model, Path(folder) / "export", format="onnx")
             return ExportSource(Path(folder) / "export", self.backend).make_backend(policy, temperatures, options)
-
-
-def _policy_on(policy: Policy, device: torch.device) -> Policy:
-    """The policy with copies of its routers on the device; the caller may move or train the originals."""
-
-    def copied(router: Router | None) -> Router | None:
-        return None if router is None else copy.deepcopy(router).to(device)
-
-    abstention = replace(policy.abstention, router=copied(policy.abstention.router))
-    return replace(policy, router=copied(policy.router), abstention=abstention)
 
 
 def _choose_kernels(kernels: str | None, device: torch.device, precision: str, *, merges: bool = False) -> str:

@@ -282,7 +282,9 @@ class Batcher:
             has_freed = False
             self._is_synchronous = running.finished()
             self._running.append(_Running(s, buffer, running, first, count, started))
-            self._count(s, count)
+            self.totals.images[s] += count
+            self.totals.batches[s] += 1
+            self._overtaken = [0 if other == s else batches + 1 for other, batches in enumerate(self._overtaken)]
             if self.observer is not None:
                 self.observer.started(s, started - buffer.since[first : first + count])
             first += count
@@ -356,13 +358,6 @@ class Batcher:
             start, stop = np.searchsorted(numbers, (first, end))
             marks[start:stop] = True
         return marks
-
-    def _count(self, s: int, count: int) -> None:
-        self.totals.images[s] += count
-        self.totals.batches[s] += 1
-        for other in range(len(self.buffers)):
-            self._overtaken[other] += 1
-        self._overtaken[s] = 0
 
     def _halve(self, count: int) -> None:
         if count == 1:

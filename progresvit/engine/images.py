@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,10 +16,10 @@ from PIL.Image import Image, fromarray
 
 from progresvit.config import ModelConfig
 from progresvit.data.dataset import Entry
-from progresvit.data.decode import ImageError, decode, upright_rgb
+from progresvit.data.decode import ImageError, decode, decode_opened
 from progresvit.data.prepare import NO_FILE as NO_FILE
 from progresvit.data.prepare import ON_THE_WEB as ON_THE_WEB
-from progresvit.data.prepare import Form, Plan, Prepared, Request, UnreadImage, crop_prepared, prepare, read_request
+from progresvit.data.prepare import Plan, Prepared, Request, UnreadImage, prepare, read_request
 from progresvit.data.worker_pool import IS_SUPPORTED, SLOT, WorkerPool, usable_cores
 
 if TYPE_CHECKING:
@@ -97,11 +97,15 @@ class ImageOpener:
 
     def prepare(self, images: Sequence[ImageInput], pool: Executor | None = None) -> list[Prepared]:
         """The steps for each image alone: decoding and cropping, unless the GPU does them."""
-        self._check_channels()
+        if self.config.in_channels not in (1, 3):
+            raise ValueError(
+                f"image files have 1 or 3 channels and this model takes {self.config.in_channels}; give it arrays."
+            )
         images = [as_input(image) for image in images]
         for image in {id(image): image for image in images}.values():
             load_early(image)
-        return list(map(self._prepare, images) if pool is None else pool.map(self._prepare, images))
+        prepare_one = partial(prepare, plan=self.plan, room=self._room)
+        return list(map(prepare_one, images) if pool is None else pool.map(prepare_one, images))
 
     def open_all(
         self, batches: Iterable[Images], pool: Executor | None = None, *, processes: bool = True
@@ -126,16 +130,6 @@ class ImageOpener:
             for group in processes.prepared(map(_as_requests, batches)):
                 yield self.finish(group, pool)
 
-    def _prepare(self, image: ImageInput) -> Prepared:
-        if not isinstance(image, Image):
-            return prepare(image, self.plan, self._room)
-        try:
-            return crop_prepared(_upright(image), self.config)
-        except ImageError as error:
-            return Prepared(Form.ERROR, error=str(error))
-        except Exception as error:  # any problem concerns this image only
-            return Prepared(Form.ERROR, error=f"cannot be opened ({type(error).__name__}: {error})")
-
     def finish(self, images: Sequence[Prepared], pool: Executor | None = None) -> OpenedImages:
         """The remaining steps, for many images together."""
         if self.plan.pixels and images:
@@ -153,12 +147,6 @@ class ImageOpener:
 
         assert self.device is not None
         return GpuDecoder(self.plan, self.device)
-
-    def _check_channels(self) -> None:
-        if self.config.in_channels not in (1, 3):
-            raise ValueError(
-                f"image files have 1 or 3 channels and this model takes {self.config.in_channels}; give it arrays."
-            )
 
 
 def open_images(images: Images, config: ModelConfig, pool: Executor | None = None) -> OpenedImages:
@@ -262,16 +250,7 @@ def open_image(image: ImageInput, prepare: Callable[[Image], T]) -> T | str:
 
 def read_image(image: ImageInput) -> Image:
     """The upright RGB image; an :class:`ImageError` says why it cannot be read."""
-    return _upright(image) if isinstance(image, Image) else decode(read_request(image))
-
-
-def _upright(image: Image) -> Image:
-    try:
-        return upright_rgb(image)
-    except ImageError:
-        raise
-    except Exception as error:  # an image that was opened lazily is decoded only now
-        raise ImageError(f"damaged or truncated ({error})") from error
+    return decode_opened(image) if isinstance(image, Image) else decode(read_request(image))
 
 
 def _checked(images: Any, config: ModelConfig) -> Any:

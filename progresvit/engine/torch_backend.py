@@ -85,6 +85,7 @@ class TorchBackend:
     ) -> None:
         self.config, self.policy, self.temperatures = model.config, policy, tuple(temperatures)
         self.device, self.precision, self.top_k = device, precision, top_k
+        self.token_dtype = torch.float32
         self.folded: list[FoldedRound] = list(fold(model).to(device))  # type: ignore[arg-type]
         if device.type == "cuda":
             self._index = torch.cuda.current_device() if device.index is None else device.index
@@ -92,7 +93,11 @@ class TorchBackend:
             self._compute = torch.cuda.default_stream(device)  # one stream for all threads that compute
 
     def make_buffers(self, s: int, capacity: int, side: int) -> list[RoundBuffer]:
-        return [self._make_buffer(s, capacity, side)]
+        pixels = torch.zeros(capacity, self.config.in_channels, side, side, dtype=torch.uint8, device=self.device)
+        if s == 0:
+            return [RoundBuffer(pixels, None)]
+        shape = self.folded[s - 1].position.shape  # (1, N, d)
+        return [RoundBuffer(pixels, torch.zeros(capacity, *shape[1:], device=self.device, dtype=self.token_dtype))]
 
     def send(self, pixels: Tensor | NDArray[np.uint8]) -> Upload:
         if not isinstance(pixels, Tensor):
@@ -129,7 +134,8 @@ class TorchBackend:
         with autocast(self.device, self.precision):
             output = self.folded[s](normalise(buffer.pixels[places], self.config), tokens)
         packed = self.pack_answers(s, output.logits)
-        tokens = None if self._is_last(s) else output.tokens.float()  # autocast gives half precision
+        is_last = s == len(self.folded) - 1
+        tokens = None if is_last else output.tokens.float()  # autocast gives half precision
         return TorchRunningRound(packed.cpu(), tokens)
 
     @torch.inference_mode()
@@ -164,29 +170,23 @@ class TorchBackend:
             torch.cuda.empty_cache()
 
     def pack_answers(self, s: int, logits: Tensor) -> Tensor:
-        """Everything that the host needs, in one tensor: (B, K) -> (5 + 2k, B)."""
-        decision = self.policy.decide(s, logits)
-        classes, probabilities = _top_classes(logits.float() / self.temperatures[s], self.top_k)  # (k, B) twice
-        flags = (decision.exits, decision.entropy, decision.abstains, decision.out_of_distribution, decision.ood_score)
-        return torch.stack([*flags, *classes, *probabilities])
+        """Everything that the host needs, in one tensor: (B, K) -> (5 + 2k, B).
 
-    def _make_buffer(self, s: int, capacity: int, side: int) -> RoundBuffer:
-        pixels = torch.zeros(capacity, self.config.in_channels, side, side, dtype=torch.uint8, device=self.device)
-        return RoundBuffer(pixels, self._tokens_before(s, capacity) if s else None)
+        The classes are the ``top_k`` most probable ones; -1, with probability NaN, where logits are not finite.
+        """
+        decision = self.policy.decide(s, logits)
+        flags = (decision.exits, decision.entropy, decision.abstains, decision.out_of_distribution, decision.ood_score)
+        scaled = logits.float() / self.temperatures[s]
+        every = scaled.softmax(dim=-1)
+        # max is cheaper than topk, and on a CPU it takes the first of equal values
+        top = every.max(dim=-1, keepdim=True) if self.top_k == 1 else every.topk(self.top_k, dim=-1)  # (B, k) twice
+        finite = scaled.isfinite().all(dim=-1)
+        classes, probabilities = top.indices.mT.where(finite, -1), top.values.mT.where(finite, torch.nan)  # (k, B)
+        return torch.stack([*flags, *classes, *probabilities])
 
     def _places(self, rows: NDArray[np.int64]) -> Tensor:
         where = torch.from_numpy(rows)
         return where.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else where
-
-    def _is_last(self, s: int) -> bool:
-        return s == len(self.folded) - 1
-
-    def _tokens_before(self, s: int, capacity: int) -> Tensor:
-        position = self.folded[s - 1].position
-        return torch.zeros(capacity, *position.shape[1:], device=self.device, dtype=self._token_dtype())
-
-    def _token_dtype(self) -> torch.dtype:
-        return torch.float32
 
 
 class FusedBackend(TorchBackend):
@@ -197,6 +197,7 @@ class FusedBackend(TorchBackend):
     def __init__(self, *args: Any, largest: int, **options: Any) -> None:
         super().__init__(*args, **options)
         self._check_fp8()
+        self.token_dtype = torch.bfloat16 if self.precision == "fp8" else PRECISIONS[self.precision] or torch.float32
         for folded in self.folded:
             folded.cpu()  # on the GPU, only the fused rounds keep the constants
         self.sizes = power_sizes(largest)
@@ -211,7 +212,10 @@ class FusedBackend(TorchBackend):
         torch.cuda.synchronize(self.device)
         self._graphs.pop(s, None)
         self._fused = {key: fused for key, fused in self._fused.items() if key[0] != s or key[1] == side}
-        return [self._make_buffer(s, capacity, side) for _ in range(1 if self._is_last(s) else 2)]
+        buffers = super().make_buffers(s, capacity, side)
+        if s < len(self.folded) - 1:
+            buffers += super().make_buffers(s, capacity, side)
+        return buffers
 
     @torch.inference_mode()
     def run(self, s: int, buffer: RoundBuffer, first: int, count: int) -> RunningRound:
@@ -270,7 +274,7 @@ class FusedBackend(TorchBackend):
         if (s, side) not in self._fused:
             folded = copy.deepcopy(self.folded[s]).to(self.device)
             self._fused[s, side] = FusedRound(
-                folded, self.config, side=side, dtype=self._token_dtype(), fp8=self.precision == "fp8"
+                folded, self.config, side=side, dtype=self.token_dtype, fp8=self.precision == "fp8"
             )
         return self._fused[s, side]
 
@@ -283,9 +287,6 @@ class FusedBackend(TorchBackend):
                 f"fp8 needs {FP8_WIDTH} channels or more, and the rounds of this model have "
                 f"{' and '.join(map(str, widths))}; use bf16."
             )
-
-    def _token_dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.precision == "fp8" else PRECISIONS[self.precision] or torch.float32
 
 
 @dataclass(frozen=True)
@@ -314,12 +315,3 @@ def _capture(compute: Any, pool: Any) -> _Captured:
 def _warm_up_stream(device: int) -> torch.cuda.Stream:
     """One for all graphs of a device: cuBLAS keeps a workspace for every stream on which it has run."""
     return torch.cuda.Stream(device)
-
-
-def _top_classes(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The most probable classes and their probabilities: (B, K) -> (k, B) twice; -1 and NaN where not finite."""
-    every = logits.softmax(dim=-1)
-    # max is cheaper than topk, and on a CPU it takes the first of equal values
-    probabilities, classes = every.max(dim=-1, keepdim=True) if top_k == 1 else every.topk(top_k, dim=-1)
-    finite = logits.isfinite().all(dim=-1)
-    return classes.mT.where(finite, -1), probabilities.mT.where(finite, torch.nan)

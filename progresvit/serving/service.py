@@ -158,9 +158,11 @@ class Service:
     async def _classify_one(self, content: bytes, threshold: float | None) -> Prediction:
         if not is_image(content):
             return Prediction.failed(UNSUPPORTED)
-        is_audited = threshold is None and self._samples()
+        is_audited = False
         if self.audit is not None and self.audit.alarm:
             threshold = 0.0  # the certificate does not hold: every round runs
+        elif self.audit is not None and threshold is None and len(self._audits) < MOST_AUDITS:
+            is_audited = self.audit.samples()  # before the exit is known
         (prediction,) = await asyncio.wrap_future(self._submit(content, threshold))
         if prediction.error is not None:
             return prediction
@@ -176,12 +178,6 @@ class Service:
             return self.engine.submit([content], block=False, threshold=threshold, wait=wait)
         except EngineFull:
             raise self._full() from None
-
-    def _samples(self) -> bool:
-        """Whether to audit the next image. This is decided before its exit is known."""
-        if self.audit is None or self.audit.alarm or len(self._audits) >= MOST_AUDITS:
-            return False
-        return self.audit.samples()
 
     def _audit(self, content: bytes, prediction: Prediction) -> None:
         """Compare an answer with the last round's, after the client got it."""
