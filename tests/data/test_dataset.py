@@ -31,8 +31,8 @@ def png(colour="red"):
     return file.getvalue()
 
 
-def make_tar(path, files):
-    with tarfile.open(path, "w") as tar:
+def make_tar(path, files, mode="w"):
+    with tarfile.open(path, mode) as tar:
         for name, content in files.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
@@ -72,40 +72,51 @@ def test_hugging_face_data_sets_come_through_timm(digits, tmp_path, monkeypatch)
 
 
 def test_web_data_set_shards(tmp_path):
-    make_tar(tmp_path / "set-train-0.tar", {"a.png": png("red"), "a.cls": b"1", "b.cls": b"0", "b.png": png("blue")})
+    make_tar(
+        tmp_path / "set-train-0.tar", {"./a.png": png("red"), "./a.cls": b"1", "b.cls": b"0", "b.png": png("blue")}
+    )
     images = find_timm_images(f"wds/{tmp_path}", "train", None)
     assert (images.class_ids, images.targets) == (("0", "1"), (1, 0))
     assert decode(images.read(1)).getpixel((0, 0)) == (0, 0, 255)
 
 
 @pytest.mark.parametrize(
-    ("source", "remedy"),
-    [("tfds/mnist", "use hfds"), ("wds/nowhere", "no shards"), ("hfds/./nowhere", "could not be opened")],
+    ("source", "shard", "remedy"),
+    [
+        ("tfds/mnist", None, "use hfds"),
+        ("wds/nowhere", None, "no shards"),
+        ("hfds/./nowhere", None, "could not be opened"),
+        ("wds/{}", {"a.png": png()}, r"no \.cls next to it"),
+        ("wds/{}", {"./a.txt": b"text"}, "hold no images"),
+        ("wds/{}", b"not a tar" * 100, "copy it again"),
+    ],
 )
-def test_timm_names_that_cannot_be_read_are_refused(source, remedy):
+def test_timm_datasets_that_cannot_be_read_are_refused(tmp_path, source, shard, remedy):
+    if isinstance(shard, bytes):
+        (tmp_path / "train-0.tar").write_bytes(shard)
+    elif shard:
+        make_tar(tmp_path / "train-0.tar", shard)
     with pytest.raises(ValueError, match=remedy):
-        find_timm_images(source, "train", None)
+        find_timm_images(source.format(tmp_path), "train", None)
 
 
-def test_an_unlabelled_shard_is_refused(tmp_path):
-    make_tar(tmp_path / "train.tar", {"a.png": png()})
-    with pytest.raises(ValueError, match=r"no \.cls next to it"):
-        find_timm_images(f"wds/{tmp_path}", "train", None)
-
-
-def test_a_missing_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="pass a folder, a tar, or a pattern"):
-        find_images(tmp_path / "nowhere", "train")
-    with pytest.raises(ValueError, match="under train/<class>/"):
-        find_images(tmp_path, "train")
-
-
-def test_an_empty_class_is_refused(tmp_path):
-    (tmp_path / "train" / "cat").mkdir(parents=True)
-    (tmp_path / "train" / "cat" / "a.png").write_bytes(png())
-    (tmp_path / "train" / "dog").mkdir()
-    with pytest.raises(ValueError, match=r"dog of .* hold no images"):
-        find_images(tmp_path, "train")
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda root: root.rmdir(), "pass a folder, a tar, or a pattern"),
+        (lambda root: None, "under train/<class>/"),
+        (lambda root: (root / "train" / "dog").mkdir(parents=True), r"dog of .* hold no images"),
+        (lambda root: (root / "train.tar").write_bytes(b"not a tar" * 100), "copy or unpack it again"),
+        (lambda root: make_tar(root / "train.tar", {"train/cat/a.png": png()}, mode="w:gz"), "compressed"),
+    ],
+    ids=["nowhere", "empty", "empty class", "damaged tar", "compressed tar"],
+)
+def test_images_that_cannot_be_read_are_refused(tmp_path, make, remedy):
+    root = tmp_path / "data"
+    root.mkdir()
+    make(root)
+    with pytest.raises(ValueError, match=remedy):
+        find_images(root, "train")
 
 
 def test_a_class_that_training_lacks_is_refused(digits):
@@ -113,36 +124,10 @@ def test_a_class_that_training_lacks_is_refused(digits):
         find_images(digits, "val", ("0", "1", "2"))
 
 
-def test_a_damaged_tar_is_refused(tmp_path):
-    (tmp_path / "train.tar").write_bytes(b"not a tar" * 100)
-    with pytest.raises(ValueError, match="copy or unpack it again"):
-        find_images(tmp_path, "train")
-
-
-def test_a_compressed_tar_is_refused(tmp_path):
-    with tarfile.open(tmp_path / "train.tar", "w:gz") as tar:
-        info = tarfile.TarInfo("train/cat/a.png")
-        info.size = len(png())
-        tar.addfile(info, io.BytesIO(png()))
-    with pytest.raises(ValueError, match="compressed"):
-        find_images(tmp_path, "train")
-
-
 def test_a_tar_beside_its_contents_counts_once(tmp_path):
     make_tar(tmp_path / "train.tar", {"train/cat/a.png": png(), "train/cat/b.png": png()})
     shutil.unpack_archive(tmp_path / "train.tar", tmp_path)
     assert len(find_images(tmp_path, "train")) == 2
-
-
-def test_damaged_or_empty_shards_are_refused(tmp_path):
-    (tmp_path / "train-0.tar").write_bytes(b"not a tar" * 100)
-    with pytest.raises(ValueError, match="copy it again"):
-        find_timm_images(f"wds/{tmp_path}", "train", None)
-    make_tar(tmp_path / "train-0.tar", {"./a.txt": b"text"})
-    with pytest.raises(ValueError, match="hold no images"):
-        find_timm_images(f"wds/{tmp_path}", "train", None)
-    make_tar(tmp_path / "train-0.tar", {"./a.png": png(), "./a.cls": b"0"})
-    assert len(find_timm_images(f"wds/{tmp_path}", "train", None)) == 1
 
 
 def test_images_without_labels_are_found_however_deep(tmp_path):

@@ -18,6 +18,7 @@ from progresvit.data.decode import ImageError
 from progresvit.data.segmentation import IGNORE, MaskError, SegmentationDataset, find_segmentation
 
 MASK = [[0, 1, 2], [2, 255, 0]]
+MANY = "\n".join(map(str, range(256)))
 
 
 def save_image(path, *, size=(3, 2), colour="red", **options):
@@ -77,6 +78,7 @@ def names(dataset):
 
 def test_images_and_masks_are_paired_by_name(tmp_path):
     make_pairs(tmp_path, ["train/b", "train/a", "train/city/c", "val/d"])
+    save_mask(tmp_path / "annotations" / "train" / "without_image.png")
     train = find_segmentation(tmp_path, "train")
     assert names(train) == ["images/train/a.jpg", "images/train/b.jpg", "images/train/city/c.jpg"]
     assert [entry.name for entry in train.masks] == [
@@ -142,12 +144,6 @@ def test_without_split_folders_a_fifth_is_held_out(tmp_path):
             assert image.name.replace("images", "annotations").replace("jpg", "png") == mask.name
 
 
-def test_nothing_is_drawn_where_there_are_split_folders(tmp_path):
-    make_pairs(tmp_path, ["train/a", "train/b", "loose"])
-    with pytest.raises(ValueError, match=r"no images under images/val/; its splits are train, and '\.' for all"):
-        find_segmentation(tmp_path, "val")
-
-
 @pytest.mark.parametrize("mode", ["L", "P", "1", "I", "I;16"])
 def test_masks_are_read_as_numbers_in_every_mode(tmp_path, mode):
     make_pairs(tmp_path, ["a"])
@@ -199,22 +195,59 @@ def test_all_255_classes_are_kept_apart_from_ignored_pixels(tmp_path):
     assert find_segmentation(tmp_path, ".").read_mask(0)[0].tolist() == [254, IGNORE, 0]
 
 
-def test_a_mask_of_another_size_is_refused(tmp_path):
-    make_pairs(tmp_path, ["a"])
-    save_image(tmp_path / "images" / "a.jpg", size=(5, 4))
-    dataset = find_segmentation(tmp_path, ".")
-    with pytest.raises(MaskError, match=r"annotations/a\.png is 3×2, and its image images/a\.jpg is 5×4"):
-        dataset.read_pair(0)
-    assert dataset.read_mask(0).shape == (2, 3)
+def save_wide_values(path):
+    Image.fromarray(np.array([[0, -1, 65536]] * 2, np.int32)).save(path, format="TIFF")
 
 
-def test_a_mask_of_an_image_that_exif_turns_is_refused(tmp_path):
-    make_pairs(tmp_path, ["a"])
+def turned():
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
-    save_image(tmp_path / "images" / "a.jpg", exif=exif)
-    with pytest.raises(MaskError, match=r"a\.png is 3×2, and its image images/a\.jpg is 2×3 \(after EXIF rotation\)"):
-        find_segmentation(tmp_path, ".").read_pair(0)
+    return exif
+
+
+BAD_FILES = {
+    "an image of another size": (
+        lambda image, mask: save_image(image, size=(5, 4)),
+        r"annotations/a\.png is 3×2, and its image images/a\.jpg is 5×4",
+    ),
+    "an image that EXIF turns": (
+        lambda image, mask: save_image(image, exif=turned()),
+        r"a\.png is 3×2, and its image images/a\.jpg is 2×3 \(after EXIF rotation\)",
+    ),
+    "an image that is text": (lambda image, mask: image.write_bytes(b"text"), "not an image"),
+    "no image": (lambda image, mask: image.unlink(), "cannot be read"),
+    "a mask that is cut off": (
+        lambda image, mask: mask.write_bytes(mask.read_bytes()[:45]),
+        r"a\.png is damaged or truncated",
+    ),
+    "a mask that is text": (lambda image, mask: mask.write_bytes(b"text"), r"a\.png is not an image"),
+    "no mask": (lambda image, mask: mask.unlink(), r"a\.png cannot be read \(No such file"),
+    "values of more than sixteen bits": (
+        lambda image, mask: save_wide_values(mask),
+        r"a\.png has pixels of value -1, 65536, which no label names",
+    ),
+    **{
+        f"a mask of {mode}": (
+            lambda image, mask, mode=mode: Image.new(mode, (3, 2)).save(mask),
+            rf"a\.png has {mode} pixels.*8-bit grey or palette PNG",
+        )
+        for mode in ("RGB", "RGBA", "LA")
+    },
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_pair_that_cannot_be_used_is_refused(tmp_path, name):
+    make_pairs(tmp_path, ["a"])
+    damage, expected = BAD_FILES[name]
+    dataset = find_segmentation(tmp_path, ".")
+    damage(tmp_path / "images" / "a.jpg", tmp_path / "annotations" / "a.png")
+    of_image = name in ("an image that is text", "no image")  # such images may be left out; a wrong mask is an error
+    with pytest.raises(ImageError if of_image else MaskError, match=expected) as error:
+        dataset.read_pair(0)
+    assert isinstance(error.value, ImageError) == of_image
+    if name.startswith("an image"):
+        assert dataset.read_mask(0).shape == (2, 3)
 
 
 def test_a_value_that_no_label_names_is_refused(tmp_path):
@@ -232,55 +265,38 @@ def test_a_value_that_no_label_names_is_refused(tmp_path):
         find_segmentation(tmp_path, ".", ignore=()).read_mask(0)
 
 
-def test_a_value_that_needs_more_than_sixteen_bits_is_refused(tmp_path):
-    make_pairs(tmp_path, ["a"])
-    Image.fromarray(np.array([[0, -1, 65536]] * 2, np.int32)).save(tmp_path / "annotations" / "a.png", format="TIFF")
-    with pytest.raises(MaskError, match=r"a\.png has pixels of value -1, 65536, which no label names"):
-        find_segmentation(tmp_path, ".").read_mask(0)
+@pytest.mark.parametrize(
+    ("images", "split", "expected"),
+    [
+        ("train/a train/b loose", "val", r"no images under images/val/; its splits are train, and '\.' for all"),
+        ("train/a test/b", "val", r"no images under images/val/; its splits are test, train, and '\.'"),
+        ("training/a validation/b", "train", r"under images/train/; its splits are training, validation, and '\.'"),
+        ("a b", "test", r"under images/test/; its splits are train, val, and '\.'"),
+    ],
+)
+def test_a_split_that_does_not_exist_is_refused_and_the_others_are_listed(tmp_path, images, split, expected):
+    make_pairs(tmp_path, images.split())
+    with pytest.raises(ValueError, match=expected):
+        find_segmentation(tmp_path, split)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
-def test_a_mask_of_colours_is_refused(tmp_path, mode):
-    make_pairs(tmp_path, ["a"])
-    Image.new(mode, (3, 2)).save(tmp_path / "annotations" / "a.png")
-    with pytest.raises(MaskError, match=rf"a\.png has {mode} pixels.*8-bit grey or palette PNG"):
-        find_segmentation(tmp_path, ".").read_mask(0)
-
-
-def test_a_mask_that_cannot_be_decoded_is_refused(tmp_path):
-    make_pairs(tmp_path, ["a"])
-    dataset, path = find_segmentation(tmp_path, "."), tmp_path / "annotations" / "a.png"
-    path.write_bytes(path.read_bytes()[:45])
-    with pytest.raises(MaskError, match=r"a\.png is damaged or truncated"):
-        dataset.read_mask(0)
-    path.write_bytes(b"text")
-    with pytest.raises(MaskError, match=r"a\.png is not an image"):
-        dataset.read_mask(0)
-    path.unlink()
-    with pytest.raises(MaskError, match=r"a\.png cannot be read \(No such file"):
-        dataset.read_mask(0)
-
-
-def test_an_unreadable_image_is_an_image_error_as_elsewhere(tmp_path):
-    make_pairs(tmp_path, ["a"])
-    dataset, path = find_segmentation(tmp_path, "."), tmp_path / "images" / "a.jpg"
-    path.write_bytes(b"text")
-    with pytest.raises(ImageError, match="not an image"):
-        dataset.read_pair(0)
-    path.unlink()
-    with pytest.raises(ImageError, match="cannot be read"):
-        dataset.read_pair(0)
-    assert not issubclass(MaskError, ImageError)  # images may be left out, a wrong mask is an error
-
-
-def test_an_image_without_a_mask_is_refused(tmp_path):
+def test_images_without_a_mask_of_their_own_are_refused(tmp_path):
     make_pairs(tmp_path, ["train/a", "train/b", "train/c"])
-    save_mask(tmp_path / "annotations" / "train" / "without_image.png")
-    assert len(find_segmentation(tmp_path, "train")) == 3
-    (tmp_path / "annotations" / "train" / "b.png").unlink()
-    (tmp_path / "annotations" / "train" / "c.png").unlink()
+    for name in "bc":
+        (tmp_path / "annotations" / "train" / f"{name}.png").unlink()
     expected = r"images/train/b\.jpg of .* has no mask annotations/train/b\.png \(and 1 more images have none\)"
     with pytest.raises(ValueError, match=expected):
+        find_segmentation(tmp_path, "train")
+    save_image(tmp_path / "images" / "train" / "a.webp")
+    with pytest.raises(ValueError, match=r"images/train/a\.jpg and images/train/a\.webp differ in the suffix only"):
+        find_segmentation(tmp_path, "train")
+
+
+def test_a_source_without_images_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="pass a folder, a tar, or a pattern"):
+        find_segmentation(tmp_path / "nowhere", "train")
+    save_image(tmp_path / "train" / "cat" / "a.jpg")
+    with pytest.raises(ValueError, match=r"no images under images/; lay the data out as images/<split>/NAME\.jpg"):
         find_segmentation(tmp_path, "train")
 
 
@@ -296,33 +312,6 @@ def test_a_mask_that_is_no_png_is_refused_with_the_reason(tmp_path, suffix):
     for source in (tmp_path, pack(tmp_path)):
         with pytest.raises(ValueError, match=expected):
             find_segmentation(source, "train")
-
-
-def test_a_split_that_does_not_exist_is_refused_and_the_others_are_listed(tmp_path):
-    make_pairs(tmp_path / "split", ["train/a", "test/b"])
-    with pytest.raises(ValueError, match=r"no images under images/val/; its splits are test, train, and '\.'"):
-        find_segmentation(tmp_path / "split", "val")
-    make_pairs(tmp_path / "other", ["training/a", "validation/b"])
-    with pytest.raises(ValueError, match=r"under images/train/; its splits are training, validation, and '\.'"):
-        find_segmentation(tmp_path / "other", "train")
-    make_pairs(tmp_path / "flat", ["a", "b"])
-    with pytest.raises(ValueError, match=r"under images/test/; its splits are train, val, and '\.'"):
-        find_segmentation(tmp_path / "flat", "test")
-
-
-def test_a_source_without_images_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="pass a folder, a tar, or a pattern"):
-        find_segmentation(tmp_path / "nowhere", "train")
-    save_image(tmp_path / "train" / "cat" / "a.jpg")
-    with pytest.raises(ValueError, match=r"no images under images/; lay the data out as images/<split>/NAME\.jpg"):
-        find_segmentation(tmp_path, "train")
-
-
-def test_two_images_of_one_mask_are_refused(tmp_path):
-    make_pairs(tmp_path, ["a"])
-    save_image(tmp_path / "images" / "a.webp")
-    with pytest.raises(ValueError, match=r"images/a\.jpg and images/a\.webp differ in the suffix only"):
-        find_segmentation(tmp_path, ".")
 
 
 def test_hidden_files_are_skipped(tmp_path):
@@ -345,6 +334,29 @@ def test_label_files_are_found_at_the_top_or_given(tmp_path):
     assert (dataset.class_ids, dataset.values) == (("nine", "ten"), (9, 10))
     dataset = find_segmentation(tmp_path, ".", labels="camvid")
     assert (len(dataset.class_ids), dataset.class_ids[3], dataset.values[10]) == (11, "road", 10)
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "expected"),
+    [
+        ({}, {}, r"labels\.txt with a class name per line.*labels\.json.*camvid, pets.*labels=…"),
+        ({}, {"labels": "cityscapes"}, r"cityscapes is not a label file.*list \(camvid, pets, ade20k\) as labels="),
+        ({}, {"labels": "ade20k"}, r"ade20k are read from objectInfo150\.txt"),
+        (
+            {"labels.txt": "sky", "labels.json": '["sky"]'},
+            {},
+            r"has labels\.txt and labels\.json; keep one.*\(labels=… to .*task_options\.labels",
+        ),
+        ({"labels.txt": MANY}, {}, r"the labels name 256 classes, and at most 255 .*\(ignore=… .*_options\.ignore"),
+        ({"labels.txt": "sky"}, {"ignore": (-1,)}, "-1 cannot be a value of a mask"),
+    ],
+)
+def test_missing_and_unsuitable_labels_are_explained(tmp_path, files, options, expected):
+    make_pairs(tmp_path, ["a"], labels=None)
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=expected):
+        find_segmentation(tmp_path, ".", **options)
 
 
 @pytest.mark.parametrize(
@@ -372,14 +384,6 @@ def test_labels_that_cannot_be_used_are_refused(tmp_path, name, content, expecte
             find_segmentation(source, ".")
 
 
-def test_more_than_255_classes_are_refused(tmp_path):
-    make_pairs(tmp_path, ["a"], labels="\n".join(map(str, range(256))))
-    with pytest.raises(
-        ValueError, match=r"the labels name 256 classes, and at most 255 .*\(ignore=… .*_options\.ignore"
-    ):
-        find_segmentation(tmp_path, ".")
-
-
 def test_a_value_that_is_both_a_label_and_ignored_is_refused(tmp_path):
     make_pairs(tmp_path, ["a"], labels=None)
     (tmp_path / "labels.json").write_text('{"0": "sky", "1": "road", "2": "car", "255": "void"}')
@@ -388,32 +392,6 @@ def test_a_value_that_is_both_a_label_and_ignored_is_refused(tmp_path):
     ):
         find_segmentation(tmp_path, ".")
     assert find_segmentation(tmp_path, ".", ignore=()).read_mask(0)[1].tolist() == [2, 3, 0]
-
-
-def test_missing_labels_are_explained(tmp_path):
-    make_pairs(tmp_path, ["a"], labels=None)
-    with pytest.raises(
-        ValueError, match=r"labels\.txt with a class name per line.*labels\.json.*camvid, pets.*labels=…"
-    ):
-        find_segmentation(tmp_path, ".")
-    with pytest.raises(
-        ValueError, match=r"cityscapes is not a label file.*built-in list \(camvid, pets, ade20k\) as labels="
-    ):
-        find_segmentation(tmp_path, ".", labels="cityscapes")
-    with pytest.raises(ValueError, match=r"ade20k are read from objectInfo150\.txt"):
-        find_segmentation(tmp_path, ".", labels="ade20k")
-    (tmp_path / "labels.txt").write_text("sky")
-    (tmp_path / "labels.json").write_text('["sky"]')
-    with pytest.raises(
-        ValueError, match=r"has labels\.txt and labels\.json; keep one.*\(labels=… to .*task_options\.labels"
-    ):
-        find_segmentation(tmp_path, ".")
-
-
-def test_an_ignored_value_that_no_mask_can_hold_is_refused(tmp_path):
-    make_pairs(tmp_path, ["a"])
-    with pytest.raises(ValueError, match="-1 cannot be a value of a mask"):
-        find_segmentation(tmp_path, ".", ignore=(-1,))
 
 
 def test_ade20k_as_released(tmp_path):

@@ -63,26 +63,45 @@ def test_a_fifth_is_held_out_and_one_at_least(count, expected):
     assert len(hold_out([str(number) for number in range(count)], class_id="rex")) == expected
 
 
-def test_a_class_of_one_image_is_refused_by_name(tmp_path):
-    make_set(tmp_path, {"rex": 5, "bella": 1})
-    for split in ("train", "val"):
-        with pytest.raises(ValueError, match="the class bella has only one image; at least two are needed"):
-            find_images(tmp_path, split)
-    assert len(find_images(tmp_path, ".")) == 6
+def make_files(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"")
 
 
-def test_images_without_class_folders_are_refused_with_the_layout(tmp_path):
-    for number in range(3):
-        (tmp_path / f"{number}.png").write_bytes(b"")
-    for split in ("train", "val", "."):
-        with pytest.raises(ValueError, match=r"holds 3 images without class folders.* <class>/<image>"):
-            find_images(tmp_path, split)
+@pytest.mark.parametrize(
+    ("make", "splits", "expected"),
+    [
+        (
+            lambda root: make_set(root, {"rex": 5, "bella": 1}),
+            ("train", "val"),
+            "the class bella has only one image; at least two are needed",
+        ),
+        (lambda root: make_set(root, {"rex": 5, "bella": 0}), ("train",), r"bella of .* hold no images; add some"),
+        (
+            lambda root: make_files(root, "0.png", "1.png", "2.png"),
+            ("train", "val", "."),
+            r"holds 3 images without class folders.* <class>/<image>",
+        ),
+        (lambda root: make_files(root.parent, root.name), ("train",), r"rex\.jpg is a file but not a tar; pass the"),
+        (
+            lambda root: make_files(root, "train/1.png", "train/2.png", "val/1.png", "val/2.png"),
+            ("train",),
+            "has train, val with images and no classes in them",
+        ),
+    ],
+    ids=["one image", "empty class", "no folders", "a file", "splits without classes"],
+)
+def test_images_that_cannot_be_divided_are_refused(tmp_path, make, splits, expected):
+    root = tmp_path / "rex.jpg"
+    make(root)
+    for split in splits:
+        with pytest.raises(ValueError, match=expected):
+            find_images(root, split)
 
 
-def test_an_empty_class_is_refused_by_name(tmp_path):
-    make_set(tmp_path, {"rex": 5, "bella": 0})
-    with pytest.raises(ValueError, match=r"bella of .* hold no images; add some"):
-        find_images(tmp_path, "train")
+def test_a_class_of_one_image_can_be_read_undivided(tmp_path):
+    assert len(find_images(make_set(tmp_path, {"rex": 5, "bella": 1}), ".")) == 6
 
 
 def test_where_there_are_splits_nothing_is_drawn(tmp_path):
@@ -92,12 +111,6 @@ def test_where_there_are_splits_nothing_is_drawn(tmp_path):
     assert (len(train), train.class_ids, train.drawn_from) == (3, ("rex",), None)
     with pytest.raises(ValueError, match=r"no images under val/<class>/; .*data\.val=.*/train, of which a part"):
         find_images(tmp_path, "val")
-
-
-def test_a_file_in_place_of_a_folder_is_called_one(tmp_path):
-    (tmp_path / "rex.jpg").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"rex\.jpg is a file but not a tar; pass the folder"):
-        find_images(tmp_path / "rex.jpg", "train")
 
 
 def test_splits_of_other_names_are_not_taken_for_classes(tmp_path):
@@ -114,15 +127,6 @@ def test_a_class_may_be_called_train_and_may_have_folders_of_its_own(tmp_path):
     images = find_images(tmp_path, "train")
     assert images.class_ids == ("car", "train")
     assert (len(images), images.drawn_from) == (12, 15)
-
-
-def test_splits_without_classes_are_not_taken_for_classes(tmp_path):
-    for split in ("train", "val"):
-        (tmp_path / split).mkdir()
-        for number in range(4):
-            (tmp_path / split / f"{number}.png").write_bytes(b"")
-    with pytest.raises(ValueError, match="has train, val with images and no classes in them"):
-        find_images(tmp_path, "train")
 
 
 def test_what_systems_leave_behind_is_no_class_and_no_image(tmp_path):
