@@ -1,8 +1,5 @@
 """Attention maps: softmax(q kᵀ / 8) of the class token in the last block of every round, and their figure."""
 
-import builtins
-import csv
-import io
 import math
 
 import numpy as np
@@ -18,6 +15,7 @@ from progresvit.data.transforms import evaluation_transform
 from progresvit.model import ProgResViT, registry
 from progresvit.model.token_merging import Merging
 from progresvit.plots import render
+from tests.analysis.made import assert_apart, assert_on_page, rows_of
 from tests.model.pooled import PooledConfig, PooledModel
 
 SIZES = {"depth": 2, "patch_size": 8, "num_classes": 5}
@@ -178,7 +176,7 @@ def test_models_of_more_channels_than_an_image_are_refused(image):
 
 def test_the_table_has_every_value_counted_from_one(small_model, image):
     rounds = attention_maps(small_model, image)
-    rows = list(csv.DictReader(io.StringIO(attention_table(rounds).to_csv())))
+    rows = rows_of(attention_table(rounds))
     assert list(rows[0]) == ["round", "head", "row", "column", "attention"]
     assert len(rows) == 1 * 4 + 2 * 16
     for row in rows:
@@ -245,17 +243,9 @@ def test_inactive_heads_are_marked_and_others_are_not():
 @pytest.mark.parametrize(("heads", "lines"), [(1, 1), (3, 1), (6, 1), (8, 2), (12, 2)])
 def test_nothing_is_cut_off_or_drawn_over_another_panel(heads, lines):
     figure = attention_figure(made(heads, max(1, heads // 2), heads))
-    page = figure.bbox
     boxes = [artist.get_tightbbox() for artist in figure.axes] + [text.get_window_extent() for text in figure.texts]
-    for box in boxes:
-        assert box.x0 >= page.x0
-        assert box.x1 <= page.x1
-        assert box.y0 >= page.y0
-        assert box.y1 <= page.y1
-    for number, box in enumerate(boxes):
-        for other in boxes[number + 1 :]:
-            overlap = min(box.x1, other.x1) - max(box.x0, other.x0), min(box.y1, other.y1) - max(box.y0, other.y0)
-            assert min(overlap) <= 1  # pixels
+    assert_on_page(figure, boxes)
+    assert_apart(boxes, overlap=1)
     (panels, _) = panels_of(figure, 2)
     tops = [round(panels[f"head {head + 1}"].get_position().y1, 6) for head in range(heads)]
     assert len(set(tops)) == lines
@@ -267,16 +257,3 @@ def test_a_model_of_one_round_has_one_row(image):
     rounds = attention_maps(ProgResViT(plain_vit(resolution=32, heads=1, **SIZES)).eval(), image)
     (panels,) = panels_of(attention_figure(rounds), 1)
     assert list(panels) == ["image", "head 1"]
-
-
-def test_without_matplotlib_the_error_says_how_to_install_it(monkeypatch):
-    real = builtins.__import__
-
-    def refuse(name, *rest):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ValueError, match="matplotlib is not installed; run: pip install"):
-        attention_figure(made(3, 2, 3))

@@ -14,6 +14,7 @@ from progresvit.analysis.class_figures import (
 from progresvit.analysis.confusion import MOST_CLASSES as MOST_CONFUSED
 from progresvit.analysis.confusion import OTHER, confusion_counts, confusion_figure, matrix_classes
 from progresvit.evaluation.answers import route
+from tests.analysis.made import assert_on_page
 from tests.evaluation.made import make_records
 
 FIGURES = (class_accuracy_figure, class_exit_figure, confusion_figure)
@@ -154,8 +155,4 @@ def test_nothing_is_cut_off(figure, fields):
     drawn.draw_without_rendering()
     boxes = [*(axes.get_tightbbox() for axes in drawn.axes), drawn._suptitle.get_window_extent()]
     boxes += [legend.get_window_extent() for legend in drawn.legends]
-    for box in boxes:
-        assert box.x0 >= -1
-        assert box.y0 >= -1
-        assert box.x1 <= drawn.bbox.x1 + 1
-        assert box.y1 <= drawn.bbox.y1 + 1
+    assert_on_page(drawn, boxes, beyond=1)

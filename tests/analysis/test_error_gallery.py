@@ -14,6 +14,7 @@ from progresvit.evaluation import DataSource, EvalOptions, evaluate
 from progresvit.evaluation.answers import route
 from progresvit.model import ProgResViT
 from progresvit.plots import DPI
+from tests.analysis.made import assert_apart, assert_on_page
 from tests.evaluation.made import make_records
 
 
@@ -52,11 +53,8 @@ def test_no_thumbnail_is_enlarged_and_no_text_lies_over_another_or_outside(count
     assert all(box.width <= shape[0] + 0.01 for box in boxes)
     boxes += [text.get_window_extent() for text in (*figure.texts, figure._suptitle)]
     boxes = list({box.bounds: box for box in boxes}.values())  # the title is among the texts
-    for number, box in enumerate(boxes):
-        assert min(box.x0, box.y0, figure.bbox.x1 - box.x1, figure.bbox.y1 - box.y1) >= -1
-        for other in boxes[number + 1 :]:
-            overlap = min(box.x1, other.x1) - max(box.x0, other.x0), min(box.y1, other.y1) - max(box.y0, other.y0)
-            assert min(overlap) <= 2  # pixels
+    assert_on_page(figure, boxes, beyond=1)
+    assert_apart(boxes, overlap=2)
 
 
 def test_thumbnails_are_of_the_corrupted_image_if_the_records_are(digits, tmp_path):

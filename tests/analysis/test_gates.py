@@ -1,8 +1,5 @@
 """PSG's multipliers: heat map, distributions and change over depth, against gates computed module by module."""
 
-import csv
-import io
-
 import numpy as np
 import pytest
 import torch
@@ -18,6 +15,7 @@ from progresvit.analysis.gates import BRANCHES, RoundMultipliers, deviation_norm
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.model import ProgResViT, registry
 from progresvit.model.psg import stage_metadata
+from tests.analysis.made import assert_on_page, rows_of
 
 ALL = [round_gates, gate_distributions, gate_depth]
 
@@ -59,10 +57,6 @@ def multipliers_by_hand(model):
         metadata = stages[0 if config.psg == "static" else s][0]
         gates = (psg.fusions[s - 1].image_gate, psg.fusions[s - 1].previous_gate) if s else ()
         yield np.array(rows), np.array([gate_by_hand(gate, metadata, psg.encoder).numpy() for gate in gates])
-
-
-def read(table):
-    return list(csv.DictReader(io.StringIO(table.to_csv())))
 
 
 def images_of(figure):
@@ -115,13 +109,9 @@ def test_gates_of_a_model_in_lower_precision_are_float32(small_model):
 
 
 @pytest.mark.parametrize("analysis", ALL)
-def test_a_model_without_psg_is_refused(small_config, analysis):
+def test_models_without_psg_are_refused(small_config, analysis):
     with pytest.raises(ValueError, match=r"none \(psg is off\); give a model with PSG, such as imagenet-tiny"):
         analysis(ProgResViT(small_config.replace(psg=False)))
-
-
-@pytest.mark.parametrize("analysis", ALL)
-def test_a_baseline_is_refused_by_its_kind(analysis):
     rounds = [{"resolution": 32, "heads": 1}, {"resolution": 32, "heads": 2}]
     config = registry.config_class("thinkingvit")(heads=2, rounds=rounds, depth=2, patch_size=8, num_classes=5)
     with pytest.raises(ValueError, match=r"none \(kind 'thinkingvit'\); give a model with PSG"):
@@ -130,7 +120,7 @@ def test_a_baseline_is_refused_by_its_kind(analysis):
 
 def test_the_table_of_gates_has_every_multiplier_counted_from_one(make):
     rounds = round_gates(make(1, 2))
-    rows = read(gates_table(rounds))
+    rows = rows_of(gates_table(rounds))
     assert list(rows[0]) == ["round", "branch", "block", "channel", "multiplier"]
     assert len(rows) == 4 * 3 * 64 + 4 * 3 * 128 + 2 * 128
     assert len({tuple(row.values())[:4] for row in rows}) == len(rows)
@@ -204,13 +194,8 @@ def test_inactive_channels_are_grey_and_labelled(make):
 def test_nothing_of_a_figure_is_cut_off(make, analysis, draw):
     figure = draw(analysis(make(1, 2, 3)))
     figure.draw_without_rendering()
-    page = figure.bbox
     legends = [legend for part in (figure, *figure.subfigs) for legend in part.legends]
-    for box in [artist.get_tightbbox() for artist in (*figure.axes, *legends)]:
-        assert box.x0 >= page.x0 - 1
-        assert box.x1 <= page.x1 + 1
-        assert box.y0 >= page.y0 - 1
-        assert box.y1 <= page.y1 + 1
+    assert_on_page(figure, [artist.get_tightbbox() for artist in (*figure.axes, *legends)], beyond=1)
 
 
 def test_distributions_are_those_of_the_first_middle_and_last_block(make):
@@ -244,7 +229,7 @@ def test_blocks_that_do_not_exist_are_refused_with_the_range(make, blocks, messa
 
 def test_the_table_of_distributions_has_a_row_for_each_round_block_and_branch(make):
     found = gate_distributions(make(1, 2, 3))
-    rows = read(gate_distributions_table(found))
+    rows = rows_of(gate_distributions_table(found))
     assert [(row["round"], row["block"], row["branch"]) for row in rows] == [
         (str(number), str(panel.block), panel.branch) for number in (1, 2, 3) for panel in found
     ]
@@ -330,7 +315,7 @@ def test_gates_that_mirror_each_other_have_no_static_part(make, monkeypatch):
 
 def test_the_table_over_depth_has_a_row_for_each_round_block_and_branch(make):
     found = gate_depth(make(1, 2))
-    rows = read(gate_depth_table(found))
+    rows = rows_of(gate_depth_table(found))
     assert len(rows) == 2 * 4 * 3
     for row in rows:
         round_, at = found[int(row["round"]) - 1], (int(row["block"]) - 1, BRANCHES.index(row["branch"]))
@@ -375,7 +360,7 @@ def test_a_model_of_one_round_has_no_differences(make):
     assert "Δ" not in gate_distributions_figure(found).axes[0].get_title()
     assert static_share(gate_depth(model)) == ()
     assert len(gate_depth_figure(gate_depth(model)).axes) == 3
-    assert {row["static_share"] for row in read(gate_depth_table(gate_depth(model)))} == {""}
+    assert {row["static_share"] for row in rows_of(gate_depth_table(gate_depth(model)))} == {""}
 
 
 def test_titles_of_gates_hold_what_the_tables_hold(make):

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 from progresvit.analysis import interventions, low_pass, noise_replacement, token_swap
 from progresvit.analysis.interventions import Effect, Outcome
-from progresvit.analysis.sample import Sample
 from progresvit.baselines.early_exit import EarlyExit, EarlyExitConfig
 from progresvit.baselines.hydravit import HydraViT, HydraViTConfig
 from progresvit.config import ModelConfig, make_rounds, plain_vit
@@ -18,6 +17,7 @@ from progresvit.data.transforms import normalise
 from progresvit.model import ProgResViT
 from progresvit.plots import render
 from progresvit.table import PLOTS
+from tests.analysis.made import sample_of
 from tests.model.pooled import PooledConfig, PooledModel
 
 IMAGES, CLASSES = 60, 6  # more than a batch
@@ -27,13 +27,8 @@ IMAGES, CLASSES = 60, 6  # more than a batch
 def sample():
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(IMAGES) % CLASSES
-    return Sample(
-        pixels=torch.randint(0, 256, (IMAGES, 3, 32, 32), generator=generator, dtype=torch.uint8),
-        labels=labels[torch.randperm(IMAGES, generator=generator)],
-        ids=tuple(f"{number}.png" for number in range(IMAGES)),
-        class_names={number: f"class {number}" for number in range(CLASSES)},
-        class_ids={number: f"n{number}" for number in range(CLASSES)},
-    )
+    pixels = torch.randint(0, 256, (IMAGES, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    return sample_of(pixels, labels[torch.randperm(IMAGES, generator=generator)], CLASSES)
 
 
 @pytest.fixture

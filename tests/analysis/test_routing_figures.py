@@ -1,4 +1,3 @@
-import builtins
 import io
 
 import numpy as np
@@ -141,16 +140,3 @@ def test_figures_are_rendered_in_every_format(suffix):
     assert {"png": b"PNG", "svg": b"<svg", "pdf": b"%PDF"}[suffix] in content[:1000]
     if suffix == "png":
         assert Image.open(io.BytesIO(content)).size[0] > 900
-
-
-def test_without_matplotlib_the_error_says_how_to_install_it(monkeypatch):
-    real = builtins.__import__
-
-    def refuse(name, *rest):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ValueError, match="matplotlib is not installed; run: pip install"):
-        frontier_figure({"m": make_records(60)})

@@ -1,7 +1,5 @@
 """Similarity: the cosine of every block output to the last one, against loops over images, patches and channels."""
 
-import csv
-import io
 from itertools import pairwise
 
 import numpy as np
@@ -10,12 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from progresvit.analysis import sample as sample_module
-from progresvit.analysis.sample import Sample
 from progresvit.analysis.similarity import BlockPoint, Similarity, similarity, similarity_figure, similarity_table
 from progresvit.config import ModelConfig, make_rounds, plain_vit
 from progresvit.data.transforms import normalise
 from progresvit.metrics.interval import mean_interval
 from progresvit.model import ProgResViT, registry
+from tests.analysis.made import assert_whole_figure_on_page, rows_of, sample_of
 from tests.analysis.test_attention import KINDS, SIZES
 from tests.model.pooled import PooledConfig, PooledModel
 
@@ -26,13 +24,7 @@ def made_sample(per_class=(3, 3), side=32):
     labels = torch.arange(len(per_class)).repeat_interleave(torch.tensor(per_class))
     colours = torch.randint(0, 100, (len(per_class), 3, 1, 1), generator=rng)
     noise = torch.randint(0, 150, (len(labels), 3, side, side), generator=rng)
-    return Sample(
-        pixels=(colours[labels] + noise).byte(),
-        labels=labels,
-        ids=tuple(f"{number}.jpg" for number in range(len(labels))),
-        class_names={number: f"class {number}" for number in range(len(per_class))},
-        class_ids={number: f"n{number}" for number in range(len(per_class))},
-    )
+    return sample_of((colours[labels] + noise).byte(), labels, len(per_class))
 
 
 @pytest.fixture
@@ -186,7 +178,7 @@ def test_models_without_this_vit_are_refused(sample):
 
 def test_the_table_has_means_intervals_and_quantiles(small_model, sample):
     found = similarity(small_model, sample)
-    rows = list(csv.DictReader(io.StringIO(similarity_table(found).to_csv())))
+    rows = rows_of(similarity_table(found))
     assert list(rows[0])[:8] == ["round", "block", "tokens", "similarity", "low", "high", "q10", "q90"]
     assert [(row["round"], row["block"], row["tokens"]) for row in rows[:3]] == [
         ("1", "0", "class"),
@@ -262,13 +254,8 @@ def test_the_title_gives_the_cosines_where_the_last_round_begins():
 @pytest.mark.parametrize("blocks", [[2], [12, 12], [24, 24, 24], [1] * 12, [32]])
 def test_nothing_of_the_figure_is_cut_off_or_overlaps(blocks):
     figure = similarity_figure(made(*blocks))
-    figure.draw_without_rendering()  # lays it out
-    axes, page = figure.axes[0], figure.bbox
-    box = figure.get_tightbbox().padded(-1 / 72).transformed(figure.dpi_scale_trans)
-    assert box.x0 >= page.x0
-    assert box.x1 <= page.x1
-    assert box.y0 >= page.y0
-    assert box.y1 <= page.y1
+    assert_whole_figure_on_page(figure)
+    (axes,) = figure.axes
     for texts in (axes.texts, axes.get_xticklabels()):
         boxes = [text.get_window_extent() for text in texts]
         assert all(a.x1 < b.x0 for a, b in pairwise(boxes))

@@ -1,7 +1,5 @@
 """Throughput and memory: what the engine answers at each threshold and how fast, and its peak memory on a GPU."""
 
-import csv
-import io
 import math
 from dataclasses import replace
 
@@ -22,7 +20,6 @@ from progresvit.analysis.memory import (
     memory_table,
     peak_gib,
 )
-from progresvit.analysis.sample import Sample
 from progresvit.analysis.throughput import (
     SpeedPoint,
     Throughput,
@@ -35,6 +32,7 @@ from progresvit.data.transforms import normalise
 from progresvit.metrics.interval import share_interval
 from progresvit.model import ProgResViT
 from progresvit.routing.decide import exit_rounds
+from tests.analysis.made import rows_of, sample_of
 from tests.model.pooled import PooledConfig, PooledModel
 
 IMAGES = 40
@@ -46,13 +44,7 @@ def make_sample(model):
     with torch.no_grad():
         outputs = model(normalise(pixels, model.config))
     answers = torch.stack([output.logits.argmax(dim=-1) for output in outputs])
-    return Sample(
-        pixels=pixels,
-        labels=answers[torch.arange(IMAGES) % len(outputs), torch.arange(IMAGES)],
-        ids=tuple(f"{number}.png" for number in range(IMAGES)),
-        class_names={number: f"name {number}" for number in range(12)},
-        class_ids={number: f"n{number:03d}" for number in range(12)},
-    )
+    return sample_of(pixels, answers[torch.arange(IMAGES) % len(outputs), torch.arange(IMAGES)], 12)
 
 
 @pytest.fixture
@@ -180,7 +172,7 @@ def made_points(speeds=(20, 25, 33, 49, 90)):
 
 
 def test_the_table_has_accuracy_and_speed_of_each_threshold():
-    rows = list(csv.DictReader(io.StringIO(throughput_table(made_points()).to_csv())))
+    rows = rows_of(throughput_table(made_points()))
     assert list(rows[0]) == [
         *("continuing", "threshold", "images", "accuracy", "accuracy_low", "accuracy_high", "images_per_s", "spread")
     ]
@@ -231,7 +223,7 @@ def made_memory(batches=BATCHES, *, without=()):
 
 
 def test_the_table_of_memory_leaves_a_batch_that_is_too_large_empty():
-    rows = list(csv.DictReader(io.StringIO(memory_table(made_memory(without=[("eager", 512)])).to_csv())))
+    rows = rows_of(memory_table(made_memory(without=[("eager", 512)])))
     assert list(rows[0]) == ["way", "batch", "peak_gib", "images"]
     assert [(row["way"], int(row["batch"])) for row in rows] == [(way, batch) for way in WAYS for batch in BATCHES]
     assert [row["peak_gib"] == "" for row in rows] == [False] * 9 + [True]

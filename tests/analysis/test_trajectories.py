@@ -1,7 +1,5 @@
 """Trajectories: principal components of class means and the separation of classes, against literal computations."""
 
-import csv
-import io
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +20,7 @@ from progresvit.analysis.trajectories import (
 )
 from progresvit.config import ModelConfig, make_rounds, plain_vit
 from progresvit.model import ProgResViT, registry
+from tests.analysis.made import assert_whole_figure_on_page, rows_of
 from tests.analysis.test_attention import KINDS, SIZES
 from tests.analysis.test_similarity import made_sample, tokens_at_points
 from tests.model.pooled import PooledConfig, PooledModel
@@ -173,7 +172,7 @@ def test_by_default_the_most_frequent_classes_are_shown(small_model, images, cho
 
 
 def test_classes_have_names_and_folders_and_others_do_not_matter(small_model, sample):
-    found = trajectories(small_model, sample, ["n2", "Class 0", "class 2"])
+    found = trajectories(small_model, sample, ["n002", "Class 0", "class 2"])
     assert found.classes == ("class 2", "class 0")
     alone = trajectories(small_model, sample.of_classes([0, 2]), ["class 2", "class 0"])
     assert np.allclose(found.paths, alone.paths, atol=1e-5)
@@ -184,7 +183,7 @@ def test_classes_that_cannot_be_shown_are_refused(small_model, sample):
     with pytest.raises(ValueError, match=r"no class 'klass 1'; .*class 1"):
         trajectories(small_model, sample, ["klass 1", "class 0"])
     with pytest.raises(ValueError, match="at least two classes, not 1; name another class"):
-        trajectories(small_model, sample, ["class 1", "n1"])
+        trajectories(small_model, sample, ["class 1", "n001"])
     with pytest.raises(ValueError, match="at least two classes, not 1; give images of more classes"):
         trajectories(small_model, made_sample((4,)))
     with pytest.raises(ValueError, match="too few images per class: 'class 1' has 1; give more images \\(images=…\\)"):
@@ -242,7 +241,7 @@ def test_progress_counts_the_images_of_the_chosen_classes(small_model, sample, m
 
 def test_the_table_has_a_row_for_each_class_and_point(small_model, sample):
     found = trajectories(small_model, sample)
-    rows = list(csv.DictReader(io.StringIO(trajectories_table(found).to_csv())))
+    rows = rows_of(trajectories_table(found))
     keys = ["class", "round", "block", "pc1", "pc2", "separation", "separation_low", "separation_high"]
     assert list(rows[0])[:8] == keys
     assert len(rows) == 3 * 6
@@ -298,14 +297,7 @@ def test_classes_can_be_told_apart_by_colour_and_marker():
     ids=["small", "common", "large", "early exits"],
 )
 def test_nothing_of_the_figure_is_cut_off(classes, blocks, name):
-    figure = trajectories_figure(made(classes, *blocks, name=name))
-    figure.draw_without_rendering()  # lays it out
-    page = figure.bbox
-    box = figure.get_tightbbox().padded(-1 / 72).transformed(figure.dpi_scale_trans)
-    assert box.x0 >= page.x0
-    assert box.x1 <= page.x1
-    assert box.y0 >= page.y0
-    assert box.y1 <= page.y1
+    assert_whole_figure_on_page(trajectories_figure(made(classes, *blocks, name=name)))
 
 
 def test_the_title_says_whether_the_last_round_separates_further():
