@@ -69,7 +69,7 @@ def test_settings_of_one_model_are_refused_with_the_other(name):
     own = bundled_folder(name) / "settings" / "careful.json"
     number = re.escape(f"{load_setting(own).threshold:g}")
     with pytest.raises(
-        ValueError, match=f"other weights, those of the bundled model '{name}', .* threshold: {number}$"
+        ValueError, match=rf"other weights \(the bundled model '{name}'\) .* threshold: {number}$"
     ):
         progresvit.Engine(other, own)
 

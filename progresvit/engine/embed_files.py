@@ -24,7 +24,7 @@ from progresvit.data.dataset import ImageDataset
 from progresvit.engine.embedding import EmbeddingEngine
 from progresvit.engine.listing import input_batches, listing_hash, valid_text
 from progresvit.engine.result_formats import has_columns, write_table
-from progresvit.io.part_formats import ParquetRows, Row
+from progresvit.io.part_formats import Cells, ParquetRows
 from progresvit.io.resumable import Progress, ResumableTable
 from progresvit.metrics.knn import QUERY_BLOCK, nearest
 
@@ -150,7 +150,7 @@ def _schema(engine: EmbeddingEngine) -> pa.Schema:
     return pa.schema(fields, metadata={KEY: json.dumps(about).encode()})
 
 
-def _rows(engine: EmbeddingEngine, dataset: ImageDataset, missing: list[range]) -> Iterator[Row]:
+def _rows(engine: EmbeddingEngine, dataset: ImageDataset, missing: list[range]) -> Iterator[Cells]:
     """The rows of the missing parts; no batch has images of two parts, so that a resumed run has the same batches."""
     batches = (batch for items in missing for batch in input_batches(dataset, items, engine.batch))
     names = (dataset.entries[index].name for items in missing for index in items)

@@ -17,7 +17,7 @@ from progresvit.metrics.interval import Interval, share_interval
 from progresvit.metrics.miou import bootstrap_ends, iou
 from progresvit.routing import TENTHS, OperatingPoint, Router, SegmentationPoint
 from progresvit.routing.decide import Threshold
-from progresvit.routing.frontier import average_gmacs
+from progresvit.routing.frontier import routed_gmacs
 from progresvit.routing.settings import DEFAULT
 from progresvit.table import Column, Row, Table
 
@@ -109,7 +109,7 @@ def _rows(
         intervals = metric.intervals(scores, thresholds)
     shares = np.array([point.exit_shares for point in points])
     spent = {
-        convention: average_gmacs(scores, records.gmacs(convention), thresholds, shares).tolist()
+        convention: routed_gmacs(scores, records.gmacs(convention), thresholds, shares).tolist()
         for convention in CONVENTIONS
     }
     return [

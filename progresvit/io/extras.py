@@ -21,7 +21,7 @@ def not_installed(package: str, extra: str | None = None) -> str:
 
 
 def install_command(extra: str | None = None) -> str:
-    """``pip install`` with those requirements of an extra that are missing, or with all of them if none is.
+    """``pip install`` with the missing requirements of an extra, or with all of them if none is missing.
 
     It names the packages and not ``progresvit[extra]``, which works only with a clone or a package index.
     """
@@ -36,7 +36,7 @@ def install_command(extra: str | None = None) -> str:
 
 
 def requirements(extra: str | None = None) -> list[str]:
-    """The requirements of an extra, or without one those of every installation, such as ``onnx>=1.19``."""
+    """The requirements of an extra, or by default of every installation, such as ``onnx>=1.19``."""
     matching = []
     for line in metadata.requires("progresvit") or ():
         requirement, _, marker = line.partition(";")

@@ -36,8 +36,8 @@ def import_named(
     module = import_module(module_name, what=what)
     value = getattr(module, name, None)
     if not accepts(value):
-        known = [key for key, value in vars(module).items() if accepts(value) and not key.startswith("_")]
-        raise ValueError(f"{what}: {module_name} has no {kind} {name!r}; {did_you_mean(name, known)}")
+        names = [key for key, value in vars(module).items() if accepts(value) and not key.startswith("_")]
+        raise ValueError(f"{what}: {module_name} has no {kind} {name!r}; {did_you_mean(name, names)}")
     return value
 
 

@@ -22,7 +22,7 @@ class FolderLock:
 
     Args:
         folder: It is created when it is locked.
-        instead: What the error for a folder in use suggests instead of waiting.
+        instead: The alternative to waiting that the error for a folder in use suggests.
     """
 
     def __init__(self, folder: Path, instead: str) -> None:
@@ -74,7 +74,7 @@ class FolderLock:
         self._lock = None
 
     def _owner(self) -> str:
-        """What the run that has the lock wrote about itself."""
+        """The text in the lock file, with which the run that has the lock describes itself."""
         with contextlib.suppress(OSError):
             if text := self._path.read_text(encoding="utf-8", errors="replace"):
                 return text

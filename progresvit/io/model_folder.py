@@ -66,7 +66,7 @@ def find_folder(
         source: A folder, the name of a bundled model, or a hub id.
         revision: Branch, tag or commit on the hub.
         files: Patterns of the files to download from the hub unless they are cached.
-        cache_dir: The cache of the hub; by default that of huggingface_hub.
+        cache_dir: The cache of the hub; by default huggingface_hub's.
     """
     folder = Path(os.path.expanduser(source))
     if folder.is_dir():
@@ -74,18 +74,15 @@ def find_folder(
     if is_bundled(source):
         return bundled_folder(os.fspath(source))
     if folder.exists():
-        raise ValueError(_file_is_no_folder(folder))
-    if not is_hub_id(source):
+        if folder.suffix in PICKLE_SUFFIXES:
+            raise ValueError(refuse_pickle(folder))
+        raise ValueError(f"{folder} is a file; give the folder that holds {CONFIG_FILE} and {WEIGHTS_FILE}.")
+    if not (isinstance(source, str) and _HUB_ID.fullmatch(source)):
         raise ValueError(
             f"there is no model folder or bundled model {str(source)!r}; {did_you_mean(source, BUNDLED)} "
             "Or give a folder that progresvit.save wrote, or a hub id."
         )
-    return download(str(source), revision=revision, patterns=files, cache_dir=cache_dir)
-
-
-def is_hub_id(source: Source) -> bool:
-    """Whether ``source`` has the form of a hub id."""
-    return isinstance(source, str) and _HUB_ID.fullmatch(source) is not None
+    return download(source, revision=revision, patterns=files, cache_dir=cache_dir)
 
 
 def download(repo_id: str, *, revision: str | None, patterns: Sequence[str], cache_dir: Source | None = None) -> Path:
@@ -146,12 +143,6 @@ def refuse_pickle(path: Path) -> str:
         f"{path} is a pickle, which can run code when it is read, so it is not loaded; convert a checkpoint of the "
         f"authors with the command progresvit import-official {path}."
     )
-
-
-def _file_is_no_folder(path: Path) -> str:
-    if path.suffix in PICKLE_SUFFIXES:
-        return refuse_pickle(path)
-    return f"{path} is a file; give the folder that holds {CONFIG_FILE} and {WEIGHTS_FILE}."
 
 
 def _first_line(error: Exception) -> str:

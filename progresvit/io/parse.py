@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-Model = TypeVar("Model", bound=BaseModel)
+Parsed = TypeVar("Parsed", bound=BaseModel)
 
 _FAR = 0.25
 """How much less similar a second suggestion may be than the nearest."""
@@ -44,9 +44,9 @@ def former_name(name: str) -> property:
     return property(operator.attrgetter(name))
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
+def did_you_mean(name: object, choices: Iterable[str]) -> str:
     """The end of an error message about an unknown name: ``did you mean 'depth'?`` or ``choose one of a, b.``"""
-    names = list(known)
+    names = list(choices)
     nearest = difflib.get_close_matches(str(name), names, n=2, cutoff=0.5)
     if nearest:
         best = difflib.SequenceMatcher(None, nearest[0], str(name)).ratio()
@@ -55,7 +55,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"choose one of {', '.join(names)}." if names else "there are none to choose from; remove it."
 
 
-def parse(model: type[Model], values: object, *, origin: str) -> Model:
+def parse(model: type[Parsed], values: object, *, origin: str) -> Parsed:
     """Validate ``values``; every problem is reported in one ``ValueError`` that begins with ``origin``."""
     try:
         return model.model_validate(values)
@@ -64,7 +64,7 @@ def parse(model: type[Model], values: object, *, origin: str) -> Model:
         raise ValueError(f"{origin}: {problems}") from error
 
 
-def read_json(model: type[Model], path: str | Path, *, what: str, remedy: str) -> Model:
+def read_json(model: type[Parsed], path: str | Path, *, what: str, remedy: str) -> Parsed:
     """Parse a JSON file that holds a ``what``; errors name the file and end with the remedy."""
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -86,8 +86,8 @@ def explain(problem: Mapping[str, Any], model: type[BaseModel]) -> str:
     if problem["type"] == "extra_forbidden":
         return f"{key}: unknown key; {did_you_mean(location[-1], _known_keys(model, location[:-1]))}"
     if problem["type"] == "literal_error":
-        known = [text or word for text, word in re.findall(r"'([^']*)'|\b(True|False)\b", problem["ctx"]["expected"])]
-        return f"{key}: unknown value {problem['input']!r}; {did_you_mean(problem['input'], known)}"
+        values = [text or word for text, word in re.findall(r"'([^']*)'|\b(True|False)\b", problem["ctx"]["expected"])]
+        return f"{key}: unknown value {problem['input']!r}; {did_you_mean(problem['input'], values)}"
     if problem["type"] in ("tuple_type", "list_type"):
         return f"{key}: a list is needed, such as [{problem['input']}], not {problem['input']!r}"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
@@ -115,12 +115,12 @@ def _known_keys(model: type[BaseModel], path: Sequence[Any]) -> list[str]:
     """Keys of the section that ``path`` leads to; unions and containers are searched for their sections."""
     sections: list[type[BaseModel]] = [model]
     for part in path:
-        found: list[type[BaseModel]] = []
+        children: list[type[BaseModel]] = []
         for section in sections:
             fields = {file_key(section, name): field for name, field in section.model_fields.items()}
             if isinstance(part, str) and part in fields:
-                found += _sections(fields[part].annotation)
-        sections = found or sections  # an index into a list, a key of a mapping or the tag of a union
+                children += _sections(fields[part].annotation)
+        sections = children or sections  # an index into a list, a key of a mapping or the tag of a union
     return sorted({file_key(section, name) for section in sections for name in section.model_fields})
 
 

@@ -34,7 +34,7 @@ class PartFormat(Protocol[Piece]):
         """The items of a file."""
 
     def read_begun(self, path: Path, items: range) -> Piece | None:
-        """The first items of an incomplete part; None if the file is missing, damaged or of other items."""
+        """The first items of an incomplete part; None if the file is missing, damaged or holds other items."""
 
 
 class Columns(NamedTuple):
@@ -122,8 +122,8 @@ def _to_array(values: Any) -> Any:
     return values.cpu().numpy() if hasattr(values, "cpu") else values
 
 
-Row = dict[str, Any]
-"""The cells of an item by column."""
+Cells = dict[str, Any]
+"""The cells of an item, which is one row, by column."""
 
 
 class ParquetRows:
@@ -145,10 +145,10 @@ class ParquetRows:
         except (OSError, pa.ArrowInvalid):
             return False
 
-    def count(self, piece: Row | pa.Table) -> int:
+    def count(self, piece: Cells | pa.Table) -> int:
         return 1 if isinstance(piece, dict) else int(piece.num_rows)
 
-    def encode(self, pieces: Sequence[Row | pa.Table], count: int) -> bytes:
+    def encode(self, pieces: Sequence[Cells | pa.Table], count: int) -> bytes:
         tables = [piece for piece in pieces if not isinstance(piece, dict)]  # only the first piece can be a table
         rows = pieces[len(tables) :]
         columns = [pa.array([row[field.name] for row in rows], field.type) for field in self.schema]

@@ -32,7 +32,7 @@ REPORT_EVERY = 0.1
 """Seconds between two reports of progress."""
 RUN_FILE = "run.json"
 WRITTEN = "written"
-"""In ``run.json``: size and time of the whole table, as soon as it is about to replace an older one."""
+"""Key of ``run.json`` for size and time of the whole table, written just before it replaces an older one."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of items that are done and their total."""
@@ -255,7 +255,7 @@ class ResumableTable(Generic[Piece]):
             write: Writes the table to a path, from :meth:`parts`.
         """
         with writing(self.out):
-            for path in self.out.parent.iterdir():  # what a kill left of an unfinished table may be as large as it
+            for path in self.out.parent.iterdir():  # a killed run may have left a file as large as the table
                 if re.fullmatch(rf"\.{re.escape(self.out.name)}\.[0-9a-f]{{8}}", path.name):
                     path.unlink(missing_ok=True)
             with replacing_file(self.out) as staged:

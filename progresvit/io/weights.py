@@ -31,7 +31,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise ValueError(f"there is no file or folder {path}; check the path, which begins in the working directory.")
     if path.suffix not in WEIGHT_SUFFIXES:
-        raise ValueError(f"{path} is no file of weights; give one that ends in .safetensors, .pth, .pt or .bin.")
+        raise ValueError(f"{path} is not a file of weights; give one that ends in .safetensors, .pth, .pt or .bin.")
     return read_safetensors(path) if path.suffix == ".safetensors" else read_pickle(path)
 
 

@@ -29,15 +29,10 @@ def find_file(source: str, bundled: dict[str, Path], what: str) -> Path:
 
 def read_mapping(path: Path, what: str, sections: str) -> dict[str, Any]:
     """The mapping in a file, not validated yet; ``sections`` names two that it should have, for the error."""
-    values = read_yaml(path)
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no {what}; it should have sections such as {sections}.")
     return values
-
-
-def read_yaml(path: Path) -> Any:
-    """The content of a file."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error

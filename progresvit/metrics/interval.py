@@ -53,7 +53,7 @@ def mean_interval(values: ArrayLike) -> Interval:
 def share_interval(successes: int, total: int) -> Interval:
     """The share of successes with Wilson's interval, which stays between 0 and 1 and holds for few images too.
 
-    Of no images, the share is not a number and the interval is 0 to 1.
+    Without images, the share is NaN and the interval 0 to 1.
     """
     if not 0 <= successes <= total:
         raise ValueError(f"a share counts from 0 to {total} of {total} images, not {successes}.")

@@ -91,8 +91,8 @@ def nearest(
 ) -> tuple[Tensor, Tensor]:
     """The highest cosine similarities and the indices of their images, in descending order: (N, k) twice.
 
-    Of images with equal similarities in different blocks, those of the earlier block come first. Within a block torch's
-    topk decides.
+    If images of different blocks have equal similarities, the earlier block comes first. Within a block torch's topk
+    decides.
     """
     device = queries.device
     rows = F.normalize(queries.float(), dim=1)  # (N, d)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 DRAWS = 1000
-"""Of a bootstrap."""
+"""Draws of a bootstrap."""
 BLOCK = 100
 """Draws that are in memory at a time."""
 
@@ -33,7 +33,7 @@ class ClassCounts(NamedTuple):
 
     @classmethod
     def of(cls, confusion: ArrayLike) -> ClassCounts:
-        """From confusion matrices: (..., K, K) -> 3 x (..., K)."""
+        """Count the pixels in confusion matrices: (..., K, K) -> 3 x (..., K)."""
         counts = np.asarray(confusion, np.int64)
         return cls(np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(axis=-1), counts.sum(axis=-2))
 
@@ -79,23 +79,23 @@ def bootstrap_ends(
     nothing about others, so its interval is 0 to 1. A class that no image has stays NaN.
 
     Args:
-        counts: Of each image, (N, ...) each.
+        counts: Pixels of each image, (N, ...) each.
         metric: Shares of all images together, such as :func:`mean_iou`.
         draws: Number of bootstrap draws.
-        seed: Of the draws.
+        seed: Seed of the draws.
     """
     images = len(counts.labelled)
-    known = ~np.isnan(metric(ClassCounts(*(part.sum(axis=0) for part in counts))))
+    defined = ~np.isnan(metric(ClassCounts(*(part.sum(axis=0) for part in counts))))
     if images == 1:
-        return np.where(known, 0.0, np.nan), np.where(known, 1.0, np.nan)
+        return np.where(defined, 0.0, np.nan), np.where(defined, 1.0, np.nan)
     rng, even, drawn = np.random.default_rng(seed), np.full(images, 1 / images), []
     for _ in range(0, draws, BLOCK):
         weights = rng.multinomial(images, even, size=BLOCK).astype(np.float64)  # (R, N); products are exact below 2^53
         sums = (np.tensordot(weights, part, axes=1).astype(np.int64) for part in counts)  # (R, ...) each
         drawn.append(metric(ClassCounts(*sums)))
-    values = np.where(known, np.concatenate(drawn), 0)
+    values = np.where(defined, np.concatenate(drawn), 0)
     lowest, highest = np.nanquantile(values, (0.025, 0.975), axis=0)
-    return np.where(known, lowest, np.nan), np.where(known, highest, np.nan)
+    return np.where(defined, lowest, np.nan), np.where(defined, highest, np.nan)
 
 
 def influence_values(counts: ClassCounts) -> Floats:

@@ -19,7 +19,7 @@ from progresvit.routing.sums import every_threshold, exit_counts, total_gmacs
 
 
 class OutOfReachError(ValueError):
-    """These images do not allow what is asked for; others, or more of them, may."""
+    """These images cannot meet the request; other images, or more of them, may."""
 
 
 ROUNDING = 0.0005
@@ -56,7 +56,7 @@ def threshold_for_budget(scores: ArrayLike, gmacs: ArrayLike, budget: float) -> 
 
 
 def check_budget(budget: float, first: float, last: float) -> None:
-    """Refuse a budget below the GMACs of round 1 or above those of all rounds."""
+    """Refuse a budget below the GMACs of round 1 or above the GMACs of all rounds."""
     if not first - ROUNDING <= budget <= last + ROUNDING:
         raise ValueError(
             f"a budget of {budget:g} GMACs is out of reach: round 1 alone costs {first:.3f} and all rounds "
@@ -90,9 +90,9 @@ def spread_points(scores: ArrayLike, correct: ArrayLike | None, gmacs: Sequence[
 
 
 def entropy_quantiles(entropies: ArrayLike) -> tuple[float, ...]:
-    """The 0 %, 1 %, ..., 100 % quantiles: (N,) -> 101 of the entropies, ascending; infinite entropies are the highest.
+    """The 0 %, 1 %, ..., 100 % quantiles: (N,) -> 101 ascending entropies; infinite entropies are the highest.
 
-    A quantile is the lowest entropy up to which there are as many images, so values that many images share are kept.
+    The p % quantile is the lowest entropy such that p % of the images have this entropy or less.
     """
     ordered = np.sort(as_scores(np.asarray(entropies)[:, None])[:, 0])
     ranks = (np.arange(QUANTILE_STEPS + 1) * len(ordered) + QUANTILE_STEPS - 1) // QUANTILE_STEPS  # rounded up, from 1

@@ -41,7 +41,7 @@ COMBINATIONS = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class CertifiedThreshold:
-    """A threshold, what is certified of it, and the evidence."""
+    """A threshold, its guarantee, and the evidence."""
 
     threshold: Threshold
     epsilon: float
@@ -49,14 +49,14 @@ class CertifiedThreshold:
     images: int
     """n: images of the test."""
     harmed: int
-    """k: of these, how many exited early at the threshold and were harmed, that is, have a loss above 0."""
+    """k: images of the test that exited early at the threshold and were harmed, that is, have a loss above 0."""
     mean_loss: float
     """Mean loss over the n images; for losses of 0 and 1 it is k / n."""
     p_value: float
     tested: int
     """Number of thresholds in the grid or path."""
     design_images: int = 0
-    """Images that were used to order the thresholds; they are not among the n."""
+    """Images that were used to order the thresholds; n does not include them."""
 
     @property
     def too_few(self) -> bool:
@@ -66,7 +66,7 @@ class CertifiedThreshold:
 
 def needed_images(epsilon: float, delta: float) -> int:
     """The fewest images that can certify anything: with no harm, (1 - epsilon) ** n must be at most delta."""
-    _check(epsilon, delta)
+    _check_guarantee(epsilon, delta)
     return math.ceil(math.log(delta) / math.log1p(-epsilon) - 1e-9)
 
 
@@ -113,13 +113,13 @@ def certified_threshold(
         loss: Whether an exit after round 1 harms the image, or its loss from 0 to 1; one per image.
         epsilon: The share of images that may be harmed, or the mean loss that is allowed.
         delta: The probability that the guarantee fails.
-        highest: The end of the grid: ln 10 for entropies, ln K for those of patches, 1 for a learned router's
+        highest: The end of the grid: ln 10 for entropies, ln K for entropies of patches, 1 for a learned router's
             probabilities.
         grid: Number of thresholds.
-        fractional: Whether losses can lie between 0 and 1, also if none of these does; then the test is
-            Hoeffding-Bentkus in any case. None takes it from these losses, which a guarantee should not depend on.
+        fractional: Whether losses can lie between 0 and 1, even if none of these does; the test is then
+            Hoeffding-Bentkus in any case. None derives it from these losses, on which a guarantee should not depend.
     """
-    _check(epsilon, delta)
+    _check_guarantee(epsilon, delta)
     if grid < 200:
         raise ValueError(f"the grid has at least 200 thresholds, not {grid}; a coarse one wastes what could be saved.")
     if not 0 < highest < math.inf:
@@ -149,7 +149,7 @@ def certified_thresholds(
     """One threshold per round but the last, for any number of rounds; ``scores`` and ``losses`` are (N, S).
 
     With three rounds or more the thresholds have no natural order to test them in. A random share of the images defines
-    one: the combinations of lowest compute for their harm, by rising harm. The others are used for the test.
+    one: the combinations of lowest compute for their harm, by rising harm. The other images are used for the test.
 
     Args:
         scores: Entropies or router probabilities.
@@ -157,10 +157,10 @@ def certified_thresholds(
         gmacs: Cumulative GMACs of the rounds.
         epsilon: The share of images that may be harmed, or the mean loss that is allowed.
         delta: The probability that the guarantee fails.
-        highest: The highest threshold: ln 10 for entropies, ln K for those of patches, 1 for a learned router's
+        highest: The highest threshold: ln 10 for entropies, ln K for entropies of patches, 1 for a learned router's
             probabilities.
         design_share: The share of the images that orders the thresholds.
-        seed: Of the draw of these images.
+        seed: Seed of the draw of these images.
         fractional: As in :func:`certified_threshold`.
     """
     values = as_scores(_to_host(scores))
@@ -175,7 +175,7 @@ def certified_thresholds(
         return certified_threshold(
             values[:, 0], harms[:, 0], epsilon, delta, highest=highest, fractional=harms.dtype != bool
         )
-    _check(epsilon, delta)
+    _check_guarantee(epsilon, delta)
     if not 0 < design_share < 1:
         raise ValueError(f"the share of the images that orders the thresholds is between 0 and 1, not {design_share}.")
     order = np.random.default_rng(seed).permutation(len(values))
@@ -220,14 +220,15 @@ def _walk(
 def _order_on(scores: Floats, harms: Losses, gmacs: Floats, highest: float) -> Floats:
     """A path of threshold vectors from no exits to cheap and harmful: (steps, S - 1).
 
-    These are the combinations of levels that no other beats in both compute and harm. Small steps up to the first of
-    them come before, since a threshold without harm on these images may harm others. The levels of a round are
-    quantiles of its scores, so they are as dense as the scores.
+    It consists of the combinations of levels that no other combination beats in both compute and harm. Small steps
+    lead up to the first of them, since a threshold without harm on these images may harm others. The levels of a round
+    are quantiles of its scores, so they are as dense as the scores.
     """
     between = scores.shape[1] - 1
     count = max(2, int(COMBINATIONS ** (1 / between)))
     levels = [_levels(scores[:, s], count, highest) for s in range(between)]
-    numbers = np.stack(np.meshgrid(*(range(len(one)) for one in levels), indexing="ij"), axis=-1).reshape(-1, between)
+    counts = [range(len(column)) for column in levels]
+    numbers = np.stack(np.meshgrid(*counts, indexing="ij"), axis=-1).reshape(-1, between)
     rows = _take(levels, numbers)
     spent = exit_counts(scores, rows) @ gmacs
     counted = harms.dtype == bool
@@ -241,17 +242,17 @@ def _order_on(scores: Floats, harms: Losses, gmacs: Floats, highest: float) -> F
 
 
 def _take(levels: list[Floats], numbers: NDArray[np.int64]) -> Floats:
-    """The levels of those numbers, one column for each round: (steps, S - 1)."""
-    return np.stack([one[numbers[:, s]] for s, one in enumerate(levels)], axis=1)
+    """The levels with these numbers, one column for each round: (steps, S - 1)."""
+    return np.stack([column[numbers[:, s]] for s, column in enumerate(levels)], axis=1)
 
 
 def _levels(scores: Floats, count: int, highest: float) -> Floats:
-    known = scores[np.isfinite(scores)]
-    quantiles = np.quantile(known, np.linspace(0, 1, count)) if len(known) else np.zeros(0)
+    finite = scores[np.isfinite(scores)]
+    quantiles = np.quantile(finite, np.linspace(0, 1, count)) if len(finite) else np.zeros(0)
     return np.unique([0.0, *np.minimum(quantiles, highest), highest])
 
 
-def _check(epsilon: float, delta: float) -> None:
+def _check_guarantee(epsilon: float, delta: float) -> None:
     if not 0 < epsilon < 1:
         raise ValueError(
             f"epsilon, the share that may be harmed, is between 0 and 1 (0.005 is half a point), not {epsilon}."
@@ -261,7 +262,7 @@ def _check(epsilon: float, delta: float) -> None:
 
 
 def _as_losses(values: Any, fractional: bool | None) -> Losses:
-    """A copy: booleans, which have an exact test, if all losses are 0 or 1 and ``fractional`` is not true; or float64.
+    """Copy losses: booleans, which have an exact test, if all are 0 or 1 and ``fractional`` is not true; or float64.
 
     Losses between 0 and 1 are an error if ``fractional`` is false.
     """
@@ -278,7 +279,7 @@ def _as_losses(values: Any, fractional: bool | None) -> Losses:
 
 
 def _to_host(values: Any) -> Any:
-    """Tensors may be on a GPU, or of a type that numpy does not have."""
+    """Convert tensors, which may be on a GPU or of a type that numpy does not have; other values stay as they are."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         return values.float().numpy() if values.is_floating_point() else values.numpy()

@@ -25,8 +25,8 @@ class ExitScore(Protocol):
     def __call__(self, s: int, statistics: Tensor, /) -> Tensor:
         """Scores from 0 to 1 after round s, counted from 0; low scores exit: (B, 23) -> (B,).
 
-        The statistics are those of ``routing.STATISTICS``, on the device of the model. On a GPU the function becomes
-        part of a CUDA graph, so it must not read values on the host.
+        ``routing.STATISTICS`` names the statistics, which are on the device of the model. On a GPU the function
+        becomes part of a CUDA graph, so it must not read values on the host.
         """
         ...
 

@@ -59,7 +59,7 @@ def _float64(values: Array) -> Array:
 
 
 def as_scores(scores: ArrayLike) -> Floats:
-    """(N, S) in float64, checked; NaN becomes infinity."""
+    """Check scores and convert them to float64; NaN becomes infinity: (N, S)."""
     values = np.asarray(scores, np.float64)
     if values.ndim != 2 or not values.size:
         raise ValueError(f"scores are one row per image and one column per round, not of shape {values.shape}.")
@@ -69,7 +69,7 @@ def as_scores(scores: ArrayLike) -> Floats:
 
 
 def as_thresholds(thresholds: ArrayLike, rounds: int) -> Floats:
-    """(T, S - 1): a number is used for every round, a row gives one for each round but the last."""
+    """Thresholds of each round but the last, from rows or from numbers that are used for every round: (T, S - 1)."""
     try:
         values = np.asarray(thresholds, np.float64)
     except ValueError:
@@ -136,12 +136,12 @@ class OODRule(Section):
     limit: float = Field(allow_inf_nan=False)
     """Images with a score below it in the round after which they exit are out-of-distribution."""
     share: float = Field(gt=0, lt=1)
-    """The share of in-distribution images for which the limit was calibrated: so many are rejected by mistake."""
+    """The share of in-distribution images that is rejected by mistake; the limit was calibrated for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What happens to each image after a round: all (B,), arrays or tensors as the logits are."""
+    """The decision for each image after a round: all (B,), arrays or tensors as the logits are."""
 
     exits: Array
     abstains: Array
@@ -174,15 +174,15 @@ class Policy:
         abstain: float | Abstention | None = None,
         ood: OODRule | None = None,
     ) -> Policy:
-        """A policy for a model of so many rounds; a single threshold is used for all rounds."""
+        """A policy for a model with this number of rounds; a single threshold is used for all rounds."""
         limits = as_thresholds([threshold], rounds)[0]
         abstention = Abstention() if abstain is None else abstain
         if not isinstance(abstention, Abstention):
             abstention = Abstention(entropy=float(abstention))
         policy = cls(thresholds=tuple(limits.tolist()), router=router, abstention=abstention, ood=ood)
-        for known in policy.routers:
-            if known.rounds != rounds:
-                raise ValueError(f"a router for {known.rounds} rounds cannot serve a model of {rounds}; fit another.")
+        for own in policy.routers:
+            if own.rounds != rounds:
+                raise ValueError(f"a router for {own.rounds} rounds cannot serve a model of {rounds}; fit another.")
         return policy
 
     @property
@@ -191,7 +191,7 @@ class Policy:
         return [router for router in (self.router, self.abstention.router) if router is not None]
 
     def decide(self, s: int, logits: Array) -> Decision:
-        """After round s: (B, K) -> a decision for each image. In the last round all images exit."""
+        """Decide for each image after round s: (B, K) -> (B,) each. In the last round all images exit."""
         if isinstance(logits, np.ndarray) and self.routers:
             return self._decide_in_torch(s, logits)
         entropy = top10_entropy(logits)
@@ -223,7 +223,7 @@ class Policy:
         )
 
     def _decide_in_torch(self, s: int, logits: NDArray[Any]) -> Decision:
-        """Learned routers are torch modules."""
+        """Decide with torch, in which learned routers run, and convert the decision to arrays."""
         try:
             import torch
         except ImportError as error:
@@ -264,7 +264,7 @@ class Answers(NamedTuple):
 
 
 def with_thresholds(policy: Policy, s: int, answers: Answers, thresholds: Floats) -> Answers:
-    """The answers after round s, not the last, with a threshold for each image, (B,); NaN for that of the policy.
+    """The answers after round s, not the last, with a threshold for each image, (B,); NaN uses the policy's.
 
     The policy routes by entropy: see ``check_own_threshold``.
     """
@@ -280,7 +280,7 @@ def with_thresholds(policy: Policy, s: int, answers: Answers, thresholds: Floats
 
 
 def check_own_threshold(policy: Policy, threshold: float) -> None:
-    """Refuse a threshold for some of the images if it is no threshold, or if a learned router decides."""
+    """Refuse a threshold for single images if it is not a threshold, or if a learned router decides."""
     if not threshold >= 0:
         raise ValueError(f"a threshold is 0 (every round runs) or more, not {threshold}.")
     if policy.routers:
@@ -313,13 +313,13 @@ def decide(policy: Policy, s: int, logits: NDArray[Any], temperature: float = 1.
 
 @dataclass(frozen=True, kw_only=True)
 class Routed:
-    """What a policy does with recorded images; all (N,)."""
+    """The decisions of a policy for recorded images; all (N,)."""
 
     rounds: NDArray[np.int64]
     """The round, from 0, after which the image exits."""
     abstained: Marks
     out_of_distribution: Marks
-    """These are among the abstained."""
+    """Images that belong to none of the classes; they are also in ``abstained``."""
 
 
 def route_records(policy: Policy, entropy: ArrayLike, statistics: ArrayLike | None = None) -> Routed:

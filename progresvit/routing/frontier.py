@@ -50,7 +50,7 @@ def metric_frontier(scores: ArrayLike, metric: Metric[P], gmacs: ArrayLike, thre
     Args:
         scores: The uncertainty of each image after each round, (N, S).
         metric: The accuracy.
-        gmacs: Cumulative GMACs of the rounds, (S,); (N, S) if images differ, as those with more windows.
+        gmacs: Cumulative GMACs of the rounds, (S,); (N, S) if images differ, for example in their windows.
         thresholds: (T,), or (T, S - 1) for one per round.
     """
     values = as_scores(scores)
@@ -62,7 +62,7 @@ def metric_frontier(scores: ArrayLike, metric: Metric[P], gmacs: ArrayLike, thre
     as_thresholds(thresholds, rounds)
     limits = np.asarray(thresholds, np.float64)
     shares = exit_counts(values, limits) / count  # (T, S)
-    spent = average_gmacs(values, gmacs, limits, shares)
+    spent = routed_gmacs(values, gmacs, limits, shares)
     accuracy = metric.at(values, limits)
     return [
         metric.point(
@@ -75,7 +75,7 @@ def metric_frontier(scores: ArrayLike, metric: Metric[P], gmacs: ArrayLike, thre
     ]
 
 
-def average_gmacs(scores: ArrayLike, gmacs: ArrayLike, thresholds: ArrayLike, shares: Floats) -> Floats:
+def routed_gmacs(scores: ArrayLike, gmacs: ArrayLike, thresholds: ArrayLike, shares: Floats) -> Floats:
     """GMACs of an image on average at each threshold, from the shares of the images that exit, (T, S): (T,)."""
     costs = np.asarray(gmacs, np.float64)
     if costs.ndim == 2:

@@ -162,7 +162,7 @@ class MeanIoU(Metric[SegmentationPoint]):
         return {"miou": mean_iou(totals), "pixel_accuracy": pixel_accuracy(totals)}
 
     def intervals(self, scores: ArrayLike, thresholds: ArrayLike, *, fast: bool = False) -> list[Interval]:
-        """By a bootstrap over images, or, faster, to first order from the influence of each image."""
+        """Intervals by a bootstrap over images, or, faster, to first order from the influence of each image."""
         ends = []
         for threshold in np.asarray(thresholds):
             exits = exit_rounds(scores, threshold)  # (N,)

@@ -18,33 +18,35 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from progresvit.metrics.miou import Counts
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.decide import Floats, as_scores, exit_rounds, exits
 from progresvit.routing.frontier import NEAR_LOSSLESS_DROP
-from progresvit.routing.sums import Counts, every_threshold, exit_counts, routed_counts
+from progresvit.routing.sums import every_threshold, exit_counts, routed_counts
 
 PRICES = 40
-"""Prices of GMACs, from that of one image over the whole path to that of every image over the shortest step."""
+"""Number of prices, in correct answers per GMAC: from one for the full path of all images to one for the shortest step
+of one image."""
 SWEEPS = 20
 """Passes over the rounds at a price, at most."""
 GAP, LEAST_CUTS = 64, 16
-"""Images between the thresholds of a round that are tried, if that gives so many thresholds; else fewer images."""
+"""A round's thresholds are tried every ``GAP`` images, or ``LEAST_CUTS`` of them if that is more."""
 LEAST_ROUNDS = 3
 """Models of fewer rounds have a single threshold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerRoundFrontier:
-    """Threshold vectors that no other one found is better than, by rising compute and accuracy."""
+    """Threshold vectors that no other vector of the search beats, by rising compute and accuracy."""
 
     thresholds: Floats
     """(T, S - 1)"""
     right: Counts
-    """Images that each point has right: (T,), rising."""
+    """Correctly classified images at each point: (T,), rising."""
     gmacs: Floats
     """Average over the images: (T,), rising."""
     full_right: int
-    """Images that the full path has right; a point may have more."""
+    """Images that the full path classifies correctly; a point may have more."""
     images: int
 
     def within(self, budget: float) -> tuple[float, ...]:
@@ -82,17 +84,17 @@ def per_round_frontier(scores: ArrayLike, correct: ArrayLike, gmacs: Sequence[fl
     spent = exit_counts(search.scores, shared) @ search.gmacs
     search.keep(np.repeat(shared[:, None], search.rounds - 1, axis=1), right, spent)  # (K,) -> (K, S - 1)
     steps = np.diff(search.gmacs)
-    found: Floats | None = None
+    best: Floats | None = None
     for price in np.geomspace(1 / (len(search.scores) * steps.sum()), 1 / steps.min(), PRICES) if len(steps) else ():
         start = np.full(search.rounds - 1, shared[np.argmax(right - price * spent)])
-        starts = [start] if found is None else [start, found]
-        found, _ = max((search.ascend(one, price) for one in starts), key=lambda end: end[1])
+        starts = [start] if best is None else [start, best]
+        best, _ = max((search.ascend(vector, price) for vector in starts), key=lambda end: end[1])
     return search.result()
 
 
-def within_or_cheapest(found: PerRoundFrontier, budget: float) -> tuple[float, ...]:
+def within_or_cheapest(frontier: PerRoundFrontier, budget: float) -> tuple[float, ...]:
     """Thresholds within a budget, or the cheapest if images that never exit early make even those cost more."""
-    return found.within(max(budget, float(found.gmacs[0])))
+    return frontier.within(max(budget, float(frontier.gmacs[0])))
 
 
 def cross_fitted_exits(
@@ -114,9 +116,9 @@ def cross_fitted_exits(
     values, right = as_scores(scores), np.asarray(correct, bool)
     rounds = np.zeros((len(choices), len(values)), np.int64)
     for half in (first_half, ~first_half):
-        found = per_round_frontier(values[half], right[half], gmacs)
+        frontier = per_round_frontier(values[half], right[half], gmacs)
         for number, choose in enumerate(choices):
-            rounds[number, ~half] = exit_rounds(values[~half], choose(found))
+            rounds[number, ~half] = exit_rounds(values[~half], choose(frontier))
     return rounds
 
 
@@ -139,7 +141,7 @@ class _Search:
         self.cuts, self.below = [cuts for cuts, _ in tried], [below for _, below in tried]  # (K,) of each round
         self.hits = [np.ascontiguousarray(column).astype(np.int32) for column in correct.T]
         count = len(scores)
-        self.spent = np.full(count + 1, np.inf)  # of the cheapest vector with so many correct answers
+        self.spent = np.full(count + 1, np.inf)  # the cheapest vector's GMACs, by its number of correct answers
         self.vectors = np.zeros((count + 1, self.rounds - 1))
 
     def ascend(self, start: Floats, price: float) -> tuple[Floats, float]:
@@ -163,7 +165,7 @@ class _Search:
         """Correct answers and total GMACs at every cut of round s, the other thresholds fixed: (K,) each."""
         last = self.rounds - 1
         hits, spent = self.hits[last], np.full(len(self.scores), self.gmacs[last])
-        for later in range(last - 1, s, -1):  # of images that continue after round s
+        for later in range(last - 1, s, -1):  # images that continue after round s
             exiting = exits(self.columns[later], vector[later])
             hits, spent = np.where(exiting, self.hits[later], hits), np.where(exiting, self.gmacs[later], spent)
         more_right, more_spent = self.hits[s] - hits, self.gmacs[s] - spent  # if they exit after round s instead
@@ -177,16 +179,16 @@ class _Search:
         return right, total
 
     def keep(self, vectors: Floats, right: Counts, spent: Floats) -> None:
-        """Remember the cheapest of each number of correct answers. Along a path of rising thresholds costs fall."""
+        """Keep the cheapest vector for each number of correct answers. Costs fall along a path of rising thresholds."""
         last = np.full(len(self.spent), -1)
-        last[right] = np.arange(len(right))  # of several with as many, the last is the cheapest
-        chosen = last[last >= 0]
-        cheaper = chosen[spent[chosen] < self.spent[right[chosen]] - 1e-9]
+        last[right] = np.arange(len(right))  # the last vector with a number of correct answers is the cheapest
+        candidates = last[last >= 0]
+        cheaper = candidates[spent[candidates] < self.spent[right[candidates]] - 1e-9]
         self.spent[right[cheaper]], self.vectors[right[cheaper]] = spent[cheaper], vectors[cheaper]
 
     def result(self) -> PerRoundFrontier:
-        """The vectors that no cheaper one reaches in correct answers."""
-        dearer = np.minimum.accumulate(self.spent[::-1])[::-1]  # cheapest with at least so many
+        """The vectors with more correct answers than every cheaper vector."""
+        dearer = np.minimum.accumulate(self.spent[::-1])[::-1]  # the least GMACs for this many correct answers or more
         better = np.isfinite(self.spent) & (self.spent < np.append(dearer[1:], np.inf))
         right = np.flatnonzero(better)
         return PerRoundFrontier(
@@ -202,6 +204,6 @@ def _cuts(scores: Floats) -> tuple[Floats, Counts]:
     """Thresholds of a round that are tried, and how many scores are below each: (N,) -> (K,), (K,), both rising."""
     cuts = every_threshold(np.stack([scores, scores], axis=1))
     below = np.searchsorted(np.sort(scores), cuts, side="left")
-    wanted = np.linspace(0, below[-1], max(LEAST_CUTS, len(scores) // GAP) + 1)
-    chosen = np.unique(np.minimum(np.searchsorted(below, wanted), len(cuts) - 1))  # both ends are among them
-    return cuts[chosen], below[chosen]
+    ranks = np.linspace(0, below[-1], max(LEAST_CUTS, len(scores) // GAP) + 1)
+    index = np.unique(np.minimum(np.searchsorted(below, ranks), len(cuts) - 1))  # includes both ends
+    return cuts[index], below[index]

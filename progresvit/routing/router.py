@@ -30,9 +30,9 @@ Target = Literal["benefit", "error", "unrecoverable"]
 ``error``, this round is wrong; ``unrecoverable``, this round and all later ones are wrong."""
 
 EPOCHS = 6
-"""The paper's, on 50,000 images."""
+"""Passes over the records in the paper, on 50,000 images."""
 LEAST_STEPS = 100
-"""Optimizer steps: on a few thousand images six epochs are only a few dozen."""
+"""Fewest optimizer steps: on a few thousand images six epochs take only a few dozen."""
 
 _FORMER_TARGETS = {"hopeless": "unrecoverable"}
 
@@ -43,7 +43,7 @@ _FILE_KEYS = {"model_sha256": "model"}
 
 @dataclass(frozen=True, kw_only=True)
 class RouterOrigin:
-    """What a router was fitted on."""
+    """The target, the images and the training that a router was fitted with."""
 
     target: str
     """A ``Target``, or the name of a router of your own, ``my_module:my_router``."""
@@ -51,13 +51,13 @@ class RouterOrigin:
     epochs: int
     seed: int
     model_sha256: str | None = None
-    """The weights of the model."""
+    """Hash of the model's weights."""
 
     model = former_name("model_sha256")
 
     def __post_init__(self) -> None:
         if ":" not in self.target:
-            object.__setattr__(self, "target", _known_target(self.target))
+            object.__setattr__(self, "target", _current_target(self.target))
 
 
 class RouterMLP(nn.Module):
@@ -91,7 +91,7 @@ class Router(nn.Module):
     seen: Tensor
     """Hashes of the ids of the images that it was fitted on."""
     source: str = ""
-    """Name and file hash of a router of your own, which is not identified by its parameters alone."""
+    """Name and file hash of a router of your own, which its parameters alone do not identify."""
 
     def __init__(self, rounds: int, origin: RouterOrigin) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Router(nn.Module):
         return [RouterMLP() for _ in range(self.rounds - 1)]
 
     def count_seen(self, ids: ArrayLike) -> int:
-        """How many of these images it was fitted on; results on such images are too good."""
+        """Count the images that it was fitted on; results on them are too good."""
         return int(np.isin(_hash_ids(ids), self.seen.cpu().numpy()).sum())
 
     def score(self, s: int, logits: Tensor) -> Tensor:
@@ -116,18 +116,18 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def score_statistics(self, s: int, statistics: Tensor) -> Tensor:
-        """The same from statistics: (B, 23) -> (B,)."""
+        """The same probability from statistics: (B, 23) -> (B,)."""
         with torch.autocast(statistics.device.type, enabled=False):
             probability = self.probability(s, statistics)
         return probability.where(statistics.isfinite().all(dim=-1), torch.inf)
 
     def probability(self, s: int, statistics: Tensor) -> Tensor:
-        """(B, 23) -> (B,)"""
+        """The probability of the target, from finite statistics: (B, 23) -> (B,)."""
         probability: Tensor = self.after[s](statistics).sigmoid()
         return probability
 
     def scores(self, statistics: ArrayLike) -> NDArray[np.float32]:
-        """Scores of records: (N, S, 23) -> (N, S). Those of the last round are not used, and infinite."""
+        """Scores of records: (N, S, 23) -> (N, S). The last round's scores are not used, and infinite."""
         values = torch.from_numpy(np.array(statistics, np.float32))
         if values.ndim != 3 or values.shape[1:] != (self.rounds, len(STATISTICS)):
             raise ValueError(
@@ -141,7 +141,7 @@ class Router(nn.Module):
 
 def router_targets(correct: ArrayLike, target: Target) -> NDArray[np.bool_]:
     """The events to predict, from whether each round is correct: (N, S) -> (N, S - 1)."""
-    target = _known_target(target)
+    target = _current_target(target)
     right = np.asarray(correct, bool)
     if right.ndim != 2 or right.shape[1] < 2:
         raise ValueError(f"hits are images x rounds with two rounds at least, not of shape {right.shape}.")
@@ -175,13 +175,13 @@ def fit_router(
     """Fit a router on records with AdamW, a cosine schedule to zero and cross entropy.
 
     Args:
-        statistics: Of the logits, (N, S, 23).
+        statistics: Statistics of the logits, (N, S, 23).
         correct: Whether each round is correct, (N, S).
         target: The event whose probability is predicted.
         epochs: Passes over the records; by default :func:`default_epochs`.
         batch: Images per step.
         lr: Peak learning rate.
-        seed: Of the weights and the order.
+        seed: Seed of the weights and the order.
         model: Hash of the model's weights, kept with the router.
         ids: Names of the images, (N,); their hashes are kept with the router.
     """
@@ -211,8 +211,8 @@ def fit_router(
     return router.eval().requires_grad_(False)
 
 
-def _known_target(target: str) -> Target:
-    """The target, by its present or former name."""
+def _current_target(target: str) -> Target:
+    """The target with this present or former name."""
     name = _FORMER_TARGETS.get(target, target)
     if name not in get_args(Target):
         raise ValueError(f"unknown target {target!r}; {did_you_mean(target, get_args(Target))}")
@@ -249,7 +249,7 @@ def save_router(router: Router, path: str | Path) -> Path:
 
 
 def router_hash(router: Router) -> str:
-    """SHA-256 of the router's parameters and buffers, and of what else identifies it."""
+    """SHA-256 of the router's parameters, buffers and source."""
     weights = save({key: value.contiguous() for key, value in router.state_dict().items()})
     return hashlib.sha256(weights + router.source.encode()).hexdigest()
 

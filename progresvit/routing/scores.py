@@ -62,9 +62,9 @@ def top10_entropy(logits: NDArray[Any]) -> Float32s: ...
 def top10_entropy(logits: Any) -> Any:
     """Entropy of the ten largest class probabilities, renormalised to sum to one: (B, K) -> (B,).
 
-    In nats, so between 0 and ln 10; with fewer than ten classes, of all of them. The result is float32 for any input
-    type. It is infinite where a logit is NaN or infinite, so such an image never exits early. Arrays and tensors agree
-    to 1e-6.
+    The entropy is in nats, so between 0 and ln 10. With fewer than ten classes it covers all of them. The result is
+    float32 for any input type. It is infinite where a logit is NaN or infinite, so such an image never exits early.
+    Arrays and tensors agree to 1e-6.
     """
     return _top10_of_array(logits) if isinstance(logits, np.ndarray) else _top10_of_tensor(logits)
 
@@ -107,7 +107,7 @@ def ood_score(name: OODScore, logits: Any) -> Any:
 
 
 def recorded_ood_score(name: OODScore, statistics: ArrayLike) -> Float32s:
-    """The same score from the statistics of records: (…, 23) -> (…,)."""
+    """The out-of-distribution score from the statistics of records: (…, 23) -> (…,)."""
     check_ood_score(name)
     column = {"energy": "log_sum_exp", "max-logit": "logit_1", "msp": "probability_1", "entropy": "top10_entropy"}[name]
     values = np.asarray(statistics, np.float32)[..., STATISTICS.index(column)]
@@ -115,7 +115,7 @@ def recorded_ood_score(name: OODScore, statistics: ArrayLike) -> Float32s:
 
 
 def check_ood_score(name: str) -> None:
-    """Refuse an unknown name."""
+    """Refuse an unknown name of a score."""
     if name not in OOD_SCORES:
         raise ValueError(f"unknown out-of-distribution score {name!r}; {did_you_mean(name, OOD_SCORES)}")
 
@@ -148,8 +148,8 @@ def full_entropy(logits: Tensor) -> Tensor:
 def patch_entropy(logits: Tensor) -> Tensor:
     """Entropy of all class probabilities of every patch: (B, K, g, g) -> (B, g * g).
 
-    In nats, so between 0 and ln K. The result is float32 for any input type. It is infinite where a logit of the patch
-    is NaN or infinite.
+    The entropy is in nats, so between 0 and ln K. The result is float32 for any input type. It is infinite where a
+    logit of the patch is NaN or infinite.
     """
     import torch
 

@@ -37,7 +37,7 @@ class SettingWarning(UserWarning):
 
 
 class Setting(Section):
-    """A threshold and what is known of it."""
+    """A threshold with its rule, its evidence and the model that it holds for."""
 
     rule: Rule
     threshold: Threshold
@@ -46,34 +46,34 @@ class Setting(Section):
     preprocessing_sha256: str = Field(validation_alias="preprocessing")
     precision: str
     backend: str | None = None
-    """What ran the graphs of an export; None for a model in torch."""
+    """Backend that ran the graphs of an export; None for a model in torch."""
     graphs_sha256: str | None = Field(None, validation_alias="graphs")
-    """For int8 graphs with calibrated ranges; None if the weights determine the answers."""
+    """Hash of int8 graphs with calibrated ranges; None if the weights determine the answers."""
     n: int
     """Number of calibration images."""
     router_sha256: str | None = Field(None, validation_alias="router")
     """The learned router whose probabilities the threshold is for; None for entropies."""
     epsilon: float | None = None
-    """With a guarantee: the share of images that an early exit may harm, or the mean loss that is allowed."""
+    """Guarantees only: the share of images that an early exit may harm, or the mean loss that is allowed."""
     delta: float | None = None
-    """With a guarantee: the probability that it fails."""
+    """Guarantees only: the probability that the guarantee fails."""
     k: int | None = None
-    """With a guarantee: how many of the n images were harmed, that is, have a loss above 0."""
+    """Guarantees only: the number of harmed images among the n, that is, with a loss above 0."""
     mean_loss: float | None = None
-    """With a guarantee on losses from 0 to 1: their mean over the n images."""
+    """Guarantees on losses from 0 to 1 only: the mean loss over the n images."""
     loss: Loss | None = None
-    """With a guarantee, the definition of harm: a correct answer is lost (labelled), the last round disagrees
+    """Guarantees only: the definition of harm. A correct answer is lost (labelled), the last round disagrees
     (unlabelled), or the increase of an image's pixel error over the last round's (pixel-error)."""
     p_value: float | None = None
     abstain: float | None = None
     """Answers of this top-10 entropy or more are withheld; None if all are given."""
     ood: OODRule | None = None
-    """Which images count as out-of-distribution; None if none do."""
+    """The rule for out-of-distribution images; None if no image counts as one."""
     entropy_quantiles: tuple[float, ...] | None = None
     """Quantiles of the calibration images' top-10 entropies in round 1, at evenly spaced levels from 0 to 1; None if
     they were not stored."""
     expected: dict[str, Any] = Field(default_factory=dict)
-    """What the threshold gave on the calibration images."""
+    """Results of the threshold on the calibration images."""
     data: str = ""
     date: str = ""
 
@@ -109,10 +109,10 @@ class Setting(Section):
         if self.weights_sha256 == weights_sha256:
             return
         name = _bundled_model(self.weights_sha256)
-        origin = "" if name is None else f", those of the bundled model {name!r}"
+        origin = "" if name is None else f" (the bundled model {name!r})"
         numbers = self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
         raise ValueError(
-            f"the setting was calibrated for a model with other weights{origin}, and does not hold for this one. "
+            f"the setting was calibrated for a model with other weights{origin} and does not hold for this one. "
             "Calibrate on this model (progresvit evaluate, then progresvit calibrate), or give the number itself as "
             f"the threshold: {','.join(f'{number:g}' for number in numbers)}"
         )
@@ -190,7 +190,7 @@ def _bundled_model(weights_sha256: str) -> str | None:
 
 
 def find_setting(name_or_file: str | os.PathLike[str], folder: Path | None) -> Setting:
-    """The setting in a file, or the one of that name in the model folder.
+    """The setting in a file, or the setting of that name in the model folder.
 
     An existing file, or anything that ends in .json, is a path; everything else is a name.
     """
@@ -219,13 +219,13 @@ class Budgets(Section):
     preprocessing_sha256: str = Field(validation_alias="preprocessing")
     precision: str
     backend: str | None = None
-    """As in a setting."""
+    """Backend that ran the graphs of an export; None for a model in torch."""
     graphs_sha256: str | None = Field(None, validation_alias="graphs")
-    """As in a setting."""
+    """Hash of int8 graphs with calibrated ranges; None if the weights determine the answers."""
     n: int
     """Number of images that were measured."""
     points: tuple[OperatingPoint, ...] = Field(min_length=1)
-    """Most GMACs first, in the paper's convention."""
+    """Points in the order of falling GMACs, which are in the paper's convention."""
     data: str = ""
     date: str = ""
 

@@ -1,6 +1,6 @@
 """Sums over routed images at many thresholds at once: how many exit, how many of them are correct, what they cost.
 
-The exit rule is that of ``decide``. Letters: N images, S rounds, T thresholds, M numbers per image and round.
+The module ``decide`` defines the exit rule. Letters: N images, S rounds, T thresholds, M numbers per image and round.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from progresvit.metrics.miou import Counts
 from progresvit.routing.decide import Floats, Marks, as_scores, as_thresholds, exits
-
-Counts = NDArray[np.int64]
 
 
 def exit_counts(scores: ArrayLike, thresholds: ArrayLike) -> Counts:
@@ -21,7 +20,7 @@ def exit_counts(scores: ArrayLike, thresholds: ArrayLike) -> Counts:
 
 
 def every_threshold(scores: ArrayLike) -> Floats:
-    """0, one threshold between any two neighbouring scores, and one above all: others give no other result."""
+    """0, one threshold between any two neighbouring scores, and one above all: every other gives the same results."""
     values = as_scores(scores)[:, :-1]
     distinct = np.unique(values[np.isfinite(values)])
     if not len(distinct):
@@ -48,28 +47,28 @@ def routed_counts(scores: ArrayLike, marks: ArrayLike, thresholds: ArrayLike) ->
 
 
 def routed_sums(scores: ArrayLike, values: ArrayLike, thresholds: ArrayLike) -> NDArray[Any]:
-    """Sums over the images of the values of the round after which each exits: (N, S) or (N, S, M) -> (T,) or (T, M).
+    """Sum each image's values in the round after which it exits: (N, S) or (N, S, M) -> (T,) or (T, M).
 
-    Sums of booleans and integers are exact, in int64; of other numbers they are float64.
+    Sums of booleans and integers are exact, in int64; sums of other numbers are float64.
 
     Args:
         scores: Entropies or router probabilities, (N, S).
-        values: What is summed: finite numbers of each image in each round, (N, S) or (N, S, M).
+        values: Finite numbers of each image in each round, (N, S) or (N, S, M).
         thresholds: (T,), or (T, S - 1) for one per round.
     """
-    known = as_scores(scores)
+    checked = as_scores(scores)
     numbers = np.asarray(values)
-    if numbers.shape[:2] != known.shape or numbers.ndim > 3:
+    if numbers.shape[:2] != checked.shape or numbers.ndim > 3:
         raise ValueError(
-            f"scores of shape {known.shape} with values of shape {numbers.shape}; values are images x rounds, or "
+            f"scores of shape {checked.shape} with values of shape {numbers.shape}; values are images x rounds, or "
             "images x rounds x numbers."
         )
-    limits = as_thresholds(thresholds, known.shape[1])
-    by_round = [numbers[:, s] for s in range(known.shape[1])]  # views of (N,) or (N, M)
+    limits = as_thresholds(thresholds, checked.shape[1])
+    by_round = [numbers[:, s] for s in range(checked.shape[1])]  # views of (N,) or (N, M)
     if not all(np.isfinite(column).all() for column in by_round):
         raise ValueError("values to sum are finite; leave out images that have none, or give them 0.")
     shared = bool((limits == limits[:, :1]).all())
-    return _sum_shared(known, by_round, limits) if shared else _sum_each(known, by_round, limits)
+    return _sum_shared(checked, by_round, limits) if shared else _sum_each(checked, by_round, limits)
 
 
 def total_gmacs(scores: ArrayLike, gmacs: ArrayLike, thresholds: ArrayLike) -> Floats:
@@ -99,9 +98,9 @@ def _sum_each(scores: Floats, by_round: list[NDArray[Any]], limits: Floats) -> N
 
 
 def _sum_shared(scores: Floats, by_round: list[NDArray[Any]], limits: Floats) -> NDArray[Any]:
-    """The last round's sum, and for the images that have exited by round s what round s has more than the next.
+    """The last round's sum, plus, for the images that have exited by round s, the difference of rounds s and s + 1.
 
-    These are cumulative sums in the order of the lowest scores so far: one sort per round for all thresholds.
+    The differences are cumulative sums in the order of the lowest scores so far: one sort per round for all thresholds.
     """
     dtype = _dtype_of_sums(by_round[0])
     sums = np.zeros((len(limits), *by_round[0].shape[1:]), dtype)
@@ -151,6 +150,6 @@ def _count_shared(scores: Floats, marks: Marks, limits: Floats) -> Counts:
 
 
 def count_exits(scores: Floats, marks: Marks, thresholds: Floats) -> Counts:
-    """How many marked scores exit at each threshold: (N,), (N,), (T,) -> (T,). Strictly below, as in ``exits``."""
+    """Count the marked scores that are strictly below each threshold, as in ``exits``: (N,), (N,), (T,) -> (T,)."""
     below: Counts = np.searchsorted(np.sort(scores[marks]), thresholds, side="left")
     return below

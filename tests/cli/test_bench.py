@@ -61,9 +61,7 @@ def test_the_name_of_a_setting_is_a_threshold(model, here):
     refused("has no setting 'careful'", "bench", model, "--threshold", "careful")
     refused("the model has no setting 'careful'", "bench", "progresvit_tiny_160_224", "--threshold", "careful")
     foreign = bundled_folder("nettewoof-tiny") / "settings" / "careful.json"
-    refused(
-        "other weights, those of the bundled model 'nettewoof-tiny'", "bench", model, *QUICK, "--threshold", foreign
-    )
+    refused("other weights (the bundled model 'nettewoof-tiny')", "bench", model, *QUICK, "--threshold", foreign)
 
 
 def test_wrong_arguments_are_refused_with_a_remedy(model, tmp_path, here):
