@@ -112,7 +112,7 @@ class Setting(Section):
         origin = "" if name is None else f" (the bundled model {name!r})"
         numbers = self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
         raise ValueError(
-            f"the setting was calibrated for a model with other weights{origin} and does not hold for this one. "
+            f"the setting was calibrated for a model with other weights{origin}, and does not hold for this one. "
             "Calibrate on this model (progresvit evaluate, then progresvit calibrate), or give the number itself as "
             f"the threshold: {','.join(f'{number:g}' for number in numbers)}"
         )
