@@ -14,6 +14,7 @@ from progresvit.io.weights import weights_hash
 from progresvit.metrics.knn import VOTE_FLOOR, knn_votes
 from progresvit.model import ProgResViT
 from progresvit.routing import frontier, near_lossless
+from tests.evaluation.test_run import stop_after
 from tests.factories import tiny_config
 
 ONE = Processes(0, 1, torch.device("cpu"))
@@ -103,21 +104,14 @@ def test_a_head_changes_nothing(model, digits, records, tmp_path):
 def test_a_stopped_run_resumes_and_gives_identical_records(
     model, digits, records, tmp_path, small_chunks, monkeypatch, stop
 ):
-    seen, forward, out = [], ProgResViT.forward, tmp_path / "r.parquet"
-
-    def counting(self, images):
-        if sum(seen) >= stop:
-            raise KeyboardInterrupt
-        seen.append(len(images))
-        return forward(self, images)
-
+    out = tmp_path / "r.parquet"
     whole = run(model, digits, tmp_path / "whole.parquet")
     with monkeypatch.context() as patch:
-        patch.setattr(ProgResViT, "forward", counting)
+        stop_after(stop, patch)
         with pytest.raises(KeyboardInterrupt):
             run(model, digits, out, k=3)
-        stop, seen[:] = 1000, []
-        resumed = run(model, digits, out)  # the features do not depend on k
+    seen = stop_after(1000, monkeypatch)
+    resumed = run(model, digits, out)  # the features do not depend on k
     assert 0 < sum(seen) < 72 - 7
     assert np.array_equal(resumed.ids, whole.ids)
     assert np.array_equal(resumed.statistics, whole.statistics)

@@ -3,6 +3,7 @@ import json
 import shutil
 import tarfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,6 +39,53 @@ def run(model, data, out, options=PLAIN, processes=ONE, **source):
 @pytest.fixture
 def small_chunks(monkeypatch):
     monkeypatch.setattr("progresvit.evaluation.parts.CHUNK", 7)
+
+
+def stop_after(count, monkeypatch):
+    """Ctrl-C in the batch after this number of images; returns the sizes of the batches."""
+    seen, forward = [], ProgResViT.forward
+
+    def counting(self, images):
+        seen.append(len(images))
+        if sum(seen) > count:
+            raise KeyboardInterrupt
+        return forward(self, images)
+
+    monkeypatch.setattr(ProgResViT, "forward", counting)
+    return seen
+
+
+def run_stopped(model, data, out, options=PLAIN, *, after=14):
+    """A run that is stopped after this number of images."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(after, patch)
+        with pytest.raises(KeyboardInterrupt):
+            run(model, data, out, options)
+
+
+@pytest.fixture(scope="module")
+def once(randomize, digits, tmp_path_factory):
+    """Records of a whole run, and the folder of the parts of a run that was stopped after 14 of its 24 images."""
+    folder, model = tmp_path_factory.mktemp("once"), make_model(randomize)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("progresvit.evaluation.parts.CHUNK", 7)
+        whole = run(model, digits, folder / "whole.parquet")
+        run_stopped(model, digits, folder / "r.parquet")
+    assert not (folder / "r.parquet").exists()
+    assert len(list((folder / "r.parquet.parts").glob("*.npz"))) == 2
+    return SimpleNamespace(whole=whole, parts=folder / "r.parquet.parts")
+
+
+@pytest.fixture
+def whole(once):
+    return once.whole
+
+
+@pytest.fixture
+def begun(once, tmp_path, small_chunks):
+    """The file of a stopped run, which has its parts beside it."""
+    shutil.copytree(once.parts, tmp_path / "r.parquet.parts")
+    return tmp_path / "r.parquet"
 
 
 def test_records_hold_what_the_model_says_of_each_picture(model, digits, tmp_path):
@@ -97,57 +145,27 @@ def test_a_folder_a_tar_and_a_timm_set_give_the_same(model, digits, tmp_path):
     assert hub_set.correct.mean() == folder.correct.mean()
 
 
-def test_a_stopped_run_goes_on_where_it_stopped(model, digits, tmp_path, small_chunks, monkeypatch):
-    whole = run(model, digits, tmp_path / "whole.parquet")
-    seen = []
-    forward = ProgResViT.forward
-
-    def counting(self, images):
-        seen.append(len(images))
-        if sum(seen) > 14:
-            raise KeyboardInterrupt
-        return forward(self, images)
-
-    monkeypatch.setattr(ProgResViT, "forward", counting)
-    with pytest.raises(KeyboardInterrupt):
-        run(model, digits, tmp_path / "r.parquet")
-    assert not (tmp_path / "r.parquet").exists()
-    assert len(list((tmp_path / "r.parquet.parts").glob("*.npz"))) == 2
-    seen.clear()
-    monkeypatch.setattr(ProgResViT, "forward", lambda self, images: seen.append(len(images)) or forward(self, images))
-    resumed = run(model, digits, tmp_path / "r.parquet")
+def test_a_stopped_run_goes_on_where_it_stopped(model, digits, begun, whole, monkeypatch):
+    seen = stop_after(1000, monkeypatch)
+    resumed = run(model, digits, begun)
     assert sum(seen) == 24 - 14
     assert np.array_equal(resumed.ids, whole.ids)
     assert resumed.statistics == pytest.approx(whole.statistics, abs=1e-4)
-    assert not (tmp_path / "r.parquet.parts").exists()
+    assert [path.name for path in begun.parent.iterdir()] == ["r.parquet"]
 
 
-def test_the_beginning_of_another_run_is_not_gone_on_with(model, digits, tmp_path, small_chunks, monkeypatch):
-    forward = ProgResViT.forward
-
-    def breaking(self, images):
-        if len(list((tmp_path / "r.parquet.parts").glob("*.npz"))):
-            raise KeyboardInterrupt
-        return forward(self, images)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ProgResViT, "forward", breaking)
-        with pytest.raises(KeyboardInterrupt):
-            run(model, digits, tmp_path / "r.parquet")
+def test_the_beginning_of_another_run_is_not_gone_on_with(model, digits, begun):
     with pytest.raises(ValueError, match=r"beginning of another run \(other precision\)"):
-        run(model, digits, tmp_path / "r.parquet", replace(PLAIN, precision="bf16"))
+        run(model, digits, begun, replace(PLAIN, precision="bf16"))
     with torch.no_grad():
         model.head.bias += 1
     with pytest.raises(ValueError, match=r"other weights"):
-        run(model, digits, tmp_path / "r.parquet")
-    assert len(run(model, digits, tmp_path / "r.parquet", replace(PLAIN, overwrite=True))) == 24
+        run(model, digits, begun)
+    assert len(run(model, digits, begun, replace(PLAIN, overwrite=True))) == 24
 
 
-def test_a_run_that_stopped_before_its_first_part_leaves_nothing(model, digits, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_after(0, patch)
-        with pytest.raises(KeyboardInterrupt):
-            run(model, digits, tmp_path / "r.parquet")
+def test_a_run_that_stopped_before_its_first_part_leaves_nothing(model, digits, tmp_path):
+    run_stopped(model, digits, tmp_path / "r.parquet", after=0)
     assert not list(tmp_path.glob("r.parquet*"))
     assert len(run(model, digits, tmp_path / "r.parquet", replace(PLAIN, precision="bf16"))) == 24
 
@@ -210,81 +228,41 @@ def test_pictures_that_share_a_name_are_refused_before_anything_is_done(model, d
     assert not list(tmp_path.glob("r.parquet*"))
 
 
-def stop_after(count, monkeypatch):
-    """Ctrl-C in the batch after so many images."""
-    seen, forward = [], ProgResViT.forward
-
-    def counting(self, images):
-        seen.append(len(images))
-        if sum(seen) > count:
-            raise KeyboardInterrupt
-        return forward(self, images)
-
-    monkeypatch.setattr(ProgResViT, "forward", counting)
-    return seen
-
-
-def test_damaged_parts_are_done_again(model, digits, tmp_path, small_chunks, monkeypatch):
-    whole = run(model, digits, tmp_path / "whole.parquet")
-    with monkeypatch.context() as patch:
-        stop_after(14, patch)
-        with pytest.raises(KeyboardInterrupt):
-            run(model, digits, tmp_path / "r.parquet")
-    first, second = sorted((tmp_path / "r.parquet.parts").glob("*.npz"))
+def test_damaged_parts_are_done_again(model, digits, begun, whole):
+    first, second = sorted(begun.with_name("r.parquet.parts").glob("*.npz"))
     first.write_bytes(b"")
     second.write_bytes(second.read_bytes()[:-30])
-    assert np.array_equal(run(model, digits, tmp_path / "r.parquet").ids, whole.ids)
+    assert np.array_equal(run(model, digits, begun).ids, whole.ids)
 
 
-def test_parts_name_their_run_as_version_0_1_0_does(model, digits, tmp_path, small_chunks, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_after(14, patch)
-        with pytest.raises(KeyboardInterrupt):
-            run(model, digits, tmp_path / "r.parquet")
-    about = json.loads((tmp_path / "r.parquet.parts" / "run.json").read_text())
+def test_parts_of_version_0_1_0_are_continued_without_the_column_that_they_lack(model, digits, begun, whole):
+    parts = begun.with_name("r.parquet.parts")
+    about = json.loads((parts / "run.json").read_text())  # its keys are still those of that version
     assert about["pictures"] == 24
     assert not {"images", "gmacs", "routable", "kind"} & {*about, *about["config"]}
-
-
-def test_parts_of_version_0_1_0_are_continued_without_the_column_that_they_lack(
-    model, digits, tmp_path, small_chunks, monkeypatch
-):
-    whole = run(model, digits, tmp_path / "whole.parquet")
-    with monkeypatch.context() as patch:
-        stop_after(14, patch)
-        with pytest.raises(KeyboardInterrupt):
-            run(model, digits, tmp_path / "r.parquet")
-    for path in (tmp_path / "r.parquet.parts").glob("*.npz"):
+    for path in parts.glob("*.npz"):
         with np.load(path) as part:
             columns = {name: part[name] for name in part.files if name != "log_probability"}
         np.savez(path, **columns)
-    records = run(model, digits, tmp_path / "r.parquet")
+    records = run(model, digits, begun)
     assert np.array_equal(records.ids, whole.ids)
     assert np.array_equal(records.entropy, whole.entropy)
     assert records.log_probability is None
 
 
-def test_a_damaged_description_of_the_parts_is_named(model, digits, tmp_path, small_chunks, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_after(14, patch)
-        with pytest.raises(KeyboardInterrupt):
-            run(model, digits, tmp_path / "r.parquet")
-    (tmp_path / "r.parquet.parts" / "run.json").write_text("")
+def test_a_damaged_description_of_the_parts_is_named(model, digits, begun):
+    (begun.with_name("r.parquet.parts") / "run.json").write_text("")
     with pytest.raises(ValueError, match=r"run\.json is damaged; pass overwrite=True"):
-        run(model, digits, tmp_path / "r.parquet")
-    assert len(run(model, digits, tmp_path / "r.parquet", replace(PLAIN, overwrite=True))) == 24
+        run(model, digits, begun)
+    assert len(run(model, digits, begun, replace(PLAIN, overwrite=True))) == 24
 
 
 def test_a_run_that_overwrites_can_be_resumed_too(model, digits, tmp_path, small_chunks, monkeypatch):
-    run(model, digits, tmp_path / "r.parquet")
-    again = replace(PLAIN, overwrite=True)
-    with monkeypatch.context() as patch:
-        stop_after(14, patch)
-        with pytest.raises(KeyboardInterrupt):
-            run(model, digits, tmp_path / "r.parquet", again)
-    with monkeypatch.context() as patch:
-        seen = stop_after(1000, patch)
-        run(model, digits, tmp_path / "r.parquet", again)
+    out, again = tmp_path / "r.parquet", replace(PLAIN, overwrite=True)
+    run(model, digits, out)
+    run_stopped(model, digits, out, again)
+    seen = stop_after(1000, monkeypatch)
+    run(model, digits, out, again)
     assert sum(seen) == 24 - 14
 
 

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from PIL import Image
 from sklearn.metrics import confusion_matrix
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.crop import preprocessing_hash
 from progresvit.data.loading import Unreadable
 from progresvit.data.segmentation.windows import WindowOptions, windows_hash
@@ -25,6 +24,8 @@ from tests.evaluation.made_segmentation import (
     make_model,
     naive_miou,
 )
+from tests.evaluation.test_run import stop_after
+from tests.factories import tiny_config
 
 ONE = Processes(0, 1, torch.device("cpu"))
 SINGLE = EvalOptions(workers=0, batch=1)
@@ -143,16 +144,8 @@ def test_scales_stride_and_flip_add_windows_and_change_the_preprocessing(model, 
 
 def test_a_stopped_run_continues_where_it_stopped(model, data, tmp_path, small_parts, monkeypatch):
     whole = run(model, data, tmp_path / "whole.parquet")
-    seen, forward = [], ProgResViT.forward
-
-    def counting(self, images):
-        seen.append(len(images))
-        if sum(seen) > 9:
-            raise KeyboardInterrupt
-        return forward(self, images)
-
     with monkeypatch.context() as patch:
-        patch.setattr(ProgResViT, "forward", counting)
+        stop_after(9, patch)
         with pytest.raises(KeyboardInterrupt):
             run(model, data, tmp_path / "r.parquet")
     assert not (tmp_path / "r.parquet").exists()
@@ -162,9 +155,7 @@ def test_a_stopped_run_continues_where_it_stopped(model, data, tmp_path, small_p
         run(model, data, tmp_path / "r.parquet", windows=WindowOptions(flip=True))
     with pytest.raises(ValueError, match=r"beginning of another run \(other masks\)"):
         run(model, data, tmp_path / "r.parquet", ignore=(255, 77))
-    seen.clear()
-    monkeypatch.setattr(ProgResViT, "forward", lambda self, images: seen.append(len(images)) or forward(self, images))
-    steps = []
+    seen, steps = stop_after(1000, monkeypatch), []
     records = run(model, data, tmp_path / "r.parquet", progress=lambda done, total: steps.append((done, total)))
     done = steps[0][0]
     assert 3 < done < 6
@@ -269,11 +260,8 @@ def test_data_with_other_classes_than_the_model_is_refused(model, data, tmp_path
 def test_each_kind_of_model_has_its_own_evaluation(model, data, tmp_path, digits):
     with pytest.raises(ValueError, match=r"the model segments images, .* evaluate_segmentation in Python"):
         evaluate(model, DataSource(data=str(digits)), tmp_path / "r.parquet", name="m", processes=ONE)
-    classifier = ProgResViT(
-        ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4)
-    )
     with pytest.raises(ValueError, match="the model classifies images"):
-        run(classifier, data, tmp_path / "r.parquet")
+        run(ProgResViT(tiny_config(num_classes=4)), data, tmp_path / "r.parquet")
     (tmp_path / "r.parquet").write_bytes(b"")
     with pytest.raises(ValueError, match="pass overwrite=True"):
         run(model, data, tmp_path / "r.parquet")

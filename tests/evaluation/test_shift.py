@@ -7,7 +7,6 @@ import torch
 from PIL import Image
 from timm.data import ImageNetInfo
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.augment.corruptions import CORRUPTIONS
 from progresvit.distributed import Processes
 from progresvit.evaluation import EvalOptions, frontier_table
@@ -24,25 +23,20 @@ from progresvit.evaluation.shift import (
 )
 from progresvit.model import ProgResViT
 from tests.evaluation.made import make_records
+from tests.factories import digits_config, tiny_config
 
 ONE = Processes(0, 1, torch.device("cpu"))
 OPTIONS = EvalOptions(workers=0, batch=64)
 
 
-def tiny(randomize, **fields):
-    torch.manual_seed(2)
-    known = {"rounds": make_rounds([16, 32], [1, 2]), "heads": 2, "depth": 1, "patch_size": 8}
-    return randomize(ProgResViT(ModelConfig(**known, **fields)))
-
-
 @pytest.fixture
 def imagenet_model(randomize):
-    return tiny(randomize, num_classes=1000)
+    return randomize(ProgResViT(tiny_config(num_classes=1000)))
 
 
 @pytest.fixture
 def digit_model(randomize):
-    return tiny(randomize, num_classes=4, class_ids=("0", "1", "2", "3"))
+    return randomize(ProgResViT(digits_config()))
 
 
 def run(model, sets, out, options=OPTIONS):

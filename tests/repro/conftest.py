@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from tests.repro.made import write_results, write_tested
@@ -23,6 +25,6 @@ def frontier_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """One that a test may change."""
-    return write_results(tmp_path / "results")
+def folder(made, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(made, tmp_path / "results")

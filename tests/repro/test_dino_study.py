@@ -233,18 +233,6 @@ def test_another_start_beside_earlier_results_is_refused(folder, tmp_path):
         entries.check_earlier(load_study("dino"), folder, Places(data="D", runs=tmp_path))
 
 
-def test_the_table_of_probes_has_a_row_for_each_trained_model(made):
-    results, study = read_results(made), read_study(made / "study.yaml")
-    probed = self_supervised.probed_runs(results, study)
-    assert list(probed) == ["progressive", "plain", "random", "random-plain"]
-    rows = self_supervised.probes_table(probed).splitlines()
-    assert "20-NN, round 1" in rows[2]
-    assert "linear, full path" in rows[2]
-    knn, linear = (gather(results, name) for name in ("plain", "plain-linear"))
-    cells = [f"{100 * run.top1():.2f} ± {100 * run.deviation():.2f}" for run in (knn, linear)]
-    assert rows[5] == f"| `plain` | 128, 3 heads | {knn.first.epochs} | – | {cells[0]} | – | {cells[1]} |"
-
-
 def test_two_probes_of_one_kind_have_no_common_row(made):
     study = read_study(made / "study.yaml")
     runs = study.runs | {"plain-linear": study.runs["plain-linear"].model_copy(update={"task": "knn"})}
@@ -280,17 +268,6 @@ def test_random_weights_are_compared_without_equal_training_compute(made):
     assert crossed("progressive", "random", equal=None).mean == crossed_difference(ours, theirs).mean
     with pytest.raises(ValueError, match="equal training compute"):
         crossed("progressive", "random")
-
-
-def test_the_page_of_the_study_shows_probes_frontiers_and_curves(folder):
-    page.main([str(folder)])
-    text = (folder / "results.md").read_text()
-    for title in ("## DINO, k-NN", "## DINO, linear probes", "## Features", "## Training curves"):
-        assert title in text
-    assert "models were trained on 1,000 or 5,000 others" in text
-    assert "DINO, k-NN: early exit at the near-lossless threshold" in text
-    assert (folder / "figures" / "results" / "training.png").is_file()
-    page.main([str(folder), "--check"])
 
 
 @pytest.mark.slow

@@ -379,17 +379,6 @@ def built(folder):
     return (folder / "results.md").read_text()
 
 
-def test_the_page_has_the_frontier_and_templates_get_its_rows(changed):
-    template = "{{ frontier('all') }} {{ frontier_row('all', 'HydraViT', 'round 2').verdict }} {{ cost.cost.batch }}"
-    (changed / "results.md.j2").write_text(template)
-    text = built(changed)
-    assert text.endswith(f" {row_of(changed, 'widths', 'round 2').verdict} 256")
-    for name in ("all-gmacs", "all-cost"):
-        assert f"figures/results/{name}.png" in text
-        assert (changed / "figures" / "results" / f"{name}.png").is_file()
-    assert text.count("<summary>Commands beside each row") == 1
-
-
 def test_a_row_that_is_not_there_is_refused_with_those_that_are(changed, capsys):
     (changed / "results.md.j2").write_text("{{ frontier_row('all', 'widths', 'round 9') }}")
     with pytest.raises(SystemExit):

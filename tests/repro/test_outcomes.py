@@ -61,10 +61,20 @@ def test_runs_of_different_seeds_are_not_tested(changed):
         outcomes_of(changed)
 
 
-def test_runs_of_different_epochs_are_not_tested(changed):
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda values: values.update(epochs=41), "width-1 was trained for 41 and full-1 for 40"),
+        (
+            lambda values: values["data"].update(names="others"),
+            r"the test 'PSG' compares width-1 and full-1, which differ in data\.names",
+        ),
+    ],
+)
+def test_runs_of_different_epochs_or_images_are_not_tested(changed, edit, message):
     for seed in (1, 2, 3):
-        change(changed / f"width-{seed}.json", lambda values: values.update(epochs=41))
-    with pytest.raises(ValueError, match="width-1 was trained for 41 and full-1 for 40"):
+        change(changed / f"width-{seed}.json", edit)
+    with pytest.raises(ValueError, match=message):
         outcomes_of(changed)
 
 
@@ -94,13 +104,6 @@ def test_log_loss_that_a_file_lacks_is_left_out(changed):
     assert psg.last.log_loss is None
     assert psg.first.log_loss is None
     assert rounds.last.log_loss is not None
-
-
-def test_runs_of_different_images_are_not_tested(changed):
-    for seed in (1, 2, 3):
-        change(changed / f"width-{seed}.json", lambda values: values["data"].update(names="others"))
-    with pytest.raises(ValueError, match=r"the test 'PSG' compares width-1 and full-1, which differ in data\.names"):
-        outcomes_of(changed)
 
 
 def difference(lowest, highest):

@@ -91,21 +91,6 @@ def test_results_are_kept_until_weights_or_recipe_change(pets, start, tmp_path, 
     assert {result["draw"]: result["weights"] == first[0]["weights"] for result in second} == {1: True, 0: False}
 
 
-def test_the_table_gives_means_over_draws():
-    def result(draw, top1, routed):
-        point = {"top1": routed, "gmacs": 1.0, "exit_shares": [0.5, 0.5]}
-        known = {"start": "a", "draw": draw, "classes": ["pug", "Maine_Coon"], "seconds": 60 + draw, "images": 9}
-        return {**known, "top1": top1, "routed": point, "gmacs": [0.5, 2.0]}
-
-    rows = own_images.table([result(1, [0.6, 0.9], 0.8), result(3, [0.7, 0.8], 0.7)]).splitlines()
-    assert rows[0] == "| start | classes | seconds | images | round 1 | round 2 | exit share 0.5 | saved |"
-    assert rows[2:] == [
-        "| a | pug, Maine Coon | 61 | 9 | 60.0 % | 90.0 % | 80.0 % | 50 % |",
-        "| a | pug, Maine Coon | 63 | 9 | 70.0 % | 80.0 % | 70.0 % | 50 % |",
-        "| a | mean of 2 draws | 62 | 18 | 65.0 % | 85.0 % | 75.0 % | 50 % |",
-    ]
-
-
 def test_a_start_that_is_no_model_folder_is_refused(pets, tmp_path):
     with pytest.raises(ValueError, match="there is no model folder or bundled model 'no_model'"):
         measure(pets, ["no_model"], tmp_path / "own.json")

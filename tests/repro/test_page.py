@@ -195,13 +195,6 @@ def test_what_was_not_measured_is_said(built):
     assert "## Under corruption: shift_later\n\nNot measured.\n\nNot measured.\n" in page
 
 
-def test_every_command_is_in_the_list_of_measurements(built):
-    page = (built / "results.md").read_text()
-    for seed in (1, 2):
-        assert f"```\nprogresvit train digits --set seed={seed} --out runs/full\nprogresvit evaluate …\n```" in page
-    assert page.count("<details>") == page.count("</details>") == 16
-
-
 def test_one_changed_number_fails_the_check_which_writes_nothing(built, capsys):
     change(built / "routing.json", lambda values: values["settings"][0]["point"].update(top1=0.5))
     before = {path: path.read_bytes() for path in built.rglob("*") if path.is_file()}
@@ -259,20 +252,6 @@ def test_a_template_of_ones_own_shows_what_it_asks_for(folder):
     ]
     assert " % at 1.546 GMACs,\n" in page
     assert "\nGood: " in page
-
-
-def test_a_comparison_with_tests_shows_them(tested, tmp_path):
-    folder = shutil.copytree(tested, tmp_path / "results")
-    main([str(folder)])
-    page = (folder / "results.md").read_text()
-    assert "Construction: accuracy, mean ± standard deviation over seeds" in page
-    assert "Construction: tests of the full path" in page
-    assert "Tests that were not measured on two seeds: one day." in page
-    assert "paired by seed and by image" in page
-    assert "\n\n\n" not in page
-    names = {path.name for path in (folder / "figures" / "results").iterdir()}
-    assert names == {"construction-tests.png", "construction-frontier.png"}
-    main([str(folder), "--check"])
 
 
 def test_a_comparison_without_a_measured_test_says_so(tested, tmp_path):

@@ -1,6 +1,6 @@
 """Studies of segmentation: results files, points, intervals, the page, and runs that cannot be compared."""
 
-import json
+import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -9,17 +9,25 @@ import pytest
 from progresvit.metrics.miou import ClassCounts, influence_values, mean_iou
 from repro.formats import SegmentationResult, read_measurement
 from repro.segmentation import FIRST, FULL, SegmentationStudy
-from repro.segmentation_tables import certificates_table, frontier_figure
+from repro.segmentation_tables import frontier_figure
 from repro.store import read_results
 from repro.study import commands_of, entries_of, load_study, read_study
+from tests.repro.made import change
 from tests.repro.made_segmentation import LABELS, RUNS, SEEDS, STUDY, result, write, write_segmentation
 
 from repro.study import Places  # isort: skip
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Results of the study; no test may change them."""
+    return write_segmentation(tmp_path_factory.mktemp("made") / "results")
+
+
 @pytest.fixture
-def folder(tmp_path):
-    return write_segmentation(tmp_path / "results")
+def folder(made, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(made, tmp_path / "results")
 
 
 def study_of(folder):
@@ -27,8 +35,8 @@ def study_of(folder):
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    return study_of(write_segmentation(tmp_path_factory.mktemp("made") / "results"))
+def study(made):
+    return study_of(made)
 
 
 def naive_miou(counts, exits):
@@ -156,19 +164,6 @@ def test_certificates_bound_the_growth_of_the_pixel_error(study):
     assert study.certified("ours", 0.05, 0.1).exit_share < certified.exit_share
 
 
-def test_too_few_images_for_a_certificate_are_named(study):
-    text = certificates_table(study, (0.005, 0.01), 0.05)
-    assert text.startswith("Scenes: 40 validation images certify no threshold; a bound of 1.0 points")
-    assert text.endswith("takes 299 or more.")
-    assert "| ProgResViT | 10.0 |" in certificates_table(study, (0.005, 0.1), 0.05)
-
-
-def change(folder, name, edit):
-    values = json.loads((folder / f"{name}.json").read_text())
-    edit(values)
-    write(folder, values)
-
-
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -179,7 +174,7 @@ def change(folder, name, edit):
     ],
 )
 def test_runs_of_other_images_or_precisions_are_refused(folder, edit, message):
-    change(folder, "plain-2", edit)
+    change(folder / "plain-2.json", edit)
     with pytest.raises(ValueError, match=message):
         study_of(folder)
 
@@ -204,7 +199,7 @@ def test_a_run_that_was_not_measured_is_named(folder):
 
 
 def test_damaged_counts_are_refused(folder):
-    change(folder, "ours-1", lambda values: values["test"]["scores"].clear())
+    change(folder / "ours-1.json", lambda values: values["test"]["scores"].clear())
     with pytest.raises(ValueError, match="scores are of each round but the last"):
         read_results(folder)
 

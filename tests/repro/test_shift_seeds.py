@@ -1,5 +1,6 @@
 """Two made-up models under corruption, over seeds."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -85,12 +86,20 @@ def made():
     return [make_result(run, seed) for run in ("full", "plain") for seed in SEEDS]
 
 
-@pytest.fixture
-def folder(made, tmp_path):
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY))
+@pytest.fixture(scope="module")
+def written(made, tmp_path_factory):
+    """Results of the study; no test may change them."""
+    folder = tmp_path_factory.mktemp("written")
+    (folder / "study.yaml").write_text(yaml.safe_dump(STUDY))
     for result in made:
-        write_result(tmp_path, result)
-    return tmp_path
+        write_result(folder, result)
+    return folder
+
+
+@pytest.fixture
+def folder(written, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(written, tmp_path / "results")
 
 
 def gather(folder, ours="full", theirs="plain", study=STUDY):

@@ -4,12 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from progresvit.distributed import Processes
 from progresvit.training import loop
 from progresvit.training.build import build_model, start_model
 from progresvit.training.logger import read_log
 from progresvit.training.recipe import make_recipe
+from progresvit.training.state import checkpoints
 from progresvit.training.step import TrainingStep
 from progresvit.training.tasks.registry import make_task
 
@@ -38,6 +40,10 @@ def run(wanted, data, out, **options):
 
 def losses(out):
     return [(line["step"], line["losses"], line["lr"]) for line in read_log(out) if line["event"] == "train"]
+
+
+def evaluations(out):
+    return [line for line in read_log(out) if line["event"] == "evaluation"]
 
 
 def ready(wanted, data, task=None):
@@ -76,3 +82,19 @@ def run_until_killed(step, wanted, data, out, **options):
         patch.setattr(TrainingStep, "__call__", dies)
         with pytest.raises(KilledError):
             run(wanted, data, out, **options)
+
+
+def assert_equal_runs(whole, broken, *files):
+    """Two runs have equal logs, and equal tensors to the bit in these files of their last checkpoints.
+
+    Returns the two checkpoints.
+    """
+    assert losses(whole) == losses(broken)
+    assert evaluations(whole) == evaluations(broken)
+    left, right = (checkpoints(out / "checkpoints")[-1] for out in (whole, broken))
+    assert left.name == right.name
+    for file in files:
+        ours, theirs = (load_file(folder / f"{file}.safetensors") for folder in (left, right))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours), file
+    return left, right

@@ -26,7 +26,7 @@ from progresvit.training.tasks.dino_loss import (
     spread,
     teacher_probabilities,
 )
-from tests.training.runs import losses, ready, recipe, run, run_until_killed, take_steps
+from tests.training.runs import assert_equal_runs, evaluations, losses, ready, recipe, run, run_until_killed, take_steps
 from tests.training.test_optim import values_over_time
 
 SMALL = {"prototypes": 24, "hidden": 16, "bottleneck": 8, "local_side": 16, "local_crops": 3, "k": 5}
@@ -223,7 +223,7 @@ def test_a_run_saves_the_teachers_backbone_without_a_classifier(finished):
     assert model.config.num_classes == 0
     last = load_file(checkpoints(finished / "checkpoints")[-1] / "task.safetensors")
     assert all(torch.equal(value, last[f"teacher.backbone.{key}"]) for key, value in model.state_dict().items())
-    evaluation = [line for line in read_log(finished) if line["event"] == "evaluation"][-1]
+    evaluation = evaluations(finished)[-1]
     assert len(evaluation["knn"]) == 2
     assert evaluation["images"] == 24
 
@@ -244,12 +244,7 @@ def test_resumes_to_the_bit_with_head_teacher_and_centre(digits, tmp_path, mode)
     run(wanted, digits, tmp_path / "whole")
     run_until_killed(7, wanted, digits, tmp_path / "broken")
     run(wanted, digits, tmp_path / "broken", resume=True)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
-    whole, broken = (checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "broken"))
-    for file in ("model", "task", "optimizer"):
-        left, right = (load_file(folder / f"{file}.safetensors") for folder in (whole, broken))
-        assert left.keys() == right.keys()
-        assert all(torch.equal(left[key], right[key]) for key in left), file
+    whole, _ = assert_equal_runs(tmp_path / "whole", tmp_path / "broken", "model", "task", "optimizer")
     names = load_file(whole / "task.safetensors").keys()
     assert {"centre", "head.last.weight", "teacher.head.last.weight", "teacher.backbone.cls_token"} <= names
 

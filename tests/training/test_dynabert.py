@@ -8,11 +8,9 @@ import progresvit
 from progresvit.baselines.dynabert import DynaBERT, DynaBERTConfig
 from progresvit.config import plain_vit
 from progresvit.model import ProgResViT
-from progresvit.training.logger import read_log
-from progresvit.training.state import checkpoints
 from progresvit.training.tasks import dynabert
 from progresvit.training.tasks.dynabert import DynaBERTDistillation
-from tests.training.runs import losses, ready, recipe, run, run_until_killed, take_steps
+from tests.training.runs import assert_equal_runs, evaluations, ready, recipe, run, run_until_killed, take_steps
 
 ROUNDS = [{"resolution": 32, "share": 0.5}, {"resolution": 32, "share": 1}]
 CLASSES = ("0", "1", "2", "3")
@@ -122,14 +120,9 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(digits, start, tmp_path
     run(wanted, digits, tmp_path / "broken", resume=True)
     for key, value in plain_start(start).state_dict().items():
         assert torch.equal(teachers[0].state_dict()[key], value)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
-    whole, broken = (checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "broken"))
-    assert whole.name == broken.name == "step-000000012"
-    for file in ("model", "ema", "optimizer"):
-        left, right = (load_file(folder / f"{file}.safetensors") for folder in (whole, broken))
-        assert all(torch.equal(left[key], right[key]) for key in left), file
-    evaluation = [line for line in read_log(tmp_path / "whole") if line["event"] == "evaluation"][-1]
-    assert len(evaluation["top1"]) == 2
+    whole, _ = assert_equal_runs(tmp_path / "whole", tmp_path / "broken", "model", "ema", "optimizer")
+    assert whole.name == "step-000000012"
+    assert len(evaluations(tmp_path / "whole")[-1]["top1"]) == 2
     assert isinstance(progresvit.load(tmp_path / "whole" / "model"), DynaBERT)
 
 

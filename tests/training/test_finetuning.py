@@ -17,7 +17,7 @@ from progresvit.training.optim import warmup_epochs
 from progresvit.training.recipe import load_recipe
 from progresvit.training.tasks.supervised import Supervised, balanced_weights
 from progresvit.training.tasks.task import Metrics
-from tests.training.runs import losses, ready, recipe, run, run_until_killed, take_steps
+from tests.training.runs import evaluations, losses, ready, recipe, run, run_until_killed, take_steps
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_run_stops_after_evaluations_without_a_better_one_and_resumes_to_the_s
     wanted = recipe(schedule={"epochs": 9, "cooldown": 0}, run={"patience": 2, "log_every": 3})
     Worsening.evaluations = 0
     run(wanted, digits, tmp_path / "whole", task=Worsening)
-    evaluated = [line["epoch"] for line in read_log(tmp_path / "whole") if line["event"] == "evaluation"]
+    evaluated = [line["epoch"] for line in evaluations(tmp_path / "whole")]
     assert evaluated == [0, 1, 2, 3]
     shown = capsys.readouterr().err
     assert "stopped early: no better evaluation since step 6" in shown

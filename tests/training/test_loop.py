@@ -12,7 +12,7 @@ import progresvit
 from progresvit.distributed import Processes
 from progresvit.training import loop
 from progresvit.training.logger import read_log
-from tests.training.runs import losses, ready, recipe, run
+from tests.training.runs import evaluations, losses, ready, recipe, run
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_a_run_writes_what_is_needed_to_understand_it(digits, tmp_path, capsys):
     resumed = json.loads((out / "run.json").read_text())
     assert (resumed["git"], len(resumed["resumed"])) == (about["git"], 1)
     assert list((out / "tensorboard").iterdir())
-    evaluation = [line for line in read_log(out) if line["event"] == "evaluation"][-1]
+    evaluation = evaluations(out)[-1]
     assert len(evaluation["top1"]) == 2
     assert evaluation["near_lossless"]["gmacs"] <= evaluation["full_gmacs"]
     assert evaluation["convention"] == "paper"
@@ -90,19 +90,17 @@ def test_one_class_is_refused(digits, tmp_path):
         run(recipe(), tmp_path / "data", tmp_path / "out")
 
 
-def test_a_head_with_too_few_classes_is_refused(digits, tmp_path):
-    with pytest.raises(ValueError, match=r"4 classes and the head 3; set model\.num_classes=4"):
-        run(recipe(model={"num_classes": 3}), digits, tmp_path / "out")
-
-
-def test_a_batch_larger_than_the_set_is_refused(digits, tmp_path):
-    with pytest.raises(ValueError, match="larger than the dataset of 48"):
-        run(recipe(optimizer={"batch": 64}), digits, tmp_path / "out")
-
-
-def test_fp16_needs_a_gpu(digits, tmp_path):
-    with pytest.raises(ValueError, match=r"run\.precision=bf16"):
-        run(recipe(run={"precision": "fp16"}), digits, tmp_path / "out")
+@pytest.mark.parametrize(
+    ("sections", "remedy"),
+    [
+        ({"model": {"num_classes": 3}}, r"4 classes and the head 3; set model\.num_classes=4"),
+        ({"optimizer": {"batch": 64}}, "larger than the dataset of 48"),
+        ({"run": {"precision": "fp16"}}, r"run\.precision=bf16"),
+    ],
+)
+def test_a_recipe_that_the_data_or_a_cpu_does_not_fit_is_refused(digits, tmp_path, sections, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        run(recipe(**sections), digits, tmp_path / "out")
 
 
 @pytest.mark.slow

@@ -10,14 +10,27 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import progresvit
 from progresvit.training import loop, state
-from progresvit.training.logger import read_log, remove_after
+from progresvit.training.logger import remove_after
 from progresvit.training.state import checkpoints
 from progresvit.training.tasks.supervised import Supervised
-from tests.training.runs import losses, recipe, run, run_until_killed
+from tests.training.runs import assert_equal_runs, losses, recipe, run, run_until_killed
+
+
+@pytest.fixture(scope="module")
+def finished(digits, tmp_path_factory):
+    """The folder of a whole run; no test may change it."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(recipe(), digits, folder)
+    return folder
+
+
+@pytest.fixture
+def out(finished, tmp_path):
+    """A copy of the whole run."""
+    return shutil.copytree(finished, tmp_path / "out")
 
 
 @pytest.mark.slow
@@ -28,30 +41,18 @@ def test_resumed_run_equals_an_unbroken_one(digits, tmp_path, mode, log_every):
     run_until_killed(7, wanted, digits, tmp_path / "broken")
     assert checkpoints(tmp_path / "broken" / "checkpoints")[-1].name == "step-000000006"
     run(wanted, digits, tmp_path / "broken", resume=True)
-
-    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
-    whole, broken = (checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "broken"))
-    assert whole.name == broken.name == "step-000000012"
-    for file in ("model", "ema", "optimizer"):
-        left, right = (load_file(folder / f"{file}.safetensors") for folder in (whole, broken))
-        assert left.keys() == right.keys()
-        assert all(torch.equal(left[key], right[key]) for key in left), file
-    evaluations = [
-        [line for line in read_log(tmp_path / name) if line["event"] == "evaluation"] for name in ("whole", "broken")
-    ]
-    assert evaluations[0] == evaluations[1]
+    whole, _ = assert_equal_runs(tmp_path / "whole", tmp_path / "broken", "model", "ema", "optimizer")
+    assert whole.name == "step-000000012"
 
 
 @pytest.mark.slow
-def test_a_run_from_before_a_key_existed_resumes(digits, tmp_path):
-    wanted = recipe()
-    run(wanted, digits, tmp_path)
-    path = tmp_path / "recipe.yaml"
+def test_a_run_from_before_a_key_existed_resumes(digits, out):
+    path = out / "recipe.yaml"
     older = [line for line in path.read_text().splitlines() if not line.startswith("ema_warmup")]
     path.write_text("\n".join(older))
-    run(wanted, digits, tmp_path, resume=True)
+    run(recipe(), digits, out, resume=True)
     with pytest.raises(ValueError, match=r"another recipe \(ema_warmup\)"):
-        run(recipe(ema_warmup=True), digits, tmp_path, resume=True)
+        run(recipe(ema_warmup=True), digits, out, resume=True)
 
 
 def start(out, digits, *options):
@@ -152,18 +153,11 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_resumes_as_if_nothing_had_been(
         run(wanted, digits, tmp_path / "broken")
     monkeypatch.undo()
     run(wanted, digits, tmp_path / "broken", resume=True)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
-    left, right = (
-        load_file(checkpoints(tmp_path / name / "checkpoints")[-1] / "model.safetensors")
-        for name in ("whole", "broken")
-    )
-    assert all(torch.equal(left[key], right[key]) for key in left)
+    assert_equal_runs(tmp_path / "whole", tmp_path / "broken", "model")
 
 
 @pytest.mark.slow
-def test_a_run_that_dies_while_evaluating_has_saved_before_and_evaluates_again(digits, tmp_path, monkeypatch):
-    run(recipe(), digits, tmp_path / "whole")
-
+def test_a_run_that_dies_while_evaluating_has_saved_before_and_evaluates_again(finished, digits, tmp_path, monkeypatch):
     def dies(*arguments, **options):
         raise MemoryError
 
@@ -173,11 +167,7 @@ def test_a_run_that_dies_while_evaluating_has_saved_before_and_evaluates_again(d
     monkeypatch.undo()
     assert [path.name for path in checkpoints(tmp_path / "broken" / "checkpoints")] == ["step-000000003"]
     run(recipe(), digits, tmp_path / "broken", resume=True)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
-    evaluations = [
-        [line for line in read_log(tmp_path / name) if line["event"] == "evaluation"] for name in ("whole", "broken")
-    ]
-    assert evaluations[0] == evaluations[1]
+    assert_equal_runs(finished, tmp_path / "broken")
 
 
 @pytest.mark.slow
@@ -202,10 +192,8 @@ def test_a_gradient_that_is_not_finite_is_not_applied_either(digits, tmp_path, m
 
 
 @pytest.mark.slow
-def test_resuming_with_other_data_is_refused(digits, tmp_path):
-    out, other = tmp_path / "out", tmp_path / "other"
-    run(recipe(), digits, out)
-    shutil.copytree(digits, other)
+def test_resuming_with_other_data_is_refused(digits, out, tmp_path):
+    other = shutil.copytree(digits, tmp_path / "other")
     (other / "train" / "0" / "0.png").unlink()
     with pytest.raises(ValueError, match="other data"):
         run(recipe(), other, out, resume=True)
@@ -234,9 +222,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(digits, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(digits, tmp_path, capsys):
-    out = tmp_path / "out"
-    run(recipe(), digits, out)
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(digits, out, capsys):
     whole = losses(out)
     *_, newest = checkpoints(out / "checkpoints")
     weights = newest / "ema.safetensors"
@@ -251,13 +237,10 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(digits, tmp_path, ca
 
 
 @pytest.mark.slow
-def test_a_run_that_died_before_its_first_checkpoint_starts_again(digits, tmp_path):
-    out = tmp_path / "out"
-    run(recipe(), digits, out)
-    whole = losses(out)
+def test_a_run_that_died_before_its_first_checkpoint_starts_again(finished, digits, out):
     shutil.rmtree(out / "checkpoints")
     run(recipe(), digits, out, resume=True)
-    assert losses(out) == whole
+    assert_equal_runs(finished, out, "model")
 
 
 @pytest.mark.slow
@@ -269,9 +252,7 @@ def test_last_and_best_are_kept(digits, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_folder_with_another_run_is_refused(digits, tmp_path):
-    out = tmp_path / "out"
-    run(recipe(), digits, out)
+def test_a_folder_with_another_run_is_refused(digits, out, tmp_path):
     before = losses(out)
     with pytest.raises(ValueError, match=r"resume=True.*overwrite=True"):
         run(recipe(), digits, out)
@@ -289,11 +270,9 @@ def test_a_folder_with_another_run_is_refused(digits, tmp_path):
 
 
 @pytest.mark.slow
-def test_resuming_a_finished_run_changes_nothing(digits, tmp_path):
-    run(recipe(), digits, tmp_path / "out")
-    before = losses(tmp_path / "out")
-    run(recipe(), digits, tmp_path / "out", resume=True)
-    assert losses(tmp_path / "out") == before
+def test_resuming_a_finished_run_changes_nothing(finished, digits, out):
+    run(recipe(), digits, out, resume=True)
+    assert_equal_runs(finished, out, "model")
 
 
 def test_lines_after_the_checkpoint_and_lines_cut_short_are_removed(tmp_path):
@@ -305,8 +284,7 @@ def test_lines_after_the_checkpoint_and_lines_cut_short_are_removed(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_damaged_description_of_the_run_is_refused(digits, tmp_path):
-    run(recipe(), digits, tmp_path / "out")
-    (tmp_path / "out" / "run.json").write_text("{")
+def test_a_damaged_description_of_the_run_is_refused(digits, out):
+    (out / "run.json").write_text("{")
     with pytest.raises(ValueError, match="delete it to skip the check"):
-        run(recipe(), digits, tmp_path / "out", resume=True)
+        run(recipe(), digits, out, resume=True)

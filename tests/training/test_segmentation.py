@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors.torch import load_file
 
 import progresvit
 from progresvit import compute
@@ -20,7 +19,6 @@ from progresvit.metrics.miou import ClassCounts, mean_iou
 from progresvit.model import RoundOutput
 from progresvit.routing import MeanIoU, metric_near_lossless
 from progresvit.training.build import build_model
-from progresvit.training.logger import read_log
 from progresvit.training.recipe import load_recipe, make_recipe
 from progresvit.training.state import checkpoints
 from progresvit.training.tasks.registry import make_task
@@ -34,7 +32,7 @@ from tests.evaluation.made_segmentation import (
     naive_miou,
 )
 from tests.evaluation.test_segmentation_run import naive_map
-from tests.training.runs import ALONE, losses, run, run_until_killed
+from tests.training.runs import ALONE, assert_equal_runs, evaluations, losses, run, run_until_killed
 
 TINY = {"depth": 2, "patch_size": 16}
 THINKING = {
@@ -67,10 +65,6 @@ SGD = {"name": "sgd", "lr": 2e-2, "weight_decay": 0.0}
 def shapes(tmp_path_factory):
     """No test may change it."""
     return save_shapes(tmp_path_factory.mktemp("shapes"))
-
-
-def evaluations(out):
-    return [line for line in read_log(out) if line["event"] == "evaluation"]
 
 
 # the loss
@@ -179,14 +173,8 @@ def test_a_resumed_run_equals_an_unbroken_one(shapes, tmp_path, mode, optimizer)
     run_until_killed(4, wanted, shapes, tmp_path / "broken")
     assert checkpoints(tmp_path / "broken" / "checkpoints")[-1].name == "step-000000003"
     run(wanted, shapes, tmp_path / "broken", resume=True)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
-    assert evaluations(tmp_path / "whole") == evaluations(tmp_path / "broken")
-    whole, broken = (checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "broken"))
-    assert whole.name == broken.name == "step-000000009"
-    for file in ("model", "ema", "optimizer"):
-        left, right = (load_file(folder / f"{file}.safetensors") for folder in (whole, broken))
-        assert left.keys() == right.keys()
-        assert all(torch.equal(left[key], right[key]) for key in left), file
+    whole, _ = assert_equal_runs(tmp_path / "whole", tmp_path / "broken", "model", "ema", "optimizer")
+    assert whole.name == "step-000000009"
 
 
 @pytest.mark.parametrize(

@@ -7,25 +7,34 @@ import torch
 from safetensors.torch import load_file
 
 import progresvit
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.distributed import Processes
 from progresvit.training import loop
 from progresvit.training.recipe import RunOptions
 from progresvit.training.step import check_run_options, compile_blocks
 from progresvit.training.tasks.supervised import Supervised
 from progresvit.training.teachers import load_teacher, teacher_class_ids
-from tests.training.runs import ALONE, losses, ready, recipe, run, run_until_killed
+from tests.factories import tiny_config
+from tests.training.runs import ALONE, assert_equal_runs, losses, ready, recipe, run, run_until_killed
 
 CLASSES = ("5", "3", "0", "9", "1", "2")  # those of the digits, 0 to 3, are among them
 
 
-@pytest.fixture
-def teacher(tmp_path):
+def save_teacher(folder, **fields):
     torch.manual_seed(0)
-    config = ModelConfig(
-        rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=6, class_ids=CLASSES
-    )
-    return str(progresvit.save(progresvit.ProgResViT(config), tmp_path / "teacher"))
+    return str(progresvit.save(progresvit.ProgResViT(tiny_config(**fields)), folder))
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    return save_teacher(tmp_path_factory.mktemp("soft") / "teacher", num_classes=6, class_ids=CLASSES)
+
+
+@pytest.fixture(scope="module")
+def finished(digits, teacher, tmp_path_factory):
+    """The folder of a whole run; no test may change it."""
+    out = tmp_path_factory.mktemp("finished") / "out"
+    run(soft(teacher), digits, out)
+    return out
 
 
 def soft(teacher, **changes):
@@ -35,11 +44,10 @@ def soft(teacher, **changes):
 
 
 @pytest.mark.slow
-def test_the_model_keeps_the_rows_of_the_data(digits, teacher, tmp_path):
-    folder = run(soft(teacher), digits, tmp_path / "out")
-    model = progresvit.load(folder)
+def test_the_model_keeps_the_rows_of_the_data(finished):
+    model = progresvit.load(finished / "model")
     assert model.config.class_ids == ("0", "1", "2", "3")
-    (newest,) = sorted((tmp_path / "out" / "checkpoints").iterdir())[-1:]
+    (newest,) = sorted((finished / "checkpoints").iterdir())[-1:]
     wide = load_file(newest / "ema.safetensors")
     assert wide["head.weight"].shape == (6, 128)
     assert torch.equal(model.head.weight, wide["head.weight"][[2, 4, 5, 1]])
@@ -47,23 +55,20 @@ def test_the_model_keeps_the_rows_of_the_data(digits, teacher, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_logged_is_measured_with_the_model_that_is_saved(digits, teacher, tmp_path):
-    folder = run(soft(teacher), digits, tmp_path / "out")
-    logged = json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])
+def test_what_is_logged_is_measured_with_the_model_that_is_saved(finished, digits, teacher):
+    logged = json.loads((finished / "log.jsonl").read_text().splitlines()[-1])
     started = ready(soft(teacher), digits)
-    again = started.task.validate(progresvit.load(folder), started.data, processes=ALONE, dtype=None)
+    again = started.task.validate(progresvit.load(finished / "model"), started.data, processes=ALONE, dtype=None)
     assert logged["top1"] == pytest.approx(again.values["top1"])
     assert again.primary == again.values["top1"][-1]
     assert again.values["images"] == 24
 
 
 @pytest.mark.slow
-def test_a_resumed_run_equals_an_unbroken_one(digits, teacher, tmp_path):
-    wanted = soft(teacher)
-    run(wanted, digits, tmp_path / "whole")
-    run_until_killed(7, wanted, digits, tmp_path / "broken")
-    run(wanted, digits, tmp_path / "broken", resume=True)
-    assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
+def test_a_resumed_run_equals_an_unbroken_one(finished, digits, teacher, tmp_path):
+    run_until_killed(7, soft(teacher), digits, tmp_path)
+    run(soft(teacher), digits, tmp_path, resume=True)
+    assert_equal_runs(finished, tmp_path, "model")
 
 
 def test_the_teacher_is_neither_trained_nor_averaged_nor_saved(digits, teacher):
@@ -75,18 +80,14 @@ def test_the_teacher_is_neither_trained_nor_averaged_nor_saved(digits, teacher):
 
 
 def test_classes_that_the_teacher_does_not_know_are_refused(digits, tmp_path):
-    config = ModelConfig(
-        rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=2, class_ids=("0", "7")
-    )
-    teacher = str(progresvit.save(progresvit.ProgResViT(config), tmp_path / "teacher"))
+    teacher = save_teacher(tmp_path / "teacher", num_classes=2, class_ids=("0", "7"))
     with pytest.raises(ValueError, match=r"does not know the classes 1, 2, 3.*distillation.classes=data"):
         run(soft(teacher), digits, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_teacher_that_does_not_name_its_classes_cannot_give_them(digits, tmp_path):
-    config = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=6)
-    teacher = str(progresvit.save(progresvit.ProgResViT(config), tmp_path / "teacher"))
+    teacher = save_teacher(tmp_path / "teacher", num_classes=6)
     with pytest.raises(ValueError, match="does not name its classes"):
         run(soft(teacher), digits, tmp_path / "out")
 

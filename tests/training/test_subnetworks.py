@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from progresvit.baselines.hydravit import HydraViT, HydraViTConfig
 from progresvit.baselines.matformer import MatFormer, MatFormerConfig
@@ -13,11 +12,10 @@ from progresvit.config import make_rounds
 from progresvit.data.augment.classification import Batch
 from progresvit.data.sampler import Draw, seed_all
 from progresvit.distributed import Processes
-from progresvit.training.state import checkpoints
 from progresvit.training.step import RoundLosses, check_run_options
 from progresvit.training.tasks.subnetworks import DrawnBatch, Subnetworks, SubnetworksOptions
 from progresvit.training.tasks.supervised import Supervised
-from tests.training.runs import ALONE, losses, ready, recipe, run, run_until_killed, take_steps
+from tests.training.runs import ALONE, assert_equal_runs, ready, recipe, run, run_until_killed, take_steps
 
 OTHER = {"resolutions": None, "heads": None, "depth": None, "patch_size": None}
 HEADS = {"heads": 3, "depth": 1, "patch_size": 8, "rounds": [{"resolution": 32, "heads": h} for h in (1, 2, 3)]}
@@ -139,10 +137,7 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(digits, tmp_path, kind)
     run(wanted, digits, tmp_path / "whole")
     run_until_killed(4, wanted, digits, tmp_path / "broken")
     run(wanted, digits, tmp_path / "broken", resume=True)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
-    newest = [checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "broken")]
-    whole, broken = (load_file(folder / "model.safetensors") for folder in newest)
-    assert all(torch.equal(whole[key], broken[key]) for key in whole)
+    assert_equal_runs(tmp_path / "whole", tmp_path / "broken", "model")
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ import progresvit
 from progresvit.cli import app
 from progresvit.io import files
 from progresvit.model import RoundOutput
-from progresvit.training.logger import read_log
 from progresvit.training.recipe import load_recipe
 from progresvit.training.state import TrainState, checkpoints, save_model
 from progresvit.training.step import TrainingStep, compile_blocks
@@ -26,15 +25,20 @@ from progresvit.training.tasks.registry import make_task, task_name
 from progresvit.training.tasks.supervised import Supervised
 from progresvit.training.tasks.task import Task
 from tests.training import toy_tasks
-from tests.training.runs import ALONE, losses, ready, recipe, run, run_until_killed, take_steps
+from tests.training.runs import (
+    ALONE,
+    assert_equal_runs,
+    evaluations,
+    losses,
+    ready,
+    recipe,
+    run,
+    run_until_killed,
+    take_steps,
+)
 from tests.training.toy_tasks import Colour, ColourOptions, Crops, OneRound, Scored
 
 COLOUR = "tests.training.toy_tasks:Colour"
-
-
-def tensors(folder, *names):
-    files = {name: load_file(folder / f"{name}.safetensors") for name in names}
-    return {f"{name}/{key}": value for name, file in files.items() for key, value in file.items()}
 
 
 def same(left, right):
@@ -101,11 +105,9 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one_with_head_average_and_b
     run(wanted, digits, tmp_path / "whole")
     run_until_killed(7, wanted, digits, tmp_path / "broken")
     run(wanted, digits, tmp_path / "broken", resume=True)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "broken")
-    whole, broken = (checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "broken"))
-    assert whole.name == broken.name == "step-000000012"
     files = ("model", "ema", "task", "task_ema", "optimizer")
-    assert same(tensors(whole, *files), tensors(broken, *files))
+    whole, _ = assert_equal_runs(tmp_path / "whole", tmp_path / "broken", *files)
+    assert whole.name == "step-000000012"
     assert same(*(load_file(tmp_path / name / "model" / "task.safetensors") for name in ("whole", "broken")))
 
 
@@ -180,8 +182,7 @@ def test_a_batch_may_be_a_list_of_crops_of_two_sizes(digits, tmp_path):
 def test_a_task_may_run_some_of_the_rounds(digits, tmp_path):
     run(recipe(), digits, tmp_path, task=OneRound)
     assert all(len(rounds) == 1 for _, rounds, _ in losses(tmp_path))
-    evaluation = [line for line in read_log(tmp_path) if line["event"] == "evaluation"][-1]
-    assert len(evaluation["top1"]) == 2  # all rounds are validated
+    assert len(evaluations(tmp_path)[-1]["top1"]) == 2  # all rounds are validated
 
 
 @pytest.mark.slow
@@ -192,7 +193,7 @@ def test_the_primary_metric_selects_the_best_model(digits, tmp_path, capsys):
     progress = json.loads((checkpoints(tmp_path / "checkpoints")[-1] / "progress.json").read_text())["progress"]
     assert (progress["best"], progress["best_step"]) == (-1.0, 6)
     assert [entry["score"] for entry in progress["history"]] == [0.5, 1.0, 1.5]
-    assert [line["score"] for line in read_log(tmp_path) if line["event"] == "evaluation"] == [0.5, 1.0, 1.5, 2.0]
+    assert [line["score"] for line in evaluations(tmp_path)] == [0.5, 1.0, 1.5, 2.0]
     assert "epoch 2: score 1.0" in capsys.readouterr().err
 
 
