@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import progresvit
-from progresvit.config import ModelConfig, make_rounds, plain_vit
+from progresvit.config import plain_vit
 from progresvit.data.split import halves_by_name
 from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, evaluate, read_records
@@ -25,6 +25,7 @@ from progresvit.model import ProgResViT
 from progresvit.routing import load_budgets, load_setting, operating_point
 from repro.measure import certificates
 from tests.evaluation.made import make_records
+from tests.factories import tiny_config
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 CLASSES = {"n02088364": "beagle", "n03028079": "church", "n03445777": "golf ball"}
@@ -45,10 +46,7 @@ def load_script(name):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, randomize):
     torch.manual_seed(1)
-    config = ModelConfig(
-        rounds=make_rounds([8, 16], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=3,
-        class_ids=tuple(CLASSES), labels=tuple(CLASSES.values()),
-    )  # fmt: skip
+    config = tiny_config((8, 16), num_classes=3, class_ids=tuple(CLASSES), labels=tuple(CLASSES.values()))
     return progresvit.save(randomize(ProgResViT(config)), tmp_path_factory.mktemp("run") / "best")
 
 

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 import progresvit
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.evaluation.classes import ImageNetInfo
 from progresvit.model import ProgResViT
 from progresvit.routing import OOD_SCORES
+from tests.factories import tiny_config
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 IMAGENET = ImageNetInfo().label_names()
@@ -21,10 +21,7 @@ IMAGENET = ImageNetInfo().label_names()
 
 def save_model(folder, randomize, class_ids):
     torch.manual_seed(0)
-    config = ModelConfig(
-        rounds=make_rounds([8, 16], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=len(class_ids),
-        class_ids=tuple(class_ids),
-    )  # fmt: skip
+    config = tiny_config((8, 16), num_classes=len(class_ids), class_ids=tuple(class_ids))
     return progresvit.save(randomize(ProgResViT(config)), folder)
 
 

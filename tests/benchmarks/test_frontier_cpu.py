@@ -1,5 +1,7 @@
 """The costs of a frontier on a CPU, with recorded exits."""
 
+import shutil
+
 import pytest
 import torch
 from frontier_cpu import ReplayedPoint, main, sample_exits
@@ -15,10 +17,10 @@ MODELS = {
 }
 
 
-@pytest.fixture
-def results(tmp_path):
-    """A frontier of a routed and a plain model; recipes have small models."""
-    folder = write_frontier(tmp_path / "results", seeds=(1, 2), cost=False)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A frontier of a routed and a plain model; recipes have small models. No test may change it."""
+    folder = write_frontier(tmp_path_factory.mktemp("written") / "results", seeds=(1, 2), cost=False)
     keep = {"full", "plain"}
     for path in folder.glob("*.json"):
         run = path.stem.rpartition("-")[0]
@@ -27,6 +29,12 @@ def results(tmp_path):
         else:
             change(path, lambda values, run=run: values["recipe"].update(model={"heads": None} | MODELS[run]))
     return folder
+
+
+@pytest.fixture
+def results(written, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(written, tmp_path / "results")
 
 
 class CountedRounds:

@@ -29,6 +29,14 @@ def make_logits(count=400, rounds=2, seed=0):
     return logits, labels
 
 
+def make_header(model, count, *, preprocessing, preprocessing_sha256, **fields):
+    """The header of records of a model with this configuration."""
+    gmacs = {convention: cumulative_gmacs(model, convention) for convention in CONVENTIONS}
+    known = {"model": "made", "data": "made", "precision": "fp32", "device": "cpu", "split": "val", "images": count}
+    hashes = {"weights_sha256": "w" * 64, "names_sha256": "n" * 64, "preprocessing_sha256": preprocessing_sha256}
+    return Header(config=model.to_dict(), gmacs=gmacs, preprocessing=preprocessing, **{**known, **hashes, **fields})
+
+
 def make_records(count=400, rounds=2, seed=0, *, labelled=True, keep_logits=False, classes=None, logits=None):
     values, labels = make_logits(count, rounds, seed)
     values = values if logits is None else logits
@@ -36,19 +44,12 @@ def make_records(count=400, rounds=2, seed=0, *, labelled=True, keep_logits=Fals
     tensors = [torch.tensor(z, dtype=torch.float32) for z in values]
     columns = record_columns(tensors, classes, answers, keep_logits=keep_logits)
     model = config(rounds)
-    header = Header(
-        model="made",
-        weights_sha256="w" * 64,
-        config=model.to_dict(),
-        gmacs={convention: cumulative_gmacs(model, convention) for convention in CONVENTIONS},
+    header = make_header(
+        model,
+        count,
         preprocessing=describe_preprocessing(model),
         preprocessing_sha256=preprocessing_hash(model),
-        precision="fp32",
-        device="cpu",
-        data="made",
         split="val" if labelled else None,
-        images=count,
-        names_sha256="n" * 64,
         classes=classes,
     )
     return Records(

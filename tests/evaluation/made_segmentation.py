@@ -4,13 +4,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from progresvit.compute import CONVENTIONS, cumulative_gmacs
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.segmentation.windows import WindowOptions, describe_windows, windows_hash
-from progresvit.evaluation import Header, SegmentationRecords
+from progresvit.evaluation import SegmentationRecords
 from progresvit.evaluation.segmentation_records import confusion_rows
 from progresvit.metrics.miou import confusion_matrix
 from progresvit.model import ProgResViT
+from tests.evaluation.made import make_header
 
 CLASSES = ("sky", "road", "car", "tree")
 IGNORE = 255
@@ -59,19 +59,11 @@ def make_maps(count=300, rounds=2, seed=0, classes=4):
 def make_segmentation_records(count=300, rounds=2, seed=0, *, maps=None):
     labels, predictions, scores = maps or make_maps(count, rounds, seed)
     model, windows = config(rounds), WindowOptions()
-    header = Header(
-        model="made",
-        weights_sha256="w" * 64,
-        config=model.to_dict(),
-        gmacs={convention: cumulative_gmacs(model, convention) for convention in CONVENTIONS},
+    header = make_header(
+        model,
+        count,
         preprocessing=describe_windows(model, windows),
         preprocessing_sha256=windows_hash(model, windows),
-        precision="fp32",
-        device="cpu",
-        data="made",
-        split="val",
-        images=count,
-        names_sha256="n" * 64,
         masks={"values": [0, 1, 2, 3], "ignored": [IGNORE]},
     )
     return SegmentationRecords(

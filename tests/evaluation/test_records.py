@@ -149,27 +149,25 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
     pq.write_table(pa.table({"x": [1, 2]}), target)
     with pytest.raises(ValueError, match="no records of this library"):
         read_records(target)
-    write_records(make_records(10), target)
-    table = pq.read_table(target)
-    pq.write_table(table.drop_columns("round2_entropy"), target)
-    with pytest.raises(ValueError, match=r"lacks .*round2_entropy"):
-        read_records(target)
-    pq.write_table(pa.concat_tables([table, table]), target)
-    with pytest.raises(ValueError, match="10 ids occur more than once"):
-        read_records(target)
-    about = json.loads(table.schema.metadata[b"progresvit"])
-    about["format"] = 99
-    pq.write_table(table.replace_schema_metadata({b"progresvit": json.dumps(about)}), target)
-    with pytest.raises(ValueError, match="another version"):
-        read_records(target)
-
-
-def test_a_cut_file_is_refused(tmp_path):
-    target = tmp_path / "r.parquet"
     write_records(make_records(100), target)
+    refused_when_damaged(target, read_records, column="round2_entropy", header=b"progresvit")
+
+
+def refused_when_damaged(target, read, *, column, header):
+    """A file of 100 images is cut, loses a column, has each image twice, and is of another version."""
+    table = pq.read_table(target)
     target.write_bytes(target.read_bytes()[:-200])
     with pytest.raises(ValueError, match="not a complete Parquet file"):
-        read_records(target)
+        read(target)
+    about = json.dumps(json.loads(table.schema.metadata[header]) | {"format": 99})
+    for damaged, message in (
+        (table.drop_columns(column), rf"lacks .*{column}"),
+        (pa.concat_tables([table, table]), "100 ids occur more than once"),
+        (table.replace_schema_metadata({header: about}), "another version"),
+    ):
+        pq.write_table(damaged, target)
+        with pytest.raises(ValueError, match=message):
+            read(target)
 
 
 def test_records_of_the_version_before_are_read(tmp_path):

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 import progresvit
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.model import ProgResViT
 from repro import own_images
+from tests.factories import tiny_config
 
 BREEDS = ("Abyssinian", "american_bulldog", "pug", "wheaten_terrier")
 SHORT = ("schedule.epochs=1", "schedule.warmup=0", "data.in_memory_side=null")
@@ -33,8 +33,7 @@ def pets(tmp_path):
 @pytest.fixture
 def start(tmp_path, randomize):
     """A micro model in a folder."""
-    config = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=5)
-    return progresvit.save(randomize(ProgResViT(config)), tmp_path / "starts" / "micro")
+    return progresvit.save(randomize(ProgResViT(tiny_config(num_classes=5))), tmp_path / "starts" / "micro")
 
 
 def measure(pets, starts, out, *more):

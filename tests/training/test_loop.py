@@ -33,6 +33,14 @@ def test_a_few_dozen_images_are_learned_by_heart_within_300_steps(digits, tmp_pa
     assert progresvit.load(model).config.class_ids == ("0", "1", "2", "3")
 
 
+@pytest.fixture(scope="module")
+def finished(digits, tmp_path_factory):
+    """The folder of a whole run; no test may change it."""
+    out = tmp_path_factory.mktemp("finished") / "out"
+    run(recipe(), digits, out)
+    return out
+
+
 @pytest.mark.slow
 def test_draws_for_images_and_for_the_step_are_unrelated(digits, tmp_path, monkeypatch):
     """Stochastic depth must not follow from how an image was cropped."""
@@ -74,8 +82,8 @@ def test_a_run_writes_what_is_needed_to_understand_it(digits, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_fine_tuning_starts_from_a_model_folder(digits, tmp_path):
-    first = run(recipe(), digits, tmp_path / "first")
+def test_fine_tuning_starts_from_a_model_folder(finished, digits, tmp_path):
+    first = finished / "model"
     schedule = {"epochs": 1, "cooldown": 0, "warmup": 0, "min_lr": 0.0}
     wanted = recipe(model={"start": str(first)}, schedule=schedule, optimizer={"lr": 1e-12})
     second = run(wanted, digits, tmp_path / "second")  # at a rate near zero the weights stay
@@ -105,10 +113,9 @@ def test_a_recipe_that_the_data_or_a_cpu_does_not_fit_is_refused(digits, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"precision": "bf16"}, {"grad_checkpointing": True}])
-def test_other_ways_of_execution_learn_the_same_thing(digits, tmp_path, options):
-    run(recipe(), digits, tmp_path / "plain")
-    run(recipe(run=options), digits, tmp_path / "other")
-    for (_, plain, _), (_, other, _) in zip(losses(tmp_path / "plain"), losses(tmp_path / "other")):
+def test_other_ways_of_execution_learn_the_same_thing(finished, digits, tmp_path, options):
+    run(recipe(run=options), digits, tmp_path)
+    for (_, plain, _), (_, other, _) in zip(losses(finished), losses(tmp_path), strict=True):
         assert other == pytest.approx(plain, abs=0.03)
 
 

@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 
 import progresvit
 from progresvit.cli import app
-from progresvit.config import ModelConfig, make_rounds
+from progresvit.config import ModelConfig
 from progresvit.data.dataset import find_images
 from progresvit.evaluation import read_records
 from progresvit.io import model_folder
 from progresvit.model import ProgResViT
 from progresvit.training.build import build_model, start_model
 from progresvit.training.recipe import load_recipe
+from tests.factories import tiny_config
 from tests.training.runs import losses, ready, recipe, run, take_steps
 
 MICRO = {"resolutions": [16, 32], "heads": [1, 2], "depth": 2, "patch_size": 8}
@@ -27,15 +28,7 @@ COLOURS = {"bella": (200, 40, 40), "luna": (40, 200, 40), "rex": (40, 40, 200)}
 @pytest.fixture
 def bundled(tmp_path, monkeypatch, randomize):
     """A micro model instead of the bundled ones."""
-    config = ModelConfig(
-        rounds=make_rounds(MICRO["resolutions"], MICRO["heads"]),
-        heads=2,
-        depth=MICRO["depth"],
-        patch_size=MICRO["patch_size"],
-        num_classes=5,
-        class_ids=tuple("abcde"),
-        crop=0.8,
-    )
+    config = tiny_config(depth=2, num_classes=5, class_ids=tuple("abcde"), crop=0.8)
     folder = progresvit.save(randomize(ProgResViT(config)), tmp_path / "as_bundled")
     monkeypatch.setattr(model_folder, "bundled_folder", lambda name: folder)
     return folder

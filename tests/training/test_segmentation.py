@@ -180,8 +180,12 @@ def test_a_resumed_run_equals_an_unbroken_one(shapes, tmp_path, mode, optimizer)
 @pytest.mark.parametrize(
     ("network", "rounds"), [(THINKING, 2), (PLAIN, 1), (None, 2)], ids=["thinkingvit", "plain", "progresvit"]
 )
-def test_every_kind_of_model_trains(shapes, tmp_path, network, rounds):
+def test_every_kind_of_model_trains_and_the_run_says_what_it_does(shapes, tmp_path, capsys, network, rounds):
     folder = run(recipe(model=network), shapes, tmp_path / "out")
+    shown = capsys.readouterr().err
+    assert "training on 24 images; 8 validation images" in shown
+    assert "epoch 1: mIoU of the rounds " in shown
+    assert " GMACs (paper), threshold " in shown
     model = progresvit.load(folder)
     assert len(losses(tmp_path / "out")[-1][1]) == rounds
     assert all(math.isfinite(loss) for _, each, _ in losses(tmp_path / "out") for loss in each)
@@ -192,26 +196,30 @@ def test_every_kind_of_model_trains(shapes, tmp_path, network, rounds):
     assert progresvit.load(tmp_path / "out" / "best").config == model.config
 
 
+def calm_recipe(**sections):
+    """Without random depths and crops, of which other micro-batches would draw others."""
+    model = {"resolutions": [32, 48], "heads": [1, 2], **TINY}
+    calm = {"scale": [1.0, 1.0], "flip": 0.0, "photometric": False}
+    return recipe(model=model, task_options=calm, **sections)
+
+
+@pytest.fixture(scope="module")
+def calm(shapes, tmp_path_factory):
+    """The losses of a run of this recipe."""
+    out = tmp_path_factory.mktemp("calm") / "out"
+    run(calm_recipe(), shapes, out)
+    return losses(out)
+
+
 @pytest.mark.parametrize(
     "sections",
     [{"run": {"precision": "bf16"}}, {"run": {"grad_checkpointing": True}}, {"optimizer": {"accumulate": 2}}],
     ids=["bf16", "checkpointing", "accumulate"],
 )
-def test_other_ways_of_execution_learn_the_same_thing(shapes, tmp_path, sections):
-    still = {"resolutions": [32, 48], "heads": [1, 2], **TINY}  # other micro-batches draw other depths and crops
-    calm = {"scale": [1.0, 1.0], "flip": 0.0, "photometric": False}
-    for name, changes in (("plain", {}), ("other", sections)):
-        run(recipe(model=still, task_options=calm, **changes), shapes, tmp_path / name)
-    for (_, plain, _), (_, other, _) in zip(losses(tmp_path / "plain"), losses(tmp_path / "other"), strict=True):
+def test_other_ways_of_execution_learn_the_same_thing(calm, shapes, tmp_path, sections):
+    run(calm_recipe(**sections), shapes, tmp_path / "other")
+    for (_, plain, _), (_, other, _) in zip(calm, losses(tmp_path / "other"), strict=True):
         assert other == pytest.approx(plain, abs=0.1)
-
-
-def test_a_run_says_what_it_does(shapes, tmp_path, capsys):
-    run(recipe(), shapes, tmp_path / "out")
-    shown = capsys.readouterr().err
-    assert "training on 24 images; 8 validation images" in shown
-    assert "epoch 1: mIoU of the rounds " in shown
-    assert " GMACs (paper), threshold " in shown
 
 
 def test_unreadable_images_are_listed_in_the_folder_of_the_run(tmp_path, monkeypatch):
