@@ -126,7 +126,7 @@ def test_unreadable_images_are_left_out_and_named(model, digits, tmp_path):
             shutil.copy(digits / "train" / digit / f"{number % 12}.png", data / split / digit / f"{number}.png")
     (data / "train" / "0" / "0.png").write_bytes(b"no image")
     (data / "val" / "1" / "7.png").write_bytes(b"no image")
-    records = run(model, data, tmp_path / "r.parquet", k=1)
+    records = run(model, data, tmp_path / "r.parquet", replace(PLAIN, batch=51), k=1)
     assert [line.split(":")[0] for line in records.header.unreadable] == ["train/0/0.png", "val/1/7.png"]
     assert len(records) == 101
     assert records.correct.all()  # copies of the images are in the bank

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from repro.frontier import frontier_rows, marginal_rows
-from repro.page import Built, drawn_from, main
+from repro.page import GENERIC, PAGES, Built, build, drawn_from, main
 from repro.segmentation import SegmentationStudy
 from repro.store import read_results
 from repro.study import read_study
@@ -258,10 +258,10 @@ def test_a_comparison_without_a_measured_test_says_so(tested, tmp_path):
     folder = shutil.copytree(tested, tmp_path / "results")
     for path in folder.glob("*-[234].json"):
         path.unlink()
-    main([str(folder)])
-    page = (folder / "results.md").read_text()
+    made = build(folder, folder, {Path("results.md"): PAGES / GENERIC})
+    page = made.texts[Path("results.md")]
     assert "Tests that were not measured on two seeds: PSG, rounds, alternatives, one day." in page
-    assert not (folder / "figures" / "results" / "construction-tests.png").exists()
+    assert "construction-tests.png" not in made.plots
 
 
 def test_a_page_shows_the_study_of_a_folder_below_its_results(folder, tested, capsys):

@@ -12,7 +12,7 @@ from repro import shift_tables
 from repro.blocks import Page
 from repro.compare import crossed_difference
 from repro.formats import pack
-from repro.page import build, main
+from repro.page import GENERIC, PAGES, build
 from repro.shift_seeds import gather_shift, gather_shift_tests, mean_over_seeds
 from repro.store import read_results
 from repro.study import Study
@@ -175,11 +175,11 @@ def test_tables_show_means_over_seeds_and_harm_beside_its_bound(folder, made):
 
 
 def test_the_page_of_a_study_with_seeds_has_every_block(folder):
-    main([str(folder)])
-    page = (folder / "results.md").read_text()
+    made = build(folder, folder, {Path("results.md"): PAGES / GENERIC})
+    page = made.texts[Path("results.md")]
     assert "full minus plain: top-1 (%) at average GMACs" in page
     assert "Harm by severity (%)" in page
-    assert (folder / "figures" / "results" / "corrupted-full-1-severities.png").is_file()
+    assert "corrupted-full-1-severities.png" in made.plots
     values = Page(folder, "figures", {}).values()
     assert values["shift_tested"]("corrupted", "full", "plain")[5].full_difference.mean == pytest.approx(
         gather(folder)[2].full_difference.mean

@@ -46,14 +46,21 @@ def same(left, right):
     return all(torch.equal(left[key], right[key]) for key in left)
 
 
+@pytest.fixture(scope="module")
+def coloured(digits, tmp_path_factory):
+    """The folder of a whole run of this task; no test may change it."""
+    out = tmp_path_factory.mktemp("coloured") / "out"
+    run(recipe(task=COLOUR), digits, out)
+    return out
+
+
 @pytest.mark.slow
-def test_an_extra_head_trains_and_is_averaged_and_saved_with_the_model(digits, tmp_path):
-    folder = run(recipe(task=COLOUR), digits, tmp_path)
-    newest = checkpoints(tmp_path / "checkpoints")[-1]
+def test_an_extra_head_trains_and_is_averaged_and_saved_with_the_model(coloured):
+    newest = checkpoints(coloured / "checkpoints")[-1]
     first, last, average = (
         load_file(path)
         for path in (
-            checkpoints(tmp_path / "checkpoints")[0] / "task.safetensors",
+            checkpoints(coloured / "checkpoints")[0] / "task.safetensors",
             newest / "task.safetensors",
             newest / "task_ema.safetensors",
         )
@@ -64,9 +71,9 @@ def test_an_extra_head_trains_and_is_averaged_and_saved_with_the_model(digits, t
     for key in ("heads.1.weight", "follower.1.weight", "center"):
         assert not torch.equal(first[key], last[key])
         assert not torch.equal(average[key], last[key])
-    assert same(load_file(folder / "task.safetensors"), average)  # beside the model that it was trained with
-    assert (tmp_path / "best" / "task.safetensors").is_file()
-    assert progresvit.load(folder).config.num_classes == 4
+    assert same(load_file(coloured / "model" / "task.safetensors"), average)  # beside the model it was trained with
+    assert (coloured / "best" / "task.safetensors").is_file()
+    assert progresvit.load(coloured / "model").config.num_classes == 4
     optimizer = load_file(newest / "optimizer.safetensors")
     model = load_file(newest / "model.safetensors")
     assert sum(key.endswith("/exp_avg") for key in optimizer) == len(model) + 4  # the heads, and not their follower
@@ -112,13 +119,13 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one_with_head_average_and_b
 
 
 @pytest.mark.slow
-def test_a_checkpoint_without_the_tasks_state_is_damaged(digits, tmp_path, capsys):
-    run(recipe(task=COLOUR), digits, tmp_path)
-    whole, newest = losses(tmp_path), checkpoints(tmp_path / "checkpoints")[-1]
+def test_a_checkpoint_without_the_tasks_state_is_damaged(coloured, digits, tmp_path, capsys):
+    out = shutil.copytree(coloured, tmp_path / "out")
+    newest = checkpoints(out / "checkpoints")[-1]
     (newest / "task_ema.safetensors").unlink()
-    run(recipe(task=COLOUR), digits, tmp_path, resume=True)
+    run(recipe(task=COLOUR), digits, out, resume=True)
     assert f"{newest} is damaged and skipped" in capsys.readouterr().err
-    assert losses(tmp_path) == whole
+    assert losses(out) == losses(coloured)
 
 
 def test_a_gradient_of_the_task_that_is_not_finite_stops_the_run(digits, tmp_path, monkeypatch):
