@@ -68,7 +68,7 @@ def test_settings_of_one_model_are_refused_with_the_other(name):
     (other,) = set(BUNDLED) - {name}
     own = bundled_folder(name) / "settings" / "careful.json"
     number = re.escape(f"{load_setting(own).threshold:g}")
-    with pytest.raises(ValueError, match=rf"other weights \(the bundled model '{name}'\) .* threshold: {number}$"):
+    with pytest.raises(ValueError, match=rf"other weights \(the bundled model '{name}'\), .* threshold: {number}$"):
         progresvit.Engine(other, own)
 
 
