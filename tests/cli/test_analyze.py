@@ -1,7 +1,7 @@
 """``progresvit analyze``: the figure, its numbers beside it, and what is refused in one line."""
 
-import builtins
 import csv
+import sys
 
 import numpy as np
 import pytest
@@ -129,14 +129,7 @@ def test_the_image_itself_is_never_overwritten(model, photo):
 
 
 def test_without_matplotlib_the_error_names_the_extra_and_nothing_is_written(model, photo, tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def refuse(name, *rest):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     words = ("analyze", "attention", model, photo, "--out", tmp_path / "a.png", "--device", "cpu")
     refused("matplotlib is not installed; run: pip install 'matplotlib>=", *words)
     assert not list(tmp_path.glob("a.*"))

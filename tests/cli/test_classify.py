@@ -20,7 +20,7 @@ from progresvit.io.model_folder import bundled_folder
 from progresvit.io.resumable import ResumableTable
 from progresvit.model import ProgResViT
 from progresvit.routing import load_setting
-from tests.cli.test_routing_commands import refused, run, works
+from tests.commands import refused, run, works
 from tests.factories import digits_config
 
 

@@ -8,17 +8,12 @@ from dataclasses import fields
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import progresvit
-from progresvit.cli import app
 from progresvit.compute import RoundMacs
+from tests.commands import run
 from tests.interop.authors import authors_state
 from tests.interop.test_official import Trap
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def run_process(*arguments, code="from progresvit.cli import app; app()"):

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 import progresvit
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.dataset import find_images
 from progresvit.engine import Engine, measurement
 from progresvit.engine.export.export import export
@@ -23,6 +22,7 @@ from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.routing import SettingWarning, load_setting
 from tests.commands import refused, run, works
+from tests.factories import digits_config, tiny_config
 
 pytestmark = [pytest.mark.usefixtures("graphs_once"), pytest.mark.slow]
 OWN_IMAGES = Path(__file__).parents[2] / "docs" / "own_images.md"
@@ -33,10 +33,7 @@ PLAIN = ("--workers", 0)
 def folder(randomize, digits, tmp_path_factory):
     """A model with two settings and a table of budgets."""
     torch.manual_seed(0)
-    config = ModelConfig(
-        rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4, class_ids=tuple("0123")
-    )
-    made = progresvit.save(randomize(ProgResViT(config)), tmp_path_factory.mktemp("model") / "model")
+    made = progresvit.save(randomize(ProgResViT(digits_config())), tmp_path_factory.mktemp("model") / "model")
     records = made.parent / "records.parquet"
     works("evaluate", made, "--data", digits, "--out", records, *PLAIN)
     for name, share in (("near-lossless", 0.5), ("drop-1", 0.75)):
@@ -302,7 +299,7 @@ def make_images(root):
 def test_the_commands_of_the_page_lead_from_a_folder_of_images_to_a_certified_int8_export(
     randomize, tmp_path, monkeypatch
 ):
-    config = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=2, patch_size=8, num_classes=5)
+    config = tiny_config(depth=2, num_classes=5)
     start = progresvit.save(randomize(ProgResViT(config)), tmp_path / "start")
     monkeypatch.setattr("progresvit.io.model_folder.bundled_folder", lambda *_: start)  # a small model to start from
     monkeypatch.chdir(tmp_path)

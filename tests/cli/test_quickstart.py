@@ -15,7 +15,7 @@ from progresvit.cli import app
 from progresvit.cli.quickstart import ABOUT_FILE, CALIBRATED, CERTIFIED
 from progresvit.data.digits import INNER, MARGIN, SPLITS, write_digits
 from progresvit.evaluation import read_records
-from tests.cli.test_routing_commands import refused, run, works
+from tests.commands import refused, run, works
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,10 @@ from PIL import Image
 
 import progresvit
 from progresvit.analysis.overlay import class_shares, palette, short_percent
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.segmentation.windows import WindowOptions
 from progresvit.model import ProgResViT
 from tests.commands import refused, run, works
-from tests.engine.test_segmentation_engine import a_setting, made_images
+from tests.engine.test_segmentation_engine import CONFIGS, a_setting, made_images
 
 NAMES = ("sky", "road", "tree")
 
@@ -19,11 +18,7 @@ NAMES = ("sky", "road", "tree")
 @pytest.fixture
 def network(randomize):
     torch.manual_seed(3)
-    config = ModelConfig(
-        rounds=make_rounds([32, 48], [1, 2]), heads=2, depth=2, patch_size=16, num_classes=3, task="segmentation",
-        labels=NAMES,
-    )  # fmt: skip
-    return randomize(ProgResViT(config))
+    return randomize(ProgResViT(CONFIGS["two rounds"]))
 
 
 @pytest.fixture

@@ -17,16 +17,15 @@ from progresvit.data.transforms import NamedTransform
 from progresvit.evaluation import DataSource, EvalOptions, evaluate
 from progresvit.model import ProgResViT
 from tests.evaluation.test_run import ONE
+from tests.factories import digits_config
 
 FOG = Corruption("fog", 3)
 COLUMNS = ("ids", "labels", "top5_labels", "top5_probabilities", "top10_entropy", "entropy", "statistics", "logits")
 
 
-def make_model(randomize, seed=1, resolution=32, **fields):
+def make_model(randomize, seed=1, resolution=32):
     torch.manual_seed(seed)
-    known = {"rounds": make_rounds([16, resolution], [1, 2]), "heads": 2, "depth": 1, "patch_size": 8}
-    known |= {"num_classes": 4, "class_ids": ("0", "1", "2", "3")}
-    return randomize(ProgResViT(ModelConfig(**known | fields)))
+    return randomize(ProgResViT(digits_config(resolutions=(16, resolution))))
 
 
 @pytest.fixture

@@ -1,18 +1,12 @@
 """Features of many files in a table: resumed without doubles or holes, and the neighbours of every image."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-import progresvit
 from progresvit.data.crop import describe_preprocessing
 from progresvit.data.dataset import find_unlabelled
 from progresvit.engine import EmbeddingEngine, embed_files
@@ -119,39 +113,6 @@ def test_a_stopped_run_continues_with_what_is_missing_and_gives_the_identical_ta
     found, whole = pq.read_table(out), pq.read_table(tmp_path / "whole.parquet")
     assert found.equals(whole, check_metadata=True)
     assert len(set(found["image"].to_pylist())) == IMAGES
-
-
-RUN = """
-import sys, time, torch
-from pathlib import Path
-from progresvit.data.dataset import find_unlabelled
-from progresvit.engine import EmbeddingEngine, embed_files
-torch.set_num_threads(1)
-embed_files.PART = 8
-batches = embed_files.input_batches
-embed_files.input_batches = lambda *given: ((time.sleep(0.06), batch)[1] for batch in batches(*given))
-embed_files.embed_files(EmbeddingEngine(sys.argv[1], batch=3), find_unlabelled(sys.argv[2]), Path(sys.argv[3]))
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_is_resumed_without_doubles_or_holes(model, folder, tmp_path, small_parts):
-    out, saved = tmp_path / "f.parquet", progresvit.save(model, tmp_path / "model")
-    process = subprocess.Popen([sys.executable, "-c", RUN, saved, folder, out])
-    parts, end = tmp_path / "f.parquet.parts", time.monotonic() + 120
-    while len(list(parts.glob("0*.parquet"))) < 2:
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not out.exists()
-    assert len(list(parts.glob("0*.parquet"))) < 6
-    images = find_unlabelled(folder)
-    embed(EmbeddingEngine(saved, batch=3), images, out)
-    assert not parts.exists()
-    embed(EmbeddingEngine(saved, batch=3), images, tmp_path / "whole.parquet")
-    assert pq.read_table(out).equals(pq.read_table(tmp_path / "whole.parquet"))
 
 
 def begun(engine, images, out, monkeypatch):

@@ -13,13 +13,13 @@ from progresvit.engine.fold import FoldedRound
 from progresvit.model import ProgResViT
 from progresvit.routing import Abstention, SettingWarning, save_router, top10_entropy
 from progresvit.routing.router import Router, RouterOrigin, router_hash
+from tests.engine.conftest import LABELS
 from tests.factories import setting_of
 
 
 @pytest.fixture
 def model(small_config, randomize):
-    labels = tuple(f"class {number}" for number in range(12))
-    return randomize(ProgResViT(small_config.replace(labels=labels)))
+    return randomize(ProgResViT(small_config.replace(labels=LABELS)))
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from progresvit.engine.predict_files import OLD_NAME, classify_files, summarise
 from progresvit.engine.torch_backend import TorchBackend
 from progresvit.io.resumable import ResumableTable
 from progresvit.model import ProgResViT
+from tests.engine.conftest import LABELS
 from tests.factories import image_folder
 
 
 @pytest.fixture
 def model(small_config, randomize):
-    labels = tuple(f"class {number}" for number in range(12))
-    return randomize(ProgResViT(small_config.replace(labels=labels, class_ids=tuple(f"n{n:02}" for n in range(12)))))
+    return randomize(ProgResViT(small_config.replace(labels=LABELS, class_ids=tuple(f"n{n:02}" for n in range(12)))))
 
 
 @pytest.fixture

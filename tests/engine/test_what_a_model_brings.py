@@ -12,9 +12,10 @@ from progresvit.distributed import Processes
 from progresvit.engine import Candidate, Engine
 from progresvit.evaluation import DataSource, evaluate, measure_budgets
 from progresvit.io import model_folder
+from progresvit.model import ProgResViT
 from progresvit.routing import OODRule, find_setting
 from progresvit.routing.decide import Policy, decide
-from tests.factories import setting_of
+from tests.factories import digits_config, setting_of
 
 pytestmark = pytest.mark.usefixtures("graphs_once")
 
@@ -69,18 +70,14 @@ def test_a_loaded_model_has_no_folder_to_look_in(folder):
 
 
 def test_a_budget_is_kept_on_the_images_that_it_was_measured_on(digits, tmp_path, randomize):
-    from progresvit.config import ModelConfig, make_rounds
-    from progresvit.model import ProgResViT
-
-    config = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4)
-    model = randomize(ProgResViT(config.replace(class_ids=tuple("0123"))))
+    model = randomize(ProgResViT(digits_config()))
     made = progresvit.save(model, tmp_path / "model")
     source = DataSource(data=str(digits), split="val")
     processes = Processes(0, 1, torch.device("cpu"))
     measure_budgets(evaluate(model, source, tmp_path / "r.parquet", name="m", processes=processes)).save(
         made / "budgets.json"
     )
-    first, last = progresvit.compute.cumulative_gmacs(config)
+    first, last = progresvit.compute.cumulative_gmacs(model.config)
     budget = first + 0.4 * (last - first)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -147,8 +144,6 @@ def test_a_bundled_model_is_there_by_name_and_by_default(bundled, folder, small_
 def test_a_local_folder_comes_before_the_name_but_not_before_the_default(
     bundled, tmp_path, monkeypatch, randomize, name
 ):
-    from progresvit.model import ProgResViT
-
     other = randomize(ProgResViT(progresvit.load().config.replace(num_classes=3)))
     progresvit.save(other, tmp_path / "here" / name)
     monkeypatch.chdir(tmp_path / "here")
