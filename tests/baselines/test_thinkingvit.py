@@ -99,14 +99,16 @@ def test_it_is_a_registered_round_model(model):
     again.load_state_dict(model.state_dict())
 
 
-def test_two_resolutions_are_refused():
-    with pytest.raises(ValueError, match="one resolution, not at 32 and 64"):
-        ThinkingViTConfig(**{**TINY, "rounds": make_rounds([32, 64], [1, 2])})
-
-
-def test_token_merging_is_refused():
-    rounds = [{"resolution": 32, "heads": 1}, {"resolution": 32, "heads": 2, "merge": 1}]
-    with pytest.raises(ValueError, match="kind thinkingvit does not merge tokens; remove merge from round 2"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"resolution": 64}, "one resolution, not at 32 and 64"),
+        ({"merge": 1}, "kind thinkingvit does not merge tokens; remove merge from round 2"),
+    ],
+)
+def test_rounds_of_two_resolutions_or_with_token_merging_are_refused(change, message):
+    rounds = [{"resolution": 32, "heads": 1}, {"resolution": 32, "heads": 2, **change}]
+    with pytest.raises(ValueError, match=message):
         ThinkingViTConfig(**{**TINY, "rounds": rounds})
 
 

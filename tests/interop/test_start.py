@@ -128,11 +128,6 @@ def test_a_source_that_does_not_fit_is_refused(name, kwargs, changes, remedy):
         start_from_timm(ProgResViT(tiny_backbone(**changes)), timm.create_model(name, **kwargs))
 
 
-def test_a_name_that_timm_does_not_know_is_refused():
-    with pytest.raises(ValueError, match="timm has no model 'deit_smal'"):
-        start_from_timm(ProgResViT(tiny_backbone()), "deit_smal")
-
-
 def sample_images(config):
     samples = find_unlabelled(samples_folder())
     pixels = [torch.from_numpy(crop(decode(samples.read(index)), config)) for index in range(len(samples))]
@@ -168,11 +163,6 @@ def test_a_step_after_a_quiet_start_changes_the_widening_layers(small_config, im
     F.cross_entropy(model(images)[-1].logits, torch.arange(3)).backward()
     optimizer.step()
     assert all(parameter.any() for parameter in widening)
-
-
-def test_a_fusion_that_does_not_exist_is_refused(small_config):
-    with pytest.raises(ValueError, match="fusion is 'paper' or 'quiet', not 'quite'"):
-        start_from_timm(ProgResViT(small_config), small_vit(), fusion="quite")
 
 
 def write_weights(kind, weights, folder):
@@ -236,31 +226,39 @@ def test_a_file_without_weights_is_refused(name, content, message, small_config,
         start_from_timm(ProgResViT(small_config), str(tmp_path / name))
 
 
-def test_a_name_like_timms_that_ends_as_a_file_is_a_file(small_config):
-    with pytest.raises(ValueError, match=r"there is no file or folder deit_tiny_patch16_224\.safetensors"):
-        start_from_timm(ProgResViT(small_config), "deit_tiny_patch16_224.safetensors")
-
-
-def test_the_weights_of_a_model_folder_are_refused_as_a_file(small_config):
-    with pytest.raises(ValueError, match=r"it has projectors\.0.*give the folder"):
-        start_from_timm(ProgResViT(small_config), ProgResViT(small_config).state_dict())
-
-
-def test_weights_of_another_shape_or_type_are_named(small_config):
+def weights_with_an_integer_bias():
     weights = small_vit().state_dict()
-    weights["norm.bias"] = weights["norm.bias"].int()
-    with pytest.raises(ValueError, match=r"another shape or type for norm\.bias"):
-        start_from_timm(ProgResViT(small_config), weights)
+    return {**weights, "norm.bias": weights["norm.bias"].int()}
 
 
-def test_a_start_of_other_channels_names_the_key(small_config):
-    with pytest.raises(ValueError, match=r"it takes 1 channels and the model 3: set model\.fields\.in_channels=1"):
-        start_from_timm(ProgResViT(small_config), small_vit(in_chans=1))
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (lambda config: "deit_smal", "timm has no model 'deit_smal'"),
+        (
+            lambda config: "deit_tiny_patch16_224.nonsense",
+            "timm cannot load .*Invalid pretrained tag.*give a file of them",
+        ),
+        (
+            lambda config: "deit_tiny_patch16_224.safetensors",
+            r"there is no file or folder deit_tiny_patch16_224\.safetensors",
+        ),
+        (lambda config: ProgResViT(config).state_dict(), r"it has projectors\.0.*give the folder"),
+        (lambda config: weights_with_an_integer_bias(), r"another shape or type for norm\.bias"),
+        (
+            lambda config: small_vit(in_chans=1),
+            r"it takes 1 channels and the model 3: set model\.fields\.in_channels=1",
+        ),
+    ],
+)
+def test_a_source_without_fitting_weights_is_refused(source, message, small_config):
+    with pytest.raises(ValueError, match=message):
+        start_from_timm(ProgResViT(small_config), source(small_config))
 
 
-def test_what_timm_cannot_load_is_one_line_with_the_reason(small_config):
-    with pytest.raises(ValueError, match=r"timm cannot load .*Invalid pretrained tag.*give a file of them"):
-        start_from_timm(ProgResViT(small_config), "deit_tiny_patch16_224.nonsense")
+def test_a_fusion_that_does_not_exist_is_refused(small_config):
+    with pytest.raises(ValueError, match="fusion is 'paper' or 'quiet', not 'quite'"):
+        start_from_timm(ProgResViT(small_config), small_vit(), fusion="quite")
 
 
 def test_a_head_of_imagenet_gives_the_rows_of_the_models_classes(small_config):
