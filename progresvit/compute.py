@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
-from progresvit.config import HEAD_WIDTH, MLP_RATIO, PSG_METADATA, PSG_WIDTH, BackboneConfig, ModelConfig, Round
+from progresvit.config import HEAD_WIDTH, MLP_RATIO, PSG_METADATA, PSG_WIDTH, BackboneConfig, ModelConfig
 
 Convention = Literal["paper", "executed"]
 CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
@@ -62,11 +62,16 @@ class RoundMacs:
 
 def round_macs(config: ModelConfig, convention: Convention = "paper") -> tuple[RoundMacs, ...]:
     """MACs that each round adds to those before it."""
-    check_convention(convention)
-    previous_rounds = (None, *config.rounds[:-1])
-    return tuple(
-        _one_round(config, round_, previous, convention) for round_, previous in zip(config.rounds, previous_rounds)
-    )
+    rounds = []
+    gated = config.psg and convention == "paper"
+    for previous, round_ in zip((None, *config.rounds), config.rounds):
+        patches = config.grid(round_) ** 2
+        stack = stack_macs(config, convention, resolution=round_.resolution, width=round_.width, merge=round_.merge)
+        block_gates = config.depth * (PSG_METADATA * PSG_WIDTH + BLOCK_GATES * _gate(config.width)) if gated else 0
+        projector = _projector(previous.width, round_.width, patches) if previous else 0
+        fusion_gates = FUSION_GATES * _gate(round_.width) if gated and previous else 0
+        rounds.append(replace(stack, block_gates=block_gates, projector=projector, fusion_gates=fusion_gates))
+    return tuple(rounds)
 
 
 def cumulative_gmacs(config: ModelConfig, convention: Convention = "paper") -> list[float]:
@@ -104,17 +109,6 @@ def parameters(config: ModelConfig) -> int:
     return backbone + head + projectors + (_psg_parameters(config) if config.psg else 0)
 
 
-def _one_round(config: ModelConfig, round_: Round, previous: Round | None, convention: Convention) -> RoundMacs:
-    patches, depth = config.grid(round_) ** 2, config.depth
-    gated = config.psg and convention == "paper"
-    return replace(
-        stack_macs(config, convention, resolution=round_.resolution, width=round_.width, merge=round_.merge),
-        block_gates=depth * (PSG_METADATA * PSG_WIDTH + BLOCK_GATES * _gate(config.width)) if gated else 0,
-        projector=_projector(previous.width, round_.width, patches) if previous else 0,
-        fusion_gates=FUSION_GATES * _gate(round_.width) if gated and previous else 0,
-    )
-
-
 def stack_macs(
     config: BackboneConfig,
     convention: Convention,
@@ -140,7 +134,8 @@ def stack_macs(
         embeds: Whether the image is embedded, or tokens are continued.
         merge: Tokens merged between attention and MLP of each block.
     """
-    check_convention(convention)
+    if convention not in CONVENTIONS:
+        raise ValueError(f"unknown convention {convention!r}; use 'paper' or 'executed'.")
     patches = (resolution // config.patch_size) ** 2
     attention_width = width if attention_width is None else attention_width
     hidden = MLP_RATIO * width if hidden is None else hidden
@@ -156,12 +151,6 @@ def stack_macs(
         head=(patches if config.task == "segmentation" else 1) * width * config.num_classes,
         token_merging=sum(_matching(patches - before) for before in merged) if merge else 0,
     )
-
-
-def check_convention(convention: str) -> None:
-    """Refuse a convention that does not exist."""
-    if convention not in CONVENTIONS:
-        raise ValueError(f"unknown convention {convention!r}; use 'paper' or 'executed'.")
 
 
 def _matching(patches: int) -> int:

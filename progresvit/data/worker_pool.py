@@ -36,11 +36,6 @@ QUEUED = 2
 IS_SUPPORTED = os.name == "posix"
 
 
-def usable_cores() -> int:
-    """Number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclass
 class _Task:
     requests: list[Request]

@@ -52,9 +52,12 @@ class RoundBuffer:
         self.earliest = math.inf
         """When the first of the images is due."""
         self._numbers = np.zeros(self.capacity, np.int64)
-        self._due = np.zeros(self.capacity)
-        self._since = np.zeros(self.capacity)
-        self._thresholds = np.zeros(self.capacity)
+        self.due = np.zeros(self.capacity)
+        """By place: when the image shall run at the latest, even if the batch is not full."""
+        self.since = np.zeros(self.capacity)
+        """By place: when the image was added."""
+        self.thresholds = np.zeros(self.capacity)
+        """By place: the threshold of the image; NaN uses the policy's."""
 
     @property
     def free(self) -> int:
@@ -65,21 +68,6 @@ class RoundBuffer:
         """The numbers of the waiting images; valid until others are added."""
         return self._numbers[: self.fill]
 
-    @property
-    def due(self) -> NDArray[np.float64]:
-        """When each image shall run at the latest, even if the batch is not full."""
-        return self._due[: self.fill]
-
-    @property
-    def since(self) -> NDArray[np.float64]:
-        """When each image was added."""
-        return self._since[: self.fill]
-
-    @property
-    def thresholds(self) -> NDArray[np.float64]:
-        """The threshold of each image; NaN uses the policy's."""
-        return self._thresholds[: self.fill]
-
     def add(
         self,
         numbers: NDArray[np.int64],
@@ -88,8 +76,8 @@ class RoundBuffer:
     ) -> None:
         """Register images that were copied into the next free places."""
         places = slice(self.fill, self.fill + len(numbers))
-        self._numbers[places], self._due[places] = numbers, due
-        self._since[places], self._thresholds[places] = time.monotonic(), thresholds
+        self._numbers[places], self.due[places] = numbers, due
+        self.since[places], self.thresholds[places] = time.monotonic(), thresholds
         self.earliest = min(self.earliest, due if isinstance(due, float) else float(due.min(initial=math.inf)))
         self.fill += len(numbers)
 
@@ -97,14 +85,14 @@ class RoundBuffer:
         """Images with these numbers are due now."""
         start, stop = np.searchsorted(self.numbers, (first, end))
         if stop > start:
-            self._due[start:stop] = self.earliest = -math.inf
+            self.due[start:stop] = self.earliest = -math.inf
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Register that only these images are left, and that they were moved to the first places."""
-        for values in (self._numbers, self._due, self._since, self._thresholds):
+        for values in (self._numbers, self.due, self.since, self.thresholds):
             values[: len(rows)] = values[rows]
         self.fill = len(rows)
-        self.earliest = float(self.due.min(initial=math.inf))
+        self.earliest = float(self.due[: self.fill].min(initial=math.inf))
 
     def clear(self) -> None:
         self.fill, self.earliest = 0, math.inf

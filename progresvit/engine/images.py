@@ -20,7 +20,7 @@ from progresvit.data.decode import ImageError, decode, decode_opened
 from progresvit.data.prepare import NO_FILE as NO_FILE
 from progresvit.data.prepare import ON_THE_WEB as ON_THE_WEB
 from progresvit.data.prepare import Plan, Prepared, Request, UnreadImage, prepare, read_request
-from progresvit.data.worker_pool import IS_SUPPORTED, SLOT, WorkerPool, usable_cores
+from progresvit.data.worker_pool import IS_SUPPORTED, SLOT, WorkerPool
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,11 @@ GROUP = 128
 15,100 by 128."""
 FEW_IMAGES = 128
 """The first images of a stream are decoded by threads: starting processes takes longer."""
+
+
+def usable_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,18 @@ def read_segmentation_records(path: str | Path) -> SegmentationRecords:
 
 def read_routed_records(path: str | Path) -> Records | SegmentationRecords:
     """Records of either kind."""
-    table = _read_table(path)
+    if Path(path).is_dir():
+        raise ValueError(
+            f"{path} is a folder and not a file of records; make one with progresvit evaluate, of a model or an export."
+        )
+    if not Path(path).is_file():
+        raise ValueError(f"there are no records at {path}; make them with progresvit evaluate.")
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(
+            f"{path} is not a complete Parquet file ({error}); give a file of progresvit evaluate."
+        ) from error
     try:
         of_masks = SEGMENTATION_KEY in (table.schema.metadata or {})
         records = _read_segmentation(table) if of_masks else _read_classification(table)
@@ -85,22 +96,6 @@ def read_routed_records(path: str | Path) -> Records | SegmentationRecords:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return records
-
-
-def _read_table(path: str | Path) -> pa.Table:
-    """The table of a file of records."""
-    if Path(path).is_dir():
-        raise ValueError(
-            f"{path} is a folder and not a file of records; make one with progresvit evaluate, of a model or an export."
-        )
-    if not Path(path).is_file():
-        raise ValueError(f"there are no records at {path}; make them with progresvit evaluate.")
-    try:
-        return pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(
-            f"{path} is not a complete Parquet file ({error}); give a file of progresvit evaluate."
-        ) from error
 
 
 def _classification_table(records: Records) -> pa.Table:

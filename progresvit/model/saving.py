@@ -90,21 +90,14 @@ def load_folder(folder: Path) -> RoundModel:
         pickles = find_pickles(folder)
         raise ValueError(refuse_pickle(pickles[0]) if pickles else f"{folder} has no {WEIGHTS_FILE}; save it again.")
     weights = read_safetensors(path)
-    empty = check_fit(weights, config, origin=str(path))
-    return _filled(empty, weights).eval()
-
-
-def _filled(empty: RoundModel, weights: Mapping[str, Tensor]) -> RoundModel:
-    """Fill a model on the meta device with copies of the weights; a model that has other tensors too is built again."""
-    own = empty.state_dict()
-    model = cast(nn.Module, empty)
-    model.load_state_dict({key: value.to(own[key].dtype, copy=True) for key, value in weights.items()}, assign=True)
-    tensors = [*model.buffers(), *(value for module in model.modules() for value in vars(module).values())]
-    if any(isinstance(value, Tensor) and value.is_meta for value in tensors):
-        filled = build(empty.config)
-        filled.load_state_dict(weights)
-        return filled
-    return empty
+    model = check_fit(weights, config, origin=str(path))  # on the meta device
+    own, module = model.state_dict(), cast(nn.Module, model)
+    module.load_state_dict({key: value.to(own[key].dtype, copy=True) for key, value in weights.items()}, assign=True)
+    tensors = [*module.buffers(), *(value for part in module.modules() for value in vars(part).values())]
+    if any(isinstance(value, Tensor) and value.is_meta for value in tensors):  # it has tensors that no file holds
+        model = build(config)
+        model.load_state_dict(weights)
+    return model.eval()
 
 
 def push_to_hub(model: RoundModel | Source, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
