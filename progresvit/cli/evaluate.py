@@ -159,14 +159,14 @@ def evaluate(
         others = {"--unlabelled": unlabelled, "--restrict-classes": restrict_classes, "--corruption": corruption}
         others |= {"--logits": keep_logits, "--decode": decode}
         options.refuse_options(others, NOT_FOR_SEGMENTATION)
+        windows = options.parse_windows(stride, scales, flip)
+        ignored = (255,) if ignore is None else tuple(options.parse_integers(ignore, "--ignore"))
     else:
         others = {"--stride": stride, "--scales": scales, "--flip": flip, "--labels": labels, "--ignore": ignore}
         options.refuse_options(others, NOT_FOR_CLASSIFICATION)
     if probe:
         others = {"--unlabelled": unlabelled, "--restrict-classes": restrict_classes}
         options.refuse_options(others, probes.NOT_FOR_PROBES)
-    windows = options.parse_windows(stride, scales, flip)
-    ignored = (255,) if ignore is None else tuple(options.parse_integers(ignore, "--ignore"))
     if merge is not None:
         api.as_progresvit(loaded, "--merge").set_merge(options.parse_integers(merge, "--merge"))
     processes = start_processes(device)

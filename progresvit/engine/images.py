@@ -107,8 +107,6 @@ class ImageOpener:
                 f"image files have 1 or 3 channels and this model takes {self.config.in_channels}; give it arrays."
             )
         images = [as_input(image) for image in images]
-        for image in {id(image): image for image in images}.values():
-            load_early(image)
         prepare_one = partial(prepare, plan=self.plan, room=self._room)
         return list(map(prepare_one, images) if pool is None else pool.map(prepare_one, images))
 
@@ -179,8 +177,15 @@ def is_single(images: object) -> bool:
 
 
 def as_input(image: object) -> ImageInput:
-    """The image as threads and processes take it: file objects are read and arrays copied. Refuses everything else."""
-    if isinstance(image, Image | str | os.PathLike | bytes | Entry | UnreadImage):
+    """The image as threads and processes take it: file objects are read and arrays copied. Refuses everything else.
+
+    A PIL image that was opened lazily is decoded, since two threads must not decode the same one.
+    """
+    if isinstance(image, Image):
+        with contextlib.suppress(Exception):  # reported when it is opened
+            image.load()
+        return image
+    if isinstance(image, str | os.PathLike | bytes | Entry | UnreadImage):
         return image
     if isinstance(image, bytearray | memoryview):
         return bytes(image)
@@ -234,13 +239,6 @@ def is_channels_last(images: Any, config: ModelConfig) -> bool:
         and images.shape[3] in (1, 3, 4)
         and (images.shape[1] != config.in_channels or images.shape[2] != images.shape[3])
     )
-
-
-def load_early(image: ImageInput) -> None:
-    """Decode a PIL image that was opened lazily, before threads share it: two must not decode the same one."""
-    if isinstance(image, Image):
-        with contextlib.suppress(Exception):  # reported when it is opened
-            image.load()
 
 
 def open_image(image: ImageInput, prepare: Callable[[Image], T]) -> T | str:

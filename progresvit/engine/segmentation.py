@@ -26,7 +26,7 @@ from progresvit.data.segmentation.windows import WindowOptions, windows_hash
 from progresvit.engine.backends import TorchSource, open_source
 from progresvit.engine.batcher import MemoryWarning
 from progresvit.engine.fold import FoldedRound, fold
-from progresvit.engine.images import ImageInput, PathLike, as_input, is_single, load_early, open_image
+from progresvit.engine.images import ImageInput, PathLike, as_input, is_single, open_image
 from progresvit.engine.options import EngineOptions, TorchKeywords
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
 from progresvit.engine.window_batcher import WindowBatcher, WindowExit
@@ -153,9 +153,7 @@ class SegmentationEngine:
         """Images in order; the threads decode the next ones."""
         coming: deque[Future[EvaluationImage | str]] = deque()
         for image in images:
-            taken = as_input(image)
-            load_early(taken)
-            coming.append(pool.submit(open_image, taken, self._prepare))
+            coming.append(pool.submit(open_image, as_input(image), self._prepare))
             if len(coming) > 2 * self.workers:
                 yield coming.popleft().result()
         while coming:
