@@ -69,15 +69,8 @@ def make_run(folder, **changes):
         "schedule": {"epochs": 10, "cooldown": 2}, "seed": 7, "distillation": {"teacher": "efficientnet-lite2"},
         "optimizer": {"batch": 100}, "model": {"start": "/runs/before/model"},
     }  # fmt: skip
-    about = {
-        "command": command,
-        "pictures": 1234,
-        "held_back": 50,
-        "device": "a card",
-        "processes": 1,
-        "torch": "2.0",
-        **changes,
-    }
+    machine = {"device": "a card", "processes": 1, "torch": "2.0"}
+    about = {"command": command, "pictures": 1234, "held_back": 50, **machine, **changes}
     (folder / "run.json").write_text(json.dumps(about))
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     lines = [{"event": "train", "step": 60, "images_per_second": 10}, {"event": "evaluation", "step": 60}]

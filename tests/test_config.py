@@ -116,10 +116,7 @@ def small(**changes):
         (lambda: preset("resnet50"), "progresvit_tiny_160_224"),
         (lambda: preset("progresvit_tiny_160_224", num_clases=3), "did you mean 'num_classes'"),
         (lambda: small(kind="resnet"), "kind: "),
-        (
-            lambda: small().with_merge([0, 18]),
-            "round 2 has 225 .* cannot merge 18 in each; set merge to 17",
-        ),
+        (lambda: small().with_merge([0, 18]), "round 2 has 225 .* cannot merge 18 in each; set merge to 17"),
         (lambda: small().with_merge([0, -1]), "merge: input should be greater than or equal to 0"),
         (lambda: small().with_merge([8]), "1 numbers of merged tokens for 2 rounds; give one per round"),
     ],

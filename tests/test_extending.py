@@ -86,16 +86,8 @@ def test_there_are_five_examples_of_less_than_thirty_lines_and_each_has_a_comman
 
 @pytest.mark.slow
 def test_a_task_of_your_own_trains_with_its_own_loss(digits, tmp_path):
-    short = [
-        "--set",
-        "schedule.epochs=1",
-        "--set",
-        "schedule.cooldown=0",
-        "--set",
-        "run.log_every=1",
-        "--device",
-        "cpu",
-    ]
+    changes = ("schedule.epochs=1", "schedule.cooldown=0", "run.log_every=1")
+    short = [*(word for change in changes for word in ("--set", change)), "--device", "cpu"]
     typed("progresvit train digits", *short, DATA=digits)
     works("train", "digits", "--data", digits, "--out", "plain", *short)
     (own, *_), (plain, *_) = read_log(tmp_path / "runs" / "distilled"), read_log(tmp_path / "plain")

@@ -4,12 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from progresvit.evaluation import (
-    calibrate_budget,
-    calibrate_exit_share,
-    calibrate_guarantee,
-    calibrate_near_lossless,
-)
+from progresvit.evaluation import calibrate_budget, calibrate_exit_share, calibrate_guarantee, calibrate_near_lossless
 from progresvit.routing import certified_threshold, fit_router, load_setting, near_lossless
 from progresvit.routing.decide import exit_rounds
 from progresvit.routing.settings import Setting

@@ -14,12 +14,7 @@ from progresvit.evaluation import (
     calibrate_segmentation_guarantee,
     calibrate_segmentation_near_lossless,
 )
-from progresvit.routing import (
-    certified_thresholds,
-    hoeffding_bentkus,
-    load_setting,
-    threshold_for_budget,
-)
+from progresvit.routing import certified_thresholds, hoeffding_bentkus, load_setting, threshold_for_budget
 from progresvit.routing.certify import GRID
 from progresvit.routing.decide import exit_rounds
 from tests.evaluation.made import make_records

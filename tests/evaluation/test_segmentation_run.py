@@ -16,14 +16,7 @@ from progresvit.evaluation import DataSource, EvalOptions, evaluate, evaluate_se
 from progresvit.io.weights import weights_hash
 from progresvit.metrics.miou import mean_iou
 from progresvit.model import ProgResViT
-from tests.evaluation.made_segmentation import (
-    CLASSES,
-    IGNORE,
-    SIZES,
-    make_dataset,
-    make_model,
-    naive_miou,
-)
+from tests.evaluation.made_segmentation import CLASSES, IGNORE, SIZES, make_dataset, make_model, naive_miou
 from tests.evaluation.test_run import stop_after
 from tests.factories import tiny_config
 

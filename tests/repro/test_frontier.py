@@ -249,12 +249,7 @@ def test_one_seed_has_no_intervals_and_no_verdicts(tmp_path):
 
 @pytest.mark.parametrize(
     ("run", "forward"),
-    [
-        ("full", 1.546),
-        ("plain", 1.26),
-        ("widths", (0.561 + 1.26) / 2),
-        ("distilled", 0.561 + 1.26 + 1.26 / 3),
-    ],
+    [("full", 1.546), ("plain", 1.26), ("widths", (0.561 + 1.26) / 2), ("distilled", 0.561 + 1.26 + 1.26 / 3)],
 )
 def test_training_compute_counts_the_rounds_of_a_step(frontier_folder, run, forward):
     expected = 3 * forward * 1e9 * TRAININGS[run][0] * 5 * IMAGES / 1e15

@@ -127,10 +127,7 @@ def test_declared_tests_are_written_with_the_study(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"comparisons": {"both": {"title": "x", "rows": {"a": "ones"}}}},
-            "unknown run 'ones', did you mean 'one'",
-        ),
+        ({"comparisons": {"both": {"title": "x", "rows": {"a": "ones"}}}}, "unknown run 'ones', did you mean 'one'"),
         (
             {"comparisons": {"both": MADE["comparisons"]["both"] | {"tests": [TEST | {"theirs": "tow"}]}}},
             "comparisons.both: unknown run 'tow', did you mean 'two'",
@@ -144,10 +141,7 @@ def test_declared_tests_are_written_with_the_study(tmp_path):
         ({"runs": {"one": {"seed": 3}}, "comparisons": {}}, "runs.one.seed: unknown key; did you mean 'seeds'"),
         ({"colour": "red"}, "colour: unknown key"),
         ({"runs": {"one": {"seeds": []}}, "comparisons": {}}, "runs.one.seeds"),
-        (
-            {"shift": {"shift": {"models": ["one"], "corruptions": ["foggy"]}}},
-            "'foggy' is unknown, did you mean 'fog'",
-        ),
+        ({"shift": {"shift": {"models": ["one"], "corruptions": ["foggy"]}}}, "'foggy' is unknown, did you mean 'fog'"),
         ({"shift": {"shift": {"models": ["one"], "severities": [9]}}}, "9 is unknown, choose one of 1, 2"),
         ({"routing": {"a/b": {"model": "one"}}}, "'a/b' names files"),
     ],

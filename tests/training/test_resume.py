@@ -62,20 +62,8 @@ def start(out, digits, *options):
     )
     path = out.parent / "recipe.yaml"
     path.write_text(values.to_yaml())
-    command = [
-        sys.executable,
-        "-m",
-        "progresvit",
-        "train",
-        path,
-        "--data",
-        digits,
-        "--out",
-        out,
-        "--device",
-        "cpu",
-        *options,
-    ]
+    command = [sys.executable, "-m", "progresvit", "train", path, "--data", digits, "--out", out]
+    command += ["--device", "cpu", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [str(part) for part in command], stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
