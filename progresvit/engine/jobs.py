@@ -57,6 +57,8 @@ class Call(Job):
         super().__init__()
         self.results: list[Prediction | None] = [None] * count
         self.missing, self.future, self.wait = count, future, wait
+        self.pending = count
+        """Images for which the engine holds room; only ``Room`` changes it."""
         if threshold is not None:
             self.threshold = threshold
 

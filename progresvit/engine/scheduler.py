@@ -231,10 +231,11 @@ class Room:
                 self._wait(count, timeout)
             self.pending += count
 
-    def leave(self, count: int) -> None:
-        """These images are done."""
+    def leave(self, call: Call) -> None:
+        """The call is done, or its caller has left."""
         with self._changed:
-            self.pending -= count
+            self.pending -= call.pending
+            call.pending = 0
             if self._waiting or self.is_closed:
                 self._changed.notify_all()
 

@@ -55,7 +55,7 @@ class Worker:
         decide: Applies the thresholds of single images, as for ``Batcher``.
         count: Number of rounds.
         batch: The largest batch.
-        release: Called with the number of images of calls that are done.
+        release: Called with calls that are done or whose callers have left, some of them twice.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Worker:
         *,
         count: int,
         batch: int,
-        release: Callable[[int], None],
+        release: Callable[[Call], None],
     ) -> None:
         self.rounds, self.batch, self._release = rounds, batch, release
         self._make, self._decide = make, decide
@@ -94,8 +94,10 @@ class Worker:
         self.inbox.put((method, argument))
 
     def cancel(self, job: Job) -> None:
-        """No image of the job starts another round. Takes no lock: garbage collection may call this anywhere."""
+        """No image of the job starts another round. Takes no lock for a stream: garbage collection may call this."""
         job.is_wanted = False
+        if isinstance(job, Call):
+            self._release(job)  # now: a round may run for long
         self._leaving.append(job)
         self.post(self.look)
 
@@ -420,7 +422,6 @@ class Worker:
         for position, prediction in zip(*chunk):
             job.results[position] = prediction
         job.missing -= len(chunk[0])
-        self._release(len(chunk[0]))
         if not job.missing:
             self._end(job)
 
@@ -440,7 +441,7 @@ class Worker:
         elif isinstance(job, Call):
             if job.missing:
                 self._queue = deque(portion for portion in self._queue if portion.job is not job)
-                self._release(job.missing)
+            self._release(job)
             future, job.future = job.future, None
             if future is not None:
                 with suppress(InvalidStateError):  # it was cancelled
