@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -216,11 +217,21 @@ class _OnnxRuntimeGraph:
 _ORT_TYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
 
 
-def _openvino(precision: str, threads: int | None) -> Any:
-    """A function that loads a graph."""
+@cache
+def _openvino_core() -> Any:
+    """OpenVINO's devices, kept until the process ends.
+
+    The CPU device sets the stack for signals of the thread that makes it, and frees that stack in the thread that drops
+    it. If the two differ, the next signal, such as Ctrl-C, ends the process with a segmentation fault.
+    """
     import openvino
 
-    core = openvino.Core()
+    return openvino.Core()
+
+
+def _openvino(precision: str, threads: int | None) -> Any:
+    """A function that loads a graph."""
+    core = _openvino_core()
     if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         raise ValueError("this CPU has no bf16 arithmetic; use precision='fp32'.")
     settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": PRECISIONS[precision], "PERFORMANCE_HINT": "LATENCY"}

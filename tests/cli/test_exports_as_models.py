@@ -221,7 +221,7 @@ def test_what_evaluation_cannot_do_with_an_export_is_refused(folder, exported, d
     refused("for models, and this is an export", "evaluate", exported, *given, "--merge", "1")
     refused("leave out --backend torch and --device cuda", "evaluate", exported, *given, "--device", "cuda")
     refused("progresvit export", "evaluate", folder, *given, "--backend", "openvino")
-    refused("use backend='openvino', or fp32", "evaluate", exported, *given, "--precision", "bf16")
+    refused("--backend openvino", "evaluate", exported, *given, "--precision", "bf16")
     assert not list(tmp_path.iterdir())
 
 

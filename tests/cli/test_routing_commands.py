@@ -79,7 +79,7 @@ def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp
     assert "fog/2" in str(
         works(*base, "--data", digits, "--corruption", "fog/2") and read_records(out).header.corruption
     )
-    refused("use --overwrite", *base, "--data", digits)
+    refused("pass --overwrite", *base, "--data", digits)
     broken = progresvit.load(model)
     with torch.no_grad():
         broken.head.bias[1] = torch.nan

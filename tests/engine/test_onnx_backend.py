@@ -244,3 +244,26 @@ def test_an_export_is_loaded_and_run_without_torch(exports, models, tmp_path, ba
         assert lines[s][0] == str(bool(expected.exits[0]))
         assert int(lines[s][1]) == expected.index[0]
         assert float(lines[s][2]) == pytest.approx(float(expected.entropy[0]), abs=1e-4)
+
+
+def test_a_signal_after_an_openvino_engine_is_freed_reaches_its_handler(exports):
+    """The last thread that uses the backend frees it; OpenVINO keeps a stack for signals of the thread that made it."""
+    code = """
+import signal, sys, threading, time
+import numpy as np
+import progresvit
+
+signal.signal(signal.SIGUSR1, lambda *_: print("handled"))
+engine = progresvit.Engine(sys.argv[1], 0.0, backend="openvino", threads=1)
+engine.classify(np.zeros((1, 3, engine.config.input_side, engine.config.input_side), np.uint8))
+threads = [thread for thread in threading.enumerate() if thread.name == "progresvit-engine"]
+del engine
+for thread in threads:
+    thread.join()
+rubbish = [bytearray(100_000) for _ in range(100)]  # in the memory that was freed
+signal.raise_signal(signal.SIGUSR1)
+time.sleep(0)
+"""
+    command = [sys.executable, "-c", code, exports("two rounds")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
