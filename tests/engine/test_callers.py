@@ -205,8 +205,8 @@ def test_the_thread_of_the_engine_goes_on_with_the_images_of_a_caller_when_other
 def test_exits_resolve_before_the_images_that_continue(make_engine, quick, slow, monkeypatch):
     gate = Gate(monkeypatch, s=1)
     engine = make_engine(batch=64)
-    both = engine.submit(torch.cat([quick[:1], slow[:1]]))
     early = engine.submit(quick[1:4])
+    both = engine.submit(torch.cat([quick[:1], slow[:1]]))
     gate.wait()
     assert [one.exit_round for one in early.result(LONG)] == [1] * 3
     assert not both.done()

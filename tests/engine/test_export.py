@@ -222,7 +222,7 @@ def test_int8_is_measured_on_images_and_kept(models, tmp_path, images, name):
     rough, _ = graphs.run(0, random_pixels(model.config, 8))
     error = np.abs(rough - exact).mean()
     assert 0 < error < 0.05 * np.abs(exact).mean()  # quantised, and not by much
-    with pytest.raises(ValueError, match="int8 graphs are not run in bf16"):
+    with pytest.raises(ValueError, match="int8 graphs do not run in bf16"):
         GraphRounds(tmp_path / "out", backend="openvino", precision="bf16")
 
 
