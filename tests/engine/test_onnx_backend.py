@@ -97,9 +97,9 @@ def test_the_backend_follows_from_the_format(exports):
 def test_what_cannot_be_run_is_refused_with_the_remedy(exports, tmp_path):
     onnx, openvino = exports("two rounds"), exports("two rounds", "openvino")
     for make, match in (
-        (lambda: GraphRounds(tmp_path), "progresvit export MODEL"),
+        (lambda: GraphRounds(tmp_path), "command progresvit export"),
         (lambda: GraphRounds(onnx, backend="tensorrt"), "choose one of onnxruntime, openvino"),
-        (lambda: GraphRounds(openvino, backend="onnxruntime"), "--format onnx"),
+        (lambda: GraphRounds(openvino, backend="onnxruntime"), "format='onnx'"),
         (lambda: GraphRounds(onnx, precision="bf16"), "backend='openvino', or fp32"),
         (lambda: GraphRounds(onnx, precision="fp16"), "did you mean .bf16."),
         (lambda: GraphRounds(onnx, threads=0), "threads must be at least 1, got 0"),
