@@ -21,7 +21,7 @@ class RoundModel(Protocol):
 
     It is built from its config, ``Model(config, drop_path=0.1)``, on ``torch.device("meta")`` as on any other. The
     config and the ``state_dict`` are all that a model folder holds. Register the kind of a model to save and load it:
-    :func:`progresvit.model.kinds.register`. Training also uses ``no_weight_decay``, ``set_grad_checkpointing``,
+    :func:`progresvit.model.register`. Training also uses ``no_weight_decay``, ``set_grad_checkpointing``,
     ``blocks`` and ``keep_classes`` of a model that has them.
     """
 

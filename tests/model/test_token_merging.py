@@ -93,10 +93,8 @@ def test_a_merged_token_gets_the_attention_of_its_patches():
     few = torch.randn(1, 3, 64)
     size = torch.tensor([[1.0, 3.0, 2.0]])
     many = few.repeat_interleave(size[0].long(), dim=1)
-    q, k, v = attention.heads(few)
-    bias = Merging(0, size, torch.zeros(1, 5)).attention_bias(q.dtype)
-    found = attention.attend(q, k, v, width=64, bias=bias)
-    assert torch.allclose(found, attention(many)[:, [0, 1, 4]], atol=1e-6)
+    update, _ = attention(few, merging=Merging(0, size, torch.zeros(1, 5)))
+    assert torch.allclose(update, attention(many)[0][:, [0, 1, 4]], atol=1e-6)
 
 
 def test_without_merging_nothing_changes_to_the_bit(model, images):
@@ -104,7 +102,7 @@ def test_without_merging_nothing_changes_to_the_bit(model, images):
     x = model.embed(images, resolution=24, width=64)
     expected = x
     for block in model.blocks:
-        expected = expected + block.attn(slicing.layer_norm(expected, block.norm1))
+        expected = expected + block.attn(slicing.layer_norm(expected, block.norm1))[0]
         expected = expected + block.mlp(slicing.layer_norm(expected, block.norm2))
     assert torch.equal(model.run_blocks(x, [BlockGates()] * 2, merge=0), expected)
     fresh = ProgResViT(CONFIG).eval()
