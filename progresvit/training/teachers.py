@@ -150,7 +150,7 @@ def _open_teacher(name: str, student: BaseConfig, resolution: int | None) -> Tea
             size=model.config.resolution,
             mean=model.config.mean,
             std=model.config.std,
-            classes=None if same else _positions(model.config.class_ids or (), student),
+            classes=None if same else find_classes(model.config.class_ids or (), student.class_ids),
         )
     if not timm.is_model(name.split(".")[0]):
         raise ValueError(
@@ -237,16 +237,16 @@ def _imagenet(student: BaseConfig) -> list[int] | None:
     """Positions of the student's classes in ImageNet-1K; None if the student has all of them in order."""
     order = tuple(ImageNetInfo().label_names())
     has_all = student.num_classes == IMAGENET_CLASSES and student.class_ids in (None, order)
-    return None if has_all else _positions(order, student)
+    return None if has_all else find_classes(order, student.class_ids)
 
 
-def _positions(class_ids: Sequence[str], student: BaseConfig) -> list[int]:
-    """Positions of the student's classes among the teacher's."""
-    position = {name: index for index, name in enumerate(class_ids)}
-    foreign = [name for name in student.class_ids or () if name not in position]
-    if foreign or not student.class_ids:
+def find_classes(of_teacher: Sequence[str], wanted: Sequence[str] | None, remedy: str = "another teacher") -> list[int]:
+    """Positions of the wanted classes among the teacher's; an error for unknown classes ends with the remedy."""
+    position = {name: index for index, name in enumerate(of_teacher)}
+    foreign = [name for name in wanted or () if name not in position]
+    if foreign or not wanted:
         raise ValueError(
             f"the teacher does not know the classes {', '.join(foreign[:5]) or 'of this model'}; use classes that it "
-            "knows (ImageNet's are folders named like n01440764), or another teacher."
+            f"knows (ImageNet's are folders named like n01440764), or {remedy}."
         )
-    return [position[name] for name in student.class_ids]
+    return [position[name] for name in wanted]

@@ -165,7 +165,7 @@ def test_a_changing_draw_cannot_be_recorded():
         check_run_options(wanted, drawn, gpu)
     check_run_options(wanted, every, gpu)
     assert every.uses_all_parameters
-    leaves = torch.utils._pytree.tree_leaves(DrawnBatch(torch.zeros(1), torch.zeros(1), every.draw()))
+    leaves = torch.utils._pytree.tree_leaves(DrawnBatch(torch.zeros(1), torch.zeros(1), every.drawn))
     assert all(isinstance(leaf, torch.Tensor) for leaf in leaves)  # as recording requires
 
 

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from pydantic import Field
@@ -25,12 +25,14 @@ from torch import Tensor, nn
 from progresvit.data.augment.classification import Augmentation, Batch
 from progresvit.data.augment.multicrop import MultiCrop, MultiCropBatch, MultiCropOptions
 from progresvit.data.dataset import Entry, ImageDataset, find_images, find_unlabelled
-from progresvit.data.in_memory import in_memory_for_training, load_whole
+from progresvit.data.in_memory import load_whole
 from progresvit.data.sources import InMemorySource, WorkerSource
 from progresvit.distributed import Processes
 from progresvit.model import RoundOutput, registry
 from progresvit.model.interface import RoundModel, capability
+from progresvit.training.recipe import Recipe
 from progresvit.training.step import compile_blocks
+from progresvit.training.tasks.classification import EvaluatedImages
 from progresvit.training.tasks.dino_loss import (
     DINOHead,
     dino_loss,
@@ -40,12 +42,8 @@ from progresvit.training.tasks.dino_loss import (
     spread,
     teacher_probabilities,
 )
-from progresvit.training.tasks.labelled_images import EvaluatedImages
-from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make_sampler
-from progresvit.training.tasks.validation import knn_metrics
-
-if TYPE_CHECKING:
-    from progresvit.training.recipe import Recipe
+from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make_sampler, source_in_memory
+from progresvit.training.tasks.validation import knn_metrics, summarize_rounds
 
 LOADER_SCALE = 2
 """In mode loader, whole images have this times the model's side, so that small crops are not enlarged."""
@@ -201,13 +199,7 @@ class DINO(Task):
         augment = MultiCrop(config, options, device=device, compiled=bool(recipe.run.compile))
         source: InMemorySource | WorkerSource
         if recipe.data.mode == "in_memory":
-            stored = in_memory_for_training(
-                splits.train,
-                side=recipe.data.in_memory_side or config.input_side,
-                device=device,
-                cache=recipe.data.in_memory_cache,
-            )
-            source = InMemorySource(stored, make_sampler(len(stored), recipe, processes), augment)
+            source = source_in_memory(splits.train, config, recipe, processes, augment)
         else:
             source = WorkerSource(
                 splits.train,
@@ -304,9 +296,4 @@ class DINO(Task):
     def summarize(self, values: Mapping[str, Any]) -> str:
         if "knn" not in values:
             return "no validation"
-        point = values["near_lossless"]
-        return (
-            f"{self.options.k}-NN top-1 of the rounds {' '.join(f'{top1:.2%}' for top1 in values['knn'])}; "
-            f"near-lossless {point['top1']:.2%} at {point['gmacs']:.3f} of {values['full_gmacs']:.3f} GMACs "
-            f"({values['convention']})"
-        )
+        return summarize_rounds(values, f"{self.options.k}-NN top-1", values["knn"], metric="top1", threshold=False)

@@ -66,6 +66,29 @@ def top1_metrics(model: RoundModel, columns: Mapping[str, NDArray[Any]], name: s
     return routed_metrics(model, columns["top10_entropy"], metric, np.asarray(model.gmacs(CONVENTION)), {name: top1})
 
 
+def summarize_rounds(
+    values: Mapping[str, Any], name: str, accuracies: Iterable[float], *, metric: str, threshold: bool = True
+) -> str:
+    """One line about an evaluation: the accuracy of every round, and the near-lossless point if the model has one.
+
+    Args:
+        values: The values of the evaluation.
+        name: What the accuracies are called.
+        accuracies: The accuracy of each round.
+        metric: Key of the near-lossless point's accuracy.
+        threshold: Whether the line ends with the point's threshold.
+    """
+    rounds = f"{name} of the rounds {' '.join(f'{accuracy:.2%}' for accuracy in accuracies)}"
+    point = values.get("near_lossless")
+    if point is None:
+        return rounds
+    line = (
+        f"{rounds}; near-lossless {point[metric]:.2%} at {point['gmacs']:.3f} of {values['full_gmacs']:.3f} GMACs "
+        f"({values['convention']})"
+    )
+    return f"{line}, threshold {point['threshold']:.4f}" if threshold else line
+
+
 @torch.no_grad()
 def knn_metrics(
     model: RoundModel,
