@@ -17,7 +17,6 @@ from typing import Literal, get_args
 import timm
 import torch
 from timm.data import ImageNetInfo
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from progresvit.config import HEAD_WIDTH, OFFICIAL_MODELS, BaseConfig, ModelTask
@@ -25,7 +24,7 @@ from progresvit.interop.official import import_official, is_official_file, load_
 from progresvit.io.model_folder import BUNDLED, find_folder, is_local
 from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import WEIGHT_SUFFIXES, read_weights
-from progresvit.model.backbone import is_head
+from progresvit.model.backbone import is_head, resample_position
 from progresvit.model.interface import RoundModel, capability
 from progresvit.model.registry import DEFAULT_KIND, build
 from progresvit.model.saving import load_folder
@@ -222,9 +221,7 @@ def _resample(position: Tensor, *, like: Tensor) -> Tensor:
             f"a position embedding of {patches} tokens is not a square grid with one class token; "
             "models with register or distillation tokens are not supported, take the plain variant."
         )
-    side = math.isqrt(like.shape[1] - 1)
-    resampled: Tensor = resample_abs_pos_embed(position, new_size=[side, side])
-    return resampled
+    return resample_position(position, math.isqrt(like.shape[1] - 1))
 
 
 def _check_plain(weights: Weights, own: Weights, config: BaseConfig, origin: str) -> None:

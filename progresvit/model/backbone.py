@@ -49,15 +49,15 @@ class Backbone(nn.Module):
         super().__init__()
         self.config = config
         self.grad_checkpointing = False
+        width, stored_grid = config.width, config.stored_grid
         self.resolutions = tuple(round_.resolution for round_ in config.rounds)
         self.grids = tuple(config.grid(round_) for round_ in config.rounds)
         """Side of each round's patch grid."""
-        self.widths = tuple(round_.width if isinstance(round_, Round) else config.width for round_ in config.rounds)
+        self.widths = tuple(round_.width if isinstance(round_, Round) else width for round_ in config.rounds)
         """Channels of each round's tokens."""
-        width = config.width
         self.patch_embed = PatchEmbed(in_channels=config.in_channels, width=width, patch_size=config.patch_size)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.pos_embed = nn.Parameter(torch.zeros(1, config.stored_grid**2 + 1, width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, stored_grid**2 + 1, width))
         self.blocks = nn.ModuleList(
             Block(width=width, layer_scale=config.layer_scale, drop_path=drop)
             for drop in _drop_paths(drop_path, config.depth)

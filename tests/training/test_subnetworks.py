@@ -92,7 +92,12 @@ def test_only_the_drawn_rounds_run(batch, monkeypatch):
 def drawing(rounds, per_step):
     task = Subnetworks(SubnetworksOptions(per_step=per_step))
     task.rounds = rounds
-    return task.draw
+
+    def draw():
+        task.before_step(0)
+        return task.drawn
+
+    return draw
 
 
 def test_every_choice_of_rounds_is_equally_probable():
