@@ -115,7 +115,7 @@ class EarlyExit(Backbone):
         return super()._features(s, self._owner(s).norm(tokens))  # a round returns the residual stream
 
     def round_macs(self, convention: compute.Convention = "paper") -> Sequence[compute.RoundMacs]:
-        """MACs that each round adds to those before it, the head of its exit included."""
+        """MACs that each round adds to the rounds before it, with the head of its exit."""
         return [
             compute.stack_macs(
                 self.config, convention, resolution=resolution, width=width, blocks=end - start, embeds=start == 0

@@ -32,7 +32,7 @@ class HydraViTConfig(BackboneConfig):
 
 
 class HydraViT(Backbone):
-    """A ViT of which any number of leading heads is a ViT."""
+    """A ViT that contains narrower ViTs: any number of its leading heads is one."""
 
     config: HydraViTConfig
 

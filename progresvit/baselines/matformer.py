@@ -69,7 +69,7 @@ class MatFormerConfig(BackboneConfig):
 
 
 class MatFormer(Backbone):
-    """A ViT of which any leading share of the MLPs is a ViT."""
+    """A ViT that contains ViTs with narrower MLPs."""
 
     config: MatFormerConfig
 

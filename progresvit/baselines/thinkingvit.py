@@ -78,7 +78,7 @@ class ThinkingViT(Backbone):
         """Nothing to do: alpha is 0 at the start, so the last round begins as the pretrained ViT in any case."""
 
     def round_macs(self, convention: compute.Convention = "paper") -> Sequence[compute.RoundMacs]:
-        """MACs that each round adds to those before it."""
+        """MACs that each round adds to the rounds before it."""
         macs = []
         for stack, grid, width, before in zip(
             super().round_macs(convention), self.grids, self.widths, (0, *self.widths)

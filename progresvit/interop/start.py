@@ -91,7 +91,7 @@ def start_from_timm(
     foreign = [key for key in weights if not _PLAIN.fullmatch(key)]
     if foreign:
         raise ValueError(
-            f"{origin} is no plain ViT: it has {', '.join(foreign[:4])}; take the plain variant, and for the weights "
+            f"{origin} is not a plain ViT: it has {', '.join(foreign[:4])}; take the plain variant, and for the weights "
             "of a model folder give the folder."
         )
     of_imagenet = model.config.class_ids is not None and _classes(weights) == _IMAGENET_CLASSES
@@ -124,8 +124,8 @@ def _start_from_model(model: RoundModel, source: RoundModel, *, fusion: Fusion, 
         }
     elif not same_kind:
         raise ValueError(
-            f"{origin} holds a model of the kind {source.config.kind}, of which {type(model).__name__} takes no "
-            "weights; give a model of its own kind, or remove model.start."
+            f"{origin} holds a model of the kind {source.config.kind}, whose weights {type(model).__name__} cannot "
+            "take; give a model of its own kind, or remove model.start."
         )
     if fusion == "quiet" and any(_WIDENS.fullmatch(key) for key in weights):
         raise ValueError(
@@ -229,7 +229,7 @@ def _check_plain(weights: Weights, own: Weights, config: BaseConfig, origin: str
     lacking = [key for key, dimensions in _NEEDED.items() if key not in weights or weights[key].ndim != dimensions]
     if lacking:
         raise ValueError(
-            f"{origin} is no plain ViT: it has no {', '.join(lacking)}; take a ViT or DeiT, or another kind of start."
+            f"{origin} is not a plain ViT: it lacks {', '.join(lacking)}; take a ViT or DeiT, or another kind of start."
         )
     own_kind = config.kind == DEFAULT_KIND
     section = "model" if own_kind else "model.fields"
@@ -266,7 +266,7 @@ def _sizes(weights: Weights) -> tuple[int, int, int]:
 
 
 def _check_heads(source: nn.Module, *, width: int, origin: str) -> None:
-    """Refuse a module with another number of heads, which weights alone do not tell."""
+    """Refuse a module with another number of heads; the weights alone do not show it."""
     heads = {part.num_heads for part in source.modules() if hasattr(part, "num_heads")}
     expected = width // HEAD_WIDTH
     if heads - {expected}:

@@ -152,7 +152,7 @@ class Backbone(nn.Module):
         return kept.train(self.training)
 
     def round_macs(self, convention: compute.Convention = "paper") -> Sequence[compute.RoundMacs]:
-        """MACs of each round: those that it adds, or if rounds are alternatives, those of the round alone."""
+        """MACs that each round adds to the rounds before it; MACs of each round alone if rounds are alternatives."""
         return [
             compute.stack_macs(self.config, convention, resolution=resolution, width=width)
             for resolution, width in zip(self.resolutions, self.widths)

@@ -86,7 +86,7 @@ class ProgResViT(Backbone):
         return unmerge(x, merging)  # (B, N - D * r, d) -> (B, N, d)
 
     def round_macs(self, convention: compute.Convention = "paper") -> Sequence[compute.RoundMacs]:
-        """MACs that each round adds to those before it."""
+        """MACs that each round adds to the rounds before it."""
         return compute.round_macs(self.config, convention)
 
     def gates(self, s: int) -> RoundGates:

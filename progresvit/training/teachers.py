@@ -154,7 +154,7 @@ def _open_teacher(name: str, student: BaseConfig, resolution: int | None) -> Tea
         )
     if not timm.is_model(name.split(".")[0]):
         raise ValueError(
-            f"there is no teacher {name!r}; {did_you_mean(name, (*BUNDLED, LITE))} Or name a pretrained timm model "
+            f"unknown teacher {name!r}; {did_you_mean(name, (*BUNDLED, LITE))} Or name a pretrained timm model "
             "or a model folder."
         )
     network = timm.create_model(name, pretrained=True)

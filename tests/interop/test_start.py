@@ -120,7 +120,7 @@ def test_a_source_without_a_head_fits():
         ("deit_tiny_patch16_224", {"depth": 2, "init_values": 0.1}, {}, "layer_scale=1e-6"),
         ("deit_tiny_distilled_patch16_224", {"depth": 2}, {}, "take the plain variant"),
         ("deit_tiny_patch16_224", {"depth": 2, "num_heads": 6}, {}, "take a source with 3"),
-        ("resnet10t", {}, {}, "no plain ViT: it has no cls_token"),
+        ("resnet10t", {}, {}, "not a plain ViT: it lacks cls_token"),
     ],
 )
 def test_a_source_that_does_not_fit_is_refused(name, kwargs, changes, remedy):

@@ -153,7 +153,7 @@ def test_a_checkpoint_of_the_authors_that_does_not_fit_is_refused(authors, model
 def test_files_that_are_no_checkpoint_of_the_authors_are_refused(authors, tmp_path):
     weights = torch.load(authors, weights_only=True)["state_dict_ema"]
     torch.save({key: value for key, value in weights.items() if key != "head.weight"}, authors)
-    with pytest.raises(ValueError, match=r"no ProgResViT checkpoint of the authors: it has no head\.weight"):
+    with pytest.raises(ValueError, match=r"not a ProgResViT checkpoint of the authors: it lacks head\.weight"):
         started(authors)
     torch.save({**weights, "token_projectors.0.extra": torch.zeros(1)}, authors)
     with pytest.raises(ValueError, match=r"token_projectors\.0\.extra"):
@@ -162,7 +162,7 @@ def test_files_that_are_no_checkpoint_of_the_authors_are_refused(authors, tmp_pa
     with pytest.raises(ValueError, match="damaged or no PyTorch checkpoint"):
         started(authors)
     torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pth")
-    with pytest.raises(ValueError, match="is no plain ViT: it has no cls_token"):
+    with pytest.raises(ValueError, match="not a plain ViT: it lacks cls_token"):
         started(tmp_path / "other.pth")
     with pytest.raises(ValueError, match=r"there is no file or folder .*nowhere\.pth"):
         started(tmp_path / "nowhere.pth")

@@ -118,11 +118,11 @@ def test_a_kind_of_model_without_a_vit_starts_from_its_own_folder_only(saved, ra
     model = build_model(pooled, CLASSES)
     assert start_model(model, pooled) == f"start: {folder}; not copied: nothing"
     assert torch.equal(model.layers[0].weight, weights["layers.0.weight"])
-    with pytest.raises(ValueError, match=r"no plain ViT: it has no cls_token"):
+    with pytest.raises(ValueError, match=r"not a plain ViT: it lacks cls_token"):
         started(folder)
     vit = progresvit.save(randomize(ProgResViT(two_rounds())), folder.parent / "vit")
     pooled = pooled.model_copy(update={"model": type(recipe().model)(**{**wanted, "start": str(vit)})})
-    with pytest.raises(ValueError, match="kind progresvit, of which PooledModel takes no weights"):
+    with pytest.raises(ValueError, match="kind progresvit, whose weights PooledModel cannot take"):
         start_model(model, pooled)
 
 

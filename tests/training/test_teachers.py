@@ -139,7 +139,7 @@ def test_our_own_models_can_teach(small_config, randomize, tmp_path):
 @pytest.mark.parametrize(
     ("name", "class_ids", "remedy"),
     [
-        ("efficientnet-lite9", ("a", "b"), "there is no teacher"),
+        ("efficientnet-lite9", ("a", "b"), "unknown teacher"),
         ("efficientnet-lite2", ("cat", "dog"), "does not know the classes cat, dog"),
         ("efficientnet-lite2", None, "does not know the classes of this model"),
     ],

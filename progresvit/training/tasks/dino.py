@@ -118,7 +118,7 @@ class DINO(Task):
     centre: Tensor
 
     def find_splits(self, recipe: Recipe, source: str) -> Splits:
-        """Images by class, of which the labels serve for validation alone; with ``knn: false`` any images."""
+        """Images by class; only validation uses the labels. With ``knn: false`` any images."""
         if not self.options.knn:
             train = find_unlabelled(source)
             return Splits(self._with_unlabelled(train, ()), train.subset([]))

@@ -40,7 +40,7 @@ def gather_columns(batches: Iterable[Mapping[str, Any]], processes: Processes) -
 def routed_metrics(
     model: RoundModel, scores: NDArray[Any], metric: Metric[Any], gmacs: NDArray[Any], values: Mapping[str, Any]
 ) -> Metrics:
-    """The accuracy of every round, of which the last round's selects the best model, and the near-lossless point.
+    """The accuracy of every round and the near-lossless point; the last round's accuracy selects the best model.
 
     A model whose rounds are alternatives (``config.routable`` is false) has no near-lossless point.
 
