@@ -91,8 +91,8 @@ def start_from_timm(
     foreign = [key for key in weights if not _PLAIN.fullmatch(key)]
     if foreign:
         raise ValueError(
-            f"{origin} is not a plain ViT: it has {', '.join(foreign[:4])}; take the plain variant, and for the weights "
-            "of a model folder give the folder."
+            f"{origin} is not a plain ViT: it has {', '.join(foreign[:4])}; take the plain variant, and for the "
+            "weights of a model folder give the folder."
         )
     of_imagenet = model.config.class_ids is not None and _classes(weights) == _IMAGENET_CLASSES
     class_ids = ImageNetInfo().label_names() if of_imagenet else None
