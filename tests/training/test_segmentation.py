@@ -19,8 +19,7 @@ from progresvit.metrics.miou import ClassCounts, mean_iou
 from progresvit.model import RoundOutput
 from progresvit.routing import MeanIoU, metric_near_lossless
 from progresvit.training.build import build_model
-from progresvit.training.recipe import load_recipe, make_recipe
-from progresvit.training.state import checkpoints
+from progresvit.training.recipe import load_recipe
 from progresvit.training.tasks.registry import make_task
 from progresvit.training.tasks.segmentation import Segmentation, SegmentationOptions, pixel_cross_entropy, upsample
 from tests.data.shapes import CLASSES, save_shapes
@@ -32,7 +31,15 @@ from tests.evaluation.made_segmentation import (
     naive_miou,
 )
 from tests.evaluation.test_segmentation_run import naive_map
-from tests.training.runs import ALONE, assert_equal_runs, evaluations, losses, run, run_until_killed
+from tests.training.runs import (
+    ALONE,
+    assert_close_losses,
+    assert_resumes_to_the_bit,
+    evaluations,
+    losses,
+    merge_sections,
+    run,
+)
 
 TINY = {"depth": 2, "patch_size": 16}
 THINKING = {
@@ -53,9 +60,7 @@ def recipe(model=None, **sections):
         "ema": 0.0,
         "run": {"log_every": 1},
     }
-    for name, section in sections.items():
-        values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section
-    return make_recipe(values, origin="test")
+    return merge_sections(values, sections)
 
 
 SGD = {"name": "sgd", "lr": 2e-2, "weight_decay": 0.0}
@@ -169,11 +174,7 @@ def make_validation(wanted, data, model=None, processes=ALONE):
 def test_a_resumed_run_equals_an_unbroken_one(shapes, tmp_path, mode, optimizer):
     epochs = {"schedule": {"epochs": 3}, "run": {"log_every": 1, "keep": 9}}
     wanted = recipe(data={"mode": mode}, optimizer=optimizer, ema=0.9, **epochs)
-    run(wanted, shapes, tmp_path / "whole")
-    run_until_killed(4, wanted, shapes, tmp_path / "broken")
-    assert checkpoints(tmp_path / "broken" / "checkpoints")[-1].name == "step-000000003"
-    run(wanted, shapes, tmp_path / "broken", resume=True)
-    whole, _ = assert_equal_runs(tmp_path / "whole", tmp_path / "broken", "model", "ema", "optimizer")
+    whole = assert_resumes_to_the_bit(wanted, shapes, tmp_path, "model", "ema", "optimizer", killed_at=4)
     assert whole.name == "step-000000009"
 
 
@@ -205,10 +206,10 @@ def calm_recipe(**sections):
 
 @pytest.fixture(scope="module")
 def calm(shapes, tmp_path_factory):
-    """The losses of a run of this recipe."""
+    """The folder of a run of this recipe."""
     out = tmp_path_factory.mktemp("calm") / "out"
     run(calm_recipe(), shapes, out)
-    return losses(out)
+    return out
 
 
 @pytest.mark.parametrize(
@@ -218,8 +219,7 @@ def calm(shapes, tmp_path_factory):
 )
 def test_other_ways_of_execution_learn_the_same_thing(calm, shapes, tmp_path, sections):
     run(calm_recipe(**sections), shapes, tmp_path / "other")
-    for (_, plain, _), (_, other, _) in zip(calm, losses(tmp_path / "other"), strict=True):
-        assert other == pytest.approx(plain, abs=0.1)
+    assert_close_losses(tmp_path / "other", calm, 0.1)
 
 
 def test_unreadable_images_are_listed_in_the_folder_of_the_run(tmp_path, monkeypatch):

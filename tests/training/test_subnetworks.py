@@ -15,7 +15,7 @@ from progresvit.distributed import Processes
 from progresvit.training.step import RoundLosses, check_run_options
 from progresvit.training.tasks.subnetworks import DrawnBatch, Subnetworks, SubnetworksOptions
 from progresvit.training.tasks.supervised import Supervised
-from tests.training.runs import ALONE, assert_equal_runs, ready, recipe, run, run_until_killed, take_steps
+from tests.training.runs import ALONE, assert_resumes_to_the_bit, ready, recipe, run, take_steps
 
 OTHER = {"resolutions": None, "heads": None, "depth": None, "patch_size": None}
 HEADS = {"heads": 3, "depth": 1, "patch_size": 8, "rounds": [{"resolution": 32, "heads": h} for h in (1, 2, 3)]}
@@ -139,10 +139,7 @@ def test_steps_train_the_drawn_rounds_and_the_losses_stay_one_per_round(digits):
 @pytest.mark.parametrize("kind", ["hydravit", "matformer"])
 def test_a_killed_and_resumed_run_equals_an_unbroken_one(digits, tmp_path, kind):
     wanted = baseline(kind, schedule={"epochs": 2, "cooldown": 0})
-    run(wanted, digits, tmp_path / "whole")
-    run_until_killed(4, wanted, digits, tmp_path / "broken")
-    run(wanted, digits, tmp_path / "broken", resume=True)
-    assert_equal_runs(tmp_path / "whole", tmp_path / "broken", "model")
+    assert_resumes_to_the_bit(wanted, digits, tmp_path, "model", killed_at=4)
 
 
 @pytest.mark.slow
