@@ -52,11 +52,13 @@ def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper") -> l
         The names of the parameters that were not copied.
     """
     if is_local(source):
-        return start_from_folder(model, find_folder(source), fusion=fusion)
-    if source in OFFICIAL_MODELS:
-        return _start_from_model(model, load_official(source), fusion=fusion, origin=source)
-    if is_official_file(source):
-        return _start_from_model(model, import_official(source), fusion=fusion, origin=source)
+        folder = find_folder(source)
+        start = load_folder(folder)
+        build(start.config)  # draws random numbers: what a task initialises after this stays the same for a seed
+        return _start_from_model(model, start, fusion=fusion, origin=str(folder))
+    if source in OFFICIAL_MODELS or is_official_file(source):
+        start = load_official(source) if source in OFFICIAL_MODELS else import_official(source)
+        return _start_from_model(model, start, fusion=fusion, origin=source)
     return start_from_timm(model, source, fusion=fusion)
 
 
@@ -99,20 +101,11 @@ def start_from_timm(
     return _copy(model, weights, class_ids=class_ids, task="classification", fusion=fusion, origin=origin)
 
 
-def start_from_folder(model: RoundModel, folder: Path, *, fusion: Fusion = "paper") -> list[str]:
-    """Copy the weights of a model folder: the backbone, and all that fits if the models are of the same kind.
+def _start_from_model(model: RoundModel, source: RoundModel, *, fusion: Fusion, origin: str) -> list[str]:
+    """Copy the weights of a model: the backbone, and all that fits if the models are of the same kind.
 
     The position grid is resampled. Rows of the head are copied by class id, if the source has all classes of the model.
-
-    Returns:
-        The names of the parameters that were not copied.
     """
-    source = load_folder(folder)
-    build(source.config)  # draws random numbers: what a task initialises after this stays the same for a seed
-    return _start_from_model(model, source, fusion=fusion, origin=str(folder))
-
-
-def _start_from_model(model: RoundModel, source: RoundModel, *, fusion: Fusion, origin: str) -> list[str]:
     weights, own = source.state_dict(), model.state_dict()
     same_kind = source.config.kind == model.config.kind
     if all(key in own for key in _NEEDED):

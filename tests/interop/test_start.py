@@ -16,8 +16,7 @@ from progresvit.data.dataset import find_unlabelled
 from progresvit.data.decode import decode
 from progresvit.data.samples import samples_folder
 from progresvit.data.transforms import normalise
-from progresvit.interop import start_from_timm
-from progresvit.interop.start import start_from_folder
+from progresvit.interop import start_from, start_from_timm
 from progresvit.model import ProgResViT
 from tests.model.pooled import PooledConfig, PooledModel
 
@@ -321,5 +320,5 @@ def test_a_start_from_a_folder_draws_the_random_numbers_of_a_new_model(small_con
     ProgResViT(small_config)
     expected = torch.get_rng_state()
     torch.manual_seed(1)
-    start_from_folder(model, folder)
+    start_from(model, str(folder))
     assert torch.equal(torch.get_rng_state(), expected)

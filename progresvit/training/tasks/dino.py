@@ -30,6 +30,8 @@ from progresvit.data.sources import InMemorySource, WorkerSource
 from progresvit.distributed import Processes
 from progresvit.model import RoundOutput, registry
 from progresvit.model.interface import RoundModel, capability
+from progresvit.predict.features import KNN, Features
+from progresvit.predict.head import score_columns
 from progresvit.training.recipe import Recipe
 from progresvit.training.step import compile_blocks
 from progresvit.training.tasks.classification import EvaluatedImages
@@ -43,7 +45,7 @@ from progresvit.training.tasks.dino_loss import (
     teacher_probabilities,
 )
 from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make_sampler, source_in_memory
-from progresvit.training.tasks.validation import knn_metrics, summarize_rounds
+from progresvit.training.tasks.validation import gather_columns, summarize_rounds, top1_metrics
 
 LOADER_SCALE = 2
 """In mode loader, whole images have this times the model's side, so that small crops are not enlarged."""
@@ -277,21 +279,32 @@ class DINO(Task):
         """The teacher's backbone."""
         return cast(RoundModel, self.teacher.backbone)
 
+    @torch.no_grad()
     def validate(
         self, model: RoundModel, data: TaskData, *, processes: Processes, dtype: torch.dtype | None
     ) -> Metrics:
-        """Top-1 of a k-NN classifier on the class tokens of each round. Without labels there is nothing to measure."""
+        """Top-1 of a k-NN classifier on the class tokens of each round, and of its near-lossless routed point.
+
+        Without labels there is nothing to measure.
+        """
         if not self.options.knn:
             return Metrics(primary=-math.inf, values={})
-        return knn_metrics(
-            model,
-            cast(DINOData, data).bank(),
-            data.val(),
-            processes=processes,
-            dtype=dtype,
-            k=self.options.k,
-            temperature=self.options.knn_temperature,
-        )
+        features, device = Features(cast(Any, cast(nn.Module, model).eval()), dtype=dtype), processes.device
+
+        def tokens_of(batches: Iterator[Batch]) -> tuple[list[Tensor], Tensor]:
+            """Class tokens and labels of the images of all processes: S times (N, d), and (N,)."""
+            of_batches = ({**features.columns(*batch), "target": batch.targets} for batch in batches)
+            columns = gather_columns(of_batches, processes)
+            targets = torch.from_numpy(columns.pop("target")).to(device)
+            return [torch.from_numpy(tokens).to(device) for tokens in columns.values()], targets
+
+        bank, bank_targets = tokens_of(cast(DINOData, data).bank())
+        tokens, targets = tokens_of(data.val())
+        classes, options = int(max(bank_targets.max(), targets.max())) + 1, self.options
+        votes = {"classes": classes, "k": options.k, "temperature": options.knn_temperature}
+        knn = KNN(bank, bank_targets, **votes, make=score_columns)
+        columns = {name: column.cpu().numpy() for name, column in knn.columns(tokens, targets).items()}
+        return top1_metrics(model, columns, "knn")
 
     def summarize(self, values: Mapping[str, Any]) -> str:
         if "knn" not in values:
