@@ -41,6 +41,13 @@ def test_a_folder_keeps_the_kind_of_its_model(model, images, tmp_path):
         assert torch.equal(mine.logits, theirs.logits)
 
 
+def test_features_are_the_normalised_tokens(model, images):
+    for features, output in zip(model.features(images), model(images), strict=True):
+        tokens = torch.cat([features.class_token[:, None], features.patch_tokens], dim=1)
+        assert torch.equal(tokens, output.tokens) == (model.config.kind != "early_exit")  # returned before the norm
+        assert features.patch_tokens.shape[1] == features.grid**2 == 4
+
+
 def test_tokens_out_of_turn_are_refused(model, images):
     first = model.run_round(0, images)
     if model.config.routable:

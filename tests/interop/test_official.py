@@ -10,7 +10,7 @@ import torch
 
 import progresvit
 from progresvit.interop import import_official
-from tests.interop.authors import authors_forward, authors_state
+from tests.interop.authors import Trap, authors_forward, authors_state
 
 CASES = {
     "two rounds": {"resolutions": [192, 240], "widths": [64, 128], "layer_scale": False},
@@ -129,14 +129,6 @@ def test_weights_that_are_missing_or_foreign_are_named(tmp_path):
     torch.save(state, tmp_path / "model.pth")
     with pytest.raises(ValueError, match=r"lack psg\.blocks\.0\.out_gate\.delta\.bias.*unknown blocks\.0\.attn\.rope"):
         import_official(tmp_path / "model.pth")
-
-
-class Trap:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (str(self.path), "w"))
 
 
 @pytest.mark.parametrize("protocol", ["torch", "pickle"])

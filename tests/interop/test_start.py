@@ -18,6 +18,7 @@ from progresvit.data.samples import samples_folder
 from progresvit.data.transforms import normalise
 from progresvit.interop import start_from, start_from_timm
 from progresvit.model import ProgResViT
+from tests.interop.authors import Trap
 from tests.model.pooled import PooledConfig, PooledModel
 
 
@@ -187,14 +188,6 @@ def test_a_file_of_weights_is_a_source_in_any_precision(kind, small_config, tmp_
     own = model.state_dict()
     assert {value.dtype for value in own.values()} == {torch.float32}
     assert all(torch.equal(own[key], value.float()) for key, value in rounded.items())
-
-
-class Trap:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (str(self.path), "w"))
 
 
 def test_a_file_that_runs_code_is_refused_and_runs_none(small_config, tmp_path):

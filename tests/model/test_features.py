@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from progresvit.baselines.early_exit import EarlyExit, EarlyExitConfig
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.model import ProgResViT, RoundFeatures, registry
+from progresvit.model import ProgResViT, RoundFeatures
 
 SMALL = {"heads": 3, "depth": 2, "patch_size": 8, "num_classes": 12}
 THREE = ModelConfig(rounds=make_rounds([16, 24, 32], [1, 2, 3]), **SMALL)
@@ -75,21 +75,6 @@ def test_the_features_of_early_exits_are_normalised_by_the_norm_of_each_exit(ran
             assert torch.allclose(head(found.class_token), output.logits, atol=1e-5)
             assert not torch.allclose(found.class_token, output.tokens[:, 0], atol=0.1)
             assert found.grid == 4
-
-
-@pytest.mark.parametrize("kind", ["thinkingvit", "hydravit", "sortednet", "matformer", "dynabert"])
-def test_every_baseline_on_this_backbone_has_features(kind, randomize, images):
-    rounds = {
-        "matformer": [{"resolution": 32, "mlp_share": 0.5}, {"resolution": 32, "mlp_share": 1.0}],
-        "dynabert": [{"resolution": 32, "share": 0.5}, {"resolution": 32, "share": 1.0}],
-    }.get(kind, [{"resolution": 32, "heads": 1}, {"resolution": 32, "heads": 2}])
-    config = registry.config_class(kind)(rounds=rounds, heads=2, depth=2, patch_size=8, num_classes=12)
-    model = randomize(registry.build(config))
-    with torch.no_grad():
-        features, outputs = model.features(images), model(images)
-    for found, output in zip(features, outputs, strict=True):
-        assert torch.equal(found.class_token, output.tokens[:, 0])
-        assert found.patch_tokens.shape[1] == found.grid**2 == 16
 
 
 def test_images_are_checked_as_by_forward(small_model):

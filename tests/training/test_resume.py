@@ -226,13 +226,6 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(digits, out, capsys)
 
 
 @pytest.mark.slow
-def test_a_run_that_died_before_its_first_checkpoint_starts_again(finished, digits, out):
-    shutil.rmtree(out / "checkpoints")
-    run(recipe(), digits, out, resume=True)
-    assert_equal_runs(finished, out, "model")
-
-
-@pytest.mark.slow
 def test_last_and_best_are_kept(digits, tmp_path):
     run(recipe(run={"keep": 2}), digits, tmp_path / "out")
     assert [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")] == ["step-000000009", "step-000000012"]
@@ -259,7 +252,10 @@ def test_a_folder_with_another_run_is_refused(digits, out, tmp_path):
 
 
 @pytest.mark.slow
-def test_resuming_a_finished_run_changes_nothing(finished, digits, out):
+@pytest.mark.parametrize("died_early", [False, True])
+def test_a_finished_run_stays_as_it_is_and_one_without_a_checkpoint_starts_again(finished, digits, out, died_early):
+    if died_early:
+        shutil.rmtree(out / "checkpoints")
     run(recipe(), digits, out, resume=True)
     assert_equal_runs(finished, out, "model")
 

@@ -192,17 +192,12 @@ def test_a_resumed_run_remembers_the_rounds_of_its_start(randomize, tmp_path):
 
 def test_a_classification_head_of_the_same_classes_does_not_start_the_decoder(tmp_path):
     """It was trained on class tokens, whichever classes it knows."""
-    sizes = {"rounds": make_rounds([32, 48], [1, 2]), "heads": 2, "depth": 2, "num_classes": len(CLASSES)}
-    progresvit.save(ProgResViT(ModelConfig(**sizes, class_ids=CLASSES)), tmp_path / "classifies")
-    progresvit.save(ProgResViT(ModelConfig(**sizes, class_ids=CLASSES, task="segmentation")), tmp_path / "segments")
+    progresvit.save(ProgResViT(two_rounds(num_classes=len(CLASSES), class_ids=CLASSES)), tmp_path / "classifies")
     _, line = started(tmp_path / "classifies")
     assert line.endswith("not copied: head")
-    _, line = started(tmp_path / "segments")
-    assert line.endswith("not copied: nothing")
 
 
 def test_a_quiet_start_takes_a_folder_whose_projectors_do_not_fit(tmp_path):
-    narrow = ModelConfig(rounds=make_rounds([32, 48], [2, 2]), heads=2, depth=2, num_classes=5)
-    progresvit.save(ProgResViT(narrow), tmp_path / "model")
+    progresvit.save(ProgResViT(two_rounds(rounds=make_rounds([32, 48], [2, 2]))), tmp_path / "model")
     _, line = started(tmp_path / "model", start_fusion="quiet")
     assert "projectors" in line

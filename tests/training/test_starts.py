@@ -214,11 +214,6 @@ def test_a_quiet_start_is_refused_where_it_cannot_be(saved):
         started("nettewoof-tiny", start_fusion="quiet", depth=12, patch_size=16, heads=[2, 3], resolutions=[16, 32])
 
 
-def test_a_recipe_names_the_missing_file():
-    with pytest.raises(ValueError, match=r"there is no file or folder weights/foo\.safetensors"):
-        started("weights/foo.safetensors")
-
-
 @pytest.fixture
 def weights_file(tmp_path, randomize):
     """Plain weights in float16, in a file."""
