@@ -15,10 +15,8 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from progresvit.config import BackboneConfig, Round
-from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
 from progresvit.model.outputs import RoundOutput
-from progresvit.model.psg import BlockGates
 
 
 class HydraViTConfig(BackboneConfig):
@@ -40,7 +38,4 @@ class HydraViT(Backbone):
         """Round s, counted from 0, on its own; it takes no ``previous``."""
         self.check_round(s, images, previous)
         x = self.embed(images, resolution=self.resolutions[s], width=self.widths[s])  # (B, C, H, H) -> (B, N, d)
-        for block in self.blocks:
-            x = self.run_block(block, x, BlockGates())
-        tokens = slicing.layer_norm(x, self.norm)
-        return RoundOutput(logits=self.classify(tokens), tokens=tokens)
+        return self.run_ungated(x)

@@ -19,10 +19,8 @@ from torch import Tensor
 
 from progresvit import compute
 from progresvit.config import MLP_RATIO, BackboneConfig, BaseRound, Number
-from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
 from progresvit.model.outputs import RoundOutput
-from progresvit.model.psg import BlockGates
 
 _ROUNDING = 0.01
 """Largest distance of share * 4W from a whole number: a share such as 1/3 has no exact decimals."""
@@ -82,10 +80,7 @@ class MatFormer(Backbone):
         """Round s, counted from 0, on its own; it takes no ``previous``."""
         self.check_round(s, images, previous)
         x = self.embed(images, resolution=self.resolutions[s], width=self.widths[s])  # (B, C, H, H) -> (B, N, W)
-        for block in self.blocks:
-            x = self.run_block(block, x, BlockGates(), hidden=self.hidden[s])
-        tokens = slicing.layer_norm(x, self.norm)
-        return RoundOutput(logits=self.classify(tokens), tokens=tokens)
+        return self.run_ungated(x, hidden=self.hidden[s])
 
     def round_macs(self, convention: compute.Convention = "paper") -> Sequence[compute.RoundMacs]:
         """MACs of each round alone."""

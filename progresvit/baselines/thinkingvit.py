@@ -23,7 +23,6 @@ from progresvit.config import BackboneConfig, Round, check_growing, check_one_re
 from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
 from progresvit.model.outputs import RoundOutput
-from progresvit.model.psg import BlockGates
 
 
 class ThinkingViTConfig(BackboneConfig):
@@ -69,10 +68,7 @@ class ThinkingViT(Backbone):
         x = self.embed(images, resolution=self.resolutions[s], width=self.widths[s])  # (B, C, H, H) -> (B, N, d)
         if previous is not None:
             x = x + self.transitions[s - 1](previous, self.widths[s])
-        for block in self.blocks:
-            x = self.run_block(block, x, BlockGates())
-        tokens = slicing.layer_norm(x, self.norm)
-        return RoundOutput(logits=self.classify(tokens), tokens=tokens)
+        return self.run_ungated(x)
 
     def start_quiet(self) -> None:
         """Nothing to do: alpha is 0 at the start, so the last round begins as the pretrained ViT in any case."""

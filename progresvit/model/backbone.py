@@ -120,6 +120,13 @@ class Backbone(nn.Module):
             return checkpoint(block, x, gates, use_reentrant=False, **options)
         return block(x, gates, **options)
 
+    def run_ungated(self, x: Tensor, **options: Any) -> RoundOutput:
+        """All blocks without gates, the final norm and the head; ``options`` are a block's: (B, N, d) -> (B, N, d)."""
+        for block in self.blocks:
+            x = self.run_block(block, x, BlockGates(), **options)
+        tokens = slicing.layer_norm(x, self.norm)
+        return RoundOutput(logits=self.classify(tokens), tokens=tokens)
+
     def classify(self, tokens: Tensor) -> Tensor:
         """Logits of the class token, from any round's width: (B, N, d) -> (B, K); in segmentation, of every patch."""
         if self.config.task == "segmentation":

@@ -90,7 +90,7 @@ def test_a_checkpoint_of_timms_training_script_opens(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "grid", "given", "expected"),
+    ("name", "grid", "resolutions", "expected"),
     [
         ("progresvit_192_240.pth.tar", 15, None, [192, 240]),
         ("progresvit-deit-s-160-384-kd.pth.tar", 24, None, [160, 384]),
@@ -106,10 +106,10 @@ def test_a_checkpoint_of_timms_training_script_opens(tmp_path):
         ("progresvit_192_240.pth.tar", 14, None, [192, 240]),
     ],
 )
-def test_resolutions_come_from_the_option_the_name_or_the_grid(tmp_path, name, grid, given, expected):
+def test_resolutions_come_from_the_option_the_name_or_the_grid(tmp_path, name, grid, resolutions, expected):
     state = authors_state(width=128, widths=[64, 128], depth=1, patch_size=16, grid=grid, classes=3)
     torch.save(state, tmp_path / name)
-    config = import_official(tmp_path / name, resolutions=given).config
+    config = import_official(tmp_path / name, resolutions=resolutions).config
     assert [round_.resolution for round_ in config.rounds] == expected
     assert config.position_resolution == grid * 16
 

@@ -256,18 +256,18 @@ def test_a_fusion_that_does_not_exist_is_refused(small_config):
 def test_a_head_of_imagenet_gives_the_rows_of_the_models_classes(small_config):
     wnids = ImageNetInfo().label_names()
     source = small_vit(num_classes=1000)
-    chosen = [999, *range(0, 950, 50)]
-    config = small_config.replace(num_classes=20, class_ids=tuple(wnids[row] for row in chosen))
+    rows = [999, *range(0, 950, 50)]
+    config = small_config.replace(num_classes=20, class_ids=tuple(wnids[row] for row in rows))
     model = ProgResViT(config)
     assert not [key for key in start_from_timm(model, source) if key.startswith("head.")]
-    assert torch.equal(model.head.weight, source.head.weight[chosen])
-    assert torch.equal(model.head.bias, source.head.bias[chosen])
+    assert torch.equal(model.head.weight, source.head.weight[rows])
+    assert torch.equal(model.head.bias, source.head.bias[rows])
 
 
 @pytest.mark.parametrize("rows", [1000, 12])
 def test_a_head_that_lacks_a_class_of_the_model_is_not_copied(small_config, rows):
-    known = tuple(ImageNetInfo().label_names()[:11])
-    model = ProgResViT(small_config.replace(class_ids=(*known, "my_cat")))
+    names = tuple(ImageNetInfo().label_names()[:11])
+    model = ProgResViT(small_config.replace(class_ids=(*names, "my_cat")))
     before = model.head.weight.clone()
     assert {"head.weight", "head.bias"} <= set(start_from_timm(model, small_vit(num_classes=rows)))
     assert torch.equal(model.head.weight, before)

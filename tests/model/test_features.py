@@ -64,17 +64,17 @@ def test_the_features_of_early_exits_are_normalised_by_the_norm_of_each_exit(ran
         num_classes=12,
     )  # fmt: skip
     model = randomize(EarlyExit(config))
-    norms = [*(one.norm for one in model.exits), model.norm]
-    heads = [*(one.head for one in model.exits), model.head]
+    norms = [*(exit_.norm for exit_ in model.exits), model.norm]
+    heads = [*(exit_.head for exit_ in model.exits), model.head]
     with torch.no_grad():
         features, outputs = model.features(images), model(images)
-        for found, output, norm, head in zip(features, outputs, norms, heads, strict=True):
-            assert isinstance(found, RoundFeatures)
-            assert torch.allclose(found.class_token, norm(output.tokens[:, 0]), atol=1e-6)
-            assert torch.allclose(found.patch_tokens, norm(output.tokens[:, 1:]), atol=1e-6)
-            assert torch.allclose(head(found.class_token), output.logits, atol=1e-5)
-            assert not torch.allclose(found.class_token, output.tokens[:, 0], atol=0.1)
-            assert found.grid == 4
+        for round_features, output, norm, head in zip(features, outputs, norms, heads, strict=True):
+            assert isinstance(round_features, RoundFeatures)
+            assert torch.allclose(round_features.class_token, norm(output.tokens[:, 0]), atol=1e-6)
+            assert torch.allclose(round_features.patch_tokens, norm(output.tokens[:, 1:]), atol=1e-6)
+            assert torch.allclose(head(round_features.class_token), output.logits, atol=1e-5)
+            assert not torch.allclose(round_features.class_token, output.tokens[:, 0], atol=0.1)
+            assert round_features.grid == 4
 
 
 def test_images_are_checked_as_by_forward(small_model):

@@ -17,7 +17,7 @@ from tests.model.pooled import PooledConfig, PooledModel
 
 
 def logits(model, images):
-    """Those of all rounds in one row per image."""
+    """The logits of all rounds, one row per image."""
     with torch.no_grad():
         return torch.cat([output.logits for output in model.eval()(images)], dim=1)
 

@@ -26,17 +26,17 @@ def merged_by_hand(x, keys, groups, r):
     for a in first:
         cosines = {b: float(torch.cosine_similarity(direction[a], direction[b], dim=0)) for b in second}
         best[a] = max(cosines.items(), key=lambda item: item[1])
-    chosen = sorted(first, key=lambda a: -best[a][1])[:r]
+    merged = sorted(first, key=lambda a: -best[a][1])[:r]
     tokens, members = [x[0]], [groups[0]]
     for a in first:
-        if a not in chosen:
+        if a not in merged:
             tokens.append(x[a])
             members.append(groups[a])
     for b in second:
-        together = [b, *(a for a in chosen if best[a][0] == b)]
-        count = sum(len(groups[one]) for one in together)
-        tokens.append(sum(x[one] * len(groups[one]) for one in together) / count)
-        members.append([patch for one in together for patch in groups[one]])
+        together = [b, *(a for a in merged if best[a][0] == b)]
+        count = sum(len(groups[token]) for token in together)
+        tokens.append(sum(x[token] * len(groups[token]) for token in together) / count)
+        members.append([patch for token in together for patch in groups[token]])
     return torch.stack(tokens), members
 
 
@@ -107,18 +107,18 @@ def test_without_merging_nothing_changes_to_the_bit(model, images):
     assert torch.equal(model.run_blocks(x, [BlockGates()] * 2, merge=0), expected)
     fresh = ProgResViT(CONFIG).eval()
     fresh.load_state_dict(model.state_dict())
-    for found, output in zip(model(images), fresh(images)):
-        assert torch.equal(found.logits, output.logits)
-        assert torch.equal(found.tokens, output.tokens)
+    for output, expected in zip(model(images), fresh(images)):
+        assert torch.equal(output.logits, expected.logits)
+        assert torch.equal(output.tokens, expected.tokens)
 
 
 def test_rounds_keep_their_shapes_and_change_their_answers(model, images):
     merged = model(images)
     model.set_merge([0, 0])
     plain = model(images)
-    for found, output in zip(merged, plain):
-        assert found.tokens.shape == output.tokens.shape
-        assert not torch.allclose(found.logits, output.logits, atol=1e-4)
+    for merged_output, output in zip(merged, plain):
+        assert merged_output.tokens.shape == output.tokens.shape
+        assert not torch.allclose(merged_output.logits, output.logits, atol=1e-4)
     model.set_merge([0, 5])
     assert torch.equal(model(images)[0].logits, plain[0].logits)
     assert not torch.equal(model(images)[1].logits, plain[1].logits)
@@ -157,8 +157,8 @@ def test_gradients_reach_every_parameter_and_checkpointing_does_not_change_them(
 def test_the_model_is_one_graph(model, images):
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
     with torch.no_grad():
-        for found, output in zip(compiled(images), model(images)):
-            assert torch.allclose(found.logits, output.logits, atol=1e-5)
+        for merged_output, output in zip(compiled(images), model(images)):
+            assert torch.allclose(merged_output.logits, output.logits, atol=1e-5)
 
 
 def test_a_trained_model_is_switched_to_merging_and_saved(randomize, images, tmp_path):

@@ -201,7 +201,7 @@ def test_every_round_compiles_into_one_graph(variant, small_config, randomize):
 
 @pytest.mark.slow
 def test_compiled_rounds_match_and_train(small_config, randomize, images):
-    """Each round by itself, up to the gradients. The default backend, which takes a minute, is that of a compiled run.
+    """Each round by itself, up to the gradients. A compiled run uses the default backend, which takes a minute.
 
     See ``test_a_compiled_run_learns_the_same_thing`` in tests/training/test_loop.py.
     """
@@ -214,12 +214,12 @@ def test_compiled_rounds_match_and_train(small_config, randomize, images):
     for compiled, eager in zip((first, second), outputs):
         assert torch.allclose(compiled.logits, eager.logits, atol=1e-4)
     parameters = dict(model.named_parameters())
-    found, expected = (
+    compiled_gradients, expected = (
         torch.autograd.grad(output.logits.sum(), list(parameters.values())) for output in (second, outputs[1])
     )
-    for name, compiled, eager in zip(parameters, found, expected):
+    for name, compiled, eager in zip(parameters, compiled_gradients, expected):
         torch.testing.assert_close(compiled, eager, atol=1e-3, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
-    assert found[list(parameters).index("projectors.0.widen_class.weight")].any()
+    assert compiled_gradients[list(parameters).index("projectors.0.widen_class.weight")].any()
 
 
 @pytest.mark.slow

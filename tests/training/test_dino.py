@@ -83,7 +83,7 @@ def test_loss_of_a_step_is_that_of_every_round_by_itself(digits):
     with torch.no_grad():
         started.task.centre.normal_()
         prepared = started.task.prepare(batch)
-        found = started.step.trained(prepared)
+        measured = started.step.trained(prepared)
         for s in range(2):
             student = []
             for crops, resolutions in ((batch.global_crops, (16, 32)), (batch.local_crops, (8, 16))):
@@ -92,7 +92,7 @@ def test_loss_of_a_step_is_that_of_every_round_by_itself(digits):
                     student.append(started.task.head(tokens))
             teacher = [started.task.teacher.head(started.task.teacher.backbone(v)[s].tokens[:, 0]) for v in batch[0]]
             expected = literal_loss(torch.stack(student), torch.stack(teacher), started.task.centre[s], 0.1, 0.04)
-            assert found[s].item() == pytest.approx(expected, rel=1e-4)
+            assert measured[s].item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_head_is_a_cosine_to_prototypes_and_takes_a_prefix_of_the_channels():

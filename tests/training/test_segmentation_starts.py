@@ -20,9 +20,9 @@ from tests.training.test_segmentation import PLAIN, THINKING, TINY, recipe
 def started(source, wanted=None, classes=CLASSES, **model):
     """The model of a recipe with this start, and the line about it."""
     network = {"resolutions": [32, 48], "heads": [1, 2], **TINY} if wanted is None else wanted
-    chosen = recipe(model={**network, "start": str(source), **model})
-    made = build_model(chosen, classes, task="segmentation")
-    line = start_model(made, chosen)
+    wanted_recipe = recipe(model={**network, "start": str(source), **model})
+    made = build_model(wanted_recipe, classes, task="segmentation")
+    line = start_model(made, wanted_recipe)
     return made.eval(), line
 
 

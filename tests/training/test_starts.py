@@ -55,7 +55,7 @@ def started(folder, classes=CLASSES, **model):
 
 
 def equal_parts(model, weights):
-    """The parts of the model whose weights are all those of the source."""
+    """The parts of the model whose weights all equal the source's."""
     own = model.state_dict()
     parts = {key.partition(".")[0] for key in own}
     same = {key for key in own if key in weights and torch.equal(own[key], weights[key])}
@@ -101,10 +101,10 @@ def test_a_folder_of_another_kind_gives_the_backbone_alone(saved):
 
 def test_rows_of_the_head_follow_the_class_ids(saved):
     folder, weights = saved(ProgResViT(two_rounds()))
-    for chosen in ("edcba", "db"):
-        model, line = started(folder, classes=tuple(chosen))
+    for classes in ("edcba", "db"):
+        model, line = started(folder, classes=tuple(classes))
         assert line.endswith("not copied: nothing")
-        assert torch.equal(model.head.weight, weights["head.weight"][[CLASSES.index(name) for name in chosen]])
+        assert torch.equal(model.head.weight, weights["head.weight"][[CLASSES.index(name) for name in classes]])
     assert started(folder, classes=("a", "x"))[1].endswith("not copied: head")
     assert started(folder, num_classes=7)[1].endswith("not copied: head")
 
