@@ -25,7 +25,7 @@ from progresvit.config import HEAD_WIDTH, MLP_RATIO, BackboneConfig, BaseRound, 
 from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
 from progresvit.model.blocks import Block
-from progresvit.model.outputs import RoundOutput
+from progresvit.model.interface import RoundOutput
 from progresvit.model.psg import BlockGates
 
 

@@ -23,7 +23,7 @@ from progresvit import compute
 from progresvit.config import BackboneConfig, BaseRound, Count, ModelTask, check_one_resolution
 from progresvit.model.backbone import Backbone, init_linear, new_head
 from progresvit.model.blocks import NORM_EPS
-from progresvit.model.outputs import RoundFeatures, RoundOutput
+from progresvit.model.interface import RoundFeatures, RoundOutput
 from progresvit.model.psg import BlockGates
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from progresvit.config import BackboneConfig, Round
 from progresvit.model.backbone import Backbone
-from progresvit.model.outputs import RoundOutput
+from progresvit.model.interface import RoundOutput
 
 
 class HydraViTConfig(BackboneConfig):

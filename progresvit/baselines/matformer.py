@@ -20,7 +20,7 @@ from torch import Tensor
 from progresvit import compute
 from progresvit.config import MLP_RATIO, BackboneConfig, BaseRound, Number
 from progresvit.model.backbone import Backbone
-from progresvit.model.outputs import RoundOutput
+from progresvit.model.interface import RoundOutput
 
 _ROUNDING = 0.01
 """Largest distance of share * 4W from a whole number: a share such as 1/3 has no exact decimals."""

@@ -22,7 +22,7 @@ from progresvit import compute
 from progresvit.config import BackboneConfig, Round, check_growing, check_one_resolution
 from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
-from progresvit.model.outputs import RoundOutput
+from progresvit.model.interface import RoundOutput
 
 
 class ThinkingViTConfig(BackboneConfig):

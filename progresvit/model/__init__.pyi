@@ -1,6 +1,6 @@
+from .interface import RoundFeatures as RoundFeatures
 from .interface import RoundModel as RoundModel
-from .outputs import RoundFeatures as RoundFeatures
-from .outputs import RoundOutput as RoundOutput
+from .interface import RoundOutput as RoundOutput
 from .psg import BlockGates as BlockGates
 from .psg import FusionGates as FusionGates
 from .psg import RoundGates as RoundGates

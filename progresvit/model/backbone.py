@@ -22,8 +22,7 @@ from progresvit.config import BackboneConfig, Round
 from progresvit.io.model_folder import Source, find_folder
 from progresvit.model import registry, slicing
 from progresvit.model.blocks import NORM_EPS, Block
-from progresvit.model.interface import RoundModel
-from progresvit.model.outputs import RoundFeatures, RoundOutput
+from progresvit.model.interface import RoundFeatures, RoundModel, RoundOutput
 from progresvit.model.psg import BlockGates
 
 

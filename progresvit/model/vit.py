@@ -17,7 +17,7 @@ from progresvit import compute
 from progresvit.config import ModelConfig
 from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
-from progresvit.model.outputs import RoundOutput
+from progresvit.model.interface import RoundOutput
 from progresvit.model.projector import TokenProjector
 from progresvit.model.psg import PSG, BlockGates, FusionGates, RoundGates
 from progresvit.model.token_merging import Merging, unmerge

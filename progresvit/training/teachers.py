@@ -10,7 +10,6 @@ the teacher's map, P its places (T * T), f channels of its features.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import timm
 import torch
@@ -115,8 +114,7 @@ def load_teacher(name: str, student: BaseConfig, *, resolution: int | None = Non
     """
     teacher = _open_teacher(name, student, resolution)
     if as_map:
-        network, teacher.network = teacher.network, _mapped(name, teacher.network)
-        _check_map(name, teacher, network)
+        _predict_places(name, teacher)
     elif resolution is not None:
         _try(name, teacher.network, resolution)
     return teacher
@@ -169,25 +167,24 @@ def _open_teacher(name: str, student: BaseConfig, resolution: int | None) -> Tea
     return Teacher(network, student=student, size=size, mean=data["mean"], std=data["std"], classes=classes)
 
 
-def _mapped(name: str, network: nn.Module) -> Mapped:
-    """The network, evaluated at each place."""
-    if name == LITE:
-        return Mapped(network, "extract_features", cast(nn.Linear, network._fc))
-    classifier = getattr(network, "get_classifier", lambda: None)()  # timm's
+def _predict_places(name: str, teacher: Teacher) -> None:
+    """Evaluate the teacher's network at each place; the mean over its map must be its prediction for the image."""
+    no_map = (
+        f"the teacher {name} has no map: its prediction is not the mean of predictions for the places of the image. "
+        "Use a convolutional network with average pooling, or set distillation.map_weight=0."
+    )
+    network = teacher.network
+    classifier = network._fc if name == LITE else getattr(network, "get_classifier", lambda: None)()  # timm's
     if not isinstance(classifier, nn.Linear):
-        raise ValueError(_no_map(name))
-    return Mapped(network, "forward_features", classifier)
-
-
-def _check_map(name: str, teacher: Teacher, network: nn.Module) -> None:
-    """Check that the mean over the map is the network's prediction for the image."""
+        raise ValueError(no_map)
+    teacher.network = Mapped(network, "extract_features" if name == LITE else "forward_features", classifier)
     answer = _try(name, network, teacher.size)
     try:
         places = _try(name, teacher.network, teacher.size)
     except RuntimeError as error:
-        raise ValueError(_no_map(name)) from error
+        raise ValueError(no_map) from error
     if places.ndim != 3 or not torch.allclose(places.mean(dim=1), answer, rtol=1e-3, atol=1e-3):
-        raise ValueError(_no_map(name))
+        raise ValueError(no_map)
 
 
 @torch.no_grad()
@@ -201,13 +198,6 @@ def _try(name: str, network: nn.Module, size: int) -> Tensor:
             f"the teacher {name} does not work at {size} pixels ({error}); remove distillation.resolution."
         ) from error
     return answer
-
-
-def _no_map(name: str) -> str:
-    return (
-        f"the teacher {name} has no map: its prediction is not the mean of predictions for the places of the image. "
-        "Use a convolutional network with average pooling, or set distillation.map_weight=0."
-    )
 
 
 class _LastRound(nn.Module):
