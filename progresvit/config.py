@@ -277,24 +277,22 @@ class BackboneConfig(BaseConfig):
                     f"round {number} asks for {round_.heads} heads but the model has {self.heads}; "
                     f"use at most {self.heads} or build a model with heads={round_.heads}."
                 )
-            self._check_merge(number, round_)
+            if round_.merge and not self.can_merge:
+                raise ValueError(
+                    f"a model of kind {self.kind} does not merge tokens; remove merge from round {number}."
+                )
+            patches = self.grid(round_) ** 2
+            largest = patches // (self.depth + 1)  # so that the last block, which has the fewest, can merge them too
+            if round_.merge > largest:
+                raise ValueError(
+                    f"round {number} has {patches} patch tokens, and each of {self.depth} blocks can merge at most "
+                    f"half of those left, so it cannot merge {round_.merge} in each; set merge to {largest} or less."
+                )
         if self.layer_scale is not None and self.layer_scale <= 0:
             raise ValueError(
                 f"layer_scale is a start value above 0 (DeiT-III uses 1e-6) or null for none, not {self.layer_scale!r}."
             )
         return self
-
-    def _check_merge(self, number: int, round_: Round) -> None:
-        """Each block merges at most half of its patch tokens, and the last block has the fewest."""
-        if round_.merge and not self.can_merge:
-            raise ValueError(f"a model of kind {self.kind} does not merge tokens; remove merge from round {number}.")
-        patches = self.grid(round_) ** 2
-        largest = patches // (self.depth + 1)
-        if round_.merge > largest:
-            raise ValueError(
-                f"round {number} has {patches} patch tokens, and each of {self.depth} blocks can merge at most half of "
-                f"those left, so it cannot merge {round_.merge} in each; set merge to {largest} or less."
-            )
 
 
 class ModelConfig(BackboneConfig):

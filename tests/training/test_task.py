@@ -286,18 +286,6 @@ def test_a_model_of_another_kind_trains_and_what_it_lacks_is_named(digits):
         TrainingStep(model, Supervised(), recipe(run={"grad_checkpointing": True}), ALONE, steps_per_epoch=3)
 
 
-def test_an_unknown_kind_of_model_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"model\.kind: .*progresvitt.*did you mean 'progresvit'"):
-        load_recipe("192_240", ["model.kind=progresvitt"])
-
-
-def test_fields_of_the_config_can_be_set_by_name():
-    names = {"num_classes": 4, "class_ids": None, "labels": None}
-    assert load_recipe("192_240", ["model.fields={crop: 1.0}"]).model.config(**names).crop == 1.0
-    with pytest.raises(ValueError, match="crpo"):
-        load_recipe("192_240", ["model.fields={crpo: 1.0}"]).model.config(**names)
-
-
 def test_another_number_of_losses_in_a_later_step_is_refused(digits):
     started = ready(recipe(), digits)
     take_steps(started, 1)
