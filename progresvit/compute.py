@@ -62,14 +62,14 @@ class RoundMacs:
 
 def round_macs(config: ModelConfig, convention: Convention = "paper") -> tuple[RoundMacs, ...]:
     """MACs that each round adds to those before it."""
-    rounds = []
+    full_width, widths = config.width, [round_.width for round_ in config.rounds]
     gated = config.psg and convention == "paper"
-    for previous, round_ in zip((None, *config.rounds), config.rounds):
-        patches = config.grid(round_) ** 2
-        stack = stack_macs(config, convention, resolution=round_.resolution, width=round_.width, merge=round_.merge)
-        block_gates = config.depth * (PSG_METADATA * PSG_WIDTH + BLOCK_GATES * _gate(config.width)) if gated else 0
-        projector = _projector(previous.width, round_.width, patches) if previous else 0
-        fusion_gates = FUSION_GATES * _gate(round_.width) if gated and previous else 0
+    block_gates = config.depth * (PSG_METADATA * PSG_WIDTH + BLOCK_GATES * _gate(full_width)) if gated else 0
+    rounds = []
+    for round_, width, before in zip(config.rounds, widths, (0, *widths)):  # before: of the previous round
+        stack = stack_macs(config, convention, resolution=round_.resolution, width=width, merge=round_.merge)
+        projector = _projector(before, width, patches=(round_.resolution // config.patch_size) ** 2)
+        fusion_gates = FUSION_GATES * _gate(width) if gated and before else 0
         rounds.append(replace(stack, block_gates=block_gates, projector=projector, fusion_gates=fusion_gates))
     return tuple(rounds)
 
@@ -95,7 +95,7 @@ def average_gmacs(config: ModelConfig, exit_shares: Sequence[float], convention:
 
 def parameters(config: ModelConfig) -> int:
     """Trainable parameters of the whole model."""
-    width, classes = config.width, config.num_classes
+    width, classes, widths = config.width, config.num_classes, [round_.width for round_ in config.rounds]
     embedding = _linear(config.in_channels * config.patch_size**2, width)
     position = (config.stored_grid**2 + 1) * width
     norm = 2 * width
@@ -105,8 +105,9 @@ def parameters(config: ModelConfig) -> int:
     block = 2 * norm + attention + mlp + layer_scale
     backbone = embedding + position + width + config.depth * block + norm  # + width: the class token
     head = _linear(width, classes) if classes else 0
-    projectors = sum(9 * a.width + 2 * _linear(a.width, b.width) for a, b in pairwise(config.rounds))
-    return backbone + head + projectors + (_psg_parameters(config) if config.psg else 0)
+    projectors = sum(9 * source + 2 * _linear(source, target) for source, target in pairwise(widths))
+    psg = _psg_parameters(width, widths[1:], config.depth) if config.psg else 0
+    return backbone + head + projectors + psg
 
 
 def stack_macs(
@@ -142,7 +143,7 @@ def stack_macs(
     blocks = config.depth if blocks is None else blocks
     merged = [merge * number for number in range(blocks)]  # ahead of each block
     tokens = [patches + 1 - before for before in merged]
-    embedded = (config.width if convention == "paper" else width) if embeds else 0
+    embedded = (config.heads * HEAD_WIDTH if convention == "paper" else width) if embeds else 0
     return RoundMacs(
         patch_embedding=patches * config.in_channels * config.patch_size**2 * embedded,
         attention_projections=sum(tokens) * 4 * width * attention_width,  # q, k, v and the output
@@ -164,7 +165,7 @@ def _gate(width: int) -> int:
 
 
 def _projector(source: int, target: int, patches: int) -> int:
-    """MACs of a projector: depthwise 3x3 and 1x1 on the patches, one linear on the class token."""
+    """MACs of a projector: depthwise 3x3 and 1x1 on the patches, one linear on the class token; 0 without a source."""
     return patches * (9 * source + source * target) + source * target
 
 
@@ -173,10 +174,12 @@ def _linear(inputs: int, outputs: int) -> int:
     return (inputs + 1) * outputs
 
 
-def _psg_parameters(config: ModelConfig) -> int:
+def _psg_parameters(full_width: int, later_widths: Sequence[int], depth: int) -> int:
+    """Parameters of the encoder, of the gates of all blocks, and of the gates of the transitions to later rounds."""
+
     def gate(width: int) -> int:
         return _linear(PSG_WIDTH, PSG_WIDTH) + _linear(PSG_WIDTH, width)
 
-    block = BLOCK_GATES * gate(config.width) + 2 * config.width  # + the two scale vectors
-    fusion = sum(FUSION_GATES * gate(round_.width) for round_ in config.rounds[1:])
-    return _linear(PSG_METADATA, PSG_WIDTH) + config.depth * block + fusion
+    block = BLOCK_GATES * gate(full_width) + 2 * full_width  # + the two scale vectors
+    fusion = sum(FUSION_GATES * gate(width) for width in later_widths)
+    return _linear(PSG_METADATA, PSG_WIDTH) + depth * block + fusion

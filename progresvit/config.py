@@ -110,6 +110,8 @@ class BaseConfig(_Checked):
     routable: ClassVar[bool] = True
     """Whether an image may exit after any round. False if the rounds are alternatives, one of which is chosen before
     inference (HydraViT's widths): GMACs then count each round alone, and there is no routing."""
+    resolved_from_rounds: ClassVar[tuple[str, ...]] = ("input_resolution",)
+    """Fields whose default follows from the rounds."""
     optional_keys: ClassVar[frozenset[str]] = frozenset({"kind", "task", "class_ids", "labels"})
     """Keys that config.json may lack; any other missing key is an error."""
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
@@ -127,14 +129,14 @@ class BaseConfig(_Checked):
         return self.input_resolution
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed; new rounds bring their own input resolution unless it is given."""
+        """A copy with some fields changed; with new rounds, ``resolved_from_rounds`` follow from them unless given."""
         if "rounds" in changes:
-            changes = {"input_resolution": None, **changes}
+            changes = {**dict.fromkeys(self.resolved_from_rounds), **changes}
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; the inverse of :meth:`from_dict`."""
-        values: dict[str, Any] = json.loads(self.to_json())
+        values: dict[str, Any] = json.loads(self.to_json())  # keeps 1 and 1.0 apart, unlike pydantic's JSON mode
         return values
 
     @classmethod
@@ -237,6 +239,7 @@ class BackboneConfig(BaseConfig):
     """Start value of the backbone's LayerScale; None omits LayerScale."""
 
     tasks: ClassVar[tuple[ModelTask, ...]] = ("classification", "segmentation")
+    resolved_from_rounds: ClassVar[tuple[str, ...]] = ("position_resolution", "input_resolution")
     can_merge: ClassVar[bool] = False
     """Whether the model merges tokens (``Round.merge``)."""
 
@@ -254,12 +257,6 @@ class BackboneConfig(BaseConfig):
     def grid(self, round_: BaseRound) -> int:
         """Side of a round's patch grid."""
         return round_.resolution // self.patch_size
-
-    def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed; new rounds bring their own position grid and input unless given."""
-        if "rounds" in changes:
-            changes = {"position_resolution": None, **changes}
-        return super().replace(**changes)
 
     @model_validator(mode="after")
     def _check_backbone(self) -> Self:
@@ -280,24 +277,22 @@ class BackboneConfig(BaseConfig):
                     f"round {number} asks for {round_.heads} heads but the model has {self.heads}; "
                     f"use at most {self.heads} or build a model with heads={round_.heads}."
                 )
-            self._check_merge(number, round_)
+            if round_.merge and not self.can_merge:
+                raise ValueError(
+                    f"a model of kind {self.kind} does not merge tokens; remove merge from round {number}."
+                )
+            patches = self.grid(round_) ** 2
+            largest = patches // (self.depth + 1)  # so that the last block, which has the fewest, can merge them too
+            if round_.merge > largest:
+                raise ValueError(
+                    f"round {number} has {patches} patch tokens, and each of {self.depth} blocks can merge at most "
+                    f"half of those left, so it cannot merge {round_.merge} in each; set merge to {largest} or less."
+                )
         if self.layer_scale is not None and self.layer_scale <= 0:
             raise ValueError(
                 f"layer_scale is a start value above 0 (DeiT-III uses 1e-6) or null for none, not {self.layer_scale!r}."
             )
         return self
-
-    def _check_merge(self, number: int, round_: Round) -> None:
-        """Each block merges at most half of its patch tokens, and the last block has the fewest."""
-        if round_.merge and not self.can_merge:
-            raise ValueError(f"a model of kind {self.kind} does not merge tokens; remove merge from round {number}.")
-        patches = self.grid(round_) ** 2
-        largest = patches // (self.depth + 1)
-        if round_.merge > largest:
-            raise ValueError(
-                f"round {number} has {patches} patch tokens, and each of {self.depth} blocks can merge at most half of "
-                f"those left, so it cannot merge {round_.merge} in each; set merge to {largest} or less."
-            )
 
 
 class ModelConfig(BackboneConfig):
@@ -322,7 +317,7 @@ class ModelConfig(BackboneConfig):
         rounds = tuple(
             Round(resolution=round_.resolution, heads=round_.heads, merge=r) for round_, r in zip(self.rounds, merge)
         )
-        sides = {name: getattr(self, name) for name in ("position_resolution", "input_resolution")}
+        sides = {name: getattr(self, name) for name in self.resolved_from_rounds}
         return self.replace(rounds=rounds, **sides)
 
     def foreign_keys(self) -> dict[str, Any]:

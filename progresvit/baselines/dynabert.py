@@ -11,7 +11,7 @@ neurons of a block (4W), L blocks, s a round counted from 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import ClassVar, Literal, NamedTuple, Self, cast
 
@@ -25,7 +25,7 @@ from progresvit.config import HEAD_WIDTH, MLP_RATIO, BackboneConfig, BaseRound, 
 from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
 from progresvit.model.blocks import Block
-from progresvit.model.outputs import RoundOutput
+from progresvit.model.interface import RoundOutput
 from progresvit.model.psg import BlockGates
 
 
@@ -69,37 +69,34 @@ class DynaBERT(Backbone):
 
     config: DynaBERTConfig
 
+    def __init__(self, config: DynaBERTConfig, *, drop_path: float = 0.0) -> None:
+        super().__init__(config, drop_path=drop_path)
+        self.attention_widths = tuple(config.attention_width(round_) for round_ in config.rounds)
+        self.hidden = tuple(config.hidden(round_) for round_ in config.rounds)
+
     def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
         """Round s, counted from 0, from the image alone."""
-        self.check_alternative(s, previous)
+        self.check_round(s, images, previous)
         return self.run_with_hidden(s, images)[0]
 
     def run_with_hidden(self, s: int, images: Tensor) -> tuple[RoundOutput, tuple[Tensor, ...]]:
         """Round s and its L hidden states: the residual stream (B, N, W) after each block, before the final norm."""
-        self.check_round(s, images)
-        round_ = self.config.rounds[s]
-        attention_width, hidden = self.config.attention_width(round_), self.config.hidden(round_)
-        x = self.embed(images, resolution=round_.resolution, width=self.config.width)  # (B, C, H, H) -> (B, N, W)
+        x = self.embed(images, resolution=self.resolutions[s], width=self.widths[s])  # (B, C, H, H) -> (B, N, W)
         states = []
         for block in self.blocks:
-            x = self.run_block(block, x, BlockGates(), attention_width=attention_width, hidden=hidden)
+            x = self.run_block(block, x, BlockGates(), attention_width=self.attention_widths[s], hidden=self.hidden[s])
             states.append(x)
         tokens = slicing.layer_norm(x, self.norm)
         return RoundOutput(logits=self.classify(tokens), tokens=tokens), tuple(states)
 
-    def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
-        """GMACs of each round alone."""
+    def round_macs(self, convention: compute.Convention = "paper") -> Sequence[compute.RoundMacs]:
+        """MACs of each round alone."""
+        sizes = zip(self.resolutions, self.widths, self.attention_widths, self.hidden)
         return [
             compute.stack_macs(
-                self.config,
-                convention,
-                resolution=round_.resolution,
-                width=self.config.width,
-                attention_width=self.config.attention_width(round_),
-                hidden=self.config.hidden(round_),
-            ).total
-            / 1e9
-            for round_ in self.config.rounds
+                self.config, convention, resolution=resolution, width=width, attention_width=attention, hidden=hidden
+            )
+            for resolution, width, attention, hidden in sizes
         ]
 
 
@@ -142,7 +139,7 @@ def importance(model: DynaBERT, batches: Iterable[tuple[Tensor, Tensor]]) -> Imp
     model.eval()
     with torch.enable_grad():
         for images, targets in batches:
-            output = model.run_round(len(model.config.rounds) - 1, images)
+            output = model.run_round(len(model.resolutions) - 1, images)
             gradients = torch.autograd.grad(F.cross_entropy(output.logits, targets), weights)
             columns = [(weight.detach() * gradient).sum(dim=0) for weight, gradient in zip(weights, gradients)]
             channels, neurons = torch.stack(columns[:depth]), torch.stack(columns[depth:])  # (L, W), (L, m)

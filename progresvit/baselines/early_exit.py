@@ -12,6 +12,7 @@ counted from 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import ClassVar, Literal, Self, cast
 
@@ -22,7 +23,7 @@ from progresvit import compute
 from progresvit.config import BackboneConfig, BaseRound, Count, ModelTask, check_one_resolution
 from progresvit.model.backbone import Backbone, init_linear, new_head
 from progresvit.model.blocks import NORM_EPS
-from progresvit.model.outputs import RoundFeatures, RoundOutput
+from progresvit.model.interface import RoundFeatures, RoundOutput
 from progresvit.model.psg import BlockGates
 
 
@@ -81,6 +82,8 @@ class EarlyExit(Backbone):
                 "backbone too with frozen: false."
             )
         super().__init__(config, drop_path=drop_path)
+        self.ends = tuple(round_.blocks for round_ in config.rounds)
+        """The block after which each round exits, counted from 1."""
         self.exits = nn.ModuleList(Exit(width=config.width, num_classes=config.num_classes) for _ in config.rounds[:-1])
         if config.frozen:
             self.cls_token.requires_grad_(False)
@@ -90,14 +93,11 @@ class EarlyExit(Backbone):
 
     def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
         """Round s, counted from 0. From the second round on, ``previous`` holds the tokens of the round before."""
-        self.check_round(s, images)
-        round_, width = self.config.rounds[s], self.config.width
-        self.check_previous(s, images, previous, tokens=self.config.grid(round_) ** 2 + 1, width=width)
+        self.check_round(s, images, previous)
         x = previous
         if x is None:
-            x = self.embed(images, resolution=round_.resolution, width=width)  # (B, C, H, H) -> (B, N, W)
-        first = self.config.rounds[s - 1].blocks if s else 0
-        for block in self.blocks[first : round_.blocks]:
+            x = self.embed(images, resolution=self.resolutions[s], width=self.widths[s])  # (B, C, H, H) -> (B, N, W)
+        for block in self.blocks[self.ends[s - 1] if s else 0 : self.ends[s]]:
             x = self.run_block(block, x, BlockGates())
         return RoundOutput(logits=self.exit(s, x), tokens=x)
 
@@ -114,19 +114,11 @@ class EarlyExit(Backbone):
     def _features(self, s: int, tokens: Tensor) -> RoundFeatures:
         return super()._features(s, self._owner(s).norm(tokens))  # a round returns the residual stream
 
-    def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
-        """GMACs spent on an image that exits after each round, the heads of the exits before included."""
-        rounds, macs = self.config.rounds, []
-        for s, round_ in enumerate(rounds):
-            blocks = round_.blocks - (rounds[s - 1].blocks if s else 0)
-            macs.append(
-                compute.stack_macs(
-                    self.config,
-                    convention,
-                    resolution=round_.resolution,
-                    width=self.config.width,
-                    blocks=blocks,
-                    embeds=s == 0,
-                )
+    def round_macs(self, convention: compute.Convention = "paper") -> Sequence[compute.RoundMacs]:
+        """MACs that each round adds to the rounds before it, with the head of its exit."""
+        return [
+            compute.stack_macs(
+                self.config, convention, resolution=resolution, width=width, blocks=end - start, embeds=start == 0
             )
-        return compute.accumulated_gmacs(macs)
+            for resolution, width, start, end in zip(self.resolutions, self.widths, (0, *self.ends), self.ends)
+        ]

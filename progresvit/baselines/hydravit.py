@@ -14,12 +14,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from progresvit import compute
 from progresvit.config import BackboneConfig, Round
-from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
-from progresvit.model.outputs import RoundOutput
-from progresvit.model.psg import BlockGates
+from progresvit.model.interface import RoundOutput
 
 
 class HydraViTConfig(BackboneConfig):
@@ -33,24 +30,12 @@ class HydraViTConfig(BackboneConfig):
 
 
 class HydraViT(Backbone):
-    """A ViT of which any number of leading heads is a ViT."""
+    """A ViT that contains narrower ViTs: any number of its leading heads is one."""
 
     config: HydraViTConfig
 
     def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
         """Round s, counted from 0, on its own; it takes no ``previous``."""
-        self.check_round(s, images)
-        self.check_alternative(s, previous)
-        round_ = self.config.rounds[s]
-        x = self.embed(images, resolution=round_.resolution, width=round_.width)  # (B, C, H, H) -> (B, N, d)
-        for block in self.blocks:
-            x = self.run_block(block, x, BlockGates())
-        tokens = slicing.layer_norm(x, self.norm)
-        return RoundOutput(logits=self.classify(tokens), tokens=tokens)
-
-    def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
-        """GMACs of each round alone."""
-        return [
-            compute.stack_macs(self.config, convention, resolution=round_.resolution, width=round_.width).total / 1e9
-            for round_ in self.config.rounds
-        ]
+        self.check_round(s, images, previous)
+        x = self.embed(images, resolution=self.resolutions[s], width=self.widths[s])  # (B, C, H, H) -> (B, N, d)
+        return self.run_ungated(x)

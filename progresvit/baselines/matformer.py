@@ -11,6 +11,7 @@ channels of the MLPs (at most 4W), s a round counted from 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -18,10 +19,8 @@ from torch import Tensor
 
 from progresvit import compute
 from progresvit.config import MLP_RATIO, BackboneConfig, BaseRound, Number
-from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
-from progresvit.model.outputs import RoundOutput
-from progresvit.model.psg import BlockGates
+from progresvit.model.interface import RoundOutput
 
 _ROUNDING = 0.01
 """Largest distance of share * 4W from a whole number: a share such as 1/3 has no exact decimals."""
@@ -68,28 +67,24 @@ class MatFormerConfig(BackboneConfig):
 
 
 class MatFormer(Backbone):
-    """A ViT of which any leading share of the MLPs is a ViT."""
+    """A ViT that contains ViTs with narrower MLPs."""
 
     config: MatFormerConfig
 
+    def __init__(self, config: MatFormerConfig, *, drop_path: float = 0.0) -> None:
+        super().__init__(config, drop_path=drop_path)
+        self.hidden = tuple(config.hidden(round_) for round_ in config.rounds)
+        """Active hidden channels of the MLPs in each round."""
+
     def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
         """Round s, counted from 0, on its own; it takes no ``previous``."""
-        self.check_round(s, images)
-        self.check_alternative(s, previous)
-        round_ = self.config.rounds[s]
-        x = self.embed(images, resolution=round_.resolution, width=self.config.width)  # (B, C, H, H) -> (B, N, W)
-        for block in self.blocks:
-            x = self.run_block(block, x, BlockGates(), hidden=self.config.hidden(round_))
-        tokens = slicing.layer_norm(x, self.norm)
-        return RoundOutput(logits=self.classify(tokens), tokens=tokens)
+        self.check_round(s, images, previous)
+        x = self.embed(images, resolution=self.resolutions[s], width=self.widths[s])  # (B, C, H, H) -> (B, N, W)
+        return self.run_ungated(x, hidden=self.hidden[s])
 
-    def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
-        """GMACs of each round alone."""
-        config = self.config
-        macs = (
-            compute.stack_macs(
-                config, convention, resolution=round_.resolution, width=config.width, hidden=config.hidden(round_)
-            )
-            for round_ in config.rounds
-        )
-        return [round_macs.total / 1e9 for round_macs in macs]
+    def round_macs(self, convention: compute.Convention = "paper") -> Sequence[compute.RoundMacs]:
+        """MACs of each round alone."""
+        return [
+            compute.stack_macs(self.config, convention, resolution=resolution, width=width, hidden=hidden)
+            for resolution, width, hidden in zip(self.resolutions, self.widths, self.hidden)
+        ]

@@ -18,6 +18,6 @@ class SortedNetConfig(HydraViTConfig):
 
 
 class SortedNet(HydraViT):
-    """A ViT of which any number of leading heads is a ViT."""
+    """A ViT that contains narrower ViTs: any number of its leading heads is one."""
 
     config: SortedNetConfig

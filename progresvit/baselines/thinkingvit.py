@@ -10,6 +10,7 @@ round, s a round counted from 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -21,8 +22,7 @@ from progresvit import compute
 from progresvit.config import BackboneConfig, Round, check_growing, check_one_resolution
 from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
-from progresvit.model.outputs import RoundOutput
-from progresvit.model.psg import BlockGates
+from progresvit.model.interface import RoundOutput
 
 
 class ThinkingViTConfig(BackboneConfig):
@@ -59,31 +59,26 @@ class ThinkingViT(Backbone):
     def __init__(self, config: ThinkingViTConfig, *, drop_path: float = 0.0) -> None:
         super().__init__(config, drop_path=drop_path)
         self.transitions = nn.ModuleList(
-            Transition(source_width=before.width, target_width=config.rounds[-1].width) for before in config.rounds[:-1]
+            Transition(source_width=width, target_width=self.widths[-1]) for width in self.widths[:-1]
         )
 
     def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
         """Round s, counted from 0. From the second round on, ``previous`` holds the tokens of the round before."""
-        self.check_round(s, images)
-        round_, before = self.config.rounds[s], self.config.rounds[max(0, s - 1)]
-        self.check_previous(s, images, previous, tokens=self.config.grid(before) ** 2 + 1, width=before.width)
-        x = self.embed(images, resolution=round_.resolution, width=round_.width)  # (B, C, H, H) -> (B, N, d)
+        self.check_round(s, images, previous)
+        x = self.embed(images, resolution=self.resolutions[s], width=self.widths[s])  # (B, C, H, H) -> (B, N, d)
         if previous is not None:
-            x = x + self.transitions[s - 1](previous, round_.width)
-        for block in self.blocks:
-            x = self.run_block(block, x, BlockGates())
-        tokens = slicing.layer_norm(x, self.norm)
-        return RoundOutput(logits=self.classify(tokens), tokens=tokens)
+            x = x + self.transitions[s - 1](previous, self.widths[s])
+        return self.run_ungated(x)
 
     def start_quiet(self) -> None:
         """Nothing to do: alpha is 0 at the start, so the last round begins as the pretrained ViT in any case."""
 
-    def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
-        """GMACs spent on an image that exits after each round."""
-        rounds, macs = self.config.rounds, []
-        for round_, before in zip(rounds, (None, *rounds[:-1])):
-            stack = compute.stack_macs(self.config, convention, resolution=round_.resolution, width=round_.width)
-            tokens = self.config.grid(round_) ** 2 + 1
-            widened = rounds[-1].width if convention == "paper" else round_.width
-            macs.append(replace(stack, projector=tokens * before.width * widened if before else 0))
-        return compute.accumulated_gmacs(macs)
+    def round_macs(self, convention: compute.Convention = "paper") -> Sequence[compute.RoundMacs]:
+        """MACs that each round adds to the rounds before it."""
+        macs = []
+        for stack, grid, width, before in zip(
+            super().round_macs(convention), self.grids, self.widths, (0, *self.widths)
+        ):
+            widened = self.widths[-1] if convention == "paper" else width
+            macs.append(replace(stack, projector=(grid**2 + 1) * before * widened))
+        return macs

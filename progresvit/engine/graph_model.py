@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from progresvit import compute
 from progresvit.config import ModelConfig
 from progresvit.engine.onnx_backend import GraphRounds, GraphRuntime
-from progresvit.model.outputs import RoundOutput
+from progresvit.model.interface import RoundOutput
 
 
 class GraphModel(nn.Module):

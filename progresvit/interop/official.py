@@ -64,7 +64,7 @@ def import_official(file: str | os.PathLike[str], *, resolutions: Sequence[int] 
     weights = read_pickle(file)
     missing = [key for key in _NEEDED if key not in weights]
     if missing:
-        raise ValueError(f"{file} is no ProgResViT checkpoint of the authors: it has no {', '.join(missing)}.")
+        raise ValueError(f"{file} is not a ProgResViT checkpoint of the authors: it lacks {', '.join(missing)}.")
     unfit = [key for key, dimensions in _NEEDED.items() if weights[key].ndim != dimensions]
     if unfit:
         raise ValueError(f"{file} is damaged: {', '.join(unfit[:4])} are not weights of this kind; download it again.")

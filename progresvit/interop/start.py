@@ -17,7 +17,6 @@ from typing import Literal, get_args
 import timm
 import torch
 from timm.data import ImageNetInfo
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from progresvit.config import HEAD_WIDTH, OFFICIAL_MODELS, BaseConfig, ModelTask
@@ -25,7 +24,7 @@ from progresvit.interop.official import import_official, is_official_file, load_
 from progresvit.io.model_folder import BUNDLED, find_folder, is_local
 from progresvit.io.parse import did_you_mean
 from progresvit.io.weights import WEIGHT_SUFFIXES, read_weights
-from progresvit.model.backbone import is_head
+from progresvit.model.backbone import is_head, resample_position
 from progresvit.model.interface import RoundModel, capability
 from progresvit.model.registry import DEFAULT_KIND, build
 from progresvit.model.saving import load_folder
@@ -53,11 +52,13 @@ def start_from(model: RoundModel, source: str, *, fusion: Fusion = "paper") -> l
         The names of the parameters that were not copied.
     """
     if is_local(source):
-        return start_from_folder(model, find_folder(source), fusion=fusion)
-    if source in OFFICIAL_MODELS:
-        return _start_from_model(model, load_official(source), fusion=fusion, origin=source)
-    if is_official_file(source):
-        return _start_from_model(model, import_official(source), fusion=fusion, origin=source)
+        folder = find_folder(source)
+        start = load_folder(folder)
+        build(start.config)  # draws random numbers: what a task initialises after this stays the same for a seed
+        return _start_from_model(model, start, fusion=fusion, origin=str(folder))
+    if source in OFFICIAL_MODELS or is_official_file(source):
+        start = load_official(source) if source in OFFICIAL_MODELS else import_official(source)
+        return _start_from_model(model, start, fusion=fusion, origin=source)
     return start_from_timm(model, source, fusion=fusion)
 
 
@@ -92,28 +93,19 @@ def start_from_timm(
     foreign = [key for key in weights if not _PLAIN.fullmatch(key)]
     if foreign:
         raise ValueError(
-            f"{origin} is no plain ViT: it has {', '.join(foreign[:4])}; take the plain variant, and for the weights "
-            "of a model folder give the folder."
+            f"{origin} is not a plain ViT: it has {', '.join(foreign[:4])}; take the plain variant, and for the "
+            "weights of a model folder give the folder."
         )
     of_imagenet = model.config.class_ids is not None and _classes(weights) == _IMAGENET_CLASSES
     class_ids = ImageNetInfo().label_names() if of_imagenet else None
     return _copy(model, weights, class_ids=class_ids, task="classification", fusion=fusion, origin=origin)
 
 
-def start_from_folder(model: RoundModel, folder: Path, *, fusion: Fusion = "paper") -> list[str]:
-    """Copy the weights of a model folder: the backbone, and all that fits if the models are of the same kind.
+def _start_from_model(model: RoundModel, source: RoundModel, *, fusion: Fusion, origin: str) -> list[str]:
+    """Copy the weights of a model: the backbone, and all that fits if the models are of the same kind.
 
     The position grid is resampled. Rows of the head are copied by class id, if the source has all classes of the model.
-
-    Returns:
-        The names of the parameters that were not copied.
     """
-    source = load_folder(folder)
-    build(source.config)  # draws random numbers: what a task initialises after this stays the same for a seed
-    return _start_from_model(model, source, fusion=fusion, origin=str(folder))
-
-
-def _start_from_model(model: RoundModel, source: RoundModel, *, fusion: Fusion, origin: str) -> list[str]:
     weights, own = source.state_dict(), model.state_dict()
     same_kind = source.config.kind == model.config.kind
     if all(key in own for key in _NEEDED):
@@ -125,8 +117,8 @@ def _start_from_model(model: RoundModel, source: RoundModel, *, fusion: Fusion, 
         }
     elif not same_kind:
         raise ValueError(
-            f"{origin} holds a model of the kind {source.config.kind}, of which {type(model).__name__} takes no "
-            "weights; give a model of its own kind, or remove model.start."
+            f"{origin} holds a model of the kind {source.config.kind}, whose weights {type(model).__name__} cannot "
+            "take; give a model of its own kind, or remove model.start."
         )
     if fusion == "quiet" and any(_WIDENS.fullmatch(key) for key in weights):
         raise ValueError(
@@ -222,9 +214,7 @@ def _resample(position: Tensor, *, like: Tensor) -> Tensor:
             f"a position embedding of {patches} tokens is not a square grid with one class token; "
             "models with register or distillation tokens are not supported, take the plain variant."
         )
-    side = math.isqrt(like.shape[1] - 1)
-    resampled: Tensor = resample_abs_pos_embed(position, new_size=[side, side])
-    return resampled
+    return resample_position(position, math.isqrt(like.shape[1] - 1))
 
 
 def _check_plain(weights: Weights, own: Weights, config: BaseConfig, origin: str) -> None:
@@ -232,7 +222,7 @@ def _check_plain(weights: Weights, own: Weights, config: BaseConfig, origin: str
     lacking = [key for key, dimensions in _NEEDED.items() if key not in weights or weights[key].ndim != dimensions]
     if lacking:
         raise ValueError(
-            f"{origin} is no plain ViT: it has no {', '.join(lacking)}; take a ViT or DeiT, or another kind of start."
+            f"{origin} is not a plain ViT: it lacks {', '.join(lacking)}; take a ViT or DeiT, or another kind of start."
         )
     own_kind = config.kind == DEFAULT_KIND
     section = "model" if own_kind else "model.fields"
@@ -269,7 +259,7 @@ def _sizes(weights: Weights) -> tuple[int, int, int]:
 
 
 def _check_heads(source: nn.Module, *, width: int, origin: str) -> None:
-    """Refuse a module with another number of heads, which weights alone do not tell."""
+    """Refuse a module with another number of heads; the weights alone do not show it."""
     heads = {part.num_heads for part in source.modules() if hasattr(part, "num_heads")}
     expected = width // HEAD_WIDTH
     if heads - {expected}:

@@ -90,16 +90,6 @@ class TimmProgResViT(ProgResViT):
         }
 
 
-def _build(variant: str, pretrained: bool, **kwargs: Any) -> ProgResViT:
-    if kwargs.pop("features_only", False):
-        raise ValueError("features_only is not supported; forward_features gives the tokens of the last round.")
-    config = PRESETS.get(variant) or _stored_config(kwargs)
-    model: TimmProgResViT = build_model_with_cfg(TimmProgResViT, variant, pretrained, model_cfg=config, **kwargs)
-    cfg = model.config.timm_pretrained_cfg()
-    model.pretrained_cfg.update({key: cfg[key] for key in ("input_size", "mean", "std", "crop_pct")})
-    return model
-
-
 def _stored_config(kwargs: dict[str, Any]) -> ModelConfig:
     """The config of the folder or hub repository that timm loads."""
     cfg = kwargs.get("pretrained_cfg") or {}
@@ -135,8 +125,16 @@ def _spread(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
 
 
 def _entry_point(variant: str) -> Callable[..., ProgResViT]:
+    """The function that timm calls to build a preset, or a saved model."""
+
     def create(pretrained: bool = False, **kwargs: Any) -> ProgResViT:
-        return _build(variant, pretrained, **kwargs)
+        if kwargs.pop("features_only", False):
+            raise ValueError("features_only is not supported; forward_features gives the tokens of the last round.")
+        config = PRESETS.get(variant) or _stored_config(kwargs)
+        model: TimmProgResViT = build_model_with_cfg(TimmProgResViT, variant, pretrained, model_cfg=config, **kwargs)
+        cfg = model.config.timm_pretrained_cfg()
+        model.pretrained_cfg.update({key: cfg[key] for key in ("input_size", "mean", "std", "crop_pct")})
+        return model
 
     create.__name__ = create.__qualname__ = variant
     create.__doc__ = f"{variant} for timm."

@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from progresvit.config import BackboneConfig
+from progresvit import compute
+from progresvit.config import BackboneConfig, Round
 from progresvit.io.model_folder import Source, find_folder
 from progresvit.model import registry, slicing
 from progresvit.model.blocks import NORM_EPS, Block
-from progresvit.model.interface import RoundModel
-from progresvit.model.outputs import RoundFeatures, RoundOutput
+from progresvit.model.interface import RoundFeatures, RoundModel, RoundOutput
 from progresvit.model.psg import BlockGates
 
 
@@ -35,7 +35,10 @@ class PatchEmbed(nn.Module):
 
 
 class Backbone(nn.Module):
-    """A plain ViT whose layers run at the width of their input. A model adds ``run_round``."""
+    """A plain ViT whose layers run at the width of their input. A model adds ``run_round``.
+
+    The constructor reads the config once: a round runs on ``resolutions[s]``, ``grids[s]`` and ``widths[s]``.
+    """
 
     config: BackboneConfig
     one_head: ClassVar[bool] = True
@@ -45,10 +48,15 @@ class Backbone(nn.Module):
         super().__init__()
         self.config = config
         self.grad_checkpointing = False
-        width = config.width
+        width, stored_grid = config.width, config.stored_grid
+        self.resolutions = tuple(round_.resolution for round_ in config.rounds)
+        self.grids = tuple(config.grid(round_) for round_ in config.rounds)
+        """Side of each round's patch grid."""
+        self.widths = tuple(round_.width if isinstance(round_, Round) else width for round_ in config.rounds)
+        """Channels of each round's tokens."""
         self.patch_embed = PatchEmbed(in_channels=config.in_channels, width=width, patch_size=config.patch_size)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.pos_embed = nn.Parameter(torch.zeros(1, config.stored_grid**2 + 1, width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, stored_grid**2 + 1, width))
         self.blocks = nn.ModuleList(
             Block(width=width, layer_scale=config.layer_scale, drop_path=drop)
             for drop in _drop_paths(drop_path, config.depth)
@@ -77,9 +85,9 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[RoundOutput, ...]:
         """Every round, first to last, with no early exit. Images are (B, C, H, H), H the highest resolution or more."""
-        check_images(images, channels=self.config.in_channels, smallest=self.config.resolution)
+        check_images(images, channels=self.config.in_channels, smallest=max(self.resolutions))
         outputs: list[RoundOutput] = []
-        for s in range(len(self.config.rounds)):
+        for s in range(len(self.resolutions)):
             previous = outputs[-1].tokens if outputs and self.config.routable else None
             outputs.append(self.run_round(s, images, previous))
         return tuple(outputs)
@@ -110,6 +118,13 @@ class Backbone(nn.Module):
         if self.grad_checkpointing and torch.is_grad_enabled():
             return checkpoint(block, x, gates, use_reentrant=False, **options)
         return block(x, gates, **options)
+
+    def run_ungated(self, x: Tensor, **options: Any) -> RoundOutput:
+        """All blocks without gates, the final norm and the head; ``options`` are a block's: (B, N, d) -> (B, N, d)."""
+        for block in self.blocks:
+            x = self.run_block(block, x, BlockGates(), **options)
+        tokens = slicing.layer_norm(x, self.norm)
+        return RoundOutput(logits=self.classify(tokens), tokens=tokens)
 
     def classify(self, tokens: Tensor) -> Tensor:
         """Logits of the class token, from any round's width: (B, N, d) -> (B, K); in segmentation, of every patch."""
@@ -142,6 +157,18 @@ class Backbone(nn.Module):
         kept.load_state_dict(weights)
         return kept.train(self.training)
 
+    def round_macs(self, convention: compute.Convention = "paper") -> Sequence[compute.RoundMacs]:
+        """MACs that each round adds to the rounds before it; MACs of each round alone if rounds are alternatives."""
+        return [
+            compute.stack_macs(self.config, convention, resolution=resolution, width=width)
+            for resolution, width in zip(self.resolutions, self.widths)
+        ]
+
+    def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
+        """GMACs spent on an image that exits after each round; GMACs of each round alone if rounds are alternatives."""
+        macs = self.round_macs(convention)
+        return compute.accumulated_gmacs(macs) if self.config.routable else [round_.total / 1e9 for round_ in macs]
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block's activations in the backward pass instead of storing them."""
         self.grad_checkpointing = enable
@@ -150,28 +177,22 @@ class Backbone(nn.Module):
         """Parameters that no optimizer should decay, besides vectors and biases."""
         return {"pos_embed", "cls_token"}
 
-    def check_round(self, s: int, images: Tensor) -> None:
-        """Refuse a round that does not exist and images that it cannot take."""
-        rounds = self.config.rounds
-        if not 0 <= s < len(rounds):
-            raise ValueError(f"there is no round {s}; this model has rounds 0 to {len(rounds) - 1}.")
-        check_images(images, channels=self.config.in_channels, smallest=rounds[s].resolution)
-
-    def check_alternative(self, s: int, previous: Tensor | None) -> None:
-        """Refuse tokens of another round in a model whose rounds are alternatives of each other."""
-        if previous is not None:
+    def check_round(self, s: int, images: Tensor, previous: Tensor | None) -> None:
+        """Refuse a round that does not exist, and images or tokens of the previous round that it cannot take."""
+        rounds = len(self.resolutions)
+        if not 0 <= s < rounds:
+            raise ValueError(f"there is no round {s}; this model has rounds 0 to {rounds - 1}.")
+        check_images(images, channels=self.config.in_channels, smallest=self.resolutions[s])
+        if previous is not None and not self.config.routable:
             raise ValueError(
                 f"the rounds of {type(self).__name__} are alternatives that start from the image alone; "
                 f"call round {s} without previous."
             )
-
-    def check_previous(self, s: int, images: Tensor, previous: Tensor | None, *, tokens: int, width: int) -> None:
-        """Refuse anything but the tokens of the previous round, shaped (B, tokens, width), or nothing in round 0."""
-        if s == 0:
-            if previous is not None:
-                raise ValueError("round 0 starts from the image alone; call it without previous.")
+        if previous is not None and s == 0:
+            raise ValueError("round 0 starts from the image alone; call it without previous.")
+        if s == 0 or not self.config.routable:
             return
-        expected = (images.shape[0], tokens, width)
+        expected = (images.shape[0], self.grids[s - 1] ** 2 + 1, self.widths[s - 1])  # (B, N, d) of the round before
         if previous is None or tuple(previous.shape) != expected:
             got = "nothing" if previous is None else tuple(previous.shape)
             raise ValueError(

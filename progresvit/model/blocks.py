@@ -28,8 +28,15 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, attention_width: int | None = None) -> Tensor:
-        return self.attend(*self.heads(x, attention_width), width=x.shape[-1])
+    def forward(
+        self, x: Tensor, attention_width: int | None = None, merging: Merging | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The update of the tokens (B, N, d), and the keys (B, h, N, 64), by which tokens are merged."""
+        q, k, v = self.heads(x, attention_width)
+        bias = None if merging is None else merging.attention_bias(q.dtype)
+        values = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        values = values.transpose(1, 2).flatten(2)  # (B, h, N, 64) -> (B, N, a)
+        return slicing.linear(values, self.proj, x.shape[-1]), k  # (B, N, a) -> (B, N, d)
 
     def heads(self, x: Tensor, attention_width: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the heads: (B, N, d) -> 3 x (B, h, N, 64)."""
@@ -38,12 +45,6 @@ class Attention(nn.Module):
         x = x.unflatten(-1, (3, a // HEAD_WIDTH, HEAD_WIDTH))  # (B, N, 3a) -> (B, N, 3, h, 64)
         q, k, v = x.permute(2, 0, 3, 1, 4)  # (B, N, 3, h, 64) -> 3 x (B, h, N, 64)
         return q, k, v
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, width: int, bias: Tensor | None = None) -> Tensor:
-        """Attention, with a bias of its logits if given, to tokens of a width: 3 x (B, h, N, 64) -> (B, N, d)."""
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        x = x.transpose(1, 2).flatten(2)  # (B, h, N, 64) -> (B, N, a)
-        return slicing.linear(x, self.proj, width)  # (B, N, a) -> (B, N, d)
 
 
 class Mlp(nn.Module):
@@ -99,17 +100,10 @@ class Block(nn.Module):
         merging: Merging | None = None,
     ) -> Any:
         """The new tokens (B, N, d); with ``merging``, fewer of them (B, N - r, d), and how far they are merged now."""
-        if merging is not None:
-            return self._merge_tokens(x, gates, merging)
-        x = x + self.drop_path(gates.attn * self.ls1(self.attn(slicing.layer_norm(x, self.norm1), attention_width)))
-        x = x + self.drop_path(gates.mlp * self.ls2(self.mlp(slicing.layer_norm(x, self.norm2), hidden)))
-        return gates.out * x
-
-    def _merge_tokens(self, x: Tensor, gates: BlockGates, merging: Merging) -> tuple[Tensor, Merging]:
-        """The block with tokens merged between attention and MLP."""
-        q, k, v = self.attn.heads(slicing.layer_norm(x, self.norm1))
-        update = self.attn.attend(q, k, v, width=x.shape[-1], bias=merging.attention_bias(q.dtype))
+        update, keys = self.attn(slicing.layer_norm(x, self.norm1), attention_width, merging)
         x = x + self.drop_path(gates.attn * self.ls1(update))
-        x, merging = merge(x, k, merging)  # (B, N, d) -> (B, N - r, d)
-        x = x + self.drop_path(gates.mlp * self.ls2(self.mlp(slicing.layer_norm(x, self.norm2))))
-        return gates.out * x, merging
+        if merging is not None:
+            x, merging = merge(x, keys, merging)  # (B, N, d) -> (B, N - r, d)
+        x = x + self.drop_path(gates.mlp * self.ls2(self.mlp(slicing.layer_norm(x, self.norm2), hidden)))
+        x = gates.out * x
+        return x if merging is None else (x, merging)

@@ -1,18 +1,38 @@
-"""RoundModel: what training, evaluation, records, routing and analysis require of a model.
+"""RoundModel: what training, evaluation, records, routing and analysis require of a model, and the outputs of a round.
 
-Letters: B images, C image channels, H side of the images, K classes, N tokens, d channels, S rounds.
+Letters: B images, C image channels, H side of the images, K classes, N tokens (the class token and the patches), d
+active channels, g side of the patch grid, S rounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
 from progresvit.compute import Convention
 from progresvit.config import BaseConfig
-from progresvit.model.outputs import RoundOutput
+
+
+class RoundOutput(NamedTuple):
+    """One round's prediction, and the state that is passed to the next round."""
+
+    logits: Tensor
+    """(B, K); of a segmentation model (B, K, g, g), one prediction for each patch."""
+    tokens: Tensor
+    """(B, N, d), after the final norm, class token first. Early exits hand on the residual stream before the norm."""
+
+
+class RoundFeatures(NamedTuple):
+    """One round's features, after its final norm."""
+
+    class_token: Tensor
+    """(B, d)"""
+    patch_tokens: Tensor
+    """(B, g * g, d), row by row."""
+    grid: int
+    """Side of the patch grid, g."""
 
 
 @runtime_checkable
@@ -21,7 +41,7 @@ class RoundModel(Protocol):
 
     It is built from its config, ``Model(config, drop_path=0.1)``, on ``torch.device("meta")`` as on any other. The
     config and the ``state_dict`` are all that a model folder holds. Register the kind of a model to save and load it:
-    :func:`progresvit.model.kinds.register`. Training also uses ``no_weight_decay``, ``set_grad_checkpointing``,
+    :func:`progresvit.model.register`. Training also uses ``no_weight_decay``, ``set_grad_checkpointing``,
     ``blocks`` and ``keep_classes`` of a model that has them.
     """
 

@@ -141,28 +141,21 @@ class PSG(nn.Module):
         with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):
             metadata = self.metadata[s].to(self.encoder.weight.dtype)
             conditions = F.silu(self.encoder(metadata))  # (D, 5) -> (D, 128)
-            return RoundGates(fusion=self._fusion(s, conditions[0]), blocks=self._blocks(s, conditions))
+            fusion = FusionGates()
+            if s > 0:  # conditioned on the stage of the first block
+                own = cast(FusionPSG, self.fusions[s - 1])
+                fusion = FusionGates(*multipliers([own.image_gate, own.previous_gate], conditions[0].expand(2, -1)))
+            return RoundGates(fusion=fusion, blocks=self._block_gates(conditions, self.widths[s]))
 
-    def _fusion(self, s: int, condition: Tensor) -> FusionGates:
-        """The gates of the transition into round s, conditioned on the stage of its first block: (128,)."""
-        if s == 0:
-            return FusionGates()
-        own = cast(FusionPSG, self.fusions[s - 1])
-        image, previous = multipliers([own.image_gate, own.previous_gate], condition.expand(2, -1))
-        return FusionGates(image=image, previous=previous)
-
-    def _blocks(self, s: int, conditions: Tensor) -> tuple[BlockGates, ...]:
-        """(D, 128) -> D times three vectors (d,)"""
-        blocks = cast(Iterable[BlockPSG], self.blocks)
+    def _block_gates(self, conditions: Tensor, width: int) -> tuple[BlockGates, ...]:
+        """The gates of all blocks, with their scales: (D, 128) -> D times three vectors (d,)."""
+        blocks = list(cast(Iterable[BlockPSG], self.blocks))
         gates = [gate for own in blocks for gate in (own.attn_gate, own.mlp_gate, own.out_gate)]
         values = multipliers(gates, conditions.repeat_interleave(3, dim=0))  # (3D, 128) -> (3D, W)
-        values = values[:, : self.widths[s]].unflatten(0, (-1, 3))  # (3D, W) -> (D, 3, d)
-        attn = values[:, 0] * self._scales("attn_scale", s)  # (D, d)
-        mlp = values[:, 1] * self._scales("mlp_scale", s)  # (D, d)
+        values = values[:, :width].unflatten(0, (-1, 3))  # (3D, W) -> (D, 3, d)
+        attn = values[:, 0] * torch.stack([own.attn_scale for own in blocks])[:, :width]  # (D, d)
+        mlp = values[:, 1] * torch.stack([own.mlp_scale for own in blocks])[:, :width]  # (D, d)
         return tuple(BlockGates(*vectors) for vectors in zip(attn, mlp, values[:, 2]))
-
-    def _scales(self, name: str, s: int) -> Tensor:
-        return torch.stack([getattr(own, name) for own in self.blocks])[:, : self.widths[s]]  # D x (W,) -> (D, d)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PSG:
         """Metadata moves with the module but stays exact: ``model.half().float()`` must not round it."""

@@ -65,7 +65,7 @@ def save(
     if target.is_dir() and any(target.iterdir()) and not (target / CONFIG_FILE).exists():
         raise ValueError(f"{target} holds other files and no model; give a new folder, or one that holds a model.")
     weights = model.state_dict()
-    check_fit(weights, model.config, origin="this model, of which a part was replaced by hand,")
+    check_fit(weights, model.config, origin="this model, a part of which was replaced by hand,")
     if dtype is not None:
         weights = {key: _rounded(key, value, dtype) for key, value in weights.items()}
     with replacing_folder(target) as staged:

@@ -17,7 +17,7 @@ from progresvit import compute
 from progresvit.config import ModelConfig
 from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
-from progresvit.model.outputs import RoundOutput
+from progresvit.model.interface import RoundOutput
 from progresvit.model.projector import TokenProjector
 from progresvit.model.psg import PSG, BlockGates, FusionGates, RoundGates
 from progresvit.model.token_merging import Merging, unmerge
@@ -30,14 +30,16 @@ class ProgResViT(Backbone):
 
     def __init__(self, config: ModelConfig, *, drop_path: float = 0.0) -> None:
         super().__init__(config, drop_path=drop_path)
+        self.merges = tuple(round_.merge for round_ in config.rounds)
+        """Patch tokens merged in each block of each round."""
         self.projectors = nn.ModuleList(
-            TokenProjector(source_width=a.width, target_width=b.width, target_grid=config.grid(b))
-            for a, b in pairwise(config.rounds)
+            TokenProjector(source_width=source, target_width=target, target_grid=grid)
+            for (source, target), grid in zip(pairwise(self.widths), self.grids[1:])
         )
         self.psg = (
             PSG(
-                resolutions=[round_.resolution for round_ in config.rounds],
-                widths=[round_.width for round_ in config.rounds],
+                resolutions=self.resolutions,
+                widths=self.widths,
                 depth=config.depth,
                 full_width=config.width,
                 static=config.psg == "static",
@@ -48,10 +50,8 @@ class ProgResViT(Backbone):
 
     def run_round(self, s: int, images: Tensor, previous: Tensor | None = None) -> RoundOutput:
         """Round s, counted from 0. From the second round on, ``previous`` holds the tokens of the round before."""
-        self.check_round(s, images)
-        before = self.config.rounds[max(0, s - 1)]
-        self.check_previous(s, images, previous, tokens=self.config.grid(before) ** 2 + 1, width=before.width)
-        return self._run(s, images, previous, resolution=self.config.rounds[s].resolution)
+        self.check_round(s, images, previous)
+        return self._run(s, images, previous, resolution=self.resolutions[s])
 
     def run_at(self, images: Tensor, resolutions: Sequence[int]) -> tuple[RoundOutput, ...]:
         """Every round at another resolution than its own: the rounds of a crop that shows a part of the image.
@@ -66,11 +66,11 @@ class ProgResViT(Backbone):
         return tuple(outputs)
 
     def _run(self, s: int, images: Tensor, previous: Tensor | None, *, resolution: int) -> RoundOutput:
-        round_, gates = self.config.rounds[s], self.gates(s)
-        x = self.embed(images, resolution=resolution, width=round_.width)  # (B, C, H, H) -> (B, N, d)
+        gates = self.gates(s)
+        x = self.embed(images, resolution=resolution, width=self.widths[s])  # (B, C, H, H) -> (B, N, d)
         if previous is not None:
             x = self.fuse(s, x, previous, gates.fusion)
-        x = self.run_blocks(x, gates.blocks, merge=round_.merge)
+        x = self.run_blocks(x, gates.blocks, merge=self.merges[s])
         tokens = slicing.layer_norm(x, self.norm)
         return RoundOutput(logits=self.classify(tokens), tokens=tokens)
 
@@ -85,13 +85,13 @@ class ProgResViT(Backbone):
             x, merging = self.run_block(block, x, block_gates, merging=merging)  # (B, N, d) -> (B, N - r, d)
         return unmerge(x, merging)  # (B, N - D * r, d) -> (B, N, d)
 
-    def gmacs(self, convention: compute.Convention = "paper") -> list[float]:
-        """GMACs spent on an image that exits after each round."""
-        return compute.cumulative_gmacs(self.config, convention)
+    def round_macs(self, convention: compute.Convention = "paper") -> Sequence[compute.RoundMacs]:
+        """MACs that each round adds to the rounds before it."""
+        return compute.round_macs(self.config, convention)
 
     def gates(self, s: int) -> RoundGates:
         """The multipliers of round s; all one without PSG."""
-        gates: RoundGates = RoundGates.off(self.config.depth) if self.psg is None else self.psg(s)
+        gates: RoundGates = RoundGates.off(len(self.blocks)) if self.psg is None else self.psg(s)
         return gates
 
     def fuse(self, s: int, x: Tensor, previous: Tensor, gates: FusionGates) -> Tensor:
@@ -111,3 +111,4 @@ class ProgResViT(Backbone):
         It needs no training. Thresholds that were calibrated before do not hold any more.
         """
         self.config = self.config.with_merge(merge)
+        self.merges = tuple(merge)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import cast
@@ -21,7 +22,7 @@ from progresvit.data.split import save_training_list
 from progresvit.distributed import Processes
 from progresvit.io.lock import FolderLock
 from progresvit.training.build import build_model, start_model
-from progresvit.training.logger import RunLogger
+from progresvit.training.logger import RunLogger, start_wandb
 from progresvit.training.optim import Schedules, base_rate, warmup_epochs
 from progresvit.training.recipe import Recipe
 from progresvit.training.run_folder import check_folder, claim_folder, run_config, using_folder
@@ -29,7 +30,6 @@ from progresvit.training.state import TrainState, checkpoints, load_state, prune
 from progresvit.training.step import TrainingStep, check_run_options
 from progresvit.training.tasks.registry import make_task
 from progresvit.training.tasks.task import Task, TaskData
-from progresvit.training.wandb_run import start_wandb
 
 
 class Interrupted(Exception):  # noqa: N818  (not an error)
@@ -148,36 +148,26 @@ def resume_state(folder: Path, step: TrainingStep) -> TrainState:
     return TrainState()
 
 
+@dataclass
 class Loop:
-    """A run, from its current step to its end.
+    """A run, from its current step to its end."""
 
-    Args:
-        recipe: The recipe of the run.
-        out: The folder of the run.
-        processes: The processes of the run.
-        step: Model, task and optimizer.
-        data: Training and validation batches.
-        state: The position of the run.
-        logger: Progress bar, log and TensorBoard.
-        stop: Signals received so far, filled by :func:`stop_signals`.
-    """
+    recipe: Recipe
+    out: Path
+    """The folder of the run."""
+    processes: Processes
+    step: TrainingStep
+    data: TaskData
+    state: TrainState
+    """The position of the run."""
+    logger: RunLogger
+    stop: list[int]
+    """Signals received so far, filled by :func:`stop_signals`."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        out: Path,
-        processes: Processes,
-        step: TrainingStep,
-        data: TaskData,
-        state: TrainState,
-        logger: RunLogger,
-        stop: list[int],
-    ) -> None:
-        self.recipe, self.out, self.processes, self.step, self.data = recipe, out, processes, step, data
-        self.state, self.logger, self.stop = state, logger, stop
-        self.sampler = data.train.sampler
-        self.schedules = Schedules(step.optimizer, recipe, self.sampler.steps_per_epoch)
-        self.clock, self.logged, self.timed_from = time.monotonic(), state.logged_step, state.step
+    def __post_init__(self) -> None:
+        self.sampler = self.data.train.sampler
+        self.schedules = Schedules(self.step.optimizer, self.recipe, self.sampler.steps_per_epoch)
+        self.clock, self.logged, self.timed_from = time.monotonic(), self.state.logged_step, self.state.step
         self.saved = time.monotonic()
 
     def run(self) -> None:

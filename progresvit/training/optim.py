@@ -134,7 +134,7 @@ def freeze(trained: nn.Module, options: Optimizer) -> list[tuple[nn.Parameter, i
 
 
 def find_parameters(trained: nn.Module, pattern: str, *, key: str) -> list[nn.Parameter]:
-    """Parameters whose name matches. The model's have the names of its files; the task's begin with ``task.``."""
+    """Parameters whose name matches: the model's as in its files, and the task's, which begin with ``task.``."""
     names = {name.removeprefix("model."): parameter for name, parameter in trained.named_parameters()}
     parameters = [parameter for name, parameter in names.items() if fnmatchcase(name, pattern)]
     if not parameters:

@@ -70,6 +70,8 @@ class Model(Section):
                 raise ValueError("give either preset, or resolutions and heads, or a model folder as start")
         elif (self.preset is None) == (not self.resolutions) or (not self.resolutions) != (not self.heads):
             raise ValueError("give either preset, or resolutions and heads")
+        if self.start_fusion == "quiet" and self.start is None:
+            raise ValueError("start_fusion: quiet needs a pretrained start; set start, or remove start_fusion")
         return self
 
     def _refuse_keys_of_progresvit(self, kind: str) -> None:
@@ -79,12 +81,6 @@ class Model(Section):
                 f"only models of the kind {DEFAULT_KIND} have {', '.join(foreign)}; "
                 f"put the config of the kind {kind} under fields"
             )
-
-    @model_validator(mode="after")
-    def _quiet_start(self) -> Model:
-        if self.start_fusion == "quiet" and self.start is None:
-            raise ValueError("start_fusion: quiet needs a pretrained start; set start, or remove start_fusion")
-        return self
 
     @property
     def is_of_start(self) -> bool:
@@ -338,13 +334,9 @@ class Recipe(Section):
         return name
 
     @model_validator(mode="after")
-    def _decoded_on_the_cpu(self) -> Recipe:
+    def _check_sections(self) -> Recipe:
         if self.data.decode == "gpu" and self.task in ("dino", "segmentation"):
             raise ValueError(f"the loader of the task {self.task} decodes on the CPU; remove data.decode")
-        return self
-
-    @model_validator(mode="after")
-    def _one_head(self) -> Recipe:
         wide = self.distillation is not None and self.distillation.classes == "teacher"
         if wide and self.model.num_classes is not None:
             raise ValueError("with distillation.classes=teacher the head has the teacher's; remove model.num_classes")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from progresvit.io.files import replacing_folder
 from progresvit.io.weights import read_safetensors, write_safetensors
@@ -75,11 +76,8 @@ def save_state(
     """
     target = folder / _NAME.format(state.step)
     with replacing_folder(target) as staged:
-        write_safetensors(trained.model.state_dict(), staged / "model.safetensors")
-        write_safetensors(average.model.state_dict(), staged / "ema.safetensors")
-        if task := trained.task.state_dict():
-            write_safetensors(task, staged / TASK_FILE)
-            write_safetensors(average.task.state_dict(), staged / "task_ema.safetensors")
+        for name, module in _files(trained, average).items():
+            write_safetensors(module.state_dict(), staged / name)
         moments = {
             f"{index}/{name}": value  # by the number of the parameter
             for index, values in optimizer.state_dict()["state"].items()
@@ -94,11 +92,8 @@ def load_state(
     folder: Path, *, trained: RoundLosses, average: RoundLosses, optimizer: torch.optim.Optimizer
 ) -> tuple[TrainState, dict[str, Any]]:
     """Restore a checkpoint. Returns the position of the run and the state of the loss scaler."""
-    trained.model.load_state_dict(read_safetensors(folder / "model.safetensors"))
-    average.model.load_state_dict(read_safetensors(folder / "ema.safetensors"))
-    if trained.task.state_dict():
-        trained.task.load_state_dict(read_safetensors(folder / TASK_FILE))
-        average.task.load_state_dict(read_safetensors(folder / "task_ema.safetensors"))
+    for name, module in _files(trained, average).items():
+        module.load_state_dict(read_safetensors(folder / name))
     stored = json.loads((folder / "progress.json").read_text())
     state: dict[int, dict[str, Any]] = {}
     for key, value in read_safetensors(folder / "optimizer.safetensors").items():
@@ -107,6 +102,13 @@ def load_state(
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     return TrainState.from_dict(stored["progress"]), stored["scaler"]
+
+
+def _files(trained: RoundLosses, average: RoundLosses) -> dict[str, nn.Module]:
+    """The files of a checkpoint that hold the state of a module. A task without state has none."""
+    models: dict[str, nn.Module] = {"model.safetensors": trained.model, "ema.safetensors": average.model}
+    tasks = {TASK_FILE: trained.task, "task_ema.safetensors": average.task}
+    return models | tasks if trained.task.state_dict() else models
 
 
 def checkpoints(folder: Path) -> list[Path]:

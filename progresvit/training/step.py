@@ -15,10 +15,10 @@ from progresvit.data.sampler import Draw, seed_all
 from progresvit.distributed import Processes
 from progresvit.model.interface import RoundModel, capability
 from progresvit.model.precision import PRECISIONS
+from progresvit.training.logger import import_wandb
 from progresvit.training.optim import freeze, make_optimizer
 from progresvit.training.recipe import Recipe
 from progresvit.training.tasks.task import Task
-from progresvit.training.wandb_run import import_wandb
 
 
 class RoundLosses(nn.Module):

@@ -10,7 +10,6 @@ the teacher's map, P its places (T * T), f channels of its features.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import timm
 import torch
@@ -115,8 +114,7 @@ def load_teacher(name: str, student: BaseConfig, *, resolution: int | None = Non
     """
     teacher = _open_teacher(name, student, resolution)
     if as_map:
-        network, teacher.network = teacher.network, _mapped(name, teacher.network)
-        _check_map(name, teacher, network)
+        _predict_places(name, teacher)
     elif resolution is not None:
         _try(name, teacher.network, resolution)
     return teacher
@@ -150,11 +148,11 @@ def _open_teacher(name: str, student: BaseConfig, resolution: int | None) -> Tea
             size=model.config.resolution,
             mean=model.config.mean,
             std=model.config.std,
-            classes=None if same else _positions(model.config.class_ids or (), student),
+            classes=None if same else find_classes(model.config.class_ids or (), student.class_ids),
         )
     if not timm.is_model(name.split(".")[0]):
         raise ValueError(
-            f"there is no teacher {name!r}; {did_you_mean(name, (*BUNDLED, LITE))} Or name a pretrained timm model "
+            f"unknown teacher {name!r}; {did_you_mean(name, (*BUNDLED, LITE))} Or name a pretrained timm model "
             "or a model folder."
         )
     network = timm.create_model(name, pretrained=True)
@@ -169,25 +167,24 @@ def _open_teacher(name: str, student: BaseConfig, resolution: int | None) -> Tea
     return Teacher(network, student=student, size=size, mean=data["mean"], std=data["std"], classes=classes)
 
 
-def _mapped(name: str, network: nn.Module) -> Mapped:
-    """The network, evaluated at each place."""
-    if name == LITE:
-        return Mapped(network, "extract_features", cast(nn.Linear, network._fc))
-    classifier = getattr(network, "get_classifier", lambda: None)()  # timm's
+def _predict_places(name: str, teacher: Teacher) -> None:
+    """Evaluate the teacher's network at each place; the mean over its map must be its prediction for the image."""
+    no_map = (
+        f"the teacher {name} has no map: its prediction is not the mean of predictions for the places of the image. "
+        "Use a convolutional network with average pooling, or set distillation.map_weight=0."
+    )
+    network = teacher.network
+    classifier = network._fc if name == LITE else getattr(network, "get_classifier", lambda: None)()  # timm's
     if not isinstance(classifier, nn.Linear):
-        raise ValueError(_no_map(name))
-    return Mapped(network, "forward_features", classifier)
-
-
-def _check_map(name: str, teacher: Teacher, network: nn.Module) -> None:
-    """Check that the mean over the map is the network's prediction for the image."""
+        raise ValueError(no_map)
+    teacher.network = Mapped(network, "extract_features" if name == LITE else "forward_features", classifier)
     answer = _try(name, network, teacher.size)
     try:
         places = _try(name, teacher.network, teacher.size)
     except RuntimeError as error:
-        raise ValueError(_no_map(name)) from error
+        raise ValueError(no_map) from error
     if places.ndim != 3 or not torch.allclose(places.mean(dim=1), answer, rtol=1e-3, atol=1e-3):
-        raise ValueError(_no_map(name))
+        raise ValueError(no_map)
 
 
 @torch.no_grad()
@@ -201,13 +198,6 @@ def _try(name: str, network: nn.Module, size: int) -> Tensor:
             f"the teacher {name} does not work at {size} pixels ({error}); remove distillation.resolution."
         ) from error
     return answer
-
-
-def _no_map(name: str) -> str:
-    return (
-        f"the teacher {name} has no map: its prediction is not the mean of predictions for the places of the image. "
-        "Use a convolutional network with average pooling, or set distillation.map_weight=0."
-    )
 
 
 class _LastRound(nn.Module):
@@ -237,16 +227,16 @@ def _imagenet(student: BaseConfig) -> list[int] | None:
     """Positions of the student's classes in ImageNet-1K; None if the student has all of them in order."""
     order = tuple(ImageNetInfo().label_names())
     has_all = student.num_classes == IMAGENET_CLASSES and student.class_ids in (None, order)
-    return None if has_all else _positions(order, student)
+    return None if has_all else find_classes(order, student.class_ids)
 
 
-def _positions(class_ids: Sequence[str], student: BaseConfig) -> list[int]:
-    """Positions of the student's classes among the teacher's."""
-    position = {name: index for index, name in enumerate(class_ids)}
-    foreign = [name for name in student.class_ids or () if name not in position]
-    if foreign or not student.class_ids:
+def find_classes(of_teacher: Sequence[str], wanted: Sequence[str] | None, remedy: str = "another teacher") -> list[int]:
+    """Positions of the wanted classes among the teacher's; an error for unknown classes ends with the remedy."""
+    position = {name: index for index, name in enumerate(of_teacher)}
+    foreign = [name for name in wanted or () if name not in position]
+    if foreign or not wanted:
         raise ValueError(
             f"the teacher does not know the classes {', '.join(foreign[:5]) or 'of this model'}; use classes that it "
-            "knows (ImageNet's are folders named like n01440764), or another teacher."
+            f"knows (ImageNet's are folders named like n01440764), or {remedy}."
         )
-    return [position[name] for name in student.class_ids]
+    return [position[name] for name in wanted]

@@ -13,21 +13,25 @@ def plain_embedding(model, images):
 def plain_blocks(model, x, hidden=None):
     """Blocks and final norm at the width of x, with the leading hidden channels of the MLPs (all 4d if None)."""
     d = x.shape[-1]
-    m = 4 * d if hidden is None else hidden
     for block in model.blocks:
-        seen = F.layer_norm(x, (d,), block.norm1.weight[:d], block.norm1.bias[:d], 1e-6)
-        rows = [slice(part * model.config.width, part * model.config.width + d) for part in range(3)]
-        qkv, layer = [], block.attn.qkv
-        for row in rows:
-            projected = seen @ layer.weight[row, :d].T + layer.bias[row]
-            qkv.append(projected.unflatten(-1, (-1, 64)).transpose(1, 2))
-        weights = (qkv[0] @ qkv[1].mT / 8).softmax(dim=-1)
-        mixed = (weights @ qkv[2]).transpose(1, 2).flatten(2)
-        x = x + mixed @ block.attn.proj.weight[:d, :d].T + block.attn.proj.bias[:d]
-        seen = F.layer_norm(x, (d,), block.norm2.weight[:d], block.norm2.bias[:d], 1e-6)
-        hidden = F.gelu(seen @ block.mlp.fc1.weight[:m, :d].T + block.mlp.fc1.bias[:m])
-        x = x + hidden @ block.mlp.fc2.weight[:d, :m].T + block.mlp.fc2.bias[:d]
+        x = plain_block(block, x, 4 * d if hidden is None else hidden)
     return F.layer_norm(x, (d,), model.norm.weight[:d], model.norm.bias[:d], 1e-6)
+
+
+def plain_block(block, x, m):
+    """A block at the width of x, with m hidden channels of the MLP."""
+    d, layer = x.shape[-1], block.attn.qkv
+    seen = F.layer_norm(x, (d,), block.norm1.weight[:d], block.norm1.bias[:d], 1e-6)
+    qkv = []
+    for start in (0, layer.in_features, 2 * layer.in_features):
+        projected = seen @ layer.weight[start : start + d, :d].T + layer.bias[start : start + d]
+        qkv.append(projected.unflatten(-1, (-1, 64)).transpose(1, 2))
+    weights = (qkv[0] @ qkv[1].mT / 8).softmax(dim=-1)
+    mixed = (weights @ qkv[2]).transpose(1, 2).flatten(2)
+    x = x + mixed @ block.attn.proj.weight[:d, :d].T + block.attn.proj.bias[:d]
+    seen = F.layer_norm(x, (d,), block.norm2.weight[:d], block.norm2.bias[:d], 1e-6)
+    hidden = F.gelu(seen @ block.mlp.fc1.weight[:m, :d].T + block.mlp.fc1.bias[:m])
+    return x + hidden @ block.mlp.fc2.weight[:d, :m].T + block.mlp.fc2.bias[:d]
 
 
 def plain_head(model, x):

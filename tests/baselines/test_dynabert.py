@@ -8,8 +8,9 @@ import torch.nn.functional as F
 
 from progresvit.baselines.dynabert import DynaBERT, DynaBERTConfig, importance, permute, reorder
 from progresvit.config import plain_vit
-from progresvit.model import ProgResViT, RoundModel, registry
+from progresvit.model import ProgResViT
 from progresvit.training.recipe import load_recipe
+from tests.baselines.literal import plain_embedding
 
 
 def widths(*shares, resolution=32):
@@ -32,9 +33,7 @@ def batches(images):
 
 def literal_round(model, images, heads, neurons, mask=None):
     """Logits and residual stream with the leading heads and neurons; ``mask`` multiplies them, per block."""
-    patches = F.conv2d(images, model.patch_embed.proj.weight, model.patch_embed.proj.bias, stride=16).flatten(2).mT
-    x = torch.cat([model.cls_token.expand(len(images), -1, -1), patches], dim=1) + model.pos_embed
-    states = []
+    x, states = plain_embedding(model, images), []
     for number, block in enumerate(model.blocks):
         seen, attn, mlp = F.layer_norm(x, (WIDTH,), block.norm1.weight, block.norm1.bias, 1e-6), block.attn, block.mlp
         update = attn.proj.bias
@@ -182,15 +181,6 @@ def test_processes_agree_on_the_order_through_the_mean(model, batches):
     others = iter(importance(model, batches[1:]))
     reorder(first, batches[:1], mean=lambda mine: (mine + next(others)) / 2)
     assert all(torch.equal(value, first.state_dict()[key]) for key, value in alone.state_dict().items())
-
-
-def test_it_is_a_registered_round_model_of_alternatives(model, images):
-    assert isinstance(model, RoundModel)
-    assert not model.config.routable
-    again = registry.build(registry.parse_config(model.config.to_dict()))
-    again.load_state_dict(model.state_dict())
-    with pytest.raises(ValueError, match="alternatives that start from the image alone"):
-        model.run_round(1, images, previous=torch.zeros(3, 5, WIDTH))
 
 
 def test_the_recipe_builds_deit_s():

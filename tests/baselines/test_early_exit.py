@@ -11,8 +11,9 @@ from progresvit.baselines.early_exit import EarlyExit, EarlyExitConfig
 from progresvit.config import plain_vit
 from progresvit.evaluation import read_records
 from progresvit.interop import start_from_timm
-from progresvit.model import ProgResViT, RoundModel, registry
+from progresvit.model import ProgResViT
 from progresvit.training.recipe import load_recipe
+from tests.baselines.literal import plain_block, plain_embedding
 from tests.commands import works
 from tests.training.runs import ready, recipe, take_steps
 
@@ -31,18 +32,9 @@ def model(randomize):
 
 def literal_exits(model, images):
     """Two exits of a ViT, after blocks 1 and 3, written with nothing but products."""
-    patches = F.conv2d(images, model.patch_embed.proj.weight, model.patch_embed.proj.bias, stride=16).flatten(2).mT
-    x = torch.cat([model.cls_token.expand(len(images), -1, -1), patches], dim=1) + model.pos_embed
-    logits = []
+    x, logits = plain_embedding(model, images), []
     for number, block in enumerate(model.blocks, start=1):
-        seen = F.layer_norm(x, (128,), block.norm1.weight, block.norm1.bias, 1e-6)
-        qkv = seen @ block.attn.qkv.weight.T + block.attn.qkv.bias
-        q, k, v = qkv.unflatten(-1, (3, 2, 64)).permute(2, 0, 3, 1, 4)
-        mixed = ((q @ k.mT / 8).softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
-        x = x + mixed @ block.attn.proj.weight.T + block.attn.proj.bias
-        seen = F.layer_norm(x, (128,), block.norm2.weight, block.norm2.bias, 1e-6)
-        hidden = F.gelu(seen @ block.mlp.fc1.weight.T + block.mlp.fc1.bias)
-        x = x + hidden @ block.mlp.fc2.weight.T + block.mlp.fc2.bias
+        x = plain_block(block, x, 4 * 128)
         if number in (1, 3):
             own = model.exits[0] if number == 1 else model
             normed = F.layer_norm(x, (128,), own.norm.weight, own.norm.bias, 1e-6)
@@ -185,12 +177,6 @@ def test_a_start_with_other_classes_gives_fresh_heads(digits, tmp_path, randomiz
     assert not torch.equal(started.head.weight, source.head.weight)
 
 
-def test_it_is_a_registered_round_model(model):
-    assert isinstance(model, RoundModel)
-    again = registry.build(registry.parse_config(model.config.to_dict()))
-    again.load_state_dict(model.state_dict())
-
-
 def test_the_recipe_builds_deit_s():
     config = load_recipe("early_exit").model.config(num_classes=1000, class_ids=None, labels=None)
     assert [round_.blocks for round_ in config.rounds] == [3, 6, 9, 12]
@@ -211,13 +197,6 @@ def test_the_recipe_builds_deit_s():
 def test_exits_that_make_no_sense_are_refused(rounds, match):
     with pytest.raises(ValueError, match=match):
         EarlyExitConfig(**{**TINY, "rounds": rounds})
-
-
-def test_a_later_round_needs_the_tokens_of_the_one_before(model, images):
-    with pytest.raises(ValueError, match="round 1 needs the tokens of round 0"):
-        model.run_round(1, images)
-    with pytest.raises(ValueError, match="round 0 starts from the image alone"):
-        model.run_round(0, images, previous=torch.zeros(3, 5, 128))
 
 
 def test_a_frozen_backbone_needs_a_start(digits):

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from progresvit.baselines.hydravit import HydraViT, HydraViTConfig
+from progresvit.baselines.sortednet import SortedNet, SortedNetConfig
 from progresvit.config import make_rounds, plain_vit
-from progresvit.model import ProgResViT, RoundModel, registry
+from progresvit.model import ProgResViT
 from tests.baselines.literal import plain_blocks, plain_embedding, plain_head
 
 TINY = {"rounds": make_rounds([32, 32, 32], [1, 2, 3]), "heads": 3, "depth": 2, "num_classes": 5}
@@ -85,14 +86,9 @@ def test_macs_by_hand_for_deit_s():
     assert [round(gmacs, 3) for gmacs in model.gmacs("executed")] == [1.254, 2.136, 3.251, 4.599]
 
 
-def test_it_is_a_registered_round_model(model, images):
-    assert isinstance(model, RoundModel)
-    again = registry.build(registry.parse_config(model.config.to_dict())).eval()
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(again(images)[1].logits, model(images)[1].logits)
-
-
-def test_tokens_of_another_round_are_refused(model, images):
-    first = model.run_round(0, images)
-    with pytest.raises(ValueError, match=r"rounds of HydraViT are alternatives .* call round 1 without previous"):
-        model.run_round(1, images, first.tokens)
+def test_the_sub_networks_of_sortednet_are_those_of_hydravit(model, images):
+    other = SortedNet(SortedNetConfig(**TINY)).eval()
+    other.load_state_dict(model.state_dict())
+    for mine, theirs in zip(model(images), other(images), strict=True):
+        assert torch.equal(mine.logits, theirs.logits)
+    assert model.gmacs() == other.gmacs()

@@ -5,7 +5,7 @@ import torch
 
 from progresvit.baselines.matformer import MatFormer, MatFormerConfig
 from progresvit.config import plain_vit
-from progresvit.model import ProgResViT, RoundModel, registry
+from progresvit.model import ProgResViT
 from progresvit.training.step import compile_blocks
 from tests.baselines.literal import plain_blocks, plain_embedding, plain_head
 
@@ -68,13 +68,6 @@ def test_macs_by_hand_for_deit_s(convention):
     assert [round(gmacs, 3) for gmacs in model.gmacs(convention)] == [2.159, 2.507, 3.205, 4.599]
 
 
-def test_it_is_a_registered_round_model(model, images):
-    assert isinstance(model, RoundModel)
-    again = registry.build(registry.parse_config(model.config.to_dict())).eval()
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(again(images)[0].logits, model(images)[0].logits)
-
-
 def test_a_share_needs_whole_channels_and_the_nearest_are_named():
     with pytest.raises(ValueError, match=r"round 2 runs 51\.2 of 512 hidden channels .* 0\.0996094 or 0\.101562"):
         MatFormerConfig(rounds=rounds(1, 0.1), **TINY)
@@ -88,11 +81,6 @@ def test_a_share_needs_whole_channels_and_the_nearest_are_named():
 def test_a_share_outside_of_its_range_is_refused(share):
     with pytest.raises(ValueError, match="above 0 and at most 1"):
         MatFormerConfig(rounds=rounds(share), **TINY)
-
-
-def test_tokens_of_another_round_are_refused(model, images):
-    with pytest.raises(ValueError, match="rounds of MatFormer are alternatives"):
-        model.run_round(1, images, model.run_round(0, images).tokens)
 
 
 def test_recomputing_blocks_gives_the_same_gradients(model, images):

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from progresvit.baselines.thinkingvit import ThinkingViT, ThinkingViTConfig
 from progresvit.config import make_rounds
 from progresvit.interop import start_from_timm
-from progresvit.model import RoundModel, registry
 from tests.baselines.literal import plain_blocks, plain_embedding, plain_head
 
 TINY = {"rounds": make_rounds([32, 32], [1, 2]), "heads": 2, "depth": 2, "num_classes": 5}
@@ -91,12 +90,6 @@ def test_macs_by_hand_for_deit_s():
     assert model.gmacs("paper")[-1] == paper / 1e9
     assert [round(number / 1e9, 3) for number in (executed, paper)] == [5.867, 5.896]
     assert round((executed - transition) / 1e9, 2) == 5.85  # as published
-
-
-def test_it_is_a_registered_round_model(model):
-    assert isinstance(model, RoundModel)
-    again = registry.build(registry.parse_config(model.config.to_dict()))
-    again.load_state_dict(model.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 import progresvit
 from progresvit.interop import import_official
-from tests.interop.authors import authors_forward, authors_state
+from tests.interop.authors import Trap, authors_forward, authors_state
 
 CASES = {
     "two rounds": {"resolutions": [192, 240], "widths": [64, 128], "layer_scale": False},
@@ -90,7 +90,7 @@ def test_a_checkpoint_of_timms_training_script_opens(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "grid", "given", "expected"),
+    ("name", "grid", "resolutions", "expected"),
     [
         ("progresvit_192_240.pth.tar", 15, None, [192, 240]),
         ("progresvit-deit-s-160-384-kd.pth.tar", 24, None, [160, 384]),
@@ -106,10 +106,10 @@ def test_a_checkpoint_of_timms_training_script_opens(tmp_path):
         ("progresvit_192_240.pth.tar", 14, None, [192, 240]),
     ],
 )
-def test_resolutions_come_from_the_option_the_name_or_the_grid(tmp_path, name, grid, given, expected):
+def test_resolutions_come_from_the_option_the_name_or_the_grid(tmp_path, name, grid, resolutions, expected):
     state = authors_state(width=128, widths=[64, 128], depth=1, patch_size=16, grid=grid, classes=3)
     torch.save(state, tmp_path / name)
-    config = import_official(tmp_path / name, resolutions=given).config
+    config = import_official(tmp_path / name, resolutions=resolutions).config
     assert [round_.resolution for round_ in config.rounds] == expected
     assert config.position_resolution == grid * 16
 
@@ -129,14 +129,6 @@ def test_weights_that_are_missing_or_foreign_are_named(tmp_path):
     torch.save(state, tmp_path / "model.pth")
     with pytest.raises(ValueError, match=r"lack psg\.blocks\.0\.out_gate\.delta\.bias.*unknown blocks\.0\.attn\.rope"):
         import_official(tmp_path / "model.pth")
-
-
-class Trap:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (str(self.path), "w"))
 
 
 @pytest.mark.parametrize("protocol", ["torch", "pickle"])
@@ -206,7 +198,7 @@ def test_a_truncated_checkpoint_is_refused(tmp_path):
 )
 def test_a_checkpoint_of_something_else_is_refused(tmp_path, content):
     torch.save(content, tmp_path / "resnet.pth")
-    with pytest.raises(ValueError, match=r"no ProgResViT checkpoint|holds no weights"):
+    with pytest.raises(ValueError, match=r"not a ProgResViT checkpoint|holds no weights"):
         import_official(tmp_path / "resnet.pth")
 
 

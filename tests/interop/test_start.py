@@ -16,9 +16,9 @@ from progresvit.data.dataset import find_unlabelled
 from progresvit.data.decode import decode
 from progresvit.data.samples import samples_folder
 from progresvit.data.transforms import normalise
-from progresvit.interop import start_from_timm
-from progresvit.interop.start import start_from_folder
+from progresvit.interop import start_from, start_from_timm
 from progresvit.model import ProgResViT
+from tests.interop.authors import Trap
 from tests.model.pooled import PooledConfig, PooledModel
 
 
@@ -120,7 +120,7 @@ def test_a_source_without_a_head_fits():
         ("deit_tiny_patch16_224", {"depth": 2, "init_values": 0.1}, {}, "layer_scale=1e-6"),
         ("deit_tiny_distilled_patch16_224", {"depth": 2}, {}, "take the plain variant"),
         ("deit_tiny_patch16_224", {"depth": 2, "num_heads": 6}, {}, "take a source with 3"),
-        ("resnet10t", {}, {}, "no plain ViT: it has no cls_token"),
+        ("resnet10t", {}, {}, "not a plain ViT: it lacks cls_token"),
     ],
 )
 def test_a_source_that_does_not_fit_is_refused(name, kwargs, changes, remedy):
@@ -190,14 +190,6 @@ def test_a_file_of_weights_is_a_source_in_any_precision(kind, small_config, tmp_
     assert all(torch.equal(own[key], value.float()) for key, value in rounded.items())
 
 
-class Trap:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (str(self.path), "w"))
-
-
 def test_a_file_that_runs_code_is_refused_and_runs_none(small_config, tmp_path):
     sprung, file = tmp_path / "sprung", tmp_path / "vit.pth"
     torch.save({"model": small_vit().state_dict(), "args": Trap(sprung)}, file)
@@ -264,18 +256,18 @@ def test_a_fusion_that_does_not_exist_is_refused(small_config):
 def test_a_head_of_imagenet_gives_the_rows_of_the_models_classes(small_config):
     wnids = ImageNetInfo().label_names()
     source = small_vit(num_classes=1000)
-    chosen = [999, *range(0, 950, 50)]
-    config = small_config.replace(num_classes=20, class_ids=tuple(wnids[row] for row in chosen))
+    rows = [999, *range(0, 950, 50)]
+    config = small_config.replace(num_classes=20, class_ids=tuple(wnids[row] for row in rows))
     model = ProgResViT(config)
     assert not [key for key in start_from_timm(model, source) if key.startswith("head.")]
-    assert torch.equal(model.head.weight, source.head.weight[chosen])
-    assert torch.equal(model.head.bias, source.head.bias[chosen])
+    assert torch.equal(model.head.weight, source.head.weight[rows])
+    assert torch.equal(model.head.bias, source.head.bias[rows])
 
 
 @pytest.mark.parametrize("rows", [1000, 12])
 def test_a_head_that_lacks_a_class_of_the_model_is_not_copied(small_config, rows):
-    known = tuple(ImageNetInfo().label_names()[:11])
-    model = ProgResViT(small_config.replace(class_ids=(*known, "my_cat")))
+    names = tuple(ImageNetInfo().label_names()[:11])
+    model = ProgResViT(small_config.replace(class_ids=(*names, "my_cat")))
     before = model.head.weight.clone()
     assert {"head.weight", "head.bias"} <= set(start_from_timm(model, small_vit(num_classes=rows)))
     assert torch.equal(model.head.weight, before)
@@ -321,5 +313,5 @@ def test_a_start_from_a_folder_draws_the_random_numbers_of_a_new_model(small_con
     ProgResViT(small_config)
     expected = torch.get_rng_state()
     torch.manual_seed(1)
-    start_from_folder(model, folder)
+    start_from(model, str(folder))
     assert torch.equal(torch.get_rng_state(), expected)

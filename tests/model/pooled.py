@@ -19,7 +19,7 @@ class PooledRound(BaseRound):
 
 
 class PooledConfig(BaseConfig):
-    """Round 2 adds its features to those of round 1."""
+    """Round 2 adds its features to the features of round 1."""
 
     kind: Literal["test_pooled"] = "test_pooled"
     rounds: tuple[PooledRound, ...]

@@ -72,7 +72,7 @@ def test_the_head_is_applied_to_every_patch(name, randomize, photos):
 
 @torch.no_grad()
 def test_patches_lie_where_they_were_cut(model):
-    """Without attention between them, a patch that differs changes the logits of its own place alone."""
+    """Without attention between them, a changed patch changes only the logits at its own place."""
     for block in model.blocks:
         block.attn.proj.weight.zero_()
         block.attn.proj.bias.zero_()
@@ -206,13 +206,13 @@ def test_folded_rounds_equal_the_model(name, randomize, photos):
     model = randomize(ProgResViT(CONFIGS[name]))
     previous = folded_previous = None
     for s, folded in enumerate(fold(model)):
-        expected, found = model.run_round(s, photos, previous), folded(photos, folded_previous)
-        assert found.logits.shape == expected.logits.shape
-        torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
-        assert found.tokens.shape == expected.tokens.shape  # those of the last round too: its patches are used
-        torch.testing.assert_close(found.tokens, expected.tokens, atol=1e-5, rtol=1e-5)
+        expected, answer = model.run_round(s, photos, previous), folded(photos, folded_previous)
+        assert answer.logits.shape == expected.logits.shape
+        torch.testing.assert_close(answer.logits, expected.logits, atol=1e-5, rtol=1e-5)
+        assert answer.tokens.shape == expected.tokens.shape  # in the last round too: its patches are used
+        torch.testing.assert_close(answer.tokens, expected.tokens, atol=1e-5, rtol=1e-5)
         assert expected.logits.std() > 0.05  # there is something to compare
-        previous, folded_previous = expected.tokens, found.tokens
+        previous, folded_previous = expected.tokens, answer.tokens
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -232,5 +232,5 @@ def test_gradients_reach_the_decoder_and_every_block(model, photos):
 def test_the_model_is_one_graph(model, photos):
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
     with torch.no_grad():
-        for found, output in zip(compiled(photos), model(photos)):
-            assert torch.allclose(found.logits, output.logits, atol=1e-5)
+        for whole, output in zip(compiled(photos), model(photos)):
+            assert torch.allclose(whole.logits, output.logits, atol=1e-5)

@@ -29,6 +29,11 @@ def recipe(**sections):
         "ema": 0.9,
         "run": {"log_every": 1},
     }
+    return merge_sections(values, sections)
+
+
+def merge_sections(values, sections):
+    """A recipe whose sections are changed key by key."""
     for name, section in sections.items():
         values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section
     return make_recipe(values, origin="test")
@@ -82,6 +87,20 @@ def run_until_killed(step, wanted, data, out, **options):
         patch.setattr(TrainingStep, "__call__", dies)
         with pytest.raises(KilledError):
             run(wanted, data, out, **options)
+
+
+def assert_resumes_to_the_bit(wanted, data, folder, *files, killed_at=7, **options):
+    """A run that is killed and resumed equals an unbroken one. Returns the last checkpoint of the unbroken run."""
+    run(wanted, data, folder / "whole", **options)
+    run_until_killed(killed_at, wanted, data, folder / "broken", **options)
+    run(wanted, data, folder / "broken", resume=True, **options)
+    return assert_equal_runs(folder / "whole", folder / "broken", *files)[0]
+
+
+def assert_close_losses(left, right, tolerance):
+    """Two runs have almost the same losses in every step."""
+    for (_, ours, _), (_, theirs, _) in zip(losses(left), losses(right), strict=True):
+        assert ours == pytest.approx(theirs, abs=tolerance)
 
 
 def assert_equal_runs(whole, broken, *files):

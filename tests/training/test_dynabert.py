@@ -133,20 +133,13 @@ def test_the_compiler_sees_the_losses_as_a_whole(digits, start):
     torch.testing.assert_close(compiled(batch), started.step.trained(batch))
 
 
-def test_a_run_without_a_start_has_no_teacher(digits):
+def test_a_run_without_a_teacher_is_refused(digits, start):
     with pytest.raises(ValueError, match=r"learns from a trained model of the full width; name it as model\.start"):
         ready(distilled(None), digits)
-
-
-def test_a_start_of_other_classes_is_no_teacher(digits, start):
+    with pytest.raises(ValueError, match="trains models of the kind dynabert, not progresvit"):
+        DynaBERTDistillation().setup(ready(recipe(), digits).model, None, distilled(start), None)
     model = progresvit.load(start)
     model.reset_classifier(5)
     progresvit.save(model, start)
     with pytest.raises(ValueError, match="does not know the classes of the data"):
         ready(distilled(start), digits)
-
-
-def test_another_kind_of_model_is_refused(digits):
-    wanted = recipe(task="dynabert", model={"start": "x"})
-    with pytest.raises(ValueError, match="trains models of the kind dynabert, not progresvit"):
-        DynaBERTDistillation().setup(ready(recipe(), digits).model, None, wanted, None)

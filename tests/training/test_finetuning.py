@@ -164,10 +164,10 @@ app(["train", "digits", "--data", "data", "--out", "out"])
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
 def test_threads_that_wait_sleep_unless_the_environment_decides(given, expected):
-    known = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     done = subprocess.run(
         [sys.executable, "-c", AT_THE_IMPORT_OF_TORCH],
-        env={**known, **given},
+        env={**environment, **given},
         capture_output=True,
         text=True,
         check=True,

@@ -12,7 +12,7 @@ import progresvit
 from progresvit.distributed import Processes
 from progresvit.training import loop
 from progresvit.training.logger import read_log
-from tests.training.runs import evaluations, losses, ready, recipe, run
+from tests.training.runs import assert_close_losses, evaluations, losses, ready, recipe, run
 
 
 @pytest.mark.slow
@@ -115,8 +115,7 @@ def test_a_recipe_that_the_data_or_a_cpu_does_not_fit_is_refused(digits, tmp_pat
 @pytest.mark.parametrize("options", [{"precision": "bf16"}, {"grad_checkpointing": True}])
 def test_other_ways_of_execution_learn_the_same_thing(finished, digits, tmp_path, options):
     run(recipe(run=options), digits, tmp_path)
-    for (_, plain, _), (_, other, _) in zip(losses(finished), losses(tmp_path), strict=True):
-        assert other == pytest.approx(plain, abs=0.03)
+    assert_close_losses(tmp_path, finished, 0.03)
 
 
 @pytest.mark.slow
@@ -128,8 +127,7 @@ def test_a_compiled_run_learns_the_same_thing(digits, tmp_path):
         run(recipe(**short), digits, tmp_path / "plain"),
         run(recipe(**short, run={"compile": True, "log_every": 1}), digits, tmp_path / "compiled"),
     ]
-    for (_, plain, _), (_, compiled, _) in zip(losses(tmp_path / "plain"), losses(tmp_path / "compiled"), strict=True):
-        assert compiled == pytest.approx(plain, abs=1e-3)
+    assert_close_losses(tmp_path / "compiled", tmp_path / "plain", 1e-3)
     weights = [load_file(folder / "model.safetensors")["projectors.0.widen_class.weight"] for folder in models]
     assert torch.allclose(*weights, atol=1e-4)
 

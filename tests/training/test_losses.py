@@ -120,13 +120,6 @@ def test_of_several_teachers_the_first_gives_the_map(labels):
     assert torch.allclose(batch.answer, expected)
 
 
-def test_a_student_that_predicts_what_its_teacher_predicts_has_no_loss(labels):
-    teacher = Fixed(torch.randn(5, 7))
-    task = distillation(teacher, kind="soft", weight=1.0, temperature=3.0)
-    same = [RoundOutput(teacher.logits.detach().clone(), torch.empty(0))]
-    assert task.losses(same, task.prepare(Batch(IMAGES, labels))).item() == pytest.approx(0, abs=1e-6)
-
-
 def test_labels_count_among_the_datas_rows_of_a_wider_head_and_the_teacher_among_all(outputs):
     rows, labels = [5, 0, 3], torch.rand(5, 3).softmax(dim=-1)
     teacher = Fixed(torch.randn(5, 7))

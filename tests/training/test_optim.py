@@ -82,15 +82,15 @@ def test_scheduled_weight_decay_reaches_the_decayed_parameters_alone(digits):
     wanted = recipe(optimizer={"weight_decay": 0.0}, schedule={"weight_decay_end": 0.5, "epochs": 2})
     started = ready(wanted, digits)
     schedules = Schedules(started.step.optimizer, started.recipe, 3)
-    found = []
+    decays = []
     for step in (0, 6):
         schedules.set(step)
-        found.append([group["weight_decay"] for group in started.step.optimizer.param_groups])
-    assert found == [[0.0, 0.0], [0.0, 0.5]]
+        decays.append([group["weight_decay"] for group in started.step.optimizer.param_groups])
+    assert decays == [[0.0, 0.0], [0.0, 0.5]]
 
 
 def plain(**sections):
-    """Without what makes a step random or dependent on earlier ones."""
+    """A recipe whose steps are neither random nor dependent on earlier steps."""
     return recipe(model={"drop_path": 0.0}, mixing={"mixup": 0.0, "cutmix": 0.0}, **sections)
 
 

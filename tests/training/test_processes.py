@@ -44,7 +44,7 @@ def runs(digits, tmp_path_factory, randomize):
 
 
 def both_losses(folders):
-    """Those of a step, alone and together, for every step."""
+    """The losses of every step: of one process alone, and of two together."""
     return [
         (alone, together)
         for (_, alone, _), (_, together, _) in zip(losses(folders.alone), losses(folders.together), strict=True)
@@ -54,25 +54,25 @@ def both_losses(folders):
 def test_two_processes_learn_what_one_learns_in_two_turns(runs):
     alone, together = losses(runs["supervised"].alone), losses(runs["supervised"].together)
     assert [step for step, *_ in alone] == [step for step, *_ in together] == list(range(1, 7))
-    for one, two in both_losses(runs["supervised"]):
-        assert one == pytest.approx(two, abs=1e-5)
+    for alone, together in both_losses(runs["supervised"]):
+        assert alone == pytest.approx(together, abs=1e-5)
 
 
 def test_two_processes_draw_the_rounds_that_one_draws_in_two_turns(runs):
-    for one, two in both_losses(runs["subnetworks"]):
-        assert one == pytest.approx(two, abs=1e-5)
+    for alone, together in both_losses(runs["subnetworks"]):
+        assert alone == pytest.approx(together, abs=1e-5)
 
 
 def test_two_processes_agree_on_the_order_of_heads_and_neurons(runs):
     """Although each has its own batches."""
     assert len(both_losses(runs["dynabert"])) == 3
-    for one, two in both_losses(runs["dynabert"]):
-        assert one == pytest.approx(two, abs=1e-5)
+    for alone, together in both_losses(runs["dynabert"]):
+        assert alone == pytest.approx(together, abs=1e-5)
 
 
 def test_two_processes_share_the_centre_of_dino_and_the_images_of_its_validation(runs):
-    for one, two in both_losses(runs["dino"]):
-        assert one == pytest.approx(two, abs=1e-4)
+    for alone, together in both_losses(runs["dino"]):
+        assert alone == pytest.approx(together, abs=1e-4)
     alone, together = (
         [line["knn"] for line in read_log(folder) if line["event"] == "evaluation"]
         for folder in (runs["dino"].alone, runs["dino"].together)

@@ -122,6 +122,12 @@ def test_a_recipe_may_merge_tokens(name):
         load_recipe(name, ["model.merge=[8]"]).model.config(**NAMES)
 
 
+def test_fields_of_the_config_can_be_set_by_name():
+    assert load_recipe("192_240", ["model.fields={crop: 1.0}"]).model.config(**NAMES).crop == 1.0
+    with pytest.raises(ValueError, match="crpo"):
+        load_recipe("192_240", ["model.fields={crpo: 1.0}"]).model.config(**NAMES)
+
+
 def test_a_recipe_survives_yaml():
     recipe = load_recipe("photos_tiny_kd")
     assert Recipe.model_validate(yaml.safe_load(recipe.to_yaml())) == recipe
@@ -162,6 +168,7 @@ def test_a_recipe_survives_yaml():
         (["optimizer.clip=0"], "greater than 0"),
         (["optimizer.lr_scale={psg.*: 0}"], "greater than 0"),
         (["optimizer.freeze_epochs={head.*: 0}"], "greater than 0"),
+        (["model.kind=progresvitt"], r"model\.kind: .*progresvitt.*did you mean 'progresvit'"),
     ],
 )
 def test_a_wrong_override_is_refused_with_a_suggestion(overrides, remedy):

@@ -1,6 +1,7 @@
 """Runs that are stopped, killed or spoiled: they lose nothing and resume as if nothing had happened."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -16,7 +17,8 @@ from progresvit.training import loop, state
 from progresvit.training.logger import remove_after
 from progresvit.training.state import checkpoints
 from progresvit.training.tasks.supervised import Supervised
-from tests.training.runs import assert_equal_runs, losses, recipe, run, run_until_killed
+from tests.training.runs import assert_equal_runs, assert_resumes_to_the_bit, losses, recipe, run
+from tests.training.toy_tasks import Colour
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +39,7 @@ def out(finished, tmp_path):
 @pytest.mark.parametrize(("mode", "log_every"), [("in_memory", 1), ("loader", 5)])
 def test_resumed_run_equals_an_unbroken_one(digits, tmp_path, mode, log_every):
     wanted = recipe(data={"mode": mode}, run={"log_every": log_every, "keep": 9})
-    run(wanted, digits, tmp_path / "whole")
-    run_until_killed(7, wanted, digits, tmp_path / "broken")
-    assert checkpoints(tmp_path / "broken" / "checkpoints")[-1].name == "step-000000006"
-    run(wanted, digits, tmp_path / "broken", resume=True)
-    whole, _ = assert_equal_runs(tmp_path / "whole", tmp_path / "broken", "model", "ema", "optimizer")
+    whole = assert_resumes_to_the_bit(wanted, digits, tmp_path, "model", "ema", "optimizer")
     assert whole.name == "step-000000012"
 
 
@@ -164,17 +162,20 @@ def test_long_epochs_are_saved_by_the_clock(digits, tmp_path):
     assert len(checkpoints(tmp_path / "out" / "checkpoints")) == 12
 
 
-def test_a_gradient_that_is_not_finite_is_not_applied_either(digits, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("parameter", "value"), [("model.cls_token", math.nan), ("task.heads.0.bias", math.inf)], ids=["model", "task"]
+)
+def test_a_gradient_that_is_not_finite_is_not_applied_either(digits, tmp_path, monkeypatch, parameter, value):
     update, count = loop.TrainingStep._update, iter(range(100))
 
     def spoiled(self, *arguments):
         if next(count) == 5:
-            next(iter(self.model.parameters())).grad.fill_(float("nan"))
+            self.trained.get_parameter(parameter).grad.fill_(value)
         update(self, *arguments)
 
     monkeypatch.setattr(loop.TrainingStep, "_update", spoiled)
     with pytest.raises(ValueError, match="not finite at step 6"):
-        run(recipe(), digits, tmp_path / "out")
+        run(recipe(), digits, tmp_path / "out", task=Colour)
     (saved,) = checkpoints(tmp_path / "out" / "checkpoints")
     assert saved.name == "step-000000003"
 
@@ -225,13 +226,6 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(digits, out, capsys)
 
 
 @pytest.mark.slow
-def test_a_run_that_died_before_its_first_checkpoint_starts_again(finished, digits, out):
-    shutil.rmtree(out / "checkpoints")
-    run(recipe(), digits, out, resume=True)
-    assert_equal_runs(finished, out, "model")
-
-
-@pytest.mark.slow
 def test_last_and_best_are_kept(digits, tmp_path):
     run(recipe(run={"keep": 2}), digits, tmp_path / "out")
     assert [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")] == ["step-000000009", "step-000000012"]
@@ -258,7 +252,10 @@ def test_a_folder_with_another_run_is_refused(digits, out, tmp_path):
 
 
 @pytest.mark.slow
-def test_resuming_a_finished_run_changes_nothing(finished, digits, out):
+@pytest.mark.parametrize("died_early", [False, True])
+def test_a_finished_run_stays_as_it_is_and_one_without_a_checkpoint_starts_again(finished, digits, out, died_early):
+    if died_early:
+        shutil.rmtree(out / "checkpoints")
     run(recipe(), digits, out, resume=True)
     assert_equal_runs(finished, out, "model")
 

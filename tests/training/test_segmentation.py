@@ -19,8 +19,7 @@ from progresvit.metrics.miou import ClassCounts, mean_iou
 from progresvit.model import RoundOutput
 from progresvit.routing import MeanIoU, metric_near_lossless
 from progresvit.training.build import build_model
-from progresvit.training.recipe import load_recipe, make_recipe
-from progresvit.training.state import checkpoints
+from progresvit.training.recipe import load_recipe
 from progresvit.training.tasks.registry import make_task
 from progresvit.training.tasks.segmentation import Segmentation, SegmentationOptions, pixel_cross_entropy, upsample
 from tests.data.shapes import CLASSES, save_shapes
@@ -32,7 +31,15 @@ from tests.evaluation.made_segmentation import (
     naive_miou,
 )
 from tests.evaluation.test_segmentation_run import naive_map
-from tests.training.runs import ALONE, assert_equal_runs, evaluations, losses, run, run_until_killed
+from tests.training.runs import (
+    ALONE,
+    assert_close_losses,
+    assert_resumes_to_the_bit,
+    evaluations,
+    losses,
+    merge_sections,
+    run,
+)
 
 TINY = {"depth": 2, "patch_size": 16}
 THINKING = {
@@ -53,9 +60,7 @@ def recipe(model=None, **sections):
         "ema": 0.0,
         "run": {"log_every": 1},
     }
-    for name, section in sections.items():
-        values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section
-    return make_recipe(values, origin="test")
+    return merge_sections(values, sections)
 
 
 SGD = {"name": "sgd", "lr": 2e-2, "weight_decay": 0.0}
@@ -125,8 +130,8 @@ def test_the_loss_is_float32_in_low_precision():
 def test_every_round_has_a_loss_of_its_own():
     masks = torch.randint(0, 4, (2, 48, 48))
     outputs = [RoundOutput(torch.randn(2, 4, g, g), torch.empty(0)) for g in (2, 3)]
-    found = Segmentation().losses(outputs, SegmentationBatch(torch.empty(0), masks))
-    assert found.tolist() == pytest.approx([exact_loss(output.logits, masks).item() for output in outputs], abs=1e-5)
+    measured = Segmentation().losses(outputs, SegmentationBatch(torch.empty(0), masks))
+    assert measured.tolist() == pytest.approx([exact_loss(output.logits, masks).item() for output in outputs], abs=1e-5)
 
 
 # runs
@@ -169,11 +174,7 @@ def make_validation(wanted, data, model=None, processes=ALONE):
 def test_a_resumed_run_equals_an_unbroken_one(shapes, tmp_path, mode, optimizer):
     epochs = {"schedule": {"epochs": 3}, "run": {"log_every": 1, "keep": 9}}
     wanted = recipe(data={"mode": mode}, optimizer=optimizer, ema=0.9, **epochs)
-    run(wanted, shapes, tmp_path / "whole")
-    run_until_killed(4, wanted, shapes, tmp_path / "broken")
-    assert checkpoints(tmp_path / "broken" / "checkpoints")[-1].name == "step-000000003"
-    run(wanted, shapes, tmp_path / "broken", resume=True)
-    whole, _ = assert_equal_runs(tmp_path / "whole", tmp_path / "broken", "model", "ema", "optimizer")
+    whole = assert_resumes_to_the_bit(wanted, shapes, tmp_path, "model", "ema", "optimizer", killed_at=4)
     assert whole.name == "step-000000009"
 
 
@@ -197,7 +198,7 @@ def test_every_kind_of_model_trains_and_the_run_says_what_it_does(shapes, tmp_pa
 
 
 def calm_recipe(**sections):
-    """Without random depths and crops, of which other micro-batches would draw others."""
+    """Without random depths and crops, which other micro-batches would draw differently."""
     model = {"resolutions": [32, 48], "heads": [1, 2], **TINY}
     calm = {"scale": [1.0, 1.0], "flip": 0.0, "photometric": False}
     return recipe(model=model, task_options=calm, **sections)
@@ -205,10 +206,10 @@ def calm_recipe(**sections):
 
 @pytest.fixture(scope="module")
 def calm(shapes, tmp_path_factory):
-    """The losses of a run of this recipe."""
+    """The folder of a run of this recipe."""
     out = tmp_path_factory.mktemp("calm") / "out"
     run(calm_recipe(), shapes, out)
-    return losses(out)
+    return out
 
 
 @pytest.mark.parametrize(
@@ -218,8 +219,7 @@ def calm(shapes, tmp_path_factory):
 )
 def test_other_ways_of_execution_learn_the_same_thing(calm, shapes, tmp_path, sections):
     run(calm_recipe(**sections), shapes, tmp_path / "other")
-    for (_, plain, _), (_, other, _) in zip(calm, losses(tmp_path / "other"), strict=True):
-        assert other == pytest.approx(plain, abs=0.1)
+    assert_close_losses(tmp_path / "other", calm, 0.1)
 
 
 def test_unreadable_images_are_listed_in_the_folder_of_the_run(tmp_path, monkeypatch):
@@ -255,7 +255,7 @@ class Share(Processes):
 
 
 def validate_in_shares(wanted, data, model, count):
-    """The metrics in each process; only the last has those of all images."""
+    """The metrics in each process; only the last process gathers all images."""
     Share.heard.clear()
     shares = (Share(rank, count, ALONE.device) for rank in range(count))
     return [make_validation(wanted, data, model, share)[0] for share in shares]
@@ -278,7 +278,7 @@ def test_validation_is_the_miou_of_all_processes_by_hand(rectangles, randomize, 
     labels = np.concatenate([mask.ravel() for mask in masks])
     for s in range(2):
         maps = [naive_map(model, np.asarray(Image.open(path)), s)[0] for path in paths]
-        prediction = np.concatenate([one.ravel() for one in maps])
+        prediction = np.concatenate([classes.ravel() for classes in maps])
         assert alone.values["miou"][s] == pytest.approx(naive_miou(prediction, labels), abs=1e-6)
         kept = labels != IGNORE
         assert alone.values["pixel_accuracy"][s] == pytest.approx((prediction == labels)[kept].mean())
@@ -326,7 +326,7 @@ def test_the_near_lossless_point_has_the_least_compute_of_all_thresholds_within_
     """Every threshold is tried, image by image."""
     records = make_segmentation_records(60, rounds)
     scores, gmacs = records.scores, np.array(records.gmacs())
-    found = metric_near_lossless(scores, MeanIoU(records.counts), gmacs, max_drop)
+    point = metric_near_lossless(scores, MeanIoU(records.counts), gmacs, max_drop)
     points = []
     for threshold in [0.0, *np.nextafter(scores[:, :-1].astype(float).ravel(), 9)]:
         exits = [next((s for s in range(rounds - 1) if row[s] < threshold), rounds - 1) for row in scores]
@@ -334,10 +334,11 @@ def test_the_near_lossless_point_has_the_least_compute_of_all_thresholds_within_
         spent = np.mean([gmacs[n, s] for n, s in enumerate(exits)])
         points.append((spent, float(mean_iou(routed)), threshold, np.bincount(exits, minlength=rounds) / len(exits)))
     full = points[0][1]
-    spent, miou, _, shares = min((point for point in points if point[1] >= full - max_drop - 1e-12), key=lambda p: p[0])
-    assert found.gmacs == pytest.approx(spent)
-    assert found.miou == pytest.approx(miou)
-    assert found.exit_shares == pytest.approx(tuple(shares))
+    within = (values for values in points if values[1] >= full - max_drop - 1e-12)
+    spent, miou, _, shares = min(within, key=lambda values: values[0])
+    assert point.gmacs == pytest.approx(spent)
+    assert point.miou == pytest.approx(miou)
+    assert point.exit_shares == pytest.approx(tuple(shares))
 
 
 # recipes
@@ -419,22 +420,22 @@ def test_the_options_of_the_task_are_those_of_segmenter_by_default():
     ],
 )
 def test_the_bundled_recipes_load(name, rounds, heads, classes):
-    chosen, task = make_task(load_recipe(name))
+    wanted, task = make_task(load_recipe(name))
     assert isinstance(task, Segmentation)
     with torch.device("meta"):
-        model = build_model(chosen, tuple(f"class {number}" for number in range(classes)), task=task.model_task)
+        model = build_model(wanted, tuple(f"class {number}" for number in range(classes)), task=task.model_task)
     assert model.config.task == "segmentation"
     assert [round_.resolution for round_ in model.config.rounds] == rounds
     assert [round_.heads for round_ in model.config.rounds] == heads
-    task.setup(model, None, chosen, ALONE)
+    task.setup(model, None, wanted, ALONE)
 
 
 def test_the_recipe_of_the_paper_is_segmenters():
-    chosen, task = make_task(load_recipe("segmenter_448_576"))
-    optimizer, schedule = chosen.optimizer, chosen.schedule
+    wanted, task = make_task(load_recipe("segmenter_448_576"))
+    optimizer, schedule = wanted.optimizer, wanted.schedule
     assert (optimizer.name, optimizer.lr, optimizer.momentum, optimizer.weight_decay) == ("sgd", 1e-3, 0.9, 0.0)
     assert optimizer.batch == optimizer.lr_batch == 8
     assert (schedule.name, schedule.by, schedule.power, schedule.min_lr) == ("poly", "step", 0.9, 1e-5)
-    assert (schedule.warmup, schedule.cooldown, chosen.model.drop_path) == (0, 0, 0.1)
-    assert 20_210 // optimizer.batch * chosen.epochs == pytest.approx(160_000, rel=0.02)
+    assert (schedule.warmup, schedule.cooldown, wanted.model.drop_path) == (0, 0, 0.1)
+    assert 20_210 // optimizer.batch * wanted.epochs == pytest.approx(160_000, rel=0.02)
     assert task.options == SegmentationOptions()

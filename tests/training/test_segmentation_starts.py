@@ -20,9 +20,9 @@ from tests.training.test_segmentation import PLAIN, THINKING, TINY, recipe
 def started(source, wanted=None, classes=CLASSES, **model):
     """The model of a recipe with this start, and the line about it."""
     network = {"resolutions": [32, 48], "heads": [1, 2], **TINY} if wanted is None else wanted
-    chosen = recipe(model={**network, "start": str(source), **model})
-    made = build_model(chosen, classes, task="segmentation")
-    line = start_model(made, chosen)
+    wanted_recipe = recipe(model={**network, "start": str(source), **model})
+    made = build_model(wanted_recipe, classes, task="segmentation")
+    line = start_model(made, wanted_recipe)
     return made.eval(), line
 
 
@@ -153,7 +153,7 @@ def test_a_checkpoint_of_the_authors_that_does_not_fit_is_refused(authors, model
 def test_files_that_are_no_checkpoint_of_the_authors_are_refused(authors, tmp_path):
     weights = torch.load(authors, weights_only=True)["state_dict_ema"]
     torch.save({key: value for key, value in weights.items() if key != "head.weight"}, authors)
-    with pytest.raises(ValueError, match=r"no ProgResViT checkpoint of the authors: it has no head\.weight"):
+    with pytest.raises(ValueError, match=r"not a ProgResViT checkpoint of the authors: it lacks head\.weight"):
         started(authors)
     torch.save({**weights, "token_projectors.0.extra": torch.zeros(1)}, authors)
     with pytest.raises(ValueError, match=r"token_projectors\.0\.extra"):
@@ -162,7 +162,7 @@ def test_files_that_are_no_checkpoint_of_the_authors_are_refused(authors, tmp_pa
     with pytest.raises(ValueError, match="damaged or no PyTorch checkpoint"):
         started(authors)
     torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pth")
-    with pytest.raises(ValueError, match="is no plain ViT: it has no cls_token"):
+    with pytest.raises(ValueError, match="not a plain ViT: it lacks cls_token"):
         started(tmp_path / "other.pth")
     with pytest.raises(ValueError, match=r"there is no file or folder .*nowhere\.pth"):
         started(tmp_path / "nowhere.pth")
@@ -192,17 +192,12 @@ def test_a_resumed_run_remembers_the_rounds_of_its_start(randomize, tmp_path):
 
 def test_a_classification_head_of_the_same_classes_does_not_start_the_decoder(tmp_path):
     """It was trained on class tokens, whichever classes it knows."""
-    sizes = {"rounds": make_rounds([32, 48], [1, 2]), "heads": 2, "depth": 2, "num_classes": len(CLASSES)}
-    progresvit.save(ProgResViT(ModelConfig(**sizes, class_ids=CLASSES)), tmp_path / "classifies")
-    progresvit.save(ProgResViT(ModelConfig(**sizes, class_ids=CLASSES, task="segmentation")), tmp_path / "segments")
+    progresvit.save(ProgResViT(two_rounds(num_classes=len(CLASSES), class_ids=CLASSES)), tmp_path / "classifies")
     _, line = started(tmp_path / "classifies")
     assert line.endswith("not copied: head")
-    _, line = started(tmp_path / "segments")
-    assert line.endswith("not copied: nothing")
 
 
 def test_a_quiet_start_takes_a_folder_whose_projectors_do_not_fit(tmp_path):
-    narrow = ModelConfig(rounds=make_rounds([32, 48], [2, 2]), heads=2, depth=2, num_classes=5)
-    progresvit.save(ProgResViT(narrow), tmp_path / "model")
+    progresvit.save(ProgResViT(two_rounds(rounds=make_rounds([32, 48], [2, 2]))), tmp_path / "model")
     _, line = started(tmp_path / "model", start_fusion="quiet")
     assert "projectors" in line

@@ -16,7 +16,7 @@ from progresvit.training.teachers import load_teacher, teacher_class_ids
 from tests.factories import tiny_config
 from tests.training.runs import ALONE, assert_equal_runs, losses, ready, recipe, run, run_until_killed
 
-CLASSES = ("5", "3", "0", "9", "1", "2")  # those of the digits, 0 to 3, are among them
+CLASSES = ("5", "3", "0", "9", "1", "2")  # the digits 0 to 3 are among them
 
 
 def save_teacher(folder, **fields):

@@ -55,7 +55,7 @@ def started(folder, classes=CLASSES, **model):
 
 
 def equal_parts(model, weights):
-    """The parts of the model whose weights are all those of the source."""
+    """The parts of the model whose weights all equal the source's."""
     own = model.state_dict()
     parts = {key.partition(".")[0] for key in own}
     same = {key for key in own if key in weights and torch.equal(own[key], weights[key])}
@@ -101,10 +101,10 @@ def test_a_folder_of_another_kind_gives_the_backbone_alone(saved):
 
 def test_rows_of_the_head_follow_the_class_ids(saved):
     folder, weights = saved(ProgResViT(two_rounds()))
-    for chosen in ("edcba", "db"):
-        model, line = started(folder, classes=tuple(chosen))
+    for classes in ("edcba", "db"):
+        model, line = started(folder, classes=tuple(classes))
         assert line.endswith("not copied: nothing")
-        assert torch.equal(model.head.weight, weights["head.weight"][[CLASSES.index(name) for name in chosen]])
+        assert torch.equal(model.head.weight, weights["head.weight"][[CLASSES.index(name) for name in classes]])
     assert started(folder, classes=("a", "x"))[1].endswith("not copied: head")
     assert started(folder, num_classes=7)[1].endswith("not copied: head")
 
@@ -118,11 +118,11 @@ def test_a_kind_of_model_without_a_vit_starts_from_its_own_folder_only(saved, ra
     model = build_model(pooled, CLASSES)
     assert start_model(model, pooled) == f"start: {folder}; not copied: nothing"
     assert torch.equal(model.layers[0].weight, weights["layers.0.weight"])
-    with pytest.raises(ValueError, match=r"no plain ViT: it has no cls_token"):
+    with pytest.raises(ValueError, match=r"not a plain ViT: it lacks cls_token"):
         started(folder)
     vit = progresvit.save(randomize(ProgResViT(two_rounds())), folder.parent / "vit")
     pooled = pooled.model_copy(update={"model": type(recipe().model)(**{**wanted, "start": str(vit)})})
-    with pytest.raises(ValueError, match="kind progresvit, of which PooledModel takes no weights"):
+    with pytest.raises(ValueError, match="kind progresvit, whose weights PooledModel cannot take"):
         start_model(model, pooled)
 
 
@@ -212,11 +212,6 @@ def test_a_quiet_start_is_refused_where_it_cannot_be(saved):
         started(folder, start_fusion="quiet")
     with pytest.raises(ValueError, match=r"set model\.start_fusion=paper"):
         started("nettewoof-tiny", start_fusion="quiet", depth=12, patch_size=16, heads=[2, 3], resolutions=[16, 32])
-
-
-def test_a_recipe_names_the_missing_file():
-    with pytest.raises(ValueError, match=r"there is no file or folder weights/foo\.safetensors"):
-        started("weights/foo.safetensors")
 
 
 @pytest.fixture

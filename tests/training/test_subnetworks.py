@@ -15,7 +15,7 @@ from progresvit.distributed import Processes
 from progresvit.training.step import RoundLosses, check_run_options
 from progresvit.training.tasks.subnetworks import DrawnBatch, Subnetworks, SubnetworksOptions
 from progresvit.training.tasks.supervised import Supervised
-from tests.training.runs import ALONE, assert_equal_runs, ready, recipe, run, run_until_killed, take_steps
+from tests.training.runs import ALONE, assert_resumes_to_the_bit, ready, recipe, run, take_steps
 
 OTHER = {"resolutions": None, "heads": None, "depth": None, "patch_size": None}
 HEADS = {"heads": 3, "depth": 1, "patch_size": 8, "rounds": [{"resolution": 32, "heads": h} for h in (1, 2, 3)]}
@@ -39,7 +39,7 @@ def batch(images):
 
 
 def cross_entropies(model, batch):
-    """Of every round, as literal sums."""
+    """The cross entropy of every round, as literal sums."""
     return [-(batch.targets * output.logits.log_softmax(-1)).sum(1).mean() for output in model(batch.images)]
 
 
@@ -55,30 +55,30 @@ def losses_of(model, batch, rounds, **options):
 
 def test_hydravit_minimises_the_cross_entropy_of_the_drawn_round(batch):
     model = tiny(HydraViT, HydraViTConfig, make_rounds([32] * 4, [1, 2, 3, 4]))
-    found = losses_of(model, batch, (2,), per_step=1)
-    torch.testing.assert_close(found.mean(), cross_entropies(model, batch)[2])
-    assert found[[0, 1, 3]].tolist() == [0, 0, 0]
+    measured = losses_of(model, batch, (2,), per_step=1)
+    torch.testing.assert_close(measured.mean(), cross_entropies(model, batch)[2])
+    assert measured[[0, 1, 3]].tolist() == [0, 0, 0]
 
 
 def test_sortednet_minimises_the_mean_of_the_drawn_rounds(batch):
     model = tiny(SortedNet, SortedNetConfig, make_rounds([32] * 4, [1, 2, 3, 4]))
-    found, each = losses_of(model, batch, (0, 1, 3), per_step=3), cross_entropies(model, batch)
-    torch.testing.assert_close(found.mean(), (each[0] + each[1] + each[3]) / 3)
-    assert found[2] == 0
+    measured, each = losses_of(model, batch, (0, 1, 3), per_step=3), cross_entropies(model, batch)
+    torch.testing.assert_close(measured.mean(), (each[0] + each[1] + each[3]) / 3)
+    assert measured[2] == 0
     for loss in (each[0], each[1], each[3]):  # one after the other, as gradients are accumulated
         (loss / 3).backward()
     accumulated = model.blocks[0].mlp.fc1.weight.grad.clone()
     model.zero_grad()
-    found.mean().backward()
+    measured.mean().backward()
     torch.testing.assert_close(model.blocks[0].mlp.fc1.weight.grad, accumulated, atol=1e-6, rtol=1e-4)
 
 
 def test_matformer_minimises_the_sum_of_all_rounds(batch):
     rounds = [{"resolution": 32, "mlp_share": share} for share in (0.125, 0.25, 0.5, 1)]
     model = tiny(MatFormer, MatFormerConfig, rounds)
-    found = losses_of(model, batch, (), per_step="all", reduction="sum")
-    torch.testing.assert_close(found.mean(), sum(cross_entropies(model, batch)))
-    assert len(found) == 4
+    measured = losses_of(model, batch, (), per_step="all", reduction="sum")
+    torch.testing.assert_close(measured.mean(), sum(cross_entropies(model, batch)))
+    assert len(measured) == 4
 
 
 def test_only_the_drawn_rounds_run(batch, monkeypatch):
@@ -92,7 +92,12 @@ def test_only_the_drawn_rounds_run(batch, monkeypatch):
 def drawing(rounds, per_step):
     task = Subnetworks(SubnetworksOptions(per_step=per_step))
     task.rounds = rounds
-    return task.draw
+
+    def draw():
+        task.before_step(0)
+        return task.drawn
+
+    return draw
 
 
 def test_every_choice_of_rounds_is_equally_probable():
@@ -134,10 +139,7 @@ def test_steps_train_the_drawn_rounds_and_the_losses_stay_one_per_round(digits):
 @pytest.mark.parametrize("kind", ["hydravit", "matformer"])
 def test_a_killed_and_resumed_run_equals_an_unbroken_one(digits, tmp_path, kind):
     wanted = baseline(kind, schedule={"epochs": 2, "cooldown": 0})
-    run(wanted, digits, tmp_path / "whole")
-    run_until_killed(4, wanted, digits, tmp_path / "broken")
-    run(wanted, digits, tmp_path / "broken", resume=True)
-    assert_equal_runs(tmp_path / "whole", tmp_path / "broken", "model")
+    assert_resumes_to_the_bit(wanted, digits, tmp_path, "model", killed_at=4)
 
 
 @pytest.mark.slow
@@ -165,7 +167,7 @@ def test_a_changing_draw_cannot_be_recorded():
         check_run_options(wanted, drawn, gpu)
     check_run_options(wanted, every, gpu)
     assert every.uses_all_parameters
-    leaves = torch.utils._pytree.tree_leaves(DrawnBatch(torch.zeros(1), torch.zeros(1), every.draw()))
+    leaves = torch.utils._pytree.tree_leaves(DrawnBatch(torch.zeros(1), torch.zeros(1), every.drawn))
     assert all(isinstance(leaf, torch.Tensor) for leaf in leaves)  # as recording requires
 
 

@@ -15,6 +15,18 @@ IMAGE = Path(__file__).parent.parent.parent / "progresvit" / "samples" / "lorike
 WOOF = ("n02086240", "n02087394", "n02088364")  # three of Imagewoof's dogs
 
 
+@pytest.fixture
+def student():
+    """The config of a model for three of ImageNet's classes."""
+    return preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+
+
+def untrained(monkeypatch, **options):
+    """timm's models without their weights, which would be downloaded."""
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, **options))
+
+
 def test_a_teacher_sees_its_own_size_and_normalisation():
     seen = []
 
@@ -43,8 +55,7 @@ def test_efficientnet_lite2_knows_a_lorikeet_when_it_sees_one():
         assert teacher(image.unsqueeze(0)).argmax() == LORIKEET
 
 
-def test_a_teacher_answers_in_the_students_classes():
-    student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+def test_a_teacher_answers_in_the_students_classes(student):
     teacher = load_teacher("efficientnet-lite2", student)
     names = timm.data.ImageNetInfo().label_names()
     assert [names[index] for index in teacher.classes.tolist()] == list(WOOF)
@@ -68,38 +79,30 @@ def test_efficientnet_lite2_sees_the_lorikeet_where_it_is():
     assert places[0, where_it_is_surest].argmax() == LORIKEET
 
 
-def test_convolutional_timm_models_have_a_map(monkeypatch):
-    create = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, pretrained=False))
-    student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+def test_convolutional_timm_models_have_a_map(student, monkeypatch):
+    untrained(monkeypatch)
     teacher = load_teacher("resnet10t", student, resolution=128, as_map=True).eval()
     with torch.no_grad():
         assert teacher(torch.randn(2, 3, 224, 224)).shape == (2, 16, 3)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "mobilenetv3_small_050"])
-def test_a_teacher_without_a_map_is_refused(name, monkeypatch):
+def test_a_teacher_without_a_map_is_refused(name, student, monkeypatch):
     """A ViT has no places that it averages, and MobileNetV3 has a layer between its mean and its classifier."""
-    create = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, pretrained=False))
-    student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+    untrained(monkeypatch)
     with pytest.raises(ValueError, match=r"has no map.*map_weight=0"):
         load_teacher(name, student, as_map=True)
 
 
-def test_a_teacher_that_takes_the_largest_of_its_places_has_no_map(monkeypatch):
+def test_a_teacher_that_takes_the_largest_of_its_places_has_no_map(student, monkeypatch):
     """On a plain image, where all places are alike, the largest would be their mean."""
-    create = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, global_pool="max"))
-    student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+    untrained(monkeypatch, global_pool="max")
     with pytest.raises(ValueError, match="has no map"):
         load_teacher("resnet10t", student, as_map=True)
 
 
-def test_a_teacher_of_one_size_is_not_given_another(monkeypatch, small_config, tmp_path):
-    create = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, pretrained=False))
-    student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+def test_a_teacher_of_one_size_is_not_given_another(student, monkeypatch, small_config, tmp_path):
+    untrained(monkeypatch)
     with pytest.raises(ValueError, match="does not work at 160 pixels"):
         load_teacher("vit_tiny_patch16_224", student, resolution=160)
     folder = progresvit.save(progresvit.ProgResViT(small_config), tmp_path / "model")
@@ -107,20 +110,16 @@ def test_a_teacher_of_one_size_is_not_given_another(monkeypatch, small_config, t
         load_teacher(str(folder), small_config, resolution=64)
 
 
-def test_any_timm_model_can_teach(monkeypatch):
-    create = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, pretrained=False))
-    student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+def test_any_timm_model_can_teach(student, monkeypatch):
+    untrained(monkeypatch)
     teacher = load_teacher("resnet10t", student).eval()
     assert teacher.size == 176
     with torch.no_grad():
         assert teacher(torch.randn(2, 3, 224, 224)).shape == (2, 3)
 
 
-def test_a_teacher_of_other_classes_is_refused(monkeypatch):
-    create = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, num_classes=21843))
-    student = preset("progresvit_tiny_160_224", num_classes=3, class_ids=WOOF)
+def test_a_teacher_of_other_classes_is_refused(student, monkeypatch):
+    untrained(monkeypatch, num_classes=21843)
     with pytest.raises(ValueError, match="21843 classes and the student 3"):
         load_teacher("resnet10t", student)
 
@@ -139,7 +138,7 @@ def test_our_own_models_can_teach(small_config, randomize, tmp_path):
 @pytest.mark.parametrize(
     ("name", "class_ids", "remedy"),
     [
-        ("efficientnet-lite9", ("a", "b"), "there is no teacher"),
+        ("efficientnet-lite9", ("a", "b"), "unknown teacher"),
         ("efficientnet-lite2", ("cat", "dog"), "does not know the classes cat, dog"),
         ("efficientnet-lite2", None, "does not know the classes of this model"),
     ],

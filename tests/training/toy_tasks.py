@@ -94,7 +94,7 @@ class OneRound(Supervised):
 
 
 class Scored(Supervised):
-    """Whose metric is known in advance: it is best at the second evaluation of four, and never positive."""
+    """A task whose metric is fixed: it is best at the second of four evaluations, and never positive."""
 
     def validate(self, model, data, *, processes, dtype):
         self.count = getattr(self, "count", 0) + 1

@@ -1,12 +1,12 @@
-"""What classification tasks share: labelled images, mixup, top-1 of every round.
+"""What classification tasks share: labelled images in the mode of the recipe, mixup, top-1 of every round.
 
 Letters: B images, K classes, S rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,16 +14,19 @@ from timm.data import Mixup
 from timm.data.mixup import mixup_target
 from torch import Tensor, nn
 
-from progresvit.data.augment.classification import Batch
+from progresvit.data.augment.classification import AugmentImages, Batch
+from progresvit.data.dataset import ImageDataset, find_images
+from progresvit.data.evaluation_batches import evaluation_batches, in_memory_evaluation_batches
+from progresvit.data.in_memory import InMemoryImages, in_memory_for_evaluation
+from progresvit.data.loading import Unreadable
+from progresvit.data.sources import GpuSource, InMemorySource, WorkerSource, classification_from_workers, plan_training
+from progresvit.data.timm_dataset import find_timm_images, is_timm_name
 from progresvit.distributed import Processes
 from progresvit.model.interface import RoundModel
 from progresvit.predict.head import Head, score_columns
-from progresvit.training.tasks.labelled_images import describe_splits, find_splits, load_batches
-from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData
-from progresvit.training.tasks.validation import gather_columns, top1_metrics
-
-if TYPE_CHECKING:
-    from progresvit.training.recipe import Recipe
+from progresvit.training.recipe import Recipe
+from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make_sampler, source_in_memory
+from progresvit.training.tasks.validation import gather_columns, summarize_rounds, top1_metrics
 
 
 class Classification(Task):
@@ -32,11 +35,25 @@ class Classification(Task):
     sections = ("mixing",)
 
     def find_splits(self, recipe: Recipe, source: str) -> Splits:
-        """Folders or tars with one folder per class, or a dataset that timm reads."""
-        return find_splits(recipe, source)
+        """Images of two or more classes: folders or tars with one folder per class, or a dataset that timm reads."""
+        find = find_timm_images if is_timm_name(source) else find_images
+        train = find(source, recipe.data.train, None)
+        if len(train.class_ids) < 2:
+            raise ValueError(
+                f"{source} has only one class, {train.class_ids[0]}; give a folder for each of two or more classes (or "
+                "did you mean the folder above or below?)."
+            )
+        return Splits(train, find(source, recipe.data.val, train.class_ids))
 
     def describe(self, splits: Splits) -> str:
-        return describe_splits(splits)
+        """How many images of which classes, in one line."""
+        names, more = splits.train.class_ids[:5], len(splits.train.class_ids) - 5
+        listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+        drawn = "" if splits.val.drawn_from is None else ", a fifth of each class, selected by name"
+        return (
+            f"training on {len(splits.train):,} images of {len(splits.train.class_ids)} classes ({listed}); "
+            f"{len(splits.val):,} validation images{drawn}"
+        )
 
     def setup(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> None:
         """Create mixup over the labelled classes."""
@@ -48,7 +65,34 @@ class Classification(Task):
         return classes
 
     def load_data(self, model: RoundModel, splits: Splits, recipe: Recipe, processes: Processes) -> TaskData:
-        return load_batches(recipe, splits, model, processes)
+        """Training batches, and this process's share of the validation batches."""
+        config, device = model.config, processes.device
+        val = splits.val.subset(range(processes.rank, len(splits.val), processes.count))
+        source: InMemorySource | GpuSource | WorkerSource
+        decode = "cpu"
+        if recipe.data.mode == "in_memory":
+            augment = AugmentImages(config, recipe.augment, device=device, compiled=bool(recipe.run.compile))
+            source = source_in_memory(splits.train, config, recipe, processes, augment)
+        else:
+            sampler, workers = make_sampler(len(splits.train), recipe, processes), recipe.data.workers
+            plan = plan_training(config, recipe.augment, device, recipe.data.decode)
+            if plan is None:
+                source = classification_from_workers(
+                    splits.train, sampler, config=config, augmentation=recipe.augment, workers=workers, device=device
+                )
+            else:
+                decode = "gpu"
+                source = GpuSource(
+                    splits.train,
+                    sampler,
+                    plan=plan,
+                    augmentation=recipe.augment,
+                    workers=workers,
+                    device=device,
+                    ahead=0 if recipe.run.cuda_graphs else 2,
+                )
+        images = EvaluatedImages(val, model, recipe, processes, decode=decode)
+        return TaskData(source, images, [source.unreadable, images.unreadable])
 
     def prepare(self, batch: Batch) -> Any:
         """Mixed images, and labels (B,) -> (B, K)."""
@@ -66,13 +110,36 @@ class Classification(Task):
         return top1_metrics(model, gather_columns((head.columns(*batch) for batch in data.val()), processes))
 
     def summarize(self, values: Mapping[str, Any]) -> str:
-        rounds = f"top-1 of the rounds {' '.join(f'{top1:.2%}' for top1 in values['top1'])}"
-        point = values.get("near_lossless")
-        if point is None:
-            return rounds
-        return (
-            f"{rounds}; near-lossless {point['top1']:.2%} at {point['gmacs']:.3f} of {values['full_gmacs']:.3f} GMACs "
-            f"({values['convention']}), threshold {point['threshold']:.4f}"
+        return summarize_rounds(values, "top-1", values["top1"], metric="top1")
+
+
+class EvaluatedImages:
+    """Images after the evaluation crop, in the same mode as the training images; in_memory decodes them at once."""
+
+    def __init__(
+        self, images: ImageDataset, model: RoundModel, recipe: Recipe, processes: Processes, *, decode: str = "cpu"
+    ) -> None:
+        self.images, self.config, self.device = images, model.config, processes.device
+        self.batch, self.workers = max(1, recipe.optimizer.batch // processes.count), recipe.data.workers
+        self.decode, self.unreadable = decode, Unreadable(images)
+        self._stored: InMemoryImages | None = None
+        if recipe.data.mode == "in_memory":
+            cache = recipe.data.in_memory_cache
+            self._stored = in_memory_for_evaluation(images, config=model.config, device=processes.device, cache=cache)
+            self.unreadable = self._stored.unreadable
+
+    def __call__(self) -> Iterator[Batch]:
+        """Every readable image once."""
+        if self._stored is not None:
+            return in_memory_evaluation_batches(self._stored, config=self.config, batch=self.batch)
+        return evaluation_batches(
+            self.images,
+            config=self.config,
+            batch=self.batch,
+            workers=self.workers,
+            device=self.device,
+            unreadable=self.unreadable,
+            decode=self.decode,
         )
 
 

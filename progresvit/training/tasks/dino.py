@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from pydantic import Field
@@ -25,12 +25,16 @@ from torch import Tensor, nn
 from progresvit.data.augment.classification import Augmentation, Batch
 from progresvit.data.augment.multicrop import MultiCrop, MultiCropBatch, MultiCropOptions
 from progresvit.data.dataset import Entry, ImageDataset, find_images, find_unlabelled
-from progresvit.data.in_memory import in_memory_for_training, load_whole
+from progresvit.data.in_memory import load_whole
 from progresvit.data.sources import InMemorySource, WorkerSource
 from progresvit.distributed import Processes
 from progresvit.model import RoundOutput, registry
 from progresvit.model.interface import RoundModel, capability
+from progresvit.predict.features import KNN, Features
+from progresvit.predict.head import score_columns
+from progresvit.training.recipe import Recipe
 from progresvit.training.step import compile_blocks
+from progresvit.training.tasks.classification import EvaluatedImages
 from progresvit.training.tasks.dino_loss import (
     DINOHead,
     dino_loss,
@@ -40,12 +44,8 @@ from progresvit.training.tasks.dino_loss import (
     spread,
     teacher_probabilities,
 )
-from progresvit.training.tasks.labelled_images import EvaluatedImages
-from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make_sampler
-from progresvit.training.tasks.validation import knn_metrics
-
-if TYPE_CHECKING:
-    from progresvit.training.recipe import Recipe
+from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make_sampler, source_in_memory
+from progresvit.training.tasks.validation import gather_columns, summarize_rounds, top1_metrics
 
 LOADER_SCALE = 2
 """In mode loader, whole images have this times the model's side, so that small crops are not enlarged."""
@@ -120,7 +120,7 @@ class DINO(Task):
     centre: Tensor
 
     def find_splits(self, recipe: Recipe, source: str) -> Splits:
-        """Images by class, of which the labels serve for validation alone; with ``knn: false`` any images."""
+        """Images by class; only validation uses the labels. With ``knn: false`` any images."""
         if not self.options.knn:
             train = find_unlabelled(source)
             return Splits(self._with_unlabelled(train, ()), train.subset([]))
@@ -201,13 +201,7 @@ class DINO(Task):
         augment = MultiCrop(config, options, device=device, compiled=bool(recipe.run.compile))
         source: InMemorySource | WorkerSource
         if recipe.data.mode == "in_memory":
-            stored = in_memory_for_training(
-                splits.train,
-                side=recipe.data.in_memory_side or config.input_side,
-                device=device,
-                cache=recipe.data.in_memory_cache,
-            )
-            source = InMemorySource(stored, make_sampler(len(stored), recipe, processes), augment)
+            source = source_in_memory(splits.train, config, recipe, processes, augment)
         else:
             source = WorkerSource(
                 splits.train,
@@ -285,28 +279,34 @@ class DINO(Task):
         """The teacher's backbone."""
         return cast(RoundModel, self.teacher.backbone)
 
+    @torch.no_grad()
     def validate(
         self, model: RoundModel, data: TaskData, *, processes: Processes, dtype: torch.dtype | None
     ) -> Metrics:
-        """Top-1 of a k-NN classifier on the class tokens of each round. Without labels there is nothing to measure."""
+        """Top-1 of a k-NN classifier on the class tokens of each round, and of its near-lossless routed point.
+
+        Without labels there is nothing to measure.
+        """
         if not self.options.knn:
             return Metrics(primary=-math.inf, values={})
-        return knn_metrics(
-            model,
-            cast(DINOData, data).bank(),
-            data.val(),
-            processes=processes,
-            dtype=dtype,
-            k=self.options.k,
-            temperature=self.options.knn_temperature,
-        )
+        features, device = Features(cast(Any, cast(nn.Module, model).eval()), dtype=dtype), processes.device
+
+        def tokens_of(batches: Iterator[Batch]) -> tuple[list[Tensor], Tensor]:
+            """Class tokens and labels of the images of all processes: S times (N, d), and (N,)."""
+            of_batches = ({**features.columns(*batch), "target": batch.targets} for batch in batches)
+            columns = gather_columns(of_batches, processes)
+            targets = torch.from_numpy(columns.pop("target")).to(device)
+            return [torch.from_numpy(tokens).to(device) for tokens in columns.values()], targets
+
+        bank, bank_targets = tokens_of(cast(DINOData, data).bank())
+        tokens, targets = tokens_of(data.val())
+        classes, options = int(max(bank_targets.max(), targets.max())) + 1, self.options
+        votes = {"classes": classes, "k": options.k, "temperature": options.knn_temperature}
+        knn = KNN(bank, bank_targets, **votes, make=score_columns)
+        columns = {name: column.cpu().numpy() for name, column in knn.columns(tokens, targets).items()}
+        return top1_metrics(model, columns, "knn")
 
     def summarize(self, values: Mapping[str, Any]) -> str:
         if "knn" not in values:
             return "no validation"
-        point = values["near_lossless"]
-        return (
-            f"{self.options.k}-NN top-1 of the rounds {' '.join(f'{top1:.2%}' for top1 in values['knn'])}; "
-            f"near-lossless {point['top1']:.2%} at {point['gmacs']:.3f} of {values['full_gmacs']:.3f} GMACs "
-            f"({values['convention']})"
-        )
+        return summarize_rounds(values, f"{self.options.k}-NN top-1", values["knn"], metric="top1", threshold=False)

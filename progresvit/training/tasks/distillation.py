@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +24,10 @@ from progresvit.data.augment.classification import Batch
 from progresvit.distributed import Processes
 from progresvit.model import RoundOutput, slicing
 from progresvit.model.interface import RoundModel, capability
-from progresvit.training.recipe import DistillationOptions
+from progresvit.training.recipe import DistillationOptions, Recipe
 from progresvit.training.tasks.classification import Classification, soft_cross_entropy
 from progresvit.training.tasks.task import Frozen, Splits
-from progresvit.training.teachers import load_teacher, teacher_class_ids
-
-if TYPE_CHECKING:
-    from progresvit.training.recipe import Recipe
+from progresvit.training.teachers import find_classes, load_teacher, teacher_class_ids
 
 
 class TeacherBatch(NamedTuple):
@@ -78,7 +75,9 @@ class Distillation(Classification):
         """Load the teachers."""
         if self.options.classes == "teacher":
             capability(model, "keep_classes", "distillation.classes=teacher", "distillation.classes=data")
-            self.register_buffer("rows", torch.tensor(_data_rows(model, splits)), persistent=False)
+            of_teacher, remedy = model.config.class_ids or (), "set distillation.classes=data"
+            rows = find_classes(of_teacher, splits.train.class_ids, remedy)
+            self.register_buffer("rows", torch.tensor(rows), persistent=False)
         if self.map_weight:
             capability(model, "head", "distillation.map_weight", "distillation.map_weight=0")
             if not getattr(model, "one_head", True):
@@ -158,15 +157,3 @@ def map_logits(tokens: Tensor, head: nn.Linear, places: int) -> Tensor:
     grid = math.isqrt(patches.shape[1])
     pooled = F.adaptive_avg_pool2d(patches.mT.unflatten(2, (grid, grid)), side)  # -> (B, d, T, T)
     return slicing.linear(pooled.flatten(2).mT, head)  # (B, d, T, T) -> (B, P, d) -> (B, P, K)
-
-
-def _data_rows(model: RoundModel, splits: Splits) -> list[int]:
-    """Rows of the data's classes in a head with the teacher's classes."""
-    row = {name: number for number, name in enumerate(model.config.class_ids or ())}
-    foreign = [name for name in splits.train.class_ids if name not in row]
-    if foreign:
-        raise ValueError(
-            f"the teacher does not know the classes {', '.join(foreign[:5])}; use classes that it knows "
-            "(ImageNet's are folders named like n01440764), or set distillation.classes=data."
-        )
-    return [row[name] for name in splits.train.class_ids]

@@ -12,7 +12,7 @@ Letters: B images, K classes, N tokens, W channels of the backbone, L blocks, S 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,11 +26,9 @@ from progresvit.interop import start_from
 from progresvit.io.parse import Section
 from progresvit.model import RoundOutput
 from progresvit.model.interface import RoundModel
+from progresvit.training.recipe import Recipe
 from progresvit.training.tasks.classification import Classification, soft_cross_entropy
 from progresvit.training.tasks.task import Frozen, Splits, TaskData
-
-if TYPE_CHECKING:
-    from progresvit.training.recipe import Recipe
 
 
 class DynaBERTOptions(Section):

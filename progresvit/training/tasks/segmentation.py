@@ -10,7 +10,7 @@ Letters: B images, K classes, g side of the patch grid, r side of the crops, S r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from progresvit.config import ModelTask
 from progresvit.data.augment.classification import Augmentation
 from progresvit.data.augment.segmentation import AugmentPairs, SegmentationAugmentation, SegmentationBatch
 from progresvit.data.loading import Unreadable
@@ -32,12 +33,9 @@ from progresvit.model import RoundOutput
 from progresvit.model.interface import RoundModel
 from progresvit.predict.segment import Segmenter
 from progresvit.routing import MeanIoU
+from progresvit.training.recipe import Recipe
 from progresvit.training.tasks.task import Metrics, Splits, Task, TaskData, make_sampler
-from progresvit.training.tasks.validation import CONVENTION, gather_columns, routed_metrics
-
-if TYPE_CHECKING:
-    from progresvit.config import ModelTask
-    from progresvit.training.recipe import Recipe
+from progresvit.training.tasks.validation import CONVENTION, gather_columns, routed_metrics, summarize_rounds
 
 WINDOWS = 32
 """Windows of a batch in validation."""
@@ -146,14 +144,7 @@ class SegmentationTask(Task):
         return routed_metrics(model, columns["scores"], metric, gmacs, values)
 
     def summarize(self, values: Mapping[str, Any]) -> str:
-        rounds = f"mIoU of the rounds {' '.join(f'{miou:.2%}' for miou in values['miou'])}"
-        point = values.get("near_lossless")
-        if point is None:
-            return rounds
-        return (
-            f"{rounds}; near-lossless {point['miou']:.2%} at {point['gmacs']:.3f} of {values['full_gmacs']:.3f} GMACs "
-            f"({values['convention']}), threshold {point['threshold']:.4f}"
-        )
+        return summarize_rounds(values, "mIoU", values["miou"], metric="miou")
 
 
 Segmentation = SegmentationTask

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import PlainValidator
@@ -25,11 +25,9 @@ from progresvit.distributed import Processes
 from progresvit.io.parse import Section
 from progresvit.model import RoundOutput
 from progresvit.model.interface import RoundModel
+from progresvit.training.recipe import Recipe
 from progresvit.training.tasks.classification import Classification, soft_cross_entropy
 from progresvit.training.tasks.task import Splits
-
-if TYPE_CHECKING:
-    from progresvit.training.recipe import Recipe
 
 
 def _count_or_all(value: Any) -> Any:
@@ -89,19 +87,17 @@ class Subnetworks(Classification):
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, draws)
 
     def before_step(self, step: int) -> None:
-        """Draw the rounds of the step. The draw follows from the seed of the run and the step."""
-        self.drawn = self.draw()
+        """Draw the rounds of the step, all choices with equal probability, by torch's generator on the CPU.
+
+        The draw follows from the seed of the run and the step.
+        """
+        if self.options.per_step != "all":
+            self.drawn = tuple(sorted(torch.randperm(self.rounds, device="cpu")[: self.options.per_step].tolist()))
 
     def prepare(self, batch: Batch) -> DrawnBatch:
         """Mixed images, labels (B,) -> (B, K), and the rounds of the step."""
         images, targets = super().prepare(batch)
         return DrawnBatch(images, targets, self.drawn)
-
-    def draw(self) -> tuple[int, ...]:
-        """Draw different rounds, all choices with equal probability, by torch's generator on the CPU."""
-        if self.options.per_step == "all":
-            return ()
-        return tuple(sorted(torch.randperm(self.rounds, device="cpu")[: self.options.per_step].tolist()))
 
     def outputs(self, model: RoundModel, batch: DrawnBatch) -> Sequence[RoundOutput | None]:
         """The outputs of the drawn rounds; None for the other rounds."""

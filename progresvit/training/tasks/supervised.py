@@ -6,7 +6,7 @@ Letters: B images, K classes, S rounds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,11 +16,9 @@ from progresvit.distributed import Processes
 from progresvit.io.parse import Section
 from progresvit.model import RoundOutput
 from progresvit.model.interface import RoundModel
+from progresvit.training.recipe import Recipe
 from progresvit.training.tasks.classification import Classification, soft_cross_entropy
 from progresvit.training.tasks.task import Splits
-
-if TYPE_CHECKING:
-    from progresvit.training.recipe import Recipe
 
 
 class SupervisedOptions(Section):

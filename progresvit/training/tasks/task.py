@@ -9,22 +9,21 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from progresvit.config import BaseConfig, ModelTask
 from progresvit.data.dataset import ImageDataset
+from progresvit.data.in_memory import in_memory_for_training
 from progresvit.data.loading import Unreadable
 from progresvit.data.sampler import EpochSampler
-from progresvit.data.sources import BatchSource
+from progresvit.data.sources import BatchSource, InMemorySource
 from progresvit.distributed import Processes
 from progresvit.io.parse import Section
 from progresvit.model.interface import RoundModel
-
-if TYPE_CHECKING:
-    from progresvit.config import ModelTask
-    from progresvit.training.recipe import Recipe
+from progresvit.training.recipe import Recipe
 
 
 class Splits(NamedTuple):
@@ -63,6 +62,19 @@ def make_sampler(count: int, recipe: Recipe, processes: Processes) -> EpochSampl
         rank=processes.rank,
         seed=recipe.seed,
     )
+
+
+def source_in_memory(
+    images: ImageDataset, config: BaseConfig, recipe: Recipe, processes: Processes, augment: Callable[..., Any]
+) -> InMemorySource:
+    """Training batches of images that are decoded once and stored on the device (mode in_memory)."""
+    stored = in_memory_for_training(
+        images,
+        side=recipe.data.in_memory_side or config.input_side,
+        device=processes.device,
+        cache=recipe.data.in_memory_cache,
+    )
+    return InMemorySource(stored, make_sampler(len(stored), recipe, processes), augment)
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,22 @@
 """The validation of a training: the columns of a predictor in memory, and the metrics that follow from them.
 
-Letters: B images of a batch, N images, d channels, S rounds.
+Letters: N images, S rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from progresvit import compute
-from progresvit.data.augment.classification import Batch
 from progresvit.distributed import Processes
 from progresvit.model.interface import RoundModel
-from progresvit.predict.features import KNN, Features
-from progresvit.predict.head import score_columns
 from progresvit.routing import Metric, Top1, metric_near_lossless
 from progresvit.training.tasks.task import Metrics
 
@@ -40,7 +37,7 @@ def gather_columns(batches: Iterable[Mapping[str, Any]], processes: Processes) -
 def routed_metrics(
     model: RoundModel, scores: NDArray[Any], metric: Metric[Any], gmacs: NDArray[Any], values: Mapping[str, Any]
 ) -> Metrics:
-    """The accuracy of every round, of which the last round's selects the best model, and the near-lossless point.
+    """The accuracy of every round and the near-lossless point; the last round's accuracy selects the best model.
 
     A model whose rounds are alternatives (``config.routable`` is false) has no near-lossless point.
 
@@ -66,40 +63,19 @@ def top1_metrics(model: RoundModel, columns: Mapping[str, NDArray[Any]], name: s
     return routed_metrics(model, columns["top10_entropy"], metric, np.asarray(model.gmacs(CONVENTION)), {name: top1})
 
 
-@torch.no_grad()
-def knn_metrics(
-    model: RoundModel,
-    bank: Iterator[Batch],
-    val: Iterator[Batch],
-    *,
-    processes: Processes,
-    dtype: torch.dtype | None,
-    k: int,
-    temperature: float,
-) -> Metrics:
-    """Top-1 of a k-NN classifier on the class tokens of each round, and of its near-lossless routed point.
+def summarize_rounds(
+    values: Mapping[str, Any], name: str, accuracies: Iterable[float], *, metric: str, threshold: bool = True
+) -> str:
+    """One line about an evaluation: the accuracies of the rounds, called ``name``, and the near-lossless point, if any.
 
-    Args:
-        model: The model, whose class tokens are compared.
-        bank: This process's share of the images that vote.
-        val: This process's share of the validation images.
-        processes: The processes of the run.
-        dtype: Precision of autocast; None: float32.
-        k: Number of neighbours.
-        temperature: Temperature of the neighbours' weights.
+    ``metric`` is the key of the point's accuracy. With ``threshold``, the line ends with the point's threshold.
     """
-    features, device = Features(cast(Any, cast(nn.Module, model).eval()), dtype=dtype), processes.device
-
-    def tokens_of(batches: Iterator[Batch]) -> tuple[list[Tensor], Tensor]:
-        """Class tokens and labels of the images of all processes: S times (N, d), and (N,)."""
-        columns = gather_columns(
-            ({**features.columns(*batch), "target": batch.targets} for batch in batches), processes
-        )
-        targets = torch.from_numpy(columns.pop("target")).to(device)
-        return [torch.from_numpy(tokens).to(device) for tokens in columns.values()], targets
-
-    (bank_tokens, bank_targets), (tokens, targets) = tokens_of(bank), tokens_of(val)
-    classes = int(max(bank_targets.max(), targets.max())) + 1
-    knn = KNN(bank_tokens, bank_targets, classes=classes, k=k, temperature=temperature, make=score_columns)
-    columns = {name: column.cpu().numpy() for name, column in knn.columns(tokens, targets).items()}
-    return top1_metrics(model, columns, "knn")
+    rounds = f"{name} of the rounds {' '.join(f'{accuracy:.2%}' for accuracy in accuracies)}"
+    point = values.get("near_lossless")
+    if point is None:
+        return rounds
+    line = (
+        f"{rounds}; near-lossless {point[metric]:.2%} at {point['gmacs']:.3f} of {values['full_gmacs']:.3f} GMACs "
+        f"({values['convention']})"
+    )
+    return f"{line}, threshold {point['threshold']:.4f}" if threshold else line
