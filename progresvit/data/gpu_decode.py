@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from progresvit.config import BaseConfig
-from progresvit.data.prepare import Box, Form, Plan, Prepared, prepare
+from progresvit.data.crop import Box, EvaluationCrop
+from progresvit.data.prepare import Form, Plan, Prepared, prepare
 
 DecodeMode = Literal["auto", "gpu", "cpu"]
 """Where JPEGs are decoded: auto is the GPU if it can decode them."""
@@ -46,9 +47,8 @@ def plan_for(config: BaseConfig, device: torch.device, mode: str = "auto", *, sh
         if missing:
             raise ValueError(f"decode=gpu is not possible here: {missing}; use decode=auto or decode=cpu.")
     crops = missing is None
-    return Plan(
-        config=config, pixels=crops, jpeg=crops and mode != "cpu" and _missing_for_jpegs() is None, shrink=shrink
-    )
+    jpegs = crops and mode != "cpu" and _missing_for_jpegs() is None
+    return Plan(crop=EvaluationCrop.of(config), pixels=crops, jpeg=jpegs, shrink=shrink)
 
 
 def _missing_for_crops(config: BaseConfig, device: torch.device) -> str | None:
@@ -102,7 +102,7 @@ class GpuDecoder:
         while done < len(images):
             group = images[done : done + size]
             try:
-                parts.append(self.render(group, None, side=self.plan.config.input_side, pool=pool))
+                parts.append(self.render(group, None, side=self.plan.crop.side, pool=pool))
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise

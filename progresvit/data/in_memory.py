@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from progresvit.config import BaseConfig
-from progresvit.data.crop import crop, preprocessing_hash
+from progresvit.data.crop import EvaluationCrop, preprocessing_hash
 from progresvit.data.dataset import ImageDataset, dataset_hash
 from progresvit.data.decode import ImageError
 from progresvit.data.loading import Unreadable
@@ -160,11 +160,12 @@ def in_memory_for_evaluation(
     dataset: ImageDataset, *, config: BaseConfig, device: torch.device, cache: str | None = None
 ) -> InMemoryImages:
     """The evaluation crop of each image; ``cache`` is a folder that keeps them for the next run."""
+    crop = EvaluationCrop.of(config)
 
     def load(index: int) -> Loaded:
         image = dataset.read_image(index)
         size, target = torch.tensor((image.height, image.width)), torch.tensor(dataset.targets[index])
-        return Loaded(torch.from_numpy(crop(image, config)), size, target)
+        return Loaded(torch.from_numpy(crop(image)), size, target)
 
     file = None if cache is None else cache_file(cache, dataset, preprocessing_hash(config))
-    return InMemoryImages(dataset, load, side=config.input_side, device=device, cache=file)
+    return InMemoryImages(dataset, load, side=crop.side, device=device, cache=file)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageOps
 
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.crop import crop, crop_box
+from progresvit.data.crop import EvaluationCrop
 from tests.interpreter import interpret, report
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -43,8 +43,8 @@ def check_crops(device):
         upright = rotated(pixels, orientation)
         held.append(torch.from_numpy(pixels.transpose(2, 0, 1).copy()).to(device))
         images.append(Placed.planar(held[-1], orientation))
-        boxes.append(crop_box(upright.size, CONFIG))
-        expected.append(crop(upright, CONFIG))
+        boxes.append(EvaluationCrop.of(CONFIG).box(upright.size))
+        expected.append(EvaluationCrop.of(CONFIG)(upright))
     held.append(torch.from_numpy(np.asarray(upright).copy()).to(device))
     images.append(Placed.interleaved(held[-1].data_ptr(), upright.size))
     boxes.append(boxes[-1])

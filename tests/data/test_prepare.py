@@ -13,15 +13,16 @@ import pytest
 from PIL import Image, ImageOps
 
 from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.crop import crop, crop_box, crop_section
+from progresvit.data.crop import EvaluationCrop
 from progresvit.data.dataset import Entry, find_images, find_unlabelled
 from progresvit.data.decode import ImageError, decode, is_decoded_by_rows, open_header, shrink_on_load
 from progresvit.data.prepare import Form, Plan, UnreadImage, prepare
 from progresvit.data.samples import samples_folder
 
 CONFIG = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, crop=0.9)
-CROP, PIXELS = Plan(config=CONFIG), Plan(config=CONFIG, pixels=True)
-JPEG = Plan(config=CONFIG, pixels=True, jpeg=True)
+CUT = EvaluationCrop.of(CONFIG)
+CROP, PIXELS = Plan(crop=CUT), Plan(crop=CUT, pixels=True)
+JPEG = Plan(crop=CUT, pixels=True, jpeg=True)
 
 
 def photo(width=80, height=60, mode="RGB"):
@@ -45,15 +46,15 @@ def rotated(image, orientation, format="JPEG"):
 @pytest.mark.parametrize("size", [(80, 60), (60, 80), (33, 33), (500, 40), (7, 9), (1, 1), (37, 1000)])
 def test_the_section_of_the_crop_is_the_crop_up_to_rounding(size):
     image = photo(*size)
-    section = crop_section(image, CONFIG, crop_box(image.size, CONFIG))
-    difference = np.abs(section.astype(int) - crop(image, CONFIG))
+    section = CUT(image, CUT.box(image.size))
+    difference = np.abs(section.astype(int) - CUT(image))
     assert difference.max() <= 2
     assert (difference > 0).mean() < 0.01
 
 
 def test_the_box_of_the_crop_is_inside_of_the_image():
     for width, height in [(1, 1), (3, 1000), (1000, 3), (248, 248), (500, 375)]:
-        left, top, right, bottom = crop_box((width, height), CONFIG)
+        left, top, right, bottom = CUT.box((width, height))
         assert 0 <= left < right <= width
         assert 0 <= top < bottom <= height
         assert right - left == pytest.approx(bottom - top, rel=0.05)
@@ -70,13 +71,11 @@ def test_large_jpegs_are_decoded_at_a_smaller_scale_that_is_enough():
     assert same.size == (1000, 700)
     made = prepare(content, CROP)
     assert made.form == Form.CROP
-    assert np.abs(made.data.astype(int) - crop(decode(content), CONFIG)).mean() < 3
-    assert np.array_equal(
-        prepare(saved(photo(), quality=95), CROP).data, crop(decode(saved(photo(), quality=95)), CONFIG)
-    )
+    assert np.abs(made.data.astype(int) - CUT(decode(content))).mean() < 3
+    assert np.array_equal(prepare(saved(photo(), quality=95), CROP).data, CUT(decode(saved(photo(), quality=95))))
     assert prepare(content, PIXELS).size == (125, 88)  # the crop is made at a scale of 50 x 35
     assert prepare(saved(photo(100, 100)), PIXELS).size == (100, 100)  # 50 x 50 would be enough, but not with a margin
-    assert prepare(content, Plan(config=CONFIG, pixels=True, shrink=False)).size == (1000, 700)
+    assert prepare(content, Plan(crop=CUT, pixels=True, shrink=False)).size == (1000, 700)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -116,7 +115,7 @@ def test_what_does_not_fit_is_cropped_or_reduced():
     assert prepare(content, PIXELS, 300 * 200 * 3).form == Form.PIXELS
     assert prepare(content, PIXELS, 300 * 200 * 3 - 1).form == Form.CROP
     assert prepare(saved(photo(300, 200)), JPEG, 100).form == Form.CROP
-    reduced = prepare(content, Plan(config=CONFIG, pixels=True, shrink=False), 20_000)
+    reduced = prepare(content, Plan(crop=CUT, pixels=True, shrink=False), 20_000)
     assert (reduced.form, reduced.size) == (Form.PIXELS, (75, 50))
 
 

@@ -54,15 +54,9 @@ def from_memory(images, *, augmentation=FULL, **order):
 
 def from_gpu(images, *, augmentation=FULL, workers=1, ahead=2, device=CPU, **order):
     plan = plan_training(CONFIG, augmentation, device, "gpu")
-    return GpuSource(
-        images,
-        order_of(images, **order),
-        plan=plan,
-        augmentation=augmentation,
-        workers=workers,
-        device=device,
-        ahead=ahead,
-    )
+    augment = AugmentImages(CONFIG, augmentation, device=device)
+    order = order_of(images, **order)
+    return GpuSource(images, order, plan=plan, augment=augment, workers=workers, device=device, ahead=ahead)
 
 
 def crops_from_workers(images, *, workers=0, **order):

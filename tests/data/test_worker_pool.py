@@ -9,13 +9,11 @@ import sys
 import numpy as np
 import pytest
 
-from progresvit.data.prepare import Form, Plan, prepare
+from progresvit.data.prepare import Form, prepare
 from progresvit.data.worker_pool import WorkerPool
-from tests.data.test_prepare import CONFIG, JPEG, PIXELS, photo, saved
+from tests.data.test_prepare import CROP, JPEG, PIXELS, photo, saved
 
 pytestmark = pytest.mark.slow
-
-CROP = Plan(config=CONFIG)
 
 
 class Killer:
@@ -123,7 +121,7 @@ def test_a_script_needs_no_guard_and_workers_import_no_torch(tmp_path):
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
     assert done.stdout == "20\n", done.stderr
-    code = "import sys, progresvit.data.worker; print(*sys.modules)"
+    code = "import sys, progresvit.data.worker_pool; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "timm", "torchvision"} & set(loaded)
 

@@ -71,7 +71,7 @@ def load_batches(recipe: Recipe, splits: Splits, model: RoundModel, processes: P
                 splits.train,
                 sampler,
                 plan=plan,
-                augmentation=recipe.augment,
+                augment=AugmentImages(config, recipe.augment, device=device),
                 workers=workers,
                 device=device,
                 ahead=0 if recipe.run.cuda_graphs else 2,
