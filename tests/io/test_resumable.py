@@ -65,8 +65,7 @@ def test_finished_parts_are_kept(tmp_path):
 
 
 def test_an_interrupted_table_continues_with_the_first_missing_item(tmp_path):
-    begun = claimed(tmp_path / "a")
-    with pytest.raises(KeyboardInterrupt):
+    with claimed(tmp_path / "a") as begun, pytest.raises(KeyboardInterrupt):
         begun.fill(interrupted(KeyboardInterrupt, 0, 1, 2))
     with claimed(tmp_path / "a") as again:
         remaining = again.remaining()
