@@ -62,7 +62,7 @@ def read_pickle(file: Path) -> dict[str, Tensor]:
                 "the weights alone with torch.save({'state_dict': model.state_dict()}, FILE)."
             ) from error
         raise ValueError(
-            f"{file} is damaged or no PyTorch checkpoint ({type(error).__name__}); copy or download it again."
+            f"{file} is damaged or not a PyTorch checkpoint ({type(error).__name__}); copy or download it again."
         ) from error
     for name in _WEIGHTS_UNDER:
         if isinstance(stored, Mapping) and isinstance(stored.get(name), Mapping):

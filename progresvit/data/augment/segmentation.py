@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from progresvit.config import BaseConfig
+from progresvit.data.augment.classification import Range
 from progresvit.data.augment.gpu_augment import change_hue_and_saturation, resize_matrix
 from progresvit.data.segmentation.masks import IGNORE
 from progresvit.data.transforms import mean_and_std
@@ -31,19 +32,12 @@ HUE = 18 / 180  # OpenCV counts the circle of hues in 180 steps
 class SegmentationAugmentation(Section):
     """Random changes of a training image and its mask."""
 
-    scale: tuple[float, float] = (0.5, 2.0)
+    scale: Range = (0.5, 2.0)
     """Range of the size of the image; at 1 its shorter side equals the side of the crop."""
     flip: float = Field(0.5, ge=0, le=1)
     """Probability of a horizontal flip."""
     photometric: bool = True
     """Random brightness, contrast, saturation and hue."""
-
-    @field_validator("scale")
-    @classmethod
-    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
-        if not 0 < value[0] <= value[1]:
-            raise ValueError(f"a range must go from small to large, both above 0; got {list(value)}")
-        return value
 
 
 class SegmentationBatch(NamedTuple):
