@@ -34,6 +34,9 @@ SUFFIXES = (
 
 UNLABELLED = -1
 
+TIMM_NAMES = ("hfds/", "wds/", "tfds/", "hfids/", "torch/")
+"""How timm's names of datasets begin; see timm_dataset.py."""
+
 
 @dataclass(frozen=True)
 class ImageDataset:
@@ -92,8 +95,16 @@ def dataset_hash(dataset: ImageDataset, about: str, *, remedy: str) -> str:
 
 
 def find_images(source: str | os.PathLike[str], split: str, class_ids: Sequence[str] | None = None) -> ImageDataset:
-    """The images of a split. Classes are the sorted folder names, or ``class_ids`` of the training split."""
-    roots, others = find_roots(os.fspath(source)), Counter[str]()
+    """The images of a split. Classes are the sorted folder names, or ``class_ids`` of the training split.
+
+    The source may also be a timm name such as ``hfds/…``.
+    """
+    source = os.fspath(source)
+    if source.startswith(TIMM_NAMES):
+        from progresvit.data.timm_dataset import find_timm_images  # timm is slow to import
+
+        return find_timm_images(source, split, class_ids)
+    roots, others = find_roots(source), Counter[str]()
     images = _find_classes(roots, split, others)
     drawn_from = None
     if not images and split in (TRAIN, VAL) and not _find_classes(roots, VAL if split == TRAIN else TRAIN):

@@ -20,14 +20,6 @@ from timm.data import create_dataset
 from progresvit.data.dataset import SUFFIXES, Entry, ImageDataset
 from progresvit.io.extras import not_installed
 
-READERS = ("hfds/", "wds/")
-OTHERS = ("tfds/", "hfids/", "torch/")
-
-
-def is_timm_name(source: str) -> bool:
-    """Whether a source is one of timm's names and not a path."""
-    return source.startswith((*READERS, *OTHERS))
-
 
 def find_timm_images(source: str, split: str, class_ids: Sequence[str] | None) -> ImageDataset:
     """A split of the named dataset, with the class names of the dataset if it has them."""

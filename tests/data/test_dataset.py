@@ -22,7 +22,6 @@ from progresvit.data.dataset import (
     unlabelled,
 )
 from progresvit.data.decode import decode
-from progresvit.data.timm_dataset import find_timm_images
 
 
 def png(colour="red"):
@@ -63,7 +62,7 @@ def test_several_tars_are_one_set_and_other_tars_are_passed_over(tmp_path):
 
 def test_hugging_face_data_sets_come_through_timm(digits, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
-    images = find_timm_images(f"hfds/{digits}", "train", None)
+    images = find_images(f"hfds/{digits}", "train")
     assert images.class_ids == ("0", "1", "2", "3")
     assert len(images) == 48
     some = images.subset([3, 40])
@@ -75,7 +74,7 @@ def test_web_data_set_shards(tmp_path):
     make_tar(
         tmp_path / "set-train-0.tar", {"./a.png": png("red"), "./a.cls": b"1", "b.cls": b"0", "b.png": png("blue")}
     )
-    images = find_timm_images(f"wds/{tmp_path}", "train", None)
+    images = find_images(f"wds/{tmp_path}", "train")
     assert (images.class_ids, images.targets) == (("0", "1"), (1, 0))
     assert decode(images.read(1)).getpixel((0, 0)) == (0, 0, 255)
 
@@ -97,7 +96,7 @@ def test_timm_datasets_that_cannot_be_read_are_refused(tmp_path, source, shard, 
     elif shard:
         make_tar(tmp_path / "train-0.tar", shard)
     with pytest.raises(ValueError, match=remedy):
-        find_timm_images(source.format(tmp_path), "train", None)
+        find_images(source.format(tmp_path), "train")
 
 
 @pytest.mark.parametrize(

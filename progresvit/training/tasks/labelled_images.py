@@ -11,7 +11,6 @@ from progresvit.data.evaluation_batches import evaluation_batches, in_memory_eva
 from progresvit.data.in_memory import InMemoryImages, in_memory_for_evaluation, in_memory_for_training
 from progresvit.data.loading import Unreadable
 from progresvit.data.sources import GpuSource, InMemorySource, WorkerSource, classification_from_workers, plan_training
-from progresvit.data.timm_dataset import find_timm_images, is_timm_name
 from progresvit.distributed import Processes
 from progresvit.model.interface import RoundModel
 from progresvit.training.tasks.task import Splits, TaskData, make_sampler
@@ -22,14 +21,13 @@ if TYPE_CHECKING:
 
 def find_splits(recipe: Recipe, source: str) -> Splits:
     """Training and validation images of at least two classes."""
-    find = find_timm_images if is_timm_name(source) else find_images
-    train = find(source, recipe.data.train, None)
+    train = find_images(source, recipe.data.train)
     if len(train.class_ids) < 2:
         raise ValueError(
             f"{source} has only one class, {train.class_ids[0]}; give a folder for each of two or more classes (or did "
             "you mean the folder above or below?)."
         )
-    return Splits(train, find(source, recipe.data.val, train.class_ids))
+    return Splits(train, find_images(source, recipe.data.val, train.class_ids))
 
 
 def describe_splits(splits: Splits) -> str:
