@@ -6,28 +6,21 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from timm.data import create_transform
 
-from progresvit.config import ModelConfig, make_rounds, preset
+from progresvit.config import preset
 from progresvit.data import evaluation_transform
 from progresvit.data.crop import EvaluationCrop
 from progresvit.data.decode import ImageError, upright_rgb
+from tests.data.files import noise
+from tests.factories import tiny_config
 
 SIDES = (1, 2, 7, 31, 32, 33, 35, 36, 37, 64, 101, 240)
 CROPS = (1.0, 0.999, 0.95, 0.9, 0.875, 0.7, 0.5, 0.31, 0.07)
 
 
-def noise(width, height, bands=3):
-    rng = np.random.default_rng(width * 1000 + height)
-    shape = (height, width) if bands == 1 else (height, width, bands)
-    return Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8))
-
-
 def square(side, share):
-    return ModelConfig(
-        rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, input_resolution=side, crop=share
-    )
+    return tiny_config(input_resolution=side, crop=share)
 
 
 def timm_transform(config, **options):

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.dataset import find_images
 from progresvit.data.evaluation_batches import evaluation_batches, in_memory_evaluation_batches, numbered_batches
 from progresvit.data.in_memory import in_memory_for_evaluation
@@ -13,9 +12,10 @@ from progresvit.data.loading import Unreadable
 from progresvit.data.transforms import NamedTransform
 from tests.data import gpu_stand_ins
 from tests.data.shapes import save_damaged, save_photos
+from tests.factories import tiny_config
 
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4)
+CONFIG = tiny_config(num_classes=4)
 
 
 def test_evaluation_is_the_same_in_both_modes(digits):

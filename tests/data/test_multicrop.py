@@ -8,7 +8,6 @@ from scipy.stats import ks_2samp
 from torchvision import transforms
 from torchvision.transforms.functional import adjust_hue, solarize, to_tensor
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.augment import gpu_augment
 from progresvit.data.augment.multicrop import MultiCrop, MultiCropOptions
 from progresvit.data.dataset import find_images
@@ -16,9 +15,10 @@ from progresvit.data.in_memory import in_memory_for_training
 from progresvit.data.sampler import EpochSampler
 from progresvit.data.samples import samples_folder
 from progresvit.data.sources import InMemorySource
+from tests.factories import tiny_config
 
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=0)
+CONFIG = tiny_config(num_classes=0)
 NOTHING = {"flip": 0.0, "colour_probability": 0.0, "grey": 0.0, "blur": (0.0, 0.0, 0.0), "solarise": 0.0}
 
 

@@ -1,9 +1,7 @@
 """What is prepared of an image file: JPEG bytes for a GPU, pixels, or the crop."""
 
 import io
-import struct
 import sys
-import zlib
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -12,35 +10,18 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.crop import EvaluationCrop
 from progresvit.data.dataset import Entry, find_images, find_unlabelled
 from progresvit.data.decode import ImageError, decode, is_decoded_by_rows, open_header, shrink_on_load
 from progresvit.data.prepare import Form, Plan, UnreadImage, prepare
 from progresvit.data.samples import samples_folder
+from tests.data.files import photo, png_of, rotated, saved
+from tests.factories import tiny_config
 
-CONFIG = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, crop=0.9)
+CONFIG = tiny_config(crop=0.9)
 CUT = EvaluationCrop.of(CONFIG)
 CROP, PIXELS = Plan(crop=CUT), Plan(crop=CUT, pixels=True)
 JPEG = Plan(crop=CUT, pixels=True, jpeg=True)
-
-
-def photo(width=80, height=60, mode="RGB"):
-    rng = np.random.default_rng(width * 1000 + height)
-    small = Image.fromarray(rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), dtype=np.uint8))
-    return small.resize((width, height), Image.Resampling.BICUBIC).convert(mode)
-
-
-def saved(image, format="JPEG", **options):
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
-
-
-def rotated(image, orientation, format="JPEG"):
-    exif = image.getexif()
-    exif[274] = orientation
-    return saved(image, format, exif=exif)
 
 
 @pytest.mark.parametrize("size", [(80, 60), (60, 80), (33, 33), (500, 40), (7, 9), (1, 1), (37, 1000)])
@@ -139,11 +120,7 @@ def test_every_problem_has_its_reason(tmp_path):
 
 
 def test_a_header_of_50000_by_50000_pixels_is_refused_without_decoding():
-    def chunk(name, content):
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
-    header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
-    content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100))
+    content = png_of(50_000, 50_000, depth=8, colour_type=2, rows=b"\0" * 100)
     for plan in (CROP, JPEG):
         assert "too large to be opened safely" in prepare(content, plan).error
 

@@ -11,9 +11,9 @@ from scipy.stats import chi2_contingency, ks_2samp
 from timm.data import auto_augment
 
 import progresvit
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.augment.classification import Augmentation, training_transform
 from progresvit.data.augment.rand_augment import OPERATIONS, Draws, RandAugment
+from tests.factories import tiny_config
 
 FILL = (124, 116, 104)
 NOTATIONS = (
@@ -120,7 +120,7 @@ def test_a_magnitude_means_the_same_argument_as_in_timm(negated, monkeypatch):
 
 def timm_transform(notation):
     """The RandAugment of the loader."""
-    config = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4)
+    config = tiny_config(num_classes=4)
     steps = training_transform(config, Augmentation(rand_augment=notation)).transforms
     (found,) = [step for step in steps if isinstance(step, auto_augment.RandAugment)]
     return found, RandAugment.parse(notation, config.mean)

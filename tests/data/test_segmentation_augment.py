@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 from torchvision.transforms.v2.functional import adjust_brightness, adjust_hue
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.augment.gpu_augment import change_hue_and_saturation
 from progresvit.data.augment.segmentation import (
     AugmentPairs,
@@ -23,13 +22,12 @@ from progresvit.data.augment.segmentation import (
     sample_boxes,
 )
 from progresvit.data.segmentation import IGNORE
+from tests.factories import tiny_config
 
 SIDE = 32
 BLOCK = 8
 """Side of the squares of one class, in stored pixels."""
-LIFTED = ModelConfig(
-    rounds=make_rounds([16, SIDE], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=3, mean=(-1,) * 3, std=(1,) * 3
-)
+LIFTED = tiny_config((16, SIDE), num_classes=3, mean=(-1,) * 3, std=(1,) * 3)
 """A model with a normalisation after which only padding is 0."""
 
 

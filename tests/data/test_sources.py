@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data import gpu_decode
 from progresvit.data.augment.classification import Augmentation, AugmentImages
 from progresvit.data.augment.multicrop import MultiCrop, MultiCropOptions
@@ -27,9 +26,10 @@ from progresvit.data.sources import (
 )
 from tests.data import gpu_stand_ins
 from tests.data.shapes import save_photos, save_shapes
+from tests.factories import tiny_config
 
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4)
+CONFIG = tiny_config(num_classes=4)
 SEGMENTER = CONFIG.replace(num_classes=3, task="segmentation")
 PLAIN = Augmentation(crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0)
 FULL = Augmentation(colour=(0.3, 0.3, 0.3), erasing=0.5)

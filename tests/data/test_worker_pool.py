@@ -11,7 +11,8 @@ import pytest
 
 from progresvit.data.prepare import Form, prepare
 from progresvit.data.worker_pool import WorkerPool
-from tests.data.test_prepare import CROP, JPEG, PIXELS, photo, saved
+from tests.data.files import photo, saved
+from tests.data.test_prepare import CROP, JPEG, PIXELS
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +109,7 @@ def test_a_script_needs_no_guard_and_workers_import_no_torch(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from progresvit.data.worker_pool import WorkerPool\n"
-        "from tests.data.test_prepare import CROP, photo, saved\n"
+        "from tests.data.test_worker_pool import CROP, photo, saved\n"
         "with WorkerPool(CROP, 1) as pool:\n"
         "    print(sum(map(len, pool.prepared([[saved(photo())] * 20]))))\n"
     )
