@@ -1,4 +1,4 @@
-"""Weights as safetensors files, those of others as pickles too, and the hash of weights.
+"""Weights as safetensors files, weights of other projects as pickles too, and the hash of weights.
 
 ``read_pickle`` is the only function that opens a pickle of a user, always with ``weights_only=True``: tensors and plain
 containers are read, code is refused. One more class is allowed, ``argparse.Namespace``, in which timm's training script

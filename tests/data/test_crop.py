@@ -46,13 +46,13 @@ def test_the_crop_is_timms_byte_for_byte(share):
 
 
 @pytest.mark.parametrize("side", [32, 35, 48])
-def test_so_it_is_for_other_sides(side):
+def test_the_crop_for_other_sides_is_timms(side):
     for share, (width, height) in itertools.product(CROPS, [(33, 50), (50, 33), (3, 2), (211, 97), (side, side)]):
         assert_same(noise(width, height), square(side, share))
 
 
 @pytest.mark.parametrize("name", ["progresvit_small_192_240", "progresvit_small_160_384", "progresvit_tiny_160_224"])
-def test_so_it_is_for_the_presets(name):
+def test_the_crop_of_the_presets_is_timms(name):
     for width, height in [(500, 375), (375, 500), (640, 427), (60, 80), (267, 267), (1999, 31)]:
         assert_same(noise(width, height), preset(name))
 

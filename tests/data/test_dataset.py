@@ -86,7 +86,8 @@ def test_web_data_set_shards(tmp_path):
         ("hfds/./nowhere", None, "could not be opened"),
         ("wds/{}", {"a.png": png()}, r"no \.cls next to it"),
         ("wds/{}", {"./a.txt": b"text"}, "hold no images"),
-        ("wds/{}", b"not a tar" * 100, "copy it again"),
+        ("wds/{}", {"a.png": png(), "a.cls": b"cat"}, r"a\.cls is not the number of a class"),
+        ("wds/{}", b"not a tar" * 100, "copy or unpack it again"),
     ],
 )
 def test_timm_datasets_that_cannot_be_read_are_refused(tmp_path, source, shard, remedy):
@@ -195,7 +196,7 @@ MANY = (
 
 
 @pytest.mark.parametrize("count", range(len(MANY) + 1))
-def test_compact_entries_are_those_they_were_made_of(count):
+def test_compact_entries_equal_the_entries_they_were_made_of(count):
     for given in (MANY[:count], MANY[::-1][:count]):
         entries = Entries(given)
         assert len(entries) == count

@@ -1,4 +1,4 @@
-"""Augmentation of batches against that of single images by timm and torchvision: same maths, same distributions."""
+"""Augmentation of batches and of single images by timm and torchvision: same maths, same distributions."""
 
 import random
 

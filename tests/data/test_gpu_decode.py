@@ -100,7 +100,7 @@ def test_what_the_gpu_fails_on_is_decoded_by_the_cpu(stand_ins, monkeypatch, err
         assert np.abs(pixels.numpy().astype(int) - EvaluationCrop.of(CONFIG)(decode(content))).max() <= 2
 
 
-def test_where_a_gpu_cannot_decode_it_is_said_or_the_cpu_decodes():
+def test_without_a_gpu_the_cpu_decodes_or_the_error_says_why():
     assert plan_for(CONFIG, CPU, "auto") == plan_for(CONFIG, CPU, "cpu")
     assert not plan_for(CONFIG, CPU).pixels
     with pytest.raises(ValueError, match="decode=gpu is not possible here: the model runs on cpu; use decode=auto"):

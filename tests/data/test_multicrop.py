@@ -56,7 +56,7 @@ def test_blur_keeps_a_constant_image_up_to_the_border():
     torch.testing.assert_close(gpu_augment.blur(constant, torch.tensor([2.0])), constant)
 
 
-def test_solarise_is_that_of_torchvision_and_spares_the_others(photo, pixels):
+def test_solarise_equals_torchvisions_and_spares_the_others(photo, pixels):
     ours = gpu_augment.solarise(pixels.repeat(2, 1, 1, 1), torch.tensor([True, False]))
     theirs = to_tensor(solarize(photo, 128))
     torch.testing.assert_close(ours[0], theirs)

@@ -82,7 +82,7 @@ def test_each_operation_gives_the_bytes_of_pillow(name, images):
 
 @pytest.mark.parametrize("side", [3, 16, 31])
 @pytest.mark.parametrize("name", ["Equalize", "Rotate", "Sharpness", "ShearX", "TranslateYRel"])
-def test_small_and_odd_images_are_those_of_pillow_too(name, side, images):
+def test_small_and_odd_images_equal_pillows_too(name, side, images):
     small = [image.resize((side, side)) for image in images]
     argument = np.linspace(0.1, 0.4, len(small)) * (60 if name == "Rotate" else 1)
     expected = [theirs(name, image, value) for image, value in zip(small, argument)]

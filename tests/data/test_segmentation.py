@@ -276,7 +276,7 @@ def test_a_source_without_images_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "jpeg", "bmp"])
-def test_a_mask_that_is_no_png_is_refused_with_the_reason(tmp_path, suffix):
+def test_a_mask_that_is_not_a_png_is_refused_with_the_reason(tmp_path, suffix):
     make_pairs(tmp_path, ["train/a", "train/b"])
     save_mask(tmp_path / "annotations" / "train" / f"b.{suffix}")
     assert len(find_segmentation(tmp_path, "train")) == 2
@@ -398,7 +398,7 @@ def test_pets_as_released(tmp_path, folder):
     assert train.read_pair(0)[1].tolist() == [[0, 1, 2], [2, 1, 0]]
 
 
-def test_the_draw_of_the_pets_is_that_of_their_names_in_either_folder(tmp_path):
+def test_the_drawn_pets_follow_from_their_names_in_either_folder(tmp_path):
     drawn = []
     for folder in ("images", "original"):
         val = find_segmentation(make_pets(tmp_path / folder, folder=folder), "val")

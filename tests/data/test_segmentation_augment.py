@@ -141,7 +141,7 @@ def test_masks_are_never_interpolated():
     assert found[1].unique().tolist() == [0, 7, IGNORE]
     shown = (found[0] != 0).all(dim=1)
     assert (found[1][~shown] == IGNORE).all()
-    assert 0.2 < (found[1][shown] == IGNORE).float().mean() < 0.5  # those of the mask itself
+    assert 0.2 < (found[1][shown] == IGNORE).float().mean() < 0.5  # ignored in the mask itself
 
 
 def test_a_mask_of_the_size_of_the_crop_stays_as_it_is():
@@ -230,11 +230,6 @@ def test_saturation_changes_as_in_hsv(colours, saturation):
         assert pixel == pytest.approx(colorsys.hsv_to_rgb(h, min(1.0, s * saturation), v), abs=1e-5)
 
 
-def test_a_change_of_nothing_changes_nothing(colours):
-    found = change_hue_and_saturation(colours, torch.zeros(1), torch.ones(1))
-    assert torch.allclose(found, colours, atol=1e-6)
-
-
 def test_each_image_has_its_own_hue_and_saturation(colours):
     hue, saturation = torch.tensor([0.1, -0.05, 0.0]), torch.tensor([1.2, 0.6, 1.0])
     together = change_hue_and_saturation(colours.expand(3, -1, -1, -1), hue, saturation)
@@ -243,7 +238,7 @@ def test_each_image_has_its_own_hue_and_saturation(colours):
         assert torch.equal(together[index], alone[0])
 
 
-def test_distortions_are_drawn_as_those_of_the_ssd():
+def test_distortions_are_drawn_as_in_the_ssd():
     """Brightness ± 32 of 255 is added, contrast multiplies, hue turns by ± 18 of OpenCV's 180; each for every second.
 
     Two greys tell brightness and contrast, which is torchvision's brightness; a colour then tells hue and saturation.
@@ -279,6 +274,6 @@ def test_distortions_are_drawn_as_those_of_the_ssd():
 
 
 @pytest.mark.parametrize("scale", [(2.0, 0.5), (0.0, 1.0), (-1.0, 1.0)])
-def test_a_range_of_scales_that_is_none_is_refused(scale):
+def test_a_range_of_scales_that_does_not_ascend_is_refused(scale):
     with pytest.raises(ValueError, match="a range must go from small to large, both above 0"):
         SegmentationAugmentation(scale=scale)

@@ -215,11 +215,3 @@ def test_evaluation_leaves_unreadable_images_out_and_keeps_the_numbers_of_the_ot
 def test_evaluation_stops_with_more_than_one_unreadable_image_in_a_hundred(damaged):
     with pytest.raises(ValueError, match=r"of 16 images cannot be read, more than 1%: images/train/0[45]\.png"):
         evaluated(damaged)
-
-
-def test_evaluation_stops_if_no_image_can_be_read(folder, monkeypatch):
-    monkeypatch.setattr(Unreadable, "limit", 0.99)
-    for path in (folder / "images" / "train").iterdir():
-        path.write_bytes(b"not an image")
-    with pytest.raises(ValueError, match=r"16 (of 16 )?images (can|cannot) be read"):
-        evaluated(find_segmentation(folder, "train"))

@@ -1,4 +1,4 @@
-"""The three sources of training batches, with the augmentation of each task: the same steps, whoever asks for them."""
+"""The three sources of training batches, with the augmentation of each task: the same steps in every run."""
 
 import dataclasses
 from functools import partial
@@ -262,7 +262,7 @@ def test_worker_processes_bring_the_same_crops_as_memory(digits):
     assert are_equal(crops_from_workers(images).steps(2, 5), crops_from_memory(images).steps(2, 5))
 
 
-def test_rand_augment_in_memory_is_that_of_single_images(digits):
+def test_rand_augment_in_memory_equals_rand_augment_of_the_images(digits):
     images = find_images(digits, "train")
     (plain,) = next(from_memory(images, augmentation=PLAIN).steps(0, 1))
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (CONFIG.mean, CONFIG.std))

@@ -61,7 +61,7 @@ def test_the_preprocessing_hash_changes_with_what_decides_the_pixels_and_with_no
 
 
 @pytest.mark.parametrize("text", ["fog", "fog/0", "fog/6", "rain/1", "", "fog/x"])
-def test_a_corruption_that_is_none_is_refused(text):
+def test_an_unknown_corruption_is_refused(text):
     assert Corruption.parse("fog/3") == Corruption("fog", 3)
     with pytest.raises(ValueError, match="severity from 1 to 5, such as fog/3"):
         Corruption.parse(text)

@@ -219,7 +219,7 @@ def test_classes_in_groups_give_the_map_of_all_at_once(monkeypatch, held):
     assert torch.equal(upsampled_argmax(scores, size), whole)
 
 
-def test_of_equal_classes_the_first_is_taken_in_any_group(monkeypatch):
+def test_the_first_of_equal_classes_is_taken_in_any_group(monkeypatch):
     scores = torch.zeros(5, 4, 4)
     scores[0] = -1
     for held in (10**9, 1, 32):

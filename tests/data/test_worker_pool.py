@@ -127,6 +127,6 @@ def test_a_script_needs_no_guard_and_workers_import_no_torch(tmp_path):
     assert not {"torch", "timm", "torchvision"} & set(loaded)
 
 
-def test_no_worker_is_refused():
+def test_a_pool_of_no_workers_is_refused():
     with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
         WorkerPool(CROP, 0)

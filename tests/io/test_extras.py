@@ -19,7 +19,7 @@ def names(requirements):
 
 
 @pytest.mark.parametrize("extra", [None, "hfds", "onnx", "openvino", "plots", "quickstart", "teacher", "serve"])
-def test_requirements_are_those_of_the_project_file(extra):
+def test_requirements_equal_the_project_file(extra):
     listed = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
     assert names(extras.requirements(extra)) == names(listed)
 
