@@ -214,13 +214,13 @@ def test_a_point_spreads_twice_as_far_in_an_image_twice_as_large(corruption):
 def test_weather_is_twice_as_coarse_in_an_image_twice_as_large(corruption, tolerance):
     def likeness(side):
         """Correlation of pixels a 56th of the side apart, down and across."""
-        found, step = [], side // 56
+        correlations, step = [], side // 56
         for seed in range(12):
             layer = values(corrupt(Image.new("RGB", (side, side), (40, 40, 40)), corruption, 4, seed)).mean(-1)
             layer -= layer.mean()
-            found.append([(layer[step:] * layer[:-step]).mean(), (layer[:, step:] * layer[:, :-step]).mean()])
-            found[-1] /= layer.var()
-        return np.mean(found, 0)
+            correlations.append([(layer[step:] * layer[:-step]).mean(), (layer[:, step:] * layer[:, :-step]).mean()])
+            correlations[-1] /= layer.var()
+        return np.mean(correlations, 0)
 
     assert likeness(448) == pytest.approx(likeness(224), abs=tolerance)
 

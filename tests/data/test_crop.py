@@ -25,17 +25,17 @@ def square(side, share):
 
 def timm_transform(config, **options):
     side = (config.in_channels, config.input_side, config.input_side)
-    wanted = {"interpolation": "bicubic", "crop_pct": config.crop, "mean": config.mean, "std": config.std}
-    return create_transform(input_size=side, is_training=False, **wanted, **options)
+    settings = {"interpolation": "bicubic", "crop_pct": config.crop, "mean": config.mean, "std": config.std}
+    return create_transform(input_size=side, is_training=False, **settings, **options)
 
 
 def assert_same(image, config):
     expected = timm_transform(config, normalize=False)(image).numpy()
-    found = EvaluationCrop.of(config)(image)
-    assert found.dtype == np.uint8
-    assert found.shape == expected.shape
-    assert np.array_equal(found, expected), (image.size, config.crop, config.input_side)
-    assert found.flags.c_contiguous
+    pixels = EvaluationCrop.of(config)(image)
+    assert pixels.dtype == np.uint8
+    assert pixels.shape == expected.shape
+    assert np.array_equal(pixels, expected), (image.size, config.crop, config.input_side)
+    assert pixels.flags.c_contiguous
 
 
 @pytest.mark.slow

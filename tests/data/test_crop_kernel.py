@@ -36,8 +36,8 @@ def check_crops(device):
     images.append(Placed.interleaved(held[-1].data_ptr(), upright.size))
     boxes.append(boxes[-1])
     expected.append(expected[-1])
-    found = crop_placed(images, boxes, 8, device=torch.device(device)).cpu().numpy()
-    difference = np.abs(found.astype(int) - np.stack(expected))
+    crops = crop_placed(images, boxes, 8, device=torch.device(device)).cpu().numpy()
+    difference = np.abs(crops.astype(int) - np.stack(expected))
     assert difference.max() <= 1
     assert (difference > 0).mean() < 0.005
 
@@ -51,8 +51,8 @@ def check_random_crops(device):
     sections = [(3, 2, 17, 12), (0, 0, 20, 14), (10, 1, 13, 13), (7, 7, 8, 8)]
     flips = [False, True, True, False]
     images = [Placed.interleaved(flat.data_ptr(), (20, 14))] * len(sections)
-    found = crop_placed(images, sections, 6, device=torch.device(device), clip=True, flip=flips).cpu().numpy()
-    for result, section, flip in zip(found, sections, flips):
+    crops = crop_placed(images, sections, 6, device=torch.device(device), clip=True, flip=flips).cpu().numpy()
+    for result, section, flip in zip(crops, sections, flips):
         part = image.crop(section)
         resized = part.resize((6, part.height), BICUBIC).resize((6, 6), BICUBIC)  # first the rows, then the columns
         resized = ImageOps.mirror(resized) if flip else resized

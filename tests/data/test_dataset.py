@@ -131,9 +131,9 @@ def test_a_tar_beside_its_contents_counts_once(tmp_path):
 
 def test_images_without_labels_are_found_however_deep(tmp_path):
     save_files(tmp_path, ["a/b/1.png", "a/2.JPG", "3.webp", "notes.txt"], b"x")
-    found = find_unlabelled(tmp_path)
-    assert sorted(names(found)) == ["3.webp", "a/2.JPG", "a/b/1.png"]
-    assert set(found.targets) == {UNLABELLED}
+    images = find_unlabelled(tmp_path)
+    assert sorted(names(images)) == ["3.webp", "a/2.JPG", "a/b/1.png"]
+    assert set(images.targets) == {UNLABELLED}
     with tarfile.open(tmp_path / "t.tar", "w") as tar:
         tar.add(tmp_path / "a", "a")
     packed = find_unlabelled(tmp_path / "t.tar")
@@ -154,11 +154,11 @@ def test_a_folder_is_listed_in_the_order_of_the_parts_of_the_paths(tmp_path):
         for path in sorted(tmp_path.rglob("*"))
         if path.suffix.lower() in SUFFIXES and path.is_file()
     ]
-    found = find_unlabelled(tmp_path)
-    assert names(found) == expected
+    images = find_unlabelled(tmp_path)
+    assert names(images) == expected
     assert {"a-b/c.png", "link.png", ".h/2.gif", "b/..png"} < set(expected)
-    assert [entry.path for entry in found.entries] == [str(tmp_path / name) for name in expected]
-    assert find_unlabelled(f"{tmp_path}/").entries == found.entries
+    assert [entry.path for entry in images.entries] == [str(tmp_path / name) for name in expected]
+    assert find_unlabelled(f"{tmp_path}/").entries == images.entries
 
 
 def test_the_current_folder_is_listed_without_a_prefix(tmp_path, monkeypatch):
@@ -197,20 +197,20 @@ MANY = (
 
 @pytest.mark.parametrize("count", range(len(MANY) + 1))
 def test_compact_entries_equal_the_entries_they_were_made_of(count):
-    for given in (MANY[:count], MANY[::-1][:count]):
-        entries = Entries(given)
+    for originals in (MANY[:count], MANY[::-1][:count]):
+        entries = Entries(originals)
         assert len(entries) == count
-        assert tuple(entries) == given
-        assert entries == given
-        assert given == entries
-        assert entries == Entries(given)
-        assert hash(entries) == hash(given)
-        assert [entries[index] for index in range(-count, count)] == [*given, *given]
+        assert tuple(entries) == originals
+        assert entries == originals
+        assert originals == entries
+        assert entries == Entries(originals)
+        assert hash(entries) == hash(originals)
+        assert [entries[index] for index in range(-count, count)] == [*originals, *originals]
         for part in (slice(1, 4), slice(None, None, -1), slice(-3, None), slice(2, 9, 3), slice(4, 2)):
-            assert entries[part] == given[part]
-            assert entries[part][1:] == given[part][1:]
-        assert entries + MANY == given + MANY == given + Entries(MANY)
-        assert pickle.loads(pickle.dumps(entries)) == copy.deepcopy(entries) == given
+            assert entries[part] == originals[part]
+            assert entries[part][1:] == originals[part][1:]
+        assert entries + MANY == originals + MANY == originals + Entries(MANY)
+        assert pickle.loads(pickle.dumps(entries)) == copy.deepcopy(entries) == originals
         with pytest.raises(IndexError):
             entries[count]
     assert Entries(MANY) != MANY[1:]
@@ -247,12 +247,12 @@ def test_a_list_names_images_line_by_line(tmp_path, monkeypatch):
             file.write(name)
     content = b"\xef\xbb\xbfa.png\r\n\nwith space.png\n\xff.png\n" + os.fsencode(tmp_path / "a.png")
     (tmp_path / "paths.txt").write_bytes(content)
-    found = find_listed("paths.txt")
-    assert names(found) == ["a.png", "with space.png", "\udcff.png", str(tmp_path / "a.png")]
-    assert [found.read(index) for index in range(4)] == [b"a.png", b"with space.png", b"\xff.png", b"a.png"]
-    assert set(found.targets) == {UNLABELLED}
+    images = find_listed("paths.txt")
+    assert names(images) == ["a.png", "with space.png", "\udcff.png", str(tmp_path / "a.png")]
+    assert [images.read(index) for index in range(4)] == [b"a.png", b"with space.png", b"\xff.png", b"a.png"]
+    assert set(images.targets) == {UNLABELLED}
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    assert find_listed("-") == found
+    assert find_listed("-") == images
 
 
 def test_a_list_without_paths_or_without_a_file_is_refused(tmp_path):

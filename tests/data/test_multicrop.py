@@ -101,9 +101,9 @@ def test_without_local_crops_their_part_is_empty(digits):
 def test_a_whole_crop_without_augmentation_is_the_normalised_image(digits):
     batches = in_memory(digits, global_scale=(1.0, 1.0), **NOTHING)
     whole, targets = batches.stored.images[:6], torch.zeros(6)
-    found = batches.augment(whole, torch.tensor([[32, 32]] * 6), targets, seed=0).global_crops
+    crops = batches.augment(whole, torch.tensor([[32, 32]] * 6), targets, seed=0).global_crops
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (CONFIG.mean, CONFIG.std))
-    for view in found:
+    for view in crops:
         torch.testing.assert_close(view, (whole / 255 - mean) / std, atol=1e-4, rtol=0)
 
 

@@ -300,12 +300,12 @@ def test_hidden_files_are_skipped(tmp_path):
 def test_label_files_are_found_at_the_top_or_given(tmp_path):
     make_pairs(tmp_path, ["a"], labels=" sky\r\nroad\r\ncar \r\n\r\n")
     assert find_segmentation(tmp_path, ".").class_ids == ("sky", "road", "car")
-    given = tmp_path / "given.json"
-    given.write_text('["x", "y", "z"]', encoding="utf-8-sig")
-    dataset = find_segmentation(tmp_path, ".", labels=given)
+    label_file = tmp_path / "given.json"
+    label_file.write_text('["x", "y", "z"]', encoding="utf-8-sig")
+    dataset = find_segmentation(tmp_path, ".", labels=label_file)
     assert (dataset.class_ids, dataset.values) == (("x", "y", "z"), (0, 1, 2))
-    given.write_text('{"10": "ten", "9": "nine"}')
-    dataset = find_segmentation(tmp_path, ".", labels=str(given))
+    label_file.write_text('{"10": "ten", "9": "nine"}')
+    dataset = find_segmentation(tmp_path, ".", labels=str(label_file))
     assert (dataset.class_ids, dataset.values) == (("nine", "ten"), (9, 10))
     dataset = find_segmentation(tmp_path, ".", labels="camvid")
     assert (len(dataset.class_ids), dataset.class_ids[3], dataset.values[10]) == (11, "road", 10)

@@ -242,19 +242,19 @@ def test_an_image_that_may_not_be_read_is_unreadable(digits, monkeypatch):
 
 def test_without_augmentation_memory_and_workers_give_the_same_batches(digits):
     images = find_images(digits, "train")
-    for one, other in zip(
+    for left, right in zip(
         from_workers(images, augmentation=PLAIN).steps(0, 12), from_memory(images, augmentation=PLAIN).steps(0, 12)
     ):
-        assert torch.equal(one[0].targets, other[0].targets)
-        assert torch.allclose(one[0].images, other[0].images, atol=1e-5)
+        assert torch.equal(left[0].targets, right[0].targets)
+        assert torch.allclose(left[0].images, right[0].images, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_without_augmentation_the_gpu_and_workers_give_the_same_batches(stand_ins, photos):
     expected = from_workers(photos, augmentation=PLAIN).steps(2, 6)
-    for one, other in zip(expected, from_gpu(photos, augmentation=PLAIN).steps(2, 6), strict=True):
-        assert torch.equal(one[0].targets, other[0].targets)
-        assert torch.allclose(one[0].images, other[0].images, atol=1e-5)
+    for left, right in zip(expected, from_gpu(photos, augmentation=PLAIN).steps(2, 6), strict=True):
+        assert torch.equal(left[0].targets, right[0].targets)
+        assert torch.allclose(left[0].images, right[0].images, atol=1e-5)
 
 
 def test_worker_processes_bring_the_same_crops_as_memory(digits):

@@ -28,21 +28,22 @@ class Killer:
 def contents(tmp_path_factory):
     """Bytes and paths of 30 images of all kinds, one unreadable."""
     folder = tmp_path_factory.mktemp("files")
-    found = []
+    requests = []
     for number in range(30):
         format = ("JPEG", "PNG", "WEBP")[number % 3]
         content = saved(photo(40 + 7 * number, 50), format)
         path = folder / f"{number}.bin"
         path.write_bytes(content if number != 11 else content[:-200])
-        found.append(path if number % 2 else path.read_bytes())
-    return found
+        requests.append(path if number % 2 else path.read_bytes())
+    return requests
 
 
 def all_of(pool, batches):
     """The results, copied, with the sizes of the groups."""
     results, sizes = [], []
     for group in pool.prepared(batches):
-        results += [(one.form, None if one.data is None else one.data.copy(), one.size, one.error) for one in group]
+        for image in group:
+            results.append((image.form, None if image.data is None else image.data.copy(), image.size, image.error))
         sizes.append(len(group))
     return results, sizes
 

@@ -15,7 +15,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def names(requirements):
-    return {re.match(r"[\w.-]+", one)[0].lower().replace("_", "-") for one in requirements}
+    return {re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-") for requirement in requirements}
 
 
 @pytest.mark.parametrize("extra", [None, "hfds", "onnx", "openvino", "plots", "quickstart", "teacher", "serve"])
