@@ -242,9 +242,8 @@ class GpuSource:
         if not self.ahead:
             yield from steps
             return
-        with Prefetcher(steps, lambda step: step, self.ahead) as coming:
-            while isinstance(step := coming.get(None), list):
-                yield step
+        with Prefetcher(steps, self.ahead) as coming:
+            yield from coming
 
     def _steps(self, first: int, last: int) -> Iterator[list[Batch]]:
         requests = (
