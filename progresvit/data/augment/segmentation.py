@@ -18,7 +18,7 @@ from torch import Tensor
 
 from progresvit.config import BaseConfig
 from progresvit.data.augment.classification import Range
-from progresvit.data.augment.gpu_augment import change_hue_and_saturation, resize_matrix
+from progresvit.data.augment.gpu_augment import change_hue_and_saturation, per_image, resize_matrix
 from progresvit.data.segmentation.masks import IGNORE
 from progresvit.data.transforms import mean_and_std
 from progresvit.io.parse import Section
@@ -138,15 +138,10 @@ def distort(images: Tensor, generator: torch.Generator) -> Tensor:
     )
     hue = (2 * _uniform(count, generator) - 1) * HUE * _coin(count, generator)
     before = _coin(count, generator)
-    x = (images + _each(brightness)).clamp(0, 1)
-    x = (x * _each(torch.where(before, contrast, 1))).clamp(0, 1)
+    x = (images + per_image(brightness)).clamp(0, 1)
+    x = (x * per_image(torch.where(before, contrast, 1))).clamp(0, 1)
     x = change_hue_and_saturation(x, hue, saturation)
-    return (x * _each(torch.where(before, 1, contrast))).clamp(0, 1)
-
-
-def _each(values: Tensor) -> Tensor:
-    """One number per image: (B,) -> (B, 1, 1, 1)."""
-    return values.view(-1, 1, 1, 1)
+    return (x * per_image(torch.where(before, 1, contrast))).clamp(0, 1)
 
 
 def _uniform(count: int, generator: torch.Generator) -> Tensor:
