@@ -10,14 +10,16 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from progresvit.config import BaseConfig
 from progresvit.data.decode import ImageError
+
+if TYPE_CHECKING:
+    from progresvit.config import BaseConfig  # it imports pydantic, which worker processes need not
 
 INTERPOLATION = "bicubic"
 
@@ -80,6 +82,11 @@ class EvaluationCrop:
         resized = (shorter, longer) if width <= height else (longer, shorter)
         left, top = (round((length - self.side) / 2) for length in resized)
         return resized, (left, top)
+
+
+def crop(image: Image.Image, config: BaseConfig) -> NDArray[np.uint8]:
+    """The evaluation crop of an RGB image for a model: -> (C, r, r) bytes, not normalised yet."""
+    return EvaluationCrop.of(config)(image)
 
 
 def describe_preprocessing(config: BaseConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from progresvit.analysis.attention import RoundAttention, attention_figure, attention_maps, attention_table
 from progresvit.config import plain_vit
-from progresvit.data.crop import EvaluationCrop
+from progresvit.data.crop import crop
 from progresvit.data.transforms import evaluation_transform
 from progresvit.model import ProgResViT, registry
 from progresvit.model.token_merging import Merging
@@ -137,7 +137,7 @@ def test_maps_do_not_depend_on_the_head(small_model, image, fields):
 
 def test_the_image_is_the_evaluation_crop_at_the_resolution_of_the_round(small_model, image):
     coarse, fine = (round_.image for round_ in attention_maps(small_model, image))
-    pixels = EvaluationCrop.of(small_model.config)(image).transpose(1, 2, 0) / 255
+    pixels = crop(image, small_model.config).transpose(1, 2, 0) / 255
     assert fine == pytest.approx(pixels, abs=1e-5)
     assert coarse.shape == (16, 16, 3)
     assert coarse.mean() == pytest.approx(pixels.mean(), abs=0.02)
@@ -147,7 +147,7 @@ def test_grey_models_see_a_grey_image(image):
     model = ProgResViT(plain_vit(resolution=32, heads=1, in_channels=1, mean=(0.5,), std=(0.5,), **SIZES))
     (round_,) = attention_maps(model, image)
     assert round_.image.shape == (32, 32, 1)
-    assert round_.image == pytest.approx(EvaluationCrop.of(model.config)(image).transpose(1, 2, 0) / 255, abs=1e-5)
+    assert round_.image == pytest.approx(crop(image.convert("L"), model.config).transpose(1, 2, 0) / 255, abs=1e-5)
     assert render(attention_figure([round_]), ".png").startswith(b"\x89PNG")
 
 

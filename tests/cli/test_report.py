@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from progresvit.analysis.records_report import FILES
-from progresvit.data.crop import EvaluationCrop
+from progresvit.data.crop import crop
 from progresvit.evaluation import read_records, write_records, write_segmentation_records
 from progresvit.evaluation.answers import route
 from progresvit.metrics.interval import share_interval
@@ -66,7 +66,7 @@ def test_a_page_with_figures_tables_and_a_gallery_of_errors(evaluated, digits, t
     shown = thumbnails(page)
     assert [image.size for image in shown] == [(32, 32)] * 5
     for image, row in zip(shown, errors):
-        expected = EvaluationCrop.of(records.config)(Image.open(digits / row["id"]).convert("RGB"))
+        expected = crop(Image.open(digits / row["id"]).convert("RGB"), records.config)
         assert np.array_equal(np.asarray(image), expected.transpose(1, 2, 0))  # what the model saw
         assert row["id"] in page
 

@@ -10,7 +10,7 @@ from timm.data import create_transform
 
 from progresvit.config import preset
 from progresvit.data import evaluation_transform
-from progresvit.data.crop import EvaluationCrop
+from progresvit.data.crop import crop
 from progresvit.data.decode import ImageError, upright_rgb
 from tests.data.files import noise
 from tests.factories import tiny_config
@@ -31,7 +31,7 @@ def timm_transform(config, **options):
 
 def assert_same(image, config):
     expected = timm_transform(config, normalize=False)(image).numpy()
-    pixels = EvaluationCrop.of(config)(image)
+    pixels = crop(image, config)
     assert pixels.dtype == np.uint8
     assert pixels.shape == expected.shape
     assert np.array_equal(pixels, expected), (image.size, config.crop, config.input_side)
@@ -60,7 +60,7 @@ def test_the_crop_of_the_presets_is_timms(name):
 def test_a_grey_image_keeps_its_one_channel():
     config = preset("progresvit_tiny_160_224", in_channels=1, mean=(0.5,), std=(0.5,))
     assert_same(noise(300, 200, bands=1), config)
-    assert EvaluationCrop.of(config)(noise(300, 200, bands=1)).shape == (1, 224, 224)
+    assert crop(noise(300, 200, bands=1), config).shape == (1, 224, 224)
 
 
 def test_a_decoded_palette_image_is_cropped_alike():
@@ -76,4 +76,4 @@ def test_the_normalised_crop_is_timms_bit_for_bit():
 
 def test_an_image_that_is_too_thin_to_be_resized_is_refused():
     with pytest.raises(ImageError, match="too long and thin"):
-        EvaluationCrop.of(preset("progresvit_tiny_160_224"))(noise(60_000, 1))
+        crop(noise(60_000, 1), preset("progresvit_tiny_160_224"))

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from progresvit.data import gpu_decode
-from progresvit.data.crop import EvaluationCrop
+from progresvit.data.crop import crop
 from progresvit.data.decode import decode
 from progresvit.data.gpu_decode import GpuDecoder, plan_for
 from progresvit.data.prepare import Form, prepare
@@ -51,7 +51,7 @@ def compare(device):
     made = GpuDecoder(plan, device).crop(prepared)
     assert made.errors == {}
     for (name, content), pixels in zip(contents.items(), made.pixels.cpu().numpy()):
-        difference = np.abs(pixels.astype(int) - EvaluationCrop.of(CONFIG)(decode(content)))
+        difference = np.abs(pixels.astype(int) - crop(decode(content), CONFIG))
         yield name, difference.max(), difference.mean()
 
 
@@ -97,7 +97,7 @@ def test_what_the_gpu_fails_on_is_decoded_by_the_cpu(stand_ins, monkeypatch, err
     assert set(made.errors) <= {1}
     kept = [content for place, content in enumerate(contents) if place not in made.errors]
     for pixels, content in zip(made.pixels, kept):
-        assert np.abs(pixels.numpy().astype(int) - EvaluationCrop.of(CONFIG)(decode(content))).max() <= 2
+        assert np.abs(pixels.numpy().astype(int) - crop(decode(content), CONFIG)).max() <= 2
 
 
 def test_without_a_gpu_the_cpu_decodes_or_the_error_says_why():
@@ -128,4 +128,4 @@ def test_photographs_look_the_same_on_a_gpu():
     made = GpuDecoder(plan, device).crop([prepare(content, plan) for content in contents])
     for pixels, content in zip(made.pixels.cpu().numpy(), contents):
         image = Image.open(io.BytesIO(content)).convert("RGB")
-        assert np.abs(pixels.astype(int) - EvaluationCrop.of(config)(image)).mean() < 1.5
+        assert np.abs(pixels.astype(int) - crop(image, config)).mean() < 1.5

@@ -10,7 +10,7 @@ from PIL import Image
 import progresvit
 from progresvit.baselines.early_exit import EarlyExit, EarlyExitConfig
 from progresvit.config import ModelConfig, make_rounds, plain_vit
-from progresvit.data.crop import EvaluationCrop
+from progresvit.data.crop import crop
 from progresvit.data.transforms import normalise
 from progresvit.engine import Embedding, EmbeddingEngine, Engine, MemoryWarning
 from progresvit.engine.embedding import EmbeddingEngine as Home
@@ -74,7 +74,7 @@ def test_tensors_arrays_files_bytes_and_pil_images_give_the_same(model, tmp_path
     for number, image in enumerate(images):
         image.save(tmp_path / f"{number}.png")
         contents.append((tmp_path / f"{number}.png").read_bytes())
-    pixels = np.stack([EvaluationCrop.of(model.config)(image) for image in images])
+    pixels = np.stack([crop(image, model.config) for image in images])
     engine = EmbeddingEngine(model)
     expected = stacked(engine.embed(pixels))
     for given in (torch.from_numpy(pixels), images, contents, sorted(tmp_path.iterdir()), iter(images)):

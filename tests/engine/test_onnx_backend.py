@@ -208,7 +208,7 @@ import progresvit
 import numpy as np
 import progresvit.data, progresvit.routing
 import progresvit.routing.settings, progresvit.routing.frontier
-from progresvit.data.crop import EvaluationCrop
+from progresvit.data.crop import crop
 from progresvit.data.decode import decode
 from progresvit.engine.onnx_backend import GraphRounds
 from progresvit.routing.decide import decide
@@ -217,7 +217,7 @@ from progresvit.routing.decide import Policy
 folder, image, backend = sys.argv[1:]
 graphs = GraphRounds(folder, backend=backend, threads=1)
 manifest = graphs.manifest
-pixels = EvaluationCrop.of(manifest.config)(decode(open(image, "rb").read()))[None]
+pixels = crop(decode(open(image, "rb").read()), manifest.config)[None]
 policy, tokens = Policy.make(len(manifest.config.rounds), manifest.threshold), None
 for s in range(len(manifest.config.rounds)):
     logits, tokens = graphs.run(s, pixels, tokens)

@@ -11,7 +11,7 @@ from timm.data import ImageNetInfo
 
 import progresvit
 from progresvit.config import ModelConfig, make_rounds, plain_vit, preset
-from progresvit.data.crop import EvaluationCrop
+from progresvit.data.crop import crop
 from progresvit.data.dataset import find_unlabelled
 from progresvit.data.decode import decode
 from progresvit.data.samples import samples_folder
@@ -130,7 +130,7 @@ def test_a_source_that_does_not_fit_is_refused(name, kwargs, changes, remedy):
 
 def sample_images(config):
     samples = find_unlabelled(samples_folder())
-    pixels = [torch.from_numpy(EvaluationCrop.of(config)(decode(samples.read(index)))) for index in range(len(samples))]
+    pixels = [torch.from_numpy(crop(decode(samples.read(index)), config)) for index in range(len(samples))]
     return normalise(torch.stack(pixels), config)
 
 
