@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -63,9 +64,9 @@ def load_in_workers(
     return iter(loader)
 
 
+@dataclass
 class _Loaded(Dataset[Any]):
-    def __init__(self, load: Callable[[Any], Any]) -> None:
-        self.load = load
+    load: Callable[[Any], Any]
 
     def __getitem__(self, item: Any) -> Any:
         return self.load(item)

@@ -165,15 +165,6 @@ def test_every_input_and_corruption_has_a_folder_of_its_own(photos, tmp_path):
     assert len({folder(), *others}) == 7
 
 
-def test_models_of_different_resolutions_do_not_share_their_images(randomize, photos, tmp_path):
-    small, large = (make_model(randomize, resolution=resolution) for resolution in (32, 40))
-    expected = run(large, photos, tmp_path / "plain.parquet", None)
-    run(small, photos, tmp_path / "small.parquet", tmp_path / "cache")
-    records = run(large, photos, tmp_path / "large.parquet", tmp_path / "cache")
-    assert np.array_equal(records.logits, expected.logits)
-    assert len(list((tmp_path / "cache").iterdir())) == 2
-
-
 def test_clean_images_and_images_without_files_are_not_cached(randomize, photos, tmp_path):
     run(make_model(randomize), photos, tmp_path / "r.parquet", tmp_path / "cache", corruption=None)
     assert not (tmp_path / "cache").exists()

@@ -11,7 +11,7 @@ from timm.data import create_transform
 from progresvit.config import preset
 from progresvit.data import evaluation_transform
 from progresvit.data.crop import crop
-from progresvit.data.decode import ImageError, upright_rgb
+from progresvit.data.decode import ImageError
 from tests.data.files import noise
 from tests.factories import tiny_config
 
@@ -61,10 +61,6 @@ def test_a_grey_image_keeps_its_one_channel():
     config = preset("progresvit_tiny_160_224", in_channels=1, mean=(0.5,), std=(0.5,))
     assert_same(noise(300, 200, bands=1), config)
     assert crop(noise(300, 200, bands=1), config).shape == (1, 224, 224)
-
-
-def test_a_decoded_palette_image_is_cropped_alike():
-    assert_same(upright_rgb(noise(90, 70).convert("P")), square(32, 0.9))
 
 
 def test_the_normalised_crop_is_timms_bit_for_bit():
