@@ -31,7 +31,7 @@ from torch import Tensor
 
 import progresvit
 from progresvit.config import ModelConfig
-from progresvit.data.crop import crop_box, crop_section
+from progresvit.data.crop import EvaluationCrop
 from progresvit.data.dataset import Entry, ImageDataset, find_images, find_unlabelled
 from progresvit.data.decode import decode, open_header
 from progresvit.data.evaluation_batches import numbered_batches
@@ -207,9 +207,10 @@ def compare_answers(options: argparse.Namespace) -> list[dict[str, Any]]:
                 yield group, torch.as_tensor(pixels).to(device)
 
     def sections() -> Iterator[tuple[list[int], Tensor]]:
+        crop = EvaluationCrop.of(model.config)
         for group in groups:
             images = [decode(dataset.read(index)) for index in group]
-            crops = [crop_section(image, model.config, crop_box(image.size, model.config)) for image in images]
+            crops = [crop(image, crop.box(image.size)) for image in images]
             yield group, torch.from_numpy(np.stack(crops)).to(device)
 
     expected = predict(options, reference("cpu"), model)

@@ -145,8 +145,9 @@ def ours_from_files(options: argparse.Namespace, processes: Processes, batch: in
     plan = plan_training(config, augmentation, processes.device, "gpu")
     assert plan is not None
     sampler = EpochSampler(count=len(dataset), batch=batch, seed=0)
+    augment = AugmentImages(config, augmentation, device=processes.device)
     batches = GpuSource(
-        dataset, sampler, plan=plan, augmentation=augmentation, workers=options.workers, device=processes.device
+        dataset, sampler, plan=plan, augment=augment, workers=options.workers, device=processes.device
     ).steps(0, 10**9)
     return timed(make_step(config, recipe, processes), batches, steps=options.steps, batch=batch)
 

@@ -116,7 +116,7 @@ class ImageNet:
 
     def __init__(self, path: Path = RESULTS) -> None:
         remedy = "run repro/imagenet.py again."
-        results = read_json(SetResults, path, what="results of repro/imagenet.py", remedy=remedy).root
+        results = read_json(SetResults, path, what="results file of repro/imagenet.py", remedy=remedy).root
         self.sets = {(result.data, result.model): result for result in results}
         for data, model in ((data, model) for data in SET_NAMES for model in (OURS, PLAIN)):
             if (data, model) not in self.sets:

@@ -73,7 +73,7 @@ class CorruptedCache:
             (staged / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
 
     def batches(self, groups: Sequence[list[int]], device: torch.device) -> Iterator[Numbered]:
-        """Each group of indices as a batch with its pixels on the device, like those of ``numbered_batches``."""
+        """Each group of indices as a batch with its pixels on the device, as ``numbered_batches`` makes them."""
         images, unreadable = self._open()
         for group in groups:
             numbers = [index for index in group if index not in unreadable]

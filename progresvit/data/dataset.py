@@ -34,6 +34,9 @@ SUFFIXES = (
 
 UNLABELLED = -1
 
+TIMM_NAMES = ("hfds/", "wds/", "tfds/", "hfids/", "torch/")
+"""How timm's names of datasets begin; see timm_dataset.py."""
+
 
 @dataclass(frozen=True)
 class ImageDataset:
@@ -92,8 +95,16 @@ def dataset_hash(dataset: ImageDataset, about: str, *, remedy: str) -> str:
 
 
 def find_images(source: str | os.PathLike[str], split: str, class_ids: Sequence[str] | None = None) -> ImageDataset:
-    """The images of a split. Classes are the sorted folder names, or ``class_ids`` of the training split."""
-    roots, others = find_roots(os.fspath(source)), Counter[str]()
+    """The images of a split. Classes are the sorted folder names, or ``class_ids`` of the training split.
+
+    The source may also be a timm name such as ``hfds/…``.
+    """
+    source = os.fspath(source)
+    if source.startswith(TIMM_NAMES):
+        from progresvit.data.timm_dataset import find_timm_images  # timm is slow to import
+
+        return find_timm_images(source, split, class_ids)
+    roots, others = find_roots(source), Counter[str]()
     images = _find_classes(roots, split, others)
     drawn_from = None
     if not images and split in (TRAIN, VAL) and not _find_classes(roots, VAL if split == TRAIN else TRAIN):
@@ -105,18 +116,7 @@ def find_images(source: str | os.PathLike[str], split: str, class_ids: Sequence[
             held_out = hold_out([entry.name for entry in entries], class_id=class_id)
             images[class_id] = [entry for entry in entries if (entry.name in held_out) == (split == VAL)]
     if not images:
-        _check_not_flat(source, split)
-        train = Path(source).expanduser() / TRAIN
-        if split == VAL and train.is_dir():
-            raise ValueError(
-                f"{source} has {TRAIN}/ and no images under {VAL}/<class>/; name another split (data.val=… in "
-                f"training, split=… elsewhere), or pass {train}, of which a part is held out."
-            )
-        raise ValueError(
-            f"{source} has no images under {split}/<class>/; use that layout, in a folder or in tars, or name another "
-            "split (data.train=… and data.val=… in training, split=… elsewhere; '.' if the class folders are at the "
-            "top)."
-        )
+        raise _missing_split(Path(source).expanduser(), source, split)
     _check_filled(images, source, split)
     if class_ids is not None:
         foreign = sorted(set(images) - set(class_ids))
@@ -143,7 +143,7 @@ def _find_classes(roots: Sequence[Path], split: str, others: Counter[str] | None
     return {class_id: [by_name[name] for name in sorted(by_name)] for class_id, by_name in by_class.items()}
 
 
-def _check_filled(images: dict[str, list[Entry]], source: str | os.PathLike[str], split: str) -> None:
+def _check_filled(images: dict[str, list[Entry]], source: str, split: str) -> None:
     empty = sorted(class_id for class_id, entries in images.items() if not entries)
     if empty:
         raise ValueError(
@@ -152,22 +152,31 @@ def _check_filled(images: dict[str, list[Entry]], source: str | os.PathLike[str]
         )
 
 
-def _check_not_flat(source: str | os.PathLike[str], split: str) -> None:
-    """Refuse images that lie side by side, without a folder for each class."""
-    for folder in (Path(source).expanduser() / split, Path(source).expanduser()):
+def _missing_split(root: Path, source: str, split: str) -> ValueError:
+    """Why a split has no images: they have no class folders, only training has them, or nothing is there."""
+    for folder in (root / split, root):
         if not folder.is_dir():
             continue
         with os.scandir(folder) as files:
             count = sum(_is_image_file(file) for file in files)
         if count:
-            raise ValueError(
+            return ValueError(
                 f"{folder} holds {count:,} images without class folders; the class of an image is the name of its "
                 "folder, so move the images of each class into one: <class>/<image>. (Images without classes: "
                 "progresvit classify, or evaluate with unlabelled=True.)"
             )
+    if split == VAL and (root / TRAIN).is_dir():
+        return ValueError(
+            f"{source} has {TRAIN}/ and no images under {VAL}/<class>/; name another split (data.val=… in training, "
+            f"split=… elsewhere), or pass {root / TRAIN}, of which a part is held out."
+        )
+    return ValueError(
+        f"{source} has no images under {split}/<class>/; use that layout, in a folder or in tars, or name another "
+        "split (data.train=… and data.val=… in training, split=… elsewhere; '.' if the class folders are at the top)."
+    )
 
 
-def _check_top(images: dict[str, list[Entry]], source: str | os.PathLike[str]) -> None:
+def _check_top(images: dict[str, list[Entry]], source: str) -> None:
     """Refuse splits without classes, and folders of folders at the top, which are splits with other names."""
     if TRAIN in images and set(images) <= {TRAIN, VAL, "test"}:
         raise ValueError(

@@ -32,56 +32,68 @@ class TooLargeError(ImageError):
     """An image of more pixels than the limit."""
 
 
-def decode(content: bytes, *, reduce: bool = False) -> Image.Image:
+@contextmanager
+def image_errors() -> Iterator[None]:
+    """Every problem with an image becomes an :class:`ImageError`."""
+    try:
+        yield
+    except UnidentifiedImageError as error:
+        raise ImageError("not an image, or of a format that Pillow does not read") from error
+    except ImageError:
+        raise
+    except Image.DecompressionBombError as error:  # TIFF and WebP have a limit of their own, twice Pillow's
+        raise ImageError(f"too large to be opened safely ({error}); convert it to another format") from error
+    except MemoryError as error:
+        raise ImageError("too large for the memory that is free") from error
+    except Exception as error:  # Pillow's plugins raise many kinds of exceptions on damaged files
+        raise ImageError(f"damaged or truncated ({error})") from error
+
+
+def decode(image: bytes | Image.Image, *, reduce: bool = False) -> Image.Image:
     """An upright RGB image: the first frame, with EXIF rotation applied, alpha blended with white, 16 bits scaled to 8.
 
-    With ``reduce``, a JPEG above Pillow's limit is decoded at a smaller scale instead of being refused.
+    Every problem is an :class:`ImageError`.
+
+    Args:
+        image: Content of a file, or an image that Pillow has opened.
+        reduce: A JPEG above Pillow's limit is decoded at a smaller scale instead of being refused.
     """
-    image = open_header(content, reducible=reduce)
-    if reduce:
-        shrink_on_load(image, image.size)  # only as far as the limit asks
-    return decode_opened(image)
+    with image_errors():
+        if isinstance(image, bytes):
+            image = open_header(image, reducible=reduce)
+            if reduce:
+                shrink_on_load(image, image.size)  # only as far as the limit asks
+        return upright_rgb(image)
 
 
 def open_header(content: bytes, max_pixels: int | None = None, *, reducible: bool = False) -> Image.Image:
     """An image whose header is read and whose pixels are not decoded yet; one that is too large is refused.
+
+    The plug-in for HEIC is registered when the first such file is opened. Use it inside of :func:`image_errors`.
 
     Args:
         content: Content of the file.
         max_pixels: Largest number of pixels that may be decoded; None: Pillow's limit, ``Image.MAX_IMAGE_PIXELS``.
         reducible: :func:`shrink_on_load` is called with the same limit, so a JPEG counts at its smallest scale.
     """
-    with _image_errors():
-        image = _open(content)
-        limit = max_pixels or Image.MAX_IMAGE_PIXELS or math.inf
-        if _pixels(image.size) > limit:
-            size = f"{image.width:,} x {image.height:,} pixels, the limit is {limit:,}"
-            if not (reducible and image.format in JPEGS and is_decoded_by_rows(content)):
-                raise TooLargeError(f"too large to be opened safely ({size})")
-            if _pixels(image.size, SCALES[-1]) > limit:
-                raise TooLargeError(f"too large to be opened safely, even at 1/{SCALES[-1]} of its size ({size})")
-        return image
-
-
-def _open(content: bytes) -> Image.Image:
-    """Like ``Image.open``, without a limit. The plug-in for HEIC is registered when the first such file is opened."""
     try:
         with _FILTERS, warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            return Image.open(io.BytesIO(content))
+            image: Image.Image = Image.open(io.BytesIO(content))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        return _open_large(content)
+        image = _open_large(content)
     except UnidentifiedImageError:
         if content[4:8] != b"ftyp" or content[8:12] not in HEIF_BRANDS:
             raise
-    try:
-        import pillow_heif
-    except ImportError:
-        from progresvit.io.extras import not_installed
-
-        raise ImageError(f"a HEIC image, and {not_installed('pillow-heif', 'heic')}") from None
-    pillow_heif.register_heif_opener()
-    return Image.open(io.BytesIO(content))
+        image = _open_heic(content)
+    limit = max_pixels or Image.MAX_IMAGE_PIXELS or math.inf
+    if image.width * image.height > limit:
+        size = f"{image.width:,} x {image.height:,} pixels, the limit is {limit:,}"
+        if not (reducible and image.format in JPEGS and is_decoded_by_rows(content)):
+            raise TooLargeError(f"too large to be opened safely ({size})")
+        if _pixels(image.size, SCALES[-1]) > limit:
+            raise TooLargeError(f"too large to be opened safely, even at 1/{SCALES[-1]} of its size ({size})")
+    return image
 
 
 def _open_large(content: bytes) -> Image.Image:
@@ -93,6 +105,17 @@ def _open_large(content: bytes) -> Image.Image:
             except (SyntaxError, IndexError, TypeError, struct.error):  # of another format after all
                 continue
     raise UnidentifiedImageError
+
+
+def _open_heic(content: bytes) -> Image.Image:
+    try:
+        import pillow_heif
+    except ImportError:
+        from progresvit.io.extras import not_installed
+
+        raise ImageError(f"a HEIC image, and {not_installed('pillow-heif', 'heic')}") from None
+    pillow_heif.register_heif_opener()
+    return Image.open(io.BytesIO(content))
 
 
 def is_decoded_by_rows(content: bytes) -> bool:
@@ -111,13 +134,6 @@ def is_decoded_by_rows(content: bytes) -> bool:
     return False
 
 
-def decode_opened(image: Image.Image) -> Image.Image:
-    """Decode an image that was opened; returns it upright and in RGB."""
-    with _image_errors():
-        image.load()
-        return upright_rgb(image)
-
-
 def shrink_on_load(image: Image.Image, size: tuple[int, int], max_pixels: int | None = None) -> int:
     """Let a JPEG that is not decoded yet be decoded at 1/2, 1/4 or 1/8 of its size, if that is at least ``size``.
 
@@ -134,26 +150,9 @@ def shrink_on_load(image: Image.Image, size: tuple[int, int], max_pixels: int | 
     return next(divisor for divisor in SCALES if image.size == tuple(-(-side // divisor) for side in before))
 
 
-def _pixels(size: tuple[int, int], divisor: int = 1) -> int:
+def _pixels(size: tuple[int, int], divisor: int) -> int:
     """Number of pixels at 1/divisor of the size."""
     return -(-size[0] // divisor) * -(-size[1] // divisor)
-
-
-@contextmanager
-def _image_errors() -> Iterator[None]:
-    """Every problem with a file becomes an :class:`ImageError`."""
-    try:
-        yield
-    except UnidentifiedImageError as error:
-        raise ImageError("not an image, or of a format that Pillow does not read") from error
-    except ImageError:
-        raise
-    except Image.DecompressionBombError as error:  # TIFF and WebP have a limit of their own, twice Pillow's
-        raise ImageError(f"too large to be opened safely ({error}); convert it to another format") from error
-    except MemoryError as error:
-        raise ImageError("too large for the memory that is free") from error
-    except Exception as error:  # Pillow's plugins raise many kinds of exceptions on damaged files
-        raise ImageError(f"damaged or truncated ({error})") from error
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from typing import NamedTuple, overload
@@ -78,9 +78,6 @@ class Entries(Sequence[Entry]):
         prefix = self._prefixes[self._prefix_of[item]]
         path = prefix.path if prefix.has_whole_path else prefix.path + text
         return Entry(path, prefix.name + text, *(self._ranges[2 * item : 2 * item + 2]))
-
-    def __iter__(self) -> Iterator[Entry]:
-        return (self[index] for index in range(len(self)))
 
     def __add__(self, other: Sequence[Entry]) -> Entries:
         return Entries(chain(self, other))

@@ -6,11 +6,11 @@ Letters: B images, C channels, r side of the model's input.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from progresvit.config import BaseConfig
 from progresvit.data.augment.classification import Batch
@@ -18,7 +18,7 @@ from progresvit.data.dataset import ImageDataset
 from progresvit.data.decode import ImageError
 from progresvit.data.gpu_decode import GpuDecoder, plan_for
 from progresvit.data.in_memory import InMemoryImages
-from progresvit.data.loading import Unreadable, ignore_interrupts
+from progresvit.data.loading import Unreadable, load_in_workers
 from progresvit.data.prepare import Plan, request_of
 from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.data.worker_pool import WorkerPool
@@ -53,29 +53,17 @@ def numbered_batches(
     if plan.jpeg and transform.corruption is None:
         yield from _gpu_batches(dataset, groups, plan=plan, workers=workers, device=device)
         return
-    loader = DataLoader(
-        _Items(dataset, transform),
-        batch_sampler=groups,
-        num_workers=workers,
-        collate_fn=_collate,  # in the worker: one tensor is sent, not one per image
-        pin_memory=device.type == "cuda",
-        worker_init_fn=ignore_interrupts,
-    )
-    for numbers, pixels, unreadable in loader:
+    load, is_gpu = partial(_load_cropped, dataset, transform), device.type == "cuda"
+    for numbers, pixels, unreadable in load_in_workers(load, groups, collate=_collate, workers=workers, pinned=is_gpu):
         yield Numbered(numbers, None if pixels is None else pixels.to(device, non_blocking=True), unreadable)
 
 
-class _Items(Dataset[tuple[int, Tensor | str]]):
-    """The index of each image with its pixels, or with the reason why it cannot be read."""
-
-    def __init__(self, dataset: ImageDataset, transform: NamedTransform) -> None:
-        self.dataset, self.transform = dataset, transform
-
-    def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
-        try:
-            return index, self.transform(self.dataset.read_image(index), self.dataset.entries[index].name)
-        except ImageError as error:
-            return index, str(error)
+def _load_cropped(dataset: ImageDataset, transform: NamedTransform, index: int) -> tuple[int, Tensor | str]:
+    """The index of an image with its pixels, or with the reason why it cannot be read."""
+    try:
+        return index, transform(dataset.read_image(index), dataset.entries[index].name)
+    except ImageError as error:
+        return index, str(error)
 
 
 def _collate(items: Sequence[tuple[int, Tensor | str]]) -> Numbered:

@@ -11,16 +11,21 @@ import importlib.util
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from progresvit.config import BaseConfig
-from progresvit.data.prepare import Box, Form, Plan, Prepared, prepare
+from progresvit.data.crop import Box, EvaluationCrop
+from progresvit.data.prepare import Form, Plan, Prepared, prepare
+
+if TYPE_CHECKING:
+    from progresvit.data.crop_kernel import Placed
 
 DecodeMode = Literal["auto", "gpu", "cpu"]
 """Where JPEGs are decoded: auto is the GPU if it can decode them."""
@@ -46,9 +51,8 @@ def plan_for(config: BaseConfig, device: torch.device, mode: str = "auto", *, sh
         if missing:
             raise ValueError(f"decode=gpu is not possible here: {missing}; use decode=auto or decode=cpu.")
     crops = missing is None
-    return Plan(
-        config=config, pixels=crops, jpeg=crops and mode != "cpu" and _missing_for_jpegs() is None, shrink=shrink
-    )
+    jpegs = crops and mode != "cpu" and _missing_for_jpegs() is None
+    return Plan(crop=EvaluationCrop.of(config), pixels=crops, jpeg=jpegs, shrink=shrink)
 
 
 def _missing_for_crops(config: BaseConfig, device: torch.device) -> str | None:
@@ -102,7 +106,7 @@ class GpuDecoder:
         while done < len(images):
             group = images[done : done + size]
             try:
-                parts.append(self.render(group, None, side=self.plan.config.input_side, pool=pool))
+                parts.append(self.render(group, None, side=self.plan.crop.side, pool=pool))
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
@@ -133,55 +137,26 @@ class GpuDecoder:
             flip: Whether each image is mirrored.
             pool: Threads that decode the files on which nvJPEG fails.
         """
-        if self._stream is None:
-            return self._render(images, boxes_of, side, clip, flip, pool)
-        with self._lock, torch.cuda.stream(self._stream):
-            crops = self._render(images, boxes_of, side, clip, flip, pool)
-            # nvJPEG writes on its own stream, so memory that it gets next must not be read here any more
-            self._stream.synchronize()
-        crops.pixels.record_stream(torch.cuda.current_stream(self.device))
-        return crops
+        from progresvit.data.crop_kernel import crop_placed
 
-    def _render(
-        self,
-        images: Sequence[Prepared],
-        boxes_of: BoxesOf | None,
-        side: int,
-        clip: bool,
-        flip: Sequence[bool] | None,
-        pool: Executor | None,
-    ) -> DeviceImages:
-        from progresvit.data.crop_kernel import Placed, crop_placed
-
-        decoded = self._decode_jpegs(images, pool)
-        errors: dict[int, str] = {}
-        placed: dict[int, Placed] = {}
-        held: list[Tensor] = []  # memory that the kernel reads
-        for position, image in enumerate(decoded):
-            if image.form == Form.ERROR:
-                errors[position] = image.error or "cannot be decoded"
-            elif image.form == Form.JPEG:
-                placed[position] = Placed.planar(image.data, image.orientation)
-        for position, tensor in self._upload(decoded).items():
-            held.append(tensor)
-            width, height = decoded[position].size
-            if decoded[position].form == Form.CROP:
-                placed[position] = Placed.planar(tensor.view(3, height, width))
-            else:
-                placed[position] = Placed.interleaved(tensor.data_ptr(), (width, height))
-        positions = sorted(placed)
-        boxes = [decoded[position].box for position in positions]
-        if boxes_of is not None:
-            boxes = boxes_of({position: placed[position].upright().size for position in positions})
-        pixels = crop_placed(
-            [placed[position] for position in positions],
-            boxes,
-            side,
-            device=self.device,
-            clip=clip,
-            flip=None if flip is None else [flip[position] for position in positions],
-        )
-        return DeviceImages(pixels, errors)
+        with self._lock, nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            decoded = self._decode_jpegs(images, pool)
+            uploaded = self._upload(decoded)  # memory that the kernel reads
+            placed = _place(decoded, uploaded)
+            positions = sorted(placed)
+            boxes = [decoded[position].box for position in positions]
+            if boxes_of is not None:
+                boxes = boxes_of({position: placed[position].upright().size for position in positions})
+            flips = None if flip is None else [flip[position] for position in positions]
+            in_order = [placed[position] for position in positions]
+            pixels = crop_placed(in_order, boxes, side, device=self.device, clip=clip, flip=flips)
+            if self._stream is not None:
+                # nvJPEG writes on its own stream, so memory that it gets next must not be read here any more
+                self._stream.synchronize()
+        if self._stream is not None:
+            pixels.record_stream(torch.cuda.current_stream(self.device))
+        errors = [(position, image.error) for position, image in enumerate(decoded) if image.form == Form.ERROR]
+        return DeviceImages(pixels, {position: reason or "cannot be decoded" for position, reason in errors})
 
     def _decode_jpegs(self, images: Sequence[Prepared], pool: Executor | None) -> list[Prepared]:
         """Decode JPEGs to tensors (3, H, W) on the device; the CPU prepares the files on which nvJPEG fails."""
@@ -211,6 +186,22 @@ class GpuDecoder:
         np.concatenate(flat, out=staged.numpy())
         sent = staged.to(self.device, non_blocking=True)
         return {position: sent[end - len(values) : end] for position, values, end in zip(here, flat, ends)}
+
+
+def _place(decoded: Sequence[Prepared], uploaded: Mapping[int, Tensor]) -> dict[int, Placed]:
+    """Where the readable images are in the device's memory, by position."""
+    from progresvit.data.crop_kernel import Placed
+
+    placed: dict[int, Placed] = {}
+    for position, image in enumerate(decoded):
+        if image.form == Form.JPEG:
+            placed[position] = Placed.planar(image.data, image.orientation)
+        elif image.form == Form.CROP:
+            width, height = image.size
+            placed[position] = Placed.planar(uploaded[position].view(3, height, width))
+        elif image.form == Form.PIXELS:
+            placed[position] = Placed.interleaved(uploaded[position].data_ptr(), image.size)
+    return placed
 
 
 def _joined(parts: Sequence[DeviceImages]) -> DeviceImages:

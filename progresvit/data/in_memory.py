@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,10 +21,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from progresvit.config import BaseConfig
-from progresvit.data.crop import crop, preprocessing_hash
+from progresvit.data.crop import EvaluationCrop, preprocessing_hash
 from progresvit.data.dataset import ImageDataset, dataset_hash
 from progresvit.data.decode import ImageError
 from progresvit.data.loading import Unreadable
+from progresvit.io.files import replacing_file
 
 _CHUNK = 1024  # images that are copied to the device at a time
 
@@ -122,12 +122,8 @@ class InMemoryImages:
     def _write(self, cache: Path) -> None:
         cache.parent.mkdir(parents=True, exist_ok=True)
         tensors = {"images": self.images, "sizes": self.sizes, "targets": self.targets}
-        staged = cache.with_name(f".{cache.name}.{uuid.uuid4().hex[:8]}")  # several processes may write the same
-        try:
+        with replacing_file(cache) as staged:  # several processes may write the same
             save_file(tensors, staged, metadata={"unreadable": json.dumps(list(self.unreadable.reasons.items()))})
-            staged.replace(cache)
-        finally:
-            staged.unlink(missing_ok=True)
 
 
 def cache_file(folder: str | Path, dataset: ImageDataset, about: str) -> Path:
@@ -160,11 +156,12 @@ def in_memory_for_evaluation(
     dataset: ImageDataset, *, config: BaseConfig, device: torch.device, cache: str | None = None
 ) -> InMemoryImages:
     """The evaluation crop of each image; ``cache`` is a folder that keeps them for the next run."""
+    crop = EvaluationCrop.of(config)
 
     def load(index: int) -> Loaded:
         image = dataset.read_image(index)
         size, target = torch.tensor((image.height, image.width)), torch.tensor(dataset.targets[index])
-        return Loaded(torch.from_numpy(crop(image, config)), size, target)
+        return Loaded(torch.from_numpy(crop(image)), size, target)
 
     file = None if cache is None else cache_file(cache, dataset, preprocessing_hash(config))
-    return InMemoryImages(dataset, load, side=config.input_side, device=device, cache=file)
+    return InMemoryImages(dataset, load, side=crop.side, device=device, cache=file)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -15,64 +14,50 @@ JOIN = 1.0
 
 
 class Prefetcher(Generic[T]):
-    """The results of ``prepare`` for the items of a source, up to ``depth`` items ahead. Use it in a ``with`` block.
+    """The items of a source, up to ``depth`` ahead. Use it in a ``with`` block, and iterate or :meth:`poll`.
 
-    ``arrived`` is called in the thread after each result, after the last one, and after an error.
+    ``arrived`` is called in the thread after each item, after the last one, and after an error.
     """
 
     END = object()
 
-    def __init__(
-        self,
-        source: Iterable[Any],
-        prepare: Callable[[Any], T],
-        depth: int = 2,
-        *,
-        arrived: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, source: Iterable[T], depth: int = 2, *, arrived: Callable[[], object] | None = None) -> None:
         if depth < 1:
             raise ValueError(f"ahead must be at least 1 batch, got {depth}.")
         self._arrived = arrived
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._work, args=(source, prepare), daemon=True, name="progresvit-prefetch"
-        )
+        self._thread = threading.Thread(target=self._work, args=(source,), daemon=True, name="progresvit-prefetch")
 
     def __enter__(self) -> Prefetcher[T]:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(timeout=JOIN)
 
-    def get(self, timeout: float | None) -> T | object:
-        """The next result, ``END`` after the last, or None after the timeout. Errors of the source are raised here."""
-        try:
-            item = self._queue.get(timeout=timeout)
-        except queue.Empty:
-            return None
-        if isinstance(item, Raised):
-            raise item.error
-        return item  # type: ignore[no-any-return]
+    def __iter__(self) -> Iterator[T]:
+        """All items; errors of the source are raised here."""
+        while (item := self._queue.get()) is not self.END:
+            if isinstance(item, Raised):
+                raise item.error
+            yield item
 
     def poll(self) -> T | object:
-        """Like ``get``, without waiting; an error of the source is returned as ``Raised``."""
+        """The next item, ``END`` after the last, ``Raised`` for an error of the source, or None: there is none yet."""
         try:
             return self._queue.get_nowait()  # type: ignore[no-any-return]
         except queue.Empty:
             return None
 
-    def _work(self, source: Iterable[Any], prepare: Callable[[Any], T]) -> None:
+    def _work(self, source: Iterable[T]) -> None:
         try:
             for item in source:
-                if not self._put(prepare(item)):
+                if not self._put(item):
                     return
             self._put(self.END)
-        except BaseException as error:  # raised again in the thread that calls get
+        except BaseException as error:  # raised again in the thread that iterates
             self._put(Raised(error))
 
     def _put(self, item: Any) -> bool:

@@ -19,11 +19,19 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image
 
-from progresvit.config import BaseConfig
-from progresvit.data.crop import crop, crop_box, crop_section, resized_size
+from progresvit.data.crop import Box, EvaluationCrop
 from progresvit.data.dataset import Entry, ImageDataset
 from progresvit.data.dataset import is_web_address as is_web_address
-from progresvit.data.decode import JPEGS, ImageError, TooLargeError, decode_opened, open_header, shrink_on_load
+from progresvit.data.decode import (
+    JPEGS,
+    ImageError,
+    TooLargeError,
+    decode,
+    image_errors,
+    open_header,
+    shrink_on_load,
+    upright_rgb,
+)
 
 MORE_PIXELS = "; a larger max_pixels=… allows more"
 ON_THE_WEB = "a web address; download it and give the file"
@@ -44,9 +52,6 @@ class UnreadImage:
 
 Request = str | os.PathLike[str] | bytes | Entry | UnreadImage
 """An image file: a path, its content, or an entry of a dataset."""
-
-
-Box = tuple[float, float, float, float]
 
 
 class Form(IntEnum):
@@ -81,7 +86,7 @@ class Prepared:
 class Plan:
     """The part of the work that the CPU does; the device does the rest."""
 
-    config: BaseConfig
+    crop: EvaluationCrop
     jpeg: bool = False
     """The device decodes JPEGs."""
     pixels: bool = False
@@ -111,15 +116,15 @@ def read_request(request: Request) -> bytes:
         return request
     if isinstance(request, UnreadImage):
         raise ImageError(request.reason)
-    if is_web_address(request.path if isinstance(request, Entry) else request):
-        raise ImageError(ON_THE_WEB)
     try:
         return request.read() if isinstance(request, Entry) else Path(request).read_bytes()
-    except FileNotFoundError:
-        raise ImageError(NO_FILE) from None
-    except IsADirectoryError:
-        raise ImageError("a folder, not an image") from None
     except OSError as error:
+        if is_web_address(request.path if isinstance(request, Entry) else request):
+            raise ImageError(ON_THE_WEB) from None
+        if isinstance(error, FileNotFoundError):
+            raise ImageError(NO_FILE) from None
+        if isinstance(error, IsADirectoryError):
+            raise ImageError("a folder, not an image") from None
         raise ImageError(f"cannot be read ({error.strerror or error})") from error
 
 
@@ -133,8 +138,10 @@ def prepare(request: Request | Image.Image, plan: Plan, room: int | None = None)
     """
     try:
         if isinstance(request, Image.Image):
-            return crop_prepared(decode_opened(request), plan.config)
+            return _cropped(decode(request), plan.crop)
         return _prepare(read_request(request), plan, room)
+    except TooLargeError as error:
+        return Prepared(Form.ERROR, error=f"{error}{MORE_PIXELS}")
     except ImageError as error:
         return Prepared(Form.ERROR, error=str(error))
     except Exception as error:  # any problem concerns this image only
@@ -142,53 +149,49 @@ def prepare(request: Request | Image.Image, plan: Plan, room: int | None = None)
 
 
 def _prepare(content: bytes, plan: Plan, room: int | None) -> Prepared:
-    try:
+    with image_errors():
         image = open_header(content, plan.max_pixels, reducible=True)
-    except TooLargeError as error:
-        raise ImageError(f"{error}{MORE_PIXELS}") from error
-    if image.format not in JPEGS:
-        return _with_pixels(decode_opened(image), None, plan, room)
-    size, orientation = image.size, image.getexif().get(ExifTags.Base.Orientation, 1)
-    orientation = orientation if orientation in range(1, 9) else 1  # unknown values count as upright
-    is_small = image.width * image.height <= (plan.max_pixels or Image.MAX_IMAGE_PIXELS or math.inf)
-    if plan.jpeg and is_small and (room is None or len(content) <= room) and is_for_gpu(image, content):
-        box = crop_box(upright_size(size, orientation), plan.config)
-        return Prepared(Form.JPEG, np.frombuffer(content, np.uint8), size, orientation, box)
-    needed = size
-    if plan.shrink:
-        (width, height), _ = resized_size(size, plan.config)
-        needed = (math.ceil(SHRINK_MARGIN * width), math.ceil(SHRINK_MARGIN * height))
-    divisor = shrink_on_load(image, needed, plan.max_pixels)
-    if divisor == 1:
-        return _with_pixels(decode_opened(image), None, plan, room)
-    left, top, right, bottom = crop_box(upright_size(size, orientation), plan.config)
-    box = (left / divisor, top / divisor, right / divisor, bottom / divisor)  # the last pixel may be a part of one
-    return _with_pixels(decode_opened(image), box, plan, room)
+        size, orientation, divisor = image.size, 1, 1
+        if image.format in JPEGS:
+            orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+            orientation = orientation if orientation in range(1, 9) else 1  # unknown values count as upright
+            is_small = image.width * image.height <= (plan.max_pixels or Image.MAX_IMAGE_PIXELS or math.inf)
+            if plan.jpeg and is_small and (room is None or len(content) <= room) and is_for_gpu(image, content):
+                box = plan.crop.box(upright_size(size, orientation))
+                return Prepared(Form.JPEG, np.frombuffer(content, np.uint8), size, orientation, box)
+            needed = size
+            if plan.shrink:
+                (width, height), _ = plan.crop.place(size)
+                needed = (math.ceil(SHRINK_MARGIN * width), math.ceil(SHRINK_MARGIN * height))
+            divisor = shrink_on_load(image, needed, plan.max_pixels)
+        rgb, section = upright_rgb(image), None
+    if divisor > 1:
+        left, top, right, bottom = plan.crop.box(upright_size(size, orientation))
+        section = (left / divisor, top / divisor, right / divisor, bottom / divisor)  # the last pixel may be a part
+    if plan.pixels and (whole := _with_pixels(rgb, section, plan, room)) is not None:
+        return whole
+    return _cropped(rgb, plan.crop, section)
 
 
-def _with_pixels(rgb: Image.Image, box: Box | None, plan: Plan, room: int | None) -> Prepared:
-    """The pixels of a decoded image, or its crop if the device does not crop or there is no room for the pixels.
+def _with_pixels(rgb: Image.Image, section: Box | None, plan: Plan, room: int | None) -> Prepared | None:
+    """The pixels of a decoded image; None if there is no room for them.
 
-    ``box`` is the section that the crop keeps of an image that was decoded at a smaller scale.
+    ``section`` is what the crop keeps of an image that was decoded at a smaller scale.
     """
-    if plan.pixels:
-        if not plan.shrink and room is not None:  # reduced by the smallest factor with which it fits
-            factor = 1
-            while 3 * -(-rgb.width // factor) * -(-rgb.height // factor) > room:
-                factor += 1
-            rgb = rgb if factor == 1 else rgb.reduce(factor)
-        if room is None or 3 * rgb.width * rgb.height <= room:
-            kept = crop_box(rgb.size, plan.config) if box is None else box
-            return Prepared(Form.PIXELS, np.asarray(rgb), rgb.size, box=kept)
-    return crop_prepared(rgb, plan.config, box)
+    if not plan.shrink and room is not None:  # reduced by the smallest factor with which it fits
+        factor = 1
+        while 3 * -(-rgb.width // factor) * -(-rgb.height // factor) > room:
+            factor += 1
+        rgb = rgb if factor == 1 else rgb.reduce(factor)
+    if room is not None and 3 * rgb.width * rgb.height > room:
+        return None
+    return Prepared(Form.PIXELS, np.asarray(rgb), rgb.size, box=section or plan.crop.box(rgb.size))
 
 
-def crop_prepared(rgb: Image.Image, config: BaseConfig, box: Box | None = None) -> Prepared:
-    """The evaluation crop of a decoded image; at the full size it equals timm's byte for byte."""
-    r = config.input_side
-    image = rgb if config.in_channels == 3 else rgb.convert("L")
-    pixels = crop(image, config) if box is None else crop_section(image, config, box)
-    return Prepared(Form.CROP, pixels, (r, r), box=(0, 0, r, r))
+def _cropped(rgb: Image.Image, crop: EvaluationCrop, section: Box | None = None) -> Prepared:
+    """The evaluation crop of a decoded image."""
+    r = crop.side
+    return Prepared(Form.CROP, crop(rgb, section), (r, r), box=(0, 0, r, r))
 
 
 def upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:

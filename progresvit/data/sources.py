@@ -18,19 +18,19 @@ from typing import Any, Protocol
 import torch
 from PIL.Image import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from progresvit.config import BaseConfig
 from progresvit.data.augment import gpu_augment
 from progresvit.data.augment.classification import Augmentation, AugmentImages, Batch, training_transform
 from progresvit.data.augment.rand_augment import RandAugment
+from progresvit.data.crop import Box
 from progresvit.data.dataset import ImageDataset
 from progresvit.data.decode import ImageError
 from progresvit.data.gpu_decode import GpuDecoder, plan_for
 from progresvit.data.in_memory import InMemoryImages
-from progresvit.data.loading import Unreadable, ignore_interrupts
+from progresvit.data.loading import Unreadable, load_in_workers
 from progresvit.data.prefetch import Prefetcher
-from progresvit.data.prepare import Box, Plan, Prepared, Request, prepare, request_of
+from progresvit.data.prepare import Plan, Prepared, prepare, request_of
 from progresvit.data.sampler import Draw, EpochSampler, mix_seed, seed_all
 from progresvit.data.worker_pool import WorkerPool
 
@@ -98,72 +98,62 @@ class WorkerSource:
     ) -> None:
         self.sampler, self.augment, self.workers, self.device = sampler, augment, workers, device
         self.unreadable = Unreadable(dataset)
-        self._items = _Items(len(dataset), load, sampler.seed)
+        self._load = partial(_load_readable, load, len(dataset), sampler.seed)
 
     def steps(self, first: int, last: int) -> Iterator[list[Any]]:
         """This process's micro-batches of each step."""
-        loader = DataLoader(
-            self._items,
-            batch_sampler=self._requests(first, last),
-            collate_fn=_collate,
-            num_workers=self.workers,
-            pin_memory=self.device.type == "cuda",
-            worker_init_fn=ignore_interrupts,
+        sampler = self.sampler
+        requests = (  # epoch and index of each image, by micro-batch
+            [(step // sampler.steps_per_epoch, index) for index in indices]
+            for step in range(first, last)
+            for _, indices in sampler.micro_batches(step)
         )
-        places = ((step, number) for step in range(first, last) for number, _ in self.sampler.micro_batches(step))
-        batches: list[Any] = []
-        for loaded, (step, number) in zip(loader, places):
-            batches.append(self._make(loaded, mix_seed(Draw.BATCH, self.sampler.seed, step, number)))
-            if len(batches) == self.sampler.accumulate:
-                yield batches
-                batches = []
-
-    def _requests(self, first: int, last: int) -> Iterator[list[tuple[int, int]]]:
-        """Epoch and index of each image, by micro-batch."""
+        is_gpu = self.device.type == "cuda"
+        loaded = load_in_workers(self._load, requests, collate=_collate, workers=self.workers, pinned=is_gpu)
         for step in range(first, last):
-            for _, indices in self.sampler.micro_batches(step):
-                yield [(step // self.sampler.steps_per_epoch, index) for index in indices]
+            yield [self._make(next(loaded), step, number) for number, _ in sampler.micro_batches(step)]
 
-    def _make(self, loaded: tuple[tuple[Tensor, ...], list[tuple[int, str]]] | str, seed: int) -> Any:
+    def _make(self, loaded: _LoadedBatch | str, step: int, number: int) -> Any:
         if isinstance(loaded, str):
             raise ValueError(loaded)
         tensors, unreadable = loaded
         for index, reason in unreadable:
             self.unreadable.add(index, reason)
+        seed = mix_seed(Draw.BATCH, self.sampler.seed, step, number)
         return self.augment(*(tensor.to(self.device, non_blocking=True) for tensor in tensors), seed)
 
 
-class _Items(Dataset[Any]):
-    """The loaded images, requested by (epoch, index). An unreadable one is replaced by the next one of the dataset."""
-
-    def __init__(self, count: int, load: Callable[[int, int], tuple[Tensor, ...]], seed: int) -> None:
-        self.count, self.load, self.seed = count, load, seed
-
-    def __getitem__(self, item: tuple[int, int]) -> tuple[tuple[Tensor, ...], list[tuple[int, str]]] | str:
-        """The tensors of an image, and what was unreadable; or the text of an error for the main process to raise,
-        since an exception of a worker brings the worker's traceback in its message.
-        """
-        epoch, index = item
-        seed = seed_all(Draw.IMAGE, self.seed, epoch, index)
-        unreadable: list[tuple[int, str]] = []
-        for turn in range(self.count):
-            candidate = (index + turn) % self.count
-            try:
-                return self.load(candidate, seed), unreadable
-            except ImageError as error:
-                unreadable.append((candidate, str(error)))
-            except ValueError as error:
-                return str(error)
-        return f"none of the {self.count} images can be read: {unreadable[0][1]}."
+_LoadedBatch = tuple[tuple[Tensor, ...], list[tuple[int, str]]]
+"""The tensors of an image or of a batch, and the images that could not be read, with the reasons."""
 
 
-def _collate(items: list[Any]) -> tuple[tuple[Tensor, ...], list[tuple[int, str]]] | str:
+def _load_readable(
+    load: Callable[[int, int], tuple[Tensor, ...]], count: int, run_seed: int, item: tuple[int, int]
+) -> _LoadedBatch | str:
+    """The image of an epoch and an index, or the next readable one; or the text of an error for the main process."""
+    epoch, index = item
+    seed = seed_all(Draw.IMAGE, run_seed, epoch, index)
+    unreadable: list[tuple[int, str]] = []
+    for turn in range(count):
+        candidate = (index + turn) % count
+        try:
+            return load(candidate, seed), unreadable
+        except ImageError as error:
+            unreadable.append((candidate, str(error)))
+        except ValueError as error:
+            return str(error)
+    return f"none of the {count} images can be read: {unreadable[0][1]}."
+
+
+def _collate(items: list[_LoadedBatch | str]) -> _LoadedBatch | str:
     """A tensor for each column of the items, and all that was unreadable; or the first error."""
+    loaded: list[_LoadedBatch] = []
     for item in items:
         if isinstance(item, str):
             return item
-    tensors = tuple(torch.stack(column) for column in zip(*(item[0] for item in items)))
-    return tensors, [entry for item in items for entry in item[1]]
+        loaded.append(item)
+    tensors = tuple(torch.stack(column) for column in zip(*(image for image, _ in loaded)))
+    return tensors, [entry for _, unreadable in loaded for entry in unreadable]
 
 
 def classification_from_workers(
@@ -177,7 +167,14 @@ def classification_from_workers(
 ) -> WorkerSource:
     """Labelled images that worker processes decode and augment with timm's transforms."""
     load = partial(_load_augmented, dataset, training_transform(config, augmentation))
-    return WorkerSource(dataset, sampler, load=load, augment=_as_batch, workers=workers, device=device)
+    return WorkerSource(
+        dataset,
+        sampler,
+        load=load,
+        augment=lambda images, targets, seed: Batch(images, targets),  # the workers have augmented them
+        workers=workers,
+        device=device,
+    )
 
 
 def _load_augmented(
@@ -185,11 +182,6 @@ def _load_augmented(
 ) -> tuple[Tensor, Tensor]:
     """The transform draws from the global random sources."""
     return transform(dataset.read_image(index)), torch.tensor(dataset.targets[index])
-
-
-def _as_batch(images: Tensor, targets: Tensor, seed: int) -> Batch:
-    """The workers have augmented the images."""
-    return Batch(images, targets)
 
 
 def plan_training(
@@ -221,7 +213,7 @@ class GpuSource:
         dataset: The images.
         sampler: The order of the images.
         plan: The plan that :func:`plan_training` returned.
-        augmentation: Random changes.
+        augment: Random changes.
         workers: Processes that read files, and decode what the GPU does not decode.
         device: The GPU.
         ahead: Steps that a thread makes ahead; with 0 each is made when it is asked for, as CUDA graphs that are
@@ -234,14 +226,13 @@ class GpuSource:
         sampler: EpochSampler,
         *,
         plan: Plan,
-        augmentation: Augmentation,
+        augment: AugmentImages,
         workers: int,
         device: torch.device,
         ahead: int = 2,
     ) -> None:
-        self.dataset, self.sampler, self.plan, self.augmentation = dataset, sampler, plan, augmentation
+        self.dataset, self.sampler, self.plan, self.augment = dataset, sampler, plan, augment
         self.workers, self.device, self.ahead = max(1, workers), device, ahead
-        self.augment = AugmentImages(plan.config, augmentation, device=device)
         self.unreadable = Unreadable(dataset)
         self._decoder = GpuDecoder(plan, device)
 
@@ -251,18 +242,17 @@ class GpuSource:
         if not self.ahead:
             yield from steps
             return
-        with Prefetcher(steps, lambda step: step, self.ahead) as coming:
-            while isinstance(step := coming.get(None), list):
-                yield step
+        with Prefetcher(steps, self.ahead) as coming:
+            yield from coming
 
     def _steps(self, first: int, last: int) -> Iterator[list[Batch]]:
-        def requests() -> Iterator[list[Request]]:
-            for step in range(first, last):
-                for _, indices in self.sampler.micro_batches(step):
-                    yield [request_of(self.dataset, index) for index in indices]
-
+        requests = (
+            [request_of(self.dataset, index) for index in indices]
+            for step in range(first, last)
+            for _, indices in self.sampler.micro_batches(step)
+        )
         with WorkerPool(self.plan, self.workers) as pool:
-            groups = pool.prepared(requests())
+            groups = pool.prepared(requests)
             for step in range(first, last):
                 yield [
                     self._make(step, number, indices, groups) for number, indices in self.sampler.micro_batches(step)
@@ -282,7 +272,7 @@ class GpuSource:
 
     def _crop(self, group: Sequence[Prepared], indices: Sequence[int], seed: int) -> tuple[Tensor, list[int]]:
         """Random crops of a group, as bytes; an unreadable image is replaced by the next one of the dataset."""
-        options, count = self.augmentation, len(group)
+        options, count = self.augment.augmentation, len(group)
         generator = torch.Generator().manual_seed(seed)
         flip = (torch.rand(count, generator=generator) < options.flip).tolist()
         draws = generator.get_state()
@@ -299,7 +289,7 @@ class GpuSource:
 
         used, images = list(indices[:count]), list(group)
         while True:
-            crops = self._decoder.render(images, boxes_of, side=self.plan.config.input_side, clip=True, flip=flip)
+            crops = self._decoder.render(images, boxes_of, side=self.augment.side, clip=True, flip=flip)
             if not crops.errors:
                 return crops.pixels, [self.dataset.targets[index] for index in used]
             for position, reason in crops.errors.items():

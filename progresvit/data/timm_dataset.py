@@ -9,7 +9,6 @@ from __future__ import annotations
 import progresvit._torchvision  # noqa: F401  (ahead of timm)
 
 # isort: split
-import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,16 +16,8 @@ from typing import Any
 
 from timm.data import create_dataset
 
-from progresvit.data.dataset import SUFFIXES, Entry, ImageDataset
+from progresvit.data.dataset import SUFFIXES, Entry, ImageDataset, tar_members
 from progresvit.io.extras import not_installed
-
-READERS = ("hfds/", "wds/")
-OTHERS = ("tfds/", "hfids/", "torch/")
-
-
-def is_timm_name(source: str) -> bool:
-    """Whether a source is one of timm's names and not a path."""
-    return source.startswith((*READERS, *OTHERS))
 
 
 def find_timm_images(source: str, split: str, class_ids: Sequence[str] | None) -> ImageDataset:
@@ -86,10 +77,7 @@ def _from_shards(folder: Path, split: str) -> ImageDataset:
         )
     entries, targets = [], []
     for shard in shards:
-        try:
-            images, labels = _read_shard(shard)
-        except (tarfile.TarError, ValueError) as error:
-            raise ValueError(f"{shard} is damaged, compressed or not a shard ({error}); copy it again.") from error
+        images, labels = _read_shard(shard)
         unlabelled = sorted(set(images) - set(labels))
         if unlabelled:
             raise ValueError(
@@ -107,14 +95,13 @@ def _read_shard(shard: Path) -> tuple[dict[str, Entry], dict[str, int]]:
     """Images and classes of a shard, by their stem."""
     images: dict[str, Entry] = {}
     labels: dict[str, int] = {}
-    with tarfile.open(shard, "r:") as tar:
-        for member in tar:
-            name = member.name.removeprefix("./")
-            stem, _, suffix = name.partition(".")
-            if suffix == "cls":
-                content = tar.extractfile(member)
-                assert content is not None
-                labels[stem] = int(content.read())
-            elif f".{suffix}".lower() in SUFFIXES:
-                images[stem] = Entry(str(shard), f"{shard.name}/{name}", member.offset_data, member.size)
+    for _, entry in tar_members(shard, (*SUFFIXES, ".cls")):
+        stem, _, suffix = entry.name.partition(".")
+        if suffix == "cls":
+            try:
+                labels[stem] = int(entry.read())
+            except ValueError as error:
+                raise ValueError(f"{shard}: {entry.name} is not the number of a class; copy it again.") from error
+        elif f".{suffix}".lower() in SUFFIXES:
+            images[stem] = replace(entry, name=f"{shard.name}/{entry.name}")
     return images, labels

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from progresvit.config import BaseConfig
 from progresvit.data.augment.corruption import Corruption
-from progresvit.data.crop import crop
+from progresvit.data.crop import EvaluationCrop
 
 
 def evaluation_transform(config: BaseConfig, *, as_bytes: bool = False) -> Callable[[Image], Tensor]:
@@ -23,12 +23,12 @@ def evaluation_transform(config: BaseConfig, *, as_bytes: bool = False) -> Calla
 
     With ``as_bytes`` the result is uint8 and not normalised yet.
     """
-    return partial(_transform, config=config, as_bytes=as_bytes)
+    return partial(_transform, crop=EvaluationCrop.of(config), config=None if as_bytes else config)
 
 
-def _transform(image: Image, *, config: BaseConfig, as_bytes: bool) -> Tensor:
-    pixels = torch.from_numpy(crop(image, config))
-    return pixels if as_bytes else normalise(pixels, config)
+def _transform(image: Image, *, crop: EvaluationCrop, config: BaseConfig | None) -> Tensor:
+    pixels = torch.from_numpy(crop(image))
+    return pixels if config is None else normalise(pixels, config)
 
 
 def normalise(pixels: Tensor, config: BaseConfig) -> Tensor:
@@ -49,10 +49,10 @@ class NamedTransform:
     def __init__(self, config: BaseConfig, corruption: Corruption | None = None) -> None:
         if corruption is not None and config.in_channels != 3:
             raise ValueError(f"corruptions are for RGB images, and the model takes {config.in_channels} channels.")
-        self.config, self.corruption = config, corruption
+        self.config, self.crop, self.corruption = config, EvaluationCrop.of(config), corruption
 
     def __call__(self, image: Image, name: str) -> Tensor:
-        pixels = crop(image, self.config)  # (C, r, r)
+        pixels = self.crop(image)  # (C, r, r)
         if self.corruption is None:
             return torch.from_numpy(pixels)
         corrupted = self.corruption(fromarray(pixels.transpose(1, 2, 0)), name)

@@ -1,9 +1,10 @@
 """Processes that read and decode image files, with shared memory between them and this process.
 
 Threads of one process decode at most about three images at a time, because they share the interpreter lock. A pool's
-processes need no ``if __name__ == "__main__"`` in the user's script, import no torch, and end when this process ends in
-any way. A file that kills a process (a decoder's crash, the system's out-of-memory killer) fails alone, because its
-chunk is tried again image by image.
+processes run this file: they read tasks from a socket and write the images into the shared memory. They need no
+``if __name__ == "__main__"`` in the user's script, import no torch, and end when this process ends in any way. A file
+that kills a process (a decoder's crash, the system's out-of-memory killer) fails alone, because its chunk is tried
+again image by image.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 import progresvit
-from progresvit.data.prepare import Form, Plan, Prepared, Request
-from progresvit.data.worker import Reply, crop_bytes
+from progresvit.data.crop import Box
+from progresvit.data.prepare import Form, Plan, Prepared, Request, prepare
 
 CHUNK = 8
 """Images in a task."""
@@ -34,6 +38,9 @@ SLOT = 1024 * 1024
 QUEUED = 2
 """Tasks that a worker holds at a time, so that it never waits for the next one."""
 IS_SUPPORTED = os.name == "posix"
+
+Reply: TypeAlias = list[tuple[int, int, int, tuple[int, int], int, Box, str | None]]
+"""The form of each image, its start and length in the segment, width and height, orientation, box and error."""
 
 
 @dataclass
@@ -68,7 +75,7 @@ class WorkerPool:
             raise ValueError(f"workers must be at least 1, got {workers}.")
         self.plan, self.workers = plan, workers
         self._group = max(1, group // CHUNK)
-        self._length = CHUNK * (max(SLOT, crop_bytes(plan)) if plan.pixels or plan.jpeg else crop_bytes(plan))
+        self._length = CHUNK * max(SLOT if plan.pixels or plan.jpeg else 0, plan.crop.byte_count)  # any crop fits
         segments = QUEUED * workers + 2 * self._group
         self._file = _shared_file(segments * self._length)
         self.memory = np.frombuffer(mmap.mmap(self._file, segments * self._length), np.uint8)
@@ -137,11 +144,11 @@ class WorkerPool:
         ours, theirs = socket.socketpair()
         with theirs:
             handed = (theirs.fileno(), self._file)
-            command = [sys.executable, "-P", "-m", "progresvit.data.worker", *map(str, handed), str(len(self.memory))]
+            arguments = [str(value) for value in (*handed, len(self.memory))]
             home = str(Path(progresvit.__file__).parents[1])
             paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
             process = subprocess.Popen(
-                command,
+                [sys.executable, "-P", "-m", "progresvit.data.worker_pool", *arguments],
                 pass_fds=handed,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": paths},
@@ -178,17 +185,10 @@ class WorkerPool:
 
     def _take(self, worker: _Worker, task: _Task, reply: Reply) -> None:
         first = task.segment * self._length
-        results = [
-            Prepared(
-                Form(form),
-                self.memory[first + start : first + start + length] if length else None,
-                size,
-                orientation,
-                box,
-                error,
-            )
-            for form, start, length, size, orientation, box, error in reply
-        ]
+        results = []
+        for form, start, length, size, orientation, box, error in reply:
+            data = self.memory[first + start : first + start + length] if length else None
+            results.append(Prepared(Form(form), data, size, orientation, box, error))
         if not task.alone:
             task.results = results
             return
@@ -258,3 +258,37 @@ def _shared_file(size: int) -> int:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, size)
     return descriptor
+
+
+def serve_tasks() -> None:
+    """Serve tasks until the parent closes the socket: ``python -m progresvit.data.worker_pool SOCKET MEMORY SIZE``."""
+    handed_socket, memory, size = map(int, sys.argv[1:])
+    shared = np.frombuffer(mmap.mmap(memory, size), np.uint8)
+    with Connection(handed_socket) as parent:
+        try:
+            plan: Plan = parent.recv()
+            Image.MAX_IMAGE_PIXELS = plan.pillow_limit
+            while True:
+                start, length, room, requests = parent.recv()
+                parent.send(prepare_into(shared[start : start + length], requests, plan, room))
+        except (EOFError, ConnectionError):
+            os._exit(0)  # the parent is gone
+
+
+def prepare_into(segment: NDArray[np.uint8], requests: Sequence[Request], plan: Plan, room: int) -> Reply:
+    """Prepare images one after another in the segment, each of at most ``room`` bytes."""
+    reply: Reply = []
+    start = 0
+    for request in requests:
+        image = prepare(request, plan, room)
+        length = 0
+        if image.data is not None:
+            length = image.data.size
+            segment[start : start + length].reshape(image.data.shape)[...] = image.data
+        reply.append((int(image.form), start, length, image.size, image.orientation, image.box, image.error))
+        start += length
+    return reply
+
+
+if __name__ == "__main__":
+    serve_tasks()

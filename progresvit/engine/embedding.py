@@ -121,9 +121,8 @@ class EmbeddingEngine:
                     raise ValueError("stream takes batches, which are lists of images; use embed for one list.")
                 return open_images(images, self.config, threads)
 
-            with Prefetcher(batches, prepare, ahead) as coming:
-                while (opened := coming.get(None)) is not Prefetcher.END:
-                    assert isinstance(opened, OpenedImages)
+            with Prefetcher(map(prepare, batches), ahead) as coming:
+                for opened in coming:
                     yield from self._embeddings(opened)
 
     def identity(self) -> dict[str, Any]:

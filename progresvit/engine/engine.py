@@ -322,7 +322,7 @@ class Engine:
         # in the thread that reads ahead; a source with a deadline may wait for answers, which processes would hold back
         processes = deadline is None if processes is None else processes
         opened = self.opener.open_all(batches, self._pool, processes=processes)
-        with Prefetcher(opened, send, ahead, arrived=self._scheduler.arrived) as source:
+        with Prefetcher(map(send, opened), ahead, arrived=self._scheduler.arrived) as source:
             stream = self._scheduler.open_stream(source, deadline)
             try:
                 yield stream

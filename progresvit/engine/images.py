@@ -15,8 +15,9 @@ import numpy as np
 from PIL.Image import Image, fromarray
 
 from progresvit.config import ModelConfig
+from progresvit.data.crop import EvaluationCrop
 from progresvit.data.dataset import Entry
-from progresvit.data.decode import ImageError, decode, decode_opened
+from progresvit.data.decode import ImageError, decode
 from progresvit.data.prepare import NO_FILE as NO_FILE
 from progresvit.data.prepare import ON_THE_WEB as ON_THE_WEB
 from progresvit.data.prepare import Plan, Prepared, Request, UnreadImage, prepare, read_request
@@ -90,7 +91,7 @@ class ImageOpener:
 
             self.plan = replace(plan_for(config, device, decode), max_pixels=max_pixels)
         elif decode in ("auto", "cpu"):
-            self.plan = Plan(config=config, max_pixels=max_pixels)
+            self.plan = Plan(crop=EvaluationCrop.of(config), max_pixels=max_pixels)
         else:
             raise ValueError(f"decode is auto or cpu for this backend, not {decode!r}.")
 
@@ -253,7 +254,7 @@ def open_image(image: ImageInput, prepare: Callable[[Image], T]) -> T | str:
 
 def read_image(image: ImageInput) -> Image:
     """The upright RGB image; an :class:`ImageError` says why it cannot be read."""
-    return decode_opened(image) if isinstance(image, Image) else decode(read_request(image))
+    return decode(image if isinstance(image, Image) else read_request(image))
 
 
 def _checked(images: Any, config: ModelConfig) -> Any:

@@ -16,9 +16,8 @@ from progresvit import __version__
 from progresvit.compute import CONVENTIONS
 from progresvit.data.augment.corruption import Corruption
 from progresvit.data.crop import describe_preprocessing, preprocessing_hash
-from progresvit.data.dataset import ImageDataset, find_images, find_unlabelled
+from progresvit.data.dataset import TIMM_NAMES, ImageDataset, find_images, find_unlabelled
 from progresvit.data.gpu_decode import plan_for
-from progresvit.data.timm_dataset import find_timm_images, is_timm_name
 from progresvit.distributed import Processes
 from progresvit.evaluation.classes import class_numbers
 from progresvit.evaluation.header import Header
@@ -44,7 +43,7 @@ class DataSource:
 
     def find(self) -> ImageDataset:
         """The images, with targets by the data's own classes. Names must be unique."""
-        if self.unlabelled and is_timm_name(self.data):
+        if self.unlabelled and self.data.startswith(TIMM_NAMES):
             raise ValueError(
                 "images without labels are read from a folder or tars; timm's datasets have labels, so leave out "
                 "unlabelled=True."
@@ -52,8 +51,6 @@ class DataSource:
         if self.unlabelled:
             images = find_unlabelled(self.data, others := Counter[str]())
             images = replace(images, others=others)
-        elif is_timm_name(self.data):
-            images = find_timm_images(self.data, self.split, None)
         else:
             images = find_images(self.data, self.split)
         self.others["." if images.drawn_from is not None else self.split] = images.others

@@ -28,6 +28,7 @@ class FolderLock:
     def __init__(self, folder: Path, instead: str) -> None:
         self.folder, self.instead = folder, instead
         self._path = folder / LOCK_FILE
+        self._process = f"process {os.getpid()} on {socket.gethostname()}"
         self._lock: Any = None
         self._is_new = False
 
@@ -59,13 +60,13 @@ class FolderLock:
                 return
         self._lock = lock
         with contextlib.suppress(OSError):  # Windows allows nobody to write a locked file
-            self._path.write_text(_this_process(), encoding="utf-8")
+            self._path.write_text(self._process, encoding="utf-8")
 
     def release(self) -> None:
         """Let other runs use the folder; if it was created for the lock and nothing else is in it, it is removed."""
         if self._lock is None:
             return
-        if self._owner() == _this_process():  # else someone removed the folder, and another run made it again
+        if self._owner() == self._process:  # else someone removed the folder, and another run made it again
             with contextlib.suppress(OSError):
                 self._path.unlink()
                 if self._is_new:
@@ -79,7 +80,3 @@ class FolderLock:
             if text := self._path.read_text(encoding="utf-8", errors="replace"):
                 return text
         return "it is starting"
-
-
-def _this_process() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"

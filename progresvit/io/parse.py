@@ -71,9 +71,9 @@ def read_json(model: type[Parsed], path: str | Path, *, what: str, remedy: str) 
     except FileNotFoundError:
         raise ValueError(f"there is no {what} at {path}; {remedy}") from None
     except ValueError as error:
-        raise ValueError(f"{path} is no {what} ({error}); {remedy}") from error
+        raise ValueError(f"{path} is not a valid {what} ({error}); {remedy}") from error
     try:
-        return parse(model, values, origin=f"{path} is no {what}")
+        return parse(model, values, origin=f"{path} is not a valid {what}")
     except ValueError as error:
         why = str(error).rstrip(".")
         raise ValueError(f"{why}{' ' if why.endswith('?') else '; '}{remedy}") from error

@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self
 
@@ -41,7 +42,7 @@ Progress = Callable[[int, int], None]
 class ResumableTable(Generic[Piece]):
     """An unfinished table: :meth:`fill` writes the missing parts, :meth:`finish` makes the table from them.
 
-    As a context manager it unlocks its folder at the end of the block.
+    Use it in a ``with`` block, at the end of which its folder is unlocked.
 
     Args:
         out: The table that the parts become. They are in a folder next to it.
@@ -84,7 +85,6 @@ class ResumableTable(Generic[Piece]):
                 if self._has_written(identity) and is_complete(self.out):
                     self.remove()
                     return False
-                self._lock.release()
                 raise ValueError(f"{self.out} already exists; pass overwrite=True to replace it, or name another file.")
             if self._has_written():
                 self.remove()
@@ -99,32 +99,25 @@ class ResumableTable(Generic[Piece]):
         self._kept_at = time.monotonic()
         with writing(self.out):
             self._lock.acquire()
-            try:
-                self._claim(json.loads(json.dumps(identity)), overwrite=overwrite)
-            except BaseException:
-                self._lock.release()
-                raise
-
-    def _claim(self, identity: dict[str, Any], *, overwrite: bool) -> None:
-        before = self._read_run_file()
-        before.pop(WRITTEN, None)
-        differing = sorted(key for key in {*before, *identity} if before.get(key) != identity.get(key))
-        if not differing:
-            return
-        foreign = [path.name for path in self.folder.iterdir() if not self._is_ours(path)]
-        if foreign:
-            raise ValueError(
-                f"{self.folder} holds {foreign[0]}, which no run wrote; move it away or name another file."
-            )
-        if before and not overwrite:
-            raise ValueError(
-                f"{self.folder} holds the beginning of another run (other {', '.join(differing)}); continue that one, "
-                "pass overwrite=True, or name another file."
-            )
-        if any(self.folder.glob(f"*.{self.format.suffix}")) and not overwrite:
-            raise ValueError(f"{self.folder / RUN_FILE} is damaged; pass overwrite=True to start again.")
-        self._remove_files(LOCK_FILE)
-        replace_file(self.folder / RUN_FILE, json.dumps(identity))
+            before, own = self._read_run_file(), json.loads(json.dumps(identity))
+            before.pop(WRITTEN, None)
+            differing = sorted(key for key in {*before, *own} if before.get(key) != own.get(key))
+            if not differing:
+                return
+            foreign = [path.name for path in self.folder.iterdir() if not self._is_ours(path)]
+            if foreign:
+                raise ValueError(
+                    f"{self.folder} holds {foreign[0]}, which no run wrote; move it away or name another file."
+                )
+            if before and not overwrite:
+                raise ValueError(
+                    f"{self.folder} holds the beginning of another run (other {', '.join(differing)}); continue that "
+                    "one, pass overwrite=True, or name another file."
+                )
+            if any(self.folder.glob(f"*.{self.format.suffix}")) and not overwrite:
+                raise ValueError(f"{self.folder / RUN_FILE} is damaged; pass overwrite=True to start again.")
+            self._remove_files(LOCK_FILE)
+            replace_file(self.folder / RUN_FILE, json.dumps(own))
 
     def share(self, identity: Mapping[str, Any], processes: Processes, *, overwrite: bool) -> tuple[list[int], int]:
         """Claim the folder. Numbers of the parts that this process makes, and how many items are done in all."""
@@ -169,14 +162,18 @@ class ResumableTable(Generic[Piece]):
             pieces: The number of a part, and the next items of it. The pieces of a part follow each other.
             first: Whether this process is the one that claimed the folder.
         """
-        part = _GrowingPart(-1, None, self.format)
+        part: _GrowingPart[Piece] = _GrowingPart(-1, [], 0)
         with self.kept_if_begun(first=first):
             try:
                 for number, piece in pieces:
                     if number != part.number:
-                        part = _GrowingPart(number, self._begun.pop(number, None), self.format)
-                    part.add(piece)
-                    if part.count == len(self.ranges[number]) or self._is_keeping_due:
+                        begun = self._begun.pop(number, None)
+                        kept = 0 if begun is None else self.format.count(begun)
+                        part = _GrowingPart(number, [] if begun is None else [begun], kept, kept)
+                    part.pieces.append(piece)
+                    part.count += self.format.count(piece)  # last: a signal may come before it
+                    is_due = time.monotonic() - self._kept_at >= KEEP_EVERY
+                    if is_due or part.count == len(self.ranges[number]):
                         self._keep_part(part)
             except ValueError:  # the user will change something
                 raise
@@ -211,26 +208,17 @@ class ResumableTable(Generic[Piece]):
         count = part.count if is_whole else part.count // self._step * self._step
         if count > part.kept:
             with writing(self.out):
-                self.keep(part.number, count, self.format.encode(part.pieces, count))
-            part.kept = count
-
-    def keep(self, number: int, items: int, content: bytes) -> None:
-        """Write the first items of a part, or the part if these are all."""
-        if items == len(self.ranges[number]):
-            self.write(number, content)
-        else:
-            replace_file(self.begun_path(number), content)
-            self._kept_at = time.monotonic()
+                content = self.format.encode(part.pieces, count)
+                if is_whole:
+                    self.write(part.number, content)
+                else:
+                    replace_file(self.begun_path(part.number), content)
+            part.kept, self._kept_at = count, time.monotonic()
 
     def write(self, number: int, content: bytes) -> None:
         """Write a part."""
         replace_file(self.path(number), content)
         self.begun_path(number).unlink(missing_ok=True)
-        self._kept_at = time.monotonic()
-
-    @property
-    def _is_keeping_due(self) -> bool:
-        return time.monotonic() - self._kept_at >= KEEP_EVERY
 
     def begun_path(self, number: int) -> Path:
         """The file of the first items of a part."""
@@ -290,7 +278,6 @@ class ResumableTable(Generic[Piece]):
             is_begun = not isinstance(error, ValueError) and any(self.folder.glob("begun-*"))
             if first and not is_begun and not self.done():
                 self.remove()
-            self._lock.release()
             raise
 
     def _has_written(self, identity: Mapping[str, Any] | None = None) -> bool:
@@ -313,18 +300,17 @@ class ResumableTable(Generic[Piece]):
         return re.fullmatch(rf"{name}|\.{name}\.[0-9a-f]{{8}}", path.name) is not None
 
 
+@dataclass
 class _GrowingPart(Generic[Piece]):
-    """A part in progress: what an interrupted run has kept of it, and its pieces since."""
+    """A part in progress."""
 
-    def __init__(self, number: int, begun: Piece | None, format: PartFormat[Piece]) -> None:
-        self.number, self._format = number, format
-        self.pieces = [] if begun is None else [begun]
-        self.count = self.kept = 0 if begun is None else format.count(begun)
-
-    def add(self, piece: Piece) -> None:
-        """Add the next items."""
-        self.pieces.append(piece)
-        self.count += self._format.count(piece)  # last: a signal may come before it
+    number: int
+    pieces: list[Piece]
+    """What an interrupted run has kept of it, and the pieces since."""
+    count: int
+    """Number of items."""
+    kept: int = 0
+    """Number of items that are written."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Weights as safetensors files, those of others as pickles too, and the hash of weights.
+"""Weights as safetensors files, weights of other projects as pickles too, and the hash of weights.
 
 ``read_pickle`` is the only function that opens a pickle of a user, always with ``weights_only=True``: tensors and plain
 containers are read, code is refused. One more class is allowed, ``argparse.Namespace``, in which timm's training script
@@ -62,7 +62,7 @@ def read_pickle(file: Path) -> dict[str, Tensor]:
                 "the weights alone with torch.save({'state_dict': model.state_dict()}, FILE)."
             ) from error
         raise ValueError(
-            f"{file} is damaged or no PyTorch checkpoint ({type(error).__name__}); copy or download it again."
+            f"{file} is damaged or not a PyTorch checkpoint ({type(error).__name__}); copy or download it again."
         ) from error
     for name in _WEIGHTS_UNDER:
         if isinstance(stored, Mapping) and isinstance(stored.get(name), Mapping):

@@ -32,7 +32,7 @@ def read_mapping(path: Path, what: str, sections: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{path} is no {what}; it should have sections such as {sections}.")
+        raise ValueError(f"{path} is not a {what}; it should have sections such as {sections}.")
     return values

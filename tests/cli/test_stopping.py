@@ -83,7 +83,7 @@ def test_a_signal_stops_with_one_line_and_the_same_command_continues(
 def test_a_second_signal_ends_at_once_and_loses_nothing(model, digits, tmp_path, monkeypatch, command):
     """The second comes while the finished batches are written."""
     make, *place = COMMANDS[command]
-    words, keep, ends = make(model, digits, tmp_path / "a.parquet"), resumable.ResumableTable.keep, []
+    words, keep, ends = make(model, digits, tmp_path / "a.parquet"), resumable.ResumableTable._keep_part, []
 
     def ends_at_once(code):
         ends.append(code)
@@ -95,7 +95,7 @@ def test_a_second_signal_ends_at_once_and_loses_nothing(model, digits, tmp_path,
 
     with monkeypatch.context() as patch:
         stop_in_batch(4, patch, *place, lambda: signal.raise_signal(signal.SIGINT))
-        patch.setattr(resumable.ResumableTable, "keep", kept)
+        patch.setattr(resumable.ResumableTable, "_keep_part", kept)
         patch.setattr("os._exit", ends_at_once)
         assert run(*words).stderr == STOPPED
     assert ends == [130]

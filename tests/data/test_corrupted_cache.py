@@ -41,9 +41,9 @@ def photos(digits, tmp_path):
 
 
 def run(model, data, out, cache, corruption=FOG, **options):
-    chosen = EvalOptions(**{"workers": 0, "batch": 10, "keep_logits": True, "cache": cache} | options)
+    eval_options = EvalOptions(**{"workers": 0, "batch": 10, "keep_logits": True, "cache": cache} | options)
     source = DataSource(data=str(data), corruption=corruption)
-    return evaluate(model, source, out, name="m", processes=ONE, options=chosen)
+    return evaluate(model, source, out, name="m", processes=ONE, options=eval_options)
 
 
 def no_decoding(monkeypatch):
@@ -147,8 +147,8 @@ def test_every_input_and_corruption_has_a_folder_of_its_own(photos, tmp_path):
     images = find_images(photos, "val")
 
     def folder(corruption=FOG, images=images, resolution=32, **fields):
-        known = {"rounds": make_rounds([16, resolution], [1, 2]), "heads": 2, "patch_size": 8, "num_classes": 4}
-        config = ModelConfig(**known, **fields)
+        sizes = {"rounds": make_rounds([16, resolution], [1, 2]), "heads": 2, "patch_size": 8, "num_classes": 4}
+        config = ModelConfig(**sizes, **fields)
         return CorruptedCache(tmp_path, images, NamedTransform(config, corruption)).folder
 
     assert folder() == folder(mean=(0.1, 0.2, 0.3), depth=2)  # the same bytes
@@ -163,15 +163,6 @@ def test_every_input_and_corruption_has_a_folder_of_its_own(photos, tmp_path):
         folder(images=find_images(changed, "val")),
     ]
     assert len({folder(), *others}) == 7
-
-
-def test_models_of_different_resolutions_do_not_share_their_images(randomize, photos, tmp_path):
-    small, large = (make_model(randomize, resolution=resolution) for resolution in (32, 40))
-    expected = run(large, photos, tmp_path / "plain.parquet", None)
-    run(small, photos, tmp_path / "small.parquet", tmp_path / "cache")
-    found = run(large, photos, tmp_path / "large.parquet", tmp_path / "cache")
-    assert np.array_equal(found.logits, expected.logits)
-    assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_clean_images_and_images_without_files_are_not_cached(randomize, photos, tmp_path):

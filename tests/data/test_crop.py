@@ -6,43 +6,36 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from timm.data import create_transform
 
-from progresvit.config import ModelConfig, make_rounds, preset
+from progresvit.config import preset
 from progresvit.data import evaluation_transform
 from progresvit.data.crop import crop
-from progresvit.data.decode import ImageError, upright_rgb
+from progresvit.data.decode import ImageError
+from tests.data.files import noise
+from tests.factories import tiny_config
 
 SIDES = (1, 2, 7, 31, 32, 33, 35, 36, 37, 64, 101, 240)
 CROPS = (1.0, 0.999, 0.95, 0.9, 0.875, 0.7, 0.5, 0.31, 0.07)
 
 
-def noise(width, height, bands=3):
-    rng = np.random.default_rng(width * 1000 + height)
-    shape = (height, width) if bands == 1 else (height, width, bands)
-    return Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8))
-
-
 def square(side, share):
-    return ModelConfig(
-        rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, input_resolution=side, crop=share
-    )
+    return tiny_config(input_resolution=side, crop=share)
 
 
 def timm_transform(config, **options):
     side = (config.in_channels, config.input_side, config.input_side)
-    wanted = {"interpolation": "bicubic", "crop_pct": config.crop, "mean": config.mean, "std": config.std}
-    return create_transform(input_size=side, is_training=False, **wanted, **options)
+    settings = {"interpolation": "bicubic", "crop_pct": config.crop, "mean": config.mean, "std": config.std}
+    return create_transform(input_size=side, is_training=False, **settings, **options)
 
 
 def assert_same(image, config):
     expected = timm_transform(config, normalize=False)(image).numpy()
-    found = crop(image, config)
-    assert found.dtype == np.uint8
-    assert found.shape == expected.shape
-    assert np.array_equal(found, expected), (image.size, config.crop, config.input_side)
-    assert found.flags.c_contiguous
+    pixels = crop(image, config)
+    assert pixels.dtype == np.uint8
+    assert pixels.shape == expected.shape
+    assert np.array_equal(pixels, expected), (image.size, config.crop, config.input_side)
+    assert pixels.flags.c_contiguous
 
 
 @pytest.mark.slow
@@ -53,13 +46,13 @@ def test_the_crop_is_timms_byte_for_byte(share):
 
 
 @pytest.mark.parametrize("side", [32, 35, 48])
-def test_so_it_is_for_other_sides(side):
+def test_the_crop_for_other_sides_is_timms(side):
     for share, (width, height) in itertools.product(CROPS, [(33, 50), (50, 33), (3, 2), (211, 97), (side, side)]):
         assert_same(noise(width, height), square(side, share))
 
 
 @pytest.mark.parametrize("name", ["progresvit_small_192_240", "progresvit_small_160_384", "progresvit_tiny_160_224"])
-def test_so_it_is_for_the_presets(name):
+def test_the_crop_of_the_presets_is_timms(name):
     for width, height in [(500, 375), (375, 500), (640, 427), (60, 80), (267, 267), (1999, 31)]:
         assert_same(noise(width, height), preset(name))
 
@@ -68,10 +61,6 @@ def test_a_grey_image_keeps_its_one_channel():
     config = preset("progresvit_tiny_160_224", in_channels=1, mean=(0.5,), std=(0.5,))
     assert_same(noise(300, 200, bands=1), config)
     assert crop(noise(300, 200, bands=1), config).shape == (1, 224, 224)
-
-
-def test_a_decoded_palette_image_is_cropped_alike():
-    assert_same(upright_rgb(noise(90, 70).convert("P")), square(32, 0.9))
 
 
 def test_the_normalised_crop_is_timms_bit_for_bit():

@@ -9,28 +9,15 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.crop import crop, crop_box
+from progresvit.data.crop import EvaluationCrop
+from tests.data.files import noise, rotated
+from tests.factories import tiny_config
 from tests.interpreter import interpret, report
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
-CONFIG = ModelConfig(rounds=make_rounds([8, 8], [1, 2]), heads=2, depth=1, patch_size=8, crop=0.9)
+CONFIG = tiny_config(resolutions=(8, 8), crop=0.9)
 BICUBIC = Image.Resampling.BICUBIC
-
-
-def noise(width, height):
-    return np.random.default_rng(width + 1000 * height).integers(0, 256, (height, width, 3), dtype=np.uint8)
-
-
-def rotated(pixels, orientation):
-    """As a viewer shows a file with these pixels and this orientation."""
-    image = Image.fromarray(pixels)
-    exif = image.getexif()
-    exif[274] = orientation
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", exif=exif)
-    return ImageOps.exif_transpose(Image.open(buffer))
 
 
 def check_crops(device):
@@ -39,18 +26,18 @@ def check_crops(device):
 
     images, boxes, expected, held = [], [], [], []
     for orientation in range(1, 9):
-        pixels = noise(9 + orientation, 12)
-        upright = rotated(pixels, orientation)
-        held.append(torch.from_numpy(pixels.transpose(2, 0, 1).copy()).to(device))
+        image = noise(9 + orientation, 12)
+        upright = ImageOps.exif_transpose(Image.open(io.BytesIO(rotated(image, orientation, "PNG"))))
+        held.append(torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy()).to(device))
         images.append(Placed.planar(held[-1], orientation))
-        boxes.append(crop_box(upright.size, CONFIG))
-        expected.append(crop(upright, CONFIG))
+        boxes.append(EvaluationCrop.of(CONFIG).box(upright.size))
+        expected.append(EvaluationCrop.of(CONFIG)(upright))
     held.append(torch.from_numpy(np.asarray(upright).copy()).to(device))
     images.append(Placed.interleaved(held[-1].data_ptr(), upright.size))
     boxes.append(boxes[-1])
     expected.append(expected[-1])
-    found = crop_placed(images, boxes, 8, device=torch.device(device)).cpu().numpy()
-    difference = np.abs(found.astype(int) - np.stack(expected))
+    crops = crop_placed(images, boxes, 8, device=torch.device(device)).cpu().numpy()
+    difference = np.abs(crops.astype(int) - np.stack(expected))
     assert difference.max() <= 1
     assert (difference > 0).mean() < 0.005
 
@@ -59,14 +46,14 @@ def check_random_crops(device):
     """Sections that are cropped first and then resized, mirrored, enlarged and reduced by different factors."""
     from progresvit.data.crop_kernel import Placed, crop_placed
 
-    pixels = noise(20, 14)
-    flat = torch.from_numpy(pixels).to(device)
+    image = noise(20, 14)
+    flat = torch.from_numpy(np.array(image)).to(device)
     sections = [(3, 2, 17, 12), (0, 0, 20, 14), (10, 1, 13, 13), (7, 7, 8, 8)]
     flips = [False, True, True, False]
     images = [Placed.interleaved(flat.data_ptr(), (20, 14))] * len(sections)
-    found = crop_placed(images, sections, 6, device=torch.device(device), clip=True, flip=flips).cpu().numpy()
-    for result, section, flip in zip(found, sections, flips):
-        part = Image.fromarray(pixels).crop(section)
+    crops = crop_placed(images, sections, 6, device=torch.device(device), clip=True, flip=flips).cpu().numpy()
+    for result, section, flip in zip(crops, sections, flips):
+        part = image.crop(section)
         resized = part.resize((6, part.height), BICUBIC).resize((6, 6), BICUBIC)  # first the rows, then the columns
         resized = ImageOps.mirror(resized) if flip else resized
         assert np.abs(result.astype(int) - np.asarray(resized).transpose(2, 0, 1)).max() <= 1

@@ -22,13 +22,11 @@ from progresvit.data.dataset import (
     unlabelled,
 )
 from progresvit.data.decode import decode
-from progresvit.data.timm_dataset import find_timm_images
+from tests.data.files import names, pack, save_files, saved
 
 
 def png(colour="red"):
-    file = io.BytesIO()
-    Image.new("RGB", (4, 4), colour).save(file, "PNG")
-    return file.getvalue()
+    return saved(Image.new("RGB", (4, 4), colour), "PNG")
 
 
 def make_tar(path, files, mode="w"):
@@ -55,7 +53,7 @@ def test_several_tars_are_one_set_and_other_tars_are_passed_over(tmp_path):
     for source in (tmp_path, f"{tmp_path}/*.tar"):
         train = find_images(source, "train")
         assert train.class_ids == ("cat", "dog")
-        assert [entry.name for entry in train.entries] == ["train/cat/a.png", "train/cat/c.png", "train/dog/b.png"]
+        assert names(train) == ["train/cat/a.png", "train/cat/c.png", "train/dog/b.png"]
         assert [decode(train.read(i)).getpixel((0, 0)) for i in range(3)] == [(255, 0, 0), (0, 0, 255), (0, 255, 0)]
         val = find_images(source, "val", train.class_ids)
         assert list(val.targets) == [1]
@@ -63,7 +61,7 @@ def test_several_tars_are_one_set_and_other_tars_are_passed_over(tmp_path):
 
 def test_hugging_face_data_sets_come_through_timm(digits, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
-    images = find_timm_images(f"hfds/{digits}", "train", None)
+    images = find_images(f"hfds/{digits}", "train")
     assert images.class_ids == ("0", "1", "2", "3")
     assert len(images) == 48
     some = images.subset([3, 40])
@@ -75,7 +73,7 @@ def test_web_data_set_shards(tmp_path):
     make_tar(
         tmp_path / "set-train-0.tar", {"./a.png": png("red"), "./a.cls": b"1", "b.cls": b"0", "b.png": png("blue")}
     )
-    images = find_timm_images(f"wds/{tmp_path}", "train", None)
+    images = find_images(f"wds/{tmp_path}", "train")
     assert (images.class_ids, images.targets) == (("0", "1"), (1, 0))
     assert decode(images.read(1)).getpixel((0, 0)) == (0, 0, 255)
 
@@ -88,7 +86,8 @@ def test_web_data_set_shards(tmp_path):
         ("hfds/./nowhere", None, "could not be opened"),
         ("wds/{}", {"a.png": png()}, r"no \.cls next to it"),
         ("wds/{}", {"./a.txt": b"text"}, "hold no images"),
-        ("wds/{}", b"not a tar" * 100, "copy it again"),
+        ("wds/{}", {"a.png": png(), "a.cls": b"cat"}, r"a\.cls is not the number of a class"),
+        ("wds/{}", b"not a tar" * 100, "copy or unpack it again"),
     ],
 )
 def test_timm_datasets_that_cannot_be_read_are_refused(tmp_path, source, shard, remedy):
@@ -97,7 +96,7 @@ def test_timm_datasets_that_cannot_be_read_are_refused(tmp_path, source, shard, 
     elif shard:
         make_tar(tmp_path / "train-0.tar", shard)
     with pytest.raises(ValueError, match=remedy):
-        find_timm_images(source.format(tmp_path), "train", None)
+        find_images(source.format(tmp_path), "train")
 
 
 @pytest.mark.parametrize(
@@ -131,24 +130,20 @@ def test_a_tar_beside_its_contents_counts_once(tmp_path):
 
 
 def test_images_without_labels_are_found_however_deep(tmp_path):
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    for name in ("a/b/1.png", "a/2.JPG", "3.webp", "notes.txt"):
-        (tmp_path / name).write_bytes(b"x")
-    found = find_unlabelled(tmp_path)
-    assert sorted(entry.name for entry in found.entries) == ["3.webp", "a/2.JPG", "a/b/1.png"]
-    assert set(found.targets) == {UNLABELLED}
+    save_files(tmp_path, ["a/b/1.png", "a/2.JPG", "3.webp", "notes.txt"], b"x")
+    images = find_unlabelled(tmp_path)
+    assert sorted(names(images)) == ["3.webp", "a/2.JPG", "a/b/1.png"]
+    assert set(images.targets) == {UNLABELLED}
     with tarfile.open(tmp_path / "t.tar", "w") as tar:
         tar.add(tmp_path / "a", "a")
     packed = find_unlabelled(tmp_path / "t.tar")
-    assert sorted(entry.name for entry in packed.entries) == ["t.tar/a/2.JPG", "t.tar/a/b/1.png"]
+    assert sorted(names(packed)) == ["t.tar/a/2.JPG", "t.tar/a/b/1.png"]
     assert packed.read(0) == b"x"
 
 
 def test_a_folder_is_listed_in_the_order_of_the_parts_of_the_paths(tmp_path):
-    for name in ("a/b.png", "a-b/c.png", "a.png", "a/b/c.png", "ä/1.JPG", "b/.png", "b/x.png.", "b/..png", ".h/2.gif"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        if name != "a/b/c.png":
-            (tmp_path / name).write_bytes(b"x")
+    save_files(tmp_path, ["a/b.png", "a-b/c.png", "a.png", "ä/1.JPG", "b/.png", "b/x.png.", "b/..png", ".h/2.gif"])
+    (tmp_path / "a" / "b").mkdir()
     (tmp_path / "link.png").symlink_to(tmp_path / "a.png")
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
     (tmp_path / "round.png").symlink_to(tmp_path / "round.png")
@@ -159,11 +154,11 @@ def test_a_folder_is_listed_in_the_order_of_the_parts_of_the_paths(tmp_path):
         for path in sorted(tmp_path.rglob("*"))
         if path.suffix.lower() in SUFFIXES and path.is_file()
     ]
-    found = find_unlabelled(tmp_path)
-    assert [entry.name for entry in found.entries] == expected
+    images = find_unlabelled(tmp_path)
+    assert names(images) == expected
     assert {"a-b/c.png", "link.png", ".h/2.gif", "b/..png"} < set(expected)
-    assert [entry.path for entry in found.entries] == [str(tmp_path / name) for name in expected]
-    assert find_unlabelled(f"{tmp_path}/").entries == found.entries
+    assert [entry.path for entry in images.entries] == [str(tmp_path / name) for name in expected]
+    assert find_unlabelled(f"{tmp_path}/").entries == images.entries
 
 
 def test_the_current_folder_is_listed_without_a_prefix(tmp_path, monkeypatch):
@@ -173,9 +168,7 @@ def test_the_current_folder_is_listed_without_a_prefix(tmp_path, monkeypatch):
 
 
 def test_subfolders_that_vanish_while_a_folder_is_listed_are_left_out(tmp_path, monkeypatch):
-    for name in ("a/1.png", "b/2.png"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_bytes(b"x")
+    save_files(tmp_path, ["a/1.png", "b/2.png"], b"x")
     scan = os.scandir
 
     def vanishing(path):
@@ -184,7 +177,7 @@ def test_subfolders_that_vanish_while_a_folder_is_listed_are_left_out(tmp_path, 
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", vanishing)
-    assert [entry.name for entry in find_unlabelled(tmp_path).entries] == ["a/1.png"]
+    assert names(find_unlabelled(tmp_path)) == ["a/1.png"]
 
 
 MANY = (
@@ -203,21 +196,21 @@ MANY = (
 
 
 @pytest.mark.parametrize("count", range(len(MANY) + 1))
-def test_compact_entries_are_those_they_were_made_of(count):
-    for given in (MANY[:count], MANY[::-1][:count]):
-        entries = Entries(given)
+def test_compact_entries_equal_the_entries_they_were_made_of(count):
+    for originals in (MANY[:count], MANY[::-1][:count]):
+        entries = Entries(originals)
         assert len(entries) == count
-        assert tuple(entries) == given
-        assert entries == given
-        assert given == entries
-        assert entries == Entries(given)
-        assert hash(entries) == hash(given)
-        assert [entries[index] for index in range(-count, count)] == [*given, *given]
+        assert tuple(entries) == originals
+        assert entries == originals
+        assert originals == entries
+        assert entries == Entries(originals)
+        assert hash(entries) == hash(originals)
+        assert [entries[index] for index in range(-count, count)] == [*originals, *originals]
         for part in (slice(1, 4), slice(None, None, -1), slice(-3, None), slice(2, 9, 3), slice(4, 2)):
-            assert entries[part] == given[part]
-            assert entries[part][1:] == given[part][1:]
-        assert entries + MANY == given + MANY == given + Entries(MANY)
-        assert pickle.loads(pickle.dumps(entries)) == copy.deepcopy(entries) == given
+            assert entries[part] == originals[part]
+            assert entries[part][1:] == originals[part][1:]
+        assert entries + MANY == originals + MANY == originals + Entries(MANY)
+        assert pickle.loads(pickle.dumps(entries)) == copy.deepcopy(entries) == originals
         with pytest.raises(IndexError):
             entries[count]
     assert Entries(MANY) != MANY[1:]
@@ -254,12 +247,12 @@ def test_a_list_names_images_line_by_line(tmp_path, monkeypatch):
             file.write(name)
     content = b"\xef\xbb\xbfa.png\r\n\nwith space.png\n\xff.png\n" + os.fsencode(tmp_path / "a.png")
     (tmp_path / "paths.txt").write_bytes(content)
-    found = find_listed("paths.txt")
-    assert [entry.name for entry in found.entries] == ["a.png", "with space.png", "\udcff.png", str(tmp_path / "a.png")]
-    assert [found.read(index) for index in range(4)] == [b"a.png", b"with space.png", b"\xff.png", b"a.png"]
-    assert set(found.targets) == {UNLABELLED}
+    images = find_listed("paths.txt")
+    assert names(images) == ["a.png", "with space.png", "\udcff.png", str(tmp_path / "a.png")]
+    assert [images.read(index) for index in range(4)] == [b"a.png", b"with space.png", b"\xff.png", b"a.png"]
+    assert set(images.targets) == {UNLABELLED}
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    assert find_listed("-") == found
+    assert find_listed("-") == images
 
 
 def test_a_list_without_paths_or_without_a_file_is_refused(tmp_path):
@@ -274,17 +267,10 @@ def test_a_list_without_paths_or_without_a_file_is_refused(tmp_path):
 @pytest.mark.parametrize("in_tar", [False, True])
 def test_files_of_other_kinds_in_class_folders_are_counted(tmp_path, in_tar):
     root = tmp_path / "photos"
-    for name in ("train/cat/a.png", "train/cat/b.png", "train/dog/c.png", "val/cat/d.png", "val/dog/e.png"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8)).save(root / name)
-    for name in ("train/cat/a.CR2", "train/dog/deep/b.cr2", "train/dog/notes", "train/cat/.hidden", "train/list.txt",
-                 "readme.md", "val/dog/clip.mp4"):  # fmt: skip
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_bytes(b"")
-    if in_tar:
-        with tarfile.open(tmp_path / "photos.tar", "w") as tar:
-            tar.add(root, ".")
-        root = tmp_path / "photos.tar"
+    save_files(root, ["train/cat/a.png", "train/cat/b.png", "train/dog/c.png", "val/cat/d.png", "val/dog/e.png"])
+    save_files(root, ["train/cat/a.CR2", "train/dog/deep/b.cr2", "train/dog/notes", "val/dog/clip.mp4"])
+    save_files(root, ["train/cat/.hidden", "train/list.txt", "readme.md"])  # not counted
+    root = pack(root) if in_tar else root
     train, val = find_images(root, "train"), find_images(root, "val")
     assert train.others == {".cr2": 2, "no suffix": 1}
     assert val.others == {".mp4": 1}
@@ -292,8 +278,5 @@ def test_files_of_other_kinds_in_class_folders_are_counted(tmp_path, in_tar):
 
 
 def test_a_drawn_split_counts_the_files_of_other_kinds_of_the_whole_dataset(tmp_path):
-    (tmp_path / "cat").mkdir()
-    for number in range(5):
-        Image.new("RGB", (8, 8)).save(tmp_path / "cat" / f"{number}.png")
-    (tmp_path / "cat" / "a.cr2").write_bytes(b"")
+    save_files(tmp_path, [*(f"cat/{number}.png" for number in range(5)), "cat/a.cr2"])
     assert find_images(tmp_path, "train").others == find_images(tmp_path, "val").others == {".cr2": 1}

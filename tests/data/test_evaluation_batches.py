@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.dataset import find_images
 from progresvit.data.evaluation_batches import evaluation_batches, in_memory_evaluation_batches, numbered_batches
 from progresvit.data.in_memory import in_memory_for_evaluation
@@ -13,19 +12,20 @@ from progresvit.data.loading import Unreadable
 from progresvit.data.transforms import NamedTransform
 from tests.data import gpu_stand_ins
 from tests.data.shapes import save_damaged, save_photos
+from tests.factories import tiny_config
 
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4)
+CONFIG = tiny_config(num_classes=4)
 
 
 def test_evaluation_is_the_same_in_both_modes(digits):
     images = find_images(digits, "val")
-    wanted = {"config": CONFIG, "batch": 10}
+    options = {"config": CONFIG, "batch": 10}
     unreadable = Unreadable(images)
-    one = list(evaluation_batches(images, **wanted, workers=0, device=CPU, unreadable=unreadable))
-    other = list(in_memory_evaluation_batches(in_memory_for_evaluation(images, config=CONFIG, device=CPU), **wanted))
-    assert [len(batch.targets) for batch in one] == [10, 10, 4]
-    for left, right in zip(one, other):
+    decoded = list(evaluation_batches(images, **options, workers=0, device=CPU, unreadable=unreadable))
+    stored = in_memory_for_evaluation(images, config=CONFIG, device=CPU)
+    assert [len(batch.targets) for batch in decoded] == [10, 10, 4]
+    for left, right in zip(decoded, in_memory_evaluation_batches(stored, **options), strict=True):
         assert torch.equal(left.targets, right.targets)
         assert torch.allclose(left.images, right.images, atol=1e-6)
 
@@ -49,10 +49,10 @@ def test_evaluation_batches_have_the_reference_crop_and_name_what_is_unreadable(
     images = dataclasses.replace(images, entries=(*images.entries[:3], broken, *images.entries[4:]))
     groups = [list(range(20)), list(range(20, 23)), [3]]
     transform = NamedTransform(CONFIG)
-    found = list(numbered_batches(images, groups, transform=transform, workers=1, device=CPU, decode="gpu"))
+    batches = list(numbered_batches(images, groups, transform=transform, workers=1, device=CPU, decode="gpu"))
     expected = list(numbered_batches(images, groups, transform=transform, workers=0, device=CPU))
-    assert [batch.numbers for batch in found] == [batch.numbers for batch in expected]
-    assert [list(batch.unreadable) for batch in found] == [[3], [], [3]]
-    assert found[2].pixels is None
-    for one, other in zip(found[:2], expected[:2]):
-        assert (one.pixels.int() - other.pixels.int()).abs().max() <= 1
+    assert [batch.numbers for batch in batches] == [batch.numbers for batch in expected]
+    assert [list(batch.unreadable) for batch in batches] == [[3], [], [3]]
+    assert batches[2].pixels is None
+    for left, right in zip(batches[:2], expected[:2]):
+        assert (left.pixels.int() - right.pixels.int()).abs().max() <= 1

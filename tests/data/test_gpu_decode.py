@@ -14,7 +14,8 @@ from progresvit.data.gpu_decode import GpuDecoder, plan_for
 from progresvit.data.prepare import Form, prepare
 from progresvit.data.samples import samples_folder
 from tests.data import gpu_stand_ins
-from tests.data.test_prepare import CONFIG, photo, rotated, saved
+from tests.data.files import photo, rotated, saved
+from tests.data.test_prepare import CONFIG
 
 pytest.importorskip("triton")
 CPU = torch.device("cpu")
@@ -65,7 +66,10 @@ def test_a_group_of_all_kinds_of_files_gets_nearly_the_reference_crop_on_a_gpu()
         assert mean < 3, name  # nvJPEG interpolates colours in another way; these are noise
 
 
-def check_bad_files(device):
+@pytest.mark.parametrize("device", [CPU, pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)])
+def test_bad_files_have_their_reason_and_harm_no_other(request, device):
+    if device == CPU:
+        request.getfixturevalue("stand_ins")
     plan = plan_for(CONFIG, device, "gpu")
     good = saved(photo(90, 70))
     middle = len(good) // 2
@@ -75,15 +79,6 @@ def check_bad_files(device):
     assert "truncated" in made.errors[1]
     assert len(made.pixels) == 3
     assert torch.equal(made.pixels[0], made.pixels[2])
-
-
-def test_bad_files_have_their_reason_and_harm_no_other(stand_ins):
-    check_bad_files(CPU)
-
-
-@pytest.mark.gpu
-def test_bad_files_have_their_reason_and_harm_no_other_on_a_gpu():
-    check_bad_files(torch.device("cuda"))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("nvJPEG"), torch.OutOfMemoryError("CUDA out of memory")])
@@ -105,7 +100,7 @@ def test_what_the_gpu_fails_on_is_decoded_by_the_cpu(stand_ins, monkeypatch, err
         assert np.abs(pixels.numpy().astype(int) - crop(decode(content), CONFIG)).max() <= 2
 
 
-def test_where_a_gpu_cannot_decode_it_is_said_or_the_cpu_decodes():
+def test_without_a_gpu_the_cpu_decodes_or_the_error_says_why():
     assert plan_for(CONFIG, CPU, "auto") == plan_for(CONFIG, CPU, "cpu")
     assert not plan_for(CONFIG, CPU).pixels
     with pytest.raises(ValueError, match="decode=gpu is not possible here: the model runs on cpu; use decode=auto"):

@@ -8,7 +8,6 @@ from scipy.stats import ks_2samp
 from torchvision import transforms
 from torchvision.transforms.functional import adjust_hue, solarize, to_tensor
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.augment import gpu_augment
 from progresvit.data.augment.multicrop import MultiCrop, MultiCropOptions
 from progresvit.data.dataset import find_images
@@ -16,9 +15,10 @@ from progresvit.data.in_memory import in_memory_for_training
 from progresvit.data.sampler import EpochSampler
 from progresvit.data.samples import samples_folder
 from progresvit.data.sources import InMemorySource
+from tests.factories import tiny_config
 
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=0)
+CONFIG = tiny_config(num_classes=0)
 NOTHING = {"flip": 0.0, "colour_probability": 0.0, "grey": 0.0, "blur": (0.0, 0.0, 0.0), "solarise": 0.0}
 
 
@@ -56,7 +56,7 @@ def test_blur_keeps_a_constant_image_up_to_the_border():
     torch.testing.assert_close(gpu_augment.blur(constant, torch.tensor([2.0])), constant)
 
 
-def test_solarise_is_that_of_torchvision_and_spares_the_others(photo, pixels):
+def test_solarise_equals_torchvisions_and_spares_the_others(photo, pixels):
     ours = gpu_augment.solarise(pixels.repeat(2, 1, 1, 1), torch.tensor([True, False]))
     theirs = to_tensor(solarize(photo, 128))
     torch.testing.assert_close(ours[0], theirs)
@@ -101,9 +101,9 @@ def test_without_local_crops_their_part_is_empty(digits):
 def test_a_whole_crop_without_augmentation_is_the_normalised_image(digits):
     batches = in_memory(digits, global_scale=(1.0, 1.0), **NOTHING)
     whole, targets = batches.stored.images[:6], torch.zeros(6)
-    found = batches.augment(whole, torch.tensor([[32, 32]] * 6), targets, seed=0).global_crops
+    crops = batches.augment(whole, torch.tensor([[32, 32]] * 6), targets, seed=0).global_crops
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (CONFIG.mean, CONFIG.std))
-    for view in found:
+    for view in crops:
         torch.testing.assert_close(view, (whole / 255 - mean) / std, atol=1e-4, rtol=0)
 
 

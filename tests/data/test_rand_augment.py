@@ -11,9 +11,9 @@ from scipy.stats import chi2_contingency, ks_2samp
 from timm.data import auto_augment
 
 import progresvit
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.augment.classification import Augmentation, training_transform
 from progresvit.data.augment.rand_augment import OPERATIONS, Draws, RandAugment
+from tests.factories import tiny_config
 
 FILL = (124, 116, 104)
 NOTATIONS = (
@@ -49,16 +49,16 @@ def theirs(name, image, argument):
         return Image.new("RGB", image.size)
     whole = name.startswith(("Posterize", "Solarize"))
     arguments = () if name in ("AutoContrast", "Equalize", "Invert") else (int(argument) if whole else argument,)
-    wanted = {"fillcolor": FILL, "resample": Image.Resampling.BICUBIC}
-    return auto_augment.NAME_TO_OP[name](image, *arguments, **wanted)
+    options = {"fillcolor": FILL, "resample": Image.Resampling.BICUBIC}
+    return auto_augment.NAME_TO_OP[name](image, *arguments, **options)
 
 
 def ours(name, batch, argument):
-    one = RandAugment(
+    own = RandAugment(
         operations=(name,), weights=None, magnitude=0, deviation=0, limit=0, layers=1, probability=1, fill=FILL
     )
     shape = (len(batch), 1)
-    return one.augment(batch, Draws(np.zeros(shape, np.int64), argument.reshape(shape), np.ones(shape, bool)))
+    return own.augment(batch, Draws(np.zeros(shape, np.int64), argument.reshape(shape), np.ones(shape, bool)))
 
 
 def check(name, batch, expected):
@@ -82,7 +82,7 @@ def test_each_operation_gives_the_bytes_of_pillow(name, images):
 
 @pytest.mark.parametrize("side", [3, 16, 31])
 @pytest.mark.parametrize("name", ["Equalize", "Rotate", "Sharpness", "ShearX", "TranslateYRel"])
-def test_small_and_odd_images_are_those_of_pillow_too(name, side, images):
+def test_small_and_odd_images_equal_pillows_too(name, side, images):
     small = [image.resize((side, side)) for image in images]
     argument = np.linspace(0.1, 0.4, len(small)) * (60 if name == "Rotate" else 1)
     expected = [theirs(name, image, value) for image, value in zip(small, argument)]
@@ -120,10 +120,10 @@ def test_a_magnitude_means_the_same_argument_as_in_timm(negated, monkeypatch):
 
 def timm_transform(notation):
     """The RandAugment of the loader."""
-    config = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4)
+    config = tiny_config(num_classes=4)
     steps = training_transform(config, Augmentation(rand_augment=notation)).transforms
-    (found,) = [step for step in steps if isinstance(step, auto_augment.RandAugment)]
-    return found, RandAugment.parse(notation, config.mean)
+    (rand_augment,) = [step for step in steps if isinstance(step, auto_augment.RandAugment)]
+    return rand_augment, RandAugment.parse(notation, config.mean)
 
 
 @pytest.mark.parametrize("notation", NOTATIONS)
@@ -173,10 +173,10 @@ def drawn_by_us(notation, count):
     ]
 
 
-def same_counts(one, other):
+def same_counts(own, timms):
     """A chi-squared test at one in ten thousand, of how often each value occurs."""
-    values = sorted({*one, *other})
-    table = np.array([[list(side).count(value) for value in values] for side in (one, other)])
+    values = sorted({*own, *timms})
+    table = np.array([[list(side).count(value) for value in values] for side in (own, timms)])
     return chi2_contingency(table[:, table.sum(axis=0) >= 20]).pvalue > 1e-4
 
 
@@ -191,22 +191,22 @@ def pairs(applied, count):
 @pytest.mark.parametrize("notation", NOTATIONS)
 def test_operations_and_arguments_are_drawn_as_timm_draws_them(notation):
     count = 12000
-    one, other = drawn_by_us(notation, count), drawn_by_timm(notation, count)
-    assert same_counts([name for _, name, _ in one], [name for _, name, _ in other])
-    assert same_counts(pairs(one, count), pairs(other, count))
+    own, timms = drawn_by_us(notation, count), drawn_by_timm(notation, count)
+    assert same_counts([name for _, name, _ in own], [name for _, name, _ in timms])
+    assert same_counts(pairs(own, count), pairs(timms, count))
     for operation in RandAugment.parse(notation).operations:
-        left, right = ([float(value) for _, name, value in side if name == operation] for side in (one, other))
+        left, right = ([float(value) for _, name, value in side if name == operation] for side in (own, timms))
         if min(len(left), len(right)) >= 20:
             assert ks_2samp(left, right).pvalue > 1e-4, operation
 
 
 def test_the_tests_of_draws_can_tell_one_distribution_from_another():
     count = 12000
-    one, other = drawn_by_us("rand-m8-mstd0.5-inc1", count), drawn_by_timm("rand-m9-mstd0.5-inc1", count)
+    own, timms = drawn_by_us("rand-m8-mstd0.5-inc1", count), drawn_by_timm("rand-m9-mstd0.5-inc1", count)
     for operation in ("Rotate", "BrightnessIncreasing", "SolarizeAdd"):
-        left, right = ([float(value) for _, name, value in side if name == operation] for side in (one, other))
+        left, right = ([float(value) for _, name, value in side if name == operation] for side in (own, timms))
         assert ks_2samp(left, right).pvalue < 1e-4
-    assert not same_counts(pairs(drawn_by_us("rand-m9-p0.6-inc1", count), count), pairs(other, count))
+    assert not same_counts(pairs(drawn_by_us("rand-m9-p0.6-inc1", count), count), pairs(timms, count))
     with_repetition = [(number, name, 0) for number, name, _ in drawn_by_us("rand-p1.0-inc1", count)]
     without = drawn_by_us("rand-p1.0-tweights", count)
     assert any(len({*pair.split()}) == 1 for pair in pairs(with_repetition, count))

@@ -3,11 +3,8 @@
 import json
 import pickle
 import re
-import struct
 import subprocess
 import sys
-import tarfile
-import zlib
 
 import numpy as np
 import pytest
@@ -16,14 +13,11 @@ from PIL import Image
 from progresvit.data.dataset import UNLABELLED
 from progresvit.data.decode import ImageError
 from progresvit.data.segmentation import IGNORE, MaskError, SegmentationDataset, find_segmentation
+from tests.data.files import names, pack, png_of, save_image
 
 MASK = [[0, 1, 2], [2, 255, 0]]
+SIZE = (3, 2)
 MANY = "\n".join(map(str, range(256)))
-
-
-def save_image(path, *, size=(3, 2), colour="red", **options):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(path, **options)
 
 
 def save_mask(path, rows=MASK, dtype=np.uint8):
@@ -31,11 +25,11 @@ def save_mask(path, rows=MASK, dtype=np.uint8):
     Image.fromarray(np.array(rows, dtype)).save(path)
 
 
-def make_pairs(root, names, *, labels="sky\nroad\ncar\n"):
+def make_pairs(root, stems, *, labels="sky\nroad\ncar\n"):
     """Images and masks with the same names; the masks hold 0, 1, 2 and 255."""
-    for name in names:
-        save_image(root / "images" / f"{name}.jpg")
-        save_mask(root / "annotations" / f"{name}.png")
+    for stem in stems:
+        save_image(root / "images" / f"{stem}.jpg", size=SIZE)
+        save_mask(root / "annotations" / f"{stem}.png")
     if labels:
         (root / "labels.txt").write_text(labels)
     return root
@@ -47,7 +41,7 @@ def make_pets(root, *, breeds=("Abyssinian", "Egyptian_Mau"), folder="images"):
         lines = ["#Image CLASS-ID SPECIES BREED ID\n"]
         for breed in breeds:
             for number in numbers:
-                save_image(root / folder / f"{breed}_{number}.jpg")
+                save_image(root / folder / f"{breed}_{number}.jpg", size=SIZE)
                 save_mask(root / "annotations" / "trimaps" / f"{breed}_{number}.png", [[1, 2, 3], [3, 2, 1]])
                 lines.append(f"{breed}_{number} 1 1 1\n")
         (root / "annotations" / f"{split}.txt").write_text("".join(lines))
@@ -55,25 +49,14 @@ def make_pets(root, *, breeds=("Abyssinian", "Egyptian_Mau"), folder="images"):
 
 
 def make_ade(root):
-    for split, names in {"training": "ab", "validation": "c"}.items():
-        for name in names:
-            save_image(root / "images" / split / f"{name}.jpg")
-            save_mask(root / "annotations" / split / f"{name}.png", [[0, 1, 2], [150, 150, 1]])
+    for split, stems in {"training": "ab", "validation": "c"}.items():
+        for stem in stems:
+            save_image(root / "images" / split / f"{stem}.jpg", size=SIZE)
+            save_mask(root / "annotations" / split / f"{stem}.png", [[0, 1, 2], [150, 150, 1]])
     rows = [f"{number}\t0.1\t10\t1\tthing {number}" for number in range(3, 151)]
     header = ["Idx\tRatio\tTrain\tVal\tName", "1\t0.1576\t11664\t1172\twall", "2 \t0.1\t6046\t612\tbuilding, edifice "]
     (root / "objectInfo150.txt").write_text("\n".join([*header, *rows]) + "\n")
     return root
-
-
-def pack(root):
-    path = root.with_suffix(".tar")
-    with tarfile.open(path, "w") as tar:
-        tar.add(root, arcname=".")
-    return path
-
-
-def names(dataset):
-    return [entry.name for entry in dataset.entries]
 
 
 def test_images_and_masks_are_paired_by_name(tmp_path):
@@ -117,7 +100,7 @@ def test_a_tar_holds_the_same_dataset_as_its_folder(tmp_path):
 
 def test_a_subset_keeps_pairs_together(tmp_path):
     for number in range(4):
-        save_image(tmp_path / "images" / f"{number}.png", colour=(number, 0, 0))
+        save_image(tmp_path / "images" / f"{number}.png", size=SIZE, colour=(number, 0, 0))
         save_mask(tmp_path / "annotations" / f"{number}.png", [[number] * 3] * 2)
     (tmp_path / "labels.txt").write_text("a\nb\nc\nd")
     whole = find_segmentation(tmp_path, ".")
@@ -162,20 +145,12 @@ def test_masks_are_read_as_numbers_in_every_mode(tmp_path, mode):
 @pytest.mark.parametrize(("depth", "row"), [(2, 0b00_01_10_00), (4, 0x12)])
 def test_grey_masks_of_two_and_four_bits_are_not_scaled(tmp_path, depth, row):
     """Pillow scales them to 0..255, so that the label 3 of two bits would become the ignored 255."""
-
-    def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
     width = 8 // depth
     make_pairs(tmp_path, [], labels="sky\nroad\ncar\n")
     save_image(tmp_path / "images" / "a.jpg", size=(width, 1))
     (tmp_path / "annotations").mkdir()
-    (tmp_path / "annotations" / "a.png").write_bytes(
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, 1, depth, 0, 0, 0, 0))
-        + chunk(b"IDAT", zlib.compress(bytes([0, row])))
-        + chunk(b"IEND", b"")
-    )
+    content = png_of(width, 1, depth=depth, colour_type=0, rows=bytes([0, row]))
+    (tmp_path / "annotations" / "a.png").write_bytes(content)
     _, mask = find_segmentation(tmp_path, ".").read_pair(0)
     assert mask.tolist() == ([[0, 1, 2, 0]] if depth == 2 else [[1, 2]])
 
@@ -211,7 +186,7 @@ BAD_FILES = {
         r"annotations/a\.png is 3×2, and its image images/a\.jpg is 5×4",
     ),
     "an image that EXIF turns": (
-        lambda image, mask: save_image(image, exif=turned()),
+        lambda image, mask: save_image(image, size=SIZE, exif=turned()),
         r"a\.png is 3×2, and its image images/a\.jpg is 2×3 \(after EXIF rotation\)",
     ),
     "an image that is text": (lambda image, mask: image.write_bytes(b"text"), "not an image"),
@@ -301,7 +276,7 @@ def test_a_source_without_images_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "jpeg", "bmp"])
-def test_a_mask_that_is_no_png_is_refused_with_the_reason(tmp_path, suffix):
+def test_a_mask_that_is_not_a_png_is_refused_with_the_reason(tmp_path, suffix):
     make_pairs(tmp_path, ["train/a", "train/b"])
     save_mask(tmp_path / "annotations" / "train" / f"b.{suffix}")
     assert len(find_segmentation(tmp_path, "train")) == 2
@@ -325,12 +300,12 @@ def test_hidden_files_are_skipped(tmp_path):
 def test_label_files_are_found_at_the_top_or_given(tmp_path):
     make_pairs(tmp_path, ["a"], labels=" sky\r\nroad\r\ncar \r\n\r\n")
     assert find_segmentation(tmp_path, ".").class_ids == ("sky", "road", "car")
-    given = tmp_path / "given.json"
-    given.write_text('["x", "y", "z"]', encoding="utf-8-sig")
-    dataset = find_segmentation(tmp_path, ".", labels=given)
+    label_file = tmp_path / "given.json"
+    label_file.write_text('["x", "y", "z"]', encoding="utf-8-sig")
+    dataset = find_segmentation(tmp_path, ".", labels=label_file)
     assert (dataset.class_ids, dataset.values) == (("x", "y", "z"), (0, 1, 2))
-    given.write_text('{"10": "ten", "9": "nine"}')
-    dataset = find_segmentation(tmp_path, ".", labels=str(given))
+    label_file.write_text('{"10": "ten", "9": "nine"}')
+    dataset = find_segmentation(tmp_path, ".", labels=str(label_file))
     assert (dataset.class_ids, dataset.values) == (("nine", "ten"), (9, 10))
     dataset = find_segmentation(tmp_path, ".", labels="camvid")
     assert (len(dataset.class_ids), dataset.class_ids[3], dataset.values[10]) == (11, "road", 10)
@@ -423,7 +398,7 @@ def test_pets_as_released(tmp_path, folder):
     assert train.read_pair(0)[1].tolist() == [[0, 1, 2], [2, 1, 0]]
 
 
-def test_the_draw_of_the_pets_is_that_of_their_names_in_either_folder(tmp_path):
+def test_the_drawn_pets_follow_from_their_names_in_either_folder(tmp_path):
     drawn = []
     for folder in ("images", "original"):
         val = find_segmentation(make_pets(tmp_path / folder, folder=folder), "val")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 from torchvision.transforms.v2.functional import adjust_brightness, adjust_hue
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.augment.gpu_augment import change_hue_and_saturation
 from progresvit.data.augment.segmentation import (
     AugmentPairs,
@@ -23,13 +22,12 @@ from progresvit.data.augment.segmentation import (
     sample_boxes,
 )
 from progresvit.data.segmentation import IGNORE
+from tests.factories import tiny_config
 
 SIDE = 32
 BLOCK = 8
 """Side of the squares of one class, in stored pixels."""
-LIFTED = ModelConfig(
-    rounds=make_rounds([16, SIDE], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=3, mean=(-1,) * 3, std=(1,) * 3
-)
+LIFTED = tiny_config((16, SIDE), num_classes=3, mean=(-1,) * 3, std=(1,) * 3)
 """A model with a normalisation after which only padding is 0."""
 
 
@@ -46,10 +44,10 @@ def blocks(height, width):
     return (rows[:, None] * -(-width // BLOCK) + columns).byte()
 
 
-def crops(stored, sizes, seed=0, device="cpu", **wanted):
+def crops(stored, sizes, seed=0, device="cpu", **options):
     """Crops of as many equal images as there are original sizes: pixels in 0..1 where there are any, and masks."""
     height, width = stored
-    augmentation = SegmentationAugmentation(**{"photometric": False, **wanted})
+    augmentation = SegmentationAugmentation(**{"photometric": False, **options})
     images, masks = AugmentPairs(LIFTED, augmentation, device=torch.device(device))(
         ramps(height, width).expand(len(sizes), -1, -1, -1).to(device),
         torch.tensor(sizes, device=device),
@@ -88,9 +86,9 @@ def check_one(image, mask, stored, size, scale, flip):
         line = line[~padding.mT if axis == 0 else ~padding].view(-1, count).mean(dim=0)
         edge = int(reach) + 1
         if count - 2 * edge > 4:
-            found = (line[count - 1 - edge] - line[edge]) / (count - 1 - 2 * edge)
+            result = (line[count - 1 - edge] - line[edge]) / (count - 1 - 2 * edge)
             expected = -step[axis] if axis == 1 and flip else step[axis]
-            assert abs(found - expected) <= 2 * noise[axis] / (count - 1 - 2 * edge)
+            assert abs(result - expected) <= 2 * noise[axis] / (count - 1 - 2 * edge)
 
 
 def check_all(images, masks, stored, sizes, *, scale, flip):
@@ -134,23 +132,23 @@ def test_masks_are_never_interpolated():
     """Not even between 0 and 7, or beside ignored pixels."""
     generator = torch.Generator().manual_seed(0)
     masks = torch.tensor([0, 7, IGNORE], dtype=torch.uint8)[torch.randint(3, (16, 50, 70), generator=generator)]
-    found = AugmentPairs(LIFTED, SegmentationAugmentation(), device=torch.device("cpu"))(
+    result = AugmentPairs(LIFTED, SegmentationAugmentation(), device=torch.device("cpu"))(
         torch.full((16, 3, 50, 70), 200, dtype=torch.uint8),
         torch.tensor([(50, 70)] * 8 + [(90, 31)] * 8),
         masks,
         seed=0,
     )
-    assert found[1].unique().tolist() == [0, 7, IGNORE]
-    shown = (found[0] != 0).all(dim=1)
-    assert (found[1][~shown] == IGNORE).all()
-    assert 0.2 < (found[1][shown] == IGNORE).float().mean() < 0.5  # those of the mask itself
+    assert result[1].unique().tolist() == [0, 7, IGNORE]
+    shown = (result[0] != 0).all(dim=1)
+    assert (result[1][~shown] == IGNORE).all()
+    assert 0.2 < (result[1][shown] == IGNORE).float().mean() < 0.5  # ignored in the mask itself
 
 
 def test_a_mask_of_the_size_of_the_crop_stays_as_it_is():
     masks = torch.randint(0, 150, (2, SIDE, SIDE), dtype=torch.uint8)
     boxes = torch.tensor([[0.0, 0.0, SIDE, SIDE]] * 2)
-    found = crop_masks(masks, boxes, torch.tensor([False, True]), side=SIDE)
-    assert torch.equal(found, torch.stack([masks[0], masks[1].flip(1)]))
+    result = crop_masks(masks, boxes, torch.tensor([False, True]), side=SIDE)
+    assert torch.equal(result, torch.stack([masks[0], masks[1].flip(1)]))
 
 
 def test_boxes_are_squares_of_the_original_image_at_any_place():
@@ -196,17 +194,17 @@ def test_photometric_distortion_does_not_move_anything():
     def shuffled(batch):
         return batch.flatten(2)[..., order].view_as(batch)
 
-    found, moved = (distort(batch, torch.Generator().manual_seed(0)) for batch in (images, shuffled(images)))
-    assert torch.equal(moved, shuffled(found))
+    result, moved = (distort(batch, torch.Generator().manual_seed(0)) for batch in (images, shuffled(images)))
+    assert torch.equal(moved, shuffled(result))
 
 
 def test_distorted_pixels_stay_between_zero_and_one():
     corners = torch.cartesian_prod(*[torch.tensor([0.0, 0.5, 1.0])] * 3).T.view(1, 3, 3, 9)
-    found = distort(torch.cat([corners.expand(500, -1, -1, -1), torch.rand(500, 3, 3, 9)]), torch.Generator())
-    assert found.isfinite().all()
-    assert found.min() == 0
-    assert found.max() == 1
-    assert not torch.equal(found[0], found[1])
+    result = distort(torch.cat([corners.expand(500, -1, -1, -1), torch.rand(500, 3, 3, 9)]), torch.Generator())
+    assert result.isfinite().all()
+    assert result.min() == 0
+    assert result.max() == 1
+    assert not torch.equal(result[0], result[1])
 
 
 @pytest.fixture
@@ -220,21 +218,16 @@ def colours():
 
 @pytest.mark.parametrize("hue", [-0.5, -0.1, -0.03, 0.0, 0.05, 0.1, 0.4])
 def test_hue_turns_as_in_torchvision(colours, hue):
-    found = change_hue_and_saturation(colours, torch.tensor([hue]), torch.tensor([1.0]))
-    assert torch.allclose(found, adjust_hue(colours, hue), atol=1e-5)
+    result = change_hue_and_saturation(colours, torch.tensor([hue]), torch.tensor([1.0]))
+    assert torch.allclose(result, adjust_hue(colours, hue), atol=1e-5)
 
 
 @pytest.mark.parametrize("saturation", [0.0, 0.5, 0.9, 1.0, 1.3, 1.5])
 def test_saturation_changes_as_in_hsv(colours, saturation):
-    found = change_hue_and_saturation(colours, torch.tensor([0.0]), torch.tensor([saturation]))
-    for pixel, expected in zip(found[0].flatten(1).T.tolist(), colours[0].flatten(1).T.tolist()):
+    result = change_hue_and_saturation(colours, torch.tensor([0.0]), torch.tensor([saturation]))
+    for pixel, expected in zip(result[0].flatten(1).T.tolist(), colours[0].flatten(1).T.tolist()):
         h, s, v = colorsys.rgb_to_hsv(*expected)
         assert pixel == pytest.approx(colorsys.hsv_to_rgb(h, min(1.0, s * saturation), v), abs=1e-5)
-
-
-def test_a_change_of_nothing_changes_nothing(colours):
-    found = change_hue_and_saturation(colours, torch.zeros(1), torch.ones(1))
-    assert torch.allclose(found, colours, atol=1e-6)
 
 
 def test_each_image_has_its_own_hue_and_saturation(colours):
@@ -245,20 +238,21 @@ def test_each_image_has_its_own_hue_and_saturation(colours):
         assert torch.equal(together[index], alone[0])
 
 
-def test_distortions_are_drawn_as_those_of_the_ssd():
+def test_distortions_are_drawn_as_in_the_ssd():
     """Brightness ± 32 of 255 is added, contrast multiplies, hue turns by ± 18 of OpenCV's 180; each for every second.
 
     Two greys tell brightness and contrast, which is torchvision's brightness; a colour then tells hue and saturation.
     """
     count, colour = 2000, np.array([0.5, 0.35, 0.3])
     image = torch.tensor([[0.4] * 3, [0.5] * 3, colour.tolist()]).T.view(1, 3, 1, 3)
-    found = distort(image.expand(count, -1, -1, -1).float(), torch.Generator().manual_seed(0))[:, :, 0].double().numpy()
-    contrast = (found[:, 0, 1] - found[:, 0, 0]) / 0.1
-    brightness = found[:, 0, 0] / contrast - 0.4
+    result = distort(image.expand(count, -1, -1, -1).float(), torch.Generator().manual_seed(0))
+    result = result[:, :, 0].double().numpy()
+    contrast = (result[:, 0, 1] - result[:, 0, 0]) / 0.1
+    brightness = result[:, 0, 0] / contrast - 0.4
     hue, saturation = np.empty(count), np.empty(count)
     for index in range(count):
         before = colorsys.rgb_to_hsv(*(colour + brightness[index]))
-        after = colorsys.rgb_to_hsv(*(found[index, :, 2] / contrast[index]))
+        after = colorsys.rgb_to_hsv(*(result[index, :, 2] / contrast[index]))
         hue[index] = (after[0] - before[0] + 0.5) % 1 - 0.5
         saturation[index] = after[1] / before[1]
         assert after[2] == pytest.approx(before[2], abs=1e-5)
@@ -277,10 +271,10 @@ def test_distortions_are_drawn_as_those_of_the_ssd():
     only = moved[1] & ~moved[0] & ~moved[2] & ~moved[3]
     for index in np.flatnonzero(only)[:20]:
         expected = adjust_brightness(image[0].float(), contrast[index])
-        assert found[index] == pytest.approx(expected[:, 0].numpy(), abs=1e-5)
+        assert result[index] == pytest.approx(expected[:, 0].numpy(), abs=1e-5)
 
 
 @pytest.mark.parametrize("scale", [(2.0, 0.5), (0.0, 1.0), (-1.0, 1.0)])
-def test_a_range_of_scales_that_is_none_is_refused(scale):
+def test_a_range_of_scales_that_does_not_ascend_is_refused(scale):
     with pytest.raises(ValueError, match="a range must go from small to large, both above 0"):
         SegmentationAugmentation(scale=scale)

@@ -1,4 +1,4 @@
-"""The three sources of training batches, with the augmentation of each task: the same steps, whoever asks for them."""
+"""The three sources of training batches, with the augmentation of each task: the same steps in every run."""
 
 import dataclasses
 from functools import partial
@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.data import gpu_decode
 from progresvit.data.augment.classification import Augmentation, AugmentImages
 from progresvit.data.augment.multicrop import MultiCrop, MultiCropOptions
@@ -27,9 +26,10 @@ from progresvit.data.sources import (
 )
 from tests.data import gpu_stand_ins
 from tests.data.shapes import save_photos, save_shapes
+from tests.factories import tiny_config
 
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=4)
+CONFIG = tiny_config(num_classes=4)
 SEGMENTER = CONFIG.replace(num_classes=3, task="segmentation")
 PLAIN = Augmentation(crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0)
 FULL = Augmentation(colour=(0.3, 0.3, 0.3), erasing=0.5)
@@ -54,15 +54,9 @@ def from_memory(images, *, augmentation=FULL, **order):
 
 def from_gpu(images, *, augmentation=FULL, workers=1, ahead=2, device=CPU, **order):
     plan = plan_training(CONFIG, augmentation, device, "gpu")
-    return GpuSource(
-        images,
-        order_of(images, **order),
-        plan=plan,
-        augmentation=augmentation,
-        workers=workers,
-        device=device,
-        ahead=ahead,
-    )
+    augment = AugmentImages(CONFIG, augmentation, device=device)
+    order = order_of(images, **order)
+    return GpuSource(images, order, plan=plan, augment=augment, workers=workers, device=device, ahead=ahead)
 
 
 def crops_from_workers(images, *, workers=0, **order):
@@ -248,19 +242,19 @@ def test_an_image_that_may_not_be_read_is_unreadable(digits, monkeypatch):
 
 def test_without_augmentation_memory_and_workers_give_the_same_batches(digits):
     images = find_images(digits, "train")
-    for one, other in zip(
+    for left, right in zip(
         from_workers(images, augmentation=PLAIN).steps(0, 12), from_memory(images, augmentation=PLAIN).steps(0, 12)
     ):
-        assert torch.equal(one[0].targets, other[0].targets)
-        assert torch.allclose(one[0].images, other[0].images, atol=1e-5)
+        assert torch.equal(left[0].targets, right[0].targets)
+        assert torch.allclose(left[0].images, right[0].images, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_without_augmentation_the_gpu_and_workers_give_the_same_batches(stand_ins, photos):
     expected = from_workers(photos, augmentation=PLAIN).steps(2, 6)
-    for one, other in zip(expected, from_gpu(photos, augmentation=PLAIN).steps(2, 6), strict=True):
-        assert torch.equal(one[0].targets, other[0].targets)
-        assert torch.allclose(one[0].images, other[0].images, atol=1e-5)
+    for left, right in zip(expected, from_gpu(photos, augmentation=PLAIN).steps(2, 6), strict=True):
+        assert torch.equal(left[0].targets, right[0].targets)
+        assert torch.allclose(left[0].images, right[0].images, atol=1e-5)
 
 
 def test_worker_processes_bring_the_same_crops_as_memory(digits):
@@ -268,7 +262,7 @@ def test_worker_processes_bring_the_same_crops_as_memory(digits):
     assert are_equal(crops_from_workers(images).steps(2, 5), crops_from_memory(images).steps(2, 5))
 
 
-def test_rand_augment_in_memory_is_that_of_single_images(digits):
+def test_rand_augment_in_memory_equals_rand_augment_of_the_images(digits):
     images = find_images(digits, "train")
     (plain,) = next(from_memory(images, augmentation=PLAIN).steps(0, 1))
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (CONFIG.mean, CONFIG.std))

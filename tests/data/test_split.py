@@ -1,13 +1,12 @@
 """Sets without splits: what training learns from and what is held back are drawn by name."""
 
 import hashlib
-import tarfile
 
 import pytest
-from PIL import Image
 
 from progresvit.data.dataset import find_images
 from progresvit.data.split import halves_by_name, hold_out
+from tests.data.files import names, pack, save_files, save_image
 
 
 def make_set(root, counts, *, below=""):
@@ -15,12 +14,8 @@ def make_set(root, counts, *, below=""):
         folder = root / class_id / below
         folder.mkdir(parents=True, exist_ok=True)
         for number in range(count):
-            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+            save_image(folder / f"{number}.png", colour=(number, 0, 0))
     return root
-
-
-def names(images):
-    return {entry.name for entry in images.entries}
 
 
 def test_train_and_val_share_out_the_whole_set_and_have_nothing_in_common(tmp_path):
@@ -28,8 +23,8 @@ def test_train_and_val_share_out_the_whole_set_and_have_nothing_in_common(tmp_pa
     train, val, whole = (find_images(tmp_path, split) for split in ("train", "val", "."))
     assert train.class_ids == val.class_ids == ("bella", "luna", "rex")
     assert [val.targets.count(target) for target in range(3)] == [1, 1, 4]
-    assert not names(train) & names(val)
-    assert names(train) | names(val) == names(whole)
+    assert not {*names(train)} & {*names(val)}
+    assert {*names(train), *names(val)} == {*names(whole)}
     assert (train.drawn_from, val.drawn_from, whole.drawn_from) == (29, 29, None)
     assert val.subset([0]).drawn_from == 29
 
@@ -37,10 +32,8 @@ def test_train_and_val_share_out_the_whole_set_and_have_nothing_in_common(tmp_pa
 def test_the_draw_goes_by_names_alone_so_it_is_the_same_elsewhere_and_in_a_tar(tmp_path):
     first = make_set(tmp_path / "here", {"rex": 20, "bella": 20})
     second = make_set(tmp_path / "there", {"bella": 20, "rex": 20})
-    with tarfile.open(tmp_path / "set.tar", "w") as tar:
-        tar.add(first, arcname=".")
     held_out = names(find_images(first, "val"))
-    assert held_out == names(find_images(second, "val")) == names(find_images(tmp_path / "set.tar", "val"))
+    assert held_out == names(find_images(second, "val")) == names(find_images(pack(first), "val"))
     drawn = {name.split("/")[1] for name in held_out if name.startswith("rex")}
     assert drawn != {name.split("/")[1] for name in held_out if name.startswith("bella")}
 
@@ -63,12 +56,6 @@ def test_a_fifth_is_held_out_and_one_at_least(count, expected):
     assert len(hold_out([str(number) for number in range(count)], class_id="rex")) == expected
 
 
-def make_files(root, *names):
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(b"")
-
-
 @pytest.mark.parametrize(
     ("make", "splits", "expected"),
     [
@@ -79,13 +66,13 @@ def make_files(root, *names):
         ),
         (lambda root: make_set(root, {"rex": 5, "bella": 0}), ("train",), r"bella of .* hold no images; add some"),
         (
-            lambda root: make_files(root, "0.png", "1.png", "2.png"),
+            lambda root: save_files(root, ["0.png", "1.png", "2.png"]),
             ("train", "val", "."),
             r"holds 3 images without class folders.* <class>/<image>",
         ),
-        (lambda root: make_files(root.parent, root.name), ("train",), r"rex\.jpg is a file but not a tar; pass the"),
+        (lambda root: save_files(root.parent, [root.name]), ("train",), r"rex\.jpg is a file but not a tar; pass the"),
         (
-            lambda root: make_files(root, "train/1.png", "train/2.png", "val/1.png", "val/2.png"),
+            lambda root: save_files(root, ["train/1.png", "train/2.png", "val/1.png", "val/2.png"]),
             ("train",),
             "has train, val with images and no classes in them",
         ),
@@ -129,24 +116,11 @@ def test_a_class_may_be_called_train_and_may_have_folders_of_its_own(tmp_path):
     assert (len(images), images.drawn_from) == (12, 15)
 
 
-def test_what_systems_leave_behind_is_no_class_and_no_image(tmp_path):
-    for name in (
-        "cat/1.png",
-        "cat/2.png",
-        "cat/._1.png",
-        "dog/1.png",
-        "dog/2.png",
-        ".cache/1.png",
-        "__MACOSX/cat/1.png",
-    ):
-        path = tmp_path / "set" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"")
-    with tarfile.open(tmp_path / "set.tar", "w") as tar:
-        tar.add(tmp_path / "set", arcname=".")
-    for source in (tmp_path / "set", tmp_path / "set.tar"):
-        found = find_images(source, ".")
-        assert [entry.name for entry in found.entries] == ["cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"]
+def test_what_systems_leave_behind_is_not_a_class_or_an_image(tmp_path):
+    images = ["cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"]
+    save_files(tmp_path / "set", [*images, "cat/._1.png", ".cache/1.png", "__MACOSX/cat/1.png"])
+    for source in (tmp_path / "set", pack(tmp_path / "set")):
+        assert names(find_images(source, ".")) == images
 
 
 def test_halves_are_ranked_by_the_hash_of_the_name_whatever_the_order():

@@ -145,9 +145,9 @@ def test_overlapping_windows_are_averaged(size, options):
     (view,) = views_of(*size, SIDE, options)
     logits = logits_of(view)
     upsampled = F.interpolate(logits, size=(SIDE, SIDE), mode="bilinear", align_corners=False).numpy()
-    found = view.merge(logits)
-    assert found.dtype == torch.float32
-    assert np.allclose(found.numpy(), merged_by_hand(view, upsampled), atol=1e-6)
+    result = view.merge(logits)
+    assert result.dtype == torch.float32
+    assert np.allclose(result.numpy(), merged_by_hand(view, upsampled), atol=1e-6)
 
 
 def test_pixels_that_are_cut_and_merged_come_back():
@@ -193,11 +193,11 @@ def test_the_probabilities_of_several_views_are_averaged():
         at_first = F.interpolate(view.merge(own)[None], size=(views[0].height, views[0].width), mode="bilinear")
         total = total + at_first.softmax(dim=1)
     expected = F.interpolate(total, size=size, mode="bilinear")[0].argmax(dim=0)
-    found = label_map(logits, views, size)
-    assert (found.shape, found.dtype) == (size, torch.uint8)
-    assert (found != expected).float().mean() < 0.002  # the last digit may decide between two classes
+    result = label_map(logits, views, size)
+    assert (result.shape, result.dtype) == (size, torch.uint8)
+    assert (result != expected).float().mean() < 0.002  # the last digit may decide between two classes
     alone = [label_map([own], [view], size) for view, own in zip(views, logits)]
-    assert all((found != one).any() for one in alone)
+    assert all((result != own).any() for own in alone)
 
 
 def test_the_surer_view_decides():
@@ -219,7 +219,7 @@ def test_classes_in_groups_give_the_map_of_all_at_once(monkeypatch, held):
     assert torch.equal(upsampled_argmax(scores, size), whole)
 
 
-def test_of_equal_classes_the_first_is_taken_in_any_group(monkeypatch):
+def test_the_first_of_equal_classes_is_taken_in_any_group(monkeypatch):
     scores = torch.zeros(5, 4, 4)
     scores[0] = -1
     for held in (10**9, 1, 32):

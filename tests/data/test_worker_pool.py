@@ -9,13 +9,12 @@ import sys
 import numpy as np
 import pytest
 
-from progresvit.data.prepare import Form, Plan, prepare
+from progresvit.data.prepare import Form, prepare
 from progresvit.data.worker_pool import WorkerPool
-from tests.data.test_prepare import CONFIG, JPEG, PIXELS, photo, saved
+from tests.data.files import photo, saved
+from tests.data.test_prepare import CROP, JPEG, PIXELS
 
 pytestmark = pytest.mark.slow
-
-CROP = Plan(config=CONFIG)
 
 
 class Killer:
@@ -29,21 +28,22 @@ class Killer:
 def contents(tmp_path_factory):
     """Bytes and paths of 30 images of all kinds, one unreadable."""
     folder = tmp_path_factory.mktemp("files")
-    found = []
+    requests = []
     for number in range(30):
         format = ("JPEG", "PNG", "WEBP")[number % 3]
         content = saved(photo(40 + 7 * number, 50), format)
         path = folder / f"{number}.bin"
         path.write_bytes(content if number != 11 else content[:-200])
-        found.append(path if number % 2 else path.read_bytes())
-    return found
+        requests.append(path if number % 2 else path.read_bytes())
+    return requests
 
 
 def all_of(pool, batches):
     """The results, copied, with the sizes of the groups."""
     results, sizes = [], []
     for group in pool.prepared(batches):
-        results += [(one.form, None if one.data is None else one.data.copy(), one.size, one.error) for one in group]
+        for image in group:
+            results.append((image.form, None if image.data is None else image.data.copy(), image.size, image.error))
         sizes.append(len(group))
     return results, sizes
 
@@ -110,7 +110,7 @@ def test_a_script_needs_no_guard_and_workers_import_no_torch(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from progresvit.data.worker_pool import WorkerPool\n"
-        "from tests.data.test_prepare import CROP, photo, saved\n"
+        "from tests.data.test_worker_pool import CROP, photo, saved\n"
         "with WorkerPool(CROP, 1) as pool:\n"
         "    print(sum(map(len, pool.prepared([[saved(photo())] * 20]))))\n"
     )
@@ -123,11 +123,11 @@ def test_a_script_needs_no_guard_and_workers_import_no_torch(tmp_path):
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
     assert done.stdout == "20\n", done.stderr
-    code = "import sys, progresvit.data.worker; print(*sys.modules)"
+    code = "import sys, progresvit.data.worker_pool; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "timm", "torchvision"} & set(loaded)
 
 
-def test_no_worker_is_refused():
+def test_a_pool_of_no_workers_is_refused():
     with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
         WorkerPool(CROP, 0)

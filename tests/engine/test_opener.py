@@ -12,7 +12,7 @@ from progresvit.engine import Engine, images
 from progresvit.engine.images import ImageOpener
 from progresvit.model import ProgResViT
 from tests.data import gpu_stand_ins
-from tests.data.test_prepare import photo, rotated, saved
+from tests.data.files import photo, rotated, saved
 
 pytestmark = pytest.mark.slow
 

@@ -125,9 +125,9 @@ def test_a_learned_router_can_be_calibrated_like_entropy():
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        ("[]", "no setting"),
-        ("{}", "no setting"),
-        ("{not json", "no setting"),
+        ("[]", "not a valid setting"),
+        ("{}", "not a valid setting"),
+        ("{not json", "not a valid setting"),
         ('{"rule": "budget", "luck": 1}', "luck: unknown key"),
         (
             '{"rule": "budget", "threshold": -1, "rounds": 2, "weights": "", "preprocessing": "", "precision": "fp32",'

@@ -204,7 +204,7 @@ def test_a_file_that_runs_code_is_refused_and_runs_none(small_config, tmp_path):
     ("name", "content", "message"),
     [
         ("vit.safetensors", b"<html>404</html>", "not a complete safetensors file"),
-        ("vit.pth", b"<html>404</html>", "no PyTorch checkpoint"),
+        ("vit.pth", b"<html>404</html>", "not a PyTorch checkpoint"),
         ("vit.jpg", b"", r"not a file of weights; give one that ends in \.safetensors"),
         ("weights", b"", "not a file of weights"),
         ("foo.safetensors", None, "there is no file or folder .*foo.safetensors"),

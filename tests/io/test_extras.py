@@ -15,11 +15,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def names(requirements):
-    return {re.match(r"[\w.-]+", one)[0].lower().replace("_", "-") for one in requirements}
+    return {re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-") for requirement in requirements}
 
 
 @pytest.mark.parametrize("extra", [None, "hfds", "onnx", "openvino", "plots", "quickstart", "teacher", "serve"])
-def test_requirements_are_those_of_the_project_file(extra):
+def test_requirements_equal_the_project_file(extra):
     listed = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
     assert names(extras.requirements(extra)) == names(listed)
 

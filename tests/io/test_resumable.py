@@ -65,8 +65,7 @@ def test_finished_parts_are_kept(tmp_path):
 
 
 def test_an_interrupted_table_continues_with_the_first_missing_item(tmp_path):
-    begun = claimed(tmp_path / "a")
-    with pytest.raises(KeyboardInterrupt):
+    with claimed(tmp_path / "a") as begun, pytest.raises(KeyboardInterrupt):
         begun.fill(interrupted(KeyboardInterrupt, 0, 1, 2))
     with claimed(tmp_path / "a") as again:
         remaining = again.remaining()
@@ -143,15 +142,15 @@ def test_a_second_run_in_the_same_process_is_refused_until_the_first_ends(tmp_pa
 
 
 def test_a_lock_removes_the_folder_that_it_made_and_no_other(tmp_path):
-    made, given = tmp_path / "made", tmp_path / "given"
-    given.mkdir()
-    for folder in (made, given):
+    made, existing = tmp_path / "made", tmp_path / "given"
+    existing.mkdir()
+    for folder in (made, existing):
         lock = FolderLock(folder, "give another folder")
         lock.acquire()
         assert (folder / "lock").read_text().startswith(f"process {os.getpid()} on ")
         lock.release()
     assert [path.name for path in tmp_path.iterdir()] == ["given"]
-    assert not list(given.iterdir())
+    assert not list(existing.iterdir())
 
 
 def test_the_first_items_of_a_part_are_kept_until_it_is_complete(tmp_path):

@@ -83,9 +83,7 @@ def test_a_model_with_other_weights_on_another_set_is_refused(measured, tmp_path
 
 def test_another_file_is_refused_with_what_to_do(tmp_path):
     (tmp_path / "imagenet.json").write_text('[{"data": "val"}]')
-    with pytest.raises(
-        ValueError, match=r"imagenet\.json is no results of repro/imagenet\.py.*run repro/imagenet\.py again"
-    ):
+    with pytest.raises(ValueError, match=r"imagenet\.json is not a valid results file.*run repro/imagenet\.py again"):
         ImageNet(tmp_path / "imagenet.json")
 
 

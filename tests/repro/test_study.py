@@ -197,8 +197,8 @@ def test_an_unknown_study_gives_the_nearest_name():
 
 def test_no_yaml_and_no_mapping_are_refused(tmp_path):
     (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(ValueError, match="is no YAML"):
+    with pytest.raises(ValueError, match="is not YAML"):
         load_study(tmp_path / "bad.yaml")
     (tmp_path / "list.yaml").write_text("- a")
-    with pytest.raises(ValueError, match="is no study"):
+    with pytest.raises(ValueError, match="is not a study"):
         load_study(tmp_path / "list.yaml")

@@ -89,7 +89,7 @@ def test_a_budget_out_of_reach_or_without_its_table_is_refused(tmp_path):
         budget_setting(None, 1.0)
     for damaged in ("[]", "{}", '{"points": 3}', "text"):
         (tmp_path / "budgets.json").write_text(damaged)
-        with pytest.raises(ValueError, match="no table of budgets"):
+        with pytest.raises(ValueError, match="not a valid table of budgets"):
             budget_setting(tmp_path, 1.0)
 
 

@@ -177,7 +177,7 @@ def test_a_wrong_override_is_refused_with_a_suggestion(overrides, remedy):
 
 
 @pytest.mark.parametrize(
-    ("text", "remedy"), [("- a", "is no recipe"), ("model: [", "is no YAML"), ("seed: 1", "model")]
+    ("text", "remedy"), [("- a", "is not a recipe"), ("model: [", "is not YAML"), ("seed: 1", "model")]
 )
 def test_a_file_that_is_no_recipe_is_refused(tmp_path, text, remedy):
     (tmp_path / "recipe.yaml").write_text(text)

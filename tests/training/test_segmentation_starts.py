@@ -159,7 +159,7 @@ def test_files_that_are_no_checkpoint_of_the_authors_are_refused(authors, tmp_pa
     with pytest.raises(ValueError, match=r"token_projectors\.0\.extra"):
         started(authors)
     authors.write_bytes(authors.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="damaged or no PyTorch checkpoint"):
+    with pytest.raises(ValueError, match="damaged or not a PyTorch checkpoint"):
         started(authors)
     torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pth")
     with pytest.raises(ValueError, match="not a plain ViT: it lacks cls_token"):

@@ -9,11 +9,11 @@ Letters: B images, C channels, S side of the stored images, r side of the traini
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from PIL.Image import Image, new
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 from torch import Tensor
 
 from progresvit.config import BaseConfig
@@ -36,12 +36,21 @@ class Batch(NamedTuple):
     """(B,)"""
 
 
+def _ordered(value: tuple[float, float]) -> tuple[float, float]:
+    if not 0 < value[0] <= value[1]:
+        raise ValueError(f"a range must go from small to large, both above 0; got {list(value)}")
+    return value
+
+
+Range = Annotated[tuple[float, float], AfterValidator(_ordered)]
+
+
 class Augmentation(Section):
     """Random changes of a training image, in the order in which they are made; for single images and for batches."""
 
-    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_scale: Range = (0.08, 1.0)
     """Range of the share of the image's area that a crop keeps."""
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    crop_ratio: Range = (3 / 4, 4 / 3)
     """Range of the aspect ratio of a crop."""
     flip: float = Field(0.5, ge=0, le=1)
     """Probability of a horizontal flip."""
@@ -51,13 +60,6 @@ class Augmentation(Section):
     """Strength of brightness, contrast and saturation jitter."""
     erasing: float = Field(0.0, ge=0, le=1)
     """Probability of erasing a rectangle with noise."""
-
-    @field_validator("crop_scale", "crop_ratio")
-    @classmethod
-    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
-        if not 0 < value[0] <= value[1]:
-            raise ValueError(f"a range must go from small to large, both above 0; got {list(value)}")
-        return value
 
     @field_validator("rand_augment")
     @classmethod

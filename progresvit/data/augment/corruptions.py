@@ -48,7 +48,7 @@ def corrupt(image: Image.Image, corruption: str, severity: int, seed: int) -> Im
         raise ValueError(f"an image of mode {image.mode} cannot be corrupted; use image.convert('RGB') first.")
     function, constants = _TABLE[corruption]
     rng, scale = np.random.default_rng(seed), min(image.size) / 224
-    return to_image(function(to_array(image), constants[SEVERITIES.index(severity)], rng, scale))
+    return to_image(function(to_array(image), rng, scale, *constants[SEVERITIES.index(severity)]))
 
 
 def to_array(image: Image.Image) -> Pixels:
@@ -61,29 +61,26 @@ def to_image(image: Pixels) -> Image.Image:
     return Image.fromarray((np.clip(image, 0, 1) * 255).round().astype(np.uint8))
 
 
-def _gaussian_noise(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
-    (deviation,) = constants
+def _gaussian_noise(image: Pixels, rng: Generator, scale: float, deviation: float) -> Pixels:
     return image + np.float32(deviation) * rng.standard_normal(image.shape, np.float32)
 
 
-def _shot_noise(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
+def _shot_noise(image: Pixels, rng: Generator, scale: float, photons: float) -> Pixels:
     """Each value is a Poisson count of photons; the constant is the count at full brightness."""
-    (photons,) = constants
     return (rng.poisson(image * photons) / photons).astype(np.float32)
 
 
-def _impulse_noise(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
+def _impulse_noise(image: Pixels, rng: Generator, scale: float, share: float) -> Pixels:
     """Salt and pepper, independently in each channel."""
-    (share,) = constants
     draw = rng.random(image.shape, np.float32)
     return np.where(draw < share, (draw < share / 2).astype(np.float32), image)
 
 
-def _defocus_blur(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
+def _defocus_blur(image: Pixels, rng: Generator, scale: float, radius: float, softness: float) -> Pixels:
     """Each point becomes a disk."""
     from scipy import ndimage  # slow to import, and inference does not need it
 
-    radius, softness = max(constants[0] * scale, 1.0), constants[1]  # softness smooths pixel steps, so it is not scaled
+    radius = max(radius * scale, 1.0)  # softness smooths pixel steps, so it is not scaled
     reach = int(radius) + 2
     square = np.arange(-reach, reach + 1) ** 2
     disk = (square[:, None] + square <= radius**2).astype(np.float32)
@@ -95,7 +92,7 @@ def _defocus_blur(image: Pixels, constants: Constants, rng: Generator, scale: fl
     return blurred[2 * reach :, 2 * reach :].astype(np.float32)  # (H + 2 reach, W + 2 reach, 3) -> (H, W, 3)
 
 
-def _glass_blur(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
+def _glass_blur(image: Pixels, rng: Generator, scale: float, *constants: float) -> Pixels:
     """Each pixel swaps places with a neighbour, between two soft blurs (the authors' code copies instead)."""
     from scipy import ndimage
 
@@ -115,8 +112,7 @@ def _glass_blur(image: Pixels, constants: Constants, rng: Generator, scale: floa
     return blurred
 
 
-def _motion_blur(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
-    radius, sigma = constants
+def _motion_blur(image: Pixels, rng: Generator, scale: float, radius: float, sigma: float) -> Pixels:
     return _drag(image, radius * scale, sigma * scale, rng.uniform(-45, 45))
 
 
@@ -135,9 +131,8 @@ def _drag(image: Pixels, radius: float, sigma: float, angle: float) -> Pixels:
     return dragged
 
 
-def _zoom_blur(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
+def _zoom_blur(image: Pixels, rng: Generator, scale: float, end: float, step: float) -> Pixels:
     """The mean of the image and of increasingly magnified views of its centre."""
-    end, step = constants
     views = [image, *(_magnify(image, factor) for factor in np.arange(1, end, step))]
     mean: Pixels = np.mean(views, axis=0)
     return mean
@@ -154,7 +149,7 @@ def _magnify(image: Pixels, factor: float) -> Pixels:
     return image
 
 
-def _snow(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
+def _snow(image: Pixels, rng: Generator, scale: float, *constants: float) -> Pixels:
     """Streaks of flakes in two directions over a brightened image."""
     mean, deviation, zoom, threshold, radius, sigma, blend = constants
     height, width, angle = *image.shape[:2], rng.uniform(-135, -45)
@@ -167,9 +162,8 @@ def _snow(image: Pixels, constants: Constants, rng: Generator, scale: float) -> 
     return pale + streaks + streaks[::-1, ::-1]
 
 
-def _frost(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
+def _frost(image: Pixels, rng: Generator, scale: float, weight: float, frost_weight: float) -> Pixels:
     """Feathers of ice in three directions, added to a darkened image."""
-    weight, frost_weight = constants
     first = rng.uniform(0, 60)
     feathers = [_feathers(image.shape[:2], first + turn, rng) for turn in (0, 60, 120)]
     ice: Pixels = np.max(feathers, axis=0)[..., None]  # 3 of (H, W) -> (H, W, 1)
@@ -202,8 +196,7 @@ def _feathers(size: tuple[int, ...], angle: float, rng: Generator) -> Pixels:
     return np.clip(ice * patches, 0, 1).astype(np.float32)
 
 
-def _fog(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
-    strength, decay = constants
+def _fog(image: Pixels, rng: Generator, scale: float, strength: float, decay: float) -> Pixels:
     side = max(round(256 * scale), 1)
     clouds = Image.fromarray(_clouds(decay, rng)).resize((side, side), Image.Resampling.BILINEAR)
     rows, columns = (np.arange(length) % side for length in image.shape[:2])
@@ -228,22 +221,20 @@ def _clouds(decay: float, rng: Generator) -> Pixels:
     return ((height - lowest) / (highest - lowest)).astype(np.float32)
 
 
-def _brightness(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
+def _brightness(image: Pixels, rng: Generator, scale: float, more: float) -> Pixels:
     """More value in HSV: hue and saturation stay, so the three channels grow by one factor."""
-    (more,) = constants
     value: Pixels = image.max(-1, keepdims=True)  # (H, W, 3) -> (H, W, 1)
     brighter: Pixels = np.minimum(value + more, 1)
     return np.where(value > 0, image * (brighter / np.maximum(value, 1e-6)), brighter)
 
 
-def _contrast(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
-    (factor,) = constants
+def _contrast(image: Pixels, rng: Generator, scale: float, factor: float) -> Pixels:
     mean: Pixels = image.mean((0, 1))  # (H, W, 3) -> (3,)
     flattened: Pixels = (image - mean) * factor + mean
     return flattened
 
 
-def _elastic_transform(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
+def _elastic_transform(image: Pixels, rng: Generator, scale: float, *constants: float) -> Pixels:
     """A random affine map of three corners of a square, then a smooth random displacement."""
     from scipy import ndimage
 
@@ -269,22 +260,19 @@ def _smooth(field: Pixels, sigma: float) -> Pixels:
     return np.fft.irfft2(blurred, field.shape)
 
 
-def _pixelate(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
-    (share,) = constants
+def _pixelate(image: Pixels, rng: Generator, scale: float, share: float) -> Pixels:
     full = to_image(image)
     width, height = (max(int(side * share), 1) for side in full.size)
     return to_array(full.resize((width, height), Image.Resampling.BOX).resize(full.size, Image.Resampling.BOX))
 
 
-def _jpeg_compression(image: Pixels, constants: Constants, rng: Generator, scale: float) -> Pixels:
-    (quality,) = constants
+def _jpeg_compression(image: Pixels, rng: Generator, scale: float, quality: float) -> Pixels:
     file = io.BytesIO()
     to_image(image).save(file, "JPEG", quality=int(quality))
     return to_array(Image.open(file))
 
 
-_Function = Callable[[Pixels, Constants, Generator, float], Pixels]
-_TABLE: dict[str, tuple[_Function, tuple[Constants, ...]]] = {
+_TABLE: dict[str, tuple[Callable[..., Pixels], tuple[Constants, ...]]] = {
     "gaussian_noise": (_gaussian_noise, ((0.08,), (0.12,), (0.18,), (0.26,), (0.38,))),
     "shot_noise": (_shot_noise, ((60,), (25,), (12,), (5,), (3,))),
     "impulse_noise": (_impulse_noise, ((0.03,), (0.06,), (0.09,), (0.17,), (0.27,))),

@@ -30,6 +30,11 @@ def _integers(high: Tensor, generator: torch.Generator) -> Tensor:
     return torch.minimum((draw * (high + 1)).floor(), high)
 
 
+def per_image(values: Tensor) -> Tensor:
+    """A number for each image, to be multiplied with the images: (B,) -> (B, 1, 1, 1)."""
+    return values.view(-1, 1, 1, 1)
+
+
 def _first(fits: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
     """The values of the first attempt that fits, for each image: (B, 10) -> (B,)."""
     first = fits.float().argmax(dim=1, keepdim=True)  # (B, 10) -> (B, 1)
@@ -111,7 +116,7 @@ def change_colour(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     changes = factors.shape[1]
     each = factors.view(-1, changes, 1, 1, 1)
     for turn in range(changes):
-        which = order[:, turn].view(-1, 1, 1, 1)
+        which = per_image(order[:, turn])
         level = grey(images)
         towards = torch.where(which == 0, 0.0, torch.where(which == 1, level.mean(dim=(2, 3), keepdim=True), level))
         factor = torch.where(which == 0, each[:, 0], torch.where(which == 1, each[:, 1], each[:, 2]))
@@ -163,7 +168,7 @@ def blur(images: Tensor, sigma: Tensor) -> Tensor:
 
 def solarise(images: Tensor, selected: Tensor) -> Tensor:
     """Invert pixels of at least 128 (of 255) in the selected images: (B, C, r, r) in 0..1, (B,) -> (B, C, r, r)."""
-    return torch.where(selected.view(-1, 1, 1, 1) & (images >= 128 / 255), 1 - images, images)
+    return torch.where(per_image(selected) & (images >= 128 / 255), 1 - images, images)
 
 
 def sample_erasing(count: int, side: int, *, probability: float, generator: torch.Generator) -> Tensor:

@@ -182,13 +182,8 @@ def _distort(
     std: Tensor,
 ) -> Tensor:
     """All work on pixels after the crop, without random draws, so that it can be compiled: (B, C, r, r) -> same."""
-    x = torch.where(_each(coloured), gpu_augment.change_colour(crops, factors, order), crops)
-    x = torch.where(_each(grey), gpu_augment.grey(x), x)  # (B, 1, r, r) is expanded
+    x = torch.where(gpu_augment.per_image(coloured), gpu_augment.change_colour(crops, factors, order), crops)
+    x = torch.where(gpu_augment.per_image(grey), gpu_augment.grey(x), x)  # (B, 1, r, r) is expanded
     x = gpu_augment.blur(x, sigma)
     x = gpu_augment.solarise(x, solarised)
     return (x - mean) / std
-
-
-def _each(values: Tensor) -> Tensor:
-    """One number per image: (B,) -> (B, 1, 1, 1)."""
-    return values.view(-1, 1, 1, 1)

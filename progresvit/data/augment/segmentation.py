@@ -13,11 +13,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from progresvit.config import BaseConfig
-from progresvit.data.augment.gpu_augment import change_hue_and_saturation, resize_matrix
+from progresvit.data.augment.classification import Range
+from progresvit.data.augment.gpu_augment import change_hue_and_saturation, per_image, resize_matrix
 from progresvit.data.segmentation.masks import IGNORE
 from progresvit.data.transforms import mean_and_std
 from progresvit.io.parse import Section
@@ -31,19 +32,12 @@ HUE = 18 / 180  # OpenCV counts the circle of hues in 180 steps
 class SegmentationAugmentation(Section):
     """Random changes of a training image and its mask."""
 
-    scale: tuple[float, float] = (0.5, 2.0)
+    scale: Range = (0.5, 2.0)
     """Range of the size of the image; at 1 its shorter side equals the side of the crop."""
     flip: float = Field(0.5, ge=0, le=1)
     """Probability of a horizontal flip."""
     photometric: bool = True
     """Random brightness, contrast, saturation and hue."""
-
-    @field_validator("scale")
-    @classmethod
-    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
-        if not 0 < value[0] <= value[1]:
-            raise ValueError(f"a range must go from small to large, both above 0; got {list(value)}")
-        return value
 
 
 class SegmentationBatch(NamedTuple):
@@ -144,15 +138,10 @@ def distort(images: Tensor, generator: torch.Generator) -> Tensor:
     )
     hue = (2 * _uniform(count, generator) - 1) * HUE * _coin(count, generator)
     before = _coin(count, generator)
-    x = (images + _each(brightness)).clamp(0, 1)
-    x = (x * _each(torch.where(before, contrast, 1))).clamp(0, 1)
+    x = (images + per_image(brightness)).clamp(0, 1)
+    x = (x * per_image(torch.where(before, contrast, 1))).clamp(0, 1)
     x = change_hue_and_saturation(x, hue, saturation)
-    return (x * _each(torch.where(before, 1, contrast))).clamp(0, 1)
-
-
-def _each(values: Tensor) -> Tensor:
-    """One number per image: (B,) -> (B, 1, 1, 1)."""
-    return values.view(-1, 1, 1, 1)
+    return (x * per_image(torch.where(before, 1, contrast))).clamp(0, 1)
 
 
 def _uniform(count: int, generator: torch.Generator) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -14,11 +15,10 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from progresvit.config import BaseConfig
 from progresvit.data.decode import ImageError
-from progresvit.data.loading import Unreadable, ignore_interrupts
+from progresvit.data.loading import Unreadable, load_in_workers
 from progresvit.data.segmentation.dataset import SegmentationDataset
 from progresvit.data.segmentation.windows import ImageWindows, View, WindowOptions, views_of
 from progresvit.data.transforms import normalise
@@ -81,22 +81,6 @@ def evaluation_image(
     )
 
 
-class _Items(Dataset[Any]):
-    def __init__(self, dataset: SegmentationDataset, config: BaseConfig, options: WindowOptions) -> None:
-        self.dataset, self.config, self.options = dataset, config, options
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> EvaluationImage | ValueError:
-        """An image; or the error, since an exception of a worker brings the worker's traceback in its message."""
-        try:
-            image, mask = self.dataset.read_pair(index)
-            return evaluation_image(image, mask, self.config, self.options, self.dataset.entries[index].name)
-        except ValueError as error:
-            return error
-
-
 def evaluation_images(
     dataset: SegmentationDataset,
     indices: Sequence[int],
@@ -107,17 +91,22 @@ def evaluation_images(
     unreadable: Unreadable,
 ) -> Iterator[tuple[int, EvaluationImage]]:
     """The readable images among these, with their indices; a wrong mask is an error."""
-    loader = DataLoader(
-        _Items(dataset, config, options),
-        sampler=indices,
-        collate_fn=itemgetter(0),  # images of different sizes, one at a time
-        num_workers=workers,
-        worker_init_fn=ignore_interrupts,
-    )
-    for index, image in zip(indices, loader):
+    load, groups = partial(_load_image, dataset, config, options), [[index] for index in indices]
+    images = load_in_workers(load, groups, collate=itemgetter(0), workers=workers)  # of different sizes, one at a time
+    for index, image in zip(indices, images):
         if isinstance(image, ImageError):
             unreadable.add(index, str(image))
         elif isinstance(image, ValueError):
             raise ValueError(str(image))
         else:
             yield index, image
+
+
+def _load_image(
+    dataset: SegmentationDataset, config: BaseConfig, options: WindowOptions, index: int
+) -> EvaluationImage | ValueError:
+    try:
+        image, mask = dataset.read_pair(index)
+        return evaluation_image(image, mask, config, options, dataset.entries[index].name)
+    except ValueError as error:
+        return error

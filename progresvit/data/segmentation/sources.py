@@ -12,7 +12,6 @@ from functools import partial
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from progresvit.config import BaseConfig
 from progresvit.data.augment.segmentation import AugmentPairs, SegmentationAugmentation, SegmentationBatch
@@ -34,7 +33,14 @@ def segmentation_from_workers(
 ) -> WorkerSource:
     """Images and masks that worker processes decode and crop."""
     load = partial(_load_crop, dataset, config, AugmentPairs(config, augmentation, device=torch.device("cpu")))
-    return WorkerSource(dataset, sampler, load=load, augment=_as_batch, workers=workers, device=device)
+    return WorkerSource(
+        dataset,
+        sampler,
+        load=load,
+        augment=lambda images, masks, seed: SegmentationBatch(images, masks),  # the workers have augmented them
+        workers=workers,
+        device=device,
+    )
 
 
 def _load_crop(
@@ -46,11 +52,6 @@ def _load_crop(
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)  # (H, W, C) -> (C, H, W)
     crops = augment(pixels[None], torch.tensor([mask.shape]), torch.from_numpy(mask)[None], seed)
     return SegmentationBatch(crops.images[0], crops.masks[0])
-
-
-def _as_batch(images: Tensor, masks: Tensor, seed: int) -> SegmentationBatch:
-    """The workers have augmented the images."""
-    return SegmentationBatch(images, masks)
 
 
 def pairs_in_memory(

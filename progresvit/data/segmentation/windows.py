@@ -46,14 +46,8 @@ class WindowOptions:
 def describe_windows(config: BaseConfig, options: WindowOptions) -> dict[str, Any]:
     """Everything that determines the windows of an image that a segmentation model sees; there is no crop."""
     preprocessing = {key: value for key, value in describe_preprocessing(config).items() if key != "crop"}
-    scales = [float(scale) for scale in options.scales]
-    return {
-        "task": "segmentation",
-        **preprocessing,
-        "stride": float(options.stride),
-        "scales": scales,
-        "flip": options.flip,
-    }
+    windows = {"stride": float(options.stride), "scales": [float(scale) for scale in options.scales]}
+    return {"task": "segmentation", **preprocessing, **windows, "flip": options.flip}
 
 
 def windows_hash(config: BaseConfig, options: WindowOptions) -> str:

@@ -30,6 +30,7 @@ from PIL import Image
 from starlette.types import Receive, Scope, Send
 
 from progresvit.config import ModelConfig
+from progresvit.data.crop import EvaluationCrop
 from progresvit.data.prepare import Plan, prepare
 from progresvit.engine.backends import check_head, check_task
 from progresvit.io.model_folder import BUDGETS_FILE
@@ -203,7 +204,7 @@ def open_pixels(content: bytes, config: ModelConfig, max_pixels: int | None = No
     if not is_image(content):
         supported = "the file is not an image of a supported format; use JPEG, PNG, WebP, GIF, BMP or TIFF."
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, supported)
-    prepared = prepare(content, Plan(config=config, max_pixels=max_pixels))
+    prepared = prepare(content, Plan(crop=EvaluationCrop.of(config), max_pixels=max_pixels))
     if prepared.error is not None:
         raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "the image cannot be opened: damaged or too large.")
     pixels: NDArray[np.uint8] = prepared.data

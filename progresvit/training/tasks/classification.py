@@ -20,7 +20,6 @@ from progresvit.data.evaluation_batches import evaluation_batches, in_memory_eva
 from progresvit.data.in_memory import InMemoryImages, in_memory_for_evaluation
 from progresvit.data.loading import Unreadable
 from progresvit.data.sources import GpuSource, InMemorySource, WorkerSource, classification_from_workers, plan_training
-from progresvit.data.timm_dataset import find_timm_images, is_timm_name
 from progresvit.distributed import Processes
 from progresvit.model.interface import RoundModel
 from progresvit.predict.head import Head, score_columns
@@ -36,14 +35,13 @@ class Classification(Task):
 
     def find_splits(self, recipe: Recipe, source: str) -> Splits:
         """Images of two or more classes: folders or tars with one folder per class, or a dataset that timm reads."""
-        find = find_timm_images if is_timm_name(source) else find_images
-        train = find(source, recipe.data.train, None)
+        train = find_images(source, recipe.data.train)
         if len(train.class_ids) < 2:
             raise ValueError(
                 f"{source} has only one class, {train.class_ids[0]}; give a folder for each of two or more classes (or "
                 "did you mean the folder above or below?)."
             )
-        return Splits(train, find(source, recipe.data.val, train.class_ids))
+        return Splits(train, find_images(source, recipe.data.val, train.class_ids))
 
     def describe(self, splits: Splits) -> str:
         """How many images of which classes, in one line."""
@@ -86,7 +84,7 @@ class Classification(Task):
                     splits.train,
                     sampler,
                     plan=plan,
-                    augmentation=recipe.augment,
+                    augment=AugmentImages(config, recipe.augment, device=device),
                     workers=workers,
                     device=device,
                     ahead=0 if recipe.run.cuda_graphs else 2,
