@@ -6,7 +6,6 @@ Letters: B images, C channels, R side of the images, N tokens, d channels of tok
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from progresvit.engine.buffers import ArrayRounds, RoundBackend
 from progresvit.engine.export.manifest import tokens_shape
 from progresvit.engine.onnx_backend import GRAPH_BATCH, ArrayBackend
 from progresvit.engine.options import EngineOptions
-from progresvit.io.imports import import_named, name_of, source_hash
+from progresvit.io.imports import make, name_of, resolve, source_hash
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,23 +38,14 @@ class CheckedRounds:
     """
 
     def __init__(self, backend: CustomBackend | str, model: ProgResViT) -> None:
-        given: Any = find_backend(backend) if isinstance(backend, str) else backend
+        rounds: Any = find_backend(backend) if isinstance(backend, str) else backend
         self.name = backend if isinstance(backend, str) else name_of(backend)
-        self.source, self.config = source_hash(given), model.config
-        if callable(given) and (isinstance(given, type) or not hasattr(given, "run")):
-            try:
-                inspect.signature(given).bind(model)
-            except TypeError:
-                raise ValueError(f"{self.name} is made with the model; define it as __init__(self, model).") from None
-            try:
-                given = given(copy.deepcopy(model).eval())
-            except TypeError as error:
-                raise ValueError(
-                    f"{self.name} cannot be made with the model ({error}); define it as __init__(self, model)."
-                ) from error
-        if not callable(getattr(given, "run", None)):
-            raise ValueError(f"{self.name} is not a backend: it has no method run(s, pixels, tokens); add it.")
-        self._rounds: ArrayRounds = given
+        self.source, self.config = source_hash(rounds), model.config
+        if callable(rounds) and (isinstance(rounds, type) or not hasattr(rounds, "run")):
+            rounds = make(rounds, copy.deepcopy(model).eval(), what="backend", example="__init__(self, model)")
+        if not callable(getattr(rounds, "run", None)):
+            raise ValueError(f"{self.name} is not a backend; define its method run(s, pixels, tokens).")
+        self._rounds: ArrayRounds = rounds
 
     def run(
         self, s: int, pixels: NDArray[np.uint8], tokens: NDArray[np.float32] | None
@@ -78,12 +68,12 @@ class CheckedRounds:
 
 
 def find_backend(where: str) -> Any:
-    """What an import string names: rounds, or what makes them."""
+    """The rounds that an import string names, or what makes them."""
 
     def accepts(value: object) -> bool:
         return callable(value) or hasattr(value, "run")
 
-    return import_named(where, what="backend", kind="backend", accepts=accepts)
+    return resolve(where, what="backend", kind="backend", accepts=accepts)
 
 
 class CustomSource(TorchSource):

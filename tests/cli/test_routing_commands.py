@@ -70,7 +70,7 @@ def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp
     refused("there is no data at", *base, "--data", tmp_path / "none")
     refused("is a web address; download it, and pass the folder", *base, "--data", "https://a.org/photos.tar")
     refused("not a corruption with a severity from 1 to 5", *base, "--data", digits, "--corruption", "fog/9")
-    refused("not a corruption", *base, "--data", digits, "--corruption", "rain")
+    refused("unknown corruption 'rain'", *base, "--data", digits, "--corruption", "rain")
     refused("unknown precision", *base, "--data", digits, "--precision", "fp64")
     refused("at least one image", *base, "--data", digits, "--batch", 0)
     refused("unknown device 'gpu'", "evaluate", model, "--data", digits, "--out", out, "--device", "gpu")
