@@ -25,7 +25,7 @@ CERTIFIED = {
 
 
 def calibrate(
-    records: Annotated[Path, typer.Argument(help="Records of the model.")],
+    records: options.RecordsFile,
     near_lossless: Annotated[
         bool,
         typer.Option(

@@ -29,10 +29,17 @@ _ARGUMENT = re.compile(
 class Commands(TyperGroup):
     """Commands whose ValueError and OSError are printed in one line, without a traceback."""
 
+    words: Sequence[str] = ()
+    """The words of the command line after the program."""
     parameters: Sequence[Any] = ()
     """Arguments and options of the running command."""
     others: Mapping[str, Any] = {}
     """All commands by name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.parent is None:
+            Commands.words = tuple(args)
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
@@ -58,8 +65,8 @@ class Commands(TyperGroup):
             raise typer.Exit(code=2) from error
 
 
-def in_options(message: str, parameters: Sequence[Any] | None = None) -> str:
-    """The message with ``name=value`` written as options, by default as the options of the running command.
+def in_options(message: str) -> str:
+    """The message with ``name=value`` written as options of the running command.
 
     ``overwrite=True`` becomes ``--overwrite``, ``device='cpu'`` becomes ``--device cpu``, and a key of a recipe,
     ``optimizer.batch=64``, becomes ``--set optimizer.batch=64``. Names that are not options of the command stay as they
@@ -69,8 +76,7 @@ def in_options(message: str, parameters: Sequence[Any] | None = None) -> str:
     named = [
         Commands.others[name] for name in re.findall(r"\bprogresvit ([a-z-]+)", message) if name in Commands.others
     ]
-    running = Commands.parameters if parameters is None else parameters
-    for parameter in (*(parameter for command in named for parameter in command.params), *running):
+    for parameter in (*(parameter for command in named for parameter in command.params), *Commands.parameters):
         if parameter.param_type_name == "option":
             names = {parameter.name, *(flag.lstrip("-").replace("-", "_") for flag in parameter.opts)}
             options |= dict.fromkeys(names, parameter)

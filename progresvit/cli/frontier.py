@@ -23,8 +23,8 @@ def frontier(
         list[Path] | None,
         typer.Option(help="Setting file to evaluate on these records; repeatable."),
     ] = None,
-    router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
-    out: Annotated[list[Path] | None, typer.Option(help=options.OUT_HELP)] = None,
+    router: options.RouterFile = None,
+    out: options.Outputs = None,
 ) -> None:
     """Print accuracy, average GMACs and exit shares by threshold, and the near-lossless point.
 
@@ -60,6 +60,4 @@ def frontier(
         fitted = options.open_router(router, model_records.header, model_records.ids)
         settings = options.open_settings(setting or [], model_records.header, fitted)
     table = frontier_table(models, limits, fitted, settings)
-    outputs = output.make_outputs(out or [], table, lambda: frontier_figure(models, router=fitted, settings=settings))
-    output.show_table(table)
-    output.write_outputs(outputs)
+    output.publish(table, out, lambda: frontier_figure(models, router=fitted, settings=settings))
