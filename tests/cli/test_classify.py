@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import signal
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +14,6 @@ from typer.testing import CliRunner
 import progresvit
 from progresvit.cli import app, output
 from progresvit.data.samples import samples_folder
-from progresvit.engine import predict_files
 from progresvit.io.model_folder import bundled_folder
 from progresvit.io.resumable import ResumableTable
 from progresvit.model import ProgResViT
@@ -122,21 +120,11 @@ def test_nothing_to_look_at_is_refused(picture):
 
 def test_many_pictures_go_into_a_parquet_table(model, digits, tmp_path):
     out = tmp_path / "answers.parquet"
-    output = works("classify", digits / "val", "--model", model, "--threshold", "0.9", "--out", out)
-    assert "wrote" in output
+    words = ("classify", digits / "val", "--model", model, "--threshold", "0.9", "--out", out)
+    assert "wrote" in works(*words)
     assert pq.read_table(out).num_rows == 24
-    refused(
-        "already exists; pass --overwrite",
-        "classify",
-        digits / "val",
-        "--model",
-        model,
-        "--threshold",
-        "0.9",
-        "--out",
-        out,
-    )
-    works("classify", digits / "val", "--model", model, "--threshold", "0.9", "--out", out, "--overwrite")
+    refused("already exists; pass --overwrite", *words)
+    works(*words, "--overwrite")
 
 
 def test_what_cannot_be_read_is_listed_and_the_rest_is_classified(model, picture, tmp_path):
@@ -157,24 +145,6 @@ def test_what_cannot_be_read_is_listed_and_the_rest_is_classified(model, picture
     out = tmp_path / "r.parquet"
     assert run("classify", *bad, picture, "--model", model, "--threshold", "0.5", "--out", out).exit_code == 1
     assert [row["error"] is None for row in pq.read_table(out).to_pylist()] == [False, False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda path: path.mkdir(), "holds no images"),
-        (lambda path: path.write_text("hello"), "not an image"),
-        (lambda path: path.write_bytes(b""), "not an image"),
-        (lambda path: None, "no such file"),
-    ],
-)
-def test_a_bad_input_alone_is_told_with_its_reason(model, tmp_path, make, reason):
-    make(tmp_path / "thing")
-    result = run("classify", tmp_path / "thing", "--model", model, "--threshold", "0.5")
-    assert result.exit_code == 1
-    (line,) = result.output.strip().splitlines()
-    assert line.startswith(f"skipped: {tmp_path / 'thing'}: ")
-    assert reason in line
 
 
 def test_bad_pictures_in_a_folder_leave_the_good_ones_their_answers(model, picture, tmp_path):
@@ -311,68 +281,3 @@ def test_the_limit_of_pixels_is_an_option(model, picture):
     result = run(*words, 1)
     assert result.exit_code == 1
     assert "the limit is 1); a larger --max-pixels … allows more" in result.stderr
-
-
-def test_a_web_address_is_refused_with_the_remedy(model, picture):
-    result = run("classify", picture, "https://example.org/cat.jpg", "--model", model, "--threshold", "0.9")
-    assert result.exit_code == 1
-    assert "skipped: https://example.org/cat.jpg: a web address; download it and give the file" in result.stderr
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
-def test_a_signal_stops_with_one_line_and_the_same_command_continues(
-    model, digits, tmp_path, monkeypatch, number, code, suffix
-):
-    words = ("classify", digits / "val", "--model", model, "--threshold", "0.5", "--out", tmp_path / f"a{suffix}")
-    rows, row = [], predict_files.row
-    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-
-    def stopped(*given):
-        if len(rows) == 5:
-            signal.raise_signal(number)
-        rows.append(given)
-        return row(*given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(predict_files, "row", stopped)
-        result = run(*words)
-    assert (result.exit_code, result.stderr) == (code, "stopped; the same command continues\n")
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
-    monkeypatch.setattr(predict_files, "row", lambda *given: rows.append(given) or row(*given))
-    works(*words)
-    names = [name for name, *_ in rows]
-    assert len(names) == len(set(names)) == 24
-    assert not (tmp_path / f"a{suffix}.parts").exists()
-
-
-def test_a_second_signal_ends_at_once_and_loses_nothing(model, digits, tmp_path, monkeypatch):
-    """The second comes while the rows are written."""
-    words = ("classify", digits / "val", "--model", model, "--threshold", "0.5", "--out", tmp_path / "a.parquet")
-    keep, ends = ResumableTable.keep, []
-
-    def ends_at_once(code):
-        ends.append(code)
-        raise SystemExit(code)
-
-    def kept(self, *given):
-        signal.raise_signal(signal.SIGINT)
-        keep(self, *given)
-
-    row, rows = predict_files.row, []
-
-    def stopped(*given):
-        rows.append(given)
-        if len(rows) == 7:
-            signal.raise_signal(signal.SIGINT)
-        return row(*given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ResumableTable, "keep", kept)
-        patch.setattr("os._exit", ends_at_once)
-        patch.setattr(predict_files, "row", stopped)
-        assert run(*words).stderr == "stopped; the same command continues\n"
-    assert ends == [130]
-    monkeypatch.setattr(predict_files, "row", lambda *given: rows.append(given) or row(*given))
-    works(*words)
-    assert len(rows) == 24 + 1  # the seventh was not finished

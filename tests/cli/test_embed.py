@@ -109,17 +109,6 @@ def test_what_cannot_be_read_is_listed_and_is_no_neighbour(folder, photos, tmp_p
             assert sorted([row["image"], *row["neighbours"]]) == sorted(r["image"] for r in rows if r is not bad)
 
 
-@pytest.mark.parametrize("name", ["none.png", "nothing"])
-def test_an_input_without_images_is_reported_and_writes_nothing(folder, tmp_path, name):
-    (tmp_path / "nothing").mkdir()
-    out = tmp_path / "f.parquet"
-    result = run("embed", tmp_path / name, "--model", folder, "--out", out)
-    assert result.exit_code == 1
-    (line,) = result.output.strip().splitlines()
-    assert line.startswith(f"skipped: {tmp_path / name}: ")
-    assert not list(tmp_path.glob("f.parquet*"))
-
-
 def test_wrong_arguments_are_refused_in_one_line(folder, photos, tmp_path):
     out = tmp_path / "f.parquet"
     words = ("embed", photos, "--model", folder, "--out", out)

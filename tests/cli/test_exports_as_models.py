@@ -226,9 +226,8 @@ def test_what_evaluation_cannot_do_with_an_export_is_refused(folder, exported, d
 
 
 def test_calibrate_asks_for_the_records_of_an_export(exported, tmp_path):
-    refused(
-        "is a folder and not a file of records", "calibrate", exported, "--near-lossless", "--out", tmp_path / "t.json"
-    )
+    words = ("calibrate", exported, "--near-lossless", "--out", tmp_path / "t.json")
+    refused("is a folder and not a file of records", *words)
     assert not list(tmp_path.iterdir())
 
 

@@ -68,7 +68,6 @@ def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp
     out = tmp_path / "x" / "r.parquet"
     base = ["evaluate", model, "--workers", 0, "--device", "cpu", "--out", out]
     refused("there is no data at", *base, "--data", tmp_path / "none")
-    refused("is a web address; download it, and pass the folder", *base, "--data", "https://a.org/photos.tar")
     refused("not a corruption with a severity from 1 to 5", *base, "--data", digits, "--corruption", "fog/9")
     refused("unknown corruption 'rain'", *base, "--data", digits, "--corruption", "rain")
     refused("unknown precision", *base, "--data", digits, "--precision", "fp64")
@@ -76,9 +75,8 @@ def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp
     refused("unknown device 'gpu'", "evaluate", model, "--data", digits, "--out", out, "--device", "gpu")
     refused("there is no model folder", "evaluate", tmp_path / "nobody", "--data", digits, "--out", out)
     assert not out.parent.exists()
-    assert "fog/2" in str(
-        works(*base, "--data", digits, "--corruption", "fog/2") and read_records(out).header.corruption
-    )
+    works(*base, "--data", digits, "--corruption", "fog/2")
+    assert read_records(out).header.corruption == "fog/2"
     refused("pass --overwrite", *base, "--data", digits)
     broken = progresvit.load(model)
     with torch.no_grad():
@@ -107,9 +105,8 @@ def test_frontier_in_every_format_and_of_several_models(records, tmp_path):
     refused("given twice", "frontier", records, records)
     refused("rows of equal length", "frontier", records, "--per-round", "0.1", "--per-round", "0.1,0.2")
     write_records(make_records(50, labelled=False), tmp_path / "free.parquet")
-    refused(
-        "have no label", "frontier", tmp_path / "free.parquet", "--out", tmp_path / "u.csv", "--out", tmp_path / "u.png"
-    )
+    outs = ("--out", tmp_path / "u.csv", "--out", tmp_path / "u.png")
+    refused("have no label", "frontier", tmp_path / "free.parquet", *outs)
     assert not (tmp_path / "u.csv").exists()
     refused("no records at", "frontier", tmp_path / "none.parquet")
 
@@ -265,7 +262,6 @@ def test_routers_are_fitted_compared_and_used(records, others, tmp_path):
     assert "fitted on 3000 of these images" in run("compare-routers", records, "--router", router).output
     refused("fitted on 3000 of these images", "calibrate", records, "--max-drop", 0.05, "--router", router)
     works("frontier", others, "--router", router)
-    works("calibrate", others, "--exit-share", 0.4, "--router", router, "--out", tmp_path / "t.json")
     output = works("calibrate", others, "--exit-share", 0.4, "--router", router, "--out", tmp_path / "t.json")
     assert f'router="{router}"' in output
     works("trust", others, "--threshold", tmp_path / "t.json", "--router", router)
