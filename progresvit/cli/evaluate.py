@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,12 +17,12 @@ if TYPE_CHECKING:
     from progresvit.evaluation import Records, SegmentationRecords
 
 
-NOT_FOR_EXPORTS = "for models, and this is an export"
-NOT_FOR_SEGMENTATION = "for classification models, and this one segments images"
-NOT_FOR_CLASSIFICATION = "for segmentation models, and this one classifies images"
+FOR_CLASSIFICATION = ("unlabelled", "restrict_classes", "corruption", "keep_logits", "decode")
+FOR_SEGMENTATION = ("stride", "scales", "flip", "labels", "ignore")
 
 
 def evaluate(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help=options.EXPORT_HELP)],
     data: Annotated[
         str,
@@ -122,7 +124,7 @@ def evaluate(
     from progresvit import api
     from progresvit.data.augment.corruption import Corruption
     from progresvit.evaluation import DataSource, EvalOptions, evaluate_segmentation
-    from progresvit.evaluation import evaluate as run
+    from progresvit.evaluation import evaluate as evaluate_head
     from progresvit.evaluation.run import WINDOWS
 
     source = DataSource(
@@ -133,15 +135,21 @@ def evaluate(
         corruption=None if corruption is None else Corruption.parse(corruption),
     )
     opened = options.open_model(model, precision=precision, backend=backend, device=device)
-    loaded = opened.model
     if opened.is_export:
-        options.refuse_options({"--task": task, "--merge": merge}, NOT_FOR_EXPORTS)
-    probe = probes.parse_probe(
-        task, loaded.config.task, k=k, temperature=temperature, bank_split=bank_split, epochs=epochs,
-        learning_rates=learning_rates, in_memory=in_memory,
-    )  # fmt: skip
-    segments = loaded.config.task == "segmentation" and not probe
-    usual = WINDOWS if segments else probe.batch if probe else None
+        options.refuse_options(context, ["task", "merge"], "for models, and this is an export")
+    probe = probes.parse_probe(context, opened.model.config.task)
+    run: Callable[..., Records | SegmentationRecords]
+    usual: int | None
+    if probe is None and opened.model.config.task == "segmentation":
+        options.refuse_options(context, FOR_CLASSIFICATION, "for classification models, and this one segments images")
+        windows = options.parse_windows(stride, scales, flip)
+        ignored = (255,) if ignore is None else tuple(options.parse_integers(ignore, "--ignore"))
+        run = partial(evaluate_segmentation, data=data, split=split, labels=labels, ignore=ignored, windows=windows)
+        usual = WINDOWS
+    else:
+        options.refuse_options(context, FOR_SEGMENTATION, "for segmentation models, and this one classifies images")
+        evaluation, usual = probe or (evaluate_head, None)
+        run = partial(evaluation, source=source)
     eval_options = EvalOptions(
         precision=precision,
         batch=next(size for size in (batch, usual, opened.batch) if size is not None),
@@ -150,33 +158,11 @@ def evaluate(
         keep_logits=keep_logits,
         overwrite=overwrite,
     )
-    others: dict[str, object]
-    if segments:
-        others = {"--unlabelled": unlabelled, "--restrict-classes": restrict_classes, "--corruption": corruption}
-        others |= {"--logits": keep_logits, "--decode": decode}
-        options.refuse_options(others, NOT_FOR_SEGMENTATION)
-        windows = options.parse_windows(stride, scales, flip)
-        ignored = (255,) if ignore is None else tuple(options.parse_integers(ignore, "--ignore"))
-    else:
-        others = {"--stride": stride, "--scales": scales, "--flip": flip, "--labels": labels, "--ignore": ignore}
-        options.refuse_options(others, NOT_FOR_CLASSIFICATION)
-    if probe:
-        others = {"--unlabelled": unlabelled, "--restrict-classes": restrict_classes}
-        options.refuse_options(others, probes.NOT_FOR_PROBES)
     if merge is not None:
-        api.as_progresvit(loaded, "--merge").set_merge(options.parse_integers(merge, "--merge"))
-    records: Records | SegmentationRecords
+        api.as_progresvit(opened.model, "--merge").set_merge(options.parse_integers(merge, "--merge"))
     with output.running(opened.device) as (processes, begin):
-        if segments:
-            records = evaluate_segmentation(
-                loaded, data=data, split=split, out=out, name=model, processes=processes, labels=labels,
-                ignore=ignored, windows=windows, options=eval_options, progress=begin("evaluating"),
-            )  # fmt: skip
-        else:
-            records = (probe.evaluate if probe else run)(
-                loaded, source, out, name=model, processes=processes, options=eval_options,
-                progress=begin("evaluating"),
-            )  # fmt: skip
+        progress = begin("evaluating")
+        records = run(opened.model, out=out, name=model, processes=processes, options=eval_options, progress=progress)
     if processes.first:
         output.report_other_files(sum(map(Counter, source.others.values()), Counter()))
         _report(records, out, opened.folder)

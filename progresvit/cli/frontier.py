@@ -11,6 +11,7 @@ from progresvit.cli import options, output
 
 
 def frontier(
+    context: typer.Context,
     records: Annotated[list[Path], typer.Argument(help="Records of one or more models.")],
     thresholds: Annotated[
         str | None,
@@ -53,7 +54,7 @@ def frontier(
                 f"{records[kinds.index(True)]} is of a segmentation model and {records[kinds.index(False)]} is not; "
                 "give records of one kind."
             )
-        options.refuse_options({"--router": router}, options.NOT_FOR_SEGMENTATION_RECORDS)
+        options.refuse_options(context, ["router"], options.NOT_FOR_SEGMENTATION_RECORDS)
     fitted = None
     settings: dict[str, float | tuple[float, ...]] = {}
     for model_records in models.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
@@ -81,9 +81,15 @@ OverwriteFile = Annotated[bool, typer.Option("--overwrite", help="Replace an exi
 NOT_FOR_SEGMENTATION_RECORDS = "for records of classification models, and these are of a segmentation model"
 
 
-def refuse_options(options: Mapping[str, object], why: str) -> None:
-    """An error if any of these options is used; ``why`` says what they are for. Unused ones are None or False."""
-    used = [name for name, value in options.items() if value is not None and value is not False]
+def used_options(context: typer.Context, names: Collection[str]) -> list[str]:
+    """The options among these that the command was called with; unused ones are None or False."""
+    values = {name: value for name, value in context.params.items() if value is not None and value is not False}
+    return [option.opts[0] for option in context.command.params if option.name in names and option.name in values]
+
+
+def refuse_options(context: typer.Context, names: Collection[str], why: str) -> None:
+    """An error if the command was called with any of these options; ``why`` says what they are for."""
+    used = used_options(context, names)
     if used:
         verb, them = ("is", "it") if len(used) == 1 else ("are", "them")
         raise ValueError(f"{' and '.join(used)} {verb} {why}; leave {them} out.")

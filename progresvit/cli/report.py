@@ -11,6 +11,7 @@ from progresvit.cli import options, output
 
 
 def report(
+    context: typer.Context,
     records: Annotated[Path, typer.Argument(help="Records of a classification model on labelled images.")],
     out: Annotated[Path, typer.Option(help="Folder for the page, index.html, and its figures and tables.")],
     data: Annotated[
@@ -30,7 +31,7 @@ def report(
     from progresvit.evaluation.answers import route
 
     if data is None:
-        options.refuse_options({"--split": split}, "for the images of --data")
+        options.refuse_options(context, ["split"], "for the images of --data")
     if is_segmentation(records):
         raise ValueError(
             f"{records} holds records of a segmentation model, and a report is about classes of whole images; "

@@ -38,11 +38,11 @@ def train(
     from progresvit.training.loop import train as run_training
     from progresvit.training.recipe import load_recipe
 
-    wanted = load_recipe(recipe, set_ or [])
+    loaded = load_recipe(recipe, set_ or [])
     processes = start_processes(device)
-    set_threads(threads, workers=wanted.data.workers if wanted.data.mode == "loader" else 0, device=processes.device)
+    set_threads(threads, workers=loaded.data.workers if loaded.data.mode == "loader" else 0, device=processes.device)
     try:
-        run_training(wanted, data=data, out=out, processes=processes, resume=resume, overwrite=overwrite)
+        run_training(loaded, data=data, out=out, processes=processes, resume=resume, overwrite=overwrite)
     except Interrupted as stop:
         if processes.first:
             typer.echo(f"{in_options(str(stop))}\n{_resuming_command(processes.count)}", err=True)

@@ -60,11 +60,11 @@ class CheckedRounds:
         return logits, self._checked("tokens", s, returned[1], (len(pixels), *tokens_shape(self.config, s)))
 
     def _checked(self, what: str, s: int, value: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        found = None if value is None else np.asarray(value, np.float32)
-        if found is None or found.shape != shape:
-            got = None if found is None else found.shape
+        array = np.asarray(np.nan if value is None else value, np.float32)
+        if array.shape != shape:
+            got = None if value is None else array.shape
             raise ValueError(f"{what} of round {s} of {self.name} must have the shape {shape}, not {got}; correct run.")
-        return found
+        return array
 
 
 def find_backend(where: str) -> Any:
@@ -89,10 +89,10 @@ class CustomSource(TorchSource):
     def make_backend(
         self, policy: Policy, temperatures: Sequence[float], options: EngineOptions
     ) -> tuple[str, RoundBackend, int]:
-        given = {"device": str(options.device or "cpu") != "cpu", "precision": options.precision != "fp32"}
-        given |= {"kernels": options.kernels is not None, "threads": options.threads is not None}
-        if any(given.values()):
-            names = " and ".join(name for name, is_given in given.items() if is_given)
+        used = {"device": str(options.device or "cpu") != "cpu", "precision": options.precision != "fp32"}
+        used |= {"kernels": options.kernels is not None, "threads": options.threads is not None}
+        if any(used.values()):
+            names = " and ".join(name for name, is_used in used.items() if is_used)
             raise ValueError(f"a backend of your own has no option {names}; set it in the backend, and leave it out.")
         rounds = CheckedRounds(self.backend, self.model)
         made = ArrayBackend(rounds, self.config, policy, temperatures, options.top_k)
