@@ -49,16 +49,15 @@ def test_json_has_a_line_for_each(model, picture):
 
 def test_several_classes_are_named_in_the_table_in_json_and_in_parquet(model, picture, tmp_path):
     common = ("classify", picture, "--model", model, "--threshold", "0", "--top-k", "3")
-    told = json.loads(works(*common, "--json"))
-    assert told["top"][0]["label"] == told["label"]
-    assert [one["probability"] for one in told["top"]] == sorted(
-        (one["probability"] for one in told["top"]), reverse=True
-    )
-    second = told["top"][1]
+    answer = json.loads(works(*common, "--json"))
+    assert answer["top"][0]["label"] == answer["label"]
+    probabilities = [candidate["probability"] for candidate in answer["top"]]
+    assert probabilities == sorted(probabilities, reverse=True)
+    second = answer["top"][1]
     assert f"{second['label']} {second['probability']:.1%}" in works(*common)
     works(*common, "--out", tmp_path / "a.parquet")
     (row,) = pq.read_table(tmp_path / "a.parquet").to_pylist()
-    assert [one["index"] for one in row["top"]] == [one["index"] for one in told["top"]]
+    assert [candidate["index"] for candidate in row["top"]] == [candidate["index"] for candidate in answer["top"]]
     assert "top" not in json.loads(works("classify", picture, "--model", model, "--threshold", "0", "--json"))
     refused("top_k must be at most", *common[:-1], "9")
 
@@ -154,9 +153,9 @@ def test_bad_pictures_in_a_folder_leave_the_good_ones_their_answers(model, pictu
     (tmp_path / "empty.png").write_bytes(b"")
     result = run("classify", tmp_path, "--model", model, "--threshold", "0.5", "--json")
     assert result.exit_code == 1
-    told = [json.loads(line) for line in result.stdout.strip().splitlines() if line.startswith("{")]
-    assert [one["error"] is None for one in told if one["image"] == "good.png"] == [True]
-    assert {one["image"] for one in told if one["error"]} == {"cut.jpg", "empty.png"}
+    lines = [json.loads(line) for line in result.stdout.strip().splitlines() if line.startswith("{")]
+    assert [line["error"] is None for line in lines if line["image"] == "good.png"] == [True]
+    assert {line["image"] for line in lines if line["error"]} == {"cut.jpg", "empty.png"}
     assert "skipped: cut.jpg: " in result.stderr
 
 
@@ -208,7 +207,7 @@ def test_of_many_unreadable_images_the_first_are_named_and_all_are_counted(model
 
 
 def test_a_full_disk_is_one_line_with_the_remedy(model, picture, tmp_path, monkeypatch):
-    def full(*given):
+    def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(ResumableTable, "write", full)
@@ -230,11 +229,11 @@ def test_odd_file_names_are_shown_on_one_line(model, picture, tmp_path):
 
 
 def test_decoding_options_reach_the_engine(model, picture, monkeypatch):
-    given = []
-    monkeypatch.setattr("progresvit.engine.Engine", lambda *_, **options: given.append(options) or 1 / 0)
+    calls = []
+    monkeypatch.setattr("progresvit.engine.Engine", lambda *_, **options: calls.append(options) or 1 / 0)
     for words in ((), ("--decode", "cpu", "--workers", "3")):
         run("classify", picture, "--model", model, "--threshold", "1", *words)
-    assert [(options["decode"], options["workers"]) for options in given] == [("auto", None), ("cpu", 3)]
+    assert [(options["decode"], options["workers"]) for options in calls] == [("auto", None), ("cpu", 3)]
 
 
 def test_a_progress_bar_shows_the_rate_and_counts_only_what_this_run_does(monkeypatch):

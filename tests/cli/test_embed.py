@@ -38,7 +38,7 @@ def test_a_folder_is_embedded(folder, photos, tmp_path):
     table = pq.read_table(out)
     assert table["image"].to_pylist() == ["a.png", "b.jpg", "c.png", "d.png", "more/a.png"]
     expected = progresvit.EmbeddingEngine(folder).embed(sorted(photos.rglob("*.*g")))
-    np.testing.assert_allclose(table["features"].to_pylist(), [one.features for one in expected], atol=1e-5)
+    np.testing.assert_allclose(table["features"].to_pylist(), [answer.features for answer in expected], atol=1e-5)
 
 
 def test_round_pooling_precision_and_batch_are_chosen(folder, photos, tmp_path):
@@ -48,9 +48,9 @@ def test_round_pooling_precision_and_batch_are_chosen(folder, photos, tmp_path):
     assert "5 images, 64 features each (mean of the patch tokens of round 1)" in output
     engine = progresvit.EmbeddingEngine(folder, round=1, pool="mean", precision="bf16", batch=2)
     expected = engine.embed(sorted(photos.rglob("*.*g")))
-    found = pq.read_table(out)
-    np.testing.assert_allclose(found["features"].to_pylist(), [one.features for one in expected], atol=1e-6)
-    about = json.loads(found.schema.metadata[b"progresvit_features"])
+    table = pq.read_table(out)
+    np.testing.assert_allclose(table["features"].to_pylist(), [answer.features for answer in expected], atol=1e-6)
+    about = json.loads(table.schema.metadata[b"progresvit_features"])
     assert (about["round"], about["pool"], about["precision"]) == (1, "mean", "bf16")
 
 

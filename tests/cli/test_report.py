@@ -38,8 +38,8 @@ def read(path):
 
 def thumbnails(page):
     """Images of the gallery in a page."""
-    found = re.findall(r'<div class="card"><img alt="" src="data:image/png;base64,([^"]+)">', page)
-    return [Image.open(io.BytesIO(base64.b64decode(image))) for image in found]
+    images = re.findall(r'<div class="card"><img alt="" src="data:image/png;base64,([^"]+)">', page)
+    return [Image.open(io.BytesIO(base64.b64decode(image))) for image in images]
 
 
 def test_a_page_with_figures_tables_and_a_gallery_of_errors(evaluated, digits, tmp_path):

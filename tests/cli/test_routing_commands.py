@@ -24,7 +24,7 @@ def records(tmp_path):
 
 @pytest.fixture
 def others(tmp_path):
-    """Of the same model, on other images."""
+    """Records of the same model on other images."""
     write_records(make_records(3000, seed=7), tmp_path / "other.parquet")
     return tmp_path / "other.parquet"
 
@@ -38,8 +38,8 @@ def test_from_pictures_to_a_threshold_to_predictions(model, digits, tmp_path):
     works("frontier", table)
     works("calibrate", table, "--exit-share", 0.5, "--out", tmp_path / "t.json")
     engine = progresvit.Engine(progresvit.load(model), tmp_path / "t.json")
-    found = engine.classify(sorted((digits / "val").rglob("*.png")))
-    assert sum(prediction.exit_round == 1 for prediction in found) == 12
+    answers = engine.classify(sorted((digits / "val").rglob("*.png")))
+    assert sum(answer.exit_round == 1 for answer in answers) == 12
 
 
 def test_a_saved_model_that_merges_tokens_is_described_and_evaluated(model, digits, tmp_path):

@@ -42,7 +42,8 @@ def test_one_image_is_drawn_with_its_mask_and_told_in_a_line(folder, photos, tmp
     words = ("segment", image, "--model", folder, "--threshold", 0, "--out", out, "--mask", mask, "--device", "cpu")
     (line,) = works(*words).strip().splitlines()
     (expected,) = progresvit.SegmentationEngine(folder, 0.0).segment([image])
-    classes = ", ".join(f"{one.name} {short_percent(one.share)}" for one in class_shares(expected.labels, NAMES))
+    shares = class_shares(expected.labels, NAMES)
+    classes = ", ".join(f"{shown.name} {short_percent(shown.share)}" for shown in shares)
     assert line == f"{image}: round 2 of 2, score {expected.score:.3f}, {expected.gmacs:.3f} GMACs: {classes}"
     read = Image.open(mask)
     assert read.mode == "P"
@@ -55,8 +56,8 @@ def test_a_folder_is_drawn_into_a_folder(folder, photos, tmp_path):
     out, masks = tmp_path / "out", tmp_path / "masks"
     output = works("segment", photos, "--model", folder, "--threshold", "1e9", "--out", out, "--mask", masks)
     names = ["a.png", "b.png", "more/a.png"]
-    for found in (out, masks):
-        assert sorted(path.relative_to(found).as_posix() for path in found.rglob("*.png")) == names
+    for drawn in (out, masks):
+        assert sorted(path.relative_to(drawn).as_posix() for path in drawn.rglob("*.png")) == names
     assert np.array(Image.open(masks / "more" / "a.png")).shape == (60, 60)
     assert "b.jpg: round 1 of 2, score " in output
     assert "3 images: 3 after round 1, 0 after round 2; " in output

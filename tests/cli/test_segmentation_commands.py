@@ -66,8 +66,8 @@ def test_evaluate_with_options_of_segmentation(segmenter, data, tmp_path):
     options = ("--stride", 0.5, "--scales", "1,1.25", "--flip", "--labels", tmp_path / "mine.json")
     works(*evaluating(segmenter, data, tmp_path / "r.parquet"), *options, "--ignore", "3,255", "--batch", 4)
     records = read_segmentation_records(tmp_path / "r.parquet")
-    known = records.header.preprocessing
-    assert (known["stride"], known["scales"], known["flip"]) == (0.5, [1.0, 1.25], True)
+    windows = records.header.preprocessing
+    assert (windows["stride"], windows["scales"], windows["flip"]) == (0.5, [1.0, 1.25], True)
     assert records.header.masks == {"values": [0, 1, 2, 9], "ignored": [3, 255]}
     assert records.totals.labelled[0, 3] == 0
 

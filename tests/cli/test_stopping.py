@@ -77,12 +77,12 @@ def test_a_signal_stops_with_one_line_and_the_same_command_continues(
     out, whole = tmp_path / name, tmp_path / f"whole {name}"
     works(*make(model, digits, whole))
     words = make(model, digits, out)
-    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [signal.getsignal(signal_number) for signal_number in (signal.SIGINT, signal.SIGTERM)]
     with monkeypatch.context() as patch:
         stop_in_call(4, patch, *place, lambda: signal.raise_signal(number))
         result = run(*words)
     assert (result.exit_code, result.stderr) == (code, STOPPED)
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [signal.getsignal(signal_number) for signal_number in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert not out.exists()
     repeated = stop_in_call(0, monkeypatch, *place, None)
     works(*words)
@@ -101,9 +101,9 @@ def test_a_second_signal_ends_at_once_and_loses_nothing(model, digits, tmp_path,
         ends.append(code)
         raise SystemExit(code)
 
-    def kept(self, *given):
+    def kept(self, *arguments):
         signal.raise_signal(signal.SIGINT)
-        keep(self, *given)
+        keep(self, *arguments)
 
     with monkeypatch.context() as patch:
         stop_in_call(4, patch, *place, lambda: signal.raise_signal(signal.SIGINT))
@@ -141,9 +141,9 @@ def test_a_second_signal_ends_a_training_at_its_last_checkpoint(digits, tmp_path
 def start(words, *, together=False, constants=None):
     """A command in a process of its own, or in two under torchrun; see :mod:`tests.processes`."""
     program = TORCHRUN if together else (sys.executable,)
-    given = json.dumps([[str(word) for word in words]]), json.dumps(constants or {})
+    arguments = json.dumps([[str(word) for word in words]]), json.dumps(constants or {})
     return subprocess.Popen(
-        [*program, "-m", "tests.processes", *given], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [*program, "-m", "tests.processes", *arguments], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

@@ -24,9 +24,9 @@ def cumulative_disagreements(rate, *, seed):
     return disagrees.cumsum(axis=1, dtype=np.int32), np.arange(1, IMAGES + 1)
 
 
-def a_setting(**known):
-    always = {"threshold": 0.5, "rounds": 2, "weights": "w", "preprocessing": "p", "precision": "fp32", "n": 9}
-    return Setting(**{"rule": "guarantee", "epsilon": 0.01, "delta": 0.05, **always, **known})
+def a_setting(**fields):
+    fixed = {"threshold": 0.5, "rounds": 2, "weights": "w", "preprocessing": "p", "precision": "fp32", "n": 9}
+    return Setting(**{"rule": "guarantee", "epsilon": 0.01, "delta": 0.05, **fixed, **fields})
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
