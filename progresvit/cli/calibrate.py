@@ -95,6 +95,8 @@ def calibrate(
         raise ValueError(f"choose one of {rules}, not {' and '.join(used) or 'none'}.")
     if not 0 < confidence < 1:
         raise ValueError(f"--confidence is between 0 and 1 (0.95 for 95 %), not {confidence:g}.")
+    if max_drop is not None and not 0 < max_drop < 1:
+        raise ValueError(f"--max-drop is between 0 and 1 (0.005 for 0.5 %), not {max_drop:g}.")
     if unlabelled and max_drop is None:
         raise ValueError("--unlabelled applies to the certificate; give --max-drop too.")
     if per_round and max_drop is not None:

@@ -17,6 +17,7 @@ _ARGUMENT = re.compile(
     r"""
     [\w.]+\([^()]*\)                    # a call in Python stays as it is: Engine(max_pixels=100)
     | --[a-z][\w-]*[ =]\S+              # so does an option: --set optimizer.batch=64
+    | ^(?P<subject>[a-z]\w*)(?=\ must\ be\ )
     | (?<![\w./=-])(?P<name>[a-z]\w*(?:\.\w+)*)=(?P<value>
         '[^']*' | "[^"]*" | \([^()]*\) | \[[^][]*\]
         | (?:[^\s,;:.()'"`] | [,:.](?=[^\s,;:.()'"`]))*  # a full stop at the end is the sentence's
@@ -68,9 +69,10 @@ class Commands(TyperGroup):
 def in_options(message: str) -> str:
     """The message with ``name=value`` written as options of the running command.
 
-    ``overwrite=True`` becomes ``--overwrite``, ``device='cpu'`` becomes ``--device cpu``, and a key of a recipe,
-    ``optimizer.batch=64``, becomes ``--set optimizer.batch=64``. Names that are not options of the command stay as they
-    are. If the message names another command, as in ``progresvit evaluate``, it may have the option.
+    ``overwrite=True`` becomes ``--overwrite``, ``device='cpu'`` becomes ``--device cpu``, a key of a recipe,
+    ``optimizer.batch=64``, becomes ``--set optimizer.batch=64``, and the subject of ``top_k must be at most 4`` becomes
+    ``--top-k``. Names that are not options of the command stay as they are. If the message names another command, as in
+    ``progresvit evaluate``, it may have the option.
     """
     options: dict[str, Any] = {}
     named = [
@@ -83,6 +85,8 @@ def in_options(message: str) -> str:
 
     def translate(match: re.Match[str]) -> str:
         name, value = match["name"], match["value"]
+        if match["subject"] in options:
+            return str(options[match["subject"]].opts[0])
         if name is not None and "." in name and "set" in options:
             return f"--set {match[0]}"
         option = options.get(name)

@@ -46,6 +46,8 @@ def serve(
         raise ValueError(not_installed(str(error.name), "serve")) from error
     from progresvit.serving.service import Limits
 
+    if not 0 <= audit <= 1:
+        raise ValueError(f"--audit is a share of the images from 0 to 1 (0.01 for 1 %), not {audit:g}.")
     token = os.environ.get(TOKEN) or None
     if token is None and not _is_loopback(host):
         typer.echo(f"warning: {host} is reached from other machines, and anybody may use it; set {TOKEN}.", err=True)

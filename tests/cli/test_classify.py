@@ -59,7 +59,7 @@ def test_several_classes_are_named_in_the_table_in_json_and_in_parquet(model, pi
     (row,) = pq.read_table(tmp_path / "a.parquet").to_pylist()
     assert [candidate["index"] for candidate in row["top"]] == [candidate["index"] for candidate in answer["top"]]
     assert "top" not in json.loads(works("classify", picture, "--model", model, "--threshold", "0", "--json"))
-    refused("top_k must be at most", *common[:-1], "9")
+    refused("--top-k must be at most", *common[:-1], "9")
 
 
 @pytest.mark.slow

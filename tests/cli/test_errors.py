@@ -17,6 +17,8 @@ COMMANDS = typer.main.get_command(app).commands
         ("classify", "use json=True", "use --json"),
         ("classify", "a larger max_pixels=… allows more", "a larger --max-pixels … allows more"),
         ("classify", "workers=0.", "--workers 0."),
+        ("classify", "top_k must be at most 4", "--top-k must be at most 4"),
+        ("classify", "a batch must be full; k must be odd", "a batch must be full; k must be odd"),
         ("classify", "use threshold=0.35, or device='cpu'.", "use --threshold 0.35, or --device cpu."),
         ("classify", 'device="cuda:1".', "--device cuda:1."),
         ("classify", "router=my_module:my_router", "--router my_module:my_router"),

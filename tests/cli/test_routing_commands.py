@@ -230,7 +230,7 @@ def test_calibrate_refuses_bad_input_and_writes_nothing(records, tmp_path):
         ("and all rounds", records, "--budget-gmacs", 99),
         ("between 0 and 1", records, "--exit-share", 1.5),
         ("at least 29,956 are needed", records, "--max-drop", 0.0001),
-        ("epsilon", records, "--max-drop", 0),
+        ("--max-drop is between 0 and 1", records, "--max-drop", 0),
         ("--confidence is between 0 and 1", records, "--max-drop", 0.01, "--confidence", 1),
         ("--unlabelled applies to the certificate", records, "--near-lossless", "--unlabelled"),
         ("50 of 50 images in these records have no label", tmp_path / "free.parquet", "--near-lossless"),

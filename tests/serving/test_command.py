@@ -31,7 +31,7 @@ SAMPLE = samples_folder() / "golden_retriever.jpg"
     [
         (["no-such-model"], "no-such-model"),
         (["nettewoof-tiny", "--threshold", "-1"], "0 (every round runs) or more"),
-        (["nettewoof-tiny", "--audit", "2"], "rate"),
+        (["nettewoof-tiny", "--audit", "2"], "--audit is a share of the images from 0 to 1"),
         (["--host", "192.0.2.1"], "check --host"),  # no machine has this address
     ],
 )
