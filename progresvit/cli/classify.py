@@ -159,10 +159,11 @@ def _to_terminal(engine: Engine, dataset: ImageDataset, *, mark_correct: bool) -
         ]
         if engine.top_k > 1:
             columns.insert(3, Column("others", "next"))
-        rows = [
-            {**row(output.printable(entry.name), answer, engine), "answer": _answer(answer), "others": _others(answer)}
-            for entry, answer in good
-        ]
+        rows = []
+        for entry, answer in good:
+            others = (f"{c.label or f'class {c.index}'} {c.probability:.1%}" for c in answer.top[1:])
+            cells = row(output.printable(entry.name), answer, engine)
+            rows.append({**cells, "answer": _answer(answer), "others": ", ".join(others)})
         if mark_correct and engine.config.class_ids is not None:
             columns.insert(2, Column("correct", "correct"))
             labels = sample_labels()
@@ -172,10 +173,6 @@ def _to_terminal(engine: Engine, dataset: ImageDataset, *, mark_correct: bool) -
         _report(summarise(answers, len(engine.gmacs)), engine)
     output.report_skipped([(entry.name, a.error) for entry, a in zip(dataset.entries, answers) if a.error is not None])
     return len(answers) - len(good)
-
-
-def _others(prediction: Prediction) -> str:
-    return ", ".join(f"{c.label or f'class {c.index}'} {c.probability:.1%}" for c in prediction.top[1:])
 
 
 def _answer(prediction: Prediction) -> str:

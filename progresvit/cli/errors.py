@@ -34,7 +34,7 @@ class Commands(TyperGroup):
     """The words of the command line after the program."""
     parameters: Sequence[Any] = ()
     """Arguments and options of the running command."""
-    others: Mapping[str, Any] = {}
+    all_commands: Mapping[str, Any] = {}
     """All commands by name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -45,7 +45,7 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         Commands.parameters = () if command is None else command.params
-        Commands.others = ctx.find_root().command.commands
+        Commands.all_commands = ctx.find_root().command.commands
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -75,13 +75,12 @@ def in_options(message: str) -> str:
     ``progresvit evaluate``, it may have the option.
     """
     options: dict[str, Any] = {}
-    named = [
-        Commands.others[name] for name in re.findall(r"\bprogresvit ([a-z-]+)", message) if name in Commands.others
-    ]
+    names = re.findall(r"\bprogresvit ([a-z-]+)", message)
+    named = [Commands.all_commands[name] for name in names if name in Commands.all_commands]
     for parameter in (*(parameter for command in named for parameter in command.params), *Commands.parameters):
         if parameter.param_type_name == "option":
-            names = {parameter.name, *(flag.lstrip("-").replace("-", "_") for flag in parameter.opts)}
-            options |= dict.fromkeys(names, parameter)
+            arguments = {parameter.name, *(flag.lstrip("-").replace("-", "_") for flag in parameter.opts)}
+            options |= dict.fromkeys(arguments, parameter)
 
     def translate(match: re.Match[str]) -> str:
         name, value = match["name"], match["value"]

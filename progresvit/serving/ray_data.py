@@ -80,8 +80,8 @@ def classify_dataset(
         actors: Actors of each round, or one number for all rounds.
         cpus: CPUs that an actor reserves; by default at most 1, and together at most half of the cluster.
         gpus: GPUs, or a fraction of one, that an actor reserves.
-        options, keywords: Of the engines, as for :class:`Engine`; images are decoded on the CPU. ``batch``, the rows of
-            a batch, is 512 by default with a GPU, else 32.
+        options, keywords: Options of the engines, as for :class:`Engine`; images are decoded on the CPU. ``batch``, the
+            rows of a batch, is 512 by default with a GPU, else 32.
     """
     options = EngineOptions.merge(options, keywords)
     batch = options.batch or (GPU_ROWS if gpus else CPU_ROWS)

@@ -45,7 +45,7 @@ def fail(kernels: bool = True, split: str = "") -> None:
 
 
 def test_an_option_of_the_command_that_the_message_names_is_printed(monkeypatch):
-    monkeypatch.setattr(Commands, "others", COMMANDS)
+    monkeypatch.setattr(Commands, "all_commands", COMMANDS)
     monkeypatch.setattr(Commands, "parameters", COMMANDS["trust"].params)
     message = "run progresvit evaluate again with keep_logits=True."
     assert in_options(message) == "run progresvit evaluate again with --logits."
