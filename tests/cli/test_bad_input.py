@@ -5,9 +5,7 @@ import shutil
 import pytest
 from PIL import Image
 
-import progresvit
 from tests.commands import refused, run, works
-from tests.evaluation.made_segmentation import make_model
 
 URL = "https://example.org/photos.tar"
 TAKING_DATA = {
@@ -31,11 +29,6 @@ def unsplit(digits, tmp_path):
     for path in sorted((folder / "3").iterdir())[1:]:
         path.unlink()
     return folder
-
-
-@pytest.fixture
-def segmenter(randomize, tmp_path):
-    return progresvit.save(make_model(randomize), tmp_path / "segmenter")
 
 
 @pytest.mark.parametrize("command", TAKING_DATA)

@@ -20,11 +20,6 @@ from tests.evaluation.made_segmentation import CLASSES, config, make_dataset, ma
 
 
 @pytest.fixture
-def segmenter(tmp_path, randomize):
-    return progresvit.save(make_model(randomize), tmp_path / "segmenter")
-
-
-@pytest.fixture
 def data(tmp_path):
     return make_dataset(tmp_path / "data")
 
