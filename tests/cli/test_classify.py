@@ -63,7 +63,7 @@ def test_several_classes_are_named_in_the_table_in_json_and_in_parquet(model, pi
 
 
 @pytest.mark.slow
-def test_a_setting_is_asked_for_by_name_and_a_budget_by_number(model, digits, tmp_path):
+def test_a_setting_is_chosen_by_name_and_a_budget_by_number(model, digits, tmp_path):
     records, val = tmp_path / "r.parquet", digits / "val"
     works("evaluate", model, "--data", digits, "--out", records, "--workers", 0, "--device", "cpu")
     refused("needs a threshold", "classify", val, "--model", model)
@@ -111,13 +111,13 @@ def test_images_of_no_class_are_declined_in_the_table_in_json_and_in_parquet(mod
     assert (json.loads(line)["out_of_distribution"], json.loads(line)["ood_score"]) == (False, None)
 
 
-def test_nothing_to_look_at_is_refused(picture):
+def test_classify_needs_exactly_one_source_of_images(picture):
     refused("--samples for the bundled sample images", "classify")
     refused("--samples for the bundled sample images", "classify", picture, "--samples")
     refused("--list for a list of paths", "classify", picture, "--list", "paths.txt")
 
 
-def test_many_pictures_go_into_a_parquet_table(model, digits, tmp_path):
+def test_many_images_are_written_into_a_parquet_table(model, digits, tmp_path):
     out = tmp_path / "answers.parquet"
     words = ("classify", digits / "val", "--model", model, "--threshold", "0.9", "--out", out)
     assert "wrote" in works(*words)
@@ -146,7 +146,7 @@ def test_what_cannot_be_read_is_listed_and_the_rest_is_classified(model, picture
     assert [row["error"] is None for row in pq.read_table(out).to_pylist()] == [False, False, False, True]
 
 
-def test_bad_pictures_in_a_folder_leave_the_good_ones_their_answers(model, picture, tmp_path):
+def test_unreadable_images_in_a_folder_do_not_affect_the_others(model, picture, tmp_path):
     Image.open(picture).save(tmp_path / "good.png")
     Image.effect_noise((64, 64), 90).save(tmp_path / "cut.jpg")
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:-900])
@@ -260,7 +260,7 @@ def test_rates_are_rounded_as_people_read_them(speed, text):
     assert output.format_rate(speed) == text
 
 
-def test_what_pillow_reads_is_read_in_folders_and_other_files_are_counted(model, tmp_path):
+def test_formats_of_pillow_are_read_in_folders_and_other_files_are_counted(model, tmp_path):
     folder = tmp_path / "photos"
     folder.mkdir()
     kinds = [kind for kind in ("avif", "jp2", "tga", "jfif") if kind != "avif" or features.check("avif")]

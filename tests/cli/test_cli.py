@@ -153,7 +153,7 @@ def test_an_error_of_the_real_process_has_no_traceback():
     assert result.stdout == ""
 
 
-def test_a_reader_that_goes_away_is_no_error_message():
+def test_a_reader_that_closes_the_pipe_causes_no_error_message():
     reading, writing = os.pipe()
     os.close(reading)  # nobody listens
     command = [sys.executable, "-m", "progresvit", "info", "progresvit_tiny_160_224", "--json"]

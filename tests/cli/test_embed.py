@@ -126,7 +126,7 @@ def test_wrong_arguments_are_refused_in_one_line(folder, photos, tmp_path):
     assert not list(tmp_path.glob("f.*"))
 
 
-def test_an_existing_table_is_kept_unless_overwriting_is_asked_for(folder, photos, tmp_path):
+def test_an_existing_table_is_kept_without_overwrite(folder, photos, tmp_path):
     out = tmp_path / "f.parquet"
     words = ("embed", photos, "--model", folder, "--out", out)
     works(*words)

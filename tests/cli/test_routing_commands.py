@@ -29,7 +29,7 @@ def others(tmp_path):
     return tmp_path / "other.parquet"
 
 
-def test_from_pictures_to_a_threshold_to_predictions(model, digits, tmp_path):
+def test_from_images_to_a_threshold_to_predictions(model, digits, tmp_path):
     table = tmp_path / "val.parquet"
     output = works("evaluate", model, "--data", digits, "--out", table, "--workers", 0, "--device", "cpu", "--logits")
     first = share_interval(int(read_records(table).correct[:, 0].sum()), 24)

@@ -36,7 +36,7 @@ def photos(tmp_path):
     return photos
 
 
-def test_one_image_is_drawn_with_its_mask_and_told_in_a_line(folder, photos, tmp_path):
+def test_one_image_is_drawn_with_its_mask_and_described_in_a_line(folder, photos, tmp_path):
     out, mask = tmp_path / "new" / "overlay.png", tmp_path / "mask.png"
     image = photos / "a.png"
     words = ("segment", image, "--model", folder, "--threshold", 0, "--out", out, "--mask", mask, "--device", "cpu")
@@ -175,7 +175,7 @@ def test_wrong_arguments_are_refused(folder, photos, tmp_path):
     assert not out.exists()
 
 
-def test_existing_outputs_are_kept_unless_overwriting_is_asked_for(folder, photos, tmp_path):
+def test_existing_outputs_are_kept_without_overwrite(folder, photos, tmp_path):
     out = tmp_path / "out"
     words = ("segment", photos, "--model", folder, "--threshold", 0, "--out", out)
     works(*words)

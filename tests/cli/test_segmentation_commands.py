@@ -67,7 +67,7 @@ def test_evaluate_with_options_of_segmentation(segmenter, data, tmp_path):
     assert records.totals.labelled[0, 3] == 0
 
 
-def test_evaluate_refuses_what_makes_no_sense_for_the_model(segmenter, model, data, digits, tmp_path):
+def test_evaluate_refuses_options_of_the_other_task(segmenter, model, data, digits, tmp_path):
     out = tmp_path / "new" / "r.parquet"
     base = evaluating(segmenter, data, out)
     for option in (["--unlabelled"], ["--restrict-classes"], ["--corruption", "fog/2"], ["--logits"]):

@@ -63,7 +63,7 @@ def test_answers_are_equal_to_the_bit_for_equal_batches(server, served_model, ph
         assert (answer["probability"], answer["entropy"]) == (expected.probability, expected.entropy)
 
 
-def test_only_the_outputs_that_are_asked_for_are_sent(server, photos):
+def test_only_requested_outputs_are_sent(server, photos):
     response = server.infer({"inputs": [tensor(photos[0])], "outputs": [{"name": "label"}, {"name": "entropy"}]})
     assert list(outputs(response)) == ["label", "entropy"]
 

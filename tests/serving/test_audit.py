@@ -230,7 +230,7 @@ def test_infinite_entropies_are_drift_and_images_that_cannot_be_opened_are_not()
 
 
 @pytest.mark.parametrize("quantiles", [[], [0.5], [1.0, 0.5], [-1.0, 0.5], [0.0, math.nan], [[0.0, 1.0]]])
-def test_what_are_no_quantiles_is_refused(quantiles):
+def test_wrong_quantiles_are_refused(quantiles):
     with pytest.raises(
         ValueError, match="at least two ascending numbers of 0 or more; the command progresvit calibrate"
     ):

@@ -64,7 +64,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_files_that_are_no_image_or_damaged_are_refused(server, name):
+def test_damaged_files_and_files_of_other_kinds_are_refused(server, name):
     content, status = REFUSED[name]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     response = server.classify(content)

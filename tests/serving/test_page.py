@@ -191,7 +191,7 @@ def test_one_and_three_rounds_and_grey_models_run(randomize, channels):
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"<svg></svg>", as_file(format="EPS"), as_file(format="PPM")])
-def test_what_is_no_image_of_a_known_format_gives_415(client, content):
+def test_a_file_of_another_format_gives_415(client, content):
     response = client.post("/page/rounds", content=content)
     assert response.status_code == 415
     assert "not an image" in response.json()["error"]
