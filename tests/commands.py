@@ -1,4 +1,4 @@
-"""Commands as a user types them: that one works, and that one is refused in a line."""
+"""Runs commands as a user types them, and checks that they work or are refused in one line."""
 
 from typer.testing import CliRunner
 

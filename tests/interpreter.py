@@ -10,7 +10,7 @@ import torch
 
 
 def interpret(module):
-    """By check, what the interpreter said of it: nothing, or an error. ``module.run_checks`` runs in the process."""
+    """The error of each check by its name, empty if it passed. ``module.run_checks`` runs in a fresh process."""
     code = f"from {module} import run_checks; run_checks()"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
@@ -19,7 +19,7 @@ def interpret(module):
 
 
 def report(checks):
-    """Run functions by name, in the interpreter's process, and print the error of each."""
+    """Run the named functions in the process of the interpreter, and print the error of each."""
     errors = {}
     for name, check in checks.items():
         torch.manual_seed(0)

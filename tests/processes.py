@@ -18,9 +18,9 @@ def run_together(*commands, constants=None):
 
     ``constants`` sets values of modules in both processes, such as {"progresvit.evaluation.parts.CHUNK": 7}.
     """
-    wanted = json.dumps([[str(argument) for argument in command] for command in commands])
+    words = json.dumps([[str(argument) for argument in command] for command in commands])
     return subprocess.run(
-        [*TORCHRUN, "-m", "tests.processes", wanted, json.dumps(constants or {})],
+        [*TORCHRUN, "-m", "tests.processes", words, json.dumps(constants or {})],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -29,7 +29,7 @@ def run_together(*commands, constants=None):
 
 
 def run_commands(commands, constants):
-    """In each of the two processes, or in one without torchrun, which runs one command."""
+    """Run the commands in this process: one of two under torchrun, or the only one, which runs one command."""
     from progresvit.cli import app
 
     for name, value in constants.items():

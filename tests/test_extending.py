@@ -176,10 +176,10 @@ def test_bad_routers_are_refused(model, digits):
     )
     works("evaluate", model, "--data", digits, "--out", "records.parquet", "--workers", 0)
     base = ["frontier", "records.parquet", "--router"]
-    refused("bad:one is no router", *base, "bad:one")
+    refused("bad:one is not a router; define it as score(s, statistics)", *base, "bad:one")
     refused("must return a tensor with one score for each image, of shape (24,), not (24, 23)", *base, "bad:shapes")
     refused("scale them to 0 … 1", *base, "bad:high")
-    refused("cannot be made without arguments", *base, "bad:Needs")
+    refused("bad:Needs cannot be made (Needs.__init__() missing 1", *base, "bad:Needs")
     refused("bad has no function or class 'hihg'; did you mean 'high'?", *base, "bad:hihg")
     refused("missing cannot be imported", *base, "missing:margin")
     refused("there is no router at missing.safetensors", *base, "missing.safetensors")
@@ -236,7 +236,7 @@ def test_bad_corruptions_are_refused_before_workers_start(model, digits):
     base = ["evaluate", model, "--data", digits, "--out", "r.parquet", "--corruption"]
     refused("bad:grey gives an array of shape (32, 32) for an image of shape (32, 32, 3); return", *base, "bad:grey/1")
     refused("bad:nan gives values that are not finite", *base, "bad:nan/1")
-    refused("json:loads is not a corruption: it is called with an image, a severity", *base, "json:loads/1")
+    refused("json:loads is not a corruption; define it as corrupt(image, severity, rng)", *base, "json:loads/1")
     refused("bad has no function 'gray'; did you mean 'grey'?", *base, "bad:gray/1")
     refused("missing cannot be imported", *base, "missing:fog/1")
     refused("not a corruption with a severity from 1 to 5", *base, "dust:dust/6")
@@ -313,9 +313,9 @@ def test_bad_backends_are_refused(model, digits):
         "class Shapes(Nothing):\n    def run(self, s, pixels, tokens): return pixels[:, 0, 0, :4], None\n"
     )
     base = ["classify", digits / "val", "--model", model, "--threshold", 0, "--backend"]
-    refused("bad:NoRun is not a backend: it has no method run(s, pixels, tokens)", *base, "bad:NoRun")
-    refused("bad:NoModel is made with the model", *base, "bad:NoModel")
-    refused("json:loads cannot be made with the model", *base, "json:loads")
+    refused("bad:NoRun is not a backend; define its method run(s, pixels, tokens)", *base, "bad:NoRun")
+    refused("bad:NoModel cannot be made (NoModel() takes no arguments); define", *base, "bad:NoModel")
+    refused("json:loads cannot be made (the JSON object must be", *base, "json:loads")
     refused("run of bad:Nothing returned NoneType; return (logits, tokens)", *base, "bad:Nothing")
     refused("tokens of round 0 of bad:Shapes must have the shape", *base, "bad:Shapes")
     refused("bad has no backend 'Shape'; did you mean 'Shapes'", *base, "bad:Shape")

@@ -38,27 +38,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("quickstart")(quickstart)
-app.command("info")(info)
-app.command("classify")(classify)
-app.command("classify-ray")(classify_ray)
-app.command("segment")(segment)
-app.command("serve")(serve)
-app.command("embed")(embed)
-app.command("import-official")(import_official)
-app.command("train")(train)
-app.command("evaluate")(evaluate)
-app.command("frontier")(frontier)
-app.command("report")(report)
-app.command("calibrate")(calibrate)
-app.command("fit-router")(fit_router)
-app.command("compare-routers")(compare_routers)
-app.command("abstention")(abstention)
-app.command("ood")(ood)
-app.command("trust")(trust)
-app.command("shift")(shift)
-app.command("export")(export)
-app.command("bench")(bench)
+COMMANDS = (
+    quickstart, info, classify, classify_ray, segment, serve, embed, import_official, train, evaluate, frontier, report,
+    calibrate, fit_router, compare_routers, abstention, ood, trust, shift, export, bench,
+)  # fmt: skip
+for command in COMMANDS:
+    app.command()(command)  # fit_router becomes fit-router
 app.add_typer(analyze, name="analyze")
 
 

@@ -11,15 +11,15 @@ from progresvit.cli import options, output
 
 
 def abstention(
-    records: Annotated[Path, typer.Argument(help="Records of the model.")],
-    threshold: Annotated[str | None, typer.Option(help=options.THRESHOLD_HELP)] = None,
-    router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
+    records: options.RecordsFile,
+    threshold: options.Threshold = None,
+    router: options.RouterFile = None,
     unrecoverable: Annotated[
         Path | None,
         typer.Option("--unrecoverable", "--hopeless", help="Router of fit-router --target unrecoverable."),
     ] = None,
     benefit: Annotated[Path | None, typer.Option(help="Router of fit-router --target benefit.")] = None,
-    out: Annotated[list[Path] | None, typer.Option(help=options.OUT_HELP)] = None,
+    out: options.Outputs = None,
     compute_out: Annotated[
         list[Path] | None,
         typer.Option(help=f"Equal-accuracy table. {options.TABLE_HELP}"),
@@ -27,7 +27,7 @@ def abstention(
 ) -> None:
     """Print risk against coverage; with --unrecoverable, also the GMACs saved by not refining such images."""
     from progresvit.analysis.routing_figures import risk_coverage_figure
-    from progresvit.evaluation import equal_accuracy_table, read_records, risk_coverage_curves
+    from progresvit.evaluation import equal_accuracy_table, risk_coverage_curves
     from progresvit.evaluation.iso_accuracy import rules
     from progresvit.evaluation.selective import risk_coverage_table
     from progresvit.table import check_outputs
@@ -38,16 +38,15 @@ def abstention(
         raise ValueError(
             "compute at equal accuracy needs --unrecoverable, a router of fit-router --target unrecoverable."
         )
-    table = read_records(records)
-    fitted, unrecoverable_router, benefit_router = (
-        options.open_router(path, table.header, table.ids) for path in (router, unrecoverable, benefit)
-    )
-    curves = risk_coverage_curves(table, options.parse_threshold(threshold, table.header, fitted), fitted)
+    images, limit, fitted = options.open_records(records, threshold, router)
+    curves = risk_coverage_curves(images, limit, fitted)
     tables = [risk_coverage_table(curves)]
     outputs = output.make_outputs(out or [], tables[0], lambda: risk_coverage_figure(curves))
-    if unrecoverable_router is not None:
-        tables.append(equal_accuracy_table(table, rules(unrecoverable=unrecoverable_router, benefit=benefit_router)))
+    if unrecoverable is not None:
+        first, second = (options.open_router(path, images.header, images.ids) for path in (unrecoverable, benefit))
+        assert first is not None
+        tables.append(equal_accuracy_table(images, rules(unrecoverable=first, benefit=second)))
         outputs += output.make_outputs(compute_out or [], tables[1])
-    for shown in tables:
-        output.show_table(shown)
+    for table in tables:
+        output.show_table(table)
     output.write_outputs(outputs)

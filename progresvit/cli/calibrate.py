@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -13,9 +14,11 @@ from progresvit.compute import Convention
 if TYPE_CHECKING:
     from progresvit.evaluation import Records
     from progresvit.routing import Router, Setting
-    from progresvit.routing.scores import OODScore
+    from progresvit.routing.settings import Loss
 
 
+RULES = ("near_lossless", "budget_gmacs", "exit_share", "max_drop", "budgets")
+FOR_CLASSIFICATION = ("budgets", "router", "unlabelled", "max_error", "per_round", "ood_share", "entropies")
 CERTIFIED = {
     "labelled": "drop in accuracy",
     "unlabelled": "share of answers that differ from the full path's",
@@ -25,7 +28,8 @@ CERTIFIED = {
 
 
 def calibrate(
-    records: Annotated[Path, typer.Argument(help="Records of the model.")],
+    context: typer.Context,
+    records: options.RecordsFile,
     near_lossless: Annotated[
         bool,
         typer.Option(
@@ -85,18 +89,14 @@ def calibrate(
 
     A setting saved as MODEL/settings/NAME.json is found by name: Engine(MODEL, threshold="NAME").
     """
-    rules = {
-        "--near-lossless": near_lossless,
-        "--budget-gmacs": budget_gmacs is not None,
-        "--exit-share": exit_share is not None,
-        "--max-drop": max_drop is not None,
-        "--budgets": budgets,
-    }
-    used = [name for name, is_used in rules.items() if is_used]
+    used = options.used_options(context, RULES)
     if len(used) != 1:
-        raise ValueError(f"choose one of {', '.join(rules)}, not {' and '.join(used) or 'none'}.")
+        rules = ", ".join(f"--{name.replace('_', '-')}" for name in RULES)
+        raise ValueError(f"choose one of {rules}, not {' and '.join(used) or 'none'}.")
     if not 0 < confidence < 1:
         raise ValueError(f"--confidence is between 0 and 1 (0.95 for 95 %), not {confidence:g}.")
+    if max_drop is not None and not 0 < max_drop < 1:
+        raise ValueError(f"--max-drop is between 0 and 1 (0.005 for 0.5 %), not {max_drop:g}.")
     if unlabelled and max_drop is None:
         raise ValueError("--unlabelled applies to the certificate; give --max-drop too.")
     if per_round and max_drop is not None:
@@ -114,59 +114,39 @@ def calibrate(
     table = evaluation.read_routed_records(records)
     is_classification = isinstance(table, evaluation.Records)
     if not is_classification:
-        others = {"--budgets": budgets, "--router": router, "--unlabelled": unlabelled, "--max-error": max_error}
-        others |= {"--per-round": per_round, "--ood-share": ood_share, "--entropies": entropies}
-        options.refuse_options(others, options.NOT_FOR_SEGMENTATION_RECORDS)
-    if budgets and isinstance(table, evaluation.Records):
-        extras = (router, max_error, ood_share)
-        plain = convention == "paper" and all(extra is None for extra in extras) and not entropies
-        _write_budgets(table, out, plain=plain)
+        options.refuse_options(context, FOR_CLASSIFICATION, options.NOT_FOR_SEGMENTATION_RECORDS)
+    if budgets:
+        _write_budgets(context, cast("Records", table), out)
         return
     fitted = options.open_router(router, table.header, table.ids)
+    shared: dict[str, Any] = {"router": fitted, "convention": convention}
     if budget_gmacs is not None:
-        setting = evaluation.calibrate_budget(
-            table, budget_gmacs, router=fitted, convention=convention, per_round=per_round
-        )
+        setting = evaluation.calibrate_budget(table, budget_gmacs, per_round=per_round, **shared)
     elif exit_share is not None:
-        setting = evaluation.calibrate_exit_share(table, exit_share, router=fitted, convention=convention)
+        setting = evaluation.calibrate_exit_share(table, exit_share, **shared)
     elif max_drop is not None:
-        setting = evaluation.calibrate_guarantee(
-            table,
-            epsilon=max_drop,
-            delta=round(1 - confidence, 12),  # 0.05, not 0.05000000000000004
-            loss="unlabelled" if unlabelled else None,
-            router=fitted,
-            convention=convention,
-            seed=seed,
-        )
+        delta = round(1 - confidence, 12)  # 0.05, not 0.05000000000000004
+        loss: Loss | None = "unlabelled" if unlabelled else None
+        setting = evaluation.calibrate_guarantee(table, epsilon=max_drop, delta=delta, loss=loss, seed=seed, **shared)
     else:
-        setting = evaluation.calibrate_near_lossless(table, router=fitted, convention=convention, per_round=per_round)
+        setting = evaluation.calibrate_near_lossless(table, per_round=per_round, **shared)
     if isinstance(table, evaluation.Records):
-        setting = _extend(setting, table, fitted, max_error, ood_share, ood_score, entropies=entropies)
+        setting = _extend(setting, table, fitted, context.params)
     _write(setting, out, engine="Engine" if is_classification else "SegmentationEngine", router=router)
 
 
-def _extend(
-    setting: Setting,
-    records: Records,
-    router: Router | None,
-    max_error: float | None,
-    ood_share: float | None,
-    ood_score: str | None,
-    *,
-    entropies: bool,
-) -> Setting:
-    """The setting with abstention, out-of-distribution images and quantiles of entropies, as far as asked for."""
+def _extend(setting: Setting, records: Records, router: Router | None, values: Mapping[str, Any]) -> Setting:
+    """The setting with the rules of --max-error and --ood-share, and the quantiles of --entropies."""
     from progresvit import evaluation
     from progresvit.routing.calibrate import entropy_quantiles
     from progresvit.routing.scores import DEFAULT_OOD_SCORE
 
-    if max_error is not None:
-        setting = evaluation.with_abstention(records, setting, max_error, router=router)
-    if ood_share is not None:
-        score = cast("OODScore", ood_score or DEFAULT_OOD_SCORE)
-        setting = evaluation.with_ood(records, setting, ood_share, score=score, router=router)
-    if entropies:
+    if values["max_error"] is not None:
+        setting = evaluation.with_abstention(records, setting, values["max_error"], router=router)
+    if values["ood_share"] is not None:
+        score = values["ood_score"] or DEFAULT_OOD_SCORE
+        setting = evaluation.with_ood(records, setting, values["ood_share"], score=score, router=router)
+    if values["entropies"]:
         setting = setting.model_copy(update={"entropy_quantiles": entropy_quantiles(records.top10_entropy[:, 0])})
     return setting
 
@@ -183,10 +163,11 @@ def _write(setting: Setting, out: Path | None, *, engine: str, router: Path | No
     typer.echo(f'{out} is ready: progresvit.{engine}(model, threshold="{out}"{with_router})')
 
 
-def _write_budgets(table: Records, out: Path | None, *, plain: bool) -> None:
+def _write_budgets(context: typer.Context, table: Records, out: Path | None) -> None:
     from progresvit import evaluation
 
-    if out is None or not plain:
+    others = options.used_options(context, ("router", "max_error", "ood_share", "entropies"))
+    if out is None or others or context.params["convention"] != "paper":
         raise ValueError(
             "--budgets needs --out MODEL/budgets.json. It uses entropies and the paper's GMACs; leave out --router, "
             "--max-error, --ood-share, --entropies and --convention."

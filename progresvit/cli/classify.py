@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +12,10 @@ from progresvit.cli import options, output
 from progresvit.io.parse import parse_limit
 
 if TYPE_CHECKING:
-    from progresvit.data.dataset import Entries, Entry, ImageDataset
+    from progresvit.data.dataset import ImageDataset
     from progresvit.engine import Engine, Prediction
     from progresvit.engine.listing import Shard
     from progresvit.engine.predict_files import Summary
-    from progresvit.routing import Setting
 
 
 def classify(
@@ -27,15 +24,13 @@ def classify(
     listed: Annotated[
         str | None, typer.Option("--list", help="Text file with the path of an image in each line; - reads stdin.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help=f"{options.MODEL_HELP} Or an export folder. imagenet-tiny by default.")
-    ] = None,
-    threshold: Annotated[str | None, typer.Option(help=options.LIMIT_HELP)] = None,
+    model: Annotated[str | None, typer.Option(help=f"{options.EXPORT_HELP} imagenet-tiny by default.")] = None,
+    threshold: options.Limit = None,
     budget_gmacs: Annotated[
         float | None,
         typer.Option(help="Average GMACs to spend, looked up in the model's budgets.json."),
     ] = None,
-    router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
+    router: options.RouterFile = None,
     abstain: Annotated[float | None, typer.Option(help="Withhold answers with at least this entropy.")] = None,
     top_k: options.TopK = 1,
     out: Annotated[
@@ -57,7 +52,7 @@ def classify(
     decode: options.Decode = "auto",
     workers: options.Workers = None,
     max_pixels: options.MaxPixels = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")] = False,
+    overwrite: options.OverwriteFile = False,
 ) -> None:
     """Classify images; confident predictions exit early. Unreadable files are reported and skipped (exit code 1)."""
     if out is not None and (out.suffix not in (".parquet", ".csv", ".jsonl") or as_json):
@@ -106,46 +101,15 @@ def _find(
         return find_listed(listed), ()
     if samples:
         return find_unlabelled(samples_folder()), ()
-    entries, bad = find_images(images or [])
+    entries, bad = options.find_images(images or [])
     return unlabelled(entries), bad
-
-
-def find_images(arguments: list[str]) -> tuple[Entries, list[tuple[str, str]]]:
-    """The images that the arguments name, and the arguments that name none, each with the reason."""
-    from progresvit.data.dataset import Entries, Entry, find_unlabelled
-    from progresvit.data.prepare import NO_FILE, ON_THE_WEB, is_web_address
-
-    bad: list[tuple[str, str]] = []
-    others: Counter[str] = Counter()
-
-    def find() -> Iterator[Entry]:
-        for argument in arguments:
-            path = Path(argument).expanduser()
-            if is_web_address(argument):
-                bad.append((argument, ON_THE_WEB))
-            elif path.is_dir() or path.suffix == ".tar":
-                try:
-                    inside = find_unlabelled(path, others).entries
-                except ValueError as error:
-                    bad.append((argument, str(error).removeprefix(f"{path} ").removesuffix(".")))
-                    continue
-                prefix = "" if len(arguments) == 1 else f"{argument}/"
-                yield from (replace(entry, name=f"{prefix}{entry.name}") for entry in inside)
-            elif not path.exists():
-                bad.append((argument, NO_FILE))
-            else:
-                yield Entry(str(path), argument)
-
-    entries = Entries(find())
-    output.report_other_files(others)
-    return entries, bad
 
 
 def _to_file(engine: Engine, dataset: ImageDataset, out: Path, shard: Shard | None, overwrite: bool) -> int:
     from progresvit.engine.predict_files import classify_files
 
-    with output.stoppable(), output.progress_bars(wanted=True) as begin:
-        progress = begin("classifying") if begin else None
+    with output.stoppable(), output.progress_bars() as begin:
+        progress = begin("classifying")
         summary = classify_files(engine, dataset, out, shard=shard, overwrite=overwrite, progress=progress)
     _report(summary, engine)
     unread = f"; {summary.errors} unreadable (see column error)" if summary.errors else ""
@@ -178,12 +142,11 @@ def _to_terminal(engine: Engine, dataset: ImageDataset, *, mark_correct: bool) -
     from progresvit.table import Column, Table, decimals, rough_percent
 
     answers: list[Prediction] = []
-    with output.stoppable("stopped"), output.progress_bars(wanted=True) as begin:
-        update = begin("classifying") if begin else None
+    with output.stoppable("stopped"), output.progress_bars() as begin:
+        update = begin("classifying")
         for answer in predictions(engine, dataset, deadline=DEADLINE):
             answers.append(answer)
-            if update is not None:
-                update(len(answers), len(dataset))
+            update(len(answers), len(dataset))
     good = [(entry, answer) for entry, answer in zip(dataset.entries, answers) if answer.error is None]
     if good:
         columns = [
@@ -196,23 +159,20 @@ def _to_terminal(engine: Engine, dataset: ImageDataset, *, mark_correct: bool) -
         ]
         if engine.top_k > 1:
             columns.insert(3, Column("others", "next"))
-        rows = [
-            {**row(output.printable(entry.name), answer, engine), "answer": _answer(answer), "others": _others(answer)}
-            for entry, answer in good
-        ]
+        rows = []
+        for entry, answer in good:
+            others = (f"{c.label or f'class {c.index}'} {c.probability:.1%}" for c in answer.top[1:])
+            cells = row(output.printable(entry.name), answer, engine)
+            rows.append({**cells, "answer": _answer(answer), "others": ", ".join(others)})
         if mark_correct and engine.config.class_ids is not None:
             columns.insert(2, Column("correct", "correct"))
             labels = sample_labels()
             class_ids = set(engine.config.class_ids)
             rows = [{**cells, "correct": _correct(cells, labels[cells["image"]], class_ids)} for cells in rows]
-        output.show_table(Table(_count(len(rows)), columns, rows))
+        output.show_table(Table(output.count_images(len(rows)), columns, rows))
         _report(summarise(answers, len(engine.gmacs)), engine)
     output.report_skipped([(entry.name, a.error) for entry, a in zip(dataset.entries, answers) if a.error is not None])
     return len(answers) - len(good)
-
-
-def _others(prediction: Prediction) -> str:
-    return ", ".join(f"{c.label or f'class {c.index}'} {c.probability:.1%}" for c in prediction.top[1:])
 
 
 def _answer(prediction: Prediction) -> str:
@@ -231,30 +191,12 @@ def _correct(cells: dict[str, Any], accepted: list[str], class_ids: set[str]) ->
     return "yes" if cells["class_id"] in accepted else "no"
 
 
-def _count(images: int) -> str:
-    return "1 image" if images == 1 else f"{images} images"
-
-
 def _report(summary: Summary, engine: Engine) -> None:
-    classified = sum(summary.exits)
-    if not classified:
+    if not any(summary.exits):
         return
-    rounds = ", ".join(f"{count} after round {s + 1}" for s, count in enumerate(summary.exits))
-    saved = 1 - summary.gmacs / engine.gmacs[-1]
     typer.echo(
-        f"{_count(classified)}: {rounds}; {summary.gmacs:.3f} GMACs on average instead of {engine.gmacs[-1]:.3f}, "
-        f"{saved:.1%} saved"
+        output.describe_exits(summary.exits, summary.gmacs, engine.gmacs[-1])
         + (f"; {summary.abstained} abstained" if summary.abstained else "")
         + (f", {summary.out_of_distribution} of them out-of-distribution" if summary.out_of_distribution else "")
     )
-    report_setting(engine.setting, engine.policy.thresholds)
-
-
-def report_setting(setting: Setting | None, thresholds: Sequence[float]) -> None:
-    """Print the calibrated thresholds of an engine, if it has any."""
-    if setting is None:
-        return
-    limits = ", ".join(f"{limit:.4g}" for limit in thresholds)
-    spent = setting.expected.get("gmacs")
-    average = f" ({spent:.3f} GMACs on average there)" if spent is not None else ""
-    typer.echo(f"τ = {limits}, calibrated by the rule {setting.rule} on {setting.n} images{average}")
+    output.report_setting(engine.setting, engine.policy.thresholds)

@@ -14,7 +14,7 @@ def classify_ray(
     images: Annotated[str, typer.Argument(help="Folder or address of image files, as Ray Data reads them.")],
     out: Annotated[str, typer.Option(help="Folder or address for the Parquet files.")],
     model: Annotated[str | None, typer.Option(help=f"{options.MODEL_HELP} imagenet-tiny by default.")] = None,
-    threshold: Annotated[str | None, typer.Option(help=options.LIMIT_HELP)] = None,
+    threshold: options.Limit = None,
     address: Annotated[
         str | None,
         typer.Option(help="Address of a Ray cluster; by default one on this machine, which is started if needed."),

@@ -13,7 +13,7 @@ from progresvit.cli import options, output
 def compare_routers(
     records: Annotated[Path, typer.Argument(help="Records of images that no router was fitted on.")],
     router: Annotated[list[Path], typer.Option(help="Router file; repeatable.")],
-    out: Annotated[list[Path] | None, typer.Option(help=options.TABLE_HELP)] = None,
+    out: options.Tables = None,
 ) -> None:
     """Compare entropy with learned routers: top-1 when the same share of images, 0 to 100 %, continues to round 2."""
     from progresvit.evaluation import matched_table, read_records
@@ -24,7 +24,5 @@ def compare_routers(
     opened = [options.open_router(path, table.header, table.ids) for path in router]
     targets = [fitted.origin.target for fitted in opened if fitted is not None]
     names = targets if len(set(targets)) == len(targets) else [f"router {name}" for name in options.short_names(router)]
-    comparison = matched_table(table, {name: fitted for name, fitted in zip(names, opened) if fitted is not None})
-    outputs = output.make_outputs(out or [], comparison)
-    output.show_table(comparison)
-    output.write_outputs(outputs)
+    routers = {name: fitted for name, fitted in zip(names, opened) if fitted is not None}
+    output.publish(matched_table(table, routers), out)

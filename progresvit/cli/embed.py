@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from progresvit.cli import options, output
-from progresvit.cli.classify import find_images
 
 if TYPE_CHECKING:
-    from progresvit.engine import EmbeddingEngine
     from progresvit.engine.embedding import Pool
 
 SHOWN = 40
@@ -32,7 +30,7 @@ def embed(
     precision: options.TorchPrecision = "fp32",
     batch: options.Batch = None,
     workers: options.FewWorkers = 2,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")] = False,
+    overwrite: options.OverwriteFile = False,
 ) -> None:
     """Write features of images to a Parquet file. Unreadable files are reported and skipped (exit code 1)."""
     if out.suffix != ".parquet":
@@ -41,7 +39,7 @@ def embed(
     from progresvit.engine import EmbeddingEngine
     from progresvit.engine.embed_files import embed_files
 
-    entries, bad = find_images(images)
+    entries, bad = options.find_images(images)
     errors = len(bad)
     if entries:
         dataset = unlabelled(entries)
@@ -49,12 +47,14 @@ def embed(
             model, round=round, pool=cast("Pool", pool), device=device, precision=precision, batch=batch,
             workers=workers,
         )  # fmt: skip
-        with output.stoppable(), output.progress_bars(wanted=True) as begin:
+        with output.stoppable(), output.progress_bars() as begin:
             result = embed_files(engine, dataset, out, neighbours=neighbours, overwrite=overwrite, progress=begin)
         if neighbours is not None:
             _show_neighbours(out, neighbours, images=result.images - result.errors)
+        pooled = "class token" if engine.pool == "class" else "mean of the patch tokens"
+        features = f"{engine.width} features each ({pooled} of round {engine.round})"
         unread = f"; {result.errors} unreadable (see column error)" if result.errors else ""
-        typer.echo(f"wrote {out}: {_count(result.images - result.errors)}, {_describe(engine)}{unread}")
+        typer.echo(f"wrote {out}: {output.count_images(result.images - result.errors)}, {features}{unread}")
         errors += result.errors
     output.report_skipped(bad)
     if errors:
@@ -84,12 +84,3 @@ def _show_neighbours(out: Path, neighbours: int, *, images: int) -> None:
         typer.echo(
             f"the first {len(shown)} of {images} images; {out} has all of them (columns neighbours, similarities)"
         )
-
-
-def _describe(engine: EmbeddingEngine) -> str:
-    pooled = "class token" if engine.pool == "class" else "mean of the patch tokens"
-    return f"{engine.width} features each ({pooled} of round {engine.round})"
-
-
-def _count(images: int) -> str:
-    return "1 image" if images == 1 else f"{images} images"

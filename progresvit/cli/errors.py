@@ -17,6 +17,7 @@ _ARGUMENT = re.compile(
     r"""
     [\w.]+\([^()]*\)                    # a call in Python stays as it is: Engine(max_pixels=100)
     | --[a-z][\w-]*[ =]\S+              # so does an option: --set optimizer.batch=64
+    | ^(?P<subject>[a-z]\w*)(?=\ must\ be\ )
     | (?<![\w./=-])(?P<name>[a-z]\w*(?:\.\w+)*)=(?P<value>
         '[^']*' | "[^"]*" | \([^()]*\) | \[[^][]*\]
         | (?:[^\s,;:.()'"`] | [,:.](?=[^\s,;:.()'"`]))*  # a full stop at the end is the sentence's
@@ -29,15 +30,22 @@ _ARGUMENT = re.compile(
 class Commands(TyperGroup):
     """Commands whose ValueError and OSError are printed in one line, without a traceback."""
 
+    words: Sequence[str] = ()
+    """The words of the command line after the program."""
     parameters: Sequence[Any] = ()
     """Arguments and options of the running command."""
-    others: Mapping[str, Any] = {}
+    all_commands: Mapping[str, Any] = {}
     """All commands by name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.parent is None:
+            Commands.words = tuple(args)
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         Commands.parameters = () if command is None else command.params
-        Commands.others = ctx.find_root().command.commands
+        Commands.all_commands = ctx.find_root().command.commands
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -58,25 +66,26 @@ class Commands(TyperGroup):
             raise typer.Exit(code=2) from error
 
 
-def in_options(message: str, parameters: Sequence[Any] | None = None) -> str:
-    """The message with ``name=value`` written as options, by default as the options of the running command.
+def in_options(message: str) -> str:
+    """The message with ``name=value`` written as options of the running command.
 
-    ``overwrite=True`` becomes ``--overwrite``, ``device='cpu'`` becomes ``--device cpu``, and a key of a recipe,
-    ``optimizer.batch=64``, becomes ``--set optimizer.batch=64``. Names that are not options of the command stay as they
-    are. If the message names another command, as in ``progresvit evaluate``, it may have the option.
+    ``overwrite=True`` becomes ``--overwrite``, ``device='cpu'`` becomes ``--device cpu``, a key of a recipe,
+    ``optimizer.batch=64``, becomes ``--set optimizer.batch=64``, and the subject of ``top_k must be at most 4`` becomes
+    ``--top-k``. Names that are not options of the command stay as they are. If the message names another command, as in
+    ``progresvit evaluate``, it may have the option.
     """
     options: dict[str, Any] = {}
-    named = [
-        Commands.others[name] for name in re.findall(r"\bprogresvit ([a-z-]+)", message) if name in Commands.others
-    ]
-    running = Commands.parameters if parameters is None else parameters
-    for parameter in (*(parameter for command in named for parameter in command.params), *running):
+    names = re.findall(r"\bprogresvit ([a-z-]+)", message)
+    named = [Commands.all_commands[name] for name in names if name in Commands.all_commands]
+    for parameter in (*(parameter for command in named for parameter in command.params), *Commands.parameters):
         if parameter.param_type_name == "option":
-            names = {parameter.name, *(flag.lstrip("-").replace("-", "_") for flag in parameter.opts)}
-            options |= dict.fromkeys(names, parameter)
+            arguments = {parameter.name, *(flag.lstrip("-").replace("-", "_") for flag in parameter.opts)}
+            options |= dict.fromkeys(arguments, parameter)
 
     def translate(match: re.Match[str]) -> str:
         name, value = match["name"], match["value"]
+        if match["subject"] in options:
+            return str(options[match["subject"]].opts[0])
         if name is not None and "." in name and "set" in options:
             return f"--set {match[0]}"
         option = options.get(name)

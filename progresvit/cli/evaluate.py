@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,12 +17,12 @@ if TYPE_CHECKING:
     from progresvit.evaluation import Records, SegmentationRecords
 
 
-NOT_FOR_EXPORTS = "for models, and this is an export"
-NOT_FOR_SEGMENTATION = "for classification models, and this one segments images"
-NOT_FOR_CLASSIFICATION = "for segmentation models, and this one classifies images"
+FOR_CLASSIFICATION = ("unlabelled", "restrict_classes", "corruption", "keep_logits", "decode")
+FOR_SEGMENTATION = ("stride", "scales", "flip", "labels", "ignore")
 
 
 def evaluate(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help=options.EXPORT_HELP)],
     data: Annotated[
         str,
@@ -93,7 +95,7 @@ def evaluate(
     in_memory: Annotated[
         bool, typer.Option("--in-memory", help="linear: decode the training images once and keep them on the device.")
     ] = False,
-    precision: Annotated[str, typer.Option(help=options.PRECISION_HELP)] = "fp32",
+    precision: options.TorchPrecision = "fp32",
     batch: Annotated[
         int | None,
         typer.Option(
@@ -101,7 +103,7 @@ def evaluate(
             "segmentation windows, 32 by default."
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(help=options.DECODE_HELP)] = 2,
+    workers: options.DecodeProcesses = 2,
     decode: Annotated[
         str | None,
         typer.Option(
@@ -109,11 +111,11 @@ def evaluate(
             "rounding), or auto."
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
+    device: options.Device = None,
     backend: Annotated[
         str | None, typer.Option(help="For an export: onnxruntime or openvino; by default the runtime of its format.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing records.")] = False,
+    overwrite: options.OverwriteRecords = False,
 ) -> None:
     """Run every round on every image once and write one record per image. Run it again to resume.
 
@@ -121,13 +123,9 @@ def evaluate(
     """
     from progresvit import api
     from progresvit.data.augment.corruption import Corruption
-    from progresvit.distributed import choose_device, end_processes, start_processes
-    from progresvit.engine.export.manifest import is_export
-    from progresvit.engine.onnx_backend import GRAPH_BATCH
     from progresvit.evaluation import DataSource, EvalOptions, evaluate_segmentation
-    from progresvit.evaluation import evaluate as run
+    from progresvit.evaluation import evaluate as evaluate_head
     from progresvit.evaluation.run import WINDOWS
-    from progresvit.evaluation.source import default_batch
 
     source = DataSource(
         data=data,
@@ -136,58 +134,38 @@ def evaluate(
         restrict_classes=restrict_classes,
         corruption=None if corruption is None else Corruption.parse(corruption),
     )
-    loaded, folder, device = options.open_model(model, precision=precision, backend=backend, device=device)
-    exported = is_export(model)
-    if exported:
-        options.refuse_options({"--task": task, "--merge": merge}, NOT_FOR_EXPORTS)
-    probe = probes.parse_probe(
-        task, loaded.config.task, k=k, temperature=temperature, bank_split=bank_split, epochs=epochs,
-        learning_rates=learning_rates, in_memory=in_memory,
-    )  # fmt: skip
-    segments = loaded.config.task == "segmentation" and not probe
-    usual = WINDOWS if segments else probe.batch if probe else GRAPH_BATCH if exported else None
+    opened = options.open_model(model, precision=precision, backend=backend, device=device)
+    if opened.is_export:
+        options.refuse_options(context, ["task", "merge"], "for models, and this is an export")
+    probe = probes.parse_probe(context, opened.model.config.task)
+    run: Callable[..., Records | SegmentationRecords]
+    usual: int | None
+    if probe is None and opened.model.config.task == "segmentation":
+        options.refuse_options(context, FOR_CLASSIFICATION, "for classification models, and this one segments images")
+        windows = options.parse_windows(stride, scales, flip)
+        ignored = (255,) if ignore is None else tuple(options.parse_integers(ignore, "--ignore"))
+        run = partial(evaluate_segmentation, data=data, split=split, labels=labels, ignore=ignored, windows=windows)
+        usual = WINDOWS
+    else:
+        options.refuse_options(context, FOR_SEGMENTATION, "for segmentation models, and this one classifies images")
+        evaluation, usual = probe or (evaluate_head, None)
+        run = partial(evaluation, source=source)
     eval_options = EvalOptions(
         precision=precision,
-        batch=next(size for size in (batch, usual, default_batch(choose_device(device))) if size is not None),
+        batch=next(size for size in (batch, usual, opened.batch) if size is not None),
         workers=workers,
         decode=decode or "cpu",
         keep_logits=keep_logits,
         overwrite=overwrite,
     )
-    others: dict[str, object]
-    if segments:
-        others = {"--unlabelled": unlabelled, "--restrict-classes": restrict_classes, "--corruption": corruption}
-        others |= {"--logits": keep_logits, "--decode": decode}
-        options.refuse_options(others, NOT_FOR_SEGMENTATION)
-        windows = options.parse_windows(stride, scales, flip)
-        ignored = (255,) if ignore is None else tuple(options.parse_integers(ignore, "--ignore"))
-    else:
-        others = {"--stride": stride, "--scales": scales, "--flip": flip, "--labels": labels, "--ignore": ignore}
-        options.refuse_options(others, NOT_FOR_CLASSIFICATION)
-    if probe:
-        others = {"--unlabelled": unlabelled, "--restrict-classes": restrict_classes}
-        options.refuse_options(others, probes.NOT_FOR_PROBES)
     if merge is not None:
-        api.as_progresvit(loaded, "--merge").set_merge(options.parse_integers(merge, "--merge"))
-    processes = start_processes(device)
-    records: Records | SegmentationRecords
-    try:
-        with output.stoppable(wanted=processes.first), output.progress_bars(wanted=processes.first) as begin:
-            progress = begin("evaluating") if begin else None
-            if segments:
-                records = evaluate_segmentation(
-                    loaded, data=data, split=split, out=out, name=model, processes=processes, labels=labels,
-                    ignore=ignored, windows=windows, options=eval_options, progress=progress,
-                )  # fmt: skip
-            else:
-                records = (probe.evaluate if probe else run)(
-                    loaded, source, out, name=model, processes=processes, options=eval_options, progress=progress
-                )
-    finally:
-        end_processes()
+        api.as_progresvit(opened.model, "--merge").set_merge(options.parse_integers(merge, "--merge"))
+    with output.running(opened.device) as (processes, begin):
+        progress = begin("evaluating")
+        records = run(opened.model, out=out, name=model, processes=processes, options=eval_options, progress=progress)
     if processes.first:
         output.report_other_files(sum(map(Counter, source.others.values()), Counter()))
-        _report(records, out, folder)
+        _report(records, out, opened.folder)
 
 
 def _report(records: Records | SegmentationRecords, out: Path, folder: Path | None) -> None:

@@ -21,14 +21,14 @@ def export(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP)],
     out: Annotated[Path, typer.Option(help="Folder to write: one graph per round, and export.json.")],
     format: Annotated[str, typer.Option(help="onnx or openvino.")] = "onnx",
-    threshold: Annotated[str | None, typer.Option(help=options.LIMIT_HELP)] = None,
+    threshold: options.Limit = None,
     temperatures: Annotated[str | None, typer.Option(help="Temperature of each round, such as 1.1,0.9.")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Quantise to int8 and measure the cost on --data.")] = False,
     data: Annotated[str | None, typer.Option(help="Images for --int8, as for evaluate.")] = None,
     split: Annotated[
         str, typer.Option(help="Split of --data; '.' uses all images of top-level class folders.")
     ] = "val",
-    workers: Annotated[int, typer.Option(help=options.DECODE_HELP)] = 2,
+    workers: options.DecodeProcesses = 2,
 ) -> None:
     """Export a model as one graph per round with a dynamic batch. Running the export needs no torch."""
     from progresvit.api import as_progresvit, load_with_folder

@@ -11,6 +11,7 @@ from progresvit.cli import options, output
 
 
 def frontier(
+    context: typer.Context,
     records: Annotated[list[Path], typer.Argument(help="Records of one or more models.")],
     thresholds: Annotated[
         str | None,
@@ -23,8 +24,8 @@ def frontier(
         list[Path] | None,
         typer.Option(help="Setting file to evaluate on these records; repeatable."),
     ] = None,
-    router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
-    out: Annotated[list[Path] | None, typer.Option(help=options.OUT_HELP)] = None,
+    router: options.RouterFile = None,
+    out: options.Outputs = None,
 ) -> None:
     """Print accuracy, average GMACs and exit shares by threshold, and the near-lossless point.
 
@@ -53,13 +54,11 @@ def frontier(
                 f"{records[kinds.index(True)]} is of a segmentation model and {records[kinds.index(False)]} is not; "
                 "give records of one kind."
             )
-        options.refuse_options({"--router": router}, options.NOT_FOR_SEGMENTATION_RECORDS)
+        options.refuse_options(context, ["router"], options.NOT_FOR_SEGMENTATION_RECORDS)
     fitted = None
     settings: dict[str, float | tuple[float, ...]] = {}
     for model_records in models.values():
         fitted = options.open_router(router, model_records.header, model_records.ids)
         settings = options.open_settings(setting or [], model_records.header, fitted)
     table = frontier_table(models, limits, fitted, settings)
-    outputs = output.make_outputs(out or [], table, lambda: frontier_figure(models, router=fitted, settings=settings))
-    output.show_table(table)
-    output.write_outputs(outputs)
+    output.publish(table, out, lambda: frontier_figure(models, router=fitted, settings=settings))

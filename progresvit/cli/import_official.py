@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from progresvit.cli import options
+
 
 def import_official(
     file: Annotated[Path, typer.Argument(help="Checkpoint of the authors, such as progresvit_192_240.pth.tar.")],
@@ -19,19 +21,12 @@ def import_official(
     ] = None,
 ) -> None:
     """Convert a PyTorch checkpoint of the authors to a model folder. Only weights are read, never code."""
-    wanted = _parse(resolutions) if resolutions is not None else None
+    sides = None if resolutions is None else options.parse_integers(resolutions, "--resolutions", "192,240")
     from progresvit import interop
     from progresvit.model.saving import save
 
-    model = interop.import_official(file, resolutions=wanted)
+    model = interop.import_official(file, resolutions=sides)
     folder = save(model, out)
     rounds = " → ".join(f"{round_.resolution} px × {round_.heads} heads" for round_ in model.config.rounds)
     typer.echo(f"{rounds}, {model.config.num_classes} classes")
     typer.echo(f'{folder} is ready: progresvit info {folder}, or progresvit.load("{folder}") in Python')
-
-
-def _parse(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--resolutions takes whole numbers with commas, such as 192,240, not {text!r}.") from None

@@ -13,9 +13,9 @@ from progresvit.cli import options, output
 def ood(
     known: Annotated[Path, typer.Argument(help="Records on images of the model's classes.")],
     unknown: Annotated[Path, typer.Argument(help="Records on images of other classes (evaluate --unlabelled).")],
-    threshold: Annotated[str | None, typer.Option(help=options.THRESHOLD_HELP)] = None,
-    router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
-    out: Annotated[list[Path] | None, typer.Option(help=options.TABLE_HELP)] = None,
+    threshold: options.Threshold = None,
+    router: options.RouterFile = None,
+    out: options.Tables = None,
 ) -> None:
     """Print AUROC and FPR95 of each out-of-distribution score, routed and for the last round.
 
@@ -27,17 +27,14 @@ def ood(
     from progresvit.table import check_outputs
 
     check_outputs(out or [], plots=False)
-    records, others = read_records(known), read_records(unknown)
-    fitted = options.open_router(router, records.header, records.ids)
-    limit = options.parse_threshold(threshold, records.header, fitted)
-    table = ood_table(measure_ood(records, others, limit, fitted))
-    outputs = output.make_outputs(out or [], table)
-    output.show_table(table)
+    records, limit, fitted = options.open_records(known, threshold, router)
+    others = read_records(unknown)
+    lines = []
     setting = load_setting(threshold) if threshold is not None and threshold.endswith(".json") else None
     if setting is not None and setting.ood is not None:
         shares = [rejected_share(images, setting, fitted) for images in (records, others)]
-        typer.echo(
+        lines.append(
             f"{setting.ood.score} below {setting.ood.limit:.4g}: {shares[0]:.1%} of the known images and "
             f"{shares[1]:.1%} of the unknown ones are rejected"
         )
-    output.write_outputs(outputs)
+    output.publish(ood_table(measure_ood(records, others, limit, fitted)), out, lines=lines)

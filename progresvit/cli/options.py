@@ -2,65 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import typer
 
+from progresvit.cli import output
 from progresvit.io.model_folder import find_folder, is_local
 from progresvit.io.parse import parse_limit
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from progresvit.data.dataset import Entries, Entry
     from progresvit.data.segmentation.windows import WindowOptions
     from progresvit.engine.onnx_backend import GraphRuntime
-    from progresvit.evaluation import Header
+    from progresvit.evaluation import Header, Records
     from progresvit.model import RoundModel
     from progresvit.routing import Router
 
 MODEL_HELP = "Model folder, bundled model (imagenet-tiny, nettewoof-tiny), or hub id."
 EXPORT_HELP = f"{MODEL_HELP} Or an export folder."
 DEVICE_HELP = "cpu or cuda; cuda by default if available."
-PRECISION_HELP = "fp32, bf16 or fp16."
-BATCH_HELP = "Images per batch."
-MAX_PIXELS_HELP = "Most pixels to decode of a file; 89 million by default. Larger JPEGs are reduced."
 DECODE_HELP = "Processes that decode images; 0 decodes in the main process."
-ROUTER_HELP = (
-    "Compare thresholds with this router's probabilities and not entropies: a file, or your own, my_module:my_router."
-)
-THRESHOLD_HELP = (
-    "Threshold of the routed answers, a setting file, or the name of a setting in the model folder; by default "
-    "near-lossless on these images."
-)
 LIMIT_HELP = (
     "Threshold, one per round except the last (0.2,0.4), a setting file, or the name of a setting in the model folder."
 )
 BACKEND_HELP = "torch, onnxruntime, openvino, or your own, my_module:MyBackend."
+TABLE_HELP = "Output file of the table; repeatable: .csv, .json, .md, .tex."
+
 # The options of an engine (engine/options.py), for the commands that run one
+Limit = Annotated[str | None, typer.Option(help=LIMIT_HELP)]
 Backend = Annotated[str | None, typer.Option(help=BACKEND_HELP)]
 Device = Annotated[str | None, typer.Option(help=DEVICE_HELP)]
 Precision = Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8.")]
-TorchPrecision = Annotated[str, typer.Option(help=PRECISION_HELP)]
+TorchPrecision = Annotated[str, typer.Option(help="fp32, bf16 or fp16.")]
 Batch = Annotated[int | None, typer.Option(help="Images per batch; 512 by default on a GPU, fewer on a CPU.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads of the backend.")]
 Workers = Annotated[
     int | None, typer.Option(help="Processes or threads that decode images; one per CPU core by default.")
 ]
 FewWorkers = Annotated[int, typer.Option(help="Threads that decode images.")]
+DecodeProcesses = Annotated[int, typer.Option(help=DECODE_HELP)]
 Decode = Annotated[str, typer.Option(help="Where JPEGs are decoded: gpu (nvJPEG), cpu or auto (gpu where possible).")]
-MaxPixels = Annotated[int | None, typer.Option(help=MAX_PIXELS_HELP, min=1)]
+MaxPixels = Annotated[
+    int | None,
+    typer.Option(help="Most pixels to decode of a file; 89 million by default. Larger JPEGs are reduced.", min=1),
+]
 TopK = Annotated[int, typer.Option(help="Number of classes to report, most likely first.")]
 
-OUT_HELP = "Output file; repeatable. Table: .csv, .json, .md, .tex. Plot: .png, .svg, .pdf."
-TABLE_HELP = "Output file of the table; repeatable: .csv, .json, .md, .tex."
+# The options of commands that read records or write them
+RecordsFile = Annotated[Path, typer.Argument(help="Records of the model.")]
+Threshold = Annotated[
+    str | None,
+    typer.Option(
+        help="Threshold of the routed answers, a setting file, or the name of a setting in the model folder; by "
+        "default near-lossless on these images."
+    ),
+]
+RouterFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Compare thresholds with this router's probabilities and not entropies: a file, or your own, "
+        "my_module:my_router."
+    ),
+]
+Outputs = Annotated[
+    list[Path] | None,
+    typer.Option(help="Output file; repeatable. Table: .csv, .json, .md, .tex. Plot: .png, .svg, .pdf."),
+]
+Tables = Annotated[list[Path] | None, typer.Option(help=TABLE_HELP)]
+OverwriteRecords = Annotated[bool, typer.Option("--overwrite", help="Replace existing records.")]
+OverwriteFile = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")]
+
 NOT_FOR_SEGMENTATION_RECORDS = "for records of classification models, and these are of a segmentation model"
 
 
-def refuse_options(options: Mapping[str, object], why: str) -> None:
-    """An error if any of these options is used; ``why`` says what they are for. Unused ones are None or False."""
-    used = [name for name, value in options.items() if value is not None and value is not False]
+def used_options(context: typer.Context, names: Collection[str]) -> list[str]:
+    """The options among these that the command was called with; unused ones are None or False."""
+    values = {name: value for name, value in context.params.items() if value is not None and value is not False}
+    return [option.opts[0] for option in context.command.params if option.name in names and option.name in values]
+
+
+def refuse_options(context: typer.Context, names: Collection[str], why: str) -> None:
+    """An error if the command was called with any of these options; ``why`` says what they are for."""
+    used = used_options(context, names)
     if used:
         verb, them = ("is", "it") if len(used) == 1 else ("are", "them")
         raise ValueError(f"{' and '.join(used)} {verb} {why}; leave {them} out.")
@@ -74,12 +103,43 @@ def parse_numbers(text: str, option: str) -> list[float]:
         raise ValueError(f"{option} takes comma-separated numbers, such as 0,0.1,0.5, not {text!r}.") from None
 
 
-def parse_integers(text: str, option: str) -> list[int]:
+def parse_integers(text: str, option: str, example: str = "1,3,5") -> list[int]:
     """Parse comma-separated whole numbers."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"{option} takes comma-separated whole numbers, such as 1,3,5, not {text!r}.") from None
+        raise ValueError(f"{option} takes comma-separated whole numbers, such as {example}, not {text!r}.") from None
+
+
+def find_images(arguments: list[str]) -> tuple[Entries, list[tuple[str, str]]]:
+    """The images that the arguments name, and the arguments that name none, each with the reason."""
+    from progresvit.data.dataset import Entries, Entry, find_unlabelled
+    from progresvit.data.prepare import NO_FILE, ON_THE_WEB, is_web_address
+
+    bad: list[tuple[str, str]] = []
+    others: Counter[str] = Counter()
+
+    def find() -> Iterator[Entry]:
+        for argument in arguments:
+            path = Path(argument).expanduser()
+            if is_web_address(argument):
+                bad.append((argument, ON_THE_WEB))
+            elif path.is_dir() or path.suffix == ".tar":
+                try:
+                    inside = find_unlabelled(path, others).entries
+                except ValueError as error:
+                    bad.append((argument, str(error).removeprefix(f"{path} ").removesuffix(".")))
+                    continue
+                prefix = "" if len(arguments) == 1 else f"{argument}/"
+                yield from (replace(entry, name=f"{prefix}{entry.name}") for entry in inside)
+            elif not path.exists():
+                bad.append((argument, NO_FILE))
+            else:
+                yield Entry(str(path), argument)
+
+    entries = Entries(find())
+    output.report_other_files(others)
+    return entries, bad
 
 
 def parse_windows(stride: float | None, scales: str | None, flip: bool) -> WindowOptions:
@@ -179,27 +239,52 @@ def open_router(path: Path | None, header: Header, ids: ArrayLike | None = None)
     return router
 
 
-def open_model(
-    model: str, *, precision: str, backend: str | None = None, device: str | None = None
-) -> tuple[RoundModel, Path | None, str | None]:
-    """A model or an export, to be evaluated; its folder, and the device that was asked for (cpu for an export)."""
+def open_records(
+    path: Path, threshold: str | None, router: Path | None
+) -> tuple[Records, float | tuple[float, ...] | None, Router | None]:
+    """Records of a classification model, and the threshold and the router with which they are routed."""
+    from progresvit.evaluation import read_records
+
+    records = read_records(path)
+    fitted = open_router(router, records.header, records.ids)
+    return records, parse_threshold(threshold, records.header, fitted), fitted
+
+
+class OpenedModel(NamedTuple):
+    """A model or an export to evaluate."""
+
+    model: RoundModel
+    folder: Path | None
+    device: str | None
+    """The requested device; cpu for an export."""
+    is_export: bool
+    batch: int
+    """Images per batch by default."""
+
+
+def open_model(name: str, *, precision: str, backend: str | None = None, device: str | None = None) -> OpenedModel:
+    """Open a model or an export to evaluate it."""
     from progresvit.engine.export.manifest import is_export
 
-    if not is_export(model):
+    if not is_export(name):
         if backend not in (None, "torch"):
             raise ValueError(
-                f"--backend {backend} runs exports, and {model} is a model; make one with progresvit export {model} "
+                f"--backend {backend} runs exports, and {name} is a model; make one with progresvit export {name} "
                 "--out DIR, and evaluate DIR."
             )
         from progresvit.api import load_with_folder
+        from progresvit.distributed import choose_device
+        from progresvit.evaluation.source import default_batch
 
-        return *load_with_folder(model), device
+        return OpenedModel(*load_with_folder(name), device, False, default_batch(choose_device(device)))
     if backend == "torch" or device not in (None, "cpu"):
         raise ValueError(
-            f"{model} is an export, which onnxruntime and OpenVINO run on the CPU; leave out --backend torch and "
+            f"{name} is an export, which onnxruntime and OpenVINO run on the CPU; leave out --backend torch and "
             "--device cuda, or give the model that it was made from."
         )
     from progresvit.engine.graph_model import GraphModel
+    from progresvit.engine.onnx_backend import GRAPH_BATCH
 
-    folder = Path(model).expanduser()
-    return GraphModel(folder, backend=cast("GraphRuntime | None", backend), precision=precision), folder, "cpu"
+    folder = Path(name).expanduser()
+    model = GraphModel(folder, backend=cast("GraphRuntime | None", backend), precision=precision)
+    return OpenedModel(model, folder, "cpu", True, GRAPH_BATCH)

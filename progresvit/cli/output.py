@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from progresvit.analysis.page import Page
+    from progresvit.distributed import Processes
+    from progresvit.routing import Setting
     from progresvit.table import Table
 
 
@@ -73,6 +75,17 @@ def write_outputs(outputs: Sequence[Output]) -> None:
         typer.echo(f"wrote {path}")
 
 
+def publish(
+    table: Table, paths: Sequence[Path] | None, figure: Callable[[], Figure] | None = None, *, lines: Sequence[str] = ()
+) -> None:
+    """Print a table and the lines below it, and write the files. An error while they are rendered prints nothing."""
+    outputs = make_outputs(paths or [], table, figure)
+    show_table(table)
+    for line in lines:
+        typer.echo(line)
+    write_outputs(outputs)
+
+
 def check_report_folder(out: Path, files: Sequence[str], *, overwrite: bool) -> list[Path]:
     """Files of an earlier report in a folder; refused unless they may be replaced. Other files stay there."""
     if out.is_file() or out.suffix in (".html", ".htm"):
@@ -94,18 +107,15 @@ def write_report(page: Page, out: Path, *, earlier: Sequence[Path]) -> None:
 
 
 @contextmanager
-def progress_bars(*, wanted: bool) -> Iterator[Callable[[str], Callable[[int, int], None]] | None]:
-    """Yield a function that starts a named bar and returns its ``update(done, total)``; None if not ``wanted``."""
-    if not wanted:
-        yield None
-        return
+def progress_bars(*, wanted: bool = True) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """Yield a function that starts a named bar, shown if ``wanted``, and returns its ``update(done, total)``."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     label, rate = TextColumn("{task.description}"), TextColumn("{task.fields[rate]}")
     columns = (label, BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     console = Console(stderr=True)  # standard output may be piped
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with Progress(*columns, console=console, transient=True, disable=not (wanted and console.is_terminal)) as bars:
 
         def begin(label: str) -> Callable[[int, int], None]:
             for task in bars.task_ids:
@@ -149,6 +159,19 @@ def stoppable(message: str = "stopped; the same command continues", *, wanted: b
             signal.signal(number, handler)
 
 
+@contextmanager
+def running(device: str | None) -> Iterator[tuple[Processes, Callable[[str], Callable[[int, int], None]]]]:
+    """The processes of a run that can be stopped, and the progress bars of the first process."""
+    from progresvit.distributed import end_processes, start_processes
+
+    processes = start_processes(device)
+    try:
+        with stoppable(wanted=processes.first), progress_bars(wanted=processes.first) as begin:
+            yield processes, begin
+    finally:
+        end_processes()
+
+
 def format_rate(speed: float | None) -> str:
     """Items per second; empty while it is not known."""
     if speed is None:
@@ -167,6 +190,30 @@ def report_other_files(others: Mapping[str, int]) -> None:
 
     if line := describe_others(others):
         typer.echo(printable(line), err=True)
+
+
+def count_images(images: int) -> str:
+    """The number of images, with the noun in singular or plural."""
+    return "1 image" if images == 1 else f"{images} images"
+
+
+def describe_exits(exits: Sequence[int], gmacs: float, full_gmacs: float) -> str:
+    """How many images exit after each round, and their average GMACs beside those of all rounds."""
+    rounds = ", ".join(f"{count} after round {s}" for s, count in enumerate(exits, start=1))
+    return (
+        f"{count_images(sum(exits))}: {rounds}; {gmacs:.3f} GMACs on average instead of {full_gmacs:.3f}, "
+        f"{1 - gmacs / full_gmacs:.1%} saved"
+    )
+
+
+def report_setting(setting: Setting | None, thresholds: Sequence[float]) -> None:
+    """Print the calibrated thresholds of an engine, if it has any."""
+    if setting is None:
+        return
+    limits = ", ".join(f"{limit:.4g}" for limit in thresholds)
+    spent = setting.expected.get("gmacs")
+    average = f" ({spent:.3f} GMACs on average there)" if spent is not None else ""
+    typer.echo(f"τ = {limits}, calibrated by the rule {setting.rule} on {setting.n} images{average}")
 
 
 def round_accuracies(correct: NDArray[np.bool_]) -> str:

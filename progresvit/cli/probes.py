@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,63 +15,51 @@ if TYPE_CHECKING:
 
 KNN, LINEAR = "knn", "linear"
 HEADS = ("classification", "segmentation")
+FOR_KNN = ("k", "temperature")
+FOR_LINEAR = ("epochs", "learning_rates", "in_memory")
+FOR_HEADS = ("unlabelled", "restrict_classes")
 NOT_FOR_PROBES = "for predictions of the model's head, and knn and linear choose among the labelled classes of the data"
 
 
-@dataclass(frozen=True)
-class Probe:
-    """An evaluation of features, with its settings."""
+def parse_probe(context: typer.Context, model_task: str) -> tuple[Callable[..., Records], int | None] | None:
+    """The evaluation of features that ``--task`` names and its default batch; None if the head predicts.
 
-    evaluate: Callable[..., Records]
-    batch: int | None
-    """Images per batch by default; None: as for the model's head."""
-
-
-def parse_probe(
-    task: str | None,
-    model_task: str,
-    *,
-    k: int | None,
-    temperature: float | None,
-    bank_split: str | None,
-    epochs: int | None,
-    learning_rates: str | None,
-    in_memory: bool,
-) -> Probe | None:
-    """The evaluation that ``--task`` names; None if the head predicts. Options of other tasks are refused."""
+    Options of other tasks are refused.
+    """
     from progresvit.evaluation import evaluate_knn, evaluate_linear
     from progresvit.evaluation.linear_probe import BATCH
     from progresvit.io.parse import did_you_mean
 
-    of_knn = {"--k": k, "--temperature": temperature}
-    of_linear = {"--epochs": epochs, "--learning-rates": learning_rates, "--in-memory": in_memory}
+    values = context.params
+    task = values["task"]
+    if task in (KNN, LINEAR):
+        options.refuse_options(context, FOR_HEADS, NOT_FOR_PROBES)
     if task == KNN:
-        options.refuse_options(of_linear, "for --task linear, and this is --task knn")
-        return Probe(_with(evaluate_knn, k=k, temperature=temperature, bank_split=bank_split), batch=None)
+        options.refuse_options(context, FOR_LINEAR, "for --task linear, and this is --task knn")
+        return _with(evaluate_knn, {name: values[name] for name in (*FOR_KNN, "bank_split")}), None
     if task == LINEAR:
-        options.refuse_options(of_knn, "for --task knn, and this is --task linear")
-        rates = None if learning_rates is None else options.parse_numbers(learning_rates, "--learning-rates")
-        return Probe(
-            _with(evaluate_linear, epochs=epochs, learning_rates=rates, bank_split=bank_split, in_memory=in_memory),
-            batch=BATCH,
-        )
+        options.refuse_options(context, FOR_KNN, "for --task knn, and this is --task linear")
+        settings = {name: values[name] for name in (*FOR_LINEAR, "bank_split")}
+        if (rates := values["learning_rates"]) is not None:
+            settings["learning_rates"] = options.parse_numbers(rates, "--learning-rates")
+        return _with(evaluate_linear, settings), BATCH
     if task not in (None, *HEADS):
         raise ValueError(f"unknown task {task!r}; {did_you_mean(task, (*HEADS, KNN, LINEAR))}")
     if task not in (None, model_task):
         raise ValueError(f"--task {task} does not fit the model, whose task is {model_task}; leave it out.")
-    options.refuse_options(of_knn, "for --task knn")
-    options.refuse_options(of_linear, "for --task linear")
-    options.refuse_options({"--bank-split": bank_split}, "for --task knn and --task linear")
+    options.refuse_options(context, FOR_KNN, "for --task knn")
+    options.refuse_options(context, FOR_LINEAR, "for --task linear")
+    options.refuse_options(context, ["bank_split"], "for --task knn and --task linear")
     return None
 
 
-def _with(function: Callable[..., Records], **settings: Any) -> Callable[..., Records]:
-    """The function with the settings that are given."""
+def _with(function: Callable[..., Records], settings: dict[str, Any]) -> Callable[..., Records]:
+    """The function with the settings that are not None."""
     return partial(function, **{name: value for name, value in settings.items() if value is not None})
 
 
 def report_accuracy(records: Records) -> None:
-    """Print what was chosen, the accuracy of each round, and of routing at the near-lossless threshold."""
+    """Print the learning rates, the accuracy of each round, and of routing at the near-lossless threshold."""
     from progresvit.routing import near_lossless
 
     header = records.header

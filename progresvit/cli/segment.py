@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from progresvit.cli import options, output
-from progresvit.cli.classify import find_images, report_setting
 from progresvit.io.parse import parse_limit
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def segment(
     images: Annotated[list[str], typer.Argument(help="Image files, folders, tars.")],
     out: Annotated[Path, typer.Option(help="Overlay of one image (.png, .jpg), or a folder for several overlays.")],
     model: Annotated[str, typer.Option(help="Folder or hub id of a segmentation model; the bundled models classify.")],
-    threshold: Annotated[str | None, typer.Option(help=options.LIMIT_HELP)] = None,
+    threshold: options.Limit = None,
     mask: Annotated[
         Path | None, typer.Option(help="Also write the label map: a .png whose values are the classes, or a folder.")
     ] = None,
@@ -68,7 +67,7 @@ def segment(
             bad.append((job.entry.name, error))
     if len(results) > 1:
         _report(results, engine)
-    report_setting(engine.setting if results else None, engine.thresholds)
+    output.report_setting(engine.setting if results else None, engine.thresholds)
     output.report_skipped(bad)
     if bad:
         raise typer.Exit(code=1)
@@ -92,7 +91,7 @@ def _plan(arguments: list[str], out: Path, mask: Path | None) -> tuple[list[_Job
     entries: list[tuple[Entry, str]] = []  # with the name of the output
     bad: list[tuple[str, str]] = []
     for argument in arguments:
-        images, unknown = find_images([argument])
+        images, unknown = options.find_images([argument])
         bad += unknown
         entries += [(entry, Path(argument).name if entry.name == argument else entry.name) for entry in images]
     is_single = len(arguments) == len(entries) == 1 and entries[0][0].name == arguments[0]
@@ -137,9 +136,10 @@ def _write(job: _Job, result: Segmentation, engine: SegmentationEngine) -> str |
     from progresvit.analysis.overlay import class_shares, draw_overlay, mask_image, short_percent
     from progresvit.engine.images import open_image
 
-    labels, names = result.labels, _class_names(engine)
+    labels, config = result.labels, engine.config
     assert labels is not None
-    gmacs = f"{_short(result.gmacs)} GMACs"
+    names = config.labels or config.class_ids or tuple(f"class {index}" for index in range(config.num_classes))
+    gmacs = f"{result.gmacs:.{1 if result.gmacs >= 1 else 3}f} GMACs"
     answered = f"round {result.exit_round} of {len(engine.gmacs)}"
     title = f"{answered} · score {result.score:.2f} · {gmacs}"
     overlay = open_image(job.content(), lambda image: draw_overlay(image, labels, names, title))
@@ -153,11 +153,6 @@ def _write(job: _Job, result: Segmentation, engine: SegmentationEngine) -> str |
     return None
 
 
-def _class_names(engine: SegmentationEngine) -> tuple[str, ...]:
-    config = engine.config
-    return config.labels or config.class_ids or tuple(f"class {index}" for index in range(config.num_classes))
-
-
 def _save(image: Image, path: Path) -> None:
     from progresvit.io.files import replace_file
 
@@ -167,14 +162,8 @@ def _save(image: Image, path: Path) -> None:
     replace_file(path, buffer.getvalue())
 
 
-def _short(gmacs: float) -> str:
-    return f"{gmacs:.1f}" if gmacs >= 1 else f"{gmacs:.3f}"
-
-
 def _report(results: list[Segmentation], engine: SegmentationEngine) -> None:
     exits = [sum(result.exit_round == s + 1 for result in results) for s in range(len(engine.gmacs))]
     spent = sum(result.gmacs for result in results) / len(results)
     full = sum(engine.gmacs[-1] * result.windows for result in results) / len(results)  # rounded like spent
-    rounds = ", ".join(f"{count} after round {s + 1}" for s, count in enumerate(exits))
-    compared = f"{spent:.3f} GMACs on average instead of {full:.3f}, {1 - spent / full:.1%} saved"
-    typer.echo(f"{len(results)} images: {rounds}; {compared}")
+    typer.echo(output.describe_exits(exits, spent, full))

@@ -14,12 +14,10 @@ from progresvit.io.parse import parse_limit
 
 
 def serve(
-    model: Annotated[
-        str | None, typer.Argument(help=f"{options.MODEL_HELP} Or an export folder. imagenet-tiny by default.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help=f"{options.EXPORT_HELP} imagenet-tiny by default.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of the machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for any that is free.", min=0, max=65535)] = 8000,
-    threshold: Annotated[str | None, typer.Option(help=options.LIMIT_HELP)] = None,
+    threshold: options.Limit = None,
     top_k: options.TopK = 1,
     backend: options.Backend = None,
     device: options.Device = None,
@@ -48,6 +46,8 @@ def serve(
         raise ValueError(not_installed(str(error.name), "serve")) from error
     from progresvit.serving.service import Limits
 
+    if not 0 <= audit <= 1:
+        raise ValueError(f"--audit is a share of the images from 0 to 1 (0.01 for 1 %), not {audit:g}.")
     token = os.environ.get(TOKEN) or None
     if token is None and not _is_loopback(host):
         typer.echo(f"warning: {host} is reached from other machines, and anybody may use it; set {TOKEN}.", err=True)

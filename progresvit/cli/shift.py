@@ -35,27 +35,24 @@ def shift(
     threshold: Annotated[
         str | None, typer.Option(help="Also report this threshold, or the threshold of a setting, by file or name.")
     ] = None,
-    router: Annotated[Path | None, typer.Option(help=options.ROUTER_HELP)] = None,
-    precision: Annotated[str, typer.Option(help=options.PRECISION_HELP)] = "fp32",
+    router: options.RouterFile = None,
+    precision: options.TorchPrecision = "fp32",
     batch: Annotated[
-        int | None, typer.Option(help=f"{options.BATCH_HELP} 128 by default on a GPU, 32 on a CPU, 64 for an export.")
+        int | None, typer.Option(help="Images per batch. 128 by default on a GPU, 32 on a CPU, 64 for an export.")
     ] = None,
     workers: Annotated[
         int, typer.Option(help="Processes that decode and corrupt images; 0 uses the main process.")
     ] = 2,
-    device: Annotated[str | None, typer.Option(help=options.DEVICE_HELP)] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing records.")] = False,
+    device: options.Device = None,
+    overwrite: options.OverwriteRecords = False,
 ) -> None:
     """Evaluate under distribution shift: records, accuracy and a frontier for each set; mCE for ImageNet-C.
 
     Run it again to resume.
     """
     from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES
-    from progresvit.distributed import choose_device, end_processes, start_processes
-    from progresvit.engine.export.manifest import is_export
-    from progresvit.engine.onnx_backend import GRAPH_BATCH
     from progresvit.evaluation.shift import evaluate_sets, plan
-    from progresvit.evaluation.source import EvalOptions, default_batch, intended_header
+    from progresvit.evaluation.source import EvalOptions, intended_header
 
     sets = plan(
         suite,  # type: ignore[arg-type]  # plan reports unknown suites
@@ -68,21 +65,16 @@ def shift(
         raise ValueError("--router needs --threshold; give both.")
     if cache is not None and suite != "generated":
         raise ValueError(f"--cache keeps generated corruptions, and {suite} is read from its files; leave it out.")
-    loaded, _, device = options.open_model(model, precision=precision, device=device)
-    usual = GRAPH_BATCH if is_export(model) else default_batch(choose_device(device))
-    size = usual if batch is None else batch
+    opened = options.open_model(model, precision=precision, device=device)
+    size = opened.batch if batch is None else batch
     eval_options = EvalOptions(precision=precision, batch=size, workers=workers, overwrite=overwrite, cache=cache)
-    processes = start_processes(device)
-    try:
-        header = intended_header(loaded, sets[0].source, model, eval_options, processes)
+    with output.running(opened.device) as (processes, begin):
+        header = intended_header(opened.model, sets[0].source, model, eval_options, processes)
         fitted = options.open_router(router, header)
         tau = options.parse_threshold(threshold, header, fitted)
-        with output.stoppable(wanted=processes.first), output.progress_bars(wanted=processes.first) as begin:
-            records = evaluate_sets(
-                loaded, sets, out, name=model, processes=processes, options=eval_options, progress=begin
-            )
-    finally:
-        end_processes()
+        records = evaluate_sets(
+            opened.model, sets, out, name=model, processes=processes, options=eval_options, progress=begin
+        )
     if processes.first:
         first = next(iter(records.values())).header
         output.report_drawn_split(data, split, images=first.images, drawn_from=first.drawn_from)

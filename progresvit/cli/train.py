@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from progresvit.cli.errors import in_options
+from progresvit.cli.errors import Commands, in_options
 
 
 def train(
@@ -37,18 +38,29 @@ def train(
     from progresvit.training.loop import train as run_training
     from progresvit.training.recipe import load_recipe
 
-    wanted = load_recipe(recipe, set_ or [])
+    loaded = load_recipe(recipe, set_ or [])
     processes = start_processes(device)
-    set_threads(threads, workers=wanted.data.workers if wanted.data.mode == "loader" else 0, device=processes.device)
+    set_threads(threads, workers=loaded.data.workers if loaded.data.mode == "loader" else 0, device=processes.device)
     try:
-        run_training(wanted, data=data, out=out, processes=processes, resume=resume, overwrite=overwrite)
+        run_training(loaded, data=data, out=out, processes=processes, resume=resume, overwrite=overwrite)
     except Interrupted as stop:
         if processes.first:
-            typer.echo(in_options(str(stop)), err=True)
+            typer.echo(f"{in_options(str(stop))}\n{_resuming_command(processes.count)}", err=True)
         raise typer.Exit(code=128 + stop.signal_number) from stop
     except KeyboardInterrupt:  # a second signal
         if processes.first:
-            typer.echo("stopped at once; the same command and --resume continue from the last checkpoint.", err=True)
+            typer.echo(
+                "stopped at once; the same command and --resume continue from the last checkpoint.\n"
+                + _resuming_command(processes.count),
+                err=True,
+            )
         raise typer.Exit(code=128 + signal.SIGINT) from None
     finally:
         end_processes()
+
+
+def _resuming_command(processes: int) -> str:
+    """The command line as it was typed, with --resume; the options of torchrun are not known."""
+    words = [word for word in Commands.words if word not in ("--overwrite", "--resume")]
+    program = "progresvit" if processes == 1 else "torchrun … -m progresvit"
+    return f"{program} {shlex.join([*words, '--resume'])}"

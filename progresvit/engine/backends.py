@@ -17,7 +17,7 @@ from progresvit.engine.buffers import RoundBackend
 from progresvit.engine.export.manifest import Manifest, is_export
 from progresvit.engine.onnx_backend import GRAPH_BATCH, ArrayBackend, GraphRounds, check_installed, choose_backend
 from progresvit.engine.options import BACKENDS, Backend, BackendName, EngineOptions
-from progresvit.io.imports import is_import_string
+from progresvit.io.imports import check_name
 from progresvit.io.model_folder import DEFAULT_MODEL
 from progresvit.io.parse import did_you_mean
 from progresvit.routing.decide import Policy, Threshold
@@ -166,10 +166,7 @@ def _check_backend(backend: Backend | None) -> BackendName | None:
         return None
     if backend in BACKENDS:
         return backend
-    if not is_import_string(backend):
-        raise ValueError(
-            f"unknown backend {backend!r}; {did_you_mean(backend, BACKENDS)} Your own is my_module:MyBackend."
-        )
+    check_name(backend, BACKENDS, what="backend", example="my_module:MyBackend")
     from progresvit.engine.custom_backend import find_backend
 
     find_backend(backend)  # an error before the model is loaded

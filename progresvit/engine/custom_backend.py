@@ -6,7 +6,6 @@ Letters: B images, C channels, R side of the images, N tokens, d channels of tok
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from progresvit.engine.buffers import ArrayRounds, RoundBackend
 from progresvit.engine.export.manifest import tokens_shape
 from progresvit.engine.onnx_backend import GRAPH_BATCH, ArrayBackend
 from progresvit.engine.options import EngineOptions
-from progresvit.io.imports import import_named, name_of, source_hash
+from progresvit.io.imports import make, name_of, resolve, source_hash
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,23 +38,14 @@ class CheckedRounds:
     """
 
     def __init__(self, backend: CustomBackend | str, model: ProgResViT) -> None:
-        given: Any = find_backend(backend) if isinstance(backend, str) else backend
+        rounds: Any = find_backend(backend) if isinstance(backend, str) else backend
         self.name = backend if isinstance(backend, str) else name_of(backend)
-        self.source, self.config = source_hash(given), model.config
-        if callable(given) and (isinstance(given, type) or not hasattr(given, "run")):
-            try:
-                inspect.signature(given).bind(model)
-            except TypeError:
-                raise ValueError(f"{self.name} is made with the model; define it as __init__(self, model).") from None
-            try:
-                given = given(copy.deepcopy(model).eval())
-            except TypeError as error:
-                raise ValueError(
-                    f"{self.name} cannot be made with the model ({error}); define it as __init__(self, model)."
-                ) from error
-        if not callable(getattr(given, "run", None)):
-            raise ValueError(f"{self.name} is not a backend: it has no method run(s, pixels, tokens); add it.")
-        self._rounds: ArrayRounds = given
+        self.source, self.config = source_hash(rounds), model.config
+        if callable(rounds) and (isinstance(rounds, type) or not hasattr(rounds, "run")):
+            rounds = make(rounds, copy.deepcopy(model).eval(), what="backend", example="__init__(self, model)")
+        if not callable(getattr(rounds, "run", None)):
+            raise ValueError(f"{self.name} is not a backend; define its method run(s, pixels, tokens).")
+        self._rounds: ArrayRounds = rounds
 
     def run(
         self, s: int, pixels: NDArray[np.uint8], tokens: NDArray[np.float32] | None
@@ -70,20 +60,20 @@ class CheckedRounds:
         return logits, self._checked("tokens", s, returned[1], (len(pixels), *tokens_shape(self.config, s)))
 
     def _checked(self, what: str, s: int, value: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        found = None if value is None else np.asarray(value, np.float32)
-        if found is None or found.shape != shape:
-            got = None if found is None else found.shape
+        array = np.asarray(np.nan if value is None else value, np.float32)
+        if array.shape != shape:
+            got = None if value is None else array.shape
             raise ValueError(f"{what} of round {s} of {self.name} must have the shape {shape}, not {got}; correct run.")
-        return found
+        return array
 
 
 def find_backend(where: str) -> Any:
-    """What an import string names: rounds, or what makes them."""
+    """The rounds that an import string names, or what makes them."""
 
     def accepts(value: object) -> bool:
         return callable(value) or hasattr(value, "run")
 
-    return import_named(where, what="backend", kind="backend", accepts=accepts)
+    return resolve(where, what="backend", kind="backend", accepts=accepts)
 
 
 class CustomSource(TorchSource):
@@ -99,10 +89,10 @@ class CustomSource(TorchSource):
     def make_backend(
         self, policy: Policy, temperatures: Sequence[float], options: EngineOptions
     ) -> tuple[str, RoundBackend, int]:
-        given = {"device": str(options.device or "cpu") != "cpu", "precision": options.precision != "fp32"}
-        given |= {"kernels": options.kernels is not None, "threads": options.threads is not None}
-        if any(given.values()):
-            names = " and ".join(name for name, is_given in given.items() if is_given)
+        used = {"device": str(options.device or "cpu") != "cpu", "precision": options.precision != "fp32"}
+        used |= {"kernels": options.kernels is not None, "threads": options.threads is not None}
+        if any(used.values()):
+            names = " and ".join(name for name, is_used in used.items() if is_used)
             raise ValueError(f"a backend of your own has no option {names}; set it in the backend, and leave it out.")
         rounds = CheckedRounds(self.backend, self.model)
         made = ArrayBackend(rounds, self.config, policy, temperatures, options.top_k)

@@ -1,19 +1,24 @@
-"""Objects by import string, ``my_module:name``: a user's own tasks, routers, corruptions, models and backends."""
+"""Objects by import string, ``my_module:name``: a user's own tasks, routers, corruptions, models and backends.
+
+A string is resolved where the object is needed and not in the command: recipes, records and settings contain strings,
+Python accepts them (``Engine(model, backend="my_module:MyBackend")``), and worker processes resolve them again.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from progresvit.io.parse import did_you_mean
 
-_PATTERN = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
+_PATTERN = re.compile(r"[\w.-]+:[^\W\d]\w*")
 
 
 def is_import_string(text: object) -> bool:
@@ -21,7 +26,13 @@ def is_import_string(text: object) -> bool:
     return isinstance(text, str) and _PATTERN.fullmatch(text) is not None
 
 
-def import_named(
+def check_name(name: str, built_in: Collection[str], *, what: str, example: str) -> None:
+    """Refuse a name that is neither built in nor an import string."""
+    if name not in built_in and not is_import_string(name):
+        raise ValueError(f"unknown {what} {name!r}; {did_you_mean(name, built_in)} Your own is {example}.")
+
+
+def resolve(
     where: str, *, what: str, kind: str = "function or class", accepts: Callable[[Any], bool] = callable
 ) -> Any:
     """The object that an import string names.
@@ -39,6 +50,22 @@ def import_named(
         names = [key for key, value in vars(module).items() if accepts(value) and not key.startswith("_")]
         raise ValueError(f"{what}: {module_name} has no {kind} {name!r}; {did_you_mean(name, names)}")
     return value
+
+
+def check_call(function: Callable[..., Any], *arguments: Any, what: str, example: str) -> None:
+    """Refuse a function that does not take these arguments; ``example`` is a definition that does."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name_of(function)} is not a {what}; define it as {example}.") from None
+
+
+def make(cls: Callable[..., Any], *arguments: Any, what: str, example: str) -> Any:
+    """The object of a class, or what a function returns; ``example`` is a definition that takes the arguments."""
+    try:
+        return cls(*arguments)
+    except TypeError as error:
+        raise ValueError(f"the {what} {name_of(cls)} cannot be made ({error}); define it as {example}.") from error
 
 
 def import_module(name: str, *, what: str) -> Any:

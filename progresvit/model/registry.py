@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from progresvit.config import BaseConfig
-from progresvit.io.imports import import_named
+from progresvit.io.imports import resolve
 from progresvit.io.model_folder import CONFIG_FILE, read_config_values
 from progresvit.io.parse import did_you_mean
 
@@ -49,7 +49,7 @@ def register(kind: str, *, config: str, model: str) -> None:
 
 def config_class(kind: str) -> type[BaseConfig]:
     """The config class of a kind."""
-    config: type[BaseConfig] = import_named(_registered(kind).config, what=f"model kind {kind}", kind="class")
+    config: type[BaseConfig] = resolve(_registered(kind).config, what=f"model kind {kind}", kind="class")
     return config
 
 
@@ -75,7 +75,7 @@ def build(config: BaseConfig, *, drop_path: float = 0.0) -> RoundModel:
 
 def model_class(kind: str) -> Any:
     """The model class of a kind."""
-    return import_named(_registered(kind).model, what=f"model kind {kind}", kind="class")
+    return resolve(_registered(kind).model, what=f"model kind {kind}", kind="class")
 
 
 def _registered(kind: str) -> ModelKind:

@@ -6,7 +6,6 @@ Letters: B or N images, S rounds.
 
 from __future__ import annotations
 
-import inspect
 import os
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from progresvit.io.imports import import_named, is_import_string, name_of, source_hash
+from progresvit.io.imports import check_call, is_import_string, make, name_of, resolve, source_hash
 from progresvit.routing.router import Router, RouterOrigin, load_router
 
 
@@ -41,13 +40,8 @@ class CustomRouter(Router):
 
     def __init__(self, score: ExitScore, rounds: int) -> None:
         name = name_of(score)
-        try:
-            inspect.signature(score).bind(0, None)
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"{name} is no router: it is called with the round and its statistics, so define it as "
-                "score(s, statistics), or as __call__(self, s, statistics) of a class."
-            ) from None
+        example = "score(s, statistics), or as __call__(self, s, statistics) of a class"
+        check_call(score, 0, None, what="router", example=example)
         super().__init__(rounds, RouterOrigin(target=name, images=0, epochs=0, seed=0))
         self.name, self.function, self.source = name, score, f"{name} {source_hash(score)}"
 
@@ -88,13 +82,7 @@ def open_router(router: Router | ExitScore | str | os.PathLike[str], rounds: int
         path = os.fspath(router)
         if not is_import_string(path) or Path(path).exists():
             return load_router(path)
-        score = import_named(path, what="router")
+        score = resolve(path, what="router")
     if isinstance(score, type):
-        try:
-            score = score()
-        except TypeError as error:
-            raise ValueError(
-                f"the router {name_of(score)} cannot be made without arguments ({error}); make the object in the "
-                "module and name it."
-            ) from error
+        score = make(score, what="router", example="__init__(self), or name an object of the module")
     return CustomRouter(score, rounds)

@@ -51,7 +51,7 @@ COLUMNS = {
 """Columns of a prediction, as in the tables of the command ``progresvit classify``."""
 STATE = PIXELS, TOKENS = ("_pixels", "_tokens")
 """Columns for the next round; null for images that have exited."""
-CPU_BATCH, GPU_BATCH = 32, 512
+CPU_ROWS, GPU_ROWS = 32, 512
 """Default rows of a batch. They include images that have exited, which need no compute."""
 
 Cells = dict[str, list[Any]]
@@ -80,11 +80,11 @@ def classify_dataset(
         actors: Actors of each round, or one number for all rounds.
         cpus: CPUs that an actor reserves; by default at most 1, and together at most half of the cluster.
         gpus: GPUs, or a fraction of one, that an actor reserves.
-        options, keywords: Of the engines, as for :class:`Engine`; images are decoded on the CPU. ``batch``, the rows of
-            a batch, is 512 by default with a GPU, else 32.
+        options, keywords: Options of the engines, as for :class:`Engine`; images are decoded on the CPU. ``batch``, the
+            rows of a batch, is 512 by default with a GPU, else 32.
     """
     options = EngineOptions.merge(options, keywords)
-    batch = options.batch or (GPU_BATCH if gpus else CPU_BATCH)
+    batch = options.batch or (GPU_ROWS if gpus else CPU_ROWS)
     options = replace(options, device=options.device or ("cuda" if gpus else "cpu"), batch=batch)
     rounds = check_model(model, threshold, options.precision)
     sizes = for_each_round(actors, rounds, "actors")

@@ -205,12 +205,12 @@ class FirstRoundReplica(RoundReplica):
     """A replica of round 1, which also receives the requests."""
 
     version = "1"
-    is_ready = True
+    is_draining = False  # Ray routes no requests to a replica that ends
 
     def __init__(self, s: int, options: Options, next_round: DeploymentHandle | None) -> None:
         super().__init__(s, options, next_round)
         self.name = Path(options.model).expanduser().resolve().name
-        self.backend, self.limits = self.engine.backend, Limits(deadline=options.deadline)
+        self.limits = Limits(deadline=options.deadline)
         self.metrics = ServerMetrics(len(self.engine.gmacs))  # Ray has an address of its own for them
         self._opener, self._pending = ImageOpener(self.engine.config), 0
         self._images = serve.metrics.Counter("progresvit_images", "Answered images.", tag_keys=("exit_round",))

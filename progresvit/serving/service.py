@@ -90,14 +90,6 @@ class Service:
         self._audits: set[asyncio.Future[None]] = set()
 
     @property
-    def backend(self) -> str:
-        return self.engine.backend
-
-    @property
-    def is_ready(self) -> bool:
-        return not self.is_draining
-
-    @property
     def queue_limit(self) -> int:
         """The most images that may wait or run: as many as are computed in ``limits.queue`` seconds."""
         seconds = self.metrics.seconds_per_image()
@@ -126,10 +118,7 @@ class Service:
 
     def _full(self) -> HTTPException:
         seconds = self.metrics.seconds_per_image() or 0.0
-        retry = str(max(1, math.ceil(seconds * self._pending)))
-        return HTTPException(
-            HTTPStatus.TOO_MANY_REQUESTS, "too many requests; try again later.", {"Retry-After": retry}
-        )
+        return too_many_requests(max(1, math.ceil(seconds * self._pending)))
 
     async def classify(
         self, contents: Sequence[bytes], *, threshold: float | None = None, timeout: float | None = None

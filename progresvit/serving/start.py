@@ -49,7 +49,7 @@ def make_server(
         token: Clients must send it, and there is no page; None for no token.
         limits: What the server accepts.
         audit_rate: Share of the images to audit; 0 for none. A learned router cannot be audited.
-        options, keywords: Of the engine, as for :class:`Engine`. The page keeps to ``max_pixels`` too.
+        options, keywords: Options of the engine, as for :class:`Engine`; the page keeps to ``max_pixels`` too.
     """
     with ExitStack() as stack:
         listening = stack.enter_context(open_socket(host, port))  # before the model is loaded: it may be in use

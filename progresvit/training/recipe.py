@@ -14,7 +14,7 @@ from progresvit.data.augment.classification import Augmentation
 from progresvit.io.parse import Section, parse
 from progresvit.io.yaml_files import bundled_files, find_file, read_mapping
 from progresvit.model.registry import DEFAULT_KIND, config_class
-from progresvit.training.tasks.registry import check_name
+from progresvit.training.tasks.registry import check_task
 
 _RENAMED = {"own_pictures": "own_images"}
 """Earlier names of bundled recipes."""
@@ -330,7 +330,7 @@ class Recipe(Section):
     @field_validator("task")
     @classmethod
     def _known_task(cls, name: str) -> str:
-        check_name(name)
+        check_task(name)
         return name
 
     @model_validator(mode="after")

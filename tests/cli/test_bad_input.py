@@ -50,10 +50,34 @@ def test_a_web_address_instead_of_data_is_refused_with_the_remedy(command, model
     assert not (tmp_path / "out").exists()
 
 
-def test_a_web_address_instead_of_an_image_is_refused_with_the_remedy(model, tmp_path):
-    result = run("embed", "https://example.org/a.jpg", "--model", model, "--out", tmp_path / "a.parquet")
+WITHOUT_AN_IMAGE = {
+    "folder": "holds no images",
+    "none.png": "there is no such file",
+    "https://example.org/a.jpg": "a web address; download it and give the file",
+    "note.txt": "not an image",
+    "empty.png": "not an image",
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_AN_IMAGE)
+@pytest.mark.parametrize(
+    "words", [("classify", "--threshold", 0.5), ("embed",), ("segment", "--threshold", 0.5)], ids=lambda words: words[0]
+)
+def test_an_input_without_an_image_is_named_with_the_reason(request, tmp_path, monkeypatch, words, name):
+    model = request.getfixturevalue("segmenter" if words[0] == "segment" else "model")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "note.txt").write_text("hello")
+    (tmp_path / "empty.png").touch()
+    out = {"classify": (), "embed": ("--out", "out.parquet"), "segment": ("--out", "out.png")}[words[0]]
+    result = run(*words, name, "--model", model, *out)
     assert result.exit_code == 1
-    assert result.stderr == "skipped: https://example.org/a.jpg: a web address; download it and give the file\n"
+    if words[0] == "embed" and (tmp_path / name).is_file():
+        assert "0 images, 128 features each (class token of round 2); 1 unreadable (see column error)" in result.stdout
+    else:
+        (line,) = result.output.splitlines()
+        assert line.startswith(f"skipped: {name}: {WITHOUT_AN_IMAGE[name]}")
+        assert not list(tmp_path.glob("out.*"))
 
 
 def test_evaluate_prints_the_number_of_files_that_are_no_images(model, digits, tmp_path):

@@ -48,7 +48,7 @@ def test_a_setting_of_another_model_is_refused(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_export_takes_the_models_own_setting_along_unless_another_is_asked_for(folder, tmp_path):
+def test_an_export_contains_the_default_setting_of_the_model_or_the_named_one(folder, tmp_path):
     model = progresvit.load(folder)
     own = progresvit.save(model, tmp_path / "model")
     (own / "settings").mkdir()

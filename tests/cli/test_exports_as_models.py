@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -50,8 +51,8 @@ def exported(folder, graphs_once):
 
 @pytest.fixture(scope="module")
 def int8(folder, digits, graphs_once):
-    found = find_images(digits, "val")
-    check = Int8Check(dataset=found, labels=found.targets, threads=1)
+    dataset = find_images(digits, "val")
+    check = Int8Check(dataset=dataset, labels=dataset.targets, threads=1)
     with pytest.warns(SettingWarning, match="other precision"):
         export(
             progresvit.load(folder),
@@ -63,6 +64,13 @@ def int8(folder, digits, graphs_once):
     return folder.parent / "int8"
 
 
+@contextmanager
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
 @pytest.fixture
 def copy_of_int8(int8, tmp_path):
     return shutil.copytree(int8, tmp_path / "export")
@@ -72,8 +80,7 @@ def test_an_export_has_all_settings_and_budgets_of_its_model(folder, exported, d
     for name in ("settings/near-lossless.json", "settings/drop-1.json", "budgets.json"):
         assert (exported / name).read_bytes() == (folder / name).read_bytes()
     first, last = progresvit.compute.cumulative_gmacs(progresvit.load(folder).config)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warnings():
         assert Engine(exported).setting == load_setting(folder / "settings" / "near-lossless.json")
         assert Engine(exported, "drop-1").setting == load_setting(folder / "settings" / "drop-1.json")
         engine = Engine(exported, budget_gmacs=(first + last) / 2)
@@ -81,8 +88,8 @@ def test_an_export_has_all_settings_and_budgets_of_its_model(folder, exported, d
     assert first < np.mean(spent) <= (first + last) / 2 + 1e-9
     works("classify", digits / "val", "--model", exported, "--threshold", "drop-1")
     works("classify", digits / "val", "--model", exported, "--budget-gmacs", (first + last) / 2)
-    known = "has no setting 'drop-2' (it has drop-1, near-lossless)"
-    refused(known, "classify", digits / "val", "--model", exported, "--threshold", "drop-2")
+    message = "has no setting 'drop-2' (it has drop-1, near-lossless)"
+    refused(message, "classify", digits / "val", "--model", exported, "--threshold", "drop-2")
 
 
 def test_settings_and_budgets_for_another_precision_warn_in_an_int8_export(folder, int8):
@@ -96,14 +103,14 @@ def test_evaluating_an_export_gives_the_records_of_its_model(folder, exported, d
     model, graphs = (tmp_path / f"{name}.parquet" for name in ("model", "graphs"))
     works("evaluate", folder, "--data", digits, "--out", model, *PLAIN)
     works("evaluate", exported, "--data", digits, "--out", graphs, *PLAIN)
-    expected, found = read_records(model), read_records(graphs)
-    assert found.header.weights_sha256 == expected.header.weights_sha256 == weights_hash(progresvit.load(folder))
-    assert found.header.preprocessing_sha256 == expected.header.preprocessing_sha256
-    assert (found.header.precision, found.header.backend, found.header.device) == ("fp32", "onnxruntime", "cpu")
+    expected, records = read_records(model), read_records(graphs)
+    assert records.header.weights_sha256 == expected.header.weights_sha256 == weights_hash(progresvit.load(folder))
+    assert records.header.preprocessing_sha256 == expected.header.preprocessing_sha256
+    assert (records.header.precision, records.header.backend, records.header.device) == ("fp32", "onnxruntime", "cpu")
     assert expected.header.backend is None
-    assert found.gmacs() == expected.gmacs()
-    assert found.predictions.tolist() == expected.predictions.tolist()
-    assert np.abs(found.top10_entropy - expected.top10_entropy).max() <= 1e-4
+    assert records.gmacs() == expected.gmacs()
+    assert records.predictions.tolist() == expected.predictions.tolist()
+    assert np.abs(records.top10_entropy - expected.top10_entropy).max() <= 1e-4
     openvino = tmp_path / "openvino.parquet"
     works("evaluate", exported, "--backend", "openvino", "--data", digits, "--out", openvino, *PLAIN)
     assert read_records(openvino).header.backend == "openvino"
@@ -120,8 +127,7 @@ def test_int8_gets_a_certificate_of_its_own_which_its_engine_takes_in_silence(co
     assert load_setting(setting).precision == "int8"
     works(*certify, copy_of_int8 / "settings" / "certified.json")
     works("calibrate", records, "--exit-share", 0.25, "--out", copy_of_int8 / "settings" / "near-lossless.json")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warnings():
         assert Engine(copy_of_int8, setting).setting.epsilon == 0.5
         assert Engine(copy_of_int8, "certified").setting.rule == "guarantee"
         assert Engine(copy_of_int8).setting.expected["exit_shares"] == [0.25, 0.75]  # the default, calibrated again
@@ -136,12 +142,11 @@ def test_bf16_gets_a_setting_of_its_own_too(exported, digits, tmp_path):
     except ValueError as error:  # a CPU without bf16
         pytest.skip(str(error))
     records, setting = tmp_path / "bf16.parquet", tmp_path / "setting.json"
-    given = ("--backend", "openvino", "--precision", "bf16", "--data", digits, *PLAIN)
-    works("evaluate", exported, *given, "--out", records)
+    words = ("--backend", "openvino", "--precision", "bf16", "--data", digits, *PLAIN)
+    works("evaluate", exported, *words, "--out", records)
     assert (read_records(records).header.precision, read_records(records).header.backend) == ("bf16", "openvino")
     works("calibrate", records, "--exit-share", 0.5, "--out", setting)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warnings():
         Engine(exported, setting, **bf16)
     with pytest.warns(SettingWarning, match="other precision"):
         Engine(exported, setting)
@@ -183,8 +188,7 @@ def test_openvinos_own_int8_is_measured_on_other_images_than_gave_its_ranges(fol
     header = read_records(records).header
     assert (header.precision, header.backend, header.graphs_sha256) == ("int8", "openvino", manifest.graphs_sha256)
     works("calibrate", records, "--max-drop", 0.5, "--unlabelled", "--out", certified)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warnings():
         engine = Engine(target, "certified")
     assert engine.identity()["graphs"] == manifest.graphs_sha256
     paths = sorted((digits / "val").rglob("*.png"))
@@ -199,12 +203,12 @@ def test_the_engine_exits_as_the_records_of_an_int8_export_say(copy_of_int8, dig
     records = tmp_path / "int8.parquet"
     works("evaluate", copy_of_int8, "--data", digits, "--out", records, *PLAIN)
     works("calibrate", records, "--exit-share", 0.5, "--out", tmp_path / "half.json")
-    found = read_records(records)
+    table = read_records(records)
     engine = Engine(copy_of_int8, tmp_path / "half.json")
-    answers = engine.classify([digits / name for name in found.ids])
+    answers = engine.classify([digits / name for name in table.ids])
     assert [answer.exit_round for answer in answers].count(1) == 12
     first = [number for number, answer in enumerate(answers) if answer.exit_round == 1]
-    assert [answers[number].index for number in first] == found.predictions[first, 0].tolist()
+    assert [answers[number].index for number in first] == table.predictions[first, 0].tolist()
 
 
 def test_a_new_export_does_not_replace_settings_that_were_calibrated_on_the_old_one(folder, exported, tmp_path):
@@ -216,19 +220,18 @@ def test_a_new_export_does_not_replace_settings_that_were_calibrated_on_the_old_
 
 
 def test_what_evaluation_cannot_do_with_an_export_is_refused(folder, exported, digits, tmp_path):
-    given = ("--data", digits, "--out", tmp_path / "records.parquet", *PLAIN)
-    refused("for models, and this is an export", "evaluate", exported, *given, "--task", "knn")
-    refused("for models, and this is an export", "evaluate", exported, *given, "--merge", "1")
-    refused("leave out --backend torch and --device cuda", "evaluate", exported, *given, "--device", "cuda")
-    refused("progresvit export", "evaluate", folder, *given, "--backend", "openvino")
-    refused("--backend openvino", "evaluate", exported, *given, "--precision", "bf16")
+    words = ("--data", digits, "--out", tmp_path / "records.parquet", *PLAIN)
+    refused("for models, and this is an export", "evaluate", exported, *words, "--task", "knn")
+    refused("for models, and this is an export", "evaluate", exported, *words, "--merge", "1")
+    refused("leave out --backend torch and --device cuda", "evaluate", exported, *words, "--device", "cuda")
+    refused("progresvit export", "evaluate", folder, *words, "--backend", "openvino")
+    refused("--backend openvino", "evaluate", exported, *words, "--precision", "bf16")
     assert not list(tmp_path.iterdir())
 
 
 def test_calibrate_asks_for_the_records_of_an_export(exported, tmp_path):
-    refused(
-        "is a folder and not a file of records", "calibrate", exported, "--near-lossless", "--out", tmp_path / "t.json"
-    )
+    words = ("calibrate", exported, "--near-lossless", "--out", tmp_path / "t.json")
+    refused("is a folder and not a file of records", *words)
     assert not list(tmp_path.iterdir())
 
 
@@ -243,13 +246,13 @@ def test_info_describes_an_export_and_its_settings(exported, int8):
 
 
 def test_bench_measures_an_export_in_the_engine(exported, int8, monkeypatch):
-    monkeypatch.setattr(measurement, "in_fresh_process", lambda function, *given: function(*given))
+    monkeypatch.setattr(measurement, "in_fresh_process", lambda function, *arguments: function(*arguments))
     quick = ("--seconds", 0, "--batch", 4, "--threads", 1)
-    for given, options, name, precision in (
+    for model, options, name, precision in (
         (exported, ("--backend", "openvino"), "engine, openvino", "fp32"),
         (int8, ("--threshold", "inf"), "engine, onnxruntime", "int8"),
     ):
-        (row,) = json.loads(works("bench", given, *quick, *options, "--json"))["rows"]
+        (row,) = json.loads(works("bench", model, *quick, *options, "--json"))["rows"]
         assert (row["name"], row["precision"]) == (name, precision)
         assert row["images_per_s"] > 0
     assert "engine, onnxruntime" in works("bench", exported, *quick, "--threshold", "drop-1")
@@ -257,8 +260,8 @@ def test_bench_measures_an_export_in_the_engine(exported, int8, monkeypatch):
 
 def test_an_export_of_another_version_is_one_line_with_the_remedy(exported, digits, tmp_path):
     newer = shutil.copytree(exported, tmp_path / "newer")
-    known = json.loads((newer / "export.json").read_text())
-    (newer / "export.json").write_text(json.dumps({**known, "version": 2, "rounds": {"from": "the future"}}))
+    manifest = json.loads((newer / "export.json").read_text())
+    (newer / "export.json").write_text(json.dumps({**manifest, "version": 2, "rounds": {"from": "the future"}}))
     for command in (
         ("classify", digits / "val", "--model", newer),
         ("evaluate", newer, "--data", digits, "--out", tmp_path / "records.parquet"),
@@ -319,8 +322,7 @@ def test_the_commands_of_the_page_lead_from_a_folder_of_images_to_a_certified_in
     assert all((setting.n, setting.epsilon, setting.rule) == (40, 0.1, "guarantee") for setting in certificates)
     assert "the certificate does not hold here" in printed[lines[3]]
     assert "note: the threshold" not in printed[lines[-1]]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warnings():
         assert Engine("int8").setting == certificates[1]
     records = read_records("int8.parquet")
     assert (records.header.precision, len(records)) == ("int8", 40)

@@ -43,7 +43,7 @@ def test_every_digit_is_written_to_one_split_and_can_be_read(written):
 
 
 @pytest.mark.slow
-def test_digits_are_written_again_as_they_were_and_never_beside_foreign_pictures(written):
+def test_digits_are_written_again_unchanged_and_never_beside_other_images(written):
     before = {path: path.read_bytes() for path in written.rglob("*.png")}
     next(iter(before)).unlink()  # a run that was stopped
     write_digits(written)
@@ -55,7 +55,7 @@ def test_digits_are_written_again_as_they_were_and_never_beside_foreign_pictures
     mine.unlink()
 
 
-def test_what_is_not_a_quickstarts_is_refused_and_left_alone(tmp_path):
+def test_a_folder_of_other_files_is_refused_and_left_alone(tmp_path):
     (tmp_path / "file").touch()
     refused("is a file; give the name of a folder", "quickstart", "--out", tmp_path / "file")
     (tmp_path / "thesis").mkdir()
@@ -73,7 +73,7 @@ def test_without_its_packages_the_error_names_the_extra(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_command_that_fails_ends_the_story_with_its_error(tmp_path):
+def test_a_command_that_fails_ends_quickstart_with_its_error(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / ABOUT_FILE).touch()
     (tmp_path / "run" / "recipe.yaml").write_text("ema: 0.5")
@@ -97,7 +97,7 @@ def commands(output):
 
 
 @pytest.mark.long
-def test_the_whole_story_keeps_its_promises_and_can_be_run_again(tmp_path):
+def test_quickstart_trains_a_good_model_and_can_be_run_again(tmp_path):
     out = tmp_path / "quick start"  # a name that must be quoted
     shown = works("quickstart", "--out", out)
     names = [name for name, _ in commands(shown)]

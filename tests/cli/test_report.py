@@ -38,8 +38,8 @@ def read(path):
 
 def thumbnails(page):
     """Images of the gallery in a page."""
-    found = re.findall(r'<div class="card"><img alt="" src="data:image/png;base64,([^"]+)">', page)
-    return [Image.open(io.BytesIO(base64.b64decode(image))) for image in found]
+    images = re.findall(r'<div class="card"><img alt="" src="data:image/png;base64,([^"]+)">', page)
+    return [Image.open(io.BytesIO(base64.b64decode(image))) for image in images]
 
 
 def test_a_page_with_figures_tables_and_a_gallery_of_errors(evaluated, digits, tmp_path):
@@ -168,19 +168,10 @@ def test_a_setting_of_the_model_is_found_by_its_name(model, evaluated, tmp_path)
     share = [float(row["exit_1"]) for row in read(tmp_path / "report" / "exits.csv")]
     assert np.mean(share) == pytest.approx(0.5)  # classes of equal size
     works("trust", evaluated, "--threshold", "half")
-    refused(
-        "has no setting 'careful' (it has half)", "report", evaluated, "--out", tmp_path / "r", "--threshold", "careful"
-    )
+    words = ("report", "--out", tmp_path / "r", "--threshold")
+    refused("has no setting 'careful' (it has half)", *words, "careful", evaluated)
     write_records(make_records(50), tmp_path / "made.parquet")
-    refused(
-        "--threshold takes a number",
-        "report",
-        tmp_path / "made.parquet",
-        "--out",
-        tmp_path / "r",
-        "--threshold",
-        "half",
-    )
+    refused("--threshold takes a number", *words, "half", tmp_path / "made.parquet")
 
 
 def test_a_class_with_one_image_and_classes_with_none(tmp_path):
@@ -192,10 +183,9 @@ def test_a_class_with_one_image_and_classes_with_none(tmp_path):
     works("report", tmp_path / "r.parquet", "--out", tmp_path / "report")
     rows = {row["class"]: row for row in read(tmp_path / "report" / "classes.csv")}
     single = rows[f"class {first}"]
-    assert (single["images"], float(single["top1_routed_high"]) - float(single["top1_routed_low"])) == (
-        "1",
-        pytest.approx(0.793, abs=1e-3),
-    )
+    assert single["images"] == "1"
+    width = float(single["top1_routed_high"]) - float(single["top1_routed_low"])
+    assert width == pytest.approx(0.793, abs=1e-3)
     absent = [n for n in range(4) if n != first]
     assert all((rows[f"class {n}"]["images"], rows[f"class {n}"]["top1_routed"]) == ("0", "") for n in absent)
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")

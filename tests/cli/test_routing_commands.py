@@ -24,12 +24,12 @@ def records(tmp_path):
 
 @pytest.fixture
 def others(tmp_path):
-    """Of the same model, on other images."""
+    """Records of the same model on other images."""
     write_records(make_records(3000, seed=7), tmp_path / "other.parquet")
     return tmp_path / "other.parquet"
 
 
-def test_from_pictures_to_a_threshold_to_predictions(model, digits, tmp_path):
+def test_from_images_to_a_threshold_to_predictions(model, digits, tmp_path):
     table = tmp_path / "val.parquet"
     output = works("evaluate", model, "--data", digits, "--out", table, "--workers", 0, "--device", "cpu", "--logits")
     first = share_interval(int(read_records(table).correct[:, 0].sum()), 24)
@@ -38,8 +38,8 @@ def test_from_pictures_to_a_threshold_to_predictions(model, digits, tmp_path):
     works("frontier", table)
     works("calibrate", table, "--exit-share", 0.5, "--out", tmp_path / "t.json")
     engine = progresvit.Engine(progresvit.load(model), tmp_path / "t.json")
-    found = engine.classify(sorted((digits / "val").rglob("*.png")))
-    assert sum(prediction.exit_round == 1 for prediction in found) == 12
+    answers = engine.classify(sorted((digits / "val").rglob("*.png")))
+    assert sum(answer.exit_round == 1 for answer in answers) == 12
 
 
 def test_a_saved_model_that_merges_tokens_is_described_and_evaluated(model, digits, tmp_path):
@@ -68,17 +68,15 @@ def test_evaluate_says_what_it_left_out_and_refuses_bad_input(model, digits, tmp
     out = tmp_path / "x" / "r.parquet"
     base = ["evaluate", model, "--workers", 0, "--device", "cpu", "--out", out]
     refused("there is no data at", *base, "--data", tmp_path / "none")
-    refused("is a web address; download it, and pass the folder", *base, "--data", "https://a.org/photos.tar")
     refused("not a corruption with a severity from 1 to 5", *base, "--data", digits, "--corruption", "fog/9")
-    refused("not a corruption", *base, "--data", digits, "--corruption", "rain")
+    refused("unknown corruption 'rain'", *base, "--data", digits, "--corruption", "rain")
     refused("unknown precision", *base, "--data", digits, "--precision", "fp64")
     refused("at least one image", *base, "--data", digits, "--batch", 0)
     refused("unknown device 'gpu'", "evaluate", model, "--data", digits, "--out", out, "--device", "gpu")
     refused("there is no model folder", "evaluate", tmp_path / "nobody", "--data", digits, "--out", out)
     assert not out.parent.exists()
-    assert "fog/2" in str(
-        works(*base, "--data", digits, "--corruption", "fog/2") and read_records(out).header.corruption
-    )
+    works(*base, "--data", digits, "--corruption", "fog/2")
+    assert read_records(out).header.corruption == "fog/2"
     refused("pass --overwrite", *base, "--data", digits)
     broken = progresvit.load(model)
     with torch.no_grad():
@@ -107,9 +105,8 @@ def test_frontier_in_every_format_and_of_several_models(records, tmp_path):
     refused("given twice", "frontier", records, records)
     refused("rows of equal length", "frontier", records, "--per-round", "0.1", "--per-round", "0.1,0.2")
     write_records(make_records(50, labelled=False), tmp_path / "free.parquet")
-    refused(
-        "have no label", "frontier", tmp_path / "free.parquet", "--out", tmp_path / "u.csv", "--out", tmp_path / "u.png"
-    )
+    outs = ("--out", tmp_path / "u.csv", "--out", tmp_path / "u.png")
+    refused("have no label", "frontier", tmp_path / "free.parquet", *outs)
     assert not (tmp_path / "u.csv").exists()
     refused("no records at", "frontier", tmp_path / "none.parquet")
 
@@ -233,7 +230,7 @@ def test_calibrate_refuses_bad_input_and_writes_nothing(records, tmp_path):
         ("and all rounds", records, "--budget-gmacs", 99),
         ("between 0 and 1", records, "--exit-share", 1.5),
         ("at least 29,956 are needed", records, "--max-drop", 0.0001),
-        ("epsilon", records, "--max-drop", 0),
+        ("--max-drop is between 0 and 1", records, "--max-drop", 0),
         ("--confidence is between 0 and 1", records, "--max-drop", 0.01, "--confidence", 1),
         ("--unlabelled applies to the certificate", records, "--near-lossless", "--unlabelled"),
         ("50 of 50 images in these records have no label", tmp_path / "free.parquet", "--near-lossless"),
@@ -265,7 +262,6 @@ def test_routers_are_fitted_compared_and_used(records, others, tmp_path):
     assert "fitted on 3000 of these images" in run("compare-routers", records, "--router", router).output
     refused("fitted on 3000 of these images", "calibrate", records, "--max-drop", 0.05, "--router", router)
     works("frontier", others, "--router", router)
-    works("calibrate", others, "--exit-share", 0.4, "--router", router, "--out", tmp_path / "t.json")
     output = works("calibrate", others, "--exit-share", 0.4, "--router", router, "--out", tmp_path / "t.json")
     assert f'router="{router}"' in output
     works("trust", others, "--threshold", tmp_path / "t.json", "--router", router)

@@ -10,22 +10,13 @@ from PIL import Image
 import progresvit
 from progresvit.baselines.thinkingvit import ThinkingViT, ThinkingViTConfig
 from progresvit.config import make_rounds
-from progresvit.evaluation import (
-    read_segmentation_records,
-    write_records,
-    write_segmentation_records,
-)
+from progresvit.evaluation import read_segmentation_records, write_records, write_segmentation_records
 from progresvit.metrics.miou import bootstrap_ends, mean_iou
 from progresvit.model.registry import build
 from progresvit.routing import load_setting
 from tests.commands import refused, run, works
 from tests.evaluation.made import make_records
 from tests.evaluation.made_segmentation import CLASSES, config, make_dataset, make_model, make_segmentation_records
-
-
-@pytest.fixture
-def segmenter(tmp_path, randomize):
-    return progresvit.save(make_model(randomize), tmp_path / "segmenter")
 
 
 @pytest.fixture
@@ -49,10 +40,8 @@ def test_from_images_with_masks_to_a_threshold(segmenter, data, tmp_path):
     records = read_segmentation_records(table)
     first, second = mean_iou(records.totals)
     low, high = 100 * np.array(bootstrap_ends(records.counts, mean_iou))
-    expected = (
-        f"round 1 {first:.2%} ({low[0]:.2f} to {high[0]:.2f}), round 2 {second:.2%} ({low[1]:.2f} to {high[1]:.2f})"
-    )
-    assert f"mIoU of 8 images: {expected} (95% intervals)" in shown
+    assert f"mIoU of 8 images: round 1 {first:.2%} ({low[0]:.2f} to {high[0]:.2f}), round 2 {second:.2%} (" in shown
+    assert f"({low[1]:.2f} to {high[1]:.2f}) (95% intervals)" in shown
     assert "pixel accuracy of 8 images: round 1" in shown
     for name in (*CLASSES, "Intersection over union by class", "round 2 IoU (%)"):
         assert name in shown
@@ -72,22 +61,21 @@ def test_evaluate_with_options_of_segmentation(segmenter, data, tmp_path):
     options = ("--stride", 0.5, "--scales", "1,1.25", "--flip", "--labels", tmp_path / "mine.json")
     works(*evaluating(segmenter, data, tmp_path / "r.parquet"), *options, "--ignore", "3,255", "--batch", 4)
     records = read_segmentation_records(tmp_path / "r.parquet")
-    known = records.header.preprocessing
-    assert (known["stride"], known["scales"], known["flip"]) == (0.5, [1.0, 1.25], True)
+    windows = records.header.preprocessing
+    assert (windows["stride"], windows["scales"], windows["flip"]) == (0.5, [1.0, 1.25], True)
     assert records.header.masks == {"values": [0, 1, 2, 9], "ignored": [3, 255]}
     assert records.totals.labelled[0, 3] == 0
 
 
-def test_evaluate_refuses_what_makes_no_sense_for_the_model(segmenter, model, data, digits, tmp_path):
+def test_evaluate_refuses_options_of_the_other_task(segmenter, model, data, digits, tmp_path):
     out = tmp_path / "new" / "r.parquet"
     base = evaluating(segmenter, data, out)
     for option in (["--unlabelled"], ["--restrict-classes"], ["--corruption", "fog/2"], ["--logits"]):
         refused(f"{option[0]} is for classification models, and this one segments images; leave it out", *base, *option)
     others = evaluating(model, digits, out)
     for option in (["--stride", 0.5], ["--scales", "1,2"], ["--flip"], ["--labels", "camvid"], ["--ignore", "0"]):
-        refused(
-            f"{option[0]} is for segmentation models, and this one classifies images; leave it out", *others, *option
-        )
+        message = f"{option[0]} is for segmentation models, and this one classifies images; leave it out"
+        refused(message, *others, *option)
     refused("--stride and --flip are for segmentation models", *others, "--stride", 0.5, "--flip")
     refused("stride must be above 0 and at most 1", *base, "--stride", 1.5)
     refused("scales must be at least 1", *base, "--scales", "0.5,1")
@@ -125,10 +113,7 @@ def test_evaluate_says_how_the_validation_images_of_the_pets_are_drawn(tmp_path,
         Image.fromarray(pixels[..., 0] % 3 + 1).save(data / "annotations" / "trimaps" / f"{name}.png")
     (data / "annotations" / "trainval.txt").write_text("".join(f"{name} 1 1 1\n" for name in names))
     model = progresvit.save(make_model(randomize, classes=("pet", "background", "border")), tmp_path / "model")
-    for split, count, share in (
-        ("val", 2, "a fifth"),
-        ("train", 8, "the training share"),
-    ):
+    for split, count, share in (("val", 2, "a fifth"), ("train", 8, "the training share")):
         output = works(*evaluating(model, data, tmp_path / f"{split}.parquet"), "--split", split)
         assert f"pets has no split {split} of its own; using {count} of 10 images, {share}, selected by" in output
     assert "note:" not in works(*evaluating(model, data, tmp_path / "all.parquet"), "--split", "trainval")
@@ -198,19 +183,8 @@ def test_calibrate_and_other_commands_refuse_what_is_for_classification(records,
     refused("round 1 alone costs", "calibrate", records, "--budget-gmacs", 99)
     assert not (tmp_path / "new").exists()
     other = "holds records of a segmentation model; progresvit frontier and progresvit calibrate take them"
-    shift = (
-        "shift",
-        segmenter,
-        "--data",
-        tmp_path,
-        "--suite",
-        "generated",
-        "--out",
-        tmp_path / "shift",
-        "--device",
-        "cpu",
-    )
-    refused("the model segments images, and this takes classification models", *shift)
+    shift = ("shift", segmenter, "--data", tmp_path, "--out", tmp_path / "shift", "--device", "cpu")
+    refused("the model segments images, and this takes classification models", *shift, "--suite", "generated")
     refused(other, "trust", records)
     refused(other, "abstention", records)
     refused(other, "fit-router", records, "--out", tmp_path / "x.safetensors")

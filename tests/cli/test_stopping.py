@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from progresvit.engine import predict_files
 from progresvit.engine.embedding import EmbeddingEngine
 from progresvit.evaluation import parts as evaluation_parts
 from progresvit.evaluation import run as evaluation
@@ -34,27 +36,36 @@ def embed(model, digits, out):
     return ("embed", digits / "val", "--model", model, "--out", out, "--batch", 5, "--workers", 1, *CPU)
 
 
-COMMANDS = {"evaluate": (evaluate, evaluation, "record_columns"), "embed": (embed, EmbeddingEngine, "_features")}
-"""How a command is called, and what it calls for each batch."""
+def classify(model, digits, out):
+    return ("classify", digits / "val", "--model", model, "--threshold", 0.5, "--out", out, *CPU)
+
+
+COMMANDS = {
+    "evaluate": (evaluate, "a.parquet", evaluation, "record_columns", 5),
+    "embed": (embed, "a.parquet", EmbeddingEngine, "_features", 5),
+    "classify": (classify, "a.parquet", predict_files, "row", 24),
+    "classify into CSV": (classify, "a.csv", predict_files, "row", 24),
+}
+"""The words of a command, its output, the function that it calls for each batch or row, and the number of calls."""
 
 
 def rows(path):
-    """As text, in which NaN equals NaN and different numbers differ."""
-    return repr(pq.read_table(path).to_pylist())
+    """The table as text, in which NaN equals NaN and different numbers differ."""
+    return path.read_text() if path.suffix == ".csv" else repr(pq.read_table(path).to_pylist())
 
 
-def stop_in_batch(number, patch, place, name, act):
-    """Calls ``act`` instead of computing this batch, from 1; returns a list with an item for each computed one."""
-    step, batches = getattr(place, name), []
+def stop_in_call(number, patch, place, name, act):
+    """Do ``act`` in place of this call of a function, from 1; returns a list with an item for each other call."""
+    function, calls = getattr(place, name), []
 
-    def counted(*given, **options):
-        if len(batches) + 1 == number:
+    def counted(*arguments, **options):
+        if len(calls) + 1 == number:
             act()
-        batches.append(number)
-        return step(*given, **options)
+        calls.append(number)
+        return function(*arguments, **options)
 
     patch.setattr(place, name, counted)
-    return batches
+    return calls
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -62,46 +73,47 @@ def stop_in_batch(number, patch, place, name, act):
 def test_a_signal_stops_with_one_line_and_the_same_command_continues(
     model, digits, tmp_path, monkeypatch, command, number, code
 ):
-    make, *place = COMMANDS[command]
-    works(*make(model, digits, tmp_path / "whole.parquet"))
-    words = make(model, digits, tmp_path / "a.parquet")
-    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    make, name, *place, calls = COMMANDS[command]
+    out, whole = tmp_path / name, tmp_path / f"whole {name}"
+    works(*make(model, digits, whole))
+    words = make(model, digits, out)
+    handlers = [signal.getsignal(signal_number) for signal_number in (signal.SIGINT, signal.SIGTERM)]
     with monkeypatch.context() as patch:
-        stop_in_batch(4, patch, *place, lambda: signal.raise_signal(number))
+        stop_in_call(4, patch, *place, lambda: signal.raise_signal(number))
         result = run(*words)
     assert (result.exit_code, result.stderr) == (code, STOPPED)
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
-    assert not (tmp_path / "a.parquet").exists()
-    batches = stop_in_batch(0, monkeypatch, *place, None)
+    assert [signal.getsignal(signal_number) for signal_number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert not out.exists()
+    repeated = stop_in_call(0, monkeypatch, *place, None)
     works(*words)
-    assert len(batches) == 2  # of the five batches of 24 images
-    assert rows(tmp_path / "a.parquet") == rows(tmp_path / "whole.parquet")
-    assert sorted(path.name for path in tmp_path.glob("a.parquet*")) == ["a.parquet"]
+    assert len(repeated) == calls - 3
+    assert rows(out) == rows(whole)
+    assert [path.name for path in tmp_path.glob(f"{name}*")] == [name]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_second_signal_ends_at_once_and_loses_nothing(model, digits, tmp_path, monkeypatch, command):
     """The second comes while the finished batches are written."""
-    make, *place = COMMANDS[command]
-    words, keep, ends = make(model, digits, tmp_path / "a.parquet"), resumable.ResumableTable._keep_part, []
+    make, name, *place, calls = COMMANDS[command]
+    words, keep, ends = make(model, digits, tmp_path / name), resumable.ResumableTable._keep_part, []
 
     def ends_at_once(code):
         ends.append(code)
         raise SystemExit(code)
 
-    def kept(self, *given):
+    def kept(self, *arguments):
         signal.raise_signal(signal.SIGINT)
-        keep(self, *given)
+        keep(self, *arguments)
 
     with monkeypatch.context() as patch:
-        stop_in_batch(4, patch, *place, lambda: signal.raise_signal(signal.SIGINT))
+        stop_in_call(4, patch, *place, lambda: signal.raise_signal(signal.SIGINT))
         patch.setattr(resumable.ResumableTable, "_keep_part", kept)
         patch.setattr("os._exit", ends_at_once)
         assert run(*words).stderr == STOPPED
     assert ends == [130]
-    batches = stop_in_batch(0, monkeypatch, *place, None)
+    repeated = stop_in_call(0, monkeypatch, *place, None)
     works(*words)
-    assert len(batches) == 2
+    assert len(repeated) == calls - 3
 
 
 @pytest.mark.slow
@@ -114,14 +126,14 @@ def test_a_second_signal_ends_a_training_at_its_last_checkpoint(digits, tmp_path
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        stop_in_batch(5, patch, loop.TrainingStep, "__call__", stop)
+        stop_in_call(5, patch, loop.TrainingStep, "__call__", stop)
         result = run(*words, tmp_path / "run")
     assert result.exit_code == 130
-    assert result.stderr.endswith(
-        "\nstopped at once; the same command and --resume continue from the last checkpoint.\n"
-    )
+    *_, message, command = result.stderr.splitlines()
+    assert message == "stopped at once; the same command and --resume continue from the last checkpoint."
     assert "Traceback" not in result.output
-    works(*words, tmp_path / "run", "--resume")
+    assert shlex.split(command) == ["progresvit", *map(str, words), str(tmp_path / "run"), "--resume"]
+    works(*shlex.split(command)[1:])
     works(*words, tmp_path / "whole")
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
@@ -129,9 +141,9 @@ def test_a_second_signal_ends_a_training_at_its_last_checkpoint(digits, tmp_path
 def start(words, *, together=False, constants=None):
     """A command in a process of its own, or in two under torchrun; see :mod:`tests.processes`."""
     program = TORCHRUN if together else (sys.executable,)
-    given = json.dumps([[str(word) for word in words]]), json.dumps(constants or {})
+    arguments = json.dumps([[str(word) for word in words]]), json.dumps(constants or {})
     return subprocess.Popen(
-        [*program, "-m", "tests.processes", *given], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [*program, "-m", "tests.processes", *arguments], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -146,7 +158,7 @@ def wait_for(process, done):
 
 @pytest.fixture
 def many(digits, tmp_path):
-    """So many images that a run with batches of one takes seconds."""
+    """Enough images that a run with batches of one takes seconds."""
     image = Image.open(next((digits / "val").rglob("*.png")))
     for digit in "0123":
         (tmp_path / "many" / "val" / digit).mkdir(parents=True)
@@ -194,7 +206,7 @@ def test_two_processes_that_torchrun_ends_continue_with_the_same_command(model, 
 
 
 def fill_disk_after(number, patch):
-    """So many files and folders get onto the disk, and no further ones."""
+    """The disk takes this number of files and folders."""
     sync, synced = files._sync, []
 
     def full(path):
@@ -212,7 +224,7 @@ def test_a_full_disk_in_the_middle_of_an_evaluation_loses_no_batch_that_was_kept
     with monkeypatch.context() as patch:
         fill_disk_after(6, patch)  # run.json and two batches, each with its folder
         refused("a.parquet cannot be written (No space left on device); free some space there and run the same", *words)
-    batches = stop_in_batch(0, monkeypatch, evaluation, "record_columns", None)
+    batches = stop_in_call(0, monkeypatch, evaluation, "record_columns", None)
     works(*words)
     assert len(batches) == 3
     works(*evaluate(model, digits, tmp_path / "whole.parquet"))

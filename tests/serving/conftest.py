@@ -9,28 +9,24 @@ from contextlib import contextmanager
 import httpx
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from progresvit import Engine
-from progresvit.config import ModelConfig, make_rounds
 from progresvit.model import ProgResViT
 from progresvit.serving.front.app import make_app
 from progresvit.serving.front.server import Server, open_socket
 from progresvit.serving.metrics import ServerMetrics
 from progresvit.serving.service import Limits, Service
+from tests.factories import tiny_config
 
 LABELS = tuple(f"class {number}" for number in range(12))
 
 
 @pytest.fixture(scope="session")
 def served_model(randomize):
-    import torch
-
     torch.manual_seed(0)
-    config = ModelConfig(
-        rounds=make_rounds([16, 32], [1, 3]), labels=LABELS, heads=3, depth=2, patch_size=8, num_classes=12
-    )
-    return randomize(ProgResViT(config))
+    return randomize(ProgResViT(tiny_config(heads=(1, 3), depth=2, labels=LABELS, num_classes=12)))
 
 
 @pytest.fixture(scope="session")
@@ -82,25 +78,32 @@ class Running:
 
 
 @contextmanager
+def in_thread(server, listening):
+    """Runs a uvicorn server in a thread."""
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        thread.join(0.01)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@contextmanager
 def running(model, threshold, *, limits=None, token=None, audit=None, page=None, **options):
     with Engine(model, threshold, workers=2, **options) as engine:
         metrics = ServerMetrics(len(engine.gmacs))
         engine.observe(metrics)
         service = Service(engine, "tiny", metrics, limits=limits or Limits(), audit=audit)
         server = Server(make_app(service, token=token, page=page), service, open_socket("127.0.0.1", 0))
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([server.listening])), daemon=True)
-        thread.start()
-        while not server.started:
-            assert thread.is_alive()
-            thread.join(0.01)
-        handle = Running(server, service)
-        try:
-            yield handle
-        finally:
-            handle.client.close()
-            server.should_exit = True
-            thread.join(30)
-            assert not thread.is_alive()
+        with in_thread(server, server.listening):
+            handle = Running(server, service)
+            with handle.client:
+                yield handle
 
 
 @pytest.fixture(scope="module")

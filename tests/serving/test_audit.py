@@ -24,9 +24,9 @@ def cumulative_disagreements(rate, *, seed):
     return disagrees.cumsum(axis=1, dtype=np.int32), np.arange(1, IMAGES + 1)
 
 
-def a_setting(**known):
-    always = {"threshold": 0.5, "rounds": 2, "weights": "w", "preprocessing": "p", "precision": "fp32", "n": 9}
-    return Setting(**{"rule": "guarantee", "epsilon": 0.01, "delta": 0.05, **always, **known})
+def a_setting(**fields):
+    fixed = {"threshold": 0.5, "rounds": 2, "weights": "w", "preprocessing": "p", "precision": "fp32", "n": 9}
+    return Setting(**{"rule": "guarantee", "epsilon": 0.01, "delta": 0.05, **fixed, **fields})
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
@@ -230,7 +230,7 @@ def test_infinite_entropies_are_drift_and_images_that_cannot_be_opened_are_not()
 
 
 @pytest.mark.parametrize("quantiles", [[], [0.5], [1.0, 0.5], [-1.0, 0.5], [0.0, math.nan], [[0.0, 1.0]]])
-def test_what_are_no_quantiles_is_refused(quantiles):
+def test_wrong_quantiles_are_refused(quantiles):
     with pytest.raises(
         ValueError, match="at least two ascending numbers of 0 or more; the command progresvit calibrate"
     ):

@@ -5,8 +5,8 @@ import pickle
 import resource
 import socket
 import struct
-import time
 import zlib
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_files_that_are_no_image_or_damaged_are_refused(server, name):
+def test_damaged_files_and_files_of_other_kinds_are_refused(server, name):
     content, status = REFUSED[name]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     response = server.classify(content)
@@ -117,30 +117,43 @@ def test_all_exif_orientations_give_the_same_answer(server):
     assert len(answers) == 1
 
 
-def test_a_form_without_the_file_is_refused(server, photos):
-    post = server.client.post
-    assert post("/classify").status_code == 400
-    assert post("/classify", content=photos[0]).status_code == 400
-    assert post("/classify", files={"other": photos[0]}).status_code == 400
-    assert post("/classify", data={"image": "text"}).status_code == 400
-    assert (
-        post("/classify", content=b"", headers={"Content-Type": "multipart/form-data; boundary=x"}).status_code == 400
-    )
-    assert post("/classify", content=b"x", headers={"Content-Type": "multipart/form-data"}).status_code == 400
-    two = [("image", photos[0]), ("image", photos[1])]
-    assert post("/classify", files=two).status_code == 400
+FORM = "the body must be a multipart form with the file image."
 
 
-def test_a_huge_boundary_is_refused_quickly(server):
-    started = time.monotonic()
-    headers = {"Content-Type": f"multipart/form-data; boundary={'x' * 20_000}"}
-    assert server.client.post("/classify", content=b"x" * 1_000_000, headers=headers).status_code == 400
-    assert time.monotonic() - started < 1
+@pytest.mark.parametrize(
+    ("request_options", "message"),
+    [
+        ({}, FORM),
+        ({"content": b"x"}, FORM),
+        ({"files": {"other": b"x"}}, "the form has no file image."),
+        ({"data": {"image": "text"}}, FORM),
+        ({"files": {"other": (None, b"x")}, "data": {"image": "text"}}, "the form has no file image."),
+        ({"content": b"", "headers": {"Content-Type": "multipart/form-data; boundary=x"}}, "the form has no file"),
+        ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, "the form cannot be read."),
+        ({"files": [("image", b"x"), ("image", b"y")]}, "the form cannot be read."),
+        (
+            {"content": b"x", "headers": {"Content-Type": f"multipart/form-data; boundary={'x' * 20_000}"}},
+            "the boundary of the form is too long.",
+        ),
+    ],
+)
+def test_a_form_without_the_file_is_refused(server, request_options, message):
+    response = server.client.post("/classify", **request_options)
+    assert (response.status_code, response.json()["error"][: len(message)]) == (400, message)
 
 
-def test_parameters_are_checked(server, photos):
-    for parameters in ({"threshold": "nan"}, {"threshold": "-1"}, {"timeout": "0"}, {"timeout": "soon"}):
-        assert server.classify(photos[0], params=parameters).status_code == 400
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"threshold": "nan"}, "threshold must be a number of at least 0."),
+        ({"threshold": "-1"}, "threshold must be a number of at least 0."),
+        ({"timeout": "0"}, "timeout must be a number above 0."),
+        ({"timeout": "soon"}, "timeout must be a number above 0."),
+    ],
+)
+def test_parameters_are_checked(server, photos, parameters, message):
+    response = server.classify(photos[0], params=parameters)
+    assert (response.status_code, response.json()) == (400, {"error": message})
 
 
 def test_a_gzip_body_is_decompressed_and_a_bomb_refused(server):
@@ -223,21 +236,19 @@ def test_many_tiny_chunks_are_refused(server):
 def test_a_slow_body_gets_408(server):
     with Raw(server) as raw:
         raw.send(f"{HEAD}Content-Length: 1000\r\n\r\nabc")
-        started = time.monotonic()
         assert raw.status() == 408
-        assert 0.5 < time.monotonic() - started < 5
         assert raw.is_closed()
 
 
 def test_slow_headers_get_408(server):
     with Raw(server) as raw:
         raw.send("POST /classify HTTP/1.1\r\nHost: x\r\n")
-        started = time.monotonic()
-        for _ in range(4):
-            time.sleep(0.1)
-            raw.send("X-A: b\r\n")
-        assert raw.status() == 408
-        assert time.monotonic() - started < 5
+        raw.socket.settimeout(0.1)
+        for _ in range(100):
+            raw.send("X-A: b\r\n")  # does not extend the time
+            with suppress(TimeoutError):
+                assert raw.status() == 408
+                break
         assert raw.is_closed()
 
 

@@ -14,36 +14,37 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
-from typer.testing import CliRunner
 
 from progresvit.api import load
-from progresvit.cli import app
 from progresvit.data.samples import samples_folder
 from progresvit.model.saving import save
 from progresvit.serving.front.server import Server
 from progresvit.serving.start import make_server
+from tests.commands import refused, run, works
 from tests.serving.conftest import encode
 
 SAMPLE = samples_folder() / "golden_retriever.jpg"
 
 
-def test_wrong_options_are_one_line_with_the_remedy(monkeypatch):
-    for arguments, text in (
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
         (["no-such-model"], "no-such-model"),
         (["nettewoof-tiny", "--threshold", "-1"], "0 (every round runs) or more"),
-        (["nettewoof-tiny", "--audit", "2"], "rate"),
-    ):
-        result = CliRunner().invoke(app, ["serve", *arguments])
-        assert result.exit_code == 2, result.output
-        assert text in result.output
-        assert "Traceback" not in result.output
+        (["nettewoof-tiny", "--audit", "2"], "--audit is a share of the images from 0 to 1"),
+        (["--host", "192.0.2.1"], "check --host"),  # no machine has this address
+    ],
+)
+def test_a_wrong_option_is_one_line_with_the_remedy(words, message):
+    refused(message, "serve", *words)
+
+
+def test_a_missing_package_is_one_line_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "progresvit.serving.start", None)
     monkeypatch.delitem(sys.modules, "progresvit.serving.start")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "progresvit.serving.front.server", raising=False)
-    result = CliRunner().invoke(app, ["serve"])
-    assert result.exit_code == 2
-    assert "uvicorn is not installed; run: pip install" in result.output
+    refused("uvicorn is not installed; run: pip install", "serve")
 
 
 def test_a_server_for_a_bundled_model_audits_its_certificate():
@@ -66,8 +67,7 @@ def test_the_limit_of_pixels_holds_for_the_engine_and_the_page(served_model, pho
     folder, made = save(served_model, tmp_path / "tiny"), []
     monkeypatch.setattr(Server, "run_and_report", lambda server, report: made.append(server))
     for words in (("--max-pixels", "1000"), ("--max-pixels", "9999")):
-        words = ("serve", str(folder), "--threshold", "0.5", "--port", "0", "--device", "cpu", *words)
-        assert CliRunner().invoke(app, words).exit_code == 0
+        works("serve", folder, "--threshold", 0.5, "--port", 0, "--device", "cpu", *words)
     image = encode(Image.open(io.BytesIO(photos[0])), "PNG")
     for server, status in zip(made, (422, 200), strict=True):
         with closing(server.service.engine), server.listening, TestClient(server.config.app) as client:
@@ -75,18 +75,13 @@ def test_the_limit_of_pixels_holds_for_the_engine_and_the_page(served_model, pho
             assert client.post("/page/rounds", content=image).status_code == status
             reduced = client.post("/classify", files={"image": photos[0]})
             assert reduced.status_code == 200  # a JPEG is decoded at a smaller scale
-    assert "'--max-pixels'" in CliRunner().invoke(app, ["serve", "--max-pixels", "0"]).output
+    assert "'--max-pixels'" in run("serve", "--max-pixels", 0).output
 
 
 def test_a_port_that_is_in_use_is_one_line_with_the_remedy():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = CliRunner().invoke(app, ["serve", "nettewoof-tiny", "--port", str(port)])
-    assert result.exit_code == 2, result.output
-    assert f"port {port} is in use; choose another, or pass --port 0" in result.output
-    result = CliRunner().invoke(app, ["serve", "--host", "192.0.2.1"])  # of no machine
-    assert result.exit_code == 2
-    assert "check --host" in result.output
+        refused(f"port {port} is in use; choose another, or pass --port 0", "serve", "nettewoof-tiny", "--port", port)
 
 
 @pytest.mark.slow
@@ -116,9 +111,7 @@ def test_a_server_that_is_terminated_under_load_answers_what_it_accepted():
             while statuses.count(200) < 6:
                 time.sleep(0.05)
             process.send_signal(signal.SIGTERM)
-            started = time.monotonic()
-            assert process.wait(30) == 0
-            assert time.monotonic() - started < 30
+            assert process.wait(60) == 0
             stop.set()
             for thread in threads:
                 thread.join()

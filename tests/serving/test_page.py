@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import threading
-import time
 from contextlib import contextmanager
 
 import httpx
@@ -20,18 +19,17 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from progresvit import api
-from progresvit.config import ModelConfig, make_rounds
-from progresvit.data.crop import preprocessing_hash
 from progresvit.data.samples import samples_folder
 from progresvit.data.transforms import normalise
 from progresvit.engine.images import open_images
-from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
 from progresvit.routing.metric import OperatingPoint
 from progresvit.routing.scores import top10_entropy
-from progresvit.routing.settings import Budgets, Setting
+from progresvit.routing.settings import Budgets
 from progresvit.serving.page.router import page_router
 from progresvit.serving.service import Limits
+from tests.factories import setting_of, tiny_config
+from tests.serving.conftest import encode, in_thread, wait_until
 
 SAMPLE = samples_folder() / "golden_retriever.jpg"
 
@@ -54,13 +52,10 @@ def client(model):
 
 def model_folder(model, folder, *, weights=None):
     """Settings and budgets beside a model, as progresvit calibrate writes them."""
-    measured = {
-        "rounds": 2,
-        "weights": weights or weights_hash(model),
-        "preprocessing": preprocessing_hash(model.config),
-        "precision": "fp32",
-        "n": 100,
-    }
+    setting = setting_of(model, rule="near-lossless", threshold=0.25, n=100)
+    if weights is not None:
+        setting = setting.model_copy(update={"weights_sha256": weights})
+    shared = ("rounds", "weights_sha256", "preprocessing_sha256", "precision", "n")
     full, first = model.gmacs()[1], model.gmacs()[0]
     points = (
         OperatingPoint(threshold=0.0, top1=0.9, gmacs=full, exit_shares=(0.0, 1.0)),
@@ -68,16 +63,15 @@ def model_folder(model, folder, *, weights=None):
         OperatingPoint(threshold=2.4, top1=0.5, gmacs=first, exit_shares=(1.0, 0.0)),
     )
     (folder / "settings").mkdir()
-    Setting(rule="near-lossless", threshold=0.25, **measured).save(folder / "settings" / "near-lossless.json")
+    setting.save(folder / "settings" / "near-lossless.json")
+    measured = {name: getattr(setting, name) for name in shared}
     Budgets(points=points, data="a test set", **measured).save(folder / "budgets.json")
     return folder
 
 
 def as_file(size=(40, 30), format="PNG", mode="RGB"):
-    buffer = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)
-    Image.fromarray(pixels).convert(mode).save(buffer, format=format)
-    return buffer.getvalue()
+    return encode(Image.fromarray(pixels).convert(mode), format)
 
 
 def lines_of(response):
@@ -115,10 +109,8 @@ def test_the_facts_of_a_model_without_a_folder(client, model):
     facts = client.get("/page/model").json()
     assert facts["name"] == "small"
     assert facts["classes"] == 12
-    assert [(item["round"], item["resolution"], item["width"]) for item in facts["rounds"]] == [
-        (1, 16, 64),
-        (2, 32, 128),
-    ]
+    rounds = [(item["round"], item["resolution"], item["width"]) for item in facts["rounds"]]
+    assert rounds == [(1, 16, 64), (2, 32, 128)]
     assert [item["gmacs"] for item in facts["rounds"]] == model.gmacs()
     assert facts["threshold"] is None
     assert facts["frontier"] is None
@@ -131,11 +123,8 @@ def test_the_frontier_and_the_default_threshold_come_from_the_model_folder(model
     facts = TestClient(app_of(model, folder=model_folder(model, tmp_path))).get("/page/model").json()
     assert facts["threshold"] == 0.25
     assert facts["settings"] == [{"name": "near-lossless", "threshold": 0.25}]
-    assert [(point["threshold"], point["top1"]) for point in facts["frontier"]["points"]] == [
-        (0, 0.9),
-        (1, 0.8),
-        (2.4, 0.5),
-    ]
+    points = [(point["threshold"], point["top1"]) for point in facts["frontier"]["points"]]
+    assert points == [(0, 0.9), (1, 0.8), (2.4, 0.5)]
     assert facts["frontier"]["data"] == "a test set"
     assert facts["note"] == ""
 
@@ -194,8 +183,7 @@ def test_common_formats_are_opened(client, format, mode):
 def test_one_and_three_rounds_and_grey_models_run(randomize, channels):
     for sides, heads in (([16], [1]), ([16, 24, 32], [1, 2, 3])):
         extra = {"in_channels": channels, "mean": (0.5,) * channels, "std": (0.5,) * channels}
-        rounds = make_rounds(sides, heads)
-        config = ModelConfig(rounds=rounds, heads=max(heads), depth=1, patch_size=8, num_classes=4, **extra)
+        config = tiny_config(sides, heads, num_classes=4, **extra)
         client = TestClient(app_of(randomize(ProgResViT(config))))
         lines = lines_of(client.post("/page/rounds", content=as_file()))
         assert [line["resolution"] for line in lines] == sides
@@ -203,7 +191,7 @@ def test_one_and_three_rounds_and_grey_models_run(randomize, channels):
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"<svg></svg>", as_file(format="EPS"), as_file(format="PPM")])
-def test_what_is_no_image_of_a_known_format_gives_415(client, content):
+def test_a_file_of_another_format_gives_415(client, content):
     response = client.post("/page/rounds", content=content)
     assert response.status_code == 415
     assert "not an image" in response.json()["error"]
@@ -262,15 +250,8 @@ def serving(app):
     """A server on a free port of the loopback; yields its address."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-        thread.start()
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join(timeout=10)
+        with in_thread(uvicorn.Server(uvicorn.Config(app, log_level="warning")), listening):
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 @pytest.fixture
@@ -316,10 +297,7 @@ def test_a_client_that_disconnects_does_not_block_the_next(model, held_back):
         with client.stream("POST", "/page/rounds", content=as_file()) as response:
             next(response.iter_lines())
         held_back.set()
-        deadline = time.monotonic() + 20
-        while client.post("/page/rounds", content=as_file()).status_code == 429:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: client.post("/page/rounds", content=as_file()).status_code != 429)
 
 
 @pytest.fixture(scope="module")

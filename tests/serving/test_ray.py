@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from pydantic import ValidationError
-from typer.testing import CliRunner
 
 from progresvit import Engine
-from progresvit.cli import app
 from progresvit.data.samples import samples_folder
 from progresvit.engine.options import EngineOptions
 from progresvit.model.saving import save
+from tests.commands import refused
 from tests.serving.conftest import encode, wait_until
 from tests.serving.test_app import outputs, tensor
 
@@ -69,26 +68,27 @@ def test_each_round_is_a_deployment_with_its_own_scale():
         assert deployment.ray_actor_options["num_cpus"] == 0.5
 
 
-def test_wrong_options_of_the_command_are_one_line_with_the_remedy(tmp_path, monkeypatch):
-    images = str(samples_folder())
+IMAGES = samples_folder()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["no-such-folder"], "no-such-folder is not a folder"),
+        (["full"], "contains no images"),
+        ([IMAGES, "--out", "full"], "name another folder"),
+        ([IMAGES, "--actors", "two"], "--actors takes comma-separated whole numbers"),
+        ([IMAGES, "--model", "no-such-model"], "no-such-model"),
+        ([IMAGES, "--model", "nettewoof-tiny", "--threshold", "no-such-setting"], "no-such-setting"),
+        ([IMAGES], "ray is not installed; run: pip install"),
+    ],
+)
+def test_a_wrong_option_of_the_command_is_one_line_with_the_remedy(tmp_path, monkeypatch, words, message):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    for arguments, text in (
-        (["no-such-folder", "--out", "x"], "no-such-folder is not a folder"),
-        ([str(tmp_path / "full"), "--out", "x"], "contains no images"),
-        ([images, "--out", str(tmp_path / "full")], "name another folder"),
-        ([images, "--out", "x", "--actors", "two"], "--actors takes comma-separated whole numbers"),
-        ([images, "--out", "x", "--model", "no-such-model"], "no-such-model"),
-        ([images, "--out", "x", "--model", "nettewoof-tiny", "--threshold", "no-such-setting"], "no-such-setting"),
-    ):
-        result = CliRunner().invoke(app, ["classify-ray", *arguments])
-        assert result.exit_code == 2, result.output
-        assert text in result.output
-        assert "Traceback" not in result.output
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "ray", None)
-    result = CliRunner().invoke(app, ["classify-ray", images, "--out", "x"])
-    assert result.exit_code == 2
-    assert "ray is not installed; run: pip install" in result.output
+    refused(message, "classify-ray", "--out", "x", *words)
 
 
 @pytest.fixture(scope="module")
@@ -198,11 +198,11 @@ def test_arrays_and_other_columns(cluster, folder):
     from progresvit.serving.ray_data import classify_dataset
 
     pixels = np.random.default_rng(1).integers(0, 256, (9, 40, 50, 3), np.uint8)
-    dataset = ray.data.from_items([{"number": n, "image": one} for n, one in enumerate(pixels)])
+    dataset = ray.data.from_items([{"number": n, "image": image} for n, image in enumerate(pixels)])
     rows = classify_dataset(dataset, folder, 0.0, column="image", cpus=0.25, batch=4).take_all()
     assert sorted(row["number"] for row in rows) == list(range(9))
-    expected = Engine(str(folder), 0.0).classify([Image.fromarray(one) for one in pixels])
-    assert {row["number"]: row["index"] for row in rows} == {n: one.index for n, one in enumerate(expected)}
+    expected = Engine(str(folder), 0.0).classify([Image.fromarray(image) for image in pixels])
+    assert {row["number"]: row["index"] for row in rows} == {n: answer.index for n, answer in enumerate(expected)}
     with pytest.raises(Exception, match="has no column 'bytes'"):
         classify_dataset(dataset, folder, 0.0, cpus=0.25).take_all()
 

@@ -5,7 +5,6 @@ H, W: height and width in pixels
 
 from __future__ import annotations
 
-import inspect
 import zlib
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -16,8 +15,7 @@ from PIL import Image
 
 from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES, Pixels, corrupt, to_array, to_image
 from progresvit.data.sampler import Draw, mix_seed
-from progresvit.io.imports import import_named, is_import_string, name_of, source_hash
-from progresvit.io.parse import did_you_mean
+from progresvit.io.imports import check_call, check_name, is_import_string, name_of, resolve, source_hash
 
 
 class CustomCorruption(Protocol):
@@ -57,12 +55,9 @@ class Corruption:
     def parse(cls, text: str) -> Corruption:
         """From ``fog/3`` or ``my_module:my_corruption/3``."""
         name, _, severity = text.partition("/")
-        if not (name in CORRUPTIONS or is_import_string(name)) or severity not in map(str, SEVERITIES):
-            raise ValueError(
-                f"{text!r} is not a corruption with a severity from 1 to 5, such as fog/3; the names are "
-                f"{', '.join(CORRUPTIONS)}, and your own is my_module:my_corruption/3."
-            )
         check_corruption(name)
+        if severity not in map(str, SEVERITIES):
+            raise ValueError(f"{text!r} is not a corruption with a severity from 1 to 5, such as {name}/3.")
         return cls(name, int(severity))
 
     @property
@@ -85,13 +80,7 @@ class Corruption:
 
 def _corrupt_custom(image: Image.Image, name: str, function: CustomCorruption, severity: int, seed: int) -> Image.Image:
     """A copy of an RGB image, corrupted by a function."""
-    try:
-        inspect.signature(function).bind(None, 1, None)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"{name} is not a corruption: it is called with an image, a severity and a random generator, so define it "
-            "as corrupt(image, severity, rng)."
-        ) from None
+    check_call(function, None, 1, None, what="corruption", example="corrupt(image, severity, rng)")
     array = to_array(image)
     corrupted = np.asarray(function(array.copy(), severity, np.random.default_rng(seed)))
     if corrupted.shape != array.shape or not np.isfinite(corrupted).all():
@@ -110,19 +99,15 @@ def _try_function(name: str, function: CustomCorruption) -> None:
 
 def find_corruption(where: str) -> CustomCorruption:
     """The function that an import string names."""
-    function: CustomCorruption = import_named(where, what="corruption", kind="function")
+    function: CustomCorruption = resolve(where, what="corruption", kind="function")
     return function
 
 
 def check_corruption(name: str) -> None:
     """Refuse an unknown name; a corruption of your own is tried on a small image, before workers run it."""
-    if name in CORRUPTIONS:
-        return
-    if not is_import_string(name):
-        raise ValueError(
-            f"unknown corruption {name!r}; {did_you_mean(name, CORRUPTIONS)} Your own is my_module:my_corruption."
-        )
-    _try_function(name, find_corruption(name))
+    check_name(name, CORRUPTIONS, what="corruption", example="my_module:my_corruption")
+    if name not in CORRUPTIONS:
+        _try_function(name, find_corruption(name))
 
 
 def file_name(corruption: str) -> str:

@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from progresvit import __version__
+from progresvit.engine.engine import Engine
 from progresvit.engine.prediction import Prediction
 from progresvit.serving.front.body import read_body, read_upload
 from progresvit.serving.metrics import ServerMetrics
@@ -50,14 +51,11 @@ class Answering(Protocol):
     name: str
     """Name of the model in addresses and responses."""
     version: str
+    engine: Engine
     limits: Limits
     metrics: ServerMetrics
-
-    @property
-    def backend(self) -> str: ...
-
-    @property
-    def is_ready(self) -> bool: ...
+    is_draining: bool
+    """Whether new requests are refused because the server ends."""
 
     def accepted(self) -> AbstractContextManager[None]:
         """A context in which a request is read and answered; entering it may refuse the request."""
@@ -113,7 +111,7 @@ def _health(service: Answering) -> APIRouter:
     @router.get("/v2/health/ready")
     async def ready(response: Response) -> dict[str, bool]:
         response.status_code = _ready_status(service)
-        return {"ready": service.is_ready}
+        return {"ready": not service.is_draining}
 
     return router
 
@@ -129,13 +127,13 @@ def _model(service: Answering) -> APIRouter:
 
     @router.get("")
     async def metadata() -> ModelMetadata:
-        platform = f"progresvit_{service.backend}"
+        platform = f"progresvit_{service.engine.backend}"
         return ModelMetadata(name=service.name, versions=[service.version], platform=platform)
 
     @router.get("/ready")
     async def ready(response: Response) -> dict[str, str | bool]:
         response.status_code = _ready_status(service)
-        return {"name": service.name, "ready": service.is_ready}
+        return {"name": service.name, "ready": not service.is_draining}
 
     @router.post("/infer", openapi_extra=_body("application/json", InferRequest), response_model_exclude_none=True)
     async def infer(request: Request) -> InferResponse:
@@ -178,7 +176,7 @@ def _others(service: Answering, has_metrics: bool) -> APIRouter:
 
 
 def _ready_status(service: Answering) -> HTTPStatus:
-    return HTTPStatus.OK if service.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+    return HTTPStatus.SERVICE_UNAVAILABLE if service.is_draining else HTTPStatus.OK
 
 
 def _body(kind: str, model: type[BaseModel]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""From a recipe to its task: built-in tasks by name, your own by import path."""
+"""From a recipe to its task: built-in tasks by name, your own by import string."""
 
 from __future__ import annotations
 
 import inspect
 from typing import TYPE_CHECKING, cast
 
-from progresvit.io.imports import import_named, name_of
-from progresvit.io.parse import did_you_mean, parse
+from progresvit.io.imports import check_name, name_of, resolve
+from progresvit.io.parse import parse
 
 if TYPE_CHECKING:
     from progresvit.training.recipe import Recipe
@@ -25,19 +25,17 @@ TASK_SECTIONS = ("mixing", "distillation", "task_options")
 """Sections of a recipe that only some tasks read."""
 
 
-def check_name(name: str) -> None:
-    """Refuse a name that is neither a built-in task nor an import path."""
-    module, colon, attribute = name.partition(":")
-    if name not in TASKS and not (colon and module and attribute):
-        raise ValueError(f"unknown task {name!r}; {did_you_mean(name, TASKS)} Your own task is my_module:MyTask.")
+def check_task(name: str) -> None:
+    """Refuse a name that is neither a built-in task nor an import string."""
+    check_name(name, TASKS, what="task", example="my_module:MyTask")
 
 
 def task_class(name: str) -> type[Task]:
     """The class of a task. Your own module may be in the working directory."""
     from progresvit.training.tasks.task import Task  # needs torch
 
-    check_name(name)
-    task = import_named(
+    check_task(name)
+    task = resolve(
         TASKS.get(name, name),
         what="task",
         kind="Task class",
