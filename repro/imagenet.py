@@ -35,7 +35,6 @@ from progresvit.io.model_folder import bundled_folder
 from progresvit.io.weights import weights_hash
 from progresvit.routing import load_setting
 from progresvit.routing.decide import exit_rounds
-from repro.formats import pack
 from repro.imagenet_tables import MATCHED, OURS, PLAIN, RESULTS, THRESHOLD, TOP, VAL, RoutedAt, SetResult
 from repro.measure.records import hash_names
 from scripts.collect_photos import v2_jobs, v2_subset
@@ -142,9 +141,9 @@ def measure_set(data: str, model: str, records: Records, command: str, *, comple
         names=hash_names(names),
         classes=len(np.unique(records.labels)),
         complete=complete,
-        held_out=pack(held_out),
+        held_out=held_out,
         gmacs_paper=tuple(records.gmacs()),
-        bits=tuple(pack(column) for column in records.correct.T),
+        bits=tuple(records.correct.T),
         at=tuple(routed_at(records)) if records.rounds > 1 else (),
         device=records.header.device,
         date=records.header.date,
@@ -159,8 +158,8 @@ def routed_at(records: Records) -> list[RoutedAt]:
         if setting.abstain is None:
             after = exit_rounds(records.scores(), setting.threshold)  # (N,)
             right = records.correct[np.arange(len(records)), after]
-            exits = tuple(pack(after == s) for s in range(records.rounds - 1))
-            rows.append(RoutedAt(setting=path.stem, bits=pack(right), exits=exits))
+            exits = tuple(after == s for s in range(records.rounds - 1))
+            rows.append(RoutedAt(setting=path.stem, bits=right, exits=exits))
     return rows
 
 

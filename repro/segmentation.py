@@ -115,7 +115,7 @@ class Measured:
 class _Images:
     def __init__(self, result: SegmentationResult, images: SegmentedImages) -> None:
         self.scores, self.counts = images.score_array(), images.counts()
-        self.gmacs = images.window_counts()[:, None] * np.asarray(result.gmacs_paper)  # (N, S)
+        self.gmacs = images.windows[:, None] * np.asarray(result.gmacs_paper)  # (N, S)
         pixels = np.maximum(self.counts.labelled.sum(axis=-1), 1)
         self.error = 1 - self.counts.intersection.sum(axis=-1) / pixels
         """Share of the labelled pixels that are wrong, (N, S)."""

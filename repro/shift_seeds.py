@@ -20,7 +20,7 @@ from repro.formats import (
     ShiftResult,
     budget_setting,
     check_comparable,
-    unpack,
+    flags_of,
 )
 from repro.outcomes import GAIN, LOSS, UNKNOWN
 from repro.study import Study
@@ -175,7 +175,7 @@ def _right(result: ShiftResult, one: ShiftedSet, setting: str | None) -> NDArray
         raise ValueError(
             f"{result.name} does not say which images are right at {setting or 'the full path'}; measure again."
         )
-    return unpack(one.bits[places[setting]], one.pictures)
+    return flags_of(one.bits[places[setting]], one.pictures)
 
 
 def verdict(difference: Difference) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from repro.compare import Difference, paired_difference
-from repro.formats import FULL, ShiftedAt, ShiftedSet, ShiftResult, unpack
+from repro.formats import FULL, ShiftedAt, ShiftedSet, ShiftResult, flags_of
 from repro.shift_seeds import ShiftMean, ShiftTest, mean_setting, sets_of, verdict
 from repro.tables import Row, gmacs, interval, percent, table
 
@@ -40,8 +40,8 @@ def routed_change(result: ShiftResult, severity: int, setting: str) -> Differenc
         place = [at.setting for at in one.at].index(setting)
         if one.bits is None:
             raise ValueError(f"{result.name} has no answers image by image; delete its file and measure it again.")
-        full.append(unpack(one.bits[0], one.pictures))
-        routed.append(unpack(one.bits[1 + place], one.pictures))
+        full.append(flags_of(one.bits[0], one.pictures))
+        routed.append(flags_of(one.bits[1 + place], one.pictures))
     return paired_difference(np.mean(routed, axis=0), np.mean(full, axis=0))
 
 

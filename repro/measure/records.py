@@ -10,13 +10,12 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from progresvit.evaluation import Records, SegmentationRecords
 from progresvit.routing import HIGHEST, OperatingPoint, near_lossless
 from progresvit.routing.frontier import frontier
 from progresvit.routing.sums import every_threshold, exit_counts
-from repro.formats import Data, Point, Probe, Rounds, pack, pack_floats
+from repro.formats import Data, Point, Probe, Rounds
 
 POINTS = 60
 """Approximate number of points of a frontier: two may coincide."""
@@ -59,6 +58,7 @@ def measure_rounds(records: Records) -> Rounds:
     order = np.argsort(records.ids, kind="stable")
     correct = records.correct[order]  # (N, S)
     rounds = records.config.rounds
+    losses = records.log_probability
     heads = tuple(getattr(one, "heads", None) for one in rounds)  # not every kind's rounds have heads
     return Rounds(
         resolutions=tuple(one.resolution for one in rounds),
@@ -66,22 +66,10 @@ def measure_rounds(records: Records) -> Rounds:
         gmacs_paper=tuple(records.gmacs("paper")),
         gmacs_executed=tuple(records.gmacs("executed")),
         right=tuple(correct.sum(axis=0).tolist()),
-        bits=tuple(pack(column) for column in correct.T),
-        log_loss=_log_loss(records, order),
-        entropy=_entropy(records, order),
+        bits=tuple(correct.T),
+        log_loss=None if losses is None or not np.isfinite(losses).all() else tuple(-losses[order].T),
+        entropy=tuple(records.scores()[order, :-1].T) if records.header.routable and len(rounds) > 1 else None,
     )
-
-
-def _entropy(records: Records, order: NDArray[np.int64]) -> tuple[str, ...] | None:
-    if not records.header.routable or len(records.config.rounds) == 1:
-        return None
-    return tuple(pack_floats(column) for column in records.scores()[order, :-1].T)
-
-
-def _log_loss(records: Records, order: NDArray[np.int64]) -> tuple[str, ...] | None:
-    if records.log_probability is None or not np.isfinite(records.log_probability).all():
-        return None
-    return tuple(pack_floats(column) for column in -records.log_probability[order].T)
 
 
 def measure_point(records: Records, threshold: float | Sequence[float]) -> Point:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from progresvit.evaluation import Records, shift
 from progresvit.routing.calibrate import threshold_for_budget
 from progresvit.routing.decide import exit_rounds
-from repro.formats import BUDGET, SeverityFrontier, ShiftedAt, ShiftedSet, ShiftResult, budget_setting, pack
+from repro.formats import BUDGET, SeverityFrontier, ShiftedAt, ShiftedSet, ShiftResult, budget_setting
 from repro.measure.records import Thresholds, measure_frontier, measure_point
 from repro.measure.settings import DROPS, NEAR_LOSSLESS, calibrate_within_reach
 
@@ -96,7 +96,7 @@ def _measure_set(
 ) -> ShiftedSet:
     order = np.argsort(records.ids, kind="stable")
     last = records.correct[:, -1]  # (N,)
-    at, bits = [], [pack(last[order])]
+    at, bits = [], [last[order]]
     for name, setting in settings.items():
         point, right = measure_point(records, setting.threshold), _routed(records, setting.threshold)
         at.append(
@@ -109,7 +109,7 @@ def _measure_set(
                 epsilon=setting.epsilon,
             )
         )
-        bits.append(pack(right[order]))
+        bits.append(right[order])
     return ShiftedSet(
         corruption=corruption,
         severity=severity,

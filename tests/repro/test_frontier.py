@@ -16,7 +16,6 @@ from repro.blocks import Page
 from repro.compare import LineUp, crossed_difference, gather, line_up
 from repro.equal import PER_STEP, training_pmacs
 from repro.figures import comparison_figure
-from repro.formats import pack_floats
 from repro.frontier import (
     at_budget,
     costs_of,
@@ -131,7 +130,7 @@ def test_thresholds_do_not_depend_on_labels(changed):
 def test_an_image_without_finite_entropy_runs_every_round(changed):
     values = entropies("full", IMAGES, 1)[:, 0]
     values[7] = np.inf
-    change(changed / "full-1.json", lambda file: file["rounds"].update(entropy=[pack_floats(values)]))
+    change(changed / "full-1.json", lambda file: file["rounds"].update(entropy=[values.tolist()]))
     result = read_results(changed).runs["full-1"]
     first, last = RUNS["full"][2]
     assert points_of(result)[0].gmacs == pytest.approx(first + (last - first) / IMAGES)
@@ -147,7 +146,7 @@ def with_three_rounds(folder):
     for seed in SEEDS:
         result = run_result("three", seed, IMAGES)
         result |= {"epochs": 37, "recipe": {"seed": seed, "task": "supervised", "task_options": {}}}
-        result["rounds"]["entropy"] = [pack_floats(column) for column in entropies("three", IMAGES, seed).T]
+        result["rounds"]["entropy"] = list(entropies("three", IMAGES, seed).T)
         write_result(folder, result)
     return folder
 

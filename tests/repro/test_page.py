@@ -128,7 +128,7 @@ def test_the_text_on_segmentation_says_what_its_rows_do():
         assert all(study.exit_order(run, 0.15).by_score.mean < -0.003 for run in study.routed_runs)  # not reached
         assert study.exit_order("progressive", 0.15).gap < -0.1
         assert all(abs(study.compute(run) - 1) < 0.06 for run in study.runs)
-        assert {window for one in study.ours for window in one.result.test.window_counts()} in ({1}, {2})
+        assert {window for one in study.ours for window in one.result.test.windows} in ({1}, {2})
     pets, scenes = (studies[name].exit_order("resolution", 0.15).by_score for name in ("pets", "camvid"))
     assert pets.mean > -0.0035  # near
     assert -0.0031 < pets.highest < -0.003  # just excluded

@@ -11,7 +11,6 @@ from progresvit.routing import frontier
 from repro import shift_tables
 from repro.blocks import Page
 from repro.compare import crossed_difference
-from repro.formats import pack
 from repro.page import GENERIC, PAGES, build
 from repro.shift_seeds import gather_shift, gather_shift_tests, mean_over_seeds
 from repro.store import read_results
@@ -49,7 +48,7 @@ def budget_threshold(run, seed, severity):
 
 def make_set(run, seed, severity, number):
     scores, right = scores_and_right(run, seed, severity, number)
-    at, bits = [], [pack(right[:, -1])]
+    at, bits = [], [right[:, -1]]
     thresholds = THRESHOLDS | {f"budget-{BUDGET}": budget_threshold("full", seed, severity)} if run == "full" else {}
     for name, threshold in thresholds.items():
         point = frontier(scores, right, RUNS[run][2], [threshold])[0]
@@ -58,7 +57,7 @@ def make_set(run, seed, severity, number):
         if name in THRESHOLDS:
             kept["harm"] = float((right[:, -1] & ~answers).mean())
         at.append(kept | ({"epsilon": 0.01} if name == "drop-1" else {}))
-        bits.append(pack(answers))
+        bits.append(answers)
     kind, top1 = CORRUPTIONS[number] if severity else None, right.mean(axis=0).tolist()
     return {"corruption": kind, "severity": severity, "pictures": IMAGES, "top1": top1, "at": at, "bits": bits}
 
