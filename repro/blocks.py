@@ -17,7 +17,7 @@ from repro import (
     routing_tables,
     segmentation_tables,
     self_supervised,
-    shift_tables,
+    shift,
     tables,
 )
 from repro.compare import (
@@ -44,7 +44,7 @@ from repro.frontier import (
 )
 from repro.outcomes import Outcome, gather_outcomes, verdict_of
 from repro.segmentation import ExitOrder, SegmentationRow, SegmentationStudy
-from repro.shift_seeds import ShiftTest, gather_shift, gather_shift_tests, mean_over_seeds
+from repro.shift import gather_shift, gather_shift_tests
 from repro.store import read_results
 from repro.study import STUDY_FILE, Equal, Study, read_study
 
@@ -312,20 +312,19 @@ class Page:
     def severities(self, name: str) -> str:
         """Models under corruption, by severity; mean over seeds."""
         measured, missing = gather_shift(self.results, self.study, name)
-        models, asked = self.shifted(name), len(self.study.shift[name].models)
-        if not models:
+        if not measured:
             return NOT_MEASURED
-        parts: list[str | None] = [*shift_tables.severity_tables(models)]
+        parts: list[str | None] = [*shift.severity_tables(measured)]
         if missing:
             parts.append(f"Not measured: {', '.join(missing)}.")
         shown = {model: seeds[0] if len(seeds) == 1 else seeds for model, seeds in measured.items()}
-        if len(models) > 1:
-            draw = partial(figures.shifted_accuracy_figure, models)
+        if len(measured) > 1:
+            draw = partial(figures.shifted_accuracy_figure, measured)
             parts.append(self.plot(f"{name}-accuracy", "Top-1 of several models by severity", draw, shown))
         plain = {model: seeds[0] for model, seeds in measured.items() if len(seeds[0].gmacs_paper) == 1}
         for model, seeds in measured.items():
             if model not in plain and seeds[0].severities[0].frontier:
-                parts.append(self._severity_plot(model, seeds[0], asked > 1, plain))
+                parts.append(self._severity_plot(model, seeds[0], len(self.study.shift[name].models) > 1, plain))
         return _blocks(*parts)
 
     def _severity_plot(self, model: str, one: ShiftResult, several: bool, plain: dict[str, ShiftResult]) -> str:
@@ -337,28 +336,19 @@ class Page:
 
     def corruptions(self, name: str) -> str:
         """Models under each corruption; mean over seeds."""
-        models = self.shifted(name)
-        return _blocks(*map(tables.folded, shift_tables.corruption_tables(models))) if models else NOT_MEASURED
+        models, _ = gather_shift(self.results, self.study, name)
+        return _blocks(*map(tables.folded, shift.corruption_tables(models))) if models else NOT_MEASURED
 
     def harm(self, name: str) -> str:
         """Images that early exit turns from right to wrong, under corruption."""
-        return _blocks(shift_tables.harm_table(self.shifted(name)) or NOT_MEASURED)
+        return _blocks(shift.harm_table(gather_shift(self.results, self.study, name)[0]) or NOT_MEASURED)
 
     def shift_tests(self, name: str, ours: str, theirs: str) -> str:
         """One model against another under corruption, over seeds and images."""
-        tests = self.shift_tested(name, ours, theirs)
-        return _blocks(shift_tables.tests_table(list(tests.values()), ours, theirs) if tests else NOT_MEASURED)
-
-    def shift_tested(self, name: str, ours: str, theirs: str) -> dict[int, ShiftTest]:
-        """The tests of ``shift_tests`` by severity; empty if neither model was measured."""
-        if not {ours, theirs} & self.shifted(name).keys():
-            return {}
-        return {one.severity: one for one in gather_shift_tests(self.results, self.study, name, ours, theirs)}
-
-    def shifted(self, name: str) -> dict[str, ShiftResult]:
-        """The models of a shift entry that were measured, by name, each with the mean over its seeds."""
-        measured, _ = gather_shift(self.results, self.study, name)
-        return {model: mean_over_seeds(seeds) for model, seeds in measured.items()}
+        if not {ours, theirs} & gather_shift(self.results, self.study, name)[0].keys():
+            return NOT_MEASURED
+        tests = gather_shift_tests(self.results, self.study, name, ours, theirs)
+        return _blocks(shift.differences_table(tests, ours, theirs))
 
     def measurements(self) -> str:
         """Every results file with its hardware and commands."""
@@ -446,13 +436,11 @@ class Page:
             "marginal_rows": self.marginal_rows,
             "verdict_of": verdict_of,
             "tested": self.tested,
-            "shifted": self.shifted,
-            "shift_tested": self.shift_tested,
-            "mean_top1": shift_tables.mean_top1,
-            "mean_at": shift_tables.mean_at,
-            "refined_gain": shift_tables.refined_gain,
-            "routed_change": shift_tables.routed_change,
-            "beyond_bound": shift_tables.beyond_bound,
+            "mean_top1": shift.mean_top1,
+            "mean_at": shift.mean_at,
+            "refined_gain": shift.refined_gain,
+            "routed_change": shift.routed_change,
+            "beyond_bound": shift.beyond_bound,
             **{block.__name__: block for block in blocks},
         }
 

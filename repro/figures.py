@@ -32,6 +32,7 @@ from repro.formats import FULL, MatchedResult, Point, RiskCurve, RoutingResult, 
 from repro.frontier import FrontierPoint, per_round_points
 from repro.outcomes import GAIN, Outcomes
 from repro.routing_tables import matched_title
+from repro.shift import Models, mean_at, mean_top1, settings_of, severities_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -333,6 +334,7 @@ def severity_figure(
     """
     figure, axes = new_figure(title=title, x=GMACS, y=TOP1)
     scale_compute(axes, len(result.gmacs_paper))
+    settings = settings_of({result.name: (result,)})
     stars: list[float] = []
     entries: dict[str, dict[str, Any]] = {}
     entries_of_settings: dict[str, dict[str, Any]] = {}
@@ -348,22 +350,19 @@ def severity_figure(
         spots = [(point.gmacs_paper, point.top1) for point in one.frontier]
         _draw_interval_band(axes, *zip(*spots), images=result.data.val, colour=style["color"])
         entries[name] = style
-        found = [at for shifted in result.sets if shifted.severity == one.severity for at in shifted.at]
-        found = [at for at in found if at.setting == found[0].setting]
-        if found:
-            x, y = (float(np.mean(values)) for values in zip(*((at.gmacs_paper, 100 * at.top1) for at in found)))
-            axes.plot([x], [y], "*", color=style["color"], markersize=13, zorder=4, label=f"{name}: {found[0].setting}")
-            entries_of_settings[found[0].setting] = STAR
-            stars.append(x)
+        if settings and (at := mean_at(result, one.severity, settings[0])) is not None:
+            spot = [at.gmacs_paper], [100 * at.top1]
+            axes.plot(*spot, "*", color=style["color"], markersize=13, zorder=4, label=f"{name}: {at.setting}")
+            entries_of_settings[at.setting] = STAR
+            stars.append(at.gmacs_paper)
         for place, (model, other) in enumerate((beside or {}).items()):
-            top1 = [100 * shifted.top1[-1] for shifted in other.sets if shifted.severity == one.severity]
             style = {
                 "marker": SINGLES[place % len(SINGLES)],
                 "linestyle": "",
                 "markersize": 9,
                 "markeredgecolor": "black",
             }
-            spot = [other.gmacs_paper[-1]], [float(np.mean(top1))]
+            spot = [other.gmacs_paper[-1]], [100 * mean_top1(other, one.severity)]
             axes.plot(*spot, color=COLOURS[number % len(COLOURS)], label=f"{name}: {model}", zorder=3, **style)
             entries_of_settings[model] = style | {"color": "0.4"}
     if len(stars) > 1:
@@ -374,47 +373,28 @@ def severity_figure(
     return figure
 
 
-def shifted_accuracy_figure(models: Mapping[str, ShiftResult]) -> Figure:
-    """Top-1 of several models by severity: full path and, hollow and dashed, the first setting."""
-    lost = {
-        label: 100 * (_mean_top1(result, min(severities)) - _mean_top1(result, max(severities)))
-        for label, result in models.items()
-        if (severities := {one.severity for one in result.sets})
-    }
-    worst = max(one.severity for result in models.values() for one in result.sets)
-    title = f"Points of top-1 lost at severity {worst}: " + ", ".join(
-        f"{label} {gone:.1f}" for label, gone in lost.items()
-    )
+def shifted_accuracy_figure(models: Models) -> Figure:
+    """Top-1 of several models by severity, mean over seeds: full path and, hollow and dashed, the first setting."""
+    levels = severities_of(models)
+    top1 = {label: [100 * mean_top1(seeds, level) for level in levels] for label, seeds in models.items()}
+    lost = ", ".join(f"{label} {values[0] - values[-1]:.1f}" for label, values in top1.items())
+    title = f"Points of top-1 lost at severity {levels[-1]}: {lost}"
     figure, axes = new_figure(title=title, x="severity (0: clean images)", y=TOP1)
     entries: dict[str, dict[str, Any]] = {}
     settings: dict[str, dict[str, Any]] = {}
-    for number, (label, result) in enumerate(models.items()):
-        levels = sorted({one.severity for one in result.sets})
-        sets = {level: [one for one in result.sets if one.severity == level] for level in levels}
-        style = _mark(number) | {"linestyle": "-", "markerfacecolor": COLOURS[number % len(COLOURS)]}
-        top1 = [100 * float(np.mean([one.top1[-1] for one in sets[level]])) for level in levels]
-        axes.plot(levels, top1, label=f"{label}: full path", **style)
-        entries[label] = style
-        setting = next((at.setting for one in result.sets for at in one.at), None)
-        if setting is not None and len(result.gmacs_paper) > 1:
+    for number, (label, seeds) in enumerate(models.items()):
+        entries[label] = _mark(number) | {"linestyle": "-", "markerfacecolor": COLOURS[number % len(COLOURS)]}
+        axes.plot(levels, top1[label], label=f"{label}: full path", **entries[label])
+        for setting in settings_of({label: seeds})[:1]:
             style = _mark(number) | {"linestyle": "--", "markersize": 11, "zorder": 1}
-            found = {
-                level: [100 * at.top1 for one in sets[level] for at in one.at if at.setting == setting]
-                for level in levels
-            }
-            known = [level for level in levels if found[level]]
-            axes.plot(known, [float(np.mean(found[level])) for level in known], label=f"{label}: {setting}", **style)
+            routed = {level: at.top1 for level in levels if (at := mean_at(seeds, level, setting)) is not None}
+            axes.plot(list(routed), [100 * share for share in routed.values()], label=f"{label}: {setting}", **style)
             settings[setting] = style | {"color": "0.4", "marker": "o"}
-    axes.set_xticks(sorted({one.severity for result in models.values() for one in result.sets}))
+    axes.set_xticks(levels)
     if settings:
         settings = {"full path": {"color": "0.4", "marker": "o", "linestyle": "-"}} | settings
     legend_below(figure, entries | settings)
     return figure
-
-
-def _mean_top1(result: ShiftResult, severity: int) -> float:
-    """Top-1 of the full path, mean over corruptions."""
-    return float(np.mean([one.top1[-1] for one in result.sets if one.severity == severity]))
 
 
 def _mark(number: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from repro import routing_tables, shift_tables, tables
+from repro import routing_tables, shift, tables
 from repro.compare import Difference
 from repro.store import read_results
 from repro.study import read_study
@@ -83,16 +83,16 @@ def test_images_are_called_images_whatever_the_file_calls_them(results):
 
 def test_a_setting_that_not_every_corruption_has_is_left_out(results):
     full = results.shift["shift_both-full"]
-    assert shift_tables.mean_at(full, 3, "drop-1").setting == "drop-1"
-    assert shift_tables.mean_at(full, 3, "drop-2") is None
+    assert shift.mean_at(full, 3, "drop-1").setting == "drop-1"
+    assert shift.mean_at(full, 3, "drop-2") is None
     sets = [one for one in full.sets if one.severity == 3]
     ats = [next(at for at in one.at if at.setting == "drop-1") for one in sets]
     repaired = sum(at.top1 - one.top1[0] for one, at in zip(sets, ats))
     continuing = sum(at.exit_shares[1] for at in ats)
-    assert shift_tables.refined_gain(full, 3, "drop-1") == pytest.approx(repaired / continuing)
+    assert shift.refined_gain(full, 3, "drop-1") == pytest.approx(repaired / continuing)
     with pytest.raises(ValueError, match="has no setting drop-2 at severity 3"):
-        shift_tables.refined_gain(full, 3, "drop-2")
-    assert shift_tables.mean_at(results.shift["shift_both-plain"], 3, "drop-1") is None
+        shift.refined_gain(full, 3, "drop-2")
+    assert shift.mean_at(results.shift["shift_both-plain"], 3, "drop-1") is None
 
 
 def test_words_go_left_numbers_right_and_empty_columns_are_left_out():
