@@ -27,8 +27,10 @@ from repro.compare import (
     LineUp,
     RunShift,
     crossed_difference,
+    find_row,
     gather,
     line_up,
+    marginal_rows,
     run_shift,
 )
 from repro.equal import check_equal, check_seeds
@@ -38,7 +40,6 @@ from repro.frontier import (
     costs_of,
     frontier_rows,
     line_up_frontier,
-    marginal_rows,
     per_round_points,
     points_of,
 )
@@ -199,11 +200,7 @@ class Page:
 
     def frontier_row(self, name: str, run: str, point: str) -> FrontierRow:
         """One row of a frontier, by its run or label and its point."""
-        rows = {(key, row.point): row for row in self._frontier_rows(name) for key in (row.run, row.label)}
-        if (run, point) not in rows:
-            known = "; ".join(f"{row.run}, {row.point}" for row in self._frontier_rows(name))
-            raise ValueError(f"the frontier {name} has no row {run}, {point}; it has {known or 'none'}.")
-        return rows[run, point]
+        return find_row(self._frontier_rows(name), run, point, f"the frontier {name}")
 
     def point_top1(self, run: str, point: str) -> float:
         """Top-1 of a point of a run, by the names of ``repro.frontier``; mean over seeds."""
@@ -256,7 +253,7 @@ class Page:
 
     def marginal_points(self) -> list[SegmentationRow]:
         """Points whose verdict a correction for the number of rows would not carry."""
-        return self._segmentation().marginal()
+        return marginal_rows(self._segmentation().rows)
 
     def exit_order(self, run: str) -> ExitOrder:
         """What the saving of the table costs a run."""

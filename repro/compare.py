@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +165,43 @@ def is_clear_among(difference: Difference, intervals: int) -> bool:
     freedom = difference.freedom if isinstance(difference, CrossedDifference) else float("inf")
     wider = float(stats.t.ppf(1 - 0.025 / max(1, intervals), freedom) / stats.t.ppf(0.975, freedom))
     return difference.lowest < difference.highest and abs(difference.mean) > wider * difference.half_width
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointRow:
+    """A point of a run over all seeds, and ours at the same GMACs."""
+
+    label: str
+    run: str
+    point: str
+    gmacs: float
+    """Mean over seeds."""
+    compute: float | None
+    """Training compute divided by that of ours; None if ours was not measured."""
+    ours_gmacs: float | None
+    """GMACs of ours where it is compared, at most this point's; None for ours, and below the GMACs of its round 1."""
+    difference: CrossedDifference | None
+    """Ours minus this run, paired by seed and image; None if it is not compared, and for one seed."""
+    verdict: str | None
+    """Verdict on the difference."""
+
+
+AnyRow = TypeVar("AnyRow", bound=PointRow)
+
+
+def find_row(rows: Sequence[AnyRow], run: str, point: str, title: str) -> AnyRow:
+    """A row by its run or label and its point."""
+    for row in rows:
+        if run in (row.run, row.label) and row.point == point:
+            return row
+    known = "; ".join(f"{row.run}, {row.point}" for row in rows)
+    raise ValueError(f"{title} has no row {run}, {point}; it has {known or 'none'}.")
+
+
+def marginal_rows(rows: Sequence[AnyRow]) -> list[AnyRow]:
+    """Rows whose gain or loss is not clear once intervals are corrected for the number of all of them (Bonferroni)."""
+    compared = [(row, row.difference) for row in rows if row.difference is not None]
+    return [row for row, found in compared if found.clear and not is_clear_among(found, len(compared))]
 
 
 @dataclass(frozen=True)

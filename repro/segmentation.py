@@ -24,8 +24,8 @@ from progresvit.routing import MeanIoU, metric_near_lossless
 from progresvit.routing.calibrate import threshold_for_budget
 from progresvit.routing.certify import certified_threshold
 from progresvit.routing.decide import exit_rounds
-from repro.compare import CrossedDifference, crossed_difference, is_clear_among
-from repro.equal import COMPUTE_TOLERANCE, PASSES
+from repro.compare import CrossedDifference, PointRow, crossed_difference, find_row
+from repro.equal import check_compute, check_seeds, training_pmacs
 from repro.formats import Results, SegmentationResult, SegmentedImages, check_comparable
 from repro.outcomes import verdict_of
 from repro.study import Segmentation, Study
@@ -128,15 +128,11 @@ class _Images:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationRow:
-    """A point of a run over all seeds, and ours at the same GMACs."""
+class SegmentationRow(PointRow):
+    """A point of a run of segmentation."""
 
-    label: str
-    run: str
-    point: str
-    gmacs: float
-    """Mean over seeds, as are the shares."""
     exit_share: float
+    """Mean over seeds, as is the pixel accuracy."""
     miou: CrossedDifference
     """Over seeds and images."""
     pixel_accuracy: float
@@ -144,13 +140,6 @@ class SegmentationRow:
     """mIoU minus that of every round of the same models; None for every round."""
     saving: float
     """Share of the GMACs of every round that is not spent."""
-    compute: float
-    """Training compute divided by that of ours."""
-    ours_gmacs: float | None
-    difference: CrossedDifference | None
-    """Ours at the same GMACs minus this; None for ours, and below the GMACs of our round 1."""
-    verdict: str | None
-    """Verdict on the difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,20 +210,9 @@ class SegmentationStudy:
                         f"{title}: {everything[0].name} and {other.name} were measured on other {name} images; measure "
                         "both on the same."
                     )
-        seeds = {run: [one.result.seed for one in measured] for run, measured in self.runs.items()}
-        for run, own in seeds.items():
-            if own != next(iter(seeds.values())):
-                raise ValueError(
-                    f"{title} pairs runs by seed, and {run} has the seeds {own} instead of "
-                    f"{next(iter(seeds.values()))}; measure the missing ones, or take the others out."
-                )
-        if self.plan.ours in self.runs:
-            for run in self.runs:
-                if abs(self.compute(run) - 1) > COMPUTE_TOLERANCE:
-                    raise ValueError(
-                        f"{title} compares runs of equal training compute, and {run} took {self.compute(run):.2f} "
-                        f"times that of {self.plan.ours}; change its epochs."
-                    )
+        check_seeds(everything, title)
+        for run in self.runs if self.plan.ours in self.runs else ():
+            check_compute(self.ours[0].result, self.runs[run][0].result, title)
 
     @property
     def ours(self) -> list[Measured]:
@@ -266,11 +244,7 @@ class SegmentationStudy:
 
     def row(self, run: str, point: str) -> SegmentationRow:
         """One of them."""
-        for row in self.rows:
-            if (row.run, row.point) == (run, point):
-                return row
-        known = "; ".join(f"{row.run}, {row.point}" for row in self.rows)
-        raise ValueError(f"{self.plan.title} has no point {run}, {point}; it has {known}.")
+        return find_row(self.rows, run, point, self.plan.title)
 
     def miou_interval(self, points: Sequence[SegmentationPointOfRun]) -> CrossedDifference:
         """mIoU of a point of each seed, over seeds and images."""
@@ -339,15 +313,6 @@ class SegmentationStudy:
         blocks: Floats = np.add.reduceat(values, starts, axis=1) * (len(starts) / values.shape[1])
         return blocks
 
-    def marginal(self) -> list[SegmentationRow]:
-        """Verdicts of gain or loss that a correction for the number of compared rows would not carry."""
-        compared = [row for row in self.rows if row.difference is not None]
-        return [
-            row
-            for row in compared
-            if row.difference is not None and row.difference.clear and not is_clear_among(row.difference, len(compared))
-        ]
-
     def _row(self, label: str, run: str, point: str, points: Sequence[SegmentationPointOfRun]) -> SegmentationRow:
         full = [one.full for one in self.runs[run]]
         values, every = self._drawn(points), self._drawn(full)
@@ -384,10 +349,3 @@ def _other_orders(measured: Measured, point: SegmentationPointOfRun) -> tuple[fl
     full = measured.full.miou
     correlation = float(stats.spearmanr(measured.test.scores[:, 0], growth).statistic)
     return float(mean_iou(mixed)) - full, float(mean_iou(best)) - full, correlation, float((growth <= 0).mean())
-
-
-def training_pmacs(result: SegmentationResult) -> float:
-    """Multiply-accumulates of a training, in 10^15: forward and backward passes of every round on every crop."""
-    if result.data.train is None:
-        raise ValueError(f"{result.name} does not say on how many images it was trained; measure it again.")
-    return PASSES * result.gmacs_paper[-1] * result.epochs * result.data.train / 1e6

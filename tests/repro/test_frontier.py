@@ -13,7 +13,7 @@ from progresvit.routing.decide import exit_rounds
 from progresvit.training.tasks.subnetworks import SubnetworksOptions
 from repro import frontier_figures, page
 from repro.blocks import Page
-from repro.compare import LineUp, crossed_difference, gather, line_up
+from repro.compare import LineUp, crossed_difference, gather, line_up, marginal_rows
 from repro.equal import PER_STEP, training_pmacs
 from repro.figures import comparison_figure
 from repro.frontier import (
@@ -22,7 +22,6 @@ from repro.frontier import (
     curve_of,
     frontier_rows,
     line_up_frontier,
-    marginal_rows,
     near_lossless_per_round,
     per_round_points,
     points_of,

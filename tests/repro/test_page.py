@@ -10,7 +10,8 @@ from statistics import fmean
 import pytest
 import yaml
 
-from repro.frontier import frontier_rows, marginal_rows
+from repro.compare import marginal_rows
+from repro.frontier import frontier_rows
 from repro.page import GENERIC, PAGES, Built, build, drawn_from, main
 from repro.segmentation import SegmentationStudy
 from repro.store import read_results

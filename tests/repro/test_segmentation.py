@@ -181,14 +181,14 @@ def test_runs_of_other_images_or_precisions_are_refused(folder, edit, message):
 
 def test_a_missing_seed_is_refused(folder):
     (folder / "wide-3.json").unlink()
-    with pytest.raises(ValueError, match=r"wide has the seeds \[1, 2\] instead of \[1, 2, 3\]"):
+    with pytest.raises(ValueError, match="wide lacks seed 3, which ours has"):
         study_of(folder)
 
 
 def test_another_training_compute_is_refused(folder):
     for seed in SEEDS:
         write_result(folder, result("plain", seed) | {"epochs": 20})
-    with pytest.raises(ValueError, match=r"plain took 2.00 times that of ours; change its epochs"):
+    with pytest.raises(ValueError, match="Train plain-1 for about 10"):
         study_of(folder)
 
 
