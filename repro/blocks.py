@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,20 @@ SAVING = 0.15
 """Share of the GMACs at which orders of exits are compared."""
 EPSILONS, DELTA = (0.005, 0.01, 0.02), 0.05
 """Bounds of certificates on the growth of the pixel error, and the probability that one fails."""
+FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    routing_tables.settings_of,
+    routing_tables.rules_of,
+    routing_tables.gains_of,
+    routing_tables.open_gains,
+    routing_tables.router_verdict,
+    shift.mean_top1,
+    shift.mean_at,
+    shift.refined_gain,
+    shift.routed_change,
+    shift.beyond_bound,
+    verdict_of,
+)
+"""What a template can call beside the methods of a page."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +92,9 @@ class Page:
             raise ValueError(f"{folder} has no {STUDY_FILE}, which says what is compared; copy the study's file there.")
         self.study: Study = read_study(folder / STUDY_FILE)
         self.plots, self.prefix = plots, prefix
-        self.rows: dict[str, list[FrontierRow]] = {}
-        """Rows of each frontier that a template asked for."""
-        self.segmented: SegmentationStudy | None = None
+        self._frontier_rows = cache(partial(frontier_rows, self.results, self.study))  # intervals take a while
 
-    def plot(self, name: str, alt: str, draw: Callable[[], Figure], *data: Any) -> str:
+    def _plot(self, name: str, alt: str, draw: Callable[[], Figure], *data: Any) -> str:
         """An image tag; ``data`` is everything that the plot shows."""
         name = f"{self.prefix}{name}"
         content = json.dumps([name, *data], sort_keys=True, default=_shown)
@@ -119,12 +131,12 @@ class Page:
         if self.study.comparisons[name].tests:
             differences = [tables.seeds_table(compared), " ".join(notes), *self._tests(name)]
         else:
-            plot = self.plot(f"{name}-accuracy", accuracy, partial(figures.accuracy_figure, compared), compared)
+            plot = self._plot(f"{name}-accuracy", accuracy, partial(figures.accuracy_figure, compared), compared)
             differences = [tables.accuracy_table(compared), " ".join(notes), plot]
         return _blocks(
             *differences,
             tables.exit_table(compared),
-            self.plot(f"{name}-frontier", cost, partial(figures.comparison_figure, compared), compared),
+            self._plot(f"{name}-frontier", cost, partial(figures.comparison_figure, compared), compared),
         )
 
     def _tests(self, name: str) -> list[str | None]:
@@ -142,7 +154,7 @@ class Page:
         return [
             tables.tests_table(outcomes),
             missing or None,
-            self.plot(f"{name}-tests", alt, draw, outcomes.title, declared, runs),  # no computed floats: they may round
+            self._plot(f"{name}-tests", alt, draw, outcomes.title, declared, runs),  # computed floats may round
             tables.first_round_table(outcomes),
         ]
 
@@ -156,11 +168,11 @@ class Page:
         by_device = {cost.machine.device: (cost, costs_of(rows, cost, data)) for cost in self.results.cost.values()}
         shown = [title, lined_up.plan.model_dump(), *(run.seeds for run in lined_up.runs)]
         draw = partial(frontier_figures.frontier_figure, lined_up, rows)
-        parts = [self.plot(f"{name}-gmacs", f"{title}: top-1 against average GMACs of each run", draw, *shown)]
+        parts = [self._plot(f"{name}-gmacs", f"{title}: top-1 against average GMACs of each run", draw, *shown)]
         for device, (cost, costs) in by_device.items():
             draw = partial(frontier_figures.speed_figure, lined_up, rows, costs, device)
             alt = f"{title}: top-1 against images per second of each run on {device}"
-            parts.append(self.plot(f"{name}-{cost.name}", alt, draw, *shown, device, cost))
+            parts.append(self._plot(f"{name}-{cost.name}", alt, draw, *shown, device, cost))
         parts.append(frontier_tables.frontier_table(title, rows, {key: costs for key, (_, costs) in by_device.items()}))
         if lined_up.missing:
             parts.append(f"Not measured: {', '.join(lined_up.missing)}.")
@@ -186,17 +198,11 @@ class Page:
             return NOT_MEASURED
         alt = "Loss, and entropy of the teacher's output, of its mean over images and of the centre, against epochs"
         shown = [[one.name, one.curves and one.curves.model_dump(), one.recipe["task_options"]] for one in runs]
-        return self.plot("training", alt, partial(self_supervised.curves_figure, runs), *shown)
+        return self._plot("training", alt, partial(self_supervised.curves_figure, runs), *shown)
 
     def information(self, run: str) -> tuple[float, ...]:
         """Nats about the image in the teacher's output at the end of a training of the task dino, in each round."""
         return self_supervised.information(self_supervised.runs_with_curves(self.results, (run,)))
-
-    def _frontier_rows(self, name: str) -> list[FrontierRow]:
-        """Computed once: intervals take a while."""
-        if name not in self.rows:
-            self.rows[name] = frontier_rows(self.results, self.study, name)
-        return self.rows[name]
 
     def frontier_row(self, name: str, run: str, point: str) -> FrontierRow:
         """One row of a frontier, by its run or label and its point."""
@@ -225,13 +231,13 @@ class Page:
         """The runs of a study of segmentation: points, thresholds of the validation images, and what exits cost."""
         if not self.results.segmentation:
             return NOT_MEASURED
-        study = self._segmentation()
+        study = self._segmentation
         title, plan = study.plan.title, self.study.segmentation
         assert plan is not None
         shown = [plan.model_dump(), *self.results.segmentation.values()]
         draw = partial(segmentation_tables.frontier_figure, study)
         return _blocks(
-            self.plot("segmentation", f"{title}: mIoU against average GMACs of each run", draw, *shown),
+            self._plot("segmentation", f"{title}: mIoU against average GMACs of each run", draw, *shown),
             segmentation_tables.points_table(study),
             f"Not measured: {', '.join(study.missing)}." if study.missing else None,
             segmentation_tables.routing_table(study),
@@ -241,23 +247,21 @@ class Page:
             segmentation_tables.commands_table(study),
         )
 
+    @cached_property
     def _segmentation(self) -> SegmentationStudy:
-        """Computed once: intervals take a while."""
-        if self.segmented is None:
-            self.segmented = SegmentationStudy(self.results, self.study)
-        return self.segmented
+        return SegmentationStudy(self.results, self.study)  # intervals take a while
 
     def segmentation_row(self, run: str, point: str) -> SegmentationRow:
         """One point of a run."""
-        return self._segmentation().row(run, point)
+        return self._segmentation.row(run, point)
 
     def marginal_points(self) -> list[SegmentationRow]:
         """Points whose verdict a correction for the number of rows would not carry."""
-        return marginal_rows(self._segmentation().rows)
+        return marginal_rows(self._segmentation.rows)
 
     def exit_order(self, run: str) -> ExitOrder:
         """What the saving of the table costs a run."""
-        return self._segmentation().exit_order(run, SAVING)
+        return self._segmentation.exit_order(run, SAVING)
 
     def settings(self, name: str) -> str:
         """The thresholds of a routing measurement."""
@@ -266,7 +270,7 @@ class Page:
         alt = "Top-1 against average GMACs with thresholds"
         return _blocks(
             routing_tables.settings_table(result),
-            self.plot(f"{name}-settings", alt, partial(figures.routing_frontier_figure, result), result),
+            self._plot(f"{name}-settings", alt, partial(figures.routing_frontier_figure, result), result),
             routing_tables.halves_table(result),
             routing_tables.certificates_table(result),
         )
@@ -278,7 +282,7 @@ class Page:
             return NOT_MEASURED
         first, *others = map(routing_tables.matched_table, result.matched)
         draw = partial(figures.gains_figure, result.matched)
-        plot = self.plot(f"{name}-routers", "Gain of routers over entropy", draw, result)
+        plot = self._plot(f"{name}-routers", "Gain of routers over entropy", draw, result)
         return _blocks(plot, first, *map(tables.folded, others))
 
     def abstention(self, name: str) -> str:
@@ -287,7 +291,7 @@ class Page:
         if result is None or not result.abstention:
             return NOT_MEASURED
         draw = partial(figures.risk_figure, result.abstention)
-        plot = self.plot(f"{name}-abstention", "Risk against coverage", draw, result)
+        plot = self._plot(f"{name}-abstention", "Risk against coverage", draw, result)
         return _blocks(routing_tables.withheld_table(result), routing_tables.risk_table(result), plot)
 
     def equal_accuracy(self, name: str) -> str:
@@ -303,7 +307,7 @@ class Page:
         if result is None or not result.groups:
             return NOT_MEASURED
         alt = "Share of each group that exits early"
-        plot = self.plot(f"{name}-groups", alt, partial(figures.groups_figure, result), result)
+        plot = self._plot(f"{name}-groups", alt, partial(figures.groups_figure, result), result)
         return _blocks(routing_tables.groups_table(result), plot)
 
     def severities(self, name: str) -> str:
@@ -317,7 +321,7 @@ class Page:
         shown = {model: seeds[0] if len(seeds) == 1 else seeds for model, seeds in measured.items()}
         if len(measured) > 1:
             draw = partial(figures.shifted_accuracy_figure, measured)
-            parts.append(self.plot(f"{name}-accuracy", "Top-1 of several models by severity", draw, shown))
+            parts.append(self._plot(f"{name}-accuracy", "Top-1 of several models by severity", draw, shown))
         plain = {model: seeds[0] for model, seeds in measured.items() if len(seeds[0].gmacs_paper) == 1}
         for model, seeds in measured.items():
             if model not in plain and seeds[0].severities[0].frontier:
@@ -329,7 +333,7 @@ class Page:
         title += f", seed {one.seed}" if one.seed is not None else ""
         alt = f"Top-1 against average GMACs of {model} by severity; stars: a threshold calibrated on clean images"
         draw = partial(figures.severity_figure, one, title=title, beside=plain)
-        return self.plot(f"{one.name}-severities", alt, draw, title, one, plain)
+        return self._plot(f"{one.name}-severities", alt, draw, title, one, plain)
 
     def corruptions(self, name: str) -> str:
         """Models under each corruption; mean over seeds."""
@@ -399,46 +403,23 @@ class Page:
         """The declared tests of a comparison that were measured, by label."""
         return {one.label: one for one in gather_outcomes(self.results, self.study, name).measured}
 
+    def compared(self, name: str) -> list[FrontierRow]:
+        """Rows of a frontier that are compared with ours."""
+        return [row for row in self._frontier_rows(name) if row.difference is not None]
+
     def values(self) -> dict[str, Any]:
-        """Everything that a template can use, by name."""
-        blocks: list[Callable[..., str]] = [self.about, self.comparison, self.settings, self.routers, self.abstention]
-        blocks += [self.frontier, self.equal_accuracy, self.groups, self.severities, self.corruptions]
-        blocks += [self.harm, self.shift_tests, self.measurements, self.segmentation]
-        blocks += [self.early_exit, self.probes, self.training_curves]
+        """Everything that a template can use, by name: the public methods of this class, ``FUNCTIONS`` and results."""
+        methods = {name: getattr(self, name) for name in vars(Page) if not name.startswith("_") and name != "values"}
         routed = [(one.near_lossless, one.rounds) for one in self.results.runs.values() if len(one.rounds.bits) > 1]
         return {
+            **methods,
+            **{function.__name__: function for function in FUNCTIONS},
             "study": self.study,
             "run": {name: gather(self.results, name) for name in self._measured()},
             "routing": self.results.routing,
             "shift": self.results.shift,
             "cost": self.results.cost,
-            "frontier_row": self.frontier_row,
-            "segmentation_row": self.segmentation_row,
-            "exit_order": self.exit_order,
-            "marginal_points": self.marginal_points,
-            "information": self.information,
-            "cost_point": self.cost_point,
-            "point_top1": self.point_top1,
             "savings": [1 - point.gmacs_paper / rounds.gmacs_paper[FULL] for point, rounds in routed if point],
-            "settings_of": routing_tables.settings_of,
-            "rules_of": routing_tables.rules_of,
-            "gains_of": routing_tables.gains_of,
-            "open_gains": routing_tables.open_gains,
-            "router_verdict": routing_tables.router_verdict,
-            "difference": self.difference,
-            "widened": self.widened,
-            "crossed": self.crossed,
-            "run_shift": self.run_shift,
-            "compared": lambda name: [row for row in self._frontier_rows(name) if row.difference is not None],
-            "marginal_rows": self.marginal_rows,
-            "verdict_of": verdict_of,
-            "tested": self.tested,
-            "mean_top1": shift.mean_top1,
-            "mean_at": shift.mean_at,
-            "refined_gain": shift.refined_gain,
-            "routed_change": shift.routed_change,
-            "beyond_bound": shift.beyond_bound,
-            **{block.__name__: block for block in blocks},
         }
 
 
