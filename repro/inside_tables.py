@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,31 @@ MARGIN = 0.5
 """Points of top-1 within which an effect is called none."""
 
 Row = dict[str, Any]
+Reports = dict[str, dict[str, Any]]
+"""By model: ``about``, which are lines of text, and the rows of each table."""
+
+
+def read_reports(path: Path) -> Reports:
+    """The reports in a file, which holds its tables column by column; files of earlier versions hold rows."""
+    reports = json.loads(path.read_text(encoding="utf-8"))
+    return {model: {name: _rows(part) for name, part in report.items()} for model, report in reports.items()}
+
+
+def _rows(part: Any) -> list[Any]:
+    return part if isinstance(part, list) else [dict(zip(part, values)) for values in zip(*part.values())]
+
+
+def to_json(reports: Reports) -> str:
+    """The text of a file, with a line for each table."""
+    models = []
+    for model, report in reports.items():
+        columns = {
+            name: part if name == "about" else {key: [row[key] for row in part] for key in part[0]}
+            for name, part in report.items()
+        }
+        lines = [f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in columns.items()]
+        models.append(f" {json.dumps(model)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(models) + "\n}\n"
 
 
 class Inside:
@@ -31,14 +55,11 @@ class Inside:
     def __init__(self, path: Path = RESULTS) -> None:
         if not path.is_file():
             raise ValueError(f"{path} does not exist; run repro/inside.py.")
-        self.results: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        self.models = list(MODELS)
+        self.results = read_reports(path)
         missing = [name for name in MODELS if name not in self.results]
         if missing:
             raise ValueError(f"{path} has no results of {', '.join(missing)}; run repro/inside.py again.")
-
-    @cached_property
-    def models(self) -> list[str]:
-        return list(MODELS)
 
     def label(self, model: str) -> str:
         """The name of a model in the text."""
@@ -61,11 +82,14 @@ class Inside:
         rows: list[Row] = self.results[model][table]
         return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
 
+    def interval(self, model: str, table: str, column: str, **wanted: Any) -> Difference:
+        """A column of the one row with these values, and the ends of its interval."""
+        row = self.row(model, table, **wanted)
+        return Difference(mean=row[column], lowest=row[f"{column}_low"], highest=row[f"{column}_high"])
+
     def effect(self, model: str, table: str, measure: str = "accuracy", **wanted: Any) -> Difference:
         """The change of the last round's accuracy or confidence under an intervention."""
-        row = self.row(model, table, **wanted)
-        ends = (row[f"{measure}_change{end}"] for end in ("", "_low", "_high"))
-        return Difference(**dict(zip(("mean", "lowest", "highest"), ends)))
+        return self.interval(model, table, f"{measure}_change", **wanted)
 
     def verdict(self, model: str, table: str, **wanted: Any) -> str:
         """Verdict on the change of the accuracy."""
@@ -78,12 +102,7 @@ class Inside:
 
     def change(self, model: str, tokens: str) -> Difference:
         """Change of the similarity from the last block output of round 1 to the first of round 2."""
-        return self.change_at(model, tokens, round=2, block=1)
-
-    def change_at(self, model: str, tokens: str, **place: int) -> Difference:
-        """Change of the similarity from the previous block output."""
-        row = self.row(model, "similarity", tokens=tokens, **place)
-        return Difference(mean=row["change"], lowest=row["change_low"], highest=row["change_high"])
+        return self.interval(model, "similarity", "change", tokens=tokens, round=2, block=1)
 
     def similarity(self, model: str, tokens: str, **place: int) -> float:
         """Cosine to the last block output of the last round."""
@@ -96,15 +115,11 @@ class Inside:
 
     def separation(self, model: str, number: int) -> Difference:
         """Separation of the classes at the end of a round."""
-        row = self.row(model, "trajectories", round=number, block=self.last_block(model))
-        ends = ("separation", "separation_low", "separation_high")
-        return Difference(**{key: row[name] for key, name in zip(("mean", "lowest", "highest"), ends)})
+        return self.interval(model, "trajectories", "separation", round=number, block=self.last_block(model))
 
     def separation_gain(self, model: str) -> Difference:
         """Gain in separation of round 2 over round 1, at their ends."""
-        row = self.row(model, "trajectories", round=2, block=self.last_block(model))
-        ends = ("separation_change", "separation_change_low", "separation_change_high")
-        return Difference(**{key: row[name] for key, name in zip(("mean", "lowest", "highest"), ends)})
+        return self.interval(model, "trajectories", "separation_change", round=2, block=self.last_block(model))
 
     def gate_differences(self, model: str, branch: str) -> list[float]:
         """RMS difference of the rounds, block by block."""

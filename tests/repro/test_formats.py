@@ -9,6 +9,7 @@ import pytest
 from repro.formats import flags_of, read_measurement, to_json
 from repro.store import read_results
 from tests.repro.made import change, log_losses, measured
+from tests.repro.made_segmentation import write_segmentation
 
 TRACKED = Path(__file__).parents[2] / "repro" / "results"
 
@@ -98,6 +99,13 @@ def test_a_broken_file_is_refused_with_its_name_and_what_is_wrong(folder, messag
         read_results(folder)
     assert message in str(error.value)
     assert "Value error" not in str(error.value)
+
+
+def test_pixels_that_no_confusion_matrix_has_are_refused(tmp_path):
+    folder = write_segmentation(tmp_path / "results")
+    change(folder / "ours-1.json", lambda values: values["test"].update(labelled=[1000, 1, 0] * 60))
+    with pytest.raises(ValueError, match="an image has other numbers of labelled and predicted pixels"):
+        read_measurement(folder / "ours-1.json")
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_three_rounds_also_have_points_with_a_threshold_for_each(changed):
             assert point.exit_after[report].tolist() == exit_rounds(scores[report], thresholds).tolist()
         assert point.correct.tolist() == right[np.arange(IMAGES), point.exit_after].tolist()
         assert point.threshold is None
-    page_ = Page(changed, "figures", {})
+    page_ = Page(changed, {})
     seeds = [per_round_points(read_results(changed).runs[f"three-{seed}"])[0] for seed in SEEDS]
     assert page_.point_top1("three", "25 %, per round") == np.mean([point.correct.mean() for point in seeds])
     with pytest.raises(ValueError, match="three-1 has no point 30 %; it has round 1, 25 %"):
@@ -399,13 +399,3 @@ def test_a_frontier_that_makes_no_sense_is_refused(tmp_path, edit, message):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(FRONTIER | {"frontiers": frontiers}))
     with pytest.raises(ValueError, match=message):
         read_study(tmp_path / "study.yaml")
-
-
-def test_entropies_are_read_as_float16_and_other_models_have_none(frontier_folder):
-    runs = read_results(frontier_folder).runs
-    read, written = runs["full-1"].rounds.entropies(IMAGES), entropies("full", IMAGES, 1)
-    assert read.shape == (IMAGES, 1)
-    assert (read == written.astype(np.float16)).all()
-    assert runs["widths-1"].rounds.entropies(IMAGES) is None
-    assert runs["plain-1"].rounds.entropies(IMAGES) is None
-    assert '"entropy"' not in (frontier_folder / "plain-1.json").read_text()
