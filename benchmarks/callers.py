@@ -59,10 +59,13 @@ def clear_images(
     images = (images + 20 * torch.randn(images.shape, generator=generator)).clamp(0, 255).to(torch.uint8)
     images = images.to(options["device"])
     early, late = first.classify(images), last.classify(images)
-    entropy = torch.tensor([one.entropy for one in early], dtype=torch.double)
+    entropy = torch.tensor([prediction.entropy for prediction in early], dtype=torch.double)
     quantiles = [(1 - UNCLEAR) * (1 - continuing), (1 - UNCLEAR) * (1 - continuing) + UNCLEAR]
     low, high = entropy.quantile(torch.tensor(quantiles, dtype=torch.double)).tolist()
-    margins = [min(one.top[0].probability - one.top[1].probability for one in pair) for pair in zip(early, late)]
+    margins = [
+        min(prediction.top[0].probability - prediction.top[1].probability for prediction in pair)
+        for pair in zip(early, late)
+    ]
     is_clear = (entropy.lt(low) | entropy.gt(high)) & torch.tensor(margins).gt(CLASS_MARGIN)
     if is_clear.sum() < count // 4:
         raise SystemExit("most images are near a decision; use other images or another model.")

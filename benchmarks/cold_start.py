@@ -91,9 +91,9 @@ def measure(case: str, words: Sequence[str], *, runs: int) -> Row:
     costs = [run([*PROGRESVIT, *words])[0] for _ in range(runs + 1)][1:]
     _, errors = run([sys.executable, "-X", "importtime", "-m", "progresvit", *words])
     cost = Cost(
-        seconds=statistics.median(one.seconds for one in costs),
-        cpu_seconds=statistics.median(one.cpu_seconds for one in costs),
-        peak_mib=statistics.median(one.peak_mib for one in costs),
+        seconds=statistics.median(cost.seconds for cost in costs),
+        cpu_seconds=statistics.median(cost.cpu_seconds for cost in costs),
+        peak_mib=statistics.median(cost.peak_mib for cost in costs),
     )
     return Row(case, runs, cost, seconds_by_package(errors))
 

@@ -130,7 +130,7 @@ def parts_speed(options: argparse.Namespace, entries: list[Entry]) -> list[dict[
     opener = ImageOpener(model.config, device=torch.device(options.device), workers=options.workers)
     with ThreadPoolExecutor(opener.workers) as pool:
         opened = opener.open_all(batched(entries, options.batch or 64), pool)
-        decoding = rate((len(one.pixels) for one in opened), len(entries), skip=0.0)
+        decoding = rate((len(part.pixels) for part in opened), len(entries), skip=0.0)
         pixels = opener.open(entries[:64], pool).pixels
     engine = progresvit.Engine(
         options.model, device=options.device, precision=options.precision, batch=options.batch, threads=options.threads

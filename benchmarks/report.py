@@ -127,7 +127,7 @@ def _ratio(row: Row, yardstick: Row) -> Row:
     else:
         ratio = row["images_per_s"] / yardstick["images_per_s"]
     names = {what: f"{one['name']} {one['precision']}" for what, one in (("engine", row), ("yardstick", yardstick))}
-    unsteady = any((one["spread"] or 0) > UNSTEADY for one in (row, yardstick))
+    unsteady = any((case["spread"] or 0) > UNSTEADY for case in (row, yardstick))
     return {**names, "batch": row["batch"], "measure": row["measure"], "ratio": ratio, "unsteady": unsteady}
 
 

@@ -106,10 +106,10 @@ class Page:
     def about(self) -> str:
         """The images, and how numbers are given."""
         sets: dict[tuple[str, int, int], set[int]] = {}
-        for one in self.results.all:
-            trained_on = sets.setdefault((one.data.name, one.data.val, one.data.classes), set())
-            if one.data.train is not None:  # what was not trained here does not say
-                trained_on.add(one.data.train)
+        for result in self.results.all:
+            trained_on = sets.setdefault((result.data.name, result.data.val, result.data.classes), set())
+            if result.data.train is not None:  # what was not trained here does not say
+                trained_on.add(result.data.train)
         lines = []
         for (name, val, classes), trained_on in sets.items():
             numbers = " or ".join(f"{train:,}" for train in sorted(trained_on))
@@ -148,7 +148,7 @@ class Page:
         alt = f"{outcomes.title}: differences with their 95 % intervals over seeds and images"
         tests = self.study.comparisons[name].tests
         tested = {run for test in tests for run in (test.ours, test.theirs)}
-        runs = [one for one in self.results.runs.values() if one.run in tested]
+        runs = [result for result in self.results.runs.values() if result.run in tested]
         declared = [test.model_dump() for test in tests]
         draw = partial(figures.tests_figure, outcomes)
         return [
@@ -197,7 +197,7 @@ class Page:
         if not runs:
             return NOT_MEASURED
         alt = "Loss, and entropy of the teacher's output, of its mean over images and of the centre, against epochs"
-        shown = [[one.name, one.curves and one.curves.model_dump(), one.recipe["task_options"]] for one in runs]
+        shown = [[run.name, run.curves and run.curves.model_dump(), run.recipe["task_options"]] for run in runs]
         return self._plot("training", alt, partial(self_supervised.curves_figure, runs), *shown)
 
     def information(self, run: str) -> tuple[float, ...]:
@@ -212,7 +212,7 @@ class Page:
         """Top-1 of a point of a run, by the names of ``repro.frontier``; mean over seeds."""
 
         def of_seed(result: RunResult) -> float:
-            points = {one.name: one for one in (*points_of(result), *per_round_points(result))}
+            points = {point.name: point for point in (*points_of(result), *per_round_points(result))}
             if point not in points:
                 raise ValueError(f"{result.name} has no point {point}; it has {', '.join(points)}.")
             return float(points[point].correct.mean())
@@ -328,12 +328,12 @@ class Page:
                 parts.append(self._severity_plot(model, seeds[0], len(self.study.shift[name].models) > 1, plain))
         return _blocks(*parts)
 
-    def _severity_plot(self, model: str, one: ShiftResult, several: bool, plain: dict[str, ShiftResult]) -> str:
+    def _severity_plot(self, model: str, result: ShiftResult, several: bool, plain: dict[str, ShiftResult]) -> str:
         title = f"Frontiers under corruption: {model}" if several else "Frontiers under corruption"
-        title += f", seed {one.seed}" if one.seed is not None else ""
+        title += f", seed {result.seed}" if result.seed is not None else ""
         alt = f"Top-1 against average GMACs of {model} by severity; stars: a threshold calibrated on clean images"
-        draw = partial(figures.severity_figure, one, title=title, beside=plain)
-        return self._plot(f"{one.name}-severities", alt, draw, title, one, plain)
+        draw = partial(figures.severity_figure, result, title=title, beside=plain)
+        return self._plot(f"{result.name}-severities", alt, draw, title, result, plain)
 
     def corruptions(self, name: str) -> str:
         """Models under each corruption; mean over seeds."""
@@ -354,10 +354,10 @@ class Page:
     def measurements(self) -> str:
         """Every results file with its hardware and commands."""
         parts = [tables.runs_table(self.results.all)]
-        for one in self.results.all:
-            software = f"progresvit at {one.revision}, torch {one.machine.torch}, Python {one.machine.python}"
-            summary = f"<details><summary>Commands of <code>{one.name}</code></summary>"
-            parts.append(f"{summary}\n\n```\n" + "\n".join(one.commands) + f"\n```\n\n{software}.\n\n</details>")
+        for result in self.results.all:
+            software = f"progresvit at {result.revision}, torch {result.machine.torch}, Python {result.machine.python}"
+            summary = f"<details><summary>Commands of <code>{result.name}</code></summary>"
+            parts.append(f"{summary}\n\n```\n" + "\n".join(result.commands) + f"\n```\n\n{software}.\n\n</details>")
         return _blocks(*parts)
 
     def difference(self, ours: str, theirs: str, place: int = FULL, equal: Equal | None = "epochs") -> Difference:
@@ -385,7 +385,7 @@ class Page:
         for run in runs:
             if not run.seeds:
                 raise ValueError(f"{run.run} was not measured.")
-        check_equal([one for run in runs for one in run.seeds], equal, " minus ".join(names))
+        check_equal([result for run in runs for result in run.seeds], equal, " minus ".join(names))
         return runs
 
     def run_shift(self, place: int = FULL) -> RunShift:
@@ -397,11 +397,11 @@ class Page:
         return marginal_rows(self._frontier_rows(name))
 
     def _measured(self) -> set[str]:
-        return {one.run for one in self.results.runs.values()}
+        return {result.run for result in self.results.runs.values()}
 
     def tested(self, name: str) -> dict[str, Outcome]:
         """The declared tests of a comparison that were measured, by label."""
-        return {one.label: one for one in gather_outcomes(self.results, self.study, name).measured}
+        return {outcome.label: outcome for outcome in gather_outcomes(self.results, self.study, name).measured}
 
     def compared(self, name: str) -> list[FrontierRow]:
         """Rows of a frontier that are compared with ours."""
@@ -410,7 +410,8 @@ class Page:
     def values(self) -> dict[str, Any]:
         """Everything that a template can use, by name: the public methods of this class, ``FUNCTIONS`` and results."""
         methods = {name: getattr(self, name) for name in vars(Page) if not name.startswith("_") and name != "values"}
-        routed = [(one.near_lossless, one.rounds) for one in self.results.runs.values() if len(one.rounds.bits) > 1]
+        runs = [result for result in self.results.runs.values() if len(result.rounds.bits) > 1]
+        routed = [(result.near_lossless, result.rounds) for result in runs]
         return {
             **methods,
             **{function.__name__: function for function in FUNCTIONS},

@@ -62,7 +62,7 @@ def dino_gmacs(recipe: Mapping[str, Any]) -> float:
     config = model.config(num_classes=0, class_ids=None, labels=None)
     sides = local_resolutions(config, wanted.local_side)
     rounds = tuple(round_.model_copy(update={"resolution": side}) for round_, side in zip(config.rounds, sides))
-    of_global, of_local = (cumulative_gmacs(one)[-1] for one in (config, config.replace(rounds=rounds)))
+    of_global, of_local = (cumulative_gmacs(config_)[-1] for config_ in (config, config.replace(rounds=rounds)))
     trained = GLOBAL_CROPS * of_global + wanted.local_crops * of_local
     return PASSES * trained + GLOBAL_CROPS * of_global
 
@@ -75,7 +75,7 @@ def check_equal(results: Sequence[RunResult], equal: Equal | None, what: str) ->
     check_comparable(results, what)
     for other in results[1:]:
         first = results[0]
-        predictions = [_prediction(one) for one in (first, other)]
+        predictions = [_prediction(result) for result in (first, other)]
         if predictions[0] != predictions[1]:
             raise ValueError(
                 f"{what} compares {first.name} and {other.name}, which predict by {' and '.join(predictions)}. "

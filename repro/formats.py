@@ -12,7 +12,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -235,7 +235,7 @@ class TrainingCurves(Part):
     @model_validator(mode="after")
     def _agree(self) -> TrainingCurves:
         values = (self.losses, self.teacher_entropy, self.mean_entropy, self.centre_entropy)
-        if {len(one) for one in values} != {len(self.epochs)}:
+        if {len(curve) for curve in values} != {len(self.epochs)}:
             raise ValueError("curves have a value for each of the epochs")
         return self
 
@@ -576,6 +576,9 @@ KINDS: dict[str, type[Measurement]] = {
 }
 
 
+AnyMeasurement = TypeVar("AnyMeasurement", bound=Measurement)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Results:
     """All measurements of a folder, by name."""
@@ -589,18 +592,22 @@ class Results:
     @classmethod
     def of(cls, measured: Iterable[Measurement], folder: Path) -> Results:
         """The measurements of a folder by kind; refused if two are costs on the same device."""
-        found = list(measured)
+        results = list(measured)
+
+        def of_kind(kind: type[AnyMeasurement]) -> dict[str, AnyMeasurement]:
+            return {result.name: result for result in results if isinstance(result, kind)}
+
         measured_on: dict[str, str] = {}
-        for cost in (one for one in found if isinstance(one, CostResult)):
+        for cost in of_kind(CostResult).values():
             device = cost.machine.device
             if (other := measured_on.setdefault(device, cost.name)) != cost.name:
                 raise ValueError(f"{folder} holds {other} and {cost.name}, both costs on {device}; keep one.")
         return cls(
-            runs={one.name: one for one in found if isinstance(one, RunResult)},
-            routing={one.name: one for one in found if isinstance(one, RoutingResult)},
-            shift={one.name: one for one in found if isinstance(one, ShiftResult)},
-            cost={one.name: one for one in found if isinstance(one, CostResult)},
-            segmentation={one.name: one for one in found if isinstance(one, SegmentationResult)},
+            runs=of_kind(RunResult),
+            routing=of_kind(RoutingResult),
+            shift=of_kind(ShiftResult),
+            cost=of_kind(CostResult),
+            segmentation=of_kind(SegmentationResult),
         )
 
     @property
@@ -647,7 +654,7 @@ def check_comparable(results: Sequence[Measurement], what: str) -> None:
     for other in results[1:]:
         first = results[0]
         for field in (*(f"data.{name}" for name in Data.model_fields), "precision"):
-            ours, theirs = (getattr(one.data, field[5:]) if "." in field else one.precision for one in (first, other))
+            ours, theirs = (getattr(run.data, field[5:]) if "." in field else run.precision for run in (first, other))
             if ours != theirs:
                 raise ValueError(
                     f"{what} compares {first.name} and {other.name}, which differ in {field}: {ours} and {theirs}. "

@@ -124,9 +124,10 @@ def per_round_points(result: RunResult, fractions: Sequence[float] = FRACTIONS) 
 
     Thresholds are the most accurate within a budget on every second image, and are used on the others, both ways.
     """
-    found = _cross_fitted(result, [_between(result, fraction) for fraction in fractions])
-    exits = () if found is None else found[:-1]
-    return [_exiting(result, rounds, f"{100 * part:g} %, {PER_ROUND}") for part, rounds in zip(fractions, exits)]
+    exits = _cross_fitted(result, [_between(result, fraction) for fraction in fractions])
+    if exits is None:
+        return []
+    return [_exiting(result, rounds, f"{100 * part:g} %, {PER_ROUND}") for part, rounds in zip(fractions, exits[:-1])]
 
 
 def near_lossless_per_round(result: RunResult) -> FrontierPoint | None:

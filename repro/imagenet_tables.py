@@ -75,11 +75,11 @@ class SetResult(Part):
         if len(right) > 1:
             alone[ROUND_1] = right[0], np.full(self.images, self.gmacs_paper[0])
         routed = {}
-        for one in self.at:
-            exits = [flags_of(bits, self.images) for bits in one.exits]
+        for routed_at in self.at:
+            exits = [flags_of(bits, self.images) for bits in routed_at.exits]
             rounds = np.stack([*exits, np.ones(self.images, bool)]).argmax(axis=0)  # (S, N) -> (N,)
             spent = np.array(self.gmacs_paper)[rounds]
-            routed[one.setting] = flags_of(one.bits, self.images), spent
+            routed[routed_at.setting] = flags_of(routed_at.bits, self.images), spent
         return {EVERY_ROUND: alone.pop(EVERY_ROUND), **routed, **alone}
 
 
@@ -134,10 +134,10 @@ class ImageNet:
         ours, plain = self.sets[data, OURS], self.sets[data, PLAIN]
         kept = flags_of(ours.held_out, ours.images) if held_out else np.ones(ours.images, bool)
         ((base, _),) = plain.points().values()
-        found = []
+        rows = []
         for result in (plain, ours):
             for point, (right, spent) in result.points().items():
-                found.append(
+                rows.append(
                     SetRow(
                         data=data,
                         model=result.model,
@@ -149,7 +149,7 @@ class ImageNet:
                         difference=None if result is plain else _paired(right[kept], base[kept]),
                     )
                 )
-        return found
+        return rows
 
     def row(self, data: str, point: str, model: str = OURS, *, held_out: bool = True) -> SetRow:
         """One of them."""

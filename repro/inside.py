@@ -63,21 +63,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("reports", type=Path, nargs="?", help="a folder with a report for each model")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--figures", type=Path, default=FIGURES)
-    given = parser.parse_args(arguments)
-    if given.reports is None:
-        results = read_reports(given.out)
+    options = parser.parse_args(arguments)
+    if options.reports is None:
+        results = read_reports(options.out)
     else:
-        missing = [name for name in MODELS if not (given.reports / name / INDEX).is_file()]
+        missing = [name for name in MODELS if not (options.reports / name / INDEX).is_file()]
         if missing:
-            parser.error(f"{given.reports} has no report of {', '.join(missing)}; see --help for the commands")
-        results = {name: collect(given.reports / name) for name in MODELS}
-        replace_file(given.out, to_json(results))
-    given.figures.mkdir(parents=True, exist_ok=True)
+            parser.error(f"{options.reports} has no report of {', '.join(missing)}; see --help for the commands")
+        results = {name: collect(options.reports / name) for name in MODELS}
+        replace_file(options.out, to_json(results))
+    options.figures.mkdir(parents=True, exist_ok=True)
     for name in MODELS:
-        draw(name, results[name], given.reports, given.figures)
-    print(
-        f"wrote the figures in {given.figures}" if given.reports is None else f"wrote {given.out} and {given.figures}"
-    )
+        draw(name, results[name], options.reports, options.figures)
+    print(f"wrote {'the figures in' if options.reports is None else f'{options.out} and'} {options.figures}")
 
 
 def draw(name: str, results: dict[str, Any], reports: Path | None, folder: Path) -> None:

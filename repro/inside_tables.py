@@ -41,7 +41,7 @@ def to_json(reports: Reports) -> str:
     models = []
     for model, report in reports.items():
         columns = {
-            name: part if name == "about" else {key: [row[key] for row in part] for key in part[0]}
+            name: part if name == "about" else {key: [row[key] for row in part] for key in (part[0] if part else ())}
             for name, part in report.items()
         }
         lines = [f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in columns.items()]
@@ -72,10 +72,10 @@ class Inside:
 
     def row(self, model: str, table: str, **wanted: Any) -> Row:
         """The one row with these values."""
-        found = self.rows(model, table, **wanted)
-        if len(found) != 1:
-            raise ValueError(f"{table} of {model} has {len(found)} rows with {wanted}.")
-        return found[0]
+        rows = self.rows(model, table, **wanted)
+        if len(rows) != 1:
+            raise ValueError(f"{table} of {model} has {len(rows)} rows with {wanted}.")
+        return rows[0]
 
     def rows(self, model: str, table: str, **wanted: Any) -> list[Row]:
         """The rows with these values."""
@@ -150,8 +150,8 @@ class Inside:
     def exit_share(self, model: str, outcome: str, exit_round: int) -> Difference:
         """Share of the images of an exit round with an outcome, with a Wilson interval."""
         counts = self.exit_counts(model, exit_round)
-        found = share_interval(counts[outcome], sum(counts.values()))
-        return Difference(mean=found.mean, lowest=found.lowest, highest=found.highest)
+        share = share_interval(counts[outcome], sum(counts.values()))
+        return Difference(mean=share.mean, lowest=share.lowest, highest=share.highest)
 
     def sign_verdict(self, difference: Difference) -> str:
         """Whether a change is above or below 0."""
@@ -177,11 +177,11 @@ class Inside:
 
     def restarts(self) -> str:
         """Which tokens fall below half of their similarity at the transition, model by model."""
-        found = []
+        restarting = []
         for model in self.models:
             tokens = [tokens for tokens in ("class", "patch") if self._falls(model, tokens)]
-            found += [f"{' and '.join(tokens)} tokens of {self.label(model)}"] if tokens else []
-        return ", ".join(found) if found else "none"
+            restarting += [f"{' and '.join(tokens)} tokens of {self.label(model)}"] if tokens else []
+        return ", ".join(restarting) if restarting else "none"
 
     def _falls(self, model: str, tokens: str) -> bool:
         before = self.similarity(model, tokens, round=1, block=self.last_block(model))
@@ -212,12 +212,12 @@ class Inside:
 
     def final_block_verdict(self) -> str:
         """The branches and models in which the rounds differ most in the last block."""
-        found = []
+        strongest = []
         for model in self.models:
             branches = [
                 branch
                 for branch in ("attention", "MLP", "output")
                 if self.strongest_block(model, branch) == self.last_block(model)
             ]
-            found += [f"{' and '.join(branches)} in {self.label(model)}"] if branches else []
-        return ", ".join(found) if found else "none"
+            strongest += [f"{' and '.join(branches)} in {self.label(model)}"] if branches else []
+        return ", ".join(strongest) if strongest else "none"

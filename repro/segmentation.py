@@ -190,9 +190,9 @@ class SegmentationStudy:
         if study.segmentation is None:
             raise ValueError("the study has no section segmentation:, so its runs are not segmentation models.")
         self.plan: Segmentation = study.segmentation
-        found = list(results.segmentation.values())
+        measured = list(results.segmentation.values())
         self.runs = {
-            run: [Measured(one) for one in sorted(found, key=lambda one: one.seed or 0) if one.run == run]
+            run: [Measured(result) for result in sorted(measured, key=lambda one: one.seed or 0) if result.run == run]
             for run in self.plan.rows.values()
         }
         self.missing = [label for label, run in self.plan.rows.items() if not self.runs[run]]
@@ -200,7 +200,7 @@ class SegmentationStudy:
         self._check()
 
     def _check(self) -> None:
-        everything = [one.result for seeds in self.runs.values() for one in seeds]
+        everything = [model.result for seeds in self.runs.values() for model in seeds]
         title = self.plan.title
         check_comparable(everything, title)
         for other in everything[1:]:
@@ -254,15 +254,15 @@ class SegmentationStudy:
     def exit_order(self, run: str, saving: float) -> ExitOrder:
         """What orders of exits cost a run at a share of the GMACs saved; means over seeds."""
         seeds = self.runs[run]
-        points = [one.within((1 - saving) * one.full.gmacs) for one in seeds]
-        others = [_other_orders(one, point) for one, point in zip(seeds, points)]
+        points = [model.within((1 - saving) * model.full.gmacs) for model in seeds]
+        others = [_other_orders(model, point) for model, point in zip(seeds, points)]
         by_chance, by_error, correlation, not_worse = np.mean(others, axis=0).tolist()
-        values, every = self._drawn(points), self._drawn([one.full for one in seeds])
+        values, every = self._drawn(points), self._drawn([model.full for model in seeds])
         return ExitOrder(
             label=next(label for label, name in self.plan.rows.items() if name == run),
             saving=1
-            - float(np.mean([one.gmacs for one in points])) / float(np.mean([one.full.gmacs for one in seeds])),
-            gap=float(np.mean([one.first.miou - one.full.miou for one in seeds])),
+            - float(np.mean([point.gmacs for point in points])) / float(np.mean([model.full.gmacs for model in seeds])),
+            gap=float(np.mean([model.first.miou - model.full.miou for model in seeds])),
             by_score=crossed_difference(values, every),
             by_chance=by_chance,
             by_error=by_error,
@@ -274,19 +274,19 @@ class SegmentationStudy:
         """A run at thresholds that bound the growth of the pixel error."""
         seeds, highest = self.runs[run], math.log(len(self.ours[0].result.labels))
         points, losses = [], []
-        for one in seeds:
-            scores, growth = one.val.scores[:, 0], one.val.growth
+        for model in seeds:
+            scores, growth = model.val.scores[:, 0], model.val.growth
             threshold = certified_threshold(scores, growth, epsilon, delta, highest=highest, fractional=True).threshold
             assert isinstance(threshold, float)
-            point = one.at(threshold)
+            point = model.at(threshold)
             points.append(point)
-            losses.append(float(np.where(one.test.scores[:, 0] < point.threshold, one.test.growth, 0).mean()))
+            losses.append(float(np.where(model.test.scores[:, 0] < point.threshold, model.test.growth, 0).mean()))
         return Certified(
             label=next(label for label, name in self.plan.rows.items() if name == run),
             epsilon=epsilon,
             images=len(seeds[0].val.scores),
             exit_share=float(np.mean([point.exit_share for point in points])),
-            saving=1 - float(np.mean([point.gmacs / one.full.gmacs for one, point in zip(seeds, points)])),
+            saving=1 - float(np.mean([point.gmacs / model.full.gmacs for model, point in zip(seeds, points)])),
             loss=float(np.mean(losses)),
             beyond=sum(loss > epsilon for loss in losses),
         )
@@ -298,12 +298,12 @@ class SegmentationStudy:
 
     def _points(self, seeds: Sequence[Measured]) -> dict[str, list[SegmentationPointOfRun]]:
         if seeds[0].rounds == 1:
-            return {ALONE: [one.full for one in seeds]}
+            return {ALONE: [model.full for model in seeds]}
         drop = self.plan.max_drop / 100
         return {
-            FIRST: [one.first for one in seeds],
-            ROUTED: [one.routed(drop) for one in seeds],
-            FULL: [one.full for one in seeds],
+            FIRST: [model.first for model in seeds],
+            ROUTED: [model.routed(drop) for model in seeds],
+            FULL: [model.full for model in seeds],
         }
 
     def _drawn(self, points: Sequence[SegmentationPointOfRun]) -> Floats:
@@ -314,25 +314,25 @@ class SegmentationStudy:
         return blocks
 
     def _row(self, label: str, run: str, point: str, points: Sequence[SegmentationPointOfRun]) -> SegmentationRow:
-        full = [one.full for one in self.runs[run]]
+        full = [model.full for model in self.runs[run]]
         values, every = self._drawn(points), self._drawn(full)
-        gmacs = float(np.mean([one.gmacs for one in points]))
+        gmacs = float(np.mean([point.gmacs for point in points]))
         ours = None
         if run != self.plan.ours and gmacs >= self.ours[0].first.gmacs:
-            ours = [measured.within(one.gmacs) for measured, one in zip(self.ours, points)]
+            ours = [measured.within(point.gmacs) for measured, point in zip(self.ours, points)]
         difference = None if ours is None else crossed_difference(self._drawn(ours), values)
         return SegmentationRow(
             label=label,
             run=run,
             point=point,
             gmacs=gmacs,
-            exit_share=float(np.mean([one.exit_share for one in points])),
+            exit_share=float(np.mean([point.exit_share for point in points])),
             miou=self.miou_interval(points),
-            pixel_accuracy=float(np.mean([one.pixel_accuracy for one in points])),
+            pixel_accuracy=float(np.mean([point.pixel_accuracy for point in points])),
             drop=None if point in (FULL, ALONE) else crossed_difference(values, every),
-            saving=1 - gmacs / float(np.mean([one.gmacs for one in full])),
+            saving=1 - gmacs / float(np.mean([point.gmacs for point in full])),
             compute=self.compute(run),
-            ours_gmacs=None if ours is None else float(np.mean([one.gmacs for one in ours])),
+            ours_gmacs=None if ours is None else float(np.mean([point.gmacs for point in ours])),
             difference=difference,
             verdict=None if difference is None else verdict_of(difference, self.plan.margin),
         )

@@ -101,14 +101,14 @@ def certificates_table(study: SegmentationStudy, epsilons: Sequence[float], delt
         )
     cells = [
         [
-            one.label,
-            percent(one.epsilon),
-            percent(one.exit_share),
-            percent(one.saving),
-            percent(one.loss, 2),
-            f"{one.beyond} of {study.seeds}",
+            certified.label,
+            percent(certified.epsilon),
+            percent(certified.exit_share),
+            percent(certified.saving),
+            percent(certified.loss, 2),
+            f"{certified.beyond} of {study.seeds}",
         ]
-        for one in (study.certified(run, epsilon, delta) for run in study.routed_runs for epsilon in possible)
+        for certified in (study.certified(run, epsilon, delta) for run in study.routed_runs for epsilon in possible)
     ]
     heads = ["<model", "bound (points of pixel error)", "exit after round 1 (%)", "saving (%)"]
     heads += ["growth on the test images (points)", "seeds beyond the bound"]
@@ -125,7 +125,7 @@ def classes_table(study: SegmentationStudy) -> str:
         for s in range(seeds[0].rounds):
             which = f", round {s + 1}" if seeds[0].rounds > 1 else ""
             heads.append(f"{names[run]}{which}")
-            columns.append(np.mean([one.class_iou(s) for one in seeds], axis=0))
+            columns.append(np.mean([model.class_iou(s) for model in seeds], axis=0))
     cells = [[label, *(percent(float(column[k])) for column in columns)] for k, label in enumerate(labels)]
     return folded(table(f"{study.plan.title}: IoU of each class (%), mean over seeds", heads, cells))
 
@@ -176,10 +176,11 @@ def _draw_curve(
 ) -> None:
     """Mean over seeds at equal parts of the way from round 1 to the full path, with the interval of each part."""
     of_parts = [
-        [one.within(one.first.gmacs + part * (one.full.gmacs - one.first.gmacs)) for one in seeds] for part in CURVE
+        [model.within(model.first.gmacs + part * (model.full.gmacs - model.first.gmacs)) for model in seeds]
+        for part in CURVE
     ]
     spent = [float(np.mean([point.gmacs for point in points])) for points in of_parts]
-    found = [study.miou_interval(points) for points in of_parts]
-    axes.plot(spent, [100 * one.mean for one in found], label=f"{label}: every threshold", **style)
-    reach = [[100 * one.lowest for one in found], [100 * one.highest for one in found]]
+    intervals = [study.miou_interval(points) for points in of_parts]
+    axes.plot(spent, [100 * miou.mean for miou in intervals], label=f"{label}: every threshold", **style)
+    reach = [[100 * miou.lowest for miou in intervals], [100 * miou.highest for miou in intervals]]
     draw_band(axes, spent, *reach, colour=style["color"])

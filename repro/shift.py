@@ -57,16 +57,17 @@ def rows_of(model: ShiftResult | Seeds, severity: int, setting: str) -> list[Shi
 
 def _rows(result: ShiftResult) -> list[ShiftRow]:
     rows = []
-    for one in result.sets:
+    for shifted in result.sets:
         columns: dict[str, dict[str, Any]]
-        columns = {FULL_PATH: {"top1": one.top1[FULL], "gmacs_paper": result.gmacs_paper[FULL]}}
-        columns |= {at.setting: at.model_dump(exclude={"setting"}) for at in one.at}
-        for values, bits in zip(columns.values(), one.bits or ()):
-            values["right"] = flags_of(bits, one.pictures)
+        columns = {FULL_PATH: {"top1": shifted.top1[FULL], "gmacs_paper": result.gmacs_paper[FULL]}}
+        columns |= {at.setting: at.model_dump(exclude={"setting"}) for at in shifted.at}
+        for values, bits in zip(columns.values(), shifted.bits or ()):
+            values["right"] = flags_of(bits, shifted.pictures)
         if len(result.gmacs_paper) > 1:
-            columns[ROUND_1] = {"top1": one.top1[0], "gmacs_paper": result.gmacs_paper[0]}
+            columns[ROUND_1] = {"top1": shifted.top1[0], "gmacs_paper": result.gmacs_paper[0]}
+        kind, severity = shifted.corruption, shifted.severity
         rows += [
-            ShiftRow(name=result.name, corruption=one.corruption, severity=one.severity, setting=setting, **values)
+            ShiftRow(name=result.name, corruption=kind, severity=severity, setting=setting, **values)
             for setting, values in columns.items()
         ]
     return rows
@@ -141,13 +142,13 @@ def correct_of(seeds: Seeds, severity: int, setting: str) -> NDArray[np.float64]
 
 def severities_of(models: Models) -> list[int]:
     """All severities, with 0 for the clean images."""
-    return sorted({one.severity for seeds in models.values() for result in seeds for one in result.sets})
+    return sorted({shifted.severity for seeds in models.values() for result in seeds for shifted in result.sets})
 
 
 def settings_of(models: Models) -> list[str]:
     """The calibrated settings of any model."""
-    sets = [one for seeds in models.values() for result in seeds for one in result.sets]
-    return list(dict.fromkeys(at.setting for one in sets for at in one.at))
+    sets = [shifted for seeds in models.values() for result in seeds for shifted in result.sets]
+    return list(dict.fromkeys(at.setting for shifted in sets for at in shifted.at))
 
 
 def gather_shift(results: Results, study: Study, key: str) -> tuple[dict[str, Seeds], list[str]]:
@@ -168,7 +169,7 @@ def gather_shift(results: Results, study: Study, key: str) -> tuple[dict[str, Se
             measured[model] = (*measured.get(model, ()), result)
     everyone = [result for seeds in measured.values() for result in seeds]
     check_comparable(everyone, f"the shift entry {key}")
-    if len({frozenset((one.corruption, one.severity) for one in result.sets) for result in everyone}) > 1:
+    if len({frozenset((shifted.corruption, shifted.severity) for shifted in result.sets) for result in everyone}) > 1:
         names = ", ".join(measured)
         raise ValueError(f"the shift entry {key} compares models under different corruptions: {names}.")
     for model, seeds in measured.items():
@@ -315,17 +316,17 @@ def differences_table(tests: Sequence[ShiftTest], ours: str, theirs: str) -> str
     """One model against another at each severity."""
     rows = [
         [
-            str(one.severity or "clean"),
-            f"{one.seeds} × {one.images:,}",
-            _spent(one.full),
-            _spent(one.budget) if one.budget else None,
-            _spent(one.theirs),
-            interval(one.full_difference, 2),
-            verdict(one.full_difference),
-            interval(one.budget_difference, 2) if one.budget_difference else None,
-            verdict(one.budget_difference) if one.budget_difference else None,
+            str(test.severity or "clean"),
+            f"{test.seeds} × {test.images:,}",
+            _spent(test.full),
+            _spent(test.budget) if test.budget else None,
+            _spent(test.theirs),
+            interval(test.full_difference, 2),
+            verdict(test.full_difference),
+            interval(test.budget_difference, 2) if test.budget_difference else None,
+            verdict(test.budget_difference) if test.budget_difference else None,
         ]
-        for one in tests
+        for test in tests
     ]
     heads = ["severity", "seeds × images", f"{ours}, full path", f"{ours}, at the budget", theirs]
     heads += ["full path, difference (points)", "<full path", "at the budget, difference (points)", "<at the budget"]

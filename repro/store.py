@@ -232,24 +232,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("results", type=Path, help="results folder of a study")
     parser.add_argument("--remove", metavar="NAME", help="remove a measurement")
     parser.add_argument("--csv", action="store_true", help="print the rows that have a value, and change nothing")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        measured = read_all(given.results)
+        measured = read_all(options.results)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    if given.csv:
+    if options.csv:
         names = ("name", "metric", "point", "value", "low", "high")
         rows = [row for result in measured.values() for row in to_rows(result) if "value" in row]
         writer = csv.DictWriter(sys.stdout, names, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
         return
-    if given.remove is not None and measured.pop(given.remove, None) is None:
-        sys.exit(f"error: {given.results} has no measurement {given.remove}.")
-    write_table(given.results, measured.values())
-    for path in given.results.glob("*.json"):
+    if options.remove is not None and measured.pop(options.remove, None) is None:
+        sys.exit(f"error: {options.results} has no measurement {options.remove}.")
+    write_table(options.results, measured.values())
+    for path in options.results.glob("*.json"):
         path.unlink()
-    print(f"wrote {given.results / TABLE}: {len(measured)} measurements")
+    print(f"wrote {options.results / TABLE}: {len(measured)} measurements")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ def measure_curves(log: Sequence[Mapping[str, Any]]) -> TrainingCurves | None:
     if not lines or not finished:
         return None
     steps_per_epoch = finished[-1]["step"] / (finished[-1]["epoch"] + 1)
-    chosen = np.unique(np.linspace(0, len(lines) - 1, POINTS).round().astype(int))
-    lines = [lines[index] for index in chosen]
+    places = np.unique(np.linspace(0, len(lines) - 1, POINTS).round().astype(int))
+    lines = [lines[index] for index in places]
     return TrainingCurves(
         epochs=tuple(round(line["step"] / steps_per_epoch, 3) for line in lines),
         losses=_column(lines, "losses"),

@@ -49,8 +49,8 @@ def measure_probe(records: Records, words: Sequence[str]) -> Probe | None:
     if header.probe is None:
         return None
     settings = {key: value for key, value in header.probe.items() if key not in ("task", "classes")}
-    chosen = None if header.probe_result is None else dict(header.probe_result)
-    return Probe(task=header.probe["task"], words=tuple(words), settings=settings, chosen=chosen)
+    result = None if header.probe_result is None else dict(header.probe_result)
+    return Probe(task=header.probe["task"], words=tuple(words), settings=settings, chosen=result)
 
 
 def measure_rounds(records: Records) -> Rounds:
@@ -59,9 +59,9 @@ def measure_rounds(records: Records) -> Rounds:
     correct = records.correct[order]  # (N, S)
     rounds = records.config.rounds
     losses = records.log_probability
-    heads = tuple(getattr(one, "heads", None) for one in rounds)  # not every kind's rounds have heads
+    heads = tuple(getattr(round_, "heads", None) for round_ in rounds)  # not every kind's rounds have heads
     return Rounds(
-        resolutions=tuple(one.resolution for one in rounds),
+        resolutions=tuple(round_.resolution for round_ in rounds),
         heads=None if None in heads else heads,
         gmacs_paper=tuple(records.gmacs("paper")),
         gmacs_executed=tuple(records.gmacs("executed")),
@@ -99,18 +99,18 @@ def measure_frontier(records: Records, points: int = POINTS) -> tuple[Point, ...
     thresholds = every_threshold(scores)  # rising, so costs fall
     spent = exit_counts(scores, thresholds)[::-1] @ np.asarray(gmacs)  # cheapest first
     wanted = np.linspace(spent[0], spent[-1], points)
-    chosen = np.unique([0, *np.searchsorted(spent, wanted[1:-1]), len(spent) - 1])
-    return tuple(_point(records, one) for one in frontier(scores, correct, gmacs, thresholds[::-1][chosen]))
+    places = np.unique([0, *np.searchsorted(spent, wanted[1:-1]), len(spent) - 1])
+    return tuple(_point(records, point) for point in frontier(scores, correct, gmacs, thresholds[::-1][places]))
 
 
-def _point(records: Records, found: OperatingPoint) -> Point:
-    assert found.top1 is not None
+def _point(records: Records, point: OperatingPoint) -> Point:
+    assert point.top1 is not None
     return Point(
-        threshold=found.threshold,
-        top1=found.top1,
-        gmacs_paper=found.gmacs,
-        gmacs_executed=float(np.dot(found.exit_shares, records.gmacs("executed"))),
-        exit_shares=found.exit_shares,
+        threshold=point.threshold,
+        top1=point.top1,
+        gmacs_paper=point.gmacs,
+        gmacs_executed=float(np.dot(point.exit_shares, records.gmacs("executed"))),
+        exit_shares=point.exit_shares,
     )
 
 

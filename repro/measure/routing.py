@@ -120,7 +120,7 @@ def measure_equal_accuracy(val: Records, *, seed: int = 0, splits: int = SPLITS)
     images. Empty where routers have no examples.
     """
     try:
-        measured = [_measure_split(val, seed=one) for one in range(seed, seed + splits)]
+        measured = [_measure_split(val, seed=number) for number in range(seed, seed + splits)]
     except OutOfReachError:
         return []
     means = [_mean_row(rows) for rows in zip(*(rows for rows, _, _ in measured))]

@@ -22,8 +22,8 @@ def measure_segmentation(val: SegmentationRecords, test: SegmentationRecords) ->
     rounds = config.rounds
     return {
         "labels": test.labels,
-        "resolutions": tuple(one.resolution for one in rounds),
-        "heads": tuple(getattr(one, "heads", config.heads) for one in rounds),
+        "resolutions": tuple(round_.resolution for round_ in rounds),
+        "heads": tuple(getattr(round_, "heads", config.heads) for round_ in rounds),
         "gmacs_paper": tuple(test.header.gmacs["paper"]),
         "gmacs_executed": tuple(test.header.gmacs["executed"]),
         "val": images_of(val),
