@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import RootModel
-from scipy.stats import binomtest
 
 from progresvit.io.parse import read_json
+from progresvit.metrics.interval import Interval
+from progresvit.metrics.interval import share_interval as wilson
 from repro.compare import Difference, paired_difference
 from repro.formats import Flags, Part, flags_of
 from repro.outcomes import verdict_of
@@ -97,7 +98,7 @@ class SetRow:
     images: int
     complete: int
     gmacs: float
-    top1: Difference
+    top1: Interval
     """With its 95 % interval over images (Wilson)."""
     difference: Difference | None
     """To DeiT-Tiny on the same images, over images; None for DeiT-Tiny."""
@@ -145,7 +146,7 @@ class ImageNet:
                         images=int(kept.sum()),
                         complete=result.complete,
                         gmacs=float(spent[kept].mean()),
-                        top1=_share(right[kept]),
+                        top1=wilson(int(right[kept].sum()), int(kept.sum())),
                         difference=None if result is plain else _paired(right[kept], base[kept]),
                     )
                 )
@@ -187,11 +188,6 @@ class ImageNet:
     def commands(self) -> str:
         """Commands of every set and model."""
         return "\n".join(result.command for result in self.sets.values())
-
-
-def _share(right: NDArray[np.bool_]) -> Difference:
-    ends = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
-    return Difference(mean=float(right.mean()), lowest=float(ends.low), highest=float(ends.high))
 
 
 def _paired(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> Difference:

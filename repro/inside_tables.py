@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from progresvit.metrics.interval import share_interval
+from progresvit.metrics.interval import Interval, share_interval
 from repro.compare import Difference
 from repro.outcomes import verdict_of
 
@@ -147,11 +147,10 @@ class Inside:
             counts[names[row["correct_round1"], row["correct_round2"]]] += row["images"]
         return counts
 
-    def exit_share(self, model: str, outcome: str, exit_round: int) -> Difference:
+    def exit_share(self, model: str, outcome: str, exit_round: int) -> Interval:
         """Share of the images of an exit round with an outcome, with a Wilson interval."""
         counts = self.exit_counts(model, exit_round)
-        share = share_interval(counts[outcome], sum(counts.values()))
-        return Difference(mean=share.mean, lowest=share.lowest, highest=share.highest)
+        return share_interval(counts[outcome], sum(counts.values()))
 
     def sign_verdict(self, difference: Difference) -> str:
         """Whether a change is above or below 0."""

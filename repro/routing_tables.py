@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from progresvit.table import decimals, threshold
 from repro.compare import Difference, is_clear_among
-from repro.formats import FULL, EqualAccuracy, GroupResult, MatchedResult, RoutingResult, SettingResult, Spread
+from repro.formats import FULL, EqualAccuracy, GroupResult, MatchedResult, RoutingResult, SettingResult
 from repro.tables import Row, each, gmacs, interval, percent, signed, table
 
 
@@ -186,8 +186,8 @@ def equal_accuracy_means(result: RoutingResult) -> str | None:
             percent(row.saving),
             None if row.given_up is None else percent(row.given_up, 2),
             None if row.given_up_wrong is None else percent(row.given_up_wrong),
-            _added(row.errors_added),
-            _added(row.saving_added),
+            None if row.errors_added is None else interval(row.errors_added, 2),
+            None if row.saving_added is None else interval(row.saving_added, 2),
         ]
         for row in result.equal_accuracy
     ]
@@ -198,12 +198,6 @@ def equal_accuracy_means(result: RoutingResult) -> str | None:
     splits = result.equal_accuracy[0].splits
     title = f"Compute at equal accuracy, thresholds chosen on other images; means over {splits} random splits"
     return table(title, heads, rows)
-
-
-def _added(spread: Spread | None) -> str | None:
-    if spread is None:
-        return None
-    return interval(Difference(mean=spread.mean, lowest=spread.lowest, highest=spread.highest), 2)
 
 
 def rejection_table(result: RoutingResult) -> str | None:

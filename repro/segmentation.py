@@ -190,6 +190,7 @@ class SegmentationStudy:
         if study.segmentation is None:
             raise ValueError("the study has no section segmentation:, so its runs are not segmentation models.")
         self.plan: Segmentation = study.segmentation
+        self.labels = {run: label for label, run in self.plan.rows.items()}
         measured = list(results.segmentation.values())
         self.runs = {
             run: [Measured(result) for result in sorted(measured, key=lambda one: one.seed or 0) if result.run == run]
@@ -235,9 +236,8 @@ class SegmentationStudy:
     @cached_property
     def rows(self) -> list[SegmentationRow]:
         """Every point of every run."""
-        labels = {run: label for label, run in self.plan.rows.items()}
         return [
-            self._row(labels[run], run, point, points)
+            self._row(run, point, points)
             for run, seeds in self.runs.items()
             for point, points in self._points(seeds).items()
         ]
@@ -259,9 +259,8 @@ class SegmentationStudy:
         by_chance, by_error, correlation, not_worse = np.mean(others, axis=0).tolist()
         values, every = self._drawn(points), self._drawn([model.full for model in seeds])
         return ExitOrder(
-            label=next(label for label, name in self.plan.rows.items() if name == run),
-            saving=1
-            - float(np.mean([point.gmacs for point in points])) / float(np.mean([model.full.gmacs for model in seeds])),
+            label=self.labels[run],
+            saving=1 - sum(point.gmacs for point in points) / sum(model.full.gmacs for model in seeds),
             gap=float(np.mean([model.first.miou - model.full.miou for model in seeds])),
             by_score=crossed_difference(values, every),
             by_chance=by_chance,
@@ -282,7 +281,7 @@ class SegmentationStudy:
             points.append(point)
             losses.append(float(np.where(model.test.scores[:, 0] < point.threshold, model.test.growth, 0).mean()))
         return Certified(
-            label=next(label for label, name in self.plan.rows.items() if name == run),
+            label=self.labels[run],
             epsilon=epsilon,
             images=len(seeds[0].val.scores),
             exit_share=float(np.mean([point.exit_share for point in points])),
@@ -313,7 +312,7 @@ class SegmentationStudy:
         blocks: Floats = np.add.reduceat(values, starts, axis=1) * (len(starts) / values.shape[1])
         return blocks
 
-    def _row(self, label: str, run: str, point: str, points: Sequence[SegmentationPointOfRun]) -> SegmentationRow:
+    def _row(self, run: str, point: str, points: Sequence[SegmentationPointOfRun]) -> SegmentationRow:
         full = [model.full for model in self.runs[run]]
         values, every = self._drawn(points), self._drawn(full)
         gmacs = float(np.mean([point.gmacs for point in points]))
@@ -322,7 +321,7 @@ class SegmentationStudy:
             ours = [measured.within(point.gmacs) for measured, point in zip(self.ours, points)]
         difference = None if ours is None else crossed_difference(self._drawn(ours), values)
         return SegmentationRow(
-            label=label,
+            label=self.labels[run],
             run=run,
             point=point,
             gmacs=gmacs,

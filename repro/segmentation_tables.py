@@ -120,11 +120,10 @@ def classes_table(study: SegmentationStudy) -> str:
     """IoU of each class in every round, mean over seeds; folded."""
     labels = study.ours[0].result.labels
     heads, columns = ["<class"], []
-    names = {run: label for label, run in study.plan.rows.items()}
     for run, seeds in study.runs.items():
         for s in range(seeds[0].rounds):
             which = f", round {s + 1}" if seeds[0].rounds > 1 else ""
-            heads.append(f"{names[run]}{which}")
+            heads.append(f"{study.labels[run]}{which}")
             columns.append(np.mean([model.class_iou(s) for model in seeds], axis=0))
     cells = [[label, *(percent(float(column[k])) for column in columns)] for k, label in enumerate(labels)]
     return folded(table(f"{study.plan.title}: IoU of each class (%), mean over seeds", heads, cells))
@@ -132,8 +131,7 @@ def classes_table(study: SegmentationStudy) -> str:
 
 def commands_table(study: SegmentationStudy) -> str:
     """The training command of each run, with its first seed; folded."""
-    names = {run: label for label, run in study.plan.rows.items()}
-    rows = [[names[run], f"`{seeds[0].result.commands[0]}`"] for run, seeds in study.runs.items()]
+    rows = [[study.labels[run], f"`{seeds[0].result.commands[0]}`"] for run, seeds in study.runs.items()]
     title = f"{study.plan.title}: commands beside each row, with the first seed"
     return folded(table(title, ["<model", "<command"], rows))
 
@@ -147,23 +145,22 @@ def frontier_figure(study: SegmentationStudy) -> Figure:
         reach = f"{100 * min(saved):.0f} to {100 * max(saved):.0f} %"
         title = f"{study.plan.title}: thresholds of val save {reach} of the GMACs"
     figure, axes = new_figure(title=title, x=GMACS, y="mIoU on the test images (%)")
-    names = {run: label for label, run in study.plan.rows.items()}
     entries: dict[str, dict[str, Any]] = {}
     for number, (run, seeds) in enumerate(study.runs.items()):
         style: dict[str, Any] = curve_style(number) | {"linewidth": 2.0 if run == study.plan.ours else 1.2}
         look: dict[str, Any] = {"color": style["color"], "linestyle": ""}
         mark = look | {"marker": MARKERS[number % len(MARKERS)], "markersize": 7}
-        entries[names[run]] = mark | (style if seeds[0].rounds > 1 else {})
+        entries[study.labels[run]] = mark | (style if seeds[0].rounds > 1 else {})
         if seeds[0].rounds > 1:
-            _draw_curve(axes, study, seeds, names[run], style)
+            _draw_curve(axes, study, seeds, study.labels[run], style)
         for row in (row for row in study.rows if row.run == run):
             spot = [row.gmacs], [100 * row.miou.mean]
             if row.point == ALONE:
                 ends = [[100 * (row.miou.mean - row.miou.lowest)], [100 * (row.miou.highest - row.miou.mean)]]
-                axes.errorbar(*spot, yerr=ends, elinewidth=1.2, capsize=3, **mark).set_label(names[run])
+                axes.errorbar(*spot, yerr=ends, elinewidth=1.2, capsize=3, **mark).set_label(study.labels[run])
             else:
                 star = look | {"marker": "*", "markersize": 13, "zorder": 4}
-                axes.plot(*spot, label=f"{names[run]}: {row.point}", **star if row.point == ROUTED else mark)
+                axes.plot(*spot, label=f"{study.labels[run]}: {row.point}", **star if row.point == ROUTED else mark)
     if saved:
         entries["threshold of val"] = {"color": "0.4", "linestyle": "", "marker": "*", "markersize": 11}
     entries[f"95 % interval: seeds, {study.drawn}"] = band_entry()

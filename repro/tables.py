@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from progresvit.metrics.interval import Interval
 from progresvit.table import Column, Table
-from repro.compare import ComparedRun, Difference, LineUp
-from repro.formats import FULL, Measurement, RunResult, SegmentationResult
+from repro.compare import ComparedRun, LineUp
+from repro.formats import FULL, Measurement, RunResult, SegmentationResult, Spread
 from repro.frontier import near_lossless_per_round
 from repro.outcomes import POINTS, Outcome, Outcomes, RoundOutcome, log_loss_verdict
 
@@ -27,13 +28,13 @@ def signed(difference: float, digits: int = 1, scale: float = POINTS) -> str:
     return f"{value:+.{digits}f}".replace("-", MINUS) if value else f"{0:.{digits}f}"
 
 
-def interval(difference: Difference, digits: int = 1, scale: float = POINTS) -> str:
+def interval(difference: Interval | Spread, digits: int = 1, scale: float = POINTS) -> str:
     """A difference, by default of shares and in points, with the ends of the 95 % interval."""
     ends = difference.mean, difference.lowest, difference.highest
     return "{} ({} to {})".format(*(signed(value, digits, scale) for value in ends))
 
 
-def share_interval(share: Difference, digits: int = 2) -> str:
+def share_interval(share: Interval, digits: int = 2) -> str:
     """A share in percent with the ends of its 95 % interval."""
     return "{} ({} to {})".format(*(percent(end, digits) for end in (share.mean, share.lowest, share.highest)))
 

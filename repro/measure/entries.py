@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 
@@ -27,8 +28,8 @@ from repro.formats import (
     RunResult,
     SegmentationResult,
     ShiftResult,
+    TrainingCurves,
 )
-from repro.measure.curves import measure_curves
 from repro.measure.records import (
     data_of,
     measure_frontier,
@@ -44,6 +45,8 @@ from repro.study import Entry, Places, Study, entries_of, reader_commands, test_
 
 SEED = 0
 """Seed of halves, folds and routers."""
+CURVE_POINTS = 60
+"""Logged steps of a run that its results file keeps at most."""
 NOT_LEARNED = {
     "data.workers",
     "data.in_memory_cache",
@@ -102,6 +105,28 @@ def _check_weights(path: Path, records: Records | SegmentationRecords, weights: 
 def _history(folder: Path, metric: str) -> tuple[tuple[int, tuple[float, ...]], ...]:
     lines = [line for line in read_log(folder) if line["event"] == "evaluation" and metric in line]
     return tuple((line["epoch"] + 1, tuple(line[metric])) for line in lines)
+
+
+def measure_curves(log: Sequence[Mapping[str, Any]]) -> TrainingCurves | None:
+    """The first and the last logged step, and steps in between at equal distances; None if nothing was logged."""
+    lines = [line for line in log if line["event"] == "train" and "teacher_entropy" in line]
+    finished = [line for line in log if line["event"] == "evaluation"]  # at the end of an epoch
+    if not lines or not finished:
+        return None
+    steps_per_epoch = finished[-1]["step"] / (finished[-1]["epoch"] + 1)
+    places = np.unique(np.linspace(0, len(lines) - 1, CURVE_POINTS).round().astype(int))
+    lines = [lines[index] for index in places]
+    return TrainingCurves(
+        epochs=tuple(round(line["step"] / steps_per_epoch, 3) for line in lines),
+        losses=_column(lines, "losses"),
+        teacher_entropy=_column(lines, "teacher_entropy"),
+        mean_entropy=_column(lines, "mean_entropy"),
+        centre_entropy=_column(lines, "centre_entropy"),
+    )
+
+
+def _column(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(round(value, 4) for value in line[key]) for line in lines)
 
 
 def _weights(model: str, merge: Sequence[int] | None = None) -> str:

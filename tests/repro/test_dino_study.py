@@ -19,7 +19,7 @@ from repro.compare import crossed_difference, gather
 from repro.equal import check_equal, dino_gmacs, training_pmacs
 from repro.formats import TrainingCurves, to_json
 from repro.measure import entries
-from repro.measure.curves import measure_curves
+from repro.measure.entries import measure_curves
 from repro.measure.records import data_of, measure_probe
 from repro.store import read_results
 from repro.study import Places, commands_of, entries_of, load_study, read_study, reader_commands
