@@ -2,10 +2,10 @@
 
     python benchmarks/callers.py --device cuda --seconds 60
 
-64 threads classify random images, which lie on the device, in calls of 64; the rate is compared with that of one stream
-of the same images. Answers are compared with those of a single caller; images for which rounding could change the
-answer are left out. In the end, callers cancel half of their calls at random times, and images of cancelled calls that
-start their second round afterwards are counted. Letters: N images in all, C channels, R side of the images.
+64 threads classify random images, which lie on the device, in calls of 64; the rate is compared with the rate of one
+stream of the same images. Answers are compared with the answers of a single caller; images for which rounding could
+change the answer are left out. In the end, callers cancel half of their calls at random times, and images of cancelled
+calls that start their second round afterwards are counted. Letters: N images in all, C channels, R side of the images.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="imagenet-tiny", help="a model with a calibrated setting")
     parser.add_argument("--export", type=Path, help="an export; by default the model is exported first")
     parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--packages", type=int, default=6, help="list so many slow imports")
+    parser.add_argument("--packages", type=int, default=6, help="number of slow imports to list")
     parser.add_argument("--out", type=Path, help="also write the rows as JSON")
     options = parser.parse_args(arguments)
     load = os.getloadavg()[0]
@@ -119,7 +119,7 @@ def run(command: Sequence[str]) -> tuple[Cost, str]:
 
 
 def seconds_by_package(log: str) -> dict[str, float]:
-    """From the log of ``-X importtime``: seconds of the modules of each package, slowest first."""
+    """Seconds of the modules of each package, slowest first, from the log of ``-X importtime``."""
     micros: Counter[str] = Counter()
     for own, name in _IMPORT.findall(log):
         micros[name.partition(".")[0]] += int(own)

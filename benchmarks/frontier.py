@@ -46,7 +46,7 @@ from repro.store import read_all, read_results
 from repro.study import STUDY_FILE, Study, read_study
 
 BATCHES = 8
-"""Of different images."""
+"""Number of batches of different images."""
 RUNTIME = "blocks compiled by torch.compile, bf16, a CUDA graph for each round"
 
 
@@ -131,7 +131,7 @@ class CompiledPoint:
 
 
 class EnginePoint:
-    """The same in the engine, on bytes."""
+    """A point of a frontier in the engine, on bytes."""
 
     def __init__(self, model: Any, point: FrontierPoint, inputs: Tensor, batch: int) -> None:
         self.model, self.point, self.inputs, self.images, self.batch = model, point, inputs, len(inputs), batch

@@ -84,7 +84,7 @@ class ReplayedPoint:
 
 
 def sample_exits(point: FrontierPoint, images: int) -> NDArray[np.int64]:
-    """After which round so many images exit, in the shares of all recorded ones and evenly mixed: (N,)."""
+    """The exit round of each of this many images, in the recorded shares and evenly mixed: (N,)."""
     recorded = np.sort(point.exit_after)
     spread = (0.5 + np.arange(images) * GOLDEN) % 1  # every part of the images has nearly the same shares
     return recorded[(spread * len(recorded)).astype(int)]

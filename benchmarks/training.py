@@ -61,7 +61,7 @@ def make(preset: str, batch: int, *, precision: str, compile_: bool) -> Recipe:
 
 
 def synthetic(batch: int, resolution: int, classes: int, device: torch.device) -> Iterator[list[Batch]]:
-    """The same random images again and again (a copy: mixup writes into its batch)."""
+    """Copies of one batch of random images: mixup writes into its batch."""
     images = torch.randn(batch, 3, resolution, resolution, device=device)
     targets = torch.randint(classes, (batch,), device=device)
     while True:
@@ -189,7 +189,7 @@ def make_dino(options: argparse.Namespace, processes: Processes, batch: int) -> 
 
 
 def dino(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
-    """The same crops again and again."""
+    """One batch of crops for every step."""
     step, crops = make_dino(options, processes, batch)
     same = next(crops.steps(0, 1))
     return timed(step, iter(lambda: same, None), steps=options.steps, batch=batch)

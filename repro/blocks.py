@@ -361,7 +361,7 @@ class Page:
         return _blocks(*parts)
 
     def difference(self, ours: str, theirs: str, place: int = FULL, equal: Equal | None = "epochs") -> Difference:
-        """Top-1 of one run minus that of another, with its interval over images; of a round, or of the full path."""
+        """Difference of two runs in top-1 of a round or of the full path, with its interval over images."""
         ours_run, theirs_run = self._compared(ours, theirs, equal=equal)
         return ours_run.less(theirs_run, place)
 
@@ -371,7 +371,7 @@ class Page:
         return self.run_shift(place).widen(self.difference(ours, theirs, place), *seeds)
 
     def crossed(self, ours: str, theirs: str, place: int = FULL, equal: Equal | None = "compute") -> CrossedDifference:
-        """Top-1 of one run minus that of another at equal training compute, with its interval over seeds and images.
+        """Difference of two runs in top-1 at equal training compute, with its interval over seeds and images.
 
         With ``equal`` None, trainings may differ in length: one of the two has random weights, say.
         """

@@ -177,7 +177,7 @@ class PointRow:
     gmacs: float
     """Mean over seeds."""
     compute: float | None
-    """Training compute divided by that of ours; None if ours was not measured."""
+    """Training compute divided by the training compute of ours; None if ours was not measured."""
     ours_gmacs: float | None
     """GMACs of ours where it is compared, at most this point's; None for ours, and below the GMACs of its round 1."""
     difference: CrossedDifference | None
@@ -214,7 +214,7 @@ class ComparedRun:
 
     @property
     def first(self) -> RunResult:
-        """For what the seeds have in common: rounds, parameters, epochs."""
+        """The first seed; all seeds share rounds, parameters and epochs."""
         return self.seeds[0]
 
     @property
@@ -263,7 +263,7 @@ class ComparedRun:
         return float(np.mean([1 - point.gmacs_paper / self.gmacs() for point in self.near_lossless]))
 
     def mean(self, value: Callable[[RunResult], float]) -> float:
-        """Over the seeds."""
+        """The mean of a value over the seeds."""
         return float(np.mean([value(result) for result in self.seeds]))
 
     def gmacs_at(self, top1: float) -> float:

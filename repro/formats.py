@@ -251,11 +251,11 @@ class RunResult(Measurement, Extended):
     parameters: int
     rounds: Rounds
     frontier: tuple[Point, ...]
-    """From the cheapest to the full path; empty if the rounds are alternatives, which are not routed."""
+    """Points from the cheapest to the full path; empty if the rounds are alternatives, which are not routed."""
     near_lossless: Point | None
     """None if the rounds are alternatives."""
     history: tuple[tuple[int, Shares], ...]
-    """Epochs done, and top-1 of each round then, in a training of the task ``dino`` that of k-NN."""
+    """Epochs done, and top-1 of each round then; in a training of the task ``dino``, top-1 of k-NN."""
     probe: Probe | None = None
     """None if the head of the model predicts."""
     curves: TrainingCurves | None = None

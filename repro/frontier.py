@@ -31,13 +31,13 @@ ALONE = "the model"
 PER_ROUND = "per round"
 """Ends the names of points with one threshold of each round."""
 FRACTIONS = (0.25, 0.5, 0.75)
-"""Interior points of a routed model: parts of the way from the GMACs of round 1 to those of the full path."""
+"""Interior points of a routed model: fractions between the GMACs of round 1 and of the full path."""
 ALL_EXIT = float(math.ceil(HIGHEST))
 """A threshold above every entropy, also one that was rounded up: images exit after round 1."""
 ROUNDING = 1e-9
 """Relative error that an average of GMACs may have."""
 COST_TOLERANCE = 0.05
-"""Share by which the GMACs of a measured cost may differ from those of its point."""
+"""Relative difference allowed between the GMACs of a measured cost and of its point."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class FrontierRow(PointRow):
 
     @property
     def name(self) -> str:
-        """For text."""
+        """The name of the point in text."""
         return self.label if self.point == ALONE else f"{self.label} at {self.point}"
 
 
@@ -160,7 +160,7 @@ def at_budget(result: RunResult, gmacs: float) -> FrontierPoint:
 
 
 def curve_of(result: RunResult, fractions: Sequence[float]) -> list[FrontierPoint]:
-    """A routed model at parts of the way from the GMACs of round 1 to those of the full path."""
+    """A routed model at fractions between the GMACs of round 1 and of the full path."""
     cheapest = points_of(result)[0].gmacs  # more than round 1's if an entropy is not finite
     return [at_budget(result, max(cheapest, _between(result, fraction))) for fraction in fractions]
 

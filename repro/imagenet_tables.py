@@ -56,7 +56,7 @@ class SetResult(Part):
     names: str
     """Hash of the images' names."""
     classes: int
-    """With at least one image."""
+    """Number of classes with at least one image."""
     complete: int
     """Images of the whole set, of which these may be a part."""
     held_out: Flags
@@ -99,9 +99,9 @@ class SetRow:
     complete: int
     gmacs: float
     top1: Interval
-    """With its 95 % interval over images (Wilson)."""
+    """Share with its 95 % interval over images (Wilson)."""
     difference: Difference | None
-    """To DeiT-Tiny on the same images, over images; None for DeiT-Tiny."""
+    """Difference to DeiT-Tiny on the same images; None for DeiT-Tiny."""
 
     @property
     def verdict(self) -> str | None:
@@ -153,20 +153,20 @@ class ImageNet:
         return rows
 
     def row(self, data: str, point: str, model: str = OURS, *, held_out: bool = True) -> SetRow:
-        """One of them."""
+        """The row of a model at a point."""
         for row in self.rows(data, held_out=held_out):
             if (row.model, row.point) == (model, point):
                 return row
         raise ValueError(f"{data} has no results of {model} at {point}.")
 
     def change(self, data: str, point: str) -> Difference:
-        """Top-1 of a point of ours minus that of every round, on images that did not make it."""
+        """Top-1 of a point of ours minus top-1 of every round, on images that were not used to make it."""
         ours = self.sets[data, OURS]
         kept, points = flags_of(ours.held_out, ours.images), ours.points()
         return _paired(points[point][0][kept], points[EVERY_ROUND][0][kept])
 
     def table(self, *sets: str, held_out: bool = True) -> str:
-        """Some sets, one below the other. Models are not compared on images that made ours."""
+        """A table of some sets. Models are not compared on images that were used to make ours."""
         rows = [row for data in sets for row in self.rows(data, held_out=held_out)]
         cells = [
             [

@@ -23,7 +23,7 @@ MARGIN = 0.5
 
 Row = dict[str, Any]
 Reports = dict[str, dict[str, Any]]
-"""By model: ``about``, which are lines of text, and the rows of each table."""
+"""Reports by model: the lines ``about`` and the rows of each table."""
 
 
 def read_reports(path: Path) -> Reports:

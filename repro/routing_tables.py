@@ -24,7 +24,7 @@ def rule_name(row: EqualAccuracy) -> str:
 
 
 def gains_of(comparison: MatchedResult) -> dict[float, Difference]:
-    """Top-1 of a router minus that of entropy, by the share of images that continue."""
+    """Top-1 of a router minus top-1 of entropy, by the share of images that continue."""
     return {
         share: Difference(mean=router - entropy, lowest=low, highest=high)
         for share, router, entropy, low, high in zip(

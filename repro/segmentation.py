@@ -134,10 +134,10 @@ class SegmentationRow(PointRow):
     exit_share: float
     """Mean over seeds, as is the pixel accuracy."""
     miou: CrossedDifference
-    """Over seeds and images."""
+    """mIoU with its interval over seeds and images."""
     pixel_accuracy: float
     drop: CrossedDifference | None
-    """mIoU minus that of every round of the same models; None for every round."""
+    """mIoU minus the mIoU of every round of the same models; None for every round."""
     saving: float
     """Share of the GMACs of every round that is not spent."""
 
@@ -149,7 +149,7 @@ class ExitOrder:
     label: str
     saving: float
     gap: float
-    """mIoU of round 1 minus that of every round."""
+    """mIoU of round 1 minus mIoU of every round."""
     by_score: CrossedDifference
     """Change of mIoU if the images of lowest scores exit, over seeds and images."""
     by_chance: float
@@ -230,7 +230,7 @@ class SegmentationStudy:
         return len(self.ours)
 
     def compute(self, run: str) -> float:
-        """Training compute of a run divided by that of ours."""
+        """Training compute of a run divided by the training compute of ours."""
         return training_pmacs(self.runs[run][0].result) / training_pmacs(self.ours[0].result)
 
     @cached_property
@@ -243,7 +243,7 @@ class SegmentationStudy:
         ]
 
     def row(self, run: str, point: str) -> SegmentationRow:
-        """One of them."""
+        """The row of a run at a point."""
         return find_row(self.rows, run, point, self.plan.title)
 
     def miou_interval(self, points: Sequence[SegmentationPointOfRun]) -> CrossedDifference:

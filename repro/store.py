@@ -110,7 +110,7 @@ def _count_errors(images: dict[str, Any]) -> dict[str, Any]:
 
 
 def _count_pixels(images: dict[str, Any]) -> dict[str, Any]:
-    """The inverse. A table of earlier versions holds the pixels themselves."""
+    """Invert ``_count_errors``. Tables of earlier versions hold the pixels themselves."""
     if "missed" not in images:
         return images
     kept = {key: value for key, value in images.items() if key not in ("missed", "wrong")}

@@ -319,7 +319,7 @@ def load_study(source: str | Path, changes: Sequence[str] = (), unlabelled: str 
 
 
 def _with_changes(study: Study, changes: Mapping[str, tuple[str, ...]]) -> Study:
-    """With more changes to the recipes of some runs; those with ``of`` have none of their own."""
+    """The study with more changes to the recipes of some runs; a run with ``of`` has no recipe of its own."""
     runs = {
         name: run.model_copy(update={"set": (*run.set, *changes[name])})
         for name, run in study.runs.items()

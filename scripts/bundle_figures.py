@@ -248,7 +248,7 @@ def _config(records: Records) -> ModelConfig:
 
 
 def _rows_of(records: Records, groups: Mapping[str, Sequence[str]]) -> dict[str, Rows]:
-    """Rows of the records by group: all, and those of each group that has images."""
+    """Rows of the records by group: all rows, and the rows of each group that has images."""
     everything = {"all": np.arange(len(records))}
     if not groups:
         return everything
@@ -261,7 +261,7 @@ def _rows_of(records: Records, groups: Mapping[str, Sequence[str]]) -> dict[str,
 
 
 def _seen_before(records: Records) -> dict[str, Any]:
-    """Images that are named as those of ImageNet's training set, and the accuracy of the rounds on the others."""
+    """Images with names of ImageNet's training set, and the accuracy of the rounds on the others."""
     seen = np.array([TRAINING_NAME.fullmatch(Path(name).name) is not None for name in records.ids.tolist()])
     others = records.correct[~seen]
     return {
@@ -292,7 +292,7 @@ def describe_run(run: Path) -> dict[str, Any]:
 
 
 def plain_command(command: Sequence[str]) -> str:
-    """As a reader would type it: no folders of the machine on which it ran, no resuming."""
+    """The command as a reader would type it: without folders of the machine on which it ran, and without resuming."""
 
     def plain(word: str) -> str:
         key, sign, value = word.rpartition("=")

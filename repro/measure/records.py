@@ -27,7 +27,7 @@ def data_of(
     records: Records | SegmentationRecords, *, name: str, train: int | None = None, learned: str | None = None
 ) -> Data:
     """Which images these are. ``train`` and ``learned`` are of the training run, if there was one."""
-    probe = records.header.probe  # the classes of the data, not those of the model's head
+    probe = records.header.probe  # the classes of the data, not of the model's head
     return Data(
         name=name,
         train=train,

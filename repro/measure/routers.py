@@ -75,7 +75,7 @@ def measure_rejection(
 
 
 def reject(entropy: Scores, chances: Scores, share: float) -> Scores:
-    """Entropies, those of the images that are likeliest to be unrecoverable moved below all others: (N,)."""
+    """Entropies, with the images that are likeliest to be unrecoverable moved below all others: (N,)."""
     rejected = np.argsort(-chances, kind="stable")[: round(share * len(chances))]
     scores = entropy.copy()
     scores[rejected] -= 2 * HIGHEST

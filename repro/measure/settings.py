@@ -155,7 +155,7 @@ def answer(records: Records, setting: Setting) -> Answers:
 
 
 def summarize(setting: str, answers: Answers, rows: NDArray[np.int64]) -> GroupAt:
-    """Some of the images at a setting."""
+    """Means over some of the images at a setting."""
     wrong, given, rounds = answers.wrong[rows], answers.given[rows], answers.rounds[rows]
     return GroupAt(
         setting=setting,
