@@ -118,12 +118,12 @@ def measure_settings(
     records: Records, settings: Mapping[str, Setting], groups: Mapping[str, Rows]
 ) -> dict[str, dict[str, Any]]:
     """Each setting on the images of these records, by group."""
-    return {name: _routed(records, setting, groups) for name, setting in settings.items()}
+    return {name: _routed(records, name, setting, groups) for name, setting in settings.items()}
 
 
-def _routed(records: Records, setting: Setting, groups: Mapping[str, Rows]) -> dict[str, Any]:
+def _routed(records: Records, label: str, setting: Setting, groups: Mapping[str, Rows]) -> dict[str, Any]:
     answers = answer(records, setting)
-    found = {name: summarize(answers, rows) for name, rows in groups.items()}
+    means = {name: summarize(label, answers, rows) for name, rows in groups.items()}
     full = records.correct[:, -1]
     values: dict[str, Any] = {"rule": setting.rule, "threshold": setting.threshold}
     if setting.epsilon is not None and setting.delta is not None:
@@ -132,15 +132,15 @@ def _routed(records: Records, setting: Setting, groups: Mapping[str, Rows]) -> d
         "top1": {name: share(~answers.wrong[rows]) for name, rows in groups.items()},
         "difference": asdict(paired_difference((~answers.wrong).astype(float), full.astype(float))),
         "lost": share(answers.wrong & full),
-        "gmacs": {name: summary.gmacs_paper for name, summary in found.items()},
-        "saving": {name: 1 - summary.gmacs_paper / records.gmacs()[-1] for name, summary in found.items()},
-        "exit_shares": {name: list(summary.exit_shares) for name, summary in found.items()},
+        "gmacs": {name: summary.gmacs_paper for name, summary in means.items()},
+        "saving": {name: 1 - summary.gmacs_paper / records.gmacs()[-1] for name, summary in means.items()},
+        "exit_shares": {name: list(summary.exit_shares) for name, summary in means.items()},
     }
     if setting.abstain is not None:
         values |= {
             "abstain": setting.abstain,
-            "answered": {name: summary.answered for name, summary in found.items()},
-            "top1_of_answered": {name: summary.top1_of_answered for name, summary in found.items()},
+            "answered": {name: summary.answered for name, summary in means.items()},
+            "top1_of_answered": {name: summary.top1_of_answered for name, summary in means.items()},
         }
     if setting.ood is not None:
         rejected = {name: rejected_share(records.take(rows), setting) for name, rows in groups.items()}
@@ -257,7 +257,7 @@ def _rows_of(records: Records, groups: Mapping[str, Sequence[str]]) -> dict[str,
     if foreign:
         raise ValueError(f"{', '.join(foreign)} are in none of the groups {', '.join(groups)}; evaluate without them.")
     found = {name: np.flatnonzero(np.isin(ids, members)) for name, members in groups.items()}
-    return everything | {name: rows for name, rows in found.items() if len(rows)}
+    return everything | {name: rows for name, rows in means.items() if len(rows)}
 
 
 def _seen_before(records: Records) -> dict[str, Any]:
