@@ -150,17 +150,17 @@ def _routed(records: Records, label: str, setting: Setting, groups: Mapping[str,
 
 def check_certificates(records: Records, *, images: int, draws: int = DRAWS, seed: int = 0) -> dict[str, Any]:
     """How often the certificates of ``DROPS`` are wrong, with the records as the population."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, epsilon in DROPS.items():
         checked = check_certificate(records, epsilon=epsilon, delta=DELTA, images=images, draws=draws, seed=seed)
-        found[name] = {
+        settings[name] = {
             "epsilon": epsilon,
             "delta": DELTA,
             "exceeded": checked.exceeded,
             "harm": {"mean": checked.mean, "highest": checked.highest},
             "saving": checked.saving,
         }
-    return {"draws": draws, "images": images, "settings": found}
+    return {"draws": draws, "images": images, "settings": settings}
 
 
 def measure_shift(records: Records, settings: Mapping[str, Setting], *, data: str) -> dict[str, Any]:
@@ -256,8 +256,8 @@ def _rows_of(records: Records, groups: Mapping[str, Sequence[str]]) -> dict[str,
     foreign = sorted(set(ids.tolist()) - {member for members in groups.values() for member in members})
     if foreign:
         raise ValueError(f"{', '.join(foreign)} are in none of the groups {', '.join(groups)}; evaluate without them.")
-    found = {name: np.flatnonzero(np.isin(ids, members)) for name, members in groups.items()}
-    return everything | {name: rows for name, rows in means.items() if len(rows)}
+    rows_by_group = {name: np.flatnonzero(np.isin(ids, members)) for name, members in groups.items()}
+    return everything | {name: rows for name, rows in rows_by_group.items() if len(rows)}
 
 
 def _seen_before(records: Records) -> dict[str, Any]:
