@@ -178,7 +178,8 @@ class Page:
             parts.append(f"Not measured: {', '.join(lined_up.missing)}.")
         timed = [row for row in rows if not row.per_round]
         parts += [frontier_tables.cost_table(title, timed, cost, costs) for cost, costs in by_device.values()]
-        return _blocks(*parts, frontier_tables.commands_table(lined_up.runs))
+        commands = {run.label: run.first.commands[0] for run in lined_up.runs}
+        return _blocks(*parts, tables.commands_table("Commands beside each row, with the first seed", commands))
 
     def early_exit(self, name: str) -> str:
         """The near-lossless threshold of each run of a frontier, and its seeds separately."""
@@ -236,6 +237,7 @@ class Page:
         assert plan is not None
         shown = [plan.model_dump(), *self.results.segmentation.values()]
         draw = partial(segmentation_tables.frontier_figure, study)
+        commands = {study.labels[run]: seeds[0].result.commands[0] for run, seeds in study.runs.items()}
         return _blocks(
             self._plot("segmentation", f"{title}: mIoU against average GMACs of each run", draw, *shown),
             segmentation_tables.points_table(study),
@@ -244,7 +246,7 @@ class Page:
             segmentation_tables.orders_table(study, SAVING),
             segmentation_tables.certificates_table(study, EPSILONS, DELTA),
             segmentation_tables.classes_table(study),
-            segmentation_tables.commands_table(study),
+            tables.commands_table(f"{title}: commands beside each row, with the first seed", commands),
         )
 
     @cached_property

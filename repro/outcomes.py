@@ -74,8 +74,8 @@ def is_equivalent(difference: Difference, margin: float) -> bool:
     return -margin < POINTS * difference.lowest and POINTS * difference.highest < margin
 
 
-def verdict_of(difference: Difference, margin: float) -> str:
-    """``gain`` or ``loss`` if the interval excludes 0; if not, whether it shows equivalence within the margin."""
+def verdict_of(difference: Difference, margin: float = 0.0) -> str:
+    """``gain`` or ``loss`` if the interval excludes 0; if not, whether it shows equivalence within a margin above 0."""
     if difference.clear:
         return GAIN if difference.lowest > 0 else LOSS
     return f"equivalent within {margin:g}" if is_equivalent(difference, margin) else UNKNOWN

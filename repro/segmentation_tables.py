@@ -129,13 +129,6 @@ def classes_table(study: SegmentationStudy) -> str:
     return folded(table(f"{study.plan.title}: IoU of each class (%), mean over seeds", heads, cells))
 
 
-def commands_table(study: SegmentationStudy) -> str:
-    """The training command of each run, with its first seed; folded."""
-    rows = [[study.labels[run], f"`{seeds[0].result.commands[0]}`"] for run, seeds in study.runs.items()]
-    title = f"{study.plan.title}: commands beside each row, with the first seed"
-    return folded(table(title, ["<model", "<command"], rows))
-
-
 def frontier_figure(study: SegmentationStudy) -> Figure:
     """A curve with its band for each run with early exits; a model of one round is a mark with its interval."""
     pairs = [(row, study.row(row.run, FULL)) for row in study.rows if row.point == ROUTED]

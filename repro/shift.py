@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from repro.compare import CrossedDifference, Difference, crossed_difference, paired_difference
 from repro.formats import FULL, Results, ShiftResult, budget_setting, check_comparable, flags_of
-from repro.outcomes import GAIN, LOSS, UNKNOWN
+from repro.outcomes import verdict_of
 from repro.study import Study
 from repro.tables import Row, gmacs, interval, percent, table
 
@@ -230,13 +230,6 @@ def _test(severity: int, ours: Seeds, theirs: Seeds, setting: str | None) -> Shi
     )
 
 
-def verdict(difference: Difference) -> str:
-    """``gain`` or ``loss`` if the interval excludes 0."""
-    if not difference.clear:
-        return UNKNOWN
-    return GAIN if difference.lowest > 0 else LOSS
-
-
 def severity_tables(models: Models) -> list[str]:
     """Accuracy and cost by severity, means over corruptions; at each severity one row per model."""
     settings = settings_of(models)
@@ -322,9 +315,9 @@ def differences_table(tests: Sequence[ShiftTest], ours: str, theirs: str) -> str
             _spent(test.budget) if test.budget else None,
             _spent(test.theirs),
             interval(test.full_difference, 2),
-            verdict(test.full_difference),
+            verdict_of(test.full_difference),
             interval(test.budget_difference, 2) if test.budget_difference else None,
-            verdict(test.budget_difference) if test.budget_difference else None,
+            verdict_of(test.budget_difference) if test.budget_difference else None,
         ]
         for test in tests
     ]

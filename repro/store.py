@@ -11,6 +11,7 @@ replaces the rows of the same name. The columns:
   each list it belongs to: ``1 drop-0.5``
 - ``value``, ``low``, ``high``: a number, with the ends of its interval if it has one
 - ``flags``, ``halves``, ``singles``, ``counts``, ``numbers``: a value for each image, or a curve
+  (counts of a segmentation model are its errors, ``missed`` and ``wrong``: see ``_count_errors``)
 - ``text``: everything else, as JSON
 """
 

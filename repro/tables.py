@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -202,6 +202,12 @@ def _per_round_cells(run: ComparedRun) -> Row:
     spent = float(np.mean([point.gmacs for point in points]))
     top1 = float(np.mean([point.correct.mean() for point in points]))
     return [percent(top1), gmacs(spent), percent(1 - spent / run.gmacs())]
+
+
+def commands_table(title: str, commands: Mapping[str, str]) -> str:
+    """The training command of each run, by its label; folded."""
+    rows = [[label, f"`{command}`"] for label, command in commands.items()]
+    return folded(table(title, ["<model", "<command"], rows))
 
 
 def runs_table(measurements: Sequence[Measurement]) -> str:
