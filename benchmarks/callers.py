@@ -2,10 +2,10 @@
 
     python benchmarks/callers.py --device cuda --seconds 60
 
-64 threads classify random images, which lie on the device, in calls of 64; the rate is compared with that of one stream
-of the same images. Answers are compared with those of a single caller; images for which rounding could change the
-answer are left out. In the end, callers cancel half of their calls at random times, and images of cancelled calls that
-start their second round afterwards are counted. Letters: N images in all, C channels, R side of the images.
+64 threads classify random images, which lie on the device, in calls of 64; the rate is compared with the rate of one
+stream of the same images. Answers are compared with the answers of a single caller; images for which rounding could
+change the answer are left out. In the end, callers cancel half of their calls at random times, and images of cancelled
+calls that start their second round afterwards are counted. Letters: N images in all, C channels, R side of the images.
 """
 
 from __future__ import annotations
@@ -59,10 +59,13 @@ def clear_images(
     images = (images + 20 * torch.randn(images.shape, generator=generator)).clamp(0, 255).to(torch.uint8)
     images = images.to(options["device"])
     early, late = first.classify(images), last.classify(images)
-    entropy = torch.tensor([one.entropy for one in early], dtype=torch.double)
+    entropy = torch.tensor([prediction.entropy for prediction in early], dtype=torch.double)
     quantiles = [(1 - UNCLEAR) * (1 - continuing), (1 - UNCLEAR) * (1 - continuing) + UNCLEAR]
     low, high = entropy.quantile(torch.tensor(quantiles, dtype=torch.double)).tolist()
-    margins = [min(one.top[0].probability - one.top[1].probability for one in pair) for pair in zip(early, late)]
+    margins = [
+        min(prediction.top[0].probability - prediction.top[1].probability for prediction in pair)
+        for pair in zip(early, late)
+    ]
     is_clear = (entropy.lt(low) | entropy.gt(high)) & torch.tensor(margins).gt(CLASS_MARGIN)
     if is_clear.sum() < count // 4:
         raise SystemExit("most images are near a decision; use other images or another model.")

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="imagenet-tiny", help="a model with a calibrated setting")
     parser.add_argument("--export", type=Path, help="an export; by default the model is exported first")
     parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--packages", type=int, default=6, help="list so many slow imports")
+    parser.add_argument("--packages", type=int, default=6, help="number of slow imports to list")
     parser.add_argument("--out", type=Path, help="also write the rows as JSON")
     options = parser.parse_args(arguments)
     load = os.getloadavg()[0]
@@ -91,9 +91,9 @@ def measure(case: str, words: Sequence[str], *, runs: int) -> Row:
     costs = [run([*PROGRESVIT, *words])[0] for _ in range(runs + 1)][1:]
     _, errors = run([sys.executable, "-X", "importtime", "-m", "progresvit", *words])
     cost = Cost(
-        seconds=statistics.median(one.seconds for one in costs),
-        cpu_seconds=statistics.median(one.cpu_seconds for one in costs),
-        peak_mib=statistics.median(one.peak_mib for one in costs),
+        seconds=statistics.median(cost.seconds for cost in costs),
+        cpu_seconds=statistics.median(cost.cpu_seconds for cost in costs),
+        peak_mib=statistics.median(cost.peak_mib for cost in costs),
     )
     return Row(case, runs, cost, seconds_by_package(errors))
 
@@ -119,7 +119,7 @@ def run(command: Sequence[str]) -> tuple[Cost, str]:
 
 
 def seconds_by_package(log: str) -> dict[str, float]:
-    """From the log of ``-X importtime``: seconds of the modules of each package, slowest first."""
+    """Seconds of the modules of each package, slowest first, from the log of ``-X importtime``."""
     micros: Counter[str] = Counter()
     for own, name in _IMPORT.findall(log):
         micros[name.partition(".")[0]] += int(own)

@@ -114,7 +114,7 @@ def in_int8(folder: Path, target: Path) -> Path:
 
 
 def in_openvinos_int8(folder: Path, target: Path) -> Path:
-    """The same with OpenVINO's own graphs; nor does time depend on the ranges."""
+    """The same export quantised by OpenVINO; time does not depend on the ranges either."""
     target.mkdir()
     manifest = Manifest.read(folder)
     feeds = round_feeds(GraphRounds(folder, backend="openvino"), [random_pixels(manifest.config, 4)])

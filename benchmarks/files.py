@@ -45,12 +45,12 @@ from progresvit.routing import SettingWarning
 
 
 def repeated(dataset: ImageDataset, images: int) -> list[Entry]:
-    """The files again and again, until there are so many."""
+    """The files, repeated until the list has this many entries."""
     return list(itertools.islice(itertools.cycle(dataset.entries), images))
 
 
 def batched(entries: list[Entry], size: int) -> list[list[Entry]]:
-    """In batches."""
+    """Split a list into batches."""
     return [entries[first : first + size] for first in range(0, len(entries), size)]
 
 
@@ -130,7 +130,7 @@ def parts_speed(options: argparse.Namespace, entries: list[Entry]) -> list[dict[
     opener = ImageOpener(model.config, device=torch.device(options.device), workers=options.workers)
     with ThreadPoolExecutor(opener.workers) as pool:
         opened = opener.open_all(batched(entries, options.batch or 64), pool)
-        decoding = rate((len(one.pixels) for one in opened), len(entries), skip=0.0)
+        decoding = rate((len(part.pixels) for part in opened), len(entries), skip=0.0)
         pixels = opener.open(entries[:64], pool).pixels
     engine = progresvit.Engine(
         options.model, device=options.device, precision=options.precision, batch=options.batch, threads=options.threads
@@ -227,7 +227,7 @@ def compare_answers(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def longest_side(dataset: ImageDataset, index: int) -> int:
-    """In pixels, from the header."""
+    """The longest side in pixels, from the header."""
     return max(open_header(dataset.read(index)).size)
 
 
@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", help="by default bf16 on a GPU, else fp32")
     parser.add_argument("--images", type=int, help="speed: images of a run; answers: number of images, all by default")
-    parser.add_argument("--least-side", type=int, help="answers: only images with a side of so many pixels or more")
+    parser.add_argument("--least-side", type=int, help="answers: only images with a side of at least this many pixels")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--threads", type=int, help="of torch, on a CPU")
     parser.add_argument("--workers", type=int, help="of the engine; by default one for each core")

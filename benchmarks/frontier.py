@@ -46,7 +46,7 @@ from repro.store import read_all, read_results
 from repro.study import STUDY_FILE, Study, read_study
 
 BATCHES = 8
-"""Of different images."""
+"""Number of batches of different images."""
 RUNTIME = "blocks compiled by torch.compile, bf16, a CUDA graph for each round"
 
 
@@ -131,7 +131,7 @@ class CompiledPoint:
 
 
 class EnginePoint:
-    """The same in the engine, on bytes."""
+    """A point of a frontier in the engine, on bytes."""
 
     def __init__(self, model: Any, point: FrontierPoint, inputs: Tensor, batch: int) -> None:
         self.model, self.point, self.inputs, self.images, self.batch = model, point, inputs, len(inputs), batch
@@ -181,46 +181,46 @@ class EnergyCounter:
 
 def main() -> None:
     """From the command line."""
-    given = _parse()
+    options = _parse()
     if not torch.cuda.is_available():
         raise SystemExit("error: there is no GPU here; benchmarks/frontier_cpu.py measures on a CPU.")
-    results_folder = given.runs / "results"
-    study = open_study(results_folder, given.frontier)
+    results_folder = options.runs / "results"
+    study = open_study(results_folder, options.frontier)
     out = results_folder / "cost.json"
     conditions = {
         "device": torch.cuda.get_device_name(),
-        "seed": given.seed,
+        "seed": options.seed,
         "precision": "bf16",
-        "batch": given.batch,
+        "batch": options.batch,
         "runtime": RUNTIME,
     }
     points, seconds = earlier_points(out, **conditions)
     runs = read_results(results_folder).runs
     energy, pixels = EnergyCounter(), dict[Any, Tensor]()
-    for run in dict.fromkeys(study.frontiers[given.frontier].rows.values()):
-        result = runs.get(f"{run}-{given.seed}")
-        if (given.only and run not in given.only) or any(point.run == run for point in points):
+    for run in dict.fromkeys(study.frontiers[options.frontier].rows.values()):
+        result = runs.get(f"{run}-{options.seed}")
+        if (options.only and run not in options.only) or any(point.run == run for point in points):
             continue
         if result is None:
-            print(f"{run}: seed {given.seed} is not measured yet")
+            print(f"{run}: seed {options.seed} is not measured yet")
             continue
         start = time.perf_counter()
-        model = api.load(str(given.runs / f"{study.runs[run].of or run}-{given.seed}" / "model"))
+        model = api.load(str(options.runs / f"{study.runs[run].of or run}-{options.seed}" / "model"))
         if (merge := study.runs[run].merge) is not None:
             api.as_progresvit(model, "merging").set_merge(merge)
         key = model.config.input_side, model.config.crop
         if key not in pixels:
-            pixels[key] = load_pixels(given.data, model, count=BATCHES * given.batch)
-        rows = measure_run(model, result, pixels[key], energy, batch=given.batch, seconds=given.seconds)
+            pixels[key] = load_pixels(options.data, model, count=BATCHES * options.batch)
+        rows = measure_run(model, result, pixels[key], energy, batch=options.batch, seconds=options.seconds)
         print(f"{run}: {len(rows)} points in {time.perf_counter() - start:.0f} s", flush=True)
         for row in rows:
             print(" ", row, flush=True)
-        if given.warm:
+        if options.warm:
             continue
         points += rows
         seconds += time.perf_counter() - start
-        command = f"python benchmarks/frontier.py RUNS --data DATA --frontier {given.frontier} --seed {given.seed}"
-        command += f" --batch {given.batch} --seconds {given.seconds:g}"
+        command = f"python benchmarks/frontier.py RUNS --data DATA --frontier {options.frontier} --seed {options.seed}"
+        command += f" --batch {options.batch} --seconds {options.seconds:g}"
         write_costs(out, points, result, command=command, seconds=seconds, **conditions)
 
 

@@ -84,7 +84,7 @@ class ReplayedPoint:
 
 
 def sample_exits(point: FrontierPoint, images: int) -> NDArray[np.int64]:
-    """After which round so many images exit, in the shares of all recorded ones and evenly mixed: (N,)."""
+    """The exit round of each of this many images, in the recorded shares and evenly mixed: (N,)."""
     recorded = np.sort(point.exit_after)
     spread = (0.5 + np.arange(images) * GOLDEN) % 1  # every part of the images has nearly the same shares
     return recorded[(spread * len(recorded)).astype(int)]
@@ -126,29 +126,30 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=4.0, help="approximate duration of each timing")
-    given = parser.parse_args(arguments)
-    study, runs = open_study(given.results, given.frontier), read_results(given.results).runs
-    out = given.results / "cost_cpu.json"
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args(arguments)
+    study, runs = open_study(options.results, options.frontier), read_results(options.results).runs
+    out = options.results / "cost_cpu.json"
+    torch.set_num_threads(options.threads)
     conditions = {
         "device": hardware("cpu"),
-        "seed": given.seed,
+        "seed": options.seed,
         "precision": "fp32",
-        "batch": given.batch,
+        "batch": options.batch,
         "runtime": RUNTIME,
     }
     points, seconds = earlier_points(out, **conditions)
-    command = f"python benchmarks/frontier_cpu.py RESULTS --frontier {given.frontier} --seed {given.seed}"
-    command += f" --threads {given.threads} --batch {given.batch} --images {given.images} --seconds {given.seconds:g}"
-    for run in dict.fromkeys(study.frontiers[given.frontier].rows.values()):
-        result = runs.get(f"{run}-{given.seed}")
+    command = f"python benchmarks/frontier_cpu.py RESULTS --frontier {options.frontier} --seed {options.seed}"
+    command += f" --threads {options.threads} --batch {options.batch} --images {options.images}"
+    command += f" --seconds {options.seconds:g}"
+    for run in dict.fromkeys(study.frontiers[options.frontier].rows.values()):
+        result = runs.get(f"{run}-{options.seed}")
         if any(point.run == run for point in points):
             continue
         if result is None:
-            print(f"{run}: seed {given.seed} is not measured yet")
+            print(f"{run}: seed {options.seed} is not measured yet")
             continue
         start = time.perf_counter()
-        points += measure_run(result, images=given.images, batch=given.batch, seconds=given.seconds)
+        points += measure_run(result, images=options.images, batch=options.batch, seconds=options.seconds)
         seconds += time.perf_counter() - start
         print(f"{run}: {time.perf_counter() - start:.0f} s", flush=True)
         write_costs(out, points, result, command=command, seconds=seconds, **conditions)

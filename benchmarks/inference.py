@@ -147,7 +147,7 @@ def read_rows(path: Path | None, *, fresh: bool) -> list[Row]:
 
 
 def from_here(rows: list[Row], device: str) -> list[Row]:
-    """Those that were measured on this machine with this software."""
+    """The rows that were measured on this machine with this software."""
     if not rows:
         return []
     here = {"hardware": hardware(device), "torch": torch.__version__, "version": progresvit.__version__}

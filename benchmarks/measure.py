@@ -16,7 +16,7 @@ from progresvit.engine.measurement import Measurement, hardware, in_fresh_proces
 Row = dict[str, Any]
 
 DEIT_SIZES = {3: ("Ti", "tiny"), 6: ("S", "small"), 12: ("B", "base")}
-"""By the number of heads."""
+"""Names of the sizes of DeiT, by the number of heads."""
 RESULTS = (
     "hardware", "torch", "version", "images", "images_per_s", "milliseconds", "gmacs", "tflops", "peak_gib",
     "share_continuing", "exit_shares", "threshold", "p50_ms", "p95_ms", "p99_ms", "repeats", "spread", "note", "error",
@@ -37,13 +37,13 @@ class Case:
     device: str = "cpu"
     precision: str = "fp32"
     backend: str | None = None
-    """Of the engine."""
+    """Backend of the engine."""
     threads: int | None = None
     batch: int = 8
     round: int | None = None
-    """From 1; for ``round``."""
+    """Number of the round, from 1; only for ``round``."""
     resolution: int | None = None
-    """For ``deit`` and ``plain``."""
+    """Side of the images; only for ``deit`` and ``plain``."""
     continuing: float | None = None
     """Share of the images that continue after each round."""
     images: int | None = None
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For a table, in which batch, precision and share have their own columns."""
+        """The name in a table that has columns for batch, precision and share."""
         if self.subject == "deit":
             sizes = [size for heads, (size, _) in DEIT_SIZES.items() if self.model == deit_name(heads)]
             return f"timm DeiT-{sizes[0]} {self.resolution}, {'compiled' if self.on_gpu else 'eager'}"
@@ -77,13 +77,13 @@ class Case:
 
 
 def case_key(case: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """That of a row's case; the duration and fields that are not set do not count."""
+    """The key of a row's case; the duration and unset fields do not count."""
     fields = {name: value for name, value in case.items() if value is not None and value is not False}
     return tuple(sorted((name, value) for name, value in fields.items() if name != "seconds"))
 
 
 def deit_name(heads: int) -> str:
-    """timm's plain ViT with so many heads."""
+    """The name of timm's plain ViT with this number of heads."""
     if heads not in DEIT_SIZES:
         raise ValueError(f"timm has no DeiT of {heads} heads to compare with; there are 3 (Ti), 6 (S) and 12 (B).")
     return f"deit_{DEIT_SIZES[heads][1]}_patch16_224"

@@ -86,7 +86,7 @@ def ratio_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def _account(rows: Sequence[Row]) -> list[str]:
-    """For each routed row: how much faster than a plain ViT in the same engine, and that than timm's compiled one."""
+    """The speed of each routed row relative to a plain ViT in the same engine, and of that ViT relative to timm's."""
     good = [row for row in rows if row["error"] is None and row["measure"] == "throughput"]
     lines = []
     for plain in (row for row in good if row["subject"] == "plain"):
@@ -127,7 +127,7 @@ def _ratio(row: Row, yardstick: Row) -> Row:
     else:
         ratio = row["images_per_s"] / yardstick["images_per_s"]
     names = {what: f"{one['name']} {one['precision']}" for what, one in (("engine", row), ("yardstick", yardstick))}
-    unsteady = any((one["spread"] or 0) > UNSTEADY for one in (row, yardstick))
+    unsteady = any((case["spread"] or 0) > UNSTEADY for case in (row, yardstick))
     return {**names, "batch": row["batch"], "measure": row["measure"], "ratio": ratio, "unsteady": unsteady}
 
 

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from progresvit.cli.output import show_table
 from progresvit.routing import (
     certified_threshold,
     certified_thresholds,
@@ -29,6 +28,7 @@ from progresvit.routing import (
     near_lossless,
     per_round_frontier,
 )
+from progresvit.table import Column, Table, decimals
 
 GMACS = {2: [0.912, 6.267], 3: [0.188, 1.735, 7.097], 4: [0.335, 0.641, 0.947, 1.253]}
 
@@ -78,12 +78,8 @@ def main() -> None:
         "fitting a learned router, 6 epochs, 2 rounds": lambda: fit_router(numbers, two[1]),
     }
     rows = [{"what": what, "seconds": median_seconds(work)} for what, work in works.items()]
-    table = Table(title=f"{options.images:,} records, one core", title_justify="left")
-    table.add_column("what")
-    table.add_column("seconds", justify="right")
-    for row in rows:
-        table.add_row(str(row["what"]), f"{row['seconds']:.3f}")
-    Console().print(table)
+    columns = (Column("what", "what"), Column("seconds", "seconds", decimals))
+    show_table(Table(f"{options.images:,} records, one core", columns, rows))
     if options.out:
         options.out.write_text(json.dumps({"images": options.images, "rows": rows}, indent=2) + "\n", encoding="utf-8")
 

@@ -30,20 +30,20 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", default="bf16" if torch.cuda.is_available() else "fp32")
     parser.add_argument("--workers", type=int, default=8)
-    given = parser.parse_args()
-    options = {"device": given.device, "precision": given.precision, "workers": given.workers}
-    config = progresvit.load(given.model).config
-    dataset = find_segmentation(given.data, given.split, default_names=config.labels)
-    decoded = [dataset.read_pair(index)[0] for index in range(min(len(dataset), given.images))]
-    images = [decoded[number % len(decoded)] for number in range(given.images)]
-    every = progresvit.SegmentationEngine(given.model, float(np.log(config.num_classes) + 1), **options)
+    options = parser.parse_args()
+    engine_options = {"device": options.device, "precision": options.precision, "workers": options.workers}
+    config = progresvit.load(options.model).config
+    dataset = find_segmentation(options.data, options.split, default_names=config.labels)
+    decoded = [dataset.read_pair(index)[0] for index in range(min(len(dataset), options.images))]
+    images = [decoded[number % len(decoded)] for number in range(options.images)]
+    every = progresvit.SegmentationEngine(options.model, float(np.log(config.num_classes) + 1), **engine_options)
     scores = np.array([result.score for result in every.segment(decoded)])  # of round 1, also warms up
     for share in SHARES:
         threshold = float(np.quantile(scores, share)) if share < 1 else float(scores.max()) + 1
-        engine = progresvit.SegmentationEngine(given.model, 0.0 if share == 0 else threshold, **options)
+        engine = progresvit.SegmentationEngine(options.model, 0.0 if share == 0 else threshold, **engine_options)
         engine.segment(images[:64])
         seconds = []
-        for _ in range(given.repeat):
+        for _ in range(options.repeat):
             start = time.perf_counter()
             results = engine.segment(images)
             seconds.append(time.perf_counter() - start)
@@ -52,7 +52,7 @@ def main() -> None:
             "exit_share": round(float(exits), 3),
             "gmacs": round(float(np.mean([result.gmacs for result in results])), 3),
             "images_per_s": round(len(images) / float(np.median(seconds)), 1),
-            "spread": [round(len(images) / one, 1) for one in (max(seconds), min(seconds))],
+            "spread": [round(len(images) / duration, 1) for duration in (max(seconds), min(seconds))],
         }
         print(json.dumps(row), flush=True)
 

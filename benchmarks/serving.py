@@ -195,7 +195,7 @@ async def closed_loop(run: Run, callers: int, seconds: float) -> list[Reply]:
 
 
 def percentiles(seconds: Sequence[float], name: str = "", points: Sequence[int] = (50, 95, 99)) -> Result:
-    """In milliseconds; None without values."""
+    """Percentiles in milliseconds; None without values."""
     values = (1000 * np.percentile(seconds, points)).tolist() if len(seconds) else [None] * len(points)
     return {f"{name}p{point}_ms": value for point, value in zip(points, values)}
 
@@ -235,7 +235,7 @@ def call_in_process(options: argparse.Namespace, address: str, callers: int) -> 
 
 
 async def call_from_processes(run: Run, callers: int) -> list[Reply]:
-    """A closed loop of so many callers, divided among the processes of the options."""
+    """A closed loop of this many callers, divided among the processes of the options."""
     count = min(run.options.processes, callers)
     if count == 1:
         return await closed_loop(run, callers, STEP_S)
@@ -263,7 +263,7 @@ async def find_capacity(run: Run) -> Result:
 
 
 async def make_arrivals(run: Run) -> list[float]:
-    """For the rate that the options ask for; it replaces the rate in the options."""
+    """The rate that the options ask for; it replaces the rate in the options."""
     given = run.options
     if given.rate is None:
         given.capacity = given.capacity or (await find_capacity(run))["capacity_per_s"]
@@ -384,7 +384,7 @@ def cpu_times() -> np.ndarray:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Options of this script, and those of the server after ``--``."""
+    """Options of this script, and options of the server after ``--``."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=MODES)

@@ -20,10 +20,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import progresvit
+from progresvit.cli.output import show_table
 from progresvit.data.augment.classification import Augmentation, AugmentImages, Batch
 from progresvit.data.augment.multicrop import MultiCrop
 from progresvit.data.sampler import EpochSampler
@@ -31,11 +30,20 @@ from progresvit.data.sources import InMemorySource
 from progresvit.distributed import Processes, start_processes
 from progresvit.model import ProgResViT
 from progresvit.model.precision import PRECISIONS
+from progresvit.table import Column, Table
 from progresvit.training.recipe import Recipe, make_recipe
 from progresvit.training.step import TrainingStep
 from progresvit.training.tasks.classification import make_mixup, soft_cross_entropy
 from progresvit.training.tasks.dino import DINO
 from progresvit.training.tasks.supervised import Supervised
+
+COLUMNS = (
+    Column("what", "what"),
+    Column("batch", "batch"),
+    Column("images_per_second", "images/s", "{:,.0f}".format),
+    Column("peak_gib", "peak GiB", "{:.1f}".format),
+    Column("first_step_s", "first step s", "{:.0f}".format),
+)
 
 
 def make(preset: str, batch: int, *, precision: str, compile_: bool) -> Recipe:
@@ -53,7 +61,7 @@ def make(preset: str, batch: int, *, precision: str, compile_: bool) -> Recipe:
 
 
 def synthetic(batch: int, resolution: int, classes: int, device: torch.device) -> Iterator[list[Batch]]:
-    """The same random images again and again (a copy: mixup writes into its batch)."""
+    """Copies of one batch of random images: mixup writes into its batch."""
     images = torch.randn(batch, 3, resolution, resolution, device=device)
     targets = torch.randint(classes, (batch,), device=device)
     while True:
@@ -182,7 +190,7 @@ def make_dino(options: argparse.Namespace, processes: Processes, batch: int) -> 
 
 
 def dino(options: argparse.Namespace, processes: Processes, batch: int) -> dict[str, float]:
-    """The same crops again and again."""
+    """One batch of crops for every step."""
     step, crops = make_dino(options, processes, batch)
     same = next(crops.steps(0, 1))
     return timed(step, iter(lambda: same, None), steps=options.steps, batch=batch)
@@ -264,18 +272,7 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     compiled = "compiled" if options.compile else "eager"
-    table = Table(
-        "what", "batch", "images/s", "peak GiB", "first step s", title=f"{device}, {options.precision}, {compiled}"
-    )
-    for row in rows:
-        table.add_row(
-            str(row["what"]),
-            str(row["batch"]),
-            f"{row['images_per_second']:,.0f}",
-            f"{row['peak_gib']:.1f}",
-            f"{row['first_step_s']:.0f}",
-        )
-    Console().print(table)
+    show_table(Table(f"{device}, {options.precision}, {compiled}", COLUMNS, rows))
     if options.json:
         about = {
             "device": device,

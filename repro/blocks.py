@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from repro import (
     routing_tables,
     segmentation_tables,
     self_supervised,
-    shift_tables,
+    shift,
     tables,
 )
 from repro.compare import (
@@ -27,8 +27,10 @@ from repro.compare import (
     LineUp,
     RunShift,
     crossed_difference,
+    find_row,
     gather,
     line_up,
+    marginal_rows,
     run_shift,
 )
 from repro.equal import check_equal, check_seeds
@@ -38,13 +40,12 @@ from repro.frontier import (
     costs_of,
     frontier_rows,
     line_up_frontier,
-    marginal_rows,
     per_round_points,
     points_of,
 )
 from repro.outcomes import Outcome, gather_outcomes, verdict_of
 from repro.segmentation import ExitOrder, SegmentationRow, SegmentationStudy
-from repro.shift_seeds import ShiftTest, gather_shift, gather_shift_tests, mean_over_seeds
+from repro.shift import gather_shift, gather_shift_tests
 from repro.store import read_results
 from repro.study import STUDY_FILE, Equal, Study, read_study
 
@@ -56,6 +57,20 @@ SAVING = 0.15
 """Share of the GMACs at which orders of exits are compared."""
 EPSILONS, DELTA = (0.005, 0.01, 0.02), 0.05
 """Bounds of certificates on the growth of the pixel error, and the probability that one fails."""
+FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    routing_tables.settings_of,
+    routing_tables.rules_of,
+    routing_tables.gains_of,
+    routing_tables.open_gains,
+    routing_tables.router_verdict,
+    shift.mean_top1,
+    shift.mean_at,
+    shift.refined_gain,
+    shift.routed_change,
+    shift.beyond_bound,
+    verdict_of,
+)
+"""What a template can call beside the methods of a page."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +92,9 @@ class Page:
             raise ValueError(f"{folder} has no {STUDY_FILE}, which says what is compared; copy the study's file there.")
         self.study: Study = read_study(folder / STUDY_FILE)
         self.plots, self.prefix = plots, prefix
-        self.rows: dict[str, list[FrontierRow]] = {}
-        """Rows of each frontier that a template asked for."""
-        self.segmented: SegmentationStudy | None = None
+        self._frontier_rows = cache(partial(frontier_rows, self.results, self.study))  # intervals take a while
 
-    def plot(self, name: str, alt: str, draw: Callable[[], Figure], *data: Any) -> str:
+    def _plot(self, name: str, alt: str, draw: Callable[[], Figure], *data: Any) -> str:
         """An image tag; ``data`` is everything that the plot shows."""
         name = f"{self.prefix}{name}"
         content = json.dumps([name, *data], sort_keys=True, default=_shown)
@@ -93,10 +106,10 @@ class Page:
     def about(self) -> str:
         """The images, and how numbers are given."""
         sets: dict[tuple[str, int, int], set[int]] = {}
-        for one in self.results.all:
-            trained_on = sets.setdefault((one.data.name, one.data.val, one.data.classes), set())
-            if one.data.train is not None:  # what was not trained here does not say
-                trained_on.add(one.data.train)
+        for result in self.results.all:
+            trained_on = sets.setdefault((result.data.name, result.data.val, result.data.classes), set())
+            if result.data.train is not None:  # what was not trained here does not say
+                trained_on.add(result.data.train)
         lines = []
         for (name, val, classes), trained_on in sets.items():
             numbers = " or ".join(f"{train:,}" for train in sorted(trained_on))
@@ -118,12 +131,12 @@ class Page:
         if self.study.comparisons[name].tests:
             differences = [tables.seeds_table(compared), " ".join(notes), *self._tests(name)]
         else:
-            plot = self.plot(f"{name}-accuracy", accuracy, partial(figures.accuracy_figure, compared), compared)
+            plot = self._plot(f"{name}-accuracy", accuracy, partial(figures.accuracy_figure, compared), compared)
             differences = [tables.accuracy_table(compared), " ".join(notes), plot]
         return _blocks(
             *differences,
             tables.exit_table(compared),
-            self.plot(f"{name}-frontier", cost, partial(figures.comparison_figure, compared), compared),
+            self._plot(f"{name}-frontier", cost, partial(figures.comparison_figure, compared), compared),
         )
 
     def _tests(self, name: str) -> list[str | None]:
@@ -135,13 +148,13 @@ class Page:
         alt = f"{outcomes.title}: differences with their 95 % intervals over seeds and images"
         tests = self.study.comparisons[name].tests
         tested = {run for test in tests for run in (test.ours, test.theirs)}
-        runs = [one for one in self.results.runs.values() if one.run in tested]
+        runs = [result for result in self.results.runs.values() if result.run in tested]
         declared = [test.model_dump() for test in tests]
         draw = partial(figures.tests_figure, outcomes)
         return [
             tables.tests_table(outcomes),
             missing or None,
-            self.plot(f"{name}-tests", alt, draw, outcomes.title, declared, runs),  # no computed floats: they may round
+            self._plot(f"{name}-tests", alt, draw, outcomes.title, declared, runs),  # computed floats may round
             tables.first_round_table(outcomes),
         ]
 
@@ -155,17 +168,18 @@ class Page:
         by_device = {cost.machine.device: (cost, costs_of(rows, cost, data)) for cost in self.results.cost.values()}
         shown = [title, lined_up.plan.model_dump(), *(run.seeds for run in lined_up.runs)]
         draw = partial(frontier_figures.frontier_figure, lined_up, rows)
-        parts = [self.plot(f"{name}-gmacs", f"{title}: top-1 against average GMACs of each run", draw, *shown)]
+        parts = [self._plot(f"{name}-gmacs", f"{title}: top-1 against average GMACs of each run", draw, *shown)]
         for device, (cost, costs) in by_device.items():
             draw = partial(frontier_figures.speed_figure, lined_up, rows, costs, device)
             alt = f"{title}: top-1 against images per second of each run on {device}"
-            parts.append(self.plot(f"{name}-{cost.name}", alt, draw, *shown, device, cost))
+            parts.append(self._plot(f"{name}-{cost.name}", alt, draw, *shown, device, cost))
         parts.append(frontier_tables.frontier_table(title, rows, {key: costs for key, (_, costs) in by_device.items()}))
         if lined_up.missing:
             parts.append(f"Not measured: {', '.join(lined_up.missing)}.")
         timed = [row for row in rows if not row.per_round]
         parts += [frontier_tables.cost_table(title, timed, cost, costs) for cost, costs in by_device.values()]
-        return _blocks(*parts, frontier_tables.commands_table(lined_up.runs))
+        commands = {run.label: run.first.commands[0] for run in lined_up.runs}
+        return _blocks(*parts, tables.commands_table("Commands beside each row, with the first seed", commands))
 
     def early_exit(self, name: str) -> str:
         """The near-lossless threshold of each run of a frontier, and its seeds separately."""
@@ -184,32 +198,22 @@ class Page:
         if not runs:
             return NOT_MEASURED
         alt = "Loss, and entropy of the teacher's output, of its mean over images and of the centre, against epochs"
-        shown = [[one.name, one.curves and one.curves.model_dump(), one.recipe["task_options"]] for one in runs]
-        return self.plot("training", alt, partial(self_supervised.curves_figure, runs), *shown)
+        shown = [[run.name, run.curves and run.curves.model_dump(), run.recipe["task_options"]] for run in runs]
+        return self._plot("training", alt, partial(self_supervised.curves_figure, runs), *shown)
 
     def information(self, run: str) -> tuple[float, ...]:
         """Nats about the image in the teacher's output at the end of a training of the task dino, in each round."""
         return self_supervised.information(self_supervised.runs_with_curves(self.results, (run,)))
 
-    def _frontier_rows(self, name: str) -> list[FrontierRow]:
-        """Computed once: intervals take a while."""
-        if name not in self.rows:
-            self.rows[name] = frontier_rows(self.results, self.study, name)
-        return self.rows[name]
-
     def frontier_row(self, name: str, run: str, point: str) -> FrontierRow:
         """One row of a frontier, by its run or label and its point."""
-        rows = {(key, row.point): row for row in self._frontier_rows(name) for key in (row.run, row.label)}
-        if (run, point) not in rows:
-            known = "; ".join(f"{row.run}, {row.point}" for row in self._frontier_rows(name))
-            raise ValueError(f"the frontier {name} has no row {run}, {point}; it has {known or 'none'}.")
-        return rows[run, point]
+        return find_row(self._frontier_rows(name), run, point, f"the frontier {name}")
 
     def point_top1(self, run: str, point: str) -> float:
         """Top-1 of a point of a run, by the names of ``repro.frontier``; mean over seeds."""
 
         def of_seed(result: RunResult) -> float:
-            points = {one.name: one for one in (*points_of(result), *per_round_points(result))}
+            points = {point.name: point for point in (*points_of(result), *per_round_points(result))}
             if point not in points:
                 raise ValueError(f"{result.name} has no point {point}; it has {', '.join(points)}.")
             return float(points[point].correct.mean())
@@ -228,39 +232,38 @@ class Page:
         """The runs of a study of segmentation: points, thresholds of the validation images, and what exits cost."""
         if not self.results.segmentation:
             return NOT_MEASURED
-        study = self._segmentation()
+        study = self._segmentation
         title, plan = study.plan.title, self.study.segmentation
         assert plan is not None
         shown = [plan.model_dump(), *self.results.segmentation.values()]
         draw = partial(segmentation_tables.frontier_figure, study)
+        commands = {study.labels[run]: seeds[0].result.commands[0] for run, seeds in study.runs.items()}
         return _blocks(
-            self.plot("segmentation", f"{title}: mIoU against average GMACs of each run", draw, *shown),
+            self._plot("segmentation", f"{title}: mIoU against average GMACs of each run", draw, *shown),
             segmentation_tables.points_table(study),
             f"Not measured: {', '.join(study.missing)}." if study.missing else None,
             segmentation_tables.routing_table(study),
             segmentation_tables.orders_table(study, SAVING),
             segmentation_tables.certificates_table(study, EPSILONS, DELTA),
             segmentation_tables.classes_table(study),
-            segmentation_tables.commands_table(study),
+            tables.commands_table(f"{title}: commands beside each row, with the first seed", commands),
         )
 
+    @cached_property
     def _segmentation(self) -> SegmentationStudy:
-        """Computed once: intervals take a while."""
-        if self.segmented is None:
-            self.segmented = SegmentationStudy(self.results, self.study)
-        return self.segmented
+        return SegmentationStudy(self.results, self.study)  # intervals take a while
 
     def segmentation_row(self, run: str, point: str) -> SegmentationRow:
         """One point of a run."""
-        return self._segmentation().row(run, point)
+        return self._segmentation.row(run, point)
 
     def marginal_points(self) -> list[SegmentationRow]:
         """Points whose verdict a correction for the number of rows would not carry."""
-        return self._segmentation().marginal()
+        return marginal_rows(self._segmentation.rows)
 
     def exit_order(self, run: str) -> ExitOrder:
         """What the saving of the table costs a run."""
-        return self._segmentation().exit_order(run, SAVING)
+        return self._segmentation.exit_order(run, SAVING)
 
     def settings(self, name: str) -> str:
         """The thresholds of a routing measurement."""
@@ -269,7 +272,7 @@ class Page:
         alt = "Top-1 against average GMACs with thresholds"
         return _blocks(
             routing_tables.settings_table(result),
-            self.plot(f"{name}-settings", alt, partial(figures.routing_frontier_figure, result), result),
+            self._plot(f"{name}-settings", alt, partial(figures.routing_frontier_figure, result), result),
             routing_tables.halves_table(result),
             routing_tables.certificates_table(result),
         )
@@ -281,7 +284,7 @@ class Page:
             return NOT_MEASURED
         first, *others = map(routing_tables.matched_table, result.matched)
         draw = partial(figures.gains_figure, result.matched)
-        plot = self.plot(f"{name}-routers", "Gain of routers over entropy", draw, result)
+        plot = self._plot(f"{name}-routers", "Gain of routers over entropy", draw, result)
         return _blocks(plot, first, *map(tables.folded, others))
 
     def abstention(self, name: str) -> str:
@@ -290,7 +293,7 @@ class Page:
         if result is None or not result.abstention:
             return NOT_MEASURED
         draw = partial(figures.risk_figure, result.abstention)
-        plot = self.plot(f"{name}-abstention", "Risk against coverage", draw, result)
+        plot = self._plot(f"{name}-abstention", "Risk against coverage", draw, result)
         return _blocks(routing_tables.withheld_table(result), routing_tables.risk_table(result), plot)
 
     def equal_accuracy(self, name: str) -> str:
@@ -306,71 +309,61 @@ class Page:
         if result is None or not result.groups:
             return NOT_MEASURED
         alt = "Share of each group that exits early"
-        plot = self.plot(f"{name}-groups", alt, partial(figures.groups_figure, result), result)
+        plot = self._plot(f"{name}-groups", alt, partial(figures.groups_figure, result), result)
         return _blocks(routing_tables.groups_table(result), plot)
 
     def severities(self, name: str) -> str:
         """Models under corruption, by severity; mean over seeds."""
         measured, missing = gather_shift(self.results, self.study, name)
-        models, asked = self.shifted(name), len(self.study.shift[name].models)
-        if not models:
+        if not measured:
             return NOT_MEASURED
-        parts: list[str | None] = [*shift_tables.severity_tables(models)]
+        parts: list[str | None] = [*shift.severity_tables(measured)]
         if missing:
             parts.append(f"Not measured: {', '.join(missing)}.")
         shown = {model: seeds[0] if len(seeds) == 1 else seeds for model, seeds in measured.items()}
-        if len(models) > 1:
-            draw = partial(figures.shifted_accuracy_figure, models)
-            parts.append(self.plot(f"{name}-accuracy", "Top-1 of several models by severity", draw, shown))
+        if len(measured) > 1:
+            draw = partial(figures.shifted_accuracy_figure, measured)
+            parts.append(self._plot(f"{name}-accuracy", "Top-1 of several models by severity", draw, shown))
         plain = {model: seeds[0] for model, seeds in measured.items() if len(seeds[0].gmacs_paper) == 1}
         for model, seeds in measured.items():
             if model not in plain and seeds[0].severities[0].frontier:
-                parts.append(self._severity_plot(model, seeds[0], asked > 1, plain))
+                parts.append(self._severity_plot(model, seeds[0], len(self.study.shift[name].models) > 1, plain))
         return _blocks(*parts)
 
-    def _severity_plot(self, model: str, one: ShiftResult, several: bool, plain: dict[str, ShiftResult]) -> str:
+    def _severity_plot(self, model: str, result: ShiftResult, several: bool, plain: dict[str, ShiftResult]) -> str:
         title = f"Frontiers under corruption: {model}" if several else "Frontiers under corruption"
-        title += f", seed {one.seed}" if one.seed is not None else ""
+        title += f", seed {result.seed}" if result.seed is not None else ""
         alt = f"Top-1 against average GMACs of {model} by severity; stars: a threshold calibrated on clean images"
-        draw = partial(figures.severity_figure, one, title=title, beside=plain)
-        return self.plot(f"{one.name}-severities", alt, draw, title, one, plain)
+        draw = partial(figures.severity_figure, result, title=title, beside=plain)
+        return self._plot(f"{result.name}-severities", alt, draw, title, result, plain)
 
     def corruptions(self, name: str) -> str:
         """Models under each corruption; mean over seeds."""
-        models = self.shifted(name)
-        return _blocks(*map(tables.folded, shift_tables.corruption_tables(models))) if models else NOT_MEASURED
+        models, _ = gather_shift(self.results, self.study, name)
+        return _blocks(*map(tables.folded, shift.corruption_tables(models))) if models else NOT_MEASURED
 
     def harm(self, name: str) -> str:
         """Images that early exit turns from right to wrong, under corruption."""
-        return _blocks(shift_tables.harm_table(self.shifted(name)) or NOT_MEASURED)
+        return _blocks(shift.harm_table(gather_shift(self.results, self.study, name)[0]) or NOT_MEASURED)
 
     def shift_tests(self, name: str, ours: str, theirs: str) -> str:
         """One model against another under corruption, over seeds and images."""
-        tests = self.shift_tested(name, ours, theirs)
-        return _blocks(shift_tables.tests_table(list(tests.values()), ours, theirs) if tests else NOT_MEASURED)
-
-    def shift_tested(self, name: str, ours: str, theirs: str) -> dict[int, ShiftTest]:
-        """The tests of ``shift_tests`` by severity; empty if neither model was measured."""
-        if not {ours, theirs} & self.shifted(name).keys():
-            return {}
-        return {one.severity: one for one in gather_shift_tests(self.results, self.study, name, ours, theirs)}
-
-    def shifted(self, name: str) -> dict[str, ShiftResult]:
-        """The models of a shift entry that were measured, by name, each with the mean over its seeds."""
-        measured, _ = gather_shift(self.results, self.study, name)
-        return {model: mean_over_seeds(seeds) for model, seeds in measured.items()}
+        if not {ours, theirs} & gather_shift(self.results, self.study, name)[0].keys():
+            return NOT_MEASURED
+        tests = gather_shift_tests(self.results, self.study, name, ours, theirs)
+        return _blocks(shift.differences_table(tests, ours, theirs))
 
     def measurements(self) -> str:
         """Every results file with its hardware and commands."""
         parts = [tables.runs_table(self.results.all)]
-        for one in self.results.all:
-            software = f"progresvit at {one.revision}, torch {one.machine.torch}, Python {one.machine.python}"
-            summary = f"<details><summary>Commands of <code>{one.name}</code></summary>"
-            parts.append(f"{summary}\n\n```\n" + "\n".join(one.commands) + f"\n```\n\n{software}.\n\n</details>")
+        for result in self.results.all:
+            software = f"progresvit at {result.revision}, torch {result.machine.torch}, Python {result.machine.python}"
+            summary = f"<details><summary>Commands of <code>{result.name}</code></summary>"
+            parts.append(f"{summary}\n\n```\n" + "\n".join(result.commands) + f"\n```\n\n{software}.\n\n</details>")
         return _blocks(*parts)
 
     def difference(self, ours: str, theirs: str, place: int = FULL, equal: Equal | None = "epochs") -> Difference:
-        """Top-1 of one run minus that of another, with its interval over images; of a round, or of the full path."""
+        """Difference of two runs in top-1 of a round or of the full path, with its interval over images."""
         ours_run, theirs_run = self._compared(ours, theirs, equal=equal)
         return ours_run.less(theirs_run, place)
 
@@ -380,7 +373,7 @@ class Page:
         return self.run_shift(place).widen(self.difference(ours, theirs, place), *seeds)
 
     def crossed(self, ours: str, theirs: str, place: int = FULL, equal: Equal | None = "compute") -> CrossedDifference:
-        """Top-1 of one run minus that of another at equal training compute, with its interval over seeds and images.
+        """Difference of two runs in top-1 at equal training compute, with its interval over seeds and images.
 
         With ``equal`` None, trainings may differ in length: one of the two has random weights, say.
         """
@@ -394,7 +387,7 @@ class Page:
         for run in runs:
             if not run.seeds:
                 raise ValueError(f"{run.run} was not measured.")
-        check_equal([one for run in runs for one in run.seeds], equal, " minus ".join(names))
+        check_equal([result for run in runs for result in run.seeds], equal, " minus ".join(names))
         return runs
 
     def run_shift(self, place: int = FULL) -> RunShift:
@@ -406,54 +399,30 @@ class Page:
         return marginal_rows(self._frontier_rows(name))
 
     def _measured(self) -> set[str]:
-        return {one.run for one in self.results.runs.values()}
+        return {result.run for result in self.results.runs.values()}
 
     def tested(self, name: str) -> dict[str, Outcome]:
         """The declared tests of a comparison that were measured, by label."""
-        return {one.label: one for one in gather_outcomes(self.results, self.study, name).measured}
+        return {outcome.label: outcome for outcome in gather_outcomes(self.results, self.study, name).measured}
+
+    def compared(self, name: str) -> list[FrontierRow]:
+        """Rows of a frontier that are compared with ours."""
+        return [row for row in self._frontier_rows(name) if row.difference is not None]
 
     def values(self) -> dict[str, Any]:
-        """Everything that a template can use, by name."""
-        blocks: list[Callable[..., str]] = [self.about, self.comparison, self.settings, self.routers, self.abstention]
-        blocks += [self.frontier, self.equal_accuracy, self.groups, self.severities, self.corruptions]
-        blocks += [self.harm, self.shift_tests, self.measurements, self.segmentation]
-        blocks += [self.early_exit, self.probes, self.training_curves]
-        routed = [(one.near_lossless, one.rounds) for one in self.results.runs.values() if len(one.rounds.bits) > 1]
+        """Everything that a template can use, by name: the public methods of this class, ``FUNCTIONS`` and results."""
+        methods = {name: getattr(self, name) for name in vars(Page) if not name.startswith("_") and name != "values"}
+        runs = [result for result in self.results.runs.values() if len(result.rounds.bits) > 1]
+        routed = [(result.near_lossless, result.rounds) for result in runs]
         return {
+            **methods,
+            **{function.__name__: function for function in FUNCTIONS},
             "study": self.study,
             "run": {name: gather(self.results, name) for name in self._measured()},
             "routing": self.results.routing,
             "shift": self.results.shift,
             "cost": self.results.cost,
-            "frontier_row": self.frontier_row,
-            "segmentation_row": self.segmentation_row,
-            "exit_order": self.exit_order,
-            "marginal_points": self.marginal_points,
-            "information": self.information,
-            "cost_point": self.cost_point,
-            "point_top1": self.point_top1,
             "savings": [1 - point.gmacs_paper / rounds.gmacs_paper[FULL] for point, rounds in routed if point],
-            "settings_of": routing_tables.settings_of,
-            "rules_of": routing_tables.rules_of,
-            "gains_of": routing_tables.gains_of,
-            "open_gains": routing_tables.open_gains,
-            "router_verdict": routing_tables.router_verdict,
-            "difference": self.difference,
-            "widened": self.widened,
-            "crossed": self.crossed,
-            "run_shift": self.run_shift,
-            "compared": lambda name: [row for row in self._frontier_rows(name) if row.difference is not None],
-            "marginal_rows": self.marginal_rows,
-            "verdict_of": verdict_of,
-            "tested": self.tested,
-            "shifted": self.shifted,
-            "shift_tested": self.shift_tested,
-            "mean_top1": shift_tables.mean_top1,
-            "mean_at": shift_tables.mean_at,
-            "refined_gain": shift_tables.refined_gain,
-            "routed_change": shift_tables.routed_change,
-            "beyond_bound": shift_tables.beyond_bound,
-            **{block.__name__: block for block in blocks},
         }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +47,8 @@ def paired_difference(ours: NDArray[np.float64], theirs: NDArray[np.float64]) ->
     sampling of the images and the flips of single images from seed to seed, but not a shift of a whole run, which
     ``RunShift`` adds.
     """
-    found = mean_interval(ours - theirs)
-    return Difference(mean=found.mean, lowest=found.lowest, highest=found.highest)
+    interval = mean_interval(ours - theirs)
+    return Difference(mean=interval.mean, lowest=interval.lowest, highest=interval.highest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +152,8 @@ def _resamples(seeds: int, images: int, draws: int, seed: int) -> tuple[NDArray[
     for start in range(0, draws, CHUNK):
         for kind in counts:
             part = kind[start : start + CHUNK]
-            chosen = rng.integers(0, part.shape[1], part.shape) + part.shape[1] * np.arange(len(part))[:, None]
-            part[:] = np.bincount(chosen.ravel(), minlength=part.size).reshape(part.shape)
+            places = rng.integers(0, part.shape[1], part.shape) + part.shape[1] * np.arange(len(part))[:, None]
+            part[:] = np.bincount(places.ravel(), minlength=part.size).reshape(part.shape)
     return counts
 
 
@@ -166,6 +167,43 @@ def is_clear_among(difference: Difference, intervals: int) -> bool:
     return difference.lowest < difference.highest and abs(difference.mean) > wider * difference.half_width
 
 
+@dataclass(frozen=True, kw_only=True)
+class PointRow:
+    """A point of a run over all seeds, and ours at the same GMACs."""
+
+    label: str
+    run: str
+    point: str
+    gmacs: float
+    """Mean over seeds."""
+    compute: float | None
+    """Training compute divided by the training compute of ours; None if ours was not measured."""
+    ours_gmacs: float | None
+    """GMACs of ours where it is compared, at most this point's; None for ours, and below the GMACs of its round 1."""
+    difference: CrossedDifference | None
+    """Ours minus this run, paired by seed and image; None if it is not compared, and for one seed."""
+    verdict: str | None
+    """Verdict on the difference."""
+
+
+AnyRow = TypeVar("AnyRow", bound=PointRow)
+
+
+def find_row(rows: Sequence[AnyRow], run: str, point: str, title: str) -> AnyRow:
+    """A row by its run or label and its point."""
+    for row in rows:
+        if run in (row.run, row.label) and row.point == point:
+            return row
+    choices = "; ".join(f"{row.run}, {row.point}" for row in rows)
+    raise ValueError(f"{title} has no row {run}, {point}; it has {choices or 'none'}.")
+
+
+def marginal_rows(rows: Sequence[AnyRow]) -> list[AnyRow]:
+    """Rows whose gain or loss is not clear once intervals are corrected for the number of all of them (Bonferroni)."""
+    compared = [(row, row.difference) for row in rows if row.difference is not None]
+    return [row for row, difference in compared if difference.clear and not is_clear_among(difference, len(compared))]
+
+
 @dataclass(frozen=True)
 class ComparedRun:
     """A run with all of its seeds. ``place`` is the index of a round; the default is the full path."""
@@ -176,7 +214,7 @@ class ComparedRun:
 
     @property
     def first(self) -> RunResult:
-        """For what the seeds have in common: rounds, parameters, epochs."""
+        """The first seed; all seeds share rounds, parameters and epochs."""
         return self.seeds[0]
 
     @property
@@ -186,11 +224,11 @@ class ComparedRun:
     @cached_property
     def correct(self) -> NDArray[np.float64]:
         """Share of the seeds that have each image right: (N, S)."""
-        return np.mean([one.rounds.correct(one.data.val) for one in self.seeds], axis=0)  # type: ignore[no-any-return]
+        return np.mean([result.rounds.correct(result.data.val) for result in self.seeds], axis=0)  # type: ignore[no-any-return]
 
     def correct_of_seeds(self, place: int = FULL) -> NDArray[np.float64]:
         """Whether each seed has each image right in a round, as 1 and 0: (K, N)."""
-        return np.stack([one.rounds.correct(one.data.val)[:, place] for one in self.seeds]).astype(np.float64)
+        return np.stack([result.rounds.correct(result.data.val)[:, place] for result in self.seeds]).astype(np.float64)
 
     def gmacs(self, place: int = FULL) -> float:
         """GMACs of an image that exits after a round, earlier rounds included."""
@@ -198,7 +236,7 @@ class ComparedRun:
 
     def top1_of_seeds(self, place: int = FULL) -> tuple[float, ...]:
         """Top-1 of a round, by seed."""
-        return tuple(one.rounds.right[place] / one.data.val for one in self.seeds)
+        return tuple(result.rounds.right[place] / result.data.val for result in self.seeds)
 
     def top1(self, place: int = FULL) -> float:
         """Top-1 of a round, mean over the seeds."""
@@ -217,7 +255,7 @@ class ComparedRun:
     @property
     def near_lossless(self) -> tuple[Point, ...]:
         """The near-lossless point of each seed; empty if rounds are alternatives, which cannot be routed."""
-        return tuple(one.near_lossless for one in self.seeds if one.near_lossless is not None)
+        return tuple(result.near_lossless for result in self.seeds if result.near_lossless is not None)
 
     @property
     def saving(self) -> float:
@@ -225,17 +263,17 @@ class ComparedRun:
         return float(np.mean([1 - point.gmacs_paper / self.gmacs() for point in self.near_lossless]))
 
     def mean(self, value: Callable[[RunResult], float]) -> float:
-        """Over the seeds."""
-        return float(np.mean([value(one) for one in self.seeds]))
+        """The mean of a value over the seeds."""
+        return float(np.mean([value(result) for result in self.seeds]))
 
     def gmacs_at(self, top1: float) -> float:
         """GMACs from which on the frontier is nowhere below an accuracy, mean over the seeds."""
 
-        def cheapest(one: RunResult) -> float:
-            low = [place for place, point in enumerate(one.frontier) if point.top1 < top1]
-            reached = one.frontier[low[-1] + 1 :] if low else one.frontier
+        def cheapest(result: RunResult) -> float:
+            low = [place for place, point in enumerate(result.frontier) if point.top1 < top1]
+            reached = result.frontier[low[-1] + 1 :] if low else result.frontier
             if not reached:
-                raise ValueError(f"{one.name} never reaches a top-1 of {top1:.4f}.")
+                raise ValueError(f"{result.name} never reaches a top-1 of {top1:.4f}.")
             return reached[0].gmacs_paper
 
         return self.mean(cheapest)
@@ -305,7 +343,7 @@ class LineUp:
 
 def gather(results: Results, run: str, label: str | None = None) -> ComparedRun:
     """The seeds of a run, possibly none; refused if they differ in more than the seed."""
-    seeds = sorted((one for one in results.runs.values() if one.run == run), key=lambda one: one.seed or 0)
+    seeds = sorted((result for result in results.runs.values() if result.run == run), key=lambda one: one.seed or 0)
     for other in seeds[1:]:
         ours, theirs = _apart_from_seed(seeds[0]), _apart_from_seed(other)
         for what in sorted(ours.keys() | theirs.keys()):
@@ -341,7 +379,7 @@ def line_up(results: Results, study: Study, name: str) -> LineUp:
         against = gather(results, comparison.against, labels.get(comparison.against))
     measured = tuple(row for row in rows if row.seeds)
     everyone = [*measured, *([against] if against else [])]
-    check_equal([one for row in everyone for one in row.seeds], comparison.equal, f"the comparison {name}")
+    check_equal([result for row in everyone for result in row.seeds], comparison.equal, f"the comparison {name}")
     _check_declared_seeds([row for row in everyone if row.seeds], study, f"the comparison {name}")
     return LineUp(
         title=comparison.title,
@@ -354,7 +392,7 @@ def line_up(results: Results, study: Study, name: str) -> LineUp:
 
 def _check_declared_seeds(rows: Sequence[ComparedRun], study: Study, what: str) -> None:
     """Refuse a run that lacks a seed of its own which another run has. Runs may have different numbers of seeds."""
-    holders = {one.seed: one.name for row in rows for one in row.seeds}
+    holders = {result.seed: result.name for row in rows for result in row.seeds}
     for row in rows:
         for seed in _missing_seeds(row, study):
             if seed in holders:
@@ -369,5 +407,5 @@ def _missing(row: ComparedRun, study: Study) -> list[str]:
 
 
 def _missing_seeds(row: ComparedRun, study: Study) -> list[int]:
-    measured = {one.seed for one in row.seeds}
+    measured = {result.seed for result in row.seeds}
     return [seed for seed in study.trained_run(row.run).seeds or () if seed not in measured]

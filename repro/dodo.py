@@ -139,8 +139,8 @@ def task_group() -> Iterator[Task]:
     for entry in ENTRIES:
         for name in (entry.name, entry.key):
             groups.setdefault(name, {})[f"measure:{entry.name}"] = None
-    compared_runs = {name: {*one.rows.values(), one.against} for name, one in STUDY.comparisons.items()}
-    compared_runs |= {name: set(one.rows.values()) for name, one in STUDY.frontiers.items()}
+    compared_runs = {name: {*plan.rows.values(), plan.against} for name, plan in STUDY.comparisons.items()}
+    compared_runs |= {name: set(plan.rows.values()) for name, plan in STUDY.frontiers.items()}
     for name, compared in compared_runs.items():
         wanted = {f"measure:{entry.name}": None for entry in ENTRIES if entry.kind == "run" and entry.key in compared}
         groups.setdefault(name, {}).update(wanted)

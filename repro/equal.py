@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from progresvit.compute import cumulative_gmacs
-from repro.formats import RunResult, check_comparable
+from repro.formats import RunResult, SegmentationResult, check_comparable
 from repro.study import Equal
 
 COMPUTE_TOLERANCE = 0.08
@@ -17,7 +17,11 @@ PER_STEP = 1
 """Rounds that a step of the task ``subnetworks`` trains unless its options say otherwise."""
 
 
-def training_pmacs(result: RunResult) -> float:
+Trained = RunResult | SegmentationResult
+"""A model that a study trained."""
+
+
+def training_pmacs(result: Trained) -> float:
     """Multiply-accumulates of a training, in 10^15: those of a step's rounds, forward and backward, for every image.
 
     Rounds that follow each other all run in a step. Of alternatives, the task ``subnetworks`` runs some, and others run
@@ -27,6 +31,8 @@ def training_pmacs(result: RunResult) -> float:
     """
     if result.data.train is None:
         raise ValueError(f"{result.name} does not say on how many images it was trained; measure it again.")
+    if isinstance(result, SegmentationResult):  # on crops of a window
+        return PASSES * result.gmacs_paper[-1] * result.epochs * result.data.train / 1e6
     gmacs, task = result.rounds.gmacs_paper, result.recipe.get("task")
     if task == "dino":
         return dino_gmacs(result.recipe) * result.epochs * result.data.train / 1e6
@@ -56,7 +62,7 @@ def dino_gmacs(recipe: Mapping[str, Any]) -> float:
     config = model.config(num_classes=0, class_ids=None, labels=None)
     sides = local_resolutions(config, wanted.local_side)
     rounds = tuple(round_.model_copy(update={"resolution": side}) for round_, side in zip(config.rounds, sides))
-    of_global, of_local = (cumulative_gmacs(one)[-1] for one in (config, config.replace(rounds=rounds)))
+    of_global, of_local = (cumulative_gmacs(config_)[-1] for config_ in (config, config.replace(rounds=rounds)))
     trained = GLOBAL_CROPS * of_global + wanted.local_crops * of_local
     return PASSES * trained + GLOBAL_CROPS * of_global
 
@@ -69,7 +75,7 @@ def check_equal(results: Sequence[RunResult], equal: Equal | None, what: str) ->
     check_comparable(results, what)
     for other in results[1:]:
         first = results[0]
-        predictions = [_prediction(one) for one in (first, other)]
+        predictions = [_prediction(result) for result in (first, other)]
         if predictions[0] != predictions[1]:
             raise ValueError(
                 f"{what} compares {first.name} and {other.name}, which predict by {' and '.join(predictions)}. "
@@ -81,14 +87,18 @@ def check_equal(results: Sequence[RunResult], equal: Equal | None, what: str) ->
                 f"{other.name} for {other.epochs}. Train both for the same epochs, or compare at equal: compute."
             )
         if equal == "compute":
-            ours, theirs = training_pmacs(first), training_pmacs(other)
-            if abs(theirs / ours - 1) > COMPUTE_TOLERANCE:
-                raise ValueError(
-                    f"{what} compares runs of equal training compute, and {first.name} took {ours:.4g} PMACs and "
-                    f"{other.name} {theirs:.4g}, which differs by more than {COMPUTE_TOLERANCE:.0%}. Train "
-                    f"{other.name} for about {other.epochs * ours / theirs:.1f} epochs instead of {other.epochs}, or "
-                    "take it out."
-                )
+            check_compute(first, other, what)
+
+
+def check_compute(first: Trained, other: Trained, what: str) -> None:
+    """Refuse two runs of different training compute."""
+    ours, theirs = training_pmacs(first), training_pmacs(other)
+    if abs(theirs / ours - 1) > COMPUTE_TOLERANCE:
+        raise ValueError(
+            f"{what} compares runs of equal training compute, and {first.name} took {ours:.4g} PMACs and {other.name} "
+            f"{theirs:.4g}, which differs by more than {COMPUTE_TOLERANCE:.0%}. Train {other.name} for about "
+            f"{other.epochs * ours / theirs:.1f} epochs instead of {other.epochs}, or take it out."
+        )
 
 
 def _prediction(result: RunResult) -> str:
@@ -98,7 +108,7 @@ def _prediction(result: RunResult) -> str:
     return f"{result.probe.task} ({', '.join(f'{key} {value}' for key, value in result.probe.settings.items())})"
 
 
-def check_seeds(results: Sequence[RunResult], what: str) -> None:
+def check_seeds(results: Sequence[Trained], what: str) -> None:
     """Refuse runs that do not have the same seeds. A run without any is not among the results and is not asked for."""
     holders = {result.seed: result for result in reversed(results)}
     measured: dict[str, set[int | None]] = {}

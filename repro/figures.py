@@ -32,6 +32,7 @@ from repro.formats import FULL, MatchedResult, Point, RiskCurve, RoutingResult, 
 from repro.frontier import FrontierPoint, per_round_points
 from repro.outcomes import GAIN, Outcomes
 from repro.routing_tables import matched_title
+from repro.shift import Models, mean_at, mean_top1, settings_of, severities_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,7 +92,7 @@ def comparison_figure(compared: LineUp) -> Figure:
 
 def draw_per_round(axes: Axes, run: ComparedRun, *, colour: str) -> bool:
     """The curve of thresholds per round, mean over seeds at equal budgets; False if the run has none."""
-    of_seeds = [per_round_points(one, PARTS) for one in run.seeds]
+    of_seeds = [per_round_points(result, PARTS) for result in run.seeds]
     if not all(of_seeds):
         return False
     x, y = (np.mean([[value(point) for point in points] for points in of_seeds], axis=0) for value in (_spent, _top1))
@@ -112,34 +113,34 @@ def _top1(point: FrontierPoint) -> float:
 
 def _draw_mean(axes: Axes, run: ComparedRun, **style: Any) -> None:
     """The frontier of a run, mean over seeds at equal GMACs, with the 95 % interval over images (Wilson)."""
-    frontiers = [sorted((point.gmacs_paper, point.top1) for point in one.frontier) for one in run.seeds]
+    frontiers = [sorted((point.gmacs_paper, point.top1) for point in result.frontier) for result in run.seeds]
     x, top1 = np.array(frontiers[0]).T
     if len(frontiers) > 1:
-        x = np.linspace(max(one[0][0] for one in frontiers), min(one[-1][0] for one in frontiers), GRID)
-        top1 = np.mean([np.interp(x, *np.array(one).T) for one in frontiers], axis=0)
+        x = np.linspace(max(curve[0][0] for curve in frontiers), min(curve[-1][0] for curve in frontiers), GRID)
+        top1 = np.mean([np.interp(x, *np.array(curve).T) for curve in frontiers], axis=0)
     axes.plot(x, 100 * top1, **style)
     _draw_interval_band(axes, x.tolist(), top1.tolist(), images=run.first.data.val, colour=style["color"])
 
 
 def _draw_interval_band(axes: Axes, x: Sequence[float], top1: Sequence[float], *, images: int, colour: str) -> None:
     ends = [share_interval(round(share * images), images) for share in top1]
-    draw_band(axes, x, [100 * one.lowest for one in ends], [100 * one.highest for one in ends], colour=colour)
+    draw_band(axes, x, [100 * end.lowest for end in ends], [100 * end.highest for end in ends], colour=colour)
 
 
 def _draw_rounds(axes: Axes, rows: Sequence[ComparedRun], *, logarithmic: bool) -> None:
     """Each round of each seed alone; seeds of a run stand side by side, so that none hides another."""
-    several = [(run.run, one.seed) for run in rows for one in run.seeds if len(run.seeds) > 1]
+    several = [(run.run, result.seed) for run in rows for result in run.seeds if len(run.seeds) > 1]
     spent = [gmacs for run in rows for gmacs in run.first.rounds.gmacs_paper]
     reach = np.log(max(spent) / min(spent)) if logarithmic else max(spent) - min(spent)
     step = reach * min(STEP, ROOM / max(1, len(several)))
     for number, run in enumerate(rows):
         mark = _mark(number) | ({"markersize": 5} if len(run.seeds) > 1 else {})
-        for one in run.seeds:
-            aside = beside(several.index((run.run, one.seed)), len(several), step) if len(run.seeds) > 1 else 0.0
-            x = np.array(one.rounds.gmacs_paper)
+        for result in run.seeds:
+            aside = beside(several.index((run.run, result.seed)), len(several), step) if len(run.seeds) > 1 else 0.0
+            x = np.array(result.rounds.gmacs_paper)
             x = x * np.exp(aside) if logarithmic else x + aside
-            right = 100 * np.array(one.rounds.right) / one.data.val
-            axes.plot(x, right, label=f"{run.label}, seed {one.seed}: each round alone", **mark)
+            right = 100 * np.array(result.rounds.right) / result.data.val
+            axes.plot(x, right, label=f"{run.label}, seed {result.seed}: each round alone", **mark)
 
 
 def accuracy_figure(compared: LineUp) -> Figure:
@@ -168,9 +169,9 @@ def accuracy_figure(compared: LineUp) -> Figure:
             other = compared.base_of(level)
             if other is None or (other.rounds == 1 and place != FULL):
                 continue
-            found = run.less(other, place)
-            arms = [[100 * (found.mean - found.lowest)], [100 * (found.highest - found.mean)]]
-            bar = right.errorbar([100 * found.mean], [height], xerr=arms, capsize=5, **style | {"markersize": 4})
+            difference = run.less(other, place)
+            arms = [[100 * (difference.mean - difference.lowest)], [100 * (difference.highest - difference.mean)]]
+            bar = right.errorbar([100 * difference.mean], [height], xerr=arms, capsize=5, **style | {"markersize": 4})
             bar.set_label(f"{run.label}: {name}")
     left.set_yticks(range(len(rows)), [run.label for run in rows])
     left.set_ylim(len(rows) - 0.5, -0.5)
@@ -183,27 +184,27 @@ def accuracy_figure(compared: LineUp) -> Figure:
 def tests_figure(outcomes: Outcomes) -> Figure:
     """A row for each test, with the intervals of both rounds. Left: top-1 and margins. Right: log-loss."""
     rows = outcomes.measured
-    with_loss = any(one.last.log_loss is not None for one in rows)
+    with_loss = any(outcome.last.log_loss is not None for outcome in rows)
     xs = ["top-1 difference (points)", *(["log-loss difference (nats)"] if with_loss else [])]
-    gains = sum(one.verdict == GAIN for one in rows)
+    gains = sum(outcome.verdict == GAIN for outcome in rows)
     title = f"{outcomes.title}: the full path gains in {gains} of {len(rows)} tests"
     figure, (left, *right) = new_panels(title=title, xs=xs, y="", height=1.9 + 0.5 * len(rows))
     entries: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(("round 1", "full path")):
         style = _mark(number) | {"markerfacecolor": COLOURS[number], "markersize": 5}
-        for level, one in enumerate(rows):
-            of_round = one.first if name == "round 1" else one.last
+        for level, outcome in enumerate(rows):
+            of_round = outcome.first if name == "round 1" else outcome.last
             if of_round is None:
                 continue
-            height, label = level + 0.14 * (2 * number - 1), f"{one.label}: {name}"
+            height, label = level + 0.14 * (2 * number - 1), f"{outcome.label}: {name}"
             entries[name] = style
             _draw_interval(left, of_round.top1, height, label, scale=100, style=style)
             if right and of_round.log_loss is not None:
                 _draw_interval(right[0], of_round.log_loss, height, label, scale=1, style=style)
-    for level, one in enumerate(rows):
-        left.plot([one.margin], [level + 0.14], label=f"{one.label}: margin", **MARGIN)
+    for level, outcome in enumerate(rows):
+        left.plot([outcome.margin], [level + 0.14], label=f"{outcome.label}: margin", **MARGIN)
     entries["margin, full path"] = MARGIN
-    left.set_yticks(range(len(rows)), [one.label for one in rows])
+    left.set_yticks(range(len(rows)), [outcome.label for outcome in rows])
     left.set_ylim(len(rows) - 0.5, -0.5)
     for axes in (left, *right):
         axes.axvline(0, color="0.4", linewidth=1)
@@ -213,15 +214,15 @@ def tests_figure(outcomes: Outcomes) -> Figure:
 
 
 def _draw_interval(
-    axes: Axes, found: CrossedDifference, height: float, label: str, *, scale: float, style: dict[str, Any]
+    axes: Axes, difference: CrossedDifference, height: float, label: str, *, scale: float, style: dict[str, Any]
 ) -> None:
-    arms = [[scale * (found.mean - found.lowest)], [scale * (found.highest - found.mean)]]
-    axes.errorbar([scale * found.mean], [height], xerr=arms, capsize=4, **style).set_label(label)
+    arms = [[scale * (difference.mean - difference.lowest)], [scale * (difference.highest - difference.mean)]]
+    axes.errorbar([scale * difference.mean], [height], xerr=arms, capsize=4, **style).set_label(label)
 
 
 def routing_frontier_figure(result: RoutingResult) -> Figure:
     """One model's frontier, its rounds, and its calibrated thresholds as marks."""
-    saved = [1 - one.point.gmacs_paper / result.rounds.gmacs_paper[-1] for one in result.settings]
+    saved = [1 - setting.point.gmacs_paper / result.rounds.gmacs_paper[-1] for setting in result.settings]
     title = f"Thresholds of {result.model}: {100 * min(saved):.0f} to {100 * max(saved):.0f} % fewer GMACs"
     figure, axes = new_figure(title=title, x=GMACS, y=TOP1)
     scale_compute(axes, len(result.rounds.gmacs_paper))
@@ -232,8 +233,8 @@ def routing_frontier_figure(result: RoutingResult) -> Figure:
     axes.plot(result.rounds.gmacs_paper, right, label="each round alone", **_mark(0))
     entries: dict[str, dict[str, Any]] = {"every threshold": curve_style(0), "each round alone": _mark(0)}
     places: dict[tuple[float, float], list[str]] = {}
-    for one in result.settings:
-        places.setdefault((one.point.gmacs_paper, 100 * one.point.top1), []).append(one.name)
+    for setting in result.settings:
+        places.setdefault((setting.point.gmacs_paper, 100 * setting.point.top1), []).append(setting.name)
     for number, ((x, y), names) in enumerate(places.items(), start=1):
         style = _mark(number) | {"markerfacecolor": COLOURS[number % len(COLOURS)], "markersize": 8}
         if "near-lossless" in names:
@@ -252,15 +253,15 @@ def gains_figure(matched: Sequence[MatchedResult]) -> Figure:
     lines = (len(matched) + 1) // 2
     figure = blank_figure(height=1.1 + 1.9 * lines)
     panels = list(figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False).flat)
-    above = sum(low > 0 for one in matched for low in one.lowest)
-    tried = sum(low < high for one in matched for low, high in zip(one.lowest, one.highest))
+    above = sum(low > 0 for comparison in matched for low in comparison.lowest)
+    tried = sum(low < high for comparison in matched for low, high in zip(comparison.lowest, comparison.highest))
     figure.suptitle(f"Learned routers are clearly above entropy at {above} of {tried} shares that differ", fontsize=11)
-    for number, (axes, one) in enumerate(zip(panels, matched)):
-        name = matched_title(one)
-        gain = 100 * (np.array(one.router_top1) - np.array(one.entropy_top1))
-        arms = [gain - 100 * np.array(one.lowest), 100 * np.array(one.highest) - gain]
+    for number, (axes, comparison) in enumerate(zip(panels, matched)):
+        name = matched_title(comparison)
+        gain = 100 * (np.array(comparison.router_top1) - np.array(comparison.entropy_top1))
+        arms = [gain - 100 * np.array(comparison.lowest), 100 * np.array(comparison.highest) - gain]
         style = _mark(number) | curve_style(number) | {"markersize": 5}
-        axes.errorbar(100 * np.array(one.shares), gain, yerr=np.abs(arms), capsize=2, **style).set_label(name)
+        axes.errorbar(100 * np.array(comparison.shares), gain, yerr=np.abs(arms), capsize=2, **style).set_label(name)
         axes.axhline(0, color="0.4", linewidth=1)
         axes.set_title(fill(name, 40, break_on_hyphens=False), fontsize=10)
         axes.grid(alpha=0.3)
@@ -333,88 +334,67 @@ def severity_figure(
     """
     figure, axes = new_figure(title=title, x=GMACS, y=TOP1)
     scale_compute(axes, len(result.gmacs_paper))
+    settings = settings_of({result.name: (result,)})
     stars: list[float] = []
     entries: dict[str, dict[str, Any]] = {}
     entries_of_settings: dict[str, dict[str, Any]] = {}
-    for number, one in enumerate(sorted(result.severities, key=lambda one: one.severity)):
-        name = f"severity {one.severity}" if one.severity else "clean"
+    for number, of_severity in enumerate(sorted(result.severities, key=lambda of_severity: of_severity.severity)):
+        name = f"severity {of_severity.severity}" if of_severity.severity else "clean"
         style = curve_style(number) | {
             "marker": MARKERS[number % len(MARKERS)],
             "markersize": 6,
             "markerfacecolor": "white",
         }
-        ends = [0, len(one.frontier) - 1]
-        _draw_frontier(axes, one.frontier, label=name, markevery=ends, linewidth=1.8, **style)
-        spots = [(point.gmacs_paper, point.top1) for point in one.frontier]
+        ends = [0, len(of_severity.frontier) - 1]
+        _draw_frontier(axes, of_severity.frontier, label=name, markevery=ends, linewidth=1.8, **style)
+        spots = [(point.gmacs_paper, point.top1) for point in of_severity.frontier]
         _draw_interval_band(axes, *zip(*spots), images=result.data.val, colour=style["color"])
         entries[name] = style
-        found = [at for shifted in result.sets if shifted.severity == one.severity for at in shifted.at]
-        found = [at for at in found if at.setting == found[0].setting]
-        if found:
-            x, y = (float(np.mean(values)) for values in zip(*((at.gmacs_paper, 100 * at.top1) for at in found)))
-            axes.plot([x], [y], "*", color=style["color"], markersize=13, zorder=4, label=f"{name}: {found[0].setting}")
-            entries_of_settings[found[0].setting] = STAR
-            stars.append(x)
+        if settings and (at := mean_at(result, of_severity.severity, settings[0])) is not None:
+            spot = [at.gmacs_paper], [100 * at.top1]
+            axes.plot(*spot, "*", color=style["color"], markersize=13, zorder=4, label=f"{name}: {at.setting}")
+            entries_of_settings[at.setting] = STAR
+            stars.append(at.gmacs_paper)
         for place, (model, other) in enumerate((beside or {}).items()):
-            top1 = [100 * shifted.top1[-1] for shifted in other.sets if shifted.severity == one.severity]
             style = {
                 "marker": SINGLES[place % len(SINGLES)],
                 "linestyle": "",
                 "markersize": 9,
                 "markeredgecolor": "black",
             }
-            spot = [other.gmacs_paper[-1]], [float(np.mean(top1))]
+            spot = [other.gmacs_paper[-1]], [100 * mean_top1(other, of_severity.severity)]
             axes.plot(*spot, color=COLOURS[number % len(COLOURS)], label=f"{name}: {model}", zorder=3, **style)
             entries_of_settings[model] = style | {"color": "0.4"}
     if len(stars) > 1:
-        spent = f"{stars[0]:.2f} GMACs on clean images, {stars[-1]:.2f} at severity {one.severity}"
+        spent = f"{stars[0]:.2f} GMACs on clean images, {stars[-1]:.2f} at severity {of_severity.severity}"
         axes.set_title(f"{title}\n{next(iter(entries_of_settings))}: {spent}", fontsize=11)
     entries |= entries_of_settings | {BAND: band_entry()}
     legend_below(figure, entries)
     return figure
 
 
-def shifted_accuracy_figure(models: Mapping[str, ShiftResult]) -> Figure:
-    """Top-1 of several models by severity: full path and, hollow and dashed, the first setting."""
-    lost = {
-        label: 100 * (_mean_top1(result, min(severities)) - _mean_top1(result, max(severities)))
-        for label, result in models.items()
-        if (severities := {one.severity for one in result.sets})
-    }
-    worst = max(one.severity for result in models.values() for one in result.sets)
-    title = f"Points of top-1 lost at severity {worst}: " + ", ".join(
-        f"{label} {gone:.1f}" for label, gone in lost.items()
-    )
+def shifted_accuracy_figure(models: Models) -> Figure:
+    """Top-1 of several models by severity, mean over seeds: full path and, hollow and dashed, the first setting."""
+    levels = severities_of(models)
+    top1 = {label: [100 * mean_top1(seeds, level) for level in levels] for label, seeds in models.items()}
+    lost = ", ".join(f"{label} {values[0] - values[-1]:.1f}" for label, values in top1.items())
+    title = f"Points of top-1 lost at severity {levels[-1]}: {lost}"
     figure, axes = new_figure(title=title, x="severity (0: clean images)", y=TOP1)
     entries: dict[str, dict[str, Any]] = {}
     settings: dict[str, dict[str, Any]] = {}
-    for number, (label, result) in enumerate(models.items()):
-        levels = sorted({one.severity for one in result.sets})
-        sets = {level: [one for one in result.sets if one.severity == level] for level in levels}
-        style = _mark(number) | {"linestyle": "-", "markerfacecolor": COLOURS[number % len(COLOURS)]}
-        top1 = [100 * float(np.mean([one.top1[-1] for one in sets[level]])) for level in levels]
-        axes.plot(levels, top1, label=f"{label}: full path", **style)
-        entries[label] = style
-        setting = next((at.setting for one in result.sets for at in one.at), None)
-        if setting is not None and len(result.gmacs_paper) > 1:
+    for number, (label, seeds) in enumerate(models.items()):
+        entries[label] = _mark(number) | {"linestyle": "-", "markerfacecolor": COLOURS[number % len(COLOURS)]}
+        axes.plot(levels, top1[label], label=f"{label}: full path", **entries[label])
+        for setting in settings_of({label: seeds})[:1]:
             style = _mark(number) | {"linestyle": "--", "markersize": 11, "zorder": 1}
-            found = {
-                level: [100 * at.top1 for one in sets[level] for at in one.at if at.setting == setting]
-                for level in levels
-            }
-            known = [level for level in levels if found[level]]
-            axes.plot(known, [float(np.mean(found[level])) for level in known], label=f"{label}: {setting}", **style)
+            routed = {level: at.top1 for level in levels if (at := mean_at(seeds, level, setting)) is not None}
+            axes.plot(list(routed), [100 * share for share in routed.values()], label=f"{label}: {setting}", **style)
             settings[setting] = style | {"color": "0.4", "marker": "o"}
-    axes.set_xticks(sorted({one.severity for result in models.values() for one in result.sets}))
+    axes.set_xticks(levels)
     if settings:
         settings = {"full path": {"color": "0.4", "marker": "o", "linestyle": "-"}} | settings
     legend_below(figure, entries | settings)
     return figure
-
-
-def _mean_top1(result: ShiftResult, severity: int) -> float:
-    """Top-1 of the full path, mean over corruptions."""
-    return float(np.mean([one.top1[-1] for one in result.sets if one.severity == severity]))
 
 
 def _mark(number: int) -> dict[str, Any]:

@@ -12,11 +12,19 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from progresvit.io.parse import Section, parse
 from progresvit.metrics.miou import ClassCounts
@@ -32,10 +40,63 @@ Shares = tuple[Share, ...]
 """One for each round, unless a field says otherwise."""
 
 
+def _packed(kind: str, *, compressed: bool) -> tuple[PlainValidator, PlainSerializer]:
+    """An array of numbers of this type, which is base64 in a JSON file."""
+
+    def load(value: Any) -> NDArray[Any]:
+        if not isinstance(value, str):
+            return np.asarray(value, kind)
+        content = b64decode(value, validate=True)
+        return np.frombuffer(zlib.decompress(content) if compressed else content, kind)
+
+    def dump(array: NDArray[Any]) -> str:
+        content = np.ascontiguousarray(array).tobytes()
+        return b64encode(zlib.compress(content, 9) if compressed else content).decode("ascii")
+
+    return PlainValidator(load), PlainSerializer(dump, when_used="json")
+
+
+def _load_flags(value: Any) -> NDArray[np.bool_]:
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(value), np.uint8)) if isinstance(value, str) else value
+    return np.asarray(bits, bool)
+
+
+Flags = Annotated[
+    NDArray[np.bool_],
+    PlainValidator(_load_flags),
+    PlainSerializer(lambda flags: np.packbits(flags).tobytes().hex(), when_used="json"),
+]
+"""True or false for each image, in a JSON file hexadecimal with the first image in the highest bit. Zeros fill the last
+byte of what was read from a file; ``flags_of`` cuts them off."""
+Halves = Annotated[NDArray[np.float16], *_packed("<f2", compressed=False)]
+"""A number for each image: float16, in a JSON file base64."""
+Singles = Annotated[NDArray[np.float32], *_packed("<f4", compressed=True)]
+"""A number for each image: float32, in a JSON file compressed (zlib), base64."""
+Counts = Annotated[NDArray[np.int32], *_packed("<i4", compressed=True)]
+"""Whole numbers: int32, in a JSON file compressed (zlib), base64."""
+
+
+def flags_of(flags: NDArray[np.bool_], images: int) -> NDArray[np.bool_]:
+    """Without the zeros that fill the last byte: (N,)."""
+    if len(flags) not in (images, 8 * -(-images // 8)):
+        raise ValueError(f"{len(flags)} bits for {images} images; measure again.")
+    return flags[:images]
+
+
 class Part(Section):
     """A piece of a results file. Numbers are finite: not every JSON reader knows infinity."""
 
     model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Extended(Part):
+    """A piece with fields that earlier versions did not have; they are written only if they are there."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = dump(self)
+        newer = {name for name, field in type(self).model_fields.items() if not field.is_required()}
+        return {key: value for key, value in values.items() if value is not None or key not in newer}
 
 
 class Machine(Part):
@@ -66,7 +127,7 @@ class Data(Part):
     """Hash of the names of all images of a training run, both splits."""
 
 
-class Rounds(Part):
+class Rounds(Extended):
     """Each round's cost and, image by image, whether it is right."""
 
     resolutions: tuple[int, ...]
@@ -77,44 +138,42 @@ class Rounds(Part):
     gmacs_executed: tuple[float, ...]
     right: tuple[int, ...]
     """Images that each round has right."""
-    bits: tuple[str, ...]
-    """Whether each round is right, image by image: hexadecimal, the first image in the highest bit."""
-    log_loss: tuple[str, ...] | None = None
-    """Minus the natural logarithm of the label's probability, image by image: float16, little-endian, base64. None in
-    files of earlier versions, and if it is not finite for every image."""
-    entropy: tuple[str, ...] | None = None
-    """Top-10 entropy after each round but the last, image by image, packed like ``log_loss``. None for one round, for
-    rounds that are alternatives, and in files of earlier versions."""
+    bits: tuple[Flags, ...]
+    """Whether each round is right, image by image."""
+    log_loss: tuple[Halves, ...] | None = None
+    """Minus the natural logarithm of the label's probability, image by image. None in files of earlier versions, and if
+    it is not finite for every image."""
+    entropy: tuple[Halves, ...] | None = None
+    """Top-10 entropy after each round but the last, image by image. None for one round, for rounds that are
+    alternatives, and in files of earlier versions."""
     trained_gmacs: float | None = None
     """GMACs of an image in training, for a model that is evaluated with merged tokens and was trained without."""
 
-    @model_serializer(mode="wrap")
-    def _without_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fields that earlier versions did not have are written only if they are there."""
-        values: dict[str, Any] = dump(self)
-        return {key: value for key, value in values.items() if value is not None}
-
     @model_validator(mode="after")
     def _agree(self) -> Rounds:
-        if tuple(int(bits, 16).bit_count() for bits in self.bits) != self.right:
+        if tuple(int(bits.sum()) for bits in self.bits) != self.right:
             raise ValueError("right and bits disagree")
         return self
 
     def correct(self, images: int) -> NDArray[np.bool_]:
         """(N, S)"""
-        return np.stack([unpack(bits, images) for bits in self.bits], axis=1)
+        return np.stack([flags_of(bits, images) for bits in self.bits], axis=1)
 
     def log_losses(self, images: int) -> NDArray[np.float64] | None:
         """(N, S)"""
-        if self.log_loss is None:
-            return None
-        return np.stack([unpack_floats(text, images) for text in self.log_loss], axis=1)
+        return _columns(self.log_loss, images)
 
     def entropies(self, images: int) -> NDArray[np.float64] | None:
         """(N, S - 1)"""
-        if self.entropy is None:
-            return None
-        return np.stack([unpack_floats(text, images) for text in self.entropy], axis=1)
+        return _columns(self.entropy, images)
+
+
+def _columns(columns: Sequence[NDArray[np.float16]] | None, images: int) -> NDArray[np.float64] | None:
+    """A column for each round."""
+    for values in columns or ():
+        if len(values) != images:
+            raise ValueError(f"{len(values)} values for {images} images; measure again.")
+    return None if columns is None else np.stack(columns, axis=1).astype(np.float64)
 
 
 class Point(Part):
@@ -176,12 +235,12 @@ class TrainingCurves(Part):
     @model_validator(mode="after")
     def _agree(self) -> TrainingCurves:
         values = (self.losses, self.teacher_entropy, self.mean_entropy, self.centre_entropy)
-        if {len(one) for one in values} != {len(self.epochs)}:
+        if {len(curve) for curve in values} != {len(self.epochs)}:
             raise ValueError("curves have a value for each of the epochs")
         return self
 
 
-class RunResult(Measurement):
+class RunResult(Measurement, Extended):
     """A model that the study trained, every round of it on every held-out image."""
 
     kind: Literal["run"]
@@ -192,21 +251,15 @@ class RunResult(Measurement):
     parameters: int
     rounds: Rounds
     frontier: tuple[Point, ...]
-    """From the cheapest to the full path; empty if the rounds are alternatives, which are not routed."""
+    """Points from the cheapest to the full path; empty if the rounds are alternatives, which are not routed."""
     near_lossless: Point | None
     """None if the rounds are alternatives."""
     history: tuple[tuple[int, Shares], ...]
-    """Epochs done, and top-1 of each round then, in a training of the task ``dino`` that of k-NN."""
+    """Epochs done, and top-1 of each round then; in a training of the task ``dino``, top-1 of k-NN."""
     probe: Probe | None = None
     """None if the head of the model predicts."""
     curves: TrainingCurves | None = None
     """Curves of a training of the task ``dino``; None for others, and for a run that evaluates another run's models."""
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fields that earlier versions did not have are written only if they are there."""
-        values: dict[str, Any] = dump(self)
-        return {key: value for key, value in values.items() if value is not None or key not in ("probe", "curves")}
 
 
 class Spread(Part):
@@ -364,17 +417,7 @@ def budget_setting(budget: float) -> str:
     return f"{BUDGET}{budget:g}"
 
 
-class _Extended(Part):
-    """A piece with fields that earlier versions did not have; they are written only if they are there."""
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = dump(self)
-        newer = {name for name, field in type(self).model_fields.items() if not field.is_required()}
-        return {key: value for key, value in values.items() if value is not None or key not in newer}
-
-
-class ShiftedAt(_Extended):
+class ShiftedAt(Extended):
     """A setting under shift: calibrated on clean images, or a budget whose threshold keeps to it at each severity."""
 
     setting: str
@@ -388,7 +431,7 @@ class ShiftedAt(_Extended):
     """The bound that the setting guarantees for images like the clean ones; None without a guarantee."""
 
 
-class ShiftedSet(_Extended):
+class ShiftedSet(Extended):
     """One corruption at one severity; the clean images have no corruption and severity 0."""
 
     corruption: str | None
@@ -396,15 +439,15 @@ class ShiftedSet(_Extended):
     pictures: int
     top1: Shares
     at: tuple[ShiftedAt, ...]
-    bits: tuple[str, ...] | None = None
-    """Whether the last round is right, image by image, then each setting of ``at``; as in Rounds.bits. None in files of
-    earlier versions."""
+    bits: tuple[Flags, ...] | None = None
+    """Whether the last round is right, image by image, then each setting of ``at``. None in files of earlier
+    versions."""
 
     @model_validator(mode="after")
     def _agree(self) -> ShiftedSet:
         if self.bits is None:
             return self
-        right = [int(bits, 16).bit_count() for bits in self.bits]
+        right = [int(bits.sum()) for bits in self.bits]
         if right != [round(top1 * self.pictures) for top1 in (self.top1[FULL], *(at.top1 for at in self.at))]:
             raise ValueError("top1 and bits disagree")
         return self
@@ -470,40 +513,36 @@ class SegmentedImages(Part):
     images: int
     names: str
     """Hash of the images' names."""
-    windows: str
-    """Windows of each image, as packed integers."""
-    scores: tuple[str, ...]
-    """Uncertainty after each round but the last: float32, little-endian, compressed (zlib), base64."""
-    labelled: str
-    """Pixels of each class in each image, as packed integers."""
-    intersection: tuple[str, ...]
+    windows: Counts
+    """Windows of each image."""
+    scores: tuple[Singles, ...]
+    """Uncertainty after each round but the last."""
+    labelled: Counts
+    """Pixels of each class in each image."""
+    intersection: tuple[Counts, ...]
     """Pixels in each round that are labelled and predicted as the class."""
-    predicted: tuple[str, ...]
+    predicted: tuple[Counts, ...]
 
     @model_validator(mode="after")
     def _agree(self) -> SegmentedImages:
         if not len(self.intersection) == len(self.predicted) == len(self.scores) + 1:
             raise ValueError("scores are of each round but the last, and counts of each round")
+        counts = self.counts()
+        if not np.array_equal(counts.labelled.sum(axis=-1), counts.predicted.sum(axis=-1)):
+            raise ValueError("an image has other numbers of labelled and predicted pixels")
         return self
 
     def counts(self) -> ClassCounts:
         """(N, S, K) each."""
-        labelled = unpack_array(self.labelled, "<i4").reshape(self.images, -1)
-        parts = (
-            np.stack([unpack_array(text, "<i4").reshape(self.images, -1) for text in texts], axis=1)
-            for texts in (self.intersection, self.predicted)
+        parts = ([self.labelled] * len(self.predicted), self.intersection, self.predicted)
+        labelled, intersection, predicted = (
+            np.stack([counts.reshape(self.images, -1) for counts in part], axis=1).astype(np.int64) for part in parts
         )
-        intersection, predicted = parts
-        return ClassCounts(intersection, np.repeat(labelled[:, None], len(self.predicted), axis=1), predicted)
+        return ClassCounts(intersection, labelled, predicted)
 
     def score_array(self) -> NDArray[np.float64]:
         """(N, S); the last round's, by which nothing is decided, are 0."""
-        columns = [unpack_array(text, "<f4") for text in self.scores]
-        return np.stack([*columns, np.zeros(self.images)], axis=1)
-
-    def window_counts(self) -> NDArray[np.int64]:
-        """(N,)"""
-        return unpack_array(self.windows, "<i4").astype(np.int64)
+        return np.stack([*self.scores, np.zeros(self.images)], axis=1)
 
 
 class SegmentationResult(Measurement):
@@ -537,6 +576,9 @@ KINDS: dict[str, type[Measurement]] = {
 }
 
 
+AnyMeasurement = TypeVar("AnyMeasurement", bound=Measurement)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Results:
     """All measurements of a folder, by name."""
@@ -550,18 +592,22 @@ class Results:
     @classmethod
     def of(cls, measured: Iterable[Measurement], folder: Path) -> Results:
         """The measurements of a folder by kind; refused if two are costs on the same device."""
-        found = list(measured)
+        results = list(measured)
+
+        def of_kind(kind: type[AnyMeasurement]) -> dict[str, AnyMeasurement]:
+            return {result.name: result for result in results if isinstance(result, kind)}
+
         measured_on: dict[str, str] = {}
-        for cost in (one for one in found if isinstance(one, CostResult)):
+        for cost in of_kind(CostResult).values():
             device = cost.machine.device
             if (other := measured_on.setdefault(device, cost.name)) != cost.name:
                 raise ValueError(f"{folder} holds {other} and {cost.name}, both costs on {device}; keep one.")
         return cls(
-            runs={one.name: one for one in found if isinstance(one, RunResult)},
-            routing={one.name: one for one in found if isinstance(one, RoutingResult)},
-            shift={one.name: one for one in found if isinstance(one, ShiftResult)},
-            cost={one.name: one for one in found if isinstance(one, CostResult)},
-            segmentation={one.name: one for one in found if isinstance(one, SegmentationResult)},
+            runs=of_kind(RunResult),
+            routing=of_kind(RoutingResult),
+            shift=of_kind(ShiftResult),
+            cost=of_kind(CostResult),
+            segmentation=of_kind(SegmentationResult),
         )
 
     @property
@@ -603,47 +649,12 @@ def to_json(result: Measurement) -> str:
     return json.dumps(result.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def pack(correct: NDArray[np.bool_]) -> str:
-    """(N,) -> hexadecimal."""
-    return np.packbits(correct).tobytes().hex()
-
-
-def unpack(bits: str, images: int) -> NDArray[np.bool_]:
-    """Hexadecimal -> (N,)"""
-    if len(bits) != 2 * -(-images // 8):
-        raise ValueError(f"{len(bits) * 4} bits for {images} images; measure again.")
-    return np.unpackbits(np.frombuffer(bytes.fromhex(bits), np.uint8), count=images).astype(bool)
-
-
-def pack_floats(values: NDArray[np.floating[Any]]) -> str:
-    """(N,) -> base64 of float16."""
-    return b64encode(values.astype("<f2").tobytes()).decode("ascii")
-
-
-def unpack_floats(text: str, images: int) -> NDArray[np.float64]:
-    """Base64 of float16 -> (N,)"""
-    values = np.frombuffer(b64decode(text, validate=True), "<f2")
-    if len(values) != images:
-        raise ValueError(f"{len(values)} values for {images} images; measure again.")
-    return values.astype(np.float64)
-
-
-def pack_array(values: NDArray[Any], kind: str) -> str:
-    """Numbers of a type such as <i4 -> compressed base64."""
-    return b64encode(zlib.compress(np.ascontiguousarray(values).astype(kind).tobytes(), 9)).decode("ascii")
-
-
-def unpack_array(text: str, kind: str) -> NDArray[Any]:
-    """The inverse, flat."""
-    return np.frombuffer(zlib.decompress(b64decode(text, validate=True)), kind)
-
-
 def check_comparable(results: Sequence[Measurement], what: str) -> None:
     """Refuse to compare measurements of different images or precisions."""
     for other in results[1:]:
         first = results[0]
         for field in (*(f"data.{name}" for name in Data.model_fields), "precision"):
-            ours, theirs = (getattr(one.data, field[5:]) if "." in field else one.precision for one in (first, other))
+            ours, theirs = (getattr(run.data, field[5:]) if "." in field else run.precision for run in (first, other))
             if ours != theirs:
                 raise ValueError(
                     f"{what} compares {first.name} and {other.name}, which differ in {field}: {ours} and {theirs}. "

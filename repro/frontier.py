@@ -16,17 +16,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from progresvit.routing.calibrate import threshold_for_budget
 from progresvit.routing.decide import exit_rounds
 from progresvit.routing.per_round import LEAST_ROUNDS, Choice, PerRoundFrontier, cross_fitted_exits, within_or_cheapest
 from progresvit.routing.scores import HIGHEST
-from progresvit.routing.sums import every_threshold, exit_counts
-from repro.compare import (
-    ComparedRun,
-    CrossedDifference,
-    crossed_difference,
-    gather,
-    is_clear_among,
-)
+from repro.compare import ComparedRun, CrossedDifference, PointRow, crossed_difference, gather
 from repro.equal import check_equal, check_seeds, training_pmacs
 from repro.formats import CostPoint, CostResult, Data, Results, RunResult
 from repro.outcomes import verdict_of
@@ -37,13 +31,13 @@ ALONE = "the model"
 PER_ROUND = "per round"
 """Ends the names of points with one threshold of each round."""
 FRACTIONS = (0.25, 0.5, 0.75)
-"""Interior points of a routed model: parts of the way from the GMACs of round 1 to those of the full path."""
+"""Interior points of a routed model: fractions between the GMACs of round 1 and of the full path."""
 ALL_EXIT = float(math.ceil(HIGHEST))
 """A threshold above every entropy, also one that was rounded up: images exit after round 1."""
 ROUNDING = 1e-9
 """Relative error that an average of GMACs may have."""
 COST_TOLERANCE = 0.05
-"""Share by which the GMACs of a measured cost may differ from those of its point."""
+"""Relative difference allowed between the GMACs of a measured cost and of its point."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,25 +61,13 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontierRow:
-    """A point of a run over all seeds, and ours at the same GMACs."""
+class FrontierRow(PointRow):
+    """A point of a run of classification."""
 
-    label: str
-    run: str
-    point: str
-    gmacs: float
-    """Mean over seeds, as are top-1 and the GMACs of ours."""
     top1: float
+    """Mean over seeds."""
     top1_interval: CrossedDifference | None
     """Over seeds and images; None for one seed."""
-    compute: float | None
-    """Training compute divided by that of ours; None if ours was not measured."""
-    ours_gmacs: float | None
-    """GMACs of ours where it is compared, at most this point's; None for ours, and below the GMACs of round 1."""
-    difference: CrossedDifference | None
-    """Ours minus this run, paired by seed and image; None if it is not compared, and for one seed."""
-    verdict: str | None
-    """Verdict on the difference."""
 
     @property
     def per_round(self) -> bool:
@@ -94,7 +76,7 @@ class FrontierRow:
 
     @property
     def name(self) -> str:
-        """For text."""
+        """The name of the point in text."""
         return self.label if self.point == ALONE else f"{self.label} at {self.point}"
 
 
@@ -130,11 +112,11 @@ def points_of(result: RunResult) -> list[FrontierPoint]:
             for s in range(len(rounds.bits))
         ]
     scores = _scores(result)
-    inner = [
-        _at(result, scores, _threshold(result, scores, _between(result, fraction)), f"{100 * fraction:g} %")
-        for fraction in FRACTIONS
-    ]
-    return [_at(result, scores, ALL_EXIT, "round 1"), *inner, _at(result, scores, 0.0, "every round")]
+    thresholds = {"round 1": ALL_EXIT}
+    for part in FRACTIONS:
+        thresholds[f"{100 * part:g} %"] = threshold_for_budget(scores, rounds.gmacs_paper, _between(result, part))
+    thresholds["every round"] = 0.0
+    return [_at(result, scores, threshold, name) for name, threshold in thresholds.items()]
 
 
 def per_round_points(result: RunResult, fractions: Sequence[float] = FRACTIONS) -> list[FrontierPoint]:
@@ -142,9 +124,10 @@ def per_round_points(result: RunResult, fractions: Sequence[float] = FRACTIONS) 
 
     Thresholds are the most accurate within a budget on every second image, and are used on the others, both ways.
     """
-    found = _cross_fitted(result, [_between(result, fraction) for fraction in fractions])
-    exits = () if found is None else found[:-1]
-    return [_exiting(result, rounds, f"{100 * part:g} %, {PER_ROUND}") for part, rounds in zip(fractions, exits)]
+    exits = _cross_fitted(result, [_between(result, fraction) for fraction in fractions])
+    if exits is None:
+        return []
+    return [_exiting(result, rounds, f"{100 * part:g} %, {PER_ROUND}") for part, rounds in zip(fractions, exits[:-1])]
 
 
 def near_lossless_per_round(result: RunResult) -> FrontierPoint | None:
@@ -173,11 +156,11 @@ def at_budget(result: RunResult, gmacs: float) -> FrontierPoint:
     if not _routed(result) or affordable[-1] is points[-1]:
         return affordable[-1]
     scores = _scores(result)
-    return _at(result, scores, _threshold(result, scores, gmacs), f"{gmacs:.3f} GMACs")
+    return _at(result, scores, threshold_for_budget(scores, result.rounds.gmacs_paper, gmacs), f"{gmacs:.3f} GMACs")
 
 
 def curve_of(result: RunResult, fractions: Sequence[float]) -> list[FrontierPoint]:
-    """A routed model at parts of the way from the GMACs of round 1 to those of the full path."""
+    """A routed model at fractions between the GMACs of round 1 and of the full path."""
     cheapest = points_of(result)[0].gmacs  # more than round 1's if an entropy is not finite
     return [at_budget(result, max(cheapest, _between(result, fraction))) for fraction in fractions]
 
@@ -199,13 +182,6 @@ def _scores(result: RunResult) -> NDArray[np.float64]:
             f"{result.name} has no entropies, so it cannot be routed; delete its file and measure it again."
         )
     return np.pad(entropies, ((0, 0), (0, 1)))
-
-
-def _threshold(result: RunResult, scores: NDArray[np.float64], gmacs: float) -> float:
-    """The lowest threshold whose average cost is at most this, and so the one of highest cost."""
-    thresholds = every_threshold(scores)  # (T,), rising, so costs fall
-    spent = exit_counts(scores, thresholds) @ np.asarray(result.rounds.gmacs_paper) / len(scores)  # (T, S) -> (T,)
-    return float(thresholds[np.flatnonzero(spent <= gmacs * (1 + ROUNDING))[0]])
 
 
 def _at(result: RunResult, scores: NDArray[np.float64], threshold: float, name: str) -> FrontierPoint:
@@ -286,12 +262,6 @@ def _stacked(points: Sequence[FrontierPoint]) -> NDArray[np.float64]:
 
 def _mean_gmacs(points: Sequence[FrontierPoint]) -> float:
     return float(np.mean([point.gmacs for point in points]))
-
-
-def marginal_rows(rows: Sequence[FrontierRow]) -> list[FrontierRow]:
-    """Rows whose gain or loss is not clear once intervals are corrected for the number of all of them (Bonferroni)."""
-    compared = [(row, row.difference) for row in rows if row.difference is not None]
-    return [row for row, found in compared if found.clear and not is_clear_among(found, len(compared))]
 
 
 def costs_of(rows: Sequence[FrontierRow], cost: CostResult, data: Data) -> dict[tuple[str, str], CostPoint]:

@@ -156,7 +156,7 @@ def _draw_thresholds(axes: Axes, run: ComparedRun, style: Style) -> None:
     y = np.mean([[100 * point.correct.mean() for point in points] for points in of_seeds], axis=0)
     right = [np.stack([point.correct for point in points]).astype(np.float64) for points in zip(*of_seeds)]
     ends = [_interval(correct) for correct in right]
-    reach = [[100 * one.lowest for one in ends], [100 * one.highest for one in ends]]
+    reach = [[100 * end.lowest for end in ends], [100 * end.highest for end in ends]]
     draw_band(axes, x, *reach, colour=style["color"])
     axes.plot(x, y, label=f"{run.label}: every threshold", **style | {"marker": ""})
 
@@ -178,8 +178,8 @@ def _draw_points(axes: Axes, label: str, points: Sequence[tuple[float, FrontierR
 
 def _ends(row: FrontierRow) -> tuple[float, float]:
     """Ends of the interval of top-1, in percent; with one seed, top-1 twice."""
-    found = row.top1_interval
-    return (100 * row.top1, 100 * row.top1) if found is None else (100 * found.lowest, 100 * found.highest)
+    interval = row.top1_interval
+    return (100 * row.top1, 100 * row.top1) if interval is None else (100 * interval.lowest, 100 * interval.highest)
 
 
 def _finish(

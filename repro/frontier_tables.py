@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from repro.compare import ComparedRun
 from repro.formats import CostPoint, CostResult
 from repro.frontier import FrontierRow
 from repro.tables import Row, folded, gmacs, interval, percent, share_interval, table
@@ -50,12 +49,6 @@ def cost_table(title: str, rows: Sequence[FrontierRow], cost: CostResult, costs:
     name = f"{title}: cost on {cost.machine.device}, batch {cost.batch}, {cost.runtime}"
     command = f"`{cost.commands[0]}`"
     return folded(table(name, ["<model", "<point", "GMACs", *COSTS], cells) + f"\n\n{command}")
-
-
-def commands_table(runs: Sequence[ComparedRun]) -> str:
-    """The training command of each run, with its first seed; folded."""
-    rows = [[run.label, f"`{run.first.commands[0]}`"] for run in runs]
-    return folded(table("Commands beside each row, with the first seed", ["<model", "<command"], rows))
 
 
 def _costs(cost: CostPoint | None) -> Row:

@@ -35,7 +35,6 @@ from progresvit.io.model_folder import bundled_folder
 from progresvit.io.weights import weights_hash
 from progresvit.routing import load_setting
 from progresvit.routing.decide import exit_rounds
-from repro.formats import pack
 from repro.imagenet_tables import MATCHED, OURS, PLAIN, RESULTS, THRESHOLD, TOP, VAL, RoutedAt, SetResult
 from repro.measure.records import hash_names
 from scripts.collect_photos import v2_jobs, v2_subset
@@ -52,21 +51,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--runs", type=Path, required=True, help="folder for links, records and the model of DeiT-Tiny")
     parser.add_argument("--workers", type=int, default=2, help="processes that decode images")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args(arguments)
-    for path in (given.val, given.v2 / "datasets", given.v2 / "cache", given.weights):
+    options = parser.parse_args(arguments)
+    for path in (options.val, options.v2 / "datasets", options.v2 / "cache", options.weights):
         if not path.exists():
             parser.error(f"{path} does not exist; see --help for what is needed")
-    folders = {VAL: given.val, **{name: link_v2(given.v2, name, given.runs / "v2" / name) for name in V2_SETS}}
-    models = {OURS: OURS, PLAIN: str(plain_folder(given.weights, given.runs / "models" / PLAIN))}
-    used = {job.source.name for job in v2_jobs(given.v2, Path(), side=0) if job.target.parts[0] in ("train", "val")}
+    folders = {VAL: options.val, **{name: link_v2(options.v2, name, options.runs / "v2" / name) for name in V2_SETS}}
+    models = {OURS: OURS, PLAIN: str(plain_folder(options.weights, options.runs / "models" / PLAIN))}
+    used = {job.source.name for job in v2_jobs(options.v2, Path(), side=0) if job.target.parts[0] in ("train", "val")}
     results = []
     for data, folder in folders.items():
-        complete = 50_000 if data == VAL else len(v2_subset(given.v2, data))
+        complete = 50_000 if data == VAL else len(v2_subset(options.v2, data))
         for name, model in models.items():
-            records, command = evaluate_set(data, folder, name, model, given.runs, given.workers)
+            records, command = evaluate_set(data, folder, name, model, options.runs, options.workers)
             results.append(measure_set(data, name, records, command, complete=complete, used=used))
-    replace_file(given.out, json.dumps([one.model_dump(mode="json") for one in results], indent=1) + "\n")
-    print(f"wrote {given.out}")
+    replace_file(options.out, json.dumps([result.model_dump(mode="json") for result in results], indent=1) + "\n")
+    print(f"wrote {options.out}")
 
 
 def link_v2(release: Path, name: str, out: Path) -> Path:
@@ -120,9 +119,9 @@ def check_records(records: Records, model: str, folder: Path, path: Path) -> Non
     """Refuse records of another model or of other images."""
     if records.header.weights_sha256 != weights_hash(progresvit.load(model)):
         raise ValueError(f"{path} is of other weights than {model}; delete it to evaluate again.")
-    found = {Path(entry.name).name for entry in find_images(folder, ".").entries}
+    names = {Path(entry.name).name for entry in find_images(folder, ".").entries}
     evaluated = {Path(name).name for name in records.ids.tolist()}  # without unreadable ones
-    if not evaluated <= found or records.header.images != len(found):
+    if not evaluated <= names or records.header.images != len(names):
         raise ValueError(f"{path} is of other images than {folder}; delete it to evaluate again.")
 
 
@@ -142,9 +141,9 @@ def measure_set(data: str, model: str, records: Records, command: str, *, comple
         names=hash_names(names),
         classes=len(np.unique(records.labels)),
         complete=complete,
-        held_out=pack(held_out),
+        held_out=held_out,
         gmacs_paper=tuple(records.gmacs()),
-        bits=tuple(pack(column) for column in records.correct.T),
+        bits=tuple(records.correct.T),
         at=tuple(routed_at(records)) if records.rounds > 1 else (),
         device=records.header.device,
         date=records.header.date,
@@ -159,8 +158,8 @@ def routed_at(records: Records) -> list[RoutedAt]:
         if setting.abstain is None:
             after = exit_rounds(records.scores(), setting.threshold)  # (N,)
             right = records.correct[np.arange(len(records)), after]
-            exits = tuple(pack(after == s) for s in range(records.rounds - 1))
-            rows.append(RoutedAt(setting=path.stem, bits=pack(right), exits=exits))
+            exits = tuple(after == s for s in range(records.rounds - 1))
+            rows.append(RoutedAt(setting=path.stem, bits=right, exits=exits))
     return rows
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import RootModel
-from scipy.stats import binomtest
 
 from progresvit.io.parse import read_json
+from progresvit.metrics.interval import Interval
+from progresvit.metrics.interval import share_interval as wilson
 from repro.compare import Difference, paired_difference
-from repro.formats import Part, unpack
+from repro.formats import Flags, Part, flags_of
 from repro.outcomes import verdict_of
 from repro.tables import gmacs, interval, share_interval, table
 
@@ -37,14 +38,14 @@ class RoutedAt(Part):
     """A setting of the bundled model."""
 
     setting: str
-    bits: str
+    bits: Flags
     """Right or wrong of the routed answers, image by image."""
-    exits: tuple[str, ...]
-    """Images that exit after each round but the last, as bits."""
+    exits: tuple[Flags, ...]
+    """Images that exit after each round but the last."""
 
 
 class SetResult(Part):
-    """A model on a set of images. Bits are as in the results of runs; images are in the order of their names."""
+    """A model on a set of images, in the order of their names."""
 
     data: str
     """A key of SET_NAMES."""
@@ -55,13 +56,13 @@ class SetResult(Part):
     names: str
     """Hash of the images' names."""
     classes: int
-    """With at least one image."""
+    """Number of classes with at least one image."""
     complete: int
     """Images of the whole set, of which these may be a part."""
-    held_out: str
-    """Images that neither trained, selected nor calibrated imagenet-tiny, as bits; the same for every model."""
+    held_out: Flags
+    """Images that neither trained, selected nor calibrated imagenet-tiny; the same for every model."""
     gmacs_paper: tuple[float, ...]
-    bits: tuple[str, ...]
+    bits: tuple[Flags, ...]
     """Right or wrong of each round, image by image."""
     at: tuple[RoutedAt, ...]
     """Empty for a model of one round."""
@@ -70,15 +71,16 @@ class SetResult(Part):
 
     def points(self) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.float64]]]:
         """Points by name: which images are right, (N,), and the GMACs of each, (N,)."""
-        right = [unpack(bits, self.images) for bits in self.bits]
+        right = [flags_of(bits, self.images) for bits in self.bits]
         alone = {EVERY_ROUND: (right[-1], np.full(self.images, self.gmacs_paper[-1]))}
         if len(right) > 1:
             alone[ROUND_1] = right[0], np.full(self.images, self.gmacs_paper[0])
         routed = {}
-        for one in self.at:
-            exits = np.stack([*(unpack(bits, self.images) for bits in one.exits), np.ones(self.images, bool)])  # (S, N)
-            spent = np.array(self.gmacs_paper)[exits.argmax(axis=0)]
-            routed[one.setting] = unpack(one.bits, self.images), spent
+        for routed_at in self.at:
+            exits = [flags_of(bits, self.images) for bits in routed_at.exits]
+            rounds = np.stack([*exits, np.ones(self.images, bool)]).argmax(axis=0)  # (S, N) -> (N,)
+            spent = np.array(self.gmacs_paper)[rounds]
+            routed[routed_at.setting] = flags_of(routed_at.bits, self.images), spent
         return {EVERY_ROUND: alone.pop(EVERY_ROUND), **routed, **alone}
 
 
@@ -96,10 +98,10 @@ class SetRow:
     images: int
     complete: int
     gmacs: float
-    top1: Difference
-    """With its 95 % interval over images (Wilson)."""
+    top1: Interval
+    """Share with its 95 % interval over images (Wilson)."""
     difference: Difference | None
-    """To DeiT-Tiny on the same images, over images; None for DeiT-Tiny."""
+    """Difference to DeiT-Tiny on the same images; None for DeiT-Tiny."""
 
     @property
     def verdict(self) -> str | None:
@@ -125,18 +127,18 @@ class ImageNet:
                 raise ValueError(f"{path}: the results of {model} on {VAL} and {data} are of other weights; {remedy}")
         for data in SET_NAMES:
             ours, plain = self.sets[data, OURS], self.sets[data, PLAIN]
-            if (ours.names, ours.held_out) != (plain.names, plain.held_out):
+            if ours.names != plain.names or not np.array_equal(ours.held_out, plain.held_out):
                 raise ValueError(f"{path}: {OURS} and {PLAIN} were measured on different images of {data}; {remedy}")
 
     def rows(self, data: str, *, held_out: bool = True) -> list[SetRow]:
         """Every point of both models on a set, or on its images that did not make ours."""
         ours, plain = self.sets[data, OURS], self.sets[data, PLAIN]
-        kept = unpack(ours.held_out, ours.images) if held_out else np.ones(ours.images, bool)
+        kept = flags_of(ours.held_out, ours.images) if held_out else np.ones(ours.images, bool)
         ((base, _),) = plain.points().values()
-        found = []
+        rows = []
         for result in (plain, ours):
             for point, (right, spent) in result.points().items():
-                found.append(
+                rows.append(
                     SetRow(
                         data=data,
                         model=result.model,
@@ -144,27 +146,27 @@ class ImageNet:
                         images=int(kept.sum()),
                         complete=result.complete,
                         gmacs=float(spent[kept].mean()),
-                        top1=_share(right[kept]),
+                        top1=wilson(int(right[kept].sum()), int(kept.sum())),
                         difference=None if result is plain else _paired(right[kept], base[kept]),
                     )
                 )
-        return found
+        return rows
 
     def row(self, data: str, point: str, model: str = OURS, *, held_out: bool = True) -> SetRow:
-        """One of them."""
+        """The row of a model at a point."""
         for row in self.rows(data, held_out=held_out):
             if (row.model, row.point) == (model, point):
                 return row
         raise ValueError(f"{data} has no results of {model} at {point}.")
 
     def change(self, data: str, point: str) -> Difference:
-        """Top-1 of a point of ours minus that of every round, on images that did not make it."""
+        """Top-1 of a point of ours minus top-1 of every round, on images that were not used to make it."""
         ours = self.sets[data, OURS]
-        kept, points = unpack(ours.held_out, ours.images), ours.points()
+        kept, points = flags_of(ours.held_out, ours.images), ours.points()
         return _paired(points[point][0][kept], points[EVERY_ROUND][0][kept])
 
     def table(self, *sets: str, held_out: bool = True) -> str:
-        """Some sets, one below the other. Models are not compared on images that made ours."""
+        """A table of some sets. Models are not compared on images that were used to make ours."""
         rows = [row for data in sets for row in self.rows(data, held_out=held_out)]
         cells = [
             [
@@ -186,11 +188,6 @@ class ImageNet:
     def commands(self) -> str:
         """Commands of every set and model."""
         return "\n".join(result.command for result in self.sets.values())
-
-
-def _share(right: NDArray[np.bool_]) -> Difference:
-    ends = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
-    return Difference(mean=float(right.mean()), lowest=float(ends.low), highest=float(ends.high))
 
 
 def _paired(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> Difference:

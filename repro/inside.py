@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import csv
 import html
-import json
 import math
 import re
 import sys
@@ -36,7 +35,7 @@ from progresvit.analysis.page import INDEX
 from progresvit.io.files import replace_file
 from progresvit.plots import few_colours, render
 from repro.inside_figures import of_gates, of_tables
-from repro.inside_tables import MODELS, RESULTS, SCRATCH
+from repro.inside_tables import MODELS, RESULTS, SCRATCH, read_reports, to_json
 
 TABLES = (
     "gate-depth",
@@ -64,21 +63,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("reports", type=Path, nargs="?", help="a folder with a report for each model")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--figures", type=Path, default=FIGURES)
-    given = parser.parse_args(arguments)
-    if given.reports is None:
-        results = json.loads(given.out.read_text(encoding="utf-8"))
+    options = parser.parse_args(arguments)
+    if options.reports is None:
+        results = read_reports(options.out)
     else:
-        missing = [name for name in MODELS if not (given.reports / name / INDEX).is_file()]
+        missing = [name for name in MODELS if not (options.reports / name / INDEX).is_file()]
         if missing:
-            parser.error(f"{given.reports} has no report of {', '.join(missing)}; see --help for the commands")
-        results = {name: collect(given.reports / name) for name in MODELS}
-        replace_file(given.out, json.dumps(results, indent=1) + "\n")
-    given.figures.mkdir(parents=True, exist_ok=True)
+            parser.error(f"{options.reports} has no report of {', '.join(missing)}; see --help for the commands")
+        results = {name: collect(options.reports / name) for name in MODELS}
+        replace_file(options.out, to_json(results))
+    options.figures.mkdir(parents=True, exist_ok=True)
     for name in MODELS:
-        draw(name, results[name], given.reports, given.figures)
-    print(
-        f"wrote the figures in {given.figures}" if given.reports is None else f"wrote {given.out} and {given.figures}"
-    )
+        draw(name, results[name], options.reports, options.figures)
+    print(f"wrote {'the figures in' if options.reports is None else f'{options.out} and'} {options.figures}")
 
 
 def draw(name: str, results: dict[str, Any], reports: Path | None, folder: Path) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from progresvit.metrics.interval import share_interval
+from progresvit.metrics.interval import Interval, share_interval
 from repro.compare import Difference
 from repro.outcomes import verdict_of
 
@@ -23,6 +22,31 @@ MARGIN = 0.5
 """Points of top-1 within which an effect is called none."""
 
 Row = dict[str, Any]
+Reports = dict[str, dict[str, Any]]
+"""Reports by model: the lines ``about`` and the rows of each table."""
+
+
+def read_reports(path: Path) -> Reports:
+    """The reports in a file, which holds its tables column by column; files of earlier versions hold rows."""
+    reports = json.loads(path.read_text(encoding="utf-8"))
+    return {model: {name: _rows(part) for name, part in report.items()} for model, report in reports.items()}
+
+
+def _rows(part: Any) -> list[Any]:
+    return part if isinstance(part, list) else [dict(zip(part, values)) for values in zip(*part.values())]
+
+
+def to_json(reports: Reports) -> str:
+    """The text of a file, with a line for each table."""
+    models = []
+    for model, report in reports.items():
+        columns = {
+            name: part if name == "about" else {key: [row[key] for row in part] for key in (part[0] if part else ())}
+            for name, part in report.items()
+        }
+        lines = [f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in columns.items()]
+        models.append(f" {json.dumps(model)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(models) + "\n}\n"
 
 
 class Inside:
@@ -31,14 +55,11 @@ class Inside:
     def __init__(self, path: Path = RESULTS) -> None:
         if not path.is_file():
             raise ValueError(f"{path} does not exist; run repro/inside.py.")
-        self.results: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        self.models = list(MODELS)
+        self.results = read_reports(path)
         missing = [name for name in MODELS if name not in self.results]
         if missing:
             raise ValueError(f"{path} has no results of {', '.join(missing)}; run repro/inside.py again.")
-
-    @cached_property
-    def models(self) -> list[str]:
-        return list(MODELS)
 
     def label(self, model: str) -> str:
         """The name of a model in the text."""
@@ -51,21 +72,24 @@ class Inside:
 
     def row(self, model: str, table: str, **wanted: Any) -> Row:
         """The one row with these values."""
-        found = self.rows(model, table, **wanted)
-        if len(found) != 1:
-            raise ValueError(f"{table} of {model} has {len(found)} rows with {wanted}.")
-        return found[0]
+        rows = self.rows(model, table, **wanted)
+        if len(rows) != 1:
+            raise ValueError(f"{table} of {model} has {len(rows)} rows with {wanted}.")
+        return rows[0]
 
     def rows(self, model: str, table: str, **wanted: Any) -> list[Row]:
         """The rows with these values."""
         rows: list[Row] = self.results[model][table]
         return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
 
+    def interval(self, model: str, table: str, column: str, **wanted: Any) -> Difference:
+        """A column of the one row with these values, and the ends of its interval."""
+        row = self.row(model, table, **wanted)
+        return Difference(mean=row[column], lowest=row[f"{column}_low"], highest=row[f"{column}_high"])
+
     def effect(self, model: str, table: str, measure: str = "accuracy", **wanted: Any) -> Difference:
         """The change of the last round's accuracy or confidence under an intervention."""
-        row = self.row(model, table, **wanted)
-        ends = (row[f"{measure}_change{end}"] for end in ("", "_low", "_high"))
-        return Difference(**dict(zip(("mean", "lowest", "highest"), ends)))
+        return self.interval(model, table, f"{measure}_change", **wanted)
 
     def verdict(self, model: str, table: str, **wanted: Any) -> str:
         """Verdict on the change of the accuracy."""
@@ -78,12 +102,7 @@ class Inside:
 
     def change(self, model: str, tokens: str) -> Difference:
         """Change of the similarity from the last block output of round 1 to the first of round 2."""
-        return self.change_at(model, tokens, round=2, block=1)
-
-    def change_at(self, model: str, tokens: str, **place: int) -> Difference:
-        """Change of the similarity from the previous block output."""
-        row = self.row(model, "similarity", tokens=tokens, **place)
-        return Difference(mean=row["change"], lowest=row["change_low"], highest=row["change_high"])
+        return self.interval(model, "similarity", "change", tokens=tokens, round=2, block=1)
 
     def similarity(self, model: str, tokens: str, **place: int) -> float:
         """Cosine to the last block output of the last round."""
@@ -96,15 +115,11 @@ class Inside:
 
     def separation(self, model: str, number: int) -> Difference:
         """Separation of the classes at the end of a round."""
-        row = self.row(model, "trajectories", round=number, block=self.last_block(model))
-        ends = ("separation", "separation_low", "separation_high")
-        return Difference(**{key: row[name] for key, name in zip(("mean", "lowest", "highest"), ends)})
+        return self.interval(model, "trajectories", "separation", round=number, block=self.last_block(model))
 
     def separation_gain(self, model: str) -> Difference:
         """Gain in separation of round 2 over round 1, at their ends."""
-        row = self.row(model, "trajectories", round=2, block=self.last_block(model))
-        ends = ("separation_change", "separation_change_low", "separation_change_high")
-        return Difference(**{key: row[name] for key, name in zip(("mean", "lowest", "highest"), ends)})
+        return self.interval(model, "trajectories", "separation_change", round=2, block=self.last_block(model))
 
     def gate_differences(self, model: str, branch: str) -> list[float]:
         """RMS difference of the rounds, block by block."""
@@ -132,11 +147,10 @@ class Inside:
             counts[names[row["correct_round1"], row["correct_round2"]]] += row["images"]
         return counts
 
-    def exit_share(self, model: str, outcome: str, exit_round: int) -> Difference:
+    def exit_share(self, model: str, outcome: str, exit_round: int) -> Interval:
         """Share of the images of an exit round with an outcome, with a Wilson interval."""
         counts = self.exit_counts(model, exit_round)
-        found = share_interval(counts[outcome], sum(counts.values()))
-        return Difference(mean=found.mean, lowest=found.lowest, highest=found.highest)
+        return share_interval(counts[outcome], sum(counts.values()))
 
     def sign_verdict(self, difference: Difference) -> str:
         """Whether a change is above or below 0."""
@@ -162,11 +176,11 @@ class Inside:
 
     def restarts(self) -> str:
         """Which tokens fall below half of their similarity at the transition, model by model."""
-        found = []
+        restarting = []
         for model in self.models:
             tokens = [tokens for tokens in ("class", "patch") if self._falls(model, tokens)]
-            found += [f"{' and '.join(tokens)} tokens of {self.label(model)}"] if tokens else []
-        return ", ".join(found) if found else "none"
+            restarting += [f"{' and '.join(tokens)} tokens of {self.label(model)}"] if tokens else []
+        return ", ".join(restarting) if restarting else "none"
 
     def _falls(self, model: str, tokens: str) -> bool:
         before = self.similarity(model, tokens, round=1, block=self.last_block(model))
@@ -197,12 +211,12 @@ class Inside:
 
     def final_block_verdict(self) -> str:
         """The branches and models in which the rounds differ most in the last block."""
-        found = []
+        strongest = []
         for model in self.models:
             branches = [
                 branch
                 for branch in ("attention", "MLP", "output")
                 if self.strongest_block(model, branch) == self.last_block(model)
             ]
-            found += [f"{' and '.join(branches)} in {self.label(model)}"] if branches else []
-        return ", ".join(found) if found else "none"
+            strongest += [f"{' and '.join(branches)} in {self.label(model)}"] if branches else []
+        return ", ".join(strongest) if strongest else "none"

@@ -49,10 +49,10 @@ class Outcome:
     @property
     def verdict(self) -> str:
         """Verdict on top-1 of the last round."""
-        found = self.last.top1
-        if found.clear:
-            return GAIN if found.lowest > 0 else LOSS
-        return f"no gain of {self.margin:g}" if POINTS * found.highest < self.margin else UNKNOWN
+        difference = self.last.top1
+        if difference.clear:
+            return GAIN if difference.lowest > 0 else LOSS
+        return f"no gain of {self.margin:g}" if POINTS * difference.highest < self.margin else UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +74,8 @@ def is_equivalent(difference: Difference, margin: float) -> bool:
     return -margin < POINTS * difference.lowest and POINTS * difference.highest < margin
 
 
-def verdict_of(difference: Difference, margin: float) -> str:
-    """``gain`` or ``loss`` if the interval excludes 0; if not, whether it shows equivalence within the margin."""
+def verdict_of(difference: Difference, margin: float = 0.0) -> str:
+    """``gain`` or ``loss`` if the interval excludes 0; if not, whether it shows equivalence within a margin above 0."""
     if difference.clear:
         return GAIN if difference.lowest > 0 else LOSS
     return f"equivalent within {margin:g}" if is_equivalent(difference, margin) else UNKNOWN
@@ -91,11 +91,11 @@ def log_loss_verdict(difference: CrossedDifference) -> str:
 def gather_outcomes(results: Results, study: Study, name: str) -> Outcomes:
     """The tests of a comparison as far as they were measured; refused if runs differ in images, epochs or seeds."""
     tests, equal = study.comparisons[name].tests, study.comparisons[name].equal
-    found = [(test.label, _outcome(results, test, equal)) for test in tests]
+    outcomes = [(test.label, _outcome(results, test, equal)) for test in tests]
     return Outcomes(
         title=study.comparisons[name].title,
-        measured=tuple(outcome for _, outcome in found if outcome is not None),
-        missing=tuple(label for label, outcome in found if outcome is None),
+        measured=tuple(outcome for _, outcome in outcomes if outcome is not None),
+        missing=tuple(label for label, outcome in outcomes if outcome is None),
     )
 
 
@@ -110,7 +110,7 @@ def _outcome(results: Results, test: DeclaredTest, equal: Equal) -> Outcome | No
         label=test.label,
         margin=test.margin,
         paper=test.paper,
-        seeds=tuple(one.seed for one in ours.seeds if one.seed is not None),
+        seeds=tuple(result.seed for result in ours.seeds if result.seed is not None),
         images=ours.first.data.val,
         last=_round_outcome(ours, theirs, FULL),
         first=_round_outcome(ours, theirs, 0) if ours.rounds > 1 and theirs.rounds > 1 else None,
@@ -128,6 +128,6 @@ def _round_outcome(ours: ComparedRun, theirs: ComparedRun, place: int) -> RoundO
 
 def _log_losses(run: ComparedRun, place: int) -> NDArray[np.float64] | None:
     """(K, N); None if a seed has none."""
-    each = [one.rounds.log_losses(one.data.val) for one in run.seeds]
-    known = [losses[:, place] for losses in each if losses is not None]
-    return np.stack(known) if len(known) == len(each) else None
+    each = [result.rounds.log_losses(result.data.val) for result in run.seeds]
+    of_seeds = [losses[:, place] for losses in each if losses is not None]
+    return np.stack(of_seeds) if len(of_seeds) == len(each) else None

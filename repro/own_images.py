@@ -137,9 +137,9 @@ def make_folders(folder: Path, breeds: dict[str, list[Path]], draw: int) -> tupl
     classes = sorted(dice.sample(sorted(breeds), CLASSES))
     images, test = folder / "images", folder / "test"
     for breed in classes:
-        chosen = set(dice.sample(breeds[breed], IMAGES))
+        drawn = set(dice.sample(breeds[breed], IMAGES))
         for path in breeds[breed]:
-            link = (images if path in chosen else test) / breed / path.name
+            link = (images if path in drawn else test) / breed / path.name
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.exists():
                 os.symlink(path.resolve(), link)

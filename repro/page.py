@@ -137,8 +137,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", type=Path, help="a results folder; by default repro/results")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if anything is outdated")
-    given = parser.parse_args(arguments)
-    results = given.results or HERE / "results"
+    options = parser.parse_args(arguments)
+    results = options.results or HERE / "results"
     own = results / TEMPLATE
     try:
         if results.resolve() == (HERE / "results").resolve():
@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"error: {''.join(places[-1:])}{error}", file=sys.stderr)
         sys.exit(2)
     pages = f"{len(built.texts)} pages" if len(built.texts) > 1 else str(built.folder / next(iter(built.texts)))
-    if not given.check:
+    if not options.check:
         built.write()
         print(f"wrote {pages}, with {len(built.plots)} plots")
     elif outdated := built.outdated():

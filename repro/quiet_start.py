@@ -80,7 +80,7 @@ def read_pixels(images: ImageDataset, model: ProgResViT, device: torch.device) -
 
 @torch.inference_mode()
 def difference(model: ProgResViT, weights: Path, pixels: Tensor) -> float:
-    """Largest difference between the logits of the model's last round and those of timm's model."""
+    """Largest difference between the logits of the model's last round and of timm's model."""
     original = timm.create_model("deit_tiny_patch16_224")
     original.load_state_dict(read_weights(weights))
     expected = original.to(pixels).eval()(pixels)

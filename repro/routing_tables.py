@@ -4,38 +4,39 @@ from __future__ import annotations
 
 from progresvit.table import decimals, threshold
 from repro.compare import Difference, is_clear_among
-from repro.formats import FULL, EqualAccuracy, GroupResult, MatchedResult, RoutingResult, SettingResult, Spread
+from repro.formats import FULL, EqualAccuracy, GroupResult, MatchedResult, RoutingResult, SettingResult
 from repro.tables import Row, each, gmacs, interval, percent, signed, table
 
 
 def settings_of(result: RoutingResult) -> dict[str, SettingResult]:
     """Settings by name."""
-    return {one.name: one for one in result.settings}
+    return {setting.name: setting for setting in result.settings}
 
 
 def rules_of(result: RoutingResult) -> dict[tuple[str, float | None], EqualAccuracy]:
     """Compute at equal accuracy, by rule and allowed drop."""
-    return {(rule_name(one), one.drop): one for one in result.equal_accuracy}
+    return {(rule_name(row), row.drop): row for row in result.equal_accuracy}
 
 
-def rule_name(one: EqualAccuracy) -> str:
+def rule_name(row: EqualAccuracy) -> str:
     """The name of a rule; results of version 0.1.0 call unrecoverable images hopeless."""
-    return one.rule.replace("hopeless given up", "unrecoverable rejected")
+    return row.rule.replace("hopeless given up", "unrecoverable rejected")
 
 
-def gains_of(one: MatchedResult) -> dict[float, Difference]:
-    """Top-1 of a router minus that of entropy, by the share of images that continue."""
+def gains_of(comparison: MatchedResult) -> dict[float, Difference]:
+    """Top-1 of a router minus top-1 of entropy, by the share of images that continue."""
     return {
         share: Difference(mean=router - entropy, lowest=low, highest=high)
         for share, router, entropy, low, high in zip(
-            one.shares, one.router_top1, one.entropy_top1, one.lowest, one.highest
+            comparison.shares, comparison.router_top1, comparison.entropy_top1, comparison.lowest, comparison.highest
         )
     }
 
 
 def open_gains(result: RoutingResult) -> list[Difference]:
     """The gains of all routers whose interval is not zero wide."""
-    return [gain for one in result.matched for gain in gains_of(one).values() if gain.lowest < gain.highest]
+    gains = [gain for comparison in result.matched for gain in gains_of(comparison).values()]
+    return [gain for gain in gains if gain.lowest < gain.highest]
 
 
 def router_verdict(result: RoutingResult) -> str:
@@ -45,12 +46,12 @@ def router_verdict(result: RoutingResult) -> str:
     """
     intervals = len(open_gains(result))
     verdicts = []
-    for one in result.matched:
-        clear = {share: gain for share, gain in gains_of(one).items() if is_clear_among(gain, intervals)}
+    for comparison in result.matched:
+        clear = {share: gain for share, gain in gains_of(comparison).items() if is_clear_among(gain, intervals)}
         for verb, sign in (("helps", 1), ("harms", -1)):
             shares = [percent(share, 0) for share, gain in clear.items() if sign * gain.mean > 0]
             if shares:
-                verdicts.append(f"{matched_title(one)}: {verb} at {', '.join(shares)} %")
+                verdicts.append(f"{matched_title(comparison)}: {verb} at {', '.join(shares)} %")
     if verdicts:
         return "; ".join(verdicts)
     some = any(gain.clear for gain in open_gains(result))
@@ -69,13 +70,14 @@ def settings_table(result: RoutingResult) -> str:
         return row(name, result.rounds.right[place] / result.data.val, spent[place])
 
     rows = [alone("every round", FULL)]
-    for one in result.settings:
-        point, guarantee = one.point, None
-        if one.epsilon is not None and one.delta is not None:
-            what = "changed" if one.loss == "unlabelled" else "lost"
-            guarantee = f"at most {100 * one.epsilon:g} % of answers {what}, at {100 * (1 - one.delta):g} % confidence"
+    for setting in result.settings:
+        point, guarantee = setting.point, None
+        if setting.epsilon is not None and setting.delta is not None:
+            what = "changed" if setting.loss == "unlabelled" else "lost"
+            confidence = f"{100 * (1 - setting.delta):g} % confidence"
+            guarantee = f"at most {100 * setting.epsilon:g} % of answers {what}, at {confidence}"
         exits = each(point.exit_shares, " / ")
-        rows.append(row(one.name, point.top1, point.gmacs_paper, threshold(point.threshold), exits, guarantee))
+        rows.append(row(setting.name, point.top1, point.gmacs_paper, threshold(point.threshold), exits, guarantee))
     rows.append(alone("round 1 alone", 0))
     heads = ["<setting", "τ", "top-1 (%)", "GMACs", "saved (%)", "exit after each round (%)", "<guarantee"]
     return table("Thresholds, on the images they were calibrated on", heads, rows)
@@ -83,7 +85,7 @@ def settings_table(result: RoutingResult) -> str:
 
 def halves_table(result: RoutingResult) -> str | None:
     """Thresholds from random halves of the images, measured on the other halves; None if there are none."""
-    found = {one.name: one.halves for one in result.settings if one.halves}
+    by_setting = {setting.name: setting.halves for setting in result.settings if setting.halves}
     rows = [
         [
             name,
@@ -94,11 +96,11 @@ def halves_table(result: RoutingResult) -> str | None:
             None if halves.harm is None else percent(halves.harm.mean, 2),
             None if halves.disagreement is None else percent(halves.disagreement.mean, 2),
         ]
-        for name, halves in found.items()
+        for name, halves in by_setting.items()
     ]
     heads = ["<setting", "top-1 lost (points)", "from – to", "saved (%)", "from – to"]
     heads += ["right answers lost (%)", "answers changed (%)"]
-    count = " or ".join(map(str, sorted({halves.number for halves in found.values()})))
+    count = " or ".join(map(str, sorted({halves.number for halves in by_setting.values()})))
     title = f"Calibrated on one half of the images, measured on the other; {count} random halves"
     return table(title, heads, rows) if rows else None
 
@@ -106,58 +108,61 @@ def halves_table(result: RoutingResult) -> str | None:
 def certificates_table(result: RoutingResult) -> str | None:
     """Guarantees on bootstrap draws, beside what chance allows; None if there are none."""
     rows: list[Row] = []
-    checked = [(one, one.draws) for one in result.settings if one.draws and one.epsilon and one.delta]
-    for one, draws in checked:
-        assert one.epsilon is not None
-        assert one.delta is not None
-        by_chance = one.delta + 2 * (one.delta * (1 - one.delta) / draws.draws) ** 0.5
+    first = None
+    for setting in result.settings:
+        draws, epsilon, delta = setting.draws, setting.epsilon, setting.delta
+        if not draws or not epsilon or not delta:
+            continue
+        first = first or draws
+        by_chance = delta + 2 * (delta * (1 - delta) / draws.draws) ** 0.5
         rows.append(
             [
-                one.name,
-                "answers changed" if one.loss == "unlabelled" else "right answers lost",
-                percent(one.epsilon),
+                setting.name,
+                "answers changed" if setting.loss == "unlabelled" else "right answers lost",
+                percent(epsilon),
                 percent(draws.mean, 2),
                 percent(draws.highest, 2),
                 percent(draws.saving),
                 percent(draws.exceeded / draws.draws),
-                f"{percent(one.delta)} ({percent(by_chance)})",
+                f"{percent(delta)} ({percent(by_chance)})",
             ]
         )
-    if not rows:
+    if first is None:
         return None
-    first = checked[0][1]
     heads = ["<setting", "<bounds", "bound (%)", "mean (%)", "highest (%)", "saved (%)"]
     heads += [f"beyond the bound (% of {first.draws} draws)", "allowed (with 2 standard errors of chance, %)"]
     title = f"Guarantees of {first.draws} bootstrap draws of {first.images:,} images, with all images as the population"
     return table(title, heads, rows)
 
 
-def matched_title(one: MatchedResult) -> str:
+def matched_title(comparison: MatchedResult) -> str:
     """A router and its training images. Files of format 1 say pictures and held-back."""
-    return f"{one.router}, fitted on {one.fitted_on}".replace("pictures", "images").replace("held-back", "held-out")
+    images = comparison.fitted_on.replace("pictures", "images").replace("held-back", "held-out")
+    return f"{comparison.router}, fitted on {images}"
 
 
-def matched_table(one: MatchedResult) -> str:
+def matched_table(comparison: MatchedResult) -> str:
     """A router against entropy when the same share of images continues."""
     rows = [
         [percent(share, 0), gmacs(cost), percent(entropy, 2), percent(router, 2), interval(gain, 2)]
         for (share, gain), cost, entropy, router in zip(
-            gains_of(one).items(), one.gmacs_paper, one.entropy_top1, one.router_top1
+            gains_of(comparison).items(), comparison.gmacs_paper, comparison.entropy_top1, comparison.router_top1
         )
     ]
     heads = ["continue (%)", "GMACs", "entropy, top-1 (%)", "router, top-1 (%)", "gain (points)"]
-    fits = f"; mean of {one.fits} fits" if one.fits > 1 else ""
-    return table(f"Entropy and router: {matched_title(one)}{fits}", heads, rows)
+    fits = f"; mean of {comparison.fits} fits" if comparison.fits > 1 else ""
+    return table(f"Entropy and router: {matched_title(comparison)}{fits}", heads, rows)
 
 
 def withheld_table(result: RoutingResult) -> str | None:
     """Settings that withhold answers; None if there are none."""
     rows: list[Row] = []
-    for one in result.settings:
-        if one.abstain is not None:
-            wrong = one.halves.wrong if one.halves else None
+    for setting in result.settings:
+        if setting.abstain is not None:
+            wrong = setting.halves.wrong if setting.halves else None
             spread = f"{percent(wrong.mean)} ({percent(wrong.lowest)} to {percent(wrong.highest)})" if wrong else None
-            rows.append([one.name, decimals(one.abstain), percent(one.answered), percent(one.top1_of_answered), spread])
+            shares = percent(setting.answered), percent(setting.top1_of_answered)
+            rows.append([setting.name, decimals(setting.abstain), *shares, spread])
     heads = ["<setting", "withheld from an entropy of", "answered (%)", "top-1 of answered images (%)"]
     heads += ["error rate among them, calibrated on other halves (%)"]
     return table("Withheld answers", heads, rows) if rows else None
@@ -165,7 +170,7 @@ def withheld_table(result: RoutingResult) -> str | None:
 
 def risk_table(result: RoutingResult) -> str | None:
     """Area under each curve of risk and coverage."""
-    rows = [[one.name, percent(one.area, 2)] for one in result.abstention]
+    rows = [[curve.name, percent(curve.area, 2)] for curve in result.abstention]
     heads = ["<answers of", "mean risk over all coverages (%)"]
     return table("Risk when uncertain answers are withheld", heads, rows) if rows else None
 
@@ -174,17 +179,17 @@ def equal_accuracy_means(result: RoutingResult) -> str | None:
     """Compute of the rules when each may lose the same: means over the splits of ``equal_accuracy_table``."""
     rows = [
         [
-            rule_name(one),
-            None if one.drop is None else f"{100 * one.drop:g}",
-            percent(one.top1, 2),
-            gmacs(one.gmacs_paper),
-            percent(one.saving),
-            None if one.given_up is None else percent(one.given_up, 2),
-            None if one.given_up_wrong is None else percent(one.given_up_wrong),
-            _added(one.errors_added),
-            _added(one.saving_added),
+            rule_name(row),
+            None if row.drop is None else f"{100 * row.drop:g}",
+            percent(row.top1, 2),
+            gmacs(row.gmacs_paper),
+            percent(row.saving),
+            None if row.given_up is None else percent(row.given_up, 2),
+            None if row.given_up_wrong is None else percent(row.given_up_wrong),
+            None if row.errors_added is None else interval(row.errors_added, 2),
+            None if row.saving_added is None else interval(row.saving_added, 2),
         ]
-        for one in result.equal_accuracy
+        for row in result.equal_accuracy
     ]
     if not rows:
         return None
@@ -193,12 +198,6 @@ def equal_accuracy_means(result: RoutingResult) -> str | None:
     splits = result.equal_accuracy[0].splits
     title = f"Compute at equal accuracy, thresholds chosen on other images; means over {splits} random splits"
     return table(title, heads, rows)
-
-
-def _added(spread: Spread | None) -> str | None:
-    if spread is None:
-        return None
-    return interval(Difference(mean=spread.mean, lowest=spread.lowest, highest=spread.highest), 2)
 
 
 def rejection_table(result: RoutingResult) -> str | None:
@@ -210,10 +209,11 @@ def rejection_table(result: RoutingResult) -> str | None:
     for number, share in enumerate(first.shares):
         if share in (0, 1):  # no image continues, or every one
             continue
-        gains = [interval(gains_of(one)[share], 2) for one in result.rejection]
+        gains = [interval(gains_of(comparison)[share], 2) for comparison in result.rejection]
         start = [percent(share, 0), gmacs(first.gmacs_paper[number]), percent(first.entropy_top1[number], 2)]
         rows.append([*start, *gains])
-    heads = ["continue (%)", "GMACs", "entropy, top-1 (%)", *(f"{one.router} (points)" for one in result.rejection)]
+    heads = ["continue (%)", "GMACs", "entropy, top-1 (%)"]
+    heads += [f"{comparison.router} (points)" for comparison in result.rejection]
     title = f"Top-1 that rejection adds at equal compute, routers cross-fitted on held-out images; {first.fits} fits"
     return table(title, heads, rows)
 
@@ -236,7 +236,7 @@ def _group_rows(result: RoutingResult, group: GroupResult) -> list[Row]:
 
     rows = [row("every round", group.top1[FULL], spent[FULL])]
     for at in group.at:
-        given = percent(at.answered) if at.answered < 1 else None
-        top1_of_given = percent(at.top1_of_answered) if given and at.top1_of_answered is not None else None
-        rows.append(row(at.setting, at.top1, at.gmacs_paper, percent(at.exit_shares[0]), given, top1_of_given))
+        answered = percent(at.answered) if at.answered < 1 else None
+        top1_of_answered = percent(at.top1_of_answered) if answered and at.top1_of_answered is not None else None
+        rows.append(row(at.setting, at.top1, at.gmacs_paper, percent(at.exit_shares[0]), answered, top1_of_answered))
     return [*rows, row("round 1 alone", group.top1[0], spent[0])]

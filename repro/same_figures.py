@@ -43,8 +43,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="the folder docs before the change")
     parser.add_argument("after", type=Path, nargs="?", default=Path("docs"))
-    given = parser.parse_args(arguments)
-    before, after = read_pages(given.before), read_pages(given.after)
+    options = parser.parse_args(arguments)
+    before, after = read_pages(options.before), read_pages(options.after)
     lost, new = table_rows(before) - table_rows(after), table_rows(after) - table_rows(before)
     everywhere = {number.rstrip(",") for number in NUMBER.findall(after)}
     gone = sorted(text_numbers(before) - everywhere)

@@ -24,8 +24,8 @@ from progresvit.routing import MeanIoU, metric_near_lossless
 from progresvit.routing.calibrate import threshold_for_budget
 from progresvit.routing.certify import certified_threshold
 from progresvit.routing.decide import exit_rounds
-from repro.compare import CrossedDifference, crossed_difference, is_clear_among
-from repro.equal import COMPUTE_TOLERANCE, PASSES
+from repro.compare import CrossedDifference, PointRow, crossed_difference, find_row
+from repro.equal import check_compute, check_seeds, training_pmacs
 from repro.formats import Results, SegmentationResult, SegmentedImages, check_comparable
 from repro.outcomes import verdict_of
 from repro.study import Segmentation, Study
@@ -115,7 +115,7 @@ class Measured:
 class _Images:
     def __init__(self, result: SegmentationResult, images: SegmentedImages) -> None:
         self.scores, self.counts = images.score_array(), images.counts()
-        self.gmacs = images.window_counts()[:, None] * np.asarray(result.gmacs_paper)  # (N, S)
+        self.gmacs = images.windows[:, None] * np.asarray(result.gmacs_paper)  # (N, S)
         pixels = np.maximum(self.counts.labelled.sum(axis=-1), 1)
         self.error = 1 - self.counts.intersection.sum(axis=-1) / pixels
         """Share of the labelled pixels that are wrong, (N, S)."""
@@ -128,29 +128,18 @@ class _Images:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationRow:
-    """A point of a run over all seeds, and ours at the same GMACs."""
+class SegmentationRow(PointRow):
+    """A point of a run of segmentation."""
 
-    label: str
-    run: str
-    point: str
-    gmacs: float
-    """Mean over seeds, as are the shares."""
     exit_share: float
+    """Mean over seeds, as is the pixel accuracy."""
     miou: CrossedDifference
-    """Over seeds and images."""
+    """mIoU with its interval over seeds and images."""
     pixel_accuracy: float
     drop: CrossedDifference | None
-    """mIoU minus that of every round of the same models; None for every round."""
+    """mIoU minus the mIoU of every round of the same models; None for every round."""
     saving: float
     """Share of the GMACs of every round that is not spent."""
-    compute: float
-    """Training compute divided by that of ours."""
-    ours_gmacs: float | None
-    difference: CrossedDifference | None
-    """Ours at the same GMACs minus this; None for ours, and below the GMACs of our round 1."""
-    verdict: str | None
-    """Verdict on the difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +149,7 @@ class ExitOrder:
     label: str
     saving: float
     gap: float
-    """mIoU of round 1 minus that of every round."""
+    """mIoU of round 1 minus mIoU of every round."""
     by_score: CrossedDifference
     """Change of mIoU if the images of lowest scores exit, over seeds and images."""
     by_chance: float
@@ -201,9 +190,10 @@ class SegmentationStudy:
         if study.segmentation is None:
             raise ValueError("the study has no section segmentation:, so its runs are not segmentation models.")
         self.plan: Segmentation = study.segmentation
-        found = list(results.segmentation.values())
+        self.labels = {run: label for label, run in self.plan.rows.items()}
+        measured = list(results.segmentation.values())
         self.runs = {
-            run: [Measured(one) for one in sorted(found, key=lambda one: one.seed or 0) if one.run == run]
+            run: [Measured(result) for result in sorted(measured, key=lambda one: one.seed or 0) if result.run == run]
             for run in self.plan.rows.values()
         }
         self.missing = [label for label, run in self.plan.rows.items() if not self.runs[run]]
@@ -211,7 +201,7 @@ class SegmentationStudy:
         self._check()
 
     def _check(self) -> None:
-        everything = [one.result for seeds in self.runs.values() for one in seeds]
+        everything = [model.result for seeds in self.runs.values() for model in seeds]
         title = self.plan.title
         check_comparable(everything, title)
         for other in everything[1:]:
@@ -221,20 +211,9 @@ class SegmentationStudy:
                         f"{title}: {everything[0].name} and {other.name} were measured on other {name} images; measure "
                         "both on the same."
                     )
-        seeds = {run: [one.result.seed for one in measured] for run, measured in self.runs.items()}
-        for run, own in seeds.items():
-            if own != next(iter(seeds.values())):
-                raise ValueError(
-                    f"{title} pairs runs by seed, and {run} has the seeds {own} instead of "
-                    f"{next(iter(seeds.values()))}; measure the missing ones, or take the others out."
-                )
-        if self.plan.ours in self.runs:
-            for run in self.runs:
-                if abs(self.compute(run) - 1) > COMPUTE_TOLERANCE:
-                    raise ValueError(
-                        f"{title} compares runs of equal training compute, and {run} took {self.compute(run):.2f} "
-                        f"times that of {self.plan.ours}; change its epochs."
-                    )
+        check_seeds(everything, title)
+        for run in self.runs if self.plan.ours in self.runs else ():
+            check_compute(self.ours[0].result, self.runs[run][0].result, title)
 
     @property
     def ours(self) -> list[Measured]:
@@ -251,26 +230,21 @@ class SegmentationStudy:
         return len(self.ours)
 
     def compute(self, run: str) -> float:
-        """Training compute of a run divided by that of ours."""
+        """Training compute of a run divided by the training compute of ours."""
         return training_pmacs(self.runs[run][0].result) / training_pmacs(self.ours[0].result)
 
     @cached_property
     def rows(self) -> list[SegmentationRow]:
         """Every point of every run."""
-        labels = {run: label for label, run in self.plan.rows.items()}
         return [
-            self._row(labels[run], run, point, points)
+            self._row(run, point, points)
             for run, seeds in self.runs.items()
             for point, points in self._points(seeds).items()
         ]
 
     def row(self, run: str, point: str) -> SegmentationRow:
-        """One of them."""
-        for row in self.rows:
-            if (row.run, row.point) == (run, point):
-                return row
-        known = "; ".join(f"{row.run}, {row.point}" for row in self.rows)
-        raise ValueError(f"{self.plan.title} has no point {run}, {point}; it has {known}.")
+        """The row of a run at a point."""
+        return find_row(self.rows, run, point, self.plan.title)
 
     def miou_interval(self, points: Sequence[SegmentationPointOfRun]) -> CrossedDifference:
         """mIoU of a point of each seed, over seeds and images."""
@@ -280,15 +254,14 @@ class SegmentationStudy:
     def exit_order(self, run: str, saving: float) -> ExitOrder:
         """What orders of exits cost a run at a share of the GMACs saved; means over seeds."""
         seeds = self.runs[run]
-        points = [one.within((1 - saving) * one.full.gmacs) for one in seeds]
-        others = [_other_orders(one, point) for one, point in zip(seeds, points)]
+        points = [model.within((1 - saving) * model.full.gmacs) for model in seeds]
+        others = [_other_orders(model, point) for model, point in zip(seeds, points)]
         by_chance, by_error, correlation, not_worse = np.mean(others, axis=0).tolist()
-        values, every = self._drawn(points), self._drawn([one.full for one in seeds])
+        values, every = self._drawn(points), self._drawn([model.full for model in seeds])
         return ExitOrder(
-            label=next(label for label, name in self.plan.rows.items() if name == run),
-            saving=1
-            - float(np.mean([one.gmacs for one in points])) / float(np.mean([one.full.gmacs for one in seeds])),
-            gap=float(np.mean([one.first.miou - one.full.miou for one in seeds])),
+            label=self.labels[run],
+            saving=1 - sum(point.gmacs for point in points) / sum(model.full.gmacs for model in seeds),
+            gap=float(np.mean([model.first.miou - model.full.miou for model in seeds])),
             by_score=crossed_difference(values, every),
             by_chance=by_chance,
             by_error=by_error,
@@ -300,19 +273,19 @@ class SegmentationStudy:
         """A run at thresholds that bound the growth of the pixel error."""
         seeds, highest = self.runs[run], math.log(len(self.ours[0].result.labels))
         points, losses = [], []
-        for one in seeds:
-            scores, growth = one.val.scores[:, 0], one.val.growth
+        for model in seeds:
+            scores, growth = model.val.scores[:, 0], model.val.growth
             threshold = certified_threshold(scores, growth, epsilon, delta, highest=highest, fractional=True).threshold
             assert isinstance(threshold, float)
-            point = one.at(threshold)
+            point = model.at(threshold)
             points.append(point)
-            losses.append(float(np.where(one.test.scores[:, 0] < point.threshold, one.test.growth, 0).mean()))
+            losses.append(float(np.where(model.test.scores[:, 0] < point.threshold, model.test.growth, 0).mean()))
         return Certified(
-            label=next(label for label, name in self.plan.rows.items() if name == run),
+            label=self.labels[run],
             epsilon=epsilon,
             images=len(seeds[0].val.scores),
             exit_share=float(np.mean([point.exit_share for point in points])),
-            saving=1 - float(np.mean([point.gmacs / one.full.gmacs for one, point in zip(seeds, points)])),
+            saving=1 - float(np.mean([point.gmacs / model.full.gmacs for model, point in zip(seeds, points)])),
             loss=float(np.mean(losses)),
             beyond=sum(loss > epsilon for loss in losses),
         )
@@ -324,12 +297,12 @@ class SegmentationStudy:
 
     def _points(self, seeds: Sequence[Measured]) -> dict[str, list[SegmentationPointOfRun]]:
         if seeds[0].rounds == 1:
-            return {ALONE: [one.full for one in seeds]}
+            return {ALONE: [model.full for model in seeds]}
         drop = self.plan.max_drop / 100
         return {
-            FIRST: [one.first for one in seeds],
-            ROUTED: [one.routed(drop) for one in seeds],
-            FULL: [one.full for one in seeds],
+            FIRST: [model.first for model in seeds],
+            ROUTED: [model.routed(drop) for model in seeds],
+            FULL: [model.full for model in seeds],
         }
 
     def _drawn(self, points: Sequence[SegmentationPointOfRun]) -> Floats:
@@ -339,35 +312,26 @@ class SegmentationStudy:
         blocks: Floats = np.add.reduceat(values, starts, axis=1) * (len(starts) / values.shape[1])
         return blocks
 
-    def marginal(self) -> list[SegmentationRow]:
-        """Verdicts of gain or loss that a correction for the number of compared rows would not carry."""
-        compared = [row for row in self.rows if row.difference is not None]
-        return [
-            row
-            for row in compared
-            if row.difference is not None and row.difference.clear and not is_clear_among(row.difference, len(compared))
-        ]
-
-    def _row(self, label: str, run: str, point: str, points: Sequence[SegmentationPointOfRun]) -> SegmentationRow:
-        full = [one.full for one in self.runs[run]]
+    def _row(self, run: str, point: str, points: Sequence[SegmentationPointOfRun]) -> SegmentationRow:
+        full = [model.full for model in self.runs[run]]
         values, every = self._drawn(points), self._drawn(full)
-        gmacs = float(np.mean([one.gmacs for one in points]))
+        gmacs = float(np.mean([point.gmacs for point in points]))
         ours = None
         if run != self.plan.ours and gmacs >= self.ours[0].first.gmacs:
-            ours = [measured.within(one.gmacs) for measured, one in zip(self.ours, points)]
+            ours = [measured.within(point.gmacs) for measured, point in zip(self.ours, points)]
         difference = None if ours is None else crossed_difference(self._drawn(ours), values)
         return SegmentationRow(
-            label=label,
+            label=self.labels[run],
             run=run,
             point=point,
             gmacs=gmacs,
-            exit_share=float(np.mean([one.exit_share for one in points])),
+            exit_share=float(np.mean([point.exit_share for point in points])),
             miou=self.miou_interval(points),
-            pixel_accuracy=float(np.mean([one.pixel_accuracy for one in points])),
+            pixel_accuracy=float(np.mean([point.pixel_accuracy for point in points])),
             drop=None if point in (FULL, ALONE) else crossed_difference(values, every),
-            saving=1 - gmacs / float(np.mean([one.gmacs for one in full])),
+            saving=1 - gmacs / float(np.mean([point.gmacs for point in full])),
             compute=self.compute(run),
-            ours_gmacs=None if ours is None else float(np.mean([one.gmacs for one in ours])),
+            ours_gmacs=None if ours is None else float(np.mean([point.gmacs for point in ours])),
             difference=difference,
             verdict=None if difference is None else verdict_of(difference, self.plan.margin),
         )
@@ -384,10 +348,3 @@ def _other_orders(measured: Measured, point: SegmentationPointOfRun) -> tuple[fl
     full = measured.full.miou
     correlation = float(stats.spearmanr(measured.test.scores[:, 0], growth).statistic)
     return float(mean_iou(mixed)) - full, float(mean_iou(best)) - full, correlation, float((growth <= 0).mean())
-
-
-def training_pmacs(result: SegmentationResult) -> float:
-    """Multiply-accumulates of a training, in 10^15: forward and backward passes of every round on every crop."""
-    if result.data.train is None:
-        raise ValueError(f"{result.name} does not say on how many images it was trained; measure it again.")
-    return PASSES * result.gmacs_paper[-1] * result.epochs * result.data.train / 1e6

@@ -76,18 +76,18 @@ def main() -> None:
     parser.add_argument("--run", required=True, help="measurement of the model, such as progressive-1")
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", type=Path, help="by default docs/figures/results/STUDY-examples.png")
-    given = parser.parse_args()
-    result = read_results(given.results).segmentation[given.run]
-    plan = read_study(given.results / STUDY_FILE).segmentation
+    options = parser.parse_args()
+    result = read_results(options.results).segmentation[options.run]
+    plan = read_study(options.results / STUDY_FILE).segmentation
     assert plan is not None
-    measured, model = Measured(result), api.load(given.model)
-    dataset = find_segmentation(given.data, result.test.split, default_names=result.labels)
+    measured, model = Measured(result), api.load(options.model)
+    dataset = find_segmentation(options.data, result.test.split, default_names=result.labels)
     by_name = sorted(range(len(dataset)), key=lambda index: dataset.entries[index].name)  # as in the results
     if hash_names(entry.name for entry in dataset.entries) != result.test.names:
-        sys.exit(f"error: {given.data} holds other test images than {given.run} was measured on.")
+        sys.exit(f"error: {options.data} holds other test images than {options.run} was measured on.")
     scores, threshold = measured.test.scores[:, 0], measured.routed(plan.max_drop / 100).threshold
     rows = []
-    for place in (place for chosen in choose(scores) for place in chosen):
+    for place in (place for group in choose(scores) for place in group):
         photo, mask = dataset.read_pair(by_name[place])
         windows = evaluation_image(photo, None, model.config, WindowOptions(), "").cut(
             model.config, torch.device("cpu")
@@ -97,13 +97,12 @@ def main() -> None:
         scale = SIDE / max(photo.size)
         size = round(photo.width * scale), round(photo.height * scale)
         small = photo.resize(size, Image.Resampling.LANCZOS)
-        labels = [mask, *(one.labels.numpy() for one in maps)]
-        thumbnails = [np.array(Image.fromarray(one).resize(size, Image.Resampling.NEAREST)) for one in labels]
+        labels = [mask, *(map_.labels.numpy() for map_ in maps)]
+        thumbnails = [np.array(Image.fromarray(map_).resize(size, Image.Resampling.NEAREST)) for map_ in labels]
         what = "exits after round 1" if scores[place] < threshold else "continues to round 2"
-        rows.append(
-            (f"score {scores[place]:.2f}: {what}", [small, *(blend(small, one, result.labels) for one in thumbnails)])
-        )
-    out = given.out or Path(__file__).parents[1] / f"docs/figures/results/{given.results.name}-examples.png"
+        drawn_over = [blend(small, thumbnail, result.labels) for thumbnail in thumbnails]
+        rows.append((f"score {scores[place]:.2f}: {what}", [small, *drawn_over]))
+    out = options.out or Path(__file__).parents[1] / f"docs/figures/results/{options.results.name}-examples.png"
     out.parent.mkdir(parents=True, exist_ok=True)
     drawn = io.BytesIO()
     draw(rows, ["image", "labels", "round 1", "round 2"], result.labels).save(drawn, "PNG")

@@ -101,14 +101,14 @@ def certificates_table(study: SegmentationStudy, epsilons: Sequence[float], delt
         )
     cells = [
         [
-            one.label,
-            percent(one.epsilon),
-            percent(one.exit_share),
-            percent(one.saving),
-            percent(one.loss, 2),
-            f"{one.beyond} of {study.seeds}",
+            certified.label,
+            percent(certified.epsilon),
+            percent(certified.exit_share),
+            percent(certified.saving),
+            percent(certified.loss, 2),
+            f"{certified.beyond} of {study.seeds}",
         ]
-        for one in (study.certified(run, epsilon, delta) for run in study.routed_runs for epsilon in possible)
+        for certified in (study.certified(run, epsilon, delta) for run in study.routed_runs for epsilon in possible)
     ]
     heads = ["<model", "bound (points of pixel error)", "exit after round 1 (%)", "saving (%)"]
     heads += ["growth on the test images (points)", "seeds beyond the bound"]
@@ -120,22 +120,13 @@ def classes_table(study: SegmentationStudy) -> str:
     """IoU of each class in every round, mean over seeds; folded."""
     labels = study.ours[0].result.labels
     heads, columns = ["<class"], []
-    names = {run: label for label, run in study.plan.rows.items()}
     for run, seeds in study.runs.items():
         for s in range(seeds[0].rounds):
             which = f", round {s + 1}" if seeds[0].rounds > 1 else ""
-            heads.append(f"{names[run]}{which}")
-            columns.append(np.mean([one.class_iou(s) for one in seeds], axis=0))
+            heads.append(f"{study.labels[run]}{which}")
+            columns.append(np.mean([model.class_iou(s) for model in seeds], axis=0))
     cells = [[label, *(percent(float(column[k])) for column in columns)] for k, label in enumerate(labels)]
     return folded(table(f"{study.plan.title}: IoU of each class (%), mean over seeds", heads, cells))
-
-
-def commands_table(study: SegmentationStudy) -> str:
-    """The training command of each run, with its first seed; folded."""
-    names = {run: label for label, run in study.plan.rows.items()}
-    rows = [[names[run], f"`{seeds[0].result.commands[0]}`"] for run, seeds in study.runs.items()]
-    title = f"{study.plan.title}: commands beside each row, with the first seed"
-    return folded(table(title, ["<model", "<command"], rows))
 
 
 def frontier_figure(study: SegmentationStudy) -> Figure:
@@ -147,23 +138,22 @@ def frontier_figure(study: SegmentationStudy) -> Figure:
         reach = f"{100 * min(saved):.0f} to {100 * max(saved):.0f} %"
         title = f"{study.plan.title}: thresholds of val save {reach} of the GMACs"
     figure, axes = new_figure(title=title, x=GMACS, y="mIoU on the test images (%)")
-    names = {run: label for label, run in study.plan.rows.items()}
     entries: dict[str, dict[str, Any]] = {}
     for number, (run, seeds) in enumerate(study.runs.items()):
         style: dict[str, Any] = curve_style(number) | {"linewidth": 2.0 if run == study.plan.ours else 1.2}
         look: dict[str, Any] = {"color": style["color"], "linestyle": ""}
         mark = look | {"marker": MARKERS[number % len(MARKERS)], "markersize": 7}
-        entries[names[run]] = mark | (style if seeds[0].rounds > 1 else {})
+        entries[study.labels[run]] = mark | (style if seeds[0].rounds > 1 else {})
         if seeds[0].rounds > 1:
-            _draw_curve(axes, study, seeds, names[run], style)
+            _draw_curve(axes, study, seeds, study.labels[run], style)
         for row in (row for row in study.rows if row.run == run):
             spot = [row.gmacs], [100 * row.miou.mean]
             if row.point == ALONE:
                 ends = [[100 * (row.miou.mean - row.miou.lowest)], [100 * (row.miou.highest - row.miou.mean)]]
-                axes.errorbar(*spot, yerr=ends, elinewidth=1.2, capsize=3, **mark).set_label(names[run])
+                axes.errorbar(*spot, yerr=ends, elinewidth=1.2, capsize=3, **mark).set_label(study.labels[run])
             else:
                 star = look | {"marker": "*", "markersize": 13, "zorder": 4}
-                axes.plot(*spot, label=f"{names[run]}: {row.point}", **star if row.point == ROUTED else mark)
+                axes.plot(*spot, label=f"{study.labels[run]}: {row.point}", **star if row.point == ROUTED else mark)
     if saved:
         entries["threshold of val"] = {"color": "0.4", "linestyle": "", "marker": "*", "markersize": 11}
     entries[f"95 % interval: seeds, {study.drawn}"] = band_entry()
@@ -176,10 +166,11 @@ def _draw_curve(
 ) -> None:
     """Mean over seeds at equal parts of the way from round 1 to the full path, with the interval of each part."""
     of_parts = [
-        [one.within(one.first.gmacs + part * (one.full.gmacs - one.first.gmacs)) for one in seeds] for part in CURVE
+        [model.within(model.first.gmacs + part * (model.full.gmacs - model.first.gmacs)) for model in seeds]
+        for part in CURVE
     ]
     spent = [float(np.mean([point.gmacs for point in points])) for points in of_parts]
-    found = [study.miou_interval(points) for points in of_parts]
-    axes.plot(spent, [100 * one.mean for one in found], label=f"{label}: every threshold", **style)
-    reach = [[100 * one.lowest for one in found], [100 * one.highest for one in found]]
+    intervals = [study.miou_interval(points) for points in of_parts]
+    axes.plot(spent, [100 * miou.mean for miou in intervals], label=f"{label}: every threshold", **style)
+    reach = [[100 * miou.lowest for miou in intervals], [100 * miou.highest for miou in intervals]]
     draw_band(axes, spent, *reach, colour=style["color"])

@@ -36,12 +36,12 @@ def probed_runs(results: Results, study: Study) -> Probed:
     """The measured runs whose features were evaluated, in the order of the study."""
     probed: dict[str, dict[ProbeTask, ComparedRun]] = {}
     for name, run in study.runs.items():
-        found = gather(results, name)
-        if run.task is not None and found.seeds:
+        compared = gather(results, name)
+        if run.task is not None and compared.seeds:
             of_model = probed.setdefault(run.of or name, {})
             if run.task in of_model:
                 raise ValueError(f"{of_model[run.task].run} and {name} are both {run.task} of one run; take one out.")
-            of_model[run.task] = found
+            of_model[run.task] = compared
     return probed
 
 
@@ -61,7 +61,7 @@ def probes_table(probed: Probed) -> str:
             for place in (0, FULL)
         ]
         rows.append([f"`{name}`", schedule(one), str(one.first.epochs), *cells])
-    several = any(len(one.seeds) > 1 for of_model in probed.values() for one in of_model.values())
+    several = any(len(run.seeds) > 1 for of_model in probed.values() for run in of_model.values())
     return table(f"Top-1 of the features{', mean ± standard deviation over seeds' if several else ''}", heads, rows)
 
 
@@ -73,16 +73,16 @@ def probe_name(result: RunResult) -> str:
 
 def runs_with_curves(results: Results, names: Sequence[str]) -> list[RunResult]:
     """Every seed of these runs whose training has curves over several epochs."""
-    found = [one for name in names for one in gather(results, name).seeds]
-    return [one for one in found if one.curves is not None and one.epochs > 1]
+    runs = [run for name in names for run in gather(results, name).seeds]
+    return [run for run in runs if run.curves is not None and run.epochs > 1]
 
 
 def information(runs: Sequence[RunResult]) -> tuple[float, ...]:
     """Nats about the image in the teacher's output at the end of training, for each round: the lowest over seeds."""
     ends = [
-        [mean - each for each, mean in zip(one.curves.teacher_entropy[-1], one.curves.mean_entropy[-1])]
-        for one in runs
-        if one.curves is not None
+        [mean - each for each, mean in zip(result.curves.teacher_entropy[-1], result.curves.mean_entropy[-1])]
+        for result in runs
+        if result.curves is not None
     ]
     return tuple(min(of_round) for of_round in zip(*ends))
 
@@ -91,7 +91,7 @@ def curves_figure(runs: Sequence[RunResult]) -> Figure:
     """Four panels against epochs: a colour for each run and round, a line for each seed; dotted the highest entropy."""
     figure = blank_figure(height=6.4)
     panels: list[Axes] = list(figure.subplots(2, 2, sharex=True).flat)
-    least = min(min(information([one])) for one in runs)
+    least = min(min(information([result])) for result in runs)
     figure.suptitle(f"DINO: outputs end with {least:.1f} nats or more about the image", fontsize=11)
     styles = _styles(runs)
     for axes, (field, title) in zip(panels, PANELS.items()):
@@ -99,10 +99,10 @@ def curves_figure(runs: Sequence[RunResult]) -> Figure:
         axes.set_ylabel("nats", fontsize=11)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-        for one in runs:
-            _draw(axes, one, field, styles)
+        for result in runs:
+            _draw(axes, result, field, styles)
         if field != "losses":
-            for count in sorted({one.recipe["task_options"].get("prototypes", PROTOTYPES) for one in runs}):
+            for count in sorted({result.recipe["task_options"].get("prototypes", PROTOTYPES) for result in runs}):
                 axes.axhline(math.log(count), color="0.4", linestyle=":", linewidth=1.2, label=f"ln {count:,}")
             axes.set_ylim(bottom=0)
     for axes in panels[2:]:
@@ -112,7 +112,7 @@ def curves_figure(runs: Sequence[RunResult]) -> Figure:
 
 
 def _styles(runs: Sequence[RunResult]) -> Styles:
-    keys = dict.fromkeys((one.run, s) for one in runs for s in range(len(one.rounds.resolutions)))
+    keys = dict.fromkeys((result.run, s) for result in runs for s in range(len(result.rounds.resolutions)))
     return {
         key: {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)], "linewidth": 1.4}
         for number, key in enumerate(keys)

@@ -11,6 +11,7 @@ replaces the rows of the same name. The columns:
   each list it belongs to: ``1 drop-0.5``
 - ``value``, ``low``, ``high``: a number, with the ends of its interval if it has one
 - ``flags``, ``halves``, ``singles``, ``counts``, ``numbers``: a value for each image, or a curve
+  (counts of a segmentation model are its errors, ``missed`` and ``wrong``: see ``_count_errors``)
 - ``text``: everything else, as JSON
 """
 
@@ -20,7 +21,6 @@ import argparse
 import csv
 import json
 import sys
-from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,19 +30,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from progresvit.io.files import replace_file
-from repro.formats import (
-    Measurement,
-    Results,
-    check_measurement,
-    pack,
-    pack_array,
-    pack_floats,
-    read_measurement,
-    unpack_array,
-)
+from repro.formats import Measurement, Results, SegmentationResult, check_measurement, read_measurement
 
 TABLE = "results.parquet"
 LISTS = {
@@ -58,46 +48,39 @@ SCHEMA = pa.schema(
     + list(LISTS.items())
     + [("text", pa.string())]
 )
-PACKED = {
-    "bits": "flags",
-    "log_loss": "halves",
-    "entropy": "halves",
-    "scores": "singles",
-    "windows": "counts",
-    "labelled": "counts",
-    "intersection": "counts",
-    "predicted": "counts",
-}
-"""Fields that a JSON file holds as packed text, and their columns."""
+COLUMNS = {"?": "flags", "e": "halves", "f": "singles", "i": "counts"}
+"""Columns of arrays by the type of their numbers, as numpy calls it."""
 WHOLE = ("recipe", "probe", "machine", "data", "commands", "labels")
 """Fields that are one text: what a measurement was made from."""
 LABELS = ("name", "setting", "router", "fitted_on", "rule", "drop", "run", "corruption", "severity")
 """Fields that name the entry of a list, so far as it has them."""
+SPLITS = ("val", "test")
+"""Fields of a segmentation model that hold pixels of each image."""
 SPREAD = ("mean", "lowest", "highest")
-
-KINDS_OF_NUMBERS = {"singles": "<f4", "counts": "<i4"}
-"""Columns of packed arrays, and their numbers in a JSON file."""
 
 Row = dict[str, Any]
 
 
 def to_rows(result: Measurement) -> list[Row]:
     """The rows of a measurement."""
-    return [{"name": result.name, **row} for row in _rows(result.model_dump(mode="json"), "", ())]
+    values = result.model_dump()
+    if isinstance(result, SegmentationResult):
+        values |= {split: _count_errors(values[split]) for split in SPLITS}
+    return [{"name": result.name, **row} for row in _rows(values, "", ())]
 
 
 def _rows(value: Any, metric: str, point: tuple[str, ...]) -> Iterator[Row]:
     """Lists are ``[]`` in the metric, and the point says which entry of each list it is."""
-    field = metric.rpartition(".")[2].replace("[]", "")
+    whole = metric in WHOLE
     place = {"metric": metric, "point": "/".join(point)}
-    if isinstance(value, str) and field in PACKED:
-        yield place | {PACKED[field]: _unpacked(value, PACKED[field])}
+    if isinstance(value, np.ndarray):
+        yield place | {COLUMNS[value.dtype.char]: value}
     elif isinstance(value, dict) and tuple(value) == SPREAD:
         yield place | dict(zip(("value", "low", "high"), value.values()))
-    elif isinstance(value, dict) and value and field not in WHOLE:
+    elif isinstance(value, dict) and value and not whole:
         for key, part in value.items():
             yield from _rows(part, f"{metric}.{key}" if metric else key, point)
-    elif isinstance(value, list) and value and field not in WHOLE:
+    elif isinstance(value, list | tuple) and value and not whole:
         if all(isinstance(part, int | float) for part in value):
             yield place | {"numbers": value}
             return
@@ -109,6 +92,37 @@ def _rows(value: Any, metric: str, point: tuple[str, ...]) -> Iterator[Row]:
         yield place | {"value": float(value)}
     else:
         yield place | {"text": json.dumps(value, ensure_ascii=False)}
+
+
+def _count_errors(images: dict[str, Any]) -> dict[str, Any]:
+    """A split with its errors in place of ``intersection`` and ``predicted``: small numbers, which take less space.
+
+    ``missed`` pixels of a class are predicted as another, ``wrong`` ones the reverse; numbers of a class are together.
+    An image has equally many of both, so the last class of ``wrong`` is left out.
+    """
+    kept = {key: value for key, value in images.items() if key not in ("intersection", "predicted")}
+    labelled, *parts = (
+        np.reshape(part, (-1, images["images"], len(images["labelled"]) // images["images"])).swapaxes(1, 2)
+        for part in (images["labelled"], images["intersection"], images["predicted"])
+    )  # (rounds, K, N) each
+    intersection, predicted = parts
+    missed, wrong = labelled - intersection, (predicted - intersection)[:, :-1]
+    return kept | {"missed": [part.ravel() for part in missed], "wrong": [part.ravel() for part in wrong]}
+
+
+def _count_pixels(images: dict[str, Any]) -> dict[str, Any]:
+    """Invert ``_count_errors``. Tables of earlier versions hold the pixels themselves."""
+    if "missed" not in images:
+        return images
+    kept = {key: value for key, value in images.items() if key not in ("missed", "wrong")}
+    labelled = np.reshape(images["labelled"], (images["images"], -1)).T  # (K, N)
+    shape = len(images["missed"]), -1, images["images"]  # (rounds, K, N) each; without the last class
+    missed, wrong = (np.reshape(images[key], shape) for key in ("missed", "wrong"))
+    last = missed.sum(axis=1, keepdims=True) - wrong.sum(axis=1, keepdims=True)
+    intersection = labelled - missed
+    predicted = intersection + np.concatenate([wrong, last], axis=1)
+    pixels = {"intersection": intersection, "predicted": predicted}
+    return kept | {key: [part.T.ravel() for part in counts] for key, counts in pixels.items()}
 
 
 def from_rows(rows: Sequence[Row]) -> Measurement:
@@ -123,11 +137,13 @@ def from_rows(rows: Sequence[Row]) -> Measurement:
         for key in keys[:-1]:
             at = at.setdefault(key, {})
         at[keys[-1]] = _value_of(row)
-    return check_measurement(_with_lists(values), origin=f"{TABLE}, {rows[0]['name']}")
+    values = _with_lists(values)
+    values |= {split: _count_pixels(values[split]) for split in SPLITS if split in values}
+    return check_measurement(values, origin=f"{TABLE}, {rows[0]['name']}")
 
 
 def _value_of(row: Row) -> Any:
-    """What a JSON file holds in place of a row."""
+    """What a measurement holds in place of a row."""
     if row["value"] is not None:
         if row["low"] is None:
             return _number(row["value"])
@@ -135,11 +151,7 @@ def _value_of(row: Row) -> Any:
     if row["text"] is not None:
         return json.loads(row["text"])
     column = next(column for column in LISTS if row[column] is not None)
-    if column == "numbers":
-        return [_number(value) for value in row[column].tolist()]
-    if column == "flags":
-        return pack(row[column])
-    return pack_floats(row[column]) if column == "halves" else pack_array(row[column], KINDS_OF_NUMBERS[column])
+    return [_number(value) for value in row[column].tolist()] if column == "numbers" else row[column]
 
 
 def _number(value: float) -> float:
@@ -154,14 +166,6 @@ def _with_lists(value: Any) -> Any:
     if isinstance(next(iter(value)), int):
         return [_with_lists(value[number]) for number in range(len(value))]
     return {key: _with_lists(part) for key, part in value.items()}
-
-
-def _unpacked(text: str, column: str) -> NDArray[Any]:
-    if column == "flags":
-        return np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8)).astype(bool)
-    if column == "halves":
-        return np.frombuffer(b64decode(text, validate=True), "<f2")
-    return unpack_array(text, KINDS_OF_NUMBERS[column])
 
 
 def write_table(folder: Path, measurements: Iterable[Measurement]) -> None:
@@ -229,24 +233,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("results", type=Path, help="results folder of a study")
     parser.add_argument("--remove", metavar="NAME", help="remove a measurement")
     parser.add_argument("--csv", action="store_true", help="print the rows that have a value, and change nothing")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        measured = read_all(given.results)
+        measured = read_all(options.results)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    if given.csv:
+    if options.csv:
         names = ("name", "metric", "point", "value", "low", "high")
         rows = [row for result in measured.values() for row in to_rows(result) if "value" in row]
         writer = csv.DictWriter(sys.stdout, names, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
         return
-    if given.remove is not None and measured.pop(given.remove, None) is None:
-        sys.exit(f"error: {given.results} has no measurement {given.remove}.")
-    write_table(given.results, measured.values())
-    for path in given.results.glob("*.json"):
+    if options.remove is not None and measured.pop(options.remove, None) is None:
+        sys.exit(f"error: {options.results} has no measurement {options.remove}.")
+    write_table(options.results, measured.values())
+    for path in options.results.glob("*.json"):
         path.unlink()
-    print(f"wrote {given.results / TABLE}: {len(measured)} measurements")
+    print(f"wrote {options.results / TABLE}: {len(measured)} measurements")
 
 
 if __name__ == "__main__":

@@ -178,10 +178,10 @@ class Shift(Section):
 
     @model_validator(mode="after")
     def _known(self) -> Shift:
-        for asked, known in ((self.corruptions, CORRUPTIONS), (self.severities, SEVERITIES)):
-            for one in asked:
-                if one not in known:
-                    raise ValueError(f"{one!r} is unknown, {did_you_mean(one, map(str, known))}")
+        for asked, choices in ((self.corruptions, CORRUPTIONS), (self.severities, SEVERITIES)):
+            for name in asked:
+                if name not in choices:
+                    raise ValueError(f"{name!r} is unknown, {did_you_mean(name, map(str, choices))}")
         return self
 
 
@@ -226,16 +226,16 @@ class Study(Section):
                     )
         for name, comparison in self.comparisons.items():
             tested = [run for test in comparison.tests for run in (test.ours, test.theirs)]
-            for known in (*comparison.rows.values(), *filter(None, [comparison.against]), *tested):
-                if known not in self.runs:
-                    raise ValueError(f"comparisons.{name}: unknown run {known!r}, {did_you_mean(known, self.runs)}")
+            for row in (*comparison.rows.values(), *filter(None, [comparison.against]), *tested):
+                if row not in self.runs:
+                    raise ValueError(f"comparisons.{name}: unknown run {row!r}, {did_you_mean(row, self.runs)}")
         for name, frontier in self.frontiers.items():
-            for known in frontier.rows.values():
-                if known not in self.runs:
-                    raise ValueError(f"frontiers.{name}: unknown run {known!r}, {did_you_mean(known, self.runs)}")
-        for known in () if self.segmentation is None else self.segmentation.rows.values():
-            if known not in self.runs:
-                raise ValueError(f"segmentation: unknown run {known!r}, {did_you_mean(known, self.runs)}")
+            for row in frontier.rows.values():
+                if row not in self.runs:
+                    raise ValueError(f"frontiers.{name}: unknown run {row!r}, {did_you_mean(row, self.runs)}")
+        for row in () if self.segmentation is None else self.segmentation.rows.values():
+            if row not in self.runs:
+                raise ValueError(f"segmentation: unknown run {row!r}, {did_you_mean(row, self.runs)}")
         return self
 
     def recipe_of(self, name: str, start: str | None = None) -> tuple[str, tuple[str, ...]]:
@@ -290,8 +290,8 @@ class Study(Section):
 
 def read_study(source: str | Path) -> Study:
     """A study by its name in ``repro/runs`` or by a path. Its recipes are not read."""
-    known = {path.stem: path for path in sorted((Path(__file__).parent / "runs").glob("*.yaml"))}
-    path = find_file(str(source), known, "study")
+    run_lists = {path.stem: path for path in sorted((Path(__file__).parent / "runs").glob("*.yaml"))}
+    path = find_file(str(source), run_lists, "study")
     return parse(Study, read_mapping(path, "study", "runs: and comparisons:"), origin=str(path))
 
 
@@ -319,7 +319,7 @@ def load_study(source: str | Path, changes: Sequence[str] = (), unlabelled: str 
 
 
 def _with_changes(study: Study, changes: Mapping[str, tuple[str, ...]]) -> Study:
-    """With more changes to the recipes of some runs; those with ``of`` have none of their own."""
+    """The study with more changes to the recipes of some runs; a run with ``of`` has no recipe of its own."""
     runs = {
         name: run.model_copy(update={"set": (*run.set, *changes[name])})
         for name, run in study.runs.items()
@@ -458,10 +458,10 @@ def commands_of(study: Study, entry: Entry, places: Places) -> list[Command]:
         out = places.run(entry.name)
         sets = [word for change in (*changes, f"seed={entry.seed}") for word in ("--set", change)]
         training = ("train", recipe, "--data", places.data, "--out", str(out), *sets)
-        found = [Command(words=training, makes=out / "model" / "model.safetensors"), evaluation]
+        commands = [Command(words=training, makes=out / "model" / "model.safetensors"), evaluation]
         if study.segmentation is not None:
-            found.append(_evaluate(entry, places, test_records(entry.name), "--split", study.segmentation.test))
-        return found
+            commands.append(_evaluate(entry, places, test_records(entry.name), "--split", study.segmentation.test))
+        return commands
     if entry.kind == "routing":
         learned = [_evaluate(entry, places, f"{entry.name}-train", "--split", "train")]
         return [evaluation, *(learned if study.routing[entry.key].learned_from else [])]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from progresvit.metrics.interval import Interval
 from progresvit.table import Column, Table
-from repro.compare import ComparedRun, Difference, LineUp
-from repro.formats import FULL, Measurement, RunResult, SegmentationResult
+from repro.compare import ComparedRun, LineUp
+from repro.formats import FULL, Measurement, RunResult, SegmentationResult, Spread
 from repro.frontier import near_lossless_per_round
 from repro.outcomes import POINTS, Outcome, Outcomes, RoundOutcome, log_loss_verdict
 
@@ -27,13 +28,13 @@ def signed(difference: float, digits: int = 1, scale: float = POINTS) -> str:
     return f"{value:+.{digits}f}".replace("-", MINUS) if value else f"{0:.{digits}f}"
 
 
-def interval(difference: Difference, digits: int = 1, scale: float = POINTS) -> str:
+def interval(difference: Interval | Spread, digits: int = 1, scale: float = POINTS) -> str:
     """A difference, by default of shares and in points, with the ends of the 95 % interval."""
     ends = difference.mean, difference.lowest, difference.highest
     return "{} ({} to {})".format(*(signed(value, digits, scale) for value in ends))
 
 
-def share_interval(share: Difference, digits: int = 2) -> str:
+def share_interval(share: Interval, digits: int = 2) -> str:
     """A share in percent with the ends of its 95 % interval."""
     return "{} ({} to {})".format(*(percent(end, digits) for end in (share.mean, share.lowest, share.highest)))
 
@@ -116,13 +117,13 @@ def tests_table(outcomes: Outcomes) -> str:
     """The declared tests in the last round."""
     rows = [
         [
-            one.label,
-            *_endpoints(one, one.last),
-            None if one.paper is None else signed(one.paper, 2, scale=1),
-            one.verdict,
-            *_log_loss(one.last),
+            outcome.label,
+            *_endpoints(outcome, outcome.last),
+            None if outcome.paper is None else signed(outcome.paper, 2, scale=1),
+            outcome.verdict,
+            *_log_loss(outcome.last),
         ]
-        for one in outcomes.measured
+        for outcome in outcomes.measured
     ]
     heads = ["<", *ENDPOINTS, "the paper's (points)", "<verdict", *LOG_LOSS]
     return table(f"{outcomes.title}: tests of the full path, 95 % intervals over seeds and images", heads, rows)
@@ -130,7 +131,11 @@ def tests_table(outcomes: Outcomes) -> str:
 
 def first_round_table(outcomes: Outcomes) -> str | None:
     """The differences of the tests in round 1; None if there are none."""
-    rows = [[one.label, *_endpoints(one, one.first), *_log_loss(one.first)] for one in outcomes.measured if one.first]
+    rows = [
+        [outcome.label, *_endpoints(outcome, outcome.first), *_log_loss(outcome.first)]
+        for outcome in outcomes.measured
+        if outcome.first
+    ]
     title = f"{outcomes.title}: the same differences in round 1"
     return table(title, ["<", *ENDPOINTS, *LOG_LOSS], rows) if rows else None
 
@@ -191,7 +196,7 @@ def _exit_row(run: ComparedRun) -> Row:
 
 def _per_round_cells(run: ComparedRun) -> Row:
     """Top-1, GMACs and saving of near-lossless thresholds of each round, means over the seeds."""
-    points = [point for one in run.seeds if (point := near_lossless_per_round(one)) is not None]
+    points = [point for result in run.seeds if (point := near_lossless_per_round(result)) is not None]
     if len(points) < len(run.seeds):  # two rounds, or a file without entropies
         return [None, None, None]
     spent = float(np.mean([point.gmacs for point in points]))
@@ -199,21 +204,27 @@ def _per_round_cells(run: ComparedRun) -> Row:
     return [percent(top1), gmacs(spent), percent(1 - spent / run.gmacs())]
 
 
-def runs_table(found: Sequence[Measurement]) -> str:
+def commands_table(title: str, commands: Mapping[str, str]) -> str:
+    """The training command of each run, by its label; folded."""
+    rows = [[label, f"`{command}`"] for label, command in commands.items()]
+    return folded(table(title, ["<model", "<command"], rows))
+
+
+def runs_table(measurements: Sequence[Measurement]) -> str:
     """Everything that was measured, and on what."""
     rows = [
         [
-            f"`{one.name}`",
-            None if one.seed is None else str(one.seed),
-            f"{one.parameters:,}" if isinstance(one, RunResult | SegmentationResult) else None,
-            str(one.epochs) if isinstance(one, RunResult | SegmentationResult) else None,
-            f"{one.seconds / 60:.1f}",
-            one.machine.device,
-            str(one.machine.jobs),
-            one.precision,
-            one.date[:10],
+            f"`{measurement.name}`",
+            None if measurement.seed is None else str(measurement.seed),
+            f"{measurement.parameters:,}" if isinstance(measurement, RunResult | SegmentationResult) else None,
+            str(measurement.epochs) if isinstance(measurement, RunResult | SegmentationResult) else None,
+            f"{measurement.seconds / 60:.1f}",
+            measurement.machine.device,
+            str(measurement.machine.jobs),
+            measurement.precision,
+            measurement.date[:10],
         ]
-        for one in found
+        for measurement in measurements
     ]
     heads = ["<name", "seed", "parameters", "epochs", "minutes", "<on", "jobs at a time", "<precision", "date"]
     return table("All measurements", heads, rows)

@@ -118,12 +118,12 @@ def measure_settings(
     records: Records, settings: Mapping[str, Setting], groups: Mapping[str, Rows]
 ) -> dict[str, dict[str, Any]]:
     """Each setting on the images of these records, by group."""
-    return {name: _routed(records, setting, groups) for name, setting in settings.items()}
+    return {name: _routed(records, name, setting, groups) for name, setting in settings.items()}
 
 
-def _routed(records: Records, setting: Setting, groups: Mapping[str, Rows]) -> dict[str, Any]:
+def _routed(records: Records, label: str, setting: Setting, groups: Mapping[str, Rows]) -> dict[str, Any]:
     answers = answer(records, setting)
-    found = {name: summarize(answers, rows) for name, rows in groups.items()}
+    means = {name: summarize(label, answers, rows) for name, rows in groups.items()}
     full = records.correct[:, -1]
     values: dict[str, Any] = {"rule": setting.rule, "threshold": setting.threshold}
     if setting.epsilon is not None and setting.delta is not None:
@@ -132,15 +132,15 @@ def _routed(records: Records, setting: Setting, groups: Mapping[str, Rows]) -> d
         "top1": {name: share(~answers.wrong[rows]) for name, rows in groups.items()},
         "difference": asdict(paired_difference((~answers.wrong).astype(float), full.astype(float))),
         "lost": share(answers.wrong & full),
-        "gmacs": {name: summary.gmacs_paper for name, summary in found.items()},
-        "saving": {name: 1 - summary.gmacs_paper / records.gmacs()[-1] for name, summary in found.items()},
-        "exit_shares": {name: list(summary.exit_shares) for name, summary in found.items()},
+        "gmacs": {name: summary.gmacs_paper for name, summary in means.items()},
+        "saving": {name: 1 - summary.gmacs_paper / records.gmacs()[-1] for name, summary in means.items()},
+        "exit_shares": {name: list(summary.exit_shares) for name, summary in means.items()},
     }
     if setting.abstain is not None:
         values |= {
             "abstain": setting.abstain,
-            "answered": {name: summary.answered for name, summary in found.items()},
-            "top1_of_answered": {name: summary.top1_of_answered for name, summary in found.items()},
+            "answered": {name: summary.answered for name, summary in means.items()},
+            "top1_of_answered": {name: summary.top1_of_answered for name, summary in means.items()},
         }
     if setting.ood is not None:
         rejected = {name: rejected_share(records.take(rows), setting) for name, rows in groups.items()}
@@ -150,17 +150,17 @@ def _routed(records: Records, setting: Setting, groups: Mapping[str, Rows]) -> d
 
 def check_certificates(records: Records, *, images: int, draws: int = DRAWS, seed: int = 0) -> dict[str, Any]:
     """How often the certificates of ``DROPS`` are wrong, with the records as the population."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, epsilon in DROPS.items():
         checked = check_certificate(records, epsilon=epsilon, delta=DELTA, images=images, draws=draws, seed=seed)
-        found[name] = {
+        settings[name] = {
             "epsilon": epsilon,
             "delta": DELTA,
             "exceeded": checked.exceeded,
             "harm": {"mean": checked.mean, "highest": checked.highest},
             "saving": checked.saving,
         }
-    return {"draws": draws, "images": images, "settings": found}
+    return {"draws": draws, "images": images, "settings": settings}
 
 
 def measure_shift(records: Records, settings: Mapping[str, Setting], *, data: str) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def _config(records: Records) -> ModelConfig:
 
 
 def _rows_of(records: Records, groups: Mapping[str, Sequence[str]]) -> dict[str, Rows]:
-    """Rows of the records by group: all, and those of each group that has images."""
+    """Rows of the records by group: all rows, and the rows of each group that has images."""
     everything = {"all": np.arange(len(records))}
     if not groups:
         return everything
@@ -256,12 +256,12 @@ def _rows_of(records: Records, groups: Mapping[str, Sequence[str]]) -> dict[str,
     foreign = sorted(set(ids.tolist()) - {member for members in groups.values() for member in members})
     if foreign:
         raise ValueError(f"{', '.join(foreign)} are in none of the groups {', '.join(groups)}; evaluate without them.")
-    found = {name: np.flatnonzero(np.isin(ids, members)) for name, members in groups.items()}
-    return everything | {name: rows for name, rows in found.items() if len(rows)}
+    rows_by_group = {name: np.flatnonzero(np.isin(ids, members)) for name, members in groups.items()}
+    return everything | {name: rows for name, rows in rows_by_group.items() if len(rows)}
 
 
 def _seen_before(records: Records) -> dict[str, Any]:
-    """Images that are named as those of ImageNet's training set, and the accuracy of the rounds on the others."""
+    """Images with names of ImageNet's training set, and the accuracy of the rounds on the others."""
     seen = np.array([TRAINING_NAME.fullmatch(Path(name).name) is not None for name in records.ids.tolist()])
     others = records.correct[~seen]
     return {
@@ -292,7 +292,7 @@ def describe_run(run: Path) -> dict[str, Any]:
 
 
 def plain_command(command: Sequence[str]) -> str:
-    """As a reader would type it: no folders of the machine on which it ran, no resuming."""
+    """The command as a reader would type it: without folders of the machine on which it ran, and without resuming."""
 
     def plain(word: str) -> str:
         key, sign, value = word.rpartition("=")

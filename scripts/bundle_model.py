@@ -39,23 +39,23 @@ FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 
 def main(arguments: list[str] | None = None) -> None:
     """From the command line."""
-    given = _parse(arguments)
-    about = ABOUT[given.name]
-    trained = progresvit.load(given.model)
+    options = _parse(arguments)
+    about = ABOUT[options.name]
+    trained = progresvit.load(options.model)
     if trained.config.labels is None or trained.config.class_ids is None:
         raise SystemExit("error: the model's config.json has no labels or no class_ids; add them first.")
-    training = [bundle_figures.describe_run(run) for run in given.runs]
-    training[-1]["stopped_at"] = given.stopped_at
-    if (given.model / interpolate.FILE).exists():
-        training[-1]["interpolated"] = json.loads((given.model / interpolate.FILE).read_text(encoding="utf-8"))
-    with replacing_folder(given.out or bundled_folder(given.name)) as staged:
+    training = [bundle_figures.describe_run(run) for run in options.runs]
+    training[-1]["stopped_at"] = options.stopped_at
+    if (options.model / interpolate.FILE).exists():
+        training[-1]["interpolated"] = json.loads((options.model / interpolate.FILE).read_text(encoding="utf-8"))
+    with replacing_folder(options.out or bundled_folder(options.name)) as staged:
         progresvit.save(trained, staged, dtype=torch.float16)
         model = progresvit.load(staged)
-        kept = {"workers": given.workers, "device": given.device}
-        source = DataSource(data=given.data, split=given.split)
-        records = evaluate_once(model, source, given.records / f"{given.name}.parquet", **kept)
+        kept = {"workers": options.workers, "device": options.device}
+        source = DataSource(data=options.data, split=options.split)
+        records = evaluate_once(model, source, options.records / f"{options.name}.parquet", **kept)
         half = records.take(bundle_figures.halves(records)[0])
-        settings = bundle_figures.calibrate_all(half, max_error=given.max_error, budgets=given.budgets)
+        settings = bundle_figures.calibrate_all(half, max_error=options.max_error, budgets=options.budgets)
         named = {"data": f"{about.data}, {len(half):,} of {len(records):,} images, drawn by name"}
         (staged / SETTINGS).mkdir()
         for name, setting in settings.items():
@@ -65,32 +65,32 @@ def main(arguments: list[str] | None = None) -> None:
             records,
             settings,
             training,
-            name=given.name,
+            name=options.name,
             data=about.data,
-            selected_on=_selected_on(given, training, len(records)),
+            selected_on=_selected_on(options, training, len(records)),
             groups=about.groups,
-        ) | {"max_error": given.max_error}
-        if given.shift is not None:
-            source = DataSource(data=given.shift, split=".")
-            shifted = evaluate_once(model, source, given.records / f"{given.name}-shift.parquet", **kept)
+        ) | {"max_error": options.max_error}
+        if options.shift is not None:
+            source = DataSource(data=options.shift, split=".")
+            shifted = evaluate_once(model, source, options.records / f"{options.name}-shift.parquet", **kept)
             figures["shift"] = bundle_figures.measure_shift(shifted, settings, data=about.shift)
-        if given.plain:
-            figures["plain"] = bundle_figures.measure_plain(records, [*map(evaluation.read_records, given.plain)])
-        if given.ood is not None:
-            figures["ood"] = json.loads(given.ood.read_text(encoding="utf-8"))
+        if options.plain:
+            figures["plain"] = bundle_figures.measure_plain(records, [*map(evaluation.read_records, options.plain)])
+        if options.ood is not None:
+            figures["ood"] = json.loads(options.ood.read_text(encoding="utf-8"))
             if figures["ood"].pop("weights") != records.header.weights_sha256:
                 raise SystemExit(
-                    f"error: {given.ood} was measured with other weights; run scripts/measure_ood.py again."
+                    f"error: {options.ood} was measured with other weights; run scripts/measure_ood.py again."
                 )
-        if given.unknown:
-            predictions = progresvit.Engine(staged, "careful").classify(given.unknown)
-            figures["unknown"] = bundle_figures.describe_unknown(given.unknown, predictions)
+        if options.unknown:
+            predictions = progresvit.Engine(staged, "careful").classify(options.unknown)
+            figures["unknown"] = bundle_figures.describe_unknown(options.unknown, predictions)
         (staged / "figures.json").write_text(_dump(figures), encoding="utf-8")
         (staged / "README.md").write_text(model_card.render(figures), encoding="utf-8")
         plot = bundle_figures.draw_frontier(records, settings, figures)
-    given.figures.mkdir(parents=True, exist_ok=True)
-    replace_file(given.figures / f"{given.name}_frontier.png", plot)
-    print(f"{given.name} is ready: read its README.md, then progresvit classify --samples --model {given.name}")
+    options.figures.mkdir(parents=True, exist_ok=True)
+    replace_file(options.figures / f"{options.name}_frontier.png", plot)
+    print(f"{options.name} is ready: read its README.md, then progresvit classify --samples --model {options.name}")
 
 
 def _selected_on(given: argparse.Namespace, training: list[dict[str, Any]], images: int) -> str | None:

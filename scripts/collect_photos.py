@@ -52,24 +52,24 @@ class Job(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> None:
     """From the command line."""
-    given = _parse(arguments)
-    jobs = list(_jobs(given))
+    options = _parse(arguments)
+    jobs = list(_jobs(options))
     if not jobs:
         raise SystemExit("error: no image was found; give at least one of --v2, --samples, --dogs, --tiny, --folder.")
     for folder in {job.target.parent for job in jobs}:
         folder.mkdir(parents=True, exist_ok=True)
     bad = []
-    with Pool(given.processes) as pool:
-        copies = pool.imap_unordered(partial(_copy, quality=given.quality), jobs, chunksize=32)
+    with Pool(options.processes) as pool:
+        copies = pool.imap_unordered(partial(_copy, quality=options.quality), jobs, chunksize=32)
         for done, error in enumerate(copies, start=1):
             if error:
                 bad.append(error)
             if done % 2000 == 0 or done == len(jobs):
                 print(f"{done:,} of {len(jobs):,} images", flush=True)
     for split in ("train", "val", "b33"):
-        count = sum(1 for _ in (given.out / split).glob("*/*"))
+        count = sum(1 for _ in (options.out / split).glob("*/*"))
         if count:
-            print(f"{split}: {count:,} images of {sum(1 for _ in (given.out / split).iterdir())} classes")
+            print(f"{split}: {count:,} images of {sum(1 for _ in (options.out / split).iterdir())} classes")
     for line in bad:
         print(f"skipped: {line}")
 

@@ -35,16 +35,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--weight", type=float, required=True, help="of the trained weights, between 0 and 1")
     parser.add_argument("--start", help="initial weights, instead of model.start of the recipe")
     parser.add_argument("--out", type=Path, required=True, help="model folder to write, in float16")
-    given = parser.parse_args(arguments)
-    if not 0 < given.weight <= 1:
-        parser.error(f"--weight is above 0 and at most 1, not {given.weight:g}")
-    if not (given.run / "model").is_dir() or not (given.run / RECIPE_FILE).is_file():
-        parser.error(f"{given.run} is not a finished run (no model/ in it); give the --out folder of progresvit train")
-    trained = progresvit.load(given.run / "model")
-    mixed = interpolate(trained, make_start(given.run, trained, given.start), given.weight)
-    progresvit.save(mixed, given.out, dtype=torch.float16)
-    (given.out / FILE).write_text(json.dumps({"trained": given.weight}) + "\n", encoding="utf-8")
-    print(f"wrote {given.out}")
+    options = parser.parse_args(arguments)
+    if not 0 < options.weight <= 1:
+        parser.error(f"--weight is above 0 and at most 1, not {options.weight:g}")
+    if not (options.run / "model").is_dir() or not (options.run / RECIPE_FILE).is_file():
+        parser.error(
+            f"{options.run} is not a finished run (no model/ in it); give the --out folder of progresvit train"
+        )
+    trained = progresvit.load(options.run / "model")
+    mixed = interpolate(trained, make_start(options.run, trained, options.start), options.weight)
+    progresvit.save(mixed, options.out, dtype=torch.float16)
+    (options.out / FILE).write_text(json.dumps({"trained": options.weight}) + "\n", encoding="utf-8")
+    print(f"wrote {options.out}")
 
 
 def make_start(run: Path, trained: RoundModel, start: str | None = None) -> RoundModel:

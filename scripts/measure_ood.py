@@ -115,40 +115,41 @@ def measure(known: Records, unknown: Records, score: str) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """From the command line."""
-    given = _parse(arguments)
-    model = progresvit.load(given.model)
+    options = _parse(arguments)
+    model = progresvit.load(options.model)
     weights = weights_hash(model)
     imagenet = tuple(ImageNetInfo().label_names())
     own = model.config.class_ids or (imagenet if model.config.num_classes == IMAGENET_CLASSES else None)
     if own is None:
-        raise ValueError(f"{given.model} has no class_ids in its config.json, so its classes are unknown; add them.")
-    images: dict[str, Any] = {"data": given.images, "split": given.split, "numbered": imagenet, "limit": given.limit}
+        raise ValueError(f"{options.model} has no class_ids in its config.json, so its classes are unknown; add them.")
+    images: dict[str, Any]
+    images = {"data": options.images, "split": options.split, "numbered": imagenet, "limit": options.limit}
     if model.config.num_classes == IMAGENET_CLASSES:
-        removed = draw_classes(own, given.classes)
+        removed = draw_classes(own, options.classes)
         kept = tuple(class_id for class_id in own if class_id not in removed)
         model = cast(Any, model).keep_classes([own.index(class_id) for class_id in kept])
         model.config = model.config.replace(class_ids=kept)
         known = ClassesSource(class_ids=kept, **images)
     else:
-        if given.known is None:
-            raise ValueError(f"{given.model} knows {len(own)} classes only; give images of them with --known.")
-        removed = draw_classes([class_id for class_id in imagenet if class_id not in own], given.classes)
-        known = ClassesSource(data=given.known, split="val", class_ids=tuple(own), limit=given.limit)
+        if options.known is None:
+            raise ValueError(f"{options.model} knows {len(own)} classes only; give images of them with --known.")
+        removed = draw_classes([class_id for class_id in imagenet if class_id not in own], options.classes)
+        known = ClassesSource(data=options.known, split="val", class_ids=tuple(own), limit=options.limit)
     unknown = ClassesSource(class_ids=tuple(removed), unlabelled=True, **images)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.records or Path(scratch)
+        folder = options.records or Path(scratch)
         records = [
-            evaluate_once(model, source, folder / f"{name}.parquet", workers=given.workers, device=given.device)
+            evaluate_once(model, source, folder / f"{name}.parquet", workers=options.workers, device=options.device)
             for name, source in (("known", known), ("unknown", unknown))
         ]
     figures = {
         "weights": weights,
         "known_classes": model.config.num_classes,
         "unknown_classes": sorted(removed),
-        **measure(*records, given.score),
+        **measure(*records, options.score),
     }
-    replace_file(given.out, json.dumps(figures, indent=2, allow_nan=False) + "\n")
-    print(f"wrote {given.out}")
+    replace_file(options.out, json.dumps(figures, indent=2, allow_nan=False) + "\n")
+    print(f"wrote {options.out}")
 
 
 def _sha256(name: str) -> str:

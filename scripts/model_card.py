@@ -43,7 +43,7 @@ def render(figures: Figures) -> str:
 
 def _head(figures: Figures, about: About) -> str:
     name = figures["name"]
-    sides = ", then ".join(f"{one['resolution']} px, {one['channels']} channels" for one in figures["rounds"])
+    sides = ", then ".join(f"{round_['resolution']} px, {round_['channels']} channels" for round_ in figures["rounds"])
     model = "" if name == DEFAULT_MODEL else f" --model {name}"
     uses = {
         f"progresvit classify photo.jpg{model}": "with the setting near-lossless",
@@ -193,11 +193,11 @@ def _what(name: str, setting: Figures) -> str:
 def _certificates(figures: Figures) -> str:
     checks = figures["certificates"]
     rows = []
-    for name, one in checks["settings"].items():
-        exceeded = f"{one['exceeded']} of {checks['draws']} ({_percent(one['exceeded'] / checks['draws'])})"
+    for name, setting in checks["settings"].items():
+        exceeded = f"{setting['exceeded']} of {checks['draws']} ({_percent(setting['exceeded'] / checks['draws'])})"
         lost = figures["settings"][name]["lost"]
-        rows.append([f"`{name}`", _percent(one["epsilon"], 2), _interval(lost, 2), exceeded, _percent(one["delta"])])
-        rows[-1] += [_percent(one["harm"]["mean"], 2), _percent(one["saving"])]
+        rows.append([f"`{name}`", _percent(setting["epsilon"], 2), _interval(lost, 2), exceeded])
+        rows[-1] += [_percent(setting["delta"]), _percent(setting["harm"]["mean"], 2), _percent(setting["saving"])]
     heads = ["setting", "bound", "lost, test half", "draws beyond the bound", "allowed", "mean harm", "mean saving"]
     text = (
         "A certificate bounds the correct answers that an early exit loses; errors that it corrects do not count. To "
@@ -220,13 +220,13 @@ def _shift(figures: Figures, about: About) -> str:
     shift = figures["shift"]
     full = shift["rounds"][-1]["gmacs"]
     rows = [
-        [f"round {number}", _interval(one["top1"]), f"{one['gmacs']:.3f}", _percent(1 - one["gmacs"] / full)]
-        for number, one in enumerate(shift["rounds"], start=1)
+        [f"round {number}", _interval(round_["top1"]), f"{round_['gmacs']:.3f}", _percent(1 - round_["gmacs"] / full)]
+        for number, round_ in enumerate(shift["rounds"], start=1)
     ]
-    for name, one in shift["settings"].items():
+    for name, setting in shift["settings"].items():
         if name != "careful":
-            rows.append([f"`{name}`", _interval(one["top1"]["all"]), f"{one['gmacs']['all']:.3f}"])
-            rows[-1] += [_percent(one["saving"]["all"])]
+            rows.append([f"`{name}`", _interval(setting["top1"]["all"]), f"{setting['gmacs']['all']:.3f}"])
+            rows[-1] += [_percent(setting["saving"]["all"])]
     text = (
         f"{shift['images']:,} images of {shift['data']}, with the same thresholds. The certificates do not hold here. "
         f"{about.shift_note}"
@@ -285,7 +285,7 @@ def _ood(figures: Figures, about: About) -> str:
         return ""
     ood = figures["ood"]
     rows = [
-        [one["answers"], one["score"], f"{one['auroc']:.3f}", _percent(one["fpr95"])] for one in ood["scores"]
+        [score["answers"], score["score"], f"{score['auroc']:.3f}", _percent(score["fpr95"])] for score in ood["scores"]
     ]  # fmt: skip
     text = (
         f"{ood['known_images']:,} images of known classes against {ood['unknown_images']:,} images of "
@@ -391,7 +391,7 @@ def _bullet(text: str) -> str:
 
 
 def _threshold(value: float | Sequence[float]) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else " / ".join(f"{one:.4f}" for one in value)
+    return f"{value:.4f}" if isinstance(value, float) else " / ".join(f"{part:.4f}" for part in value)
 
 
 def _percent(share: float | None, digits: int = 1) -> str:

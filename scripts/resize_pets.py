@@ -36,8 +36,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--side", type=int, default=384)
     parser.add_argument("--quality", type=int, default=70)
-    given = parser.parse_args()
-    source, out = given.source, given.out
+    options = parser.parse_args()
+    source, out = options.source, options.out
     (out / "original").mkdir(parents=True)
     (out / "annotations" / "trimaps").mkdir(parents=True)
     names = []
@@ -51,8 +51,8 @@ def main() -> None:
         images=images,
         trimaps=source / "annotations" / "trimaps",
         out=out,
-        side=given.side,
-        quality=given.quality,
+        side=options.side,
+        quality=options.quality,
     )
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(work, names, chunksize=16):

@@ -20,12 +20,12 @@ def main() -> None:
     parser.add_argument("name", help="the entry, such as full-42")
     parser.add_argument("--runs", type=Path, required=True, help="folder of models and records")
     parser.add_argument("--results", type=Path, required=True, help=f"results folder; its {STUDY_FILE} is the study")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        study = load_study(given.results / STUDY_FILE)
-        entry = next(entry for entry in entries_of(study) if entry.name == given.name)
-        result = measure_entry(study, entry, Places(data="DATA", runs=given.runs))
-        replace_file(given.results / f"{given.name}.json", to_json(result))
+        study = load_study(options.results / STUDY_FILE)
+        entry = next(entry for entry in entries_of(study) if entry.name == options.name)
+        result = measure_entry(study, entry, Places(data="DATA", runs=options.runs))
+        replace_file(options.results / f"{options.name}.json", to_json(result))
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 
@@ -27,8 +28,8 @@ from repro.formats import (
     RunResult,
     SegmentationResult,
     ShiftResult,
+    TrainingCurves,
 )
-from repro.measure.curves import measure_curves
 from repro.measure.records import (
     data_of,
     measure_frontier,
@@ -44,6 +45,8 @@ from repro.study import Entry, Places, Study, entries_of, reader_commands, test_
 
 SEED = 0
 """Seed of halves, folds and routers."""
+CURVE_POINTS = 60
+"""Logged steps of a run that its results file keeps at most."""
 NOT_LEARNED = {
     "data.workers",
     "data.in_memory_cache",
@@ -67,12 +70,12 @@ def measure_entry(study: Study, entry: Entry, places: Places) -> Measurement:
         learned = places.records(f"{entry.name}-train") if study.routing[entry.key].learned_from else None
         learned_records = read_records(learned) if learned else None
         max_error = study.routing[entry.key].max_error
-        found = measure_routing(records, learned_records, groups=study.groups, max_error=max_error, seed=SEED)
-        return RoutingResult(kind="routing", **common | {"seed": SEED}, **found)
+        measured = measure_routing(records, learned_records, groups=study.groups, max_error=max_error, seed=SEED)
+        return RoutingResult(kind="routing", **common | {"seed": SEED}, **measured)
     shift = study.shift[entry.key]
     sets = plan_shift("generated", places.data, corruptions=shift.corruptions, severities=shift.severities)
     folder = places.shift(entry.name) / "records"
-    shifted = {one.name: read_records(folder / f"{one.name}.parquet") for one in sets}
+    shifted = {planned.name: read_records(folder / f"{planned.name}.parquet") for planned in sets}
     return ShiftResult(kind="shift", **common, **measure_shift(records, shifted, sets, budget=shift.budget))
 
 
@@ -104,6 +107,28 @@ def _history(folder: Path, metric: str) -> tuple[tuple[int, tuple[float, ...]], 
     return tuple((line["epoch"] + 1, tuple(line[metric])) for line in lines)
 
 
+def measure_curves(log: Sequence[Mapping[str, Any]]) -> TrainingCurves | None:
+    """The first and the last logged step, and steps in between at equal distances; None if nothing was logged."""
+    lines = [line for line in log if line["event"] == "train" and "teacher_entropy" in line]
+    finished = [line for line in log if line["event"] == "evaluation"]  # at the end of an epoch
+    if not lines or not finished:
+        return None
+    steps_per_epoch = finished[-1]["step"] / (finished[-1]["epoch"] + 1)
+    places = np.unique(np.linspace(0, len(lines) - 1, CURVE_POINTS).round().astype(int))
+    lines = [lines[index] for index in places]
+    return TrainingCurves(
+        epochs=tuple(round(line["step"] / steps_per_epoch, 3) for line in lines),
+        losses=_column(lines, "losses"),
+        teacher_entropy=_column(lines, "teacher_entropy"),
+        mean_entropy=_column(lines, "mean_entropy"),
+        centre_entropy=_column(lines, "centre_entropy"),
+    )
+
+
+def _column(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(round(value, 4) for value in line[key]) for line in lines)
+
+
 def _weights(model: str, merge: Sequence[int] | None = None) -> str:
     loaded = api.load(model)
     if merge is not None:
@@ -120,13 +145,13 @@ def _common(study: Study, entry: Entry, places: Places, records: Records | Segme
         "name": entry.name,
         "commands": reader_commands(study, entry),
         "seed": entry.seed,
-        "seconds": round(sum(one["seconds"] for one in timings), 1),
+        "seconds": round(sum(timing["seconds"] for timing in timings), 1),
         "date": header.date,
         "revision": git_revision() or "unknown",
         "machine": Machine(
             device=processor_name() if header.device == "cpu" else header.device,
-            processes=max(one["processes"] for one in timings),
-            jobs=max(one["jobs"] for one in timings),
+            processes=max(timing["processes"] for timing in timings),
+            jobs=max(timing["jobs"] for timing in timings),
             python=platform.python_version(),
             torch=torch.__version__,
         ),
@@ -162,12 +187,12 @@ def _run(
 def _training(study: Study, entry: Entry, places: Places, records: Records, *, jobs: int) -> dict[str, Any]:
     """A classification model that the study trained."""
     assert entry.trained is not None
-    known, rounds = _run(study, entry, places, records, jobs=jobs), measure_rounds(records)
-    folder, is_dino = places.run(entry.trained), known["recipe"].get("task") == "dino"
+    common, rounds = _run(study, entry, places, records, jobs=jobs), measure_rounds(records)
+    folder, is_dino = places.run(entry.trained), common["recipe"].get("task") == "dino"
     if (merge := study.runs[entry.key].merge) is not None:
-        known["recipe"]["model"]["merge"] = list(merge)
+        common["recipe"]["model"]["merge"] = list(merge)
         rounds = rounds.model_copy(update={"trained_gmacs": api.load(places.model(entry)).gmacs("paper")[-1]})
-    return known | {
+    return common | {
         "kind": "run",
         "rounds": rounds,
         "frontier": measure_frontier(records),
@@ -205,24 +230,24 @@ def _words(before: RunResult) -> tuple[str, ...]:
 
 
 def _differing(before: Measurement, study: Study, entry: Entry, places: Places) -> list[str]:
-    found = ["data"] if before.data.name != study.data else []
+    differing = ["data"] if before.data.name != study.data else []
     if isinstance(before, RunResult | SegmentationResult):
         now = study.load_recipe_of(entry.key).model_copy(update={"seed": entry.seed})
         then = make_recipe(before.recipe, origin=f"{entry.name}.json: recipe")  # with keys newer than it
-        recipes = [without_folders(yaml.safe_load(one.to_yaml())) for one in (then, now)]
+        recipes = [without_folders(yaml.safe_load(recipe.to_yaml())) for recipe in (then, now)]
         if isinstance(before, RunResult) and _words(before) != study.runs[entry.key].probe_words:
-            found.append("evaluation")
-        return found + changed_keys(*recipes, free=NOT_LEARNED)
+            differing.append("evaluation")
+        return differing + changed_keys(*recipes, free=NOT_LEARNED)
     assert isinstance(before, RoutingResult | ShiftResult)
     if before.commands != reader_commands(study, entry):
-        found.append("commands")
+        differing.append("commands")
     if isinstance(before, RoutingResult) and [group.name for group in before.groups] != list(study.groups):
-        found.append("groups")
+        differing.append("groups")
     if isinstance(before, ShiftResult) and not has_budget(before, study.shift[entry.key].budget):
-        found.append("budget")
+        differing.append("budget")
     if isinstance(before, RoutingResult) and before.max_error not in (None, study.routing[entry.key].max_error):
-        found.append("max_error")
+        differing.append("max_error")
     model = places.model(entry)
     if entry.trained and Path(model).exists() and before.weights != _weights(model):
-        found.append("weights")
-    return found
+        differing.append("weights")
+    return differing

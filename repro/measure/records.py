@@ -10,13 +10,12 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from progresvit.evaluation import Records, SegmentationRecords
 from progresvit.routing import HIGHEST, OperatingPoint, near_lossless
 from progresvit.routing.frontier import frontier
 from progresvit.routing.sums import every_threshold, exit_counts
-from repro.formats import Data, Point, Probe, Rounds, pack, pack_floats
+from repro.formats import Data, Point, Probe, Rounds
 
 POINTS = 60
 """Approximate number of points of a frontier: two may coincide."""
@@ -28,7 +27,7 @@ def data_of(
     records: Records | SegmentationRecords, *, name: str, train: int | None = None, learned: str | None = None
 ) -> Data:
     """Which images these are. ``train`` and ``learned`` are of the training run, if there was one."""
-    probe = records.header.probe  # the classes of the data, not those of the model's head
+    probe = records.header.probe  # the classes of the data, not of the model's head
     return Data(
         name=name,
         train=train,
@@ -50,8 +49,8 @@ def measure_probe(records: Records, words: Sequence[str]) -> Probe | None:
     if header.probe is None:
         return None
     settings = {key: value for key, value in header.probe.items() if key not in ("task", "classes")}
-    chosen = None if header.probe_result is None else dict(header.probe_result)
-    return Probe(task=header.probe["task"], words=tuple(words), settings=settings, chosen=chosen)
+    result = None if header.probe_result is None else dict(header.probe_result)
+    return Probe(task=header.probe["task"], words=tuple(words), settings=settings, chosen=result)
 
 
 def measure_rounds(records: Records) -> Rounds:
@@ -59,29 +58,18 @@ def measure_rounds(records: Records) -> Rounds:
     order = np.argsort(records.ids, kind="stable")
     correct = records.correct[order]  # (N, S)
     rounds = records.config.rounds
-    heads = tuple(getattr(one, "heads", None) for one in rounds)  # not every kind's rounds have heads
+    losses = records.log_probability
+    heads = tuple(getattr(round_, "heads", None) for round_ in rounds)  # not every kind's rounds have heads
     return Rounds(
-        resolutions=tuple(one.resolution for one in rounds),
+        resolutions=tuple(round_.resolution for round_ in rounds),
         heads=None if None in heads else heads,
         gmacs_paper=tuple(records.gmacs("paper")),
         gmacs_executed=tuple(records.gmacs("executed")),
         right=tuple(correct.sum(axis=0).tolist()),
-        bits=tuple(pack(column) for column in correct.T),
-        log_loss=_log_loss(records, order),
-        entropy=_entropy(records, order),
+        bits=tuple(correct.T),
+        log_loss=None if losses is None or not np.isfinite(losses).all() else tuple(-losses[order].T),
+        entropy=tuple(records.scores()[order, :-1].T) if records.header.routable and len(rounds) > 1 else None,
     )
-
-
-def _entropy(records: Records, order: NDArray[np.int64]) -> tuple[str, ...] | None:
-    if not records.header.routable or len(records.config.rounds) == 1:
-        return None
-    return tuple(pack_floats(column) for column in records.scores()[order, :-1].T)
-
-
-def _log_loss(records: Records, order: NDArray[np.int64]) -> tuple[str, ...] | None:
-    if records.log_probability is None or not np.isfinite(records.log_probability).all():
-        return None
-    return tuple(pack_floats(column) for column in -records.log_probability[order].T)
 
 
 def measure_point(records: Records, threshold: float | Sequence[float]) -> Point:
@@ -111,18 +99,18 @@ def measure_frontier(records: Records, points: int = POINTS) -> tuple[Point, ...
     thresholds = every_threshold(scores)  # rising, so costs fall
     spent = exit_counts(scores, thresholds)[::-1] @ np.asarray(gmacs)  # cheapest first
     wanted = np.linspace(spent[0], spent[-1], points)
-    chosen = np.unique([0, *np.searchsorted(spent, wanted[1:-1]), len(spent) - 1])
-    return tuple(_point(records, one) for one in frontier(scores, correct, gmacs, thresholds[::-1][chosen]))
+    places = np.unique([0, *np.searchsorted(spent, wanted[1:-1]), len(spent) - 1])
+    return tuple(_point(records, point) for point in frontier(scores, correct, gmacs, thresholds[::-1][places]))
 
 
-def _point(records: Records, found: OperatingPoint) -> Point:
-    assert found.top1 is not None
+def _point(records: Records, point: OperatingPoint) -> Point:
+    assert point.top1 is not None
     return Point(
-        threshold=found.threshold,
-        top1=found.top1,
-        gmacs_paper=found.gmacs,
-        gmacs_executed=float(np.dot(found.exit_shares, records.gmacs("executed"))),
-        exit_shares=found.exit_shares,
+        threshold=point.threshold,
+        top1=point.top1,
+        gmacs_paper=point.gmacs,
+        gmacs_executed=float(np.dot(point.exit_shares, records.gmacs("executed"))),
+        exit_shares=point.exit_shares,
     )
 
 

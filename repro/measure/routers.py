@@ -45,7 +45,7 @@ def measure_matched(
     for target in TARGETS:
         for words, fitting in sources.items():
             try:
-                scores = [_scores(val, fitting, target=target, seed=one) for one in range(seed, seed + fits)]
+                scores = [_scores(val, fitting, target=target, seed=number) for number in range(seed, seed + fits)]
             except OutOfReachError:
                 continue
             found.append(compare(val, scores, router=target, fitted_on=words, rates=rates, seed=seed))
@@ -63,7 +63,7 @@ def measure_rejection(
     if val.rounds != 2:
         return []
     try:
-        chances = [cross_fitted_scores(val, target="unrecoverable", seed=one) for one in range(seed, seed + fits)]
+        chances = [cross_fitted_scores(val, target="unrecoverable", seed=number) for number in range(seed, seed + fits)]
     except OutOfReachError:
         return []
     found = []
@@ -75,7 +75,7 @@ def measure_rejection(
 
 
 def reject(entropy: Scores, chances: Scores, share: float) -> Scores:
-    """Entropies, those of the images that are likeliest to be unrecoverable moved below all others: (N,)."""
+    """Entropies, with the images that are likeliest to be unrecoverable moved below all others: (N,)."""
     rejected = np.argsort(-chances, kind="stable")[: round(share * len(chances))]
     scores = entropy.copy()
     scores[rejected] -= 2 * HIGHEST
@@ -114,7 +114,7 @@ def compare(
 ) -> MatchedResult:
     """Top-1 when exactly the same number of images continues, by entropy and by each fit's scores, (N,) each."""
     entropy, spent = matched_outcomes(val, val.top10_entropy[:, 0], rates)  # (N, R)
-    routed = np.stack([matched_outcomes(val, one, rates)[0] for one in scores])  # (F, N, R)
+    routed = np.stack([matched_outcomes(val, of_fit, rates)[0] for of_fit in scores])  # (F, N, R)
     lowest, highest = gain_interval(routed.astype(np.float32) - entropy, seed=seed)
     return MatchedResult(
         router=router,

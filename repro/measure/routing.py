@@ -120,7 +120,7 @@ def measure_equal_accuracy(val: Records, *, seed: int = 0, splits: int = SPLITS)
     images. Empty where routers have no examples.
     """
     try:
-        measured = [_measure_split(val, seed=one) for one in range(seed, seed + splits)]
+        measured = [_measure_split(val, seed=number) for number in range(seed, seed + splits)]
     except OutOfReachError:
         return []
     means = [_mean_row(rows) for rows in zip(*(rows for rows, _, _ in measured))]
@@ -192,7 +192,7 @@ def _mean_row(rows: Sequence[Row]) -> EqualAccuracy:
 
 
 def _wrong_among_given_up(rows: Sequence[Row]) -> float | None:
-    """Over all given-up images, not a mean over splits, most of which give up few."""
+    """Share over all given-up images; most splits give up few, so a mean over splits would be unreliable."""
     known = [(row["given_up_share"], row["given_up_wrong"]) for row in rows if row["given_up_wrong"] is not None]
     given_up = sum(share for share, _ in known)
     return float(sum(share * wrong for share, wrong in known) / given_up) if given_up else None

@@ -11,7 +11,7 @@ import numpy as np
 
 from progresvit.config import BackboneConfig
 from progresvit.evaluation import SegmentationRecords
-from repro.formats import SegmentedImages, pack_array
+from repro.formats import SegmentedImages
 from repro.measure.records import hash_names
 
 
@@ -22,8 +22,8 @@ def measure_segmentation(val: SegmentationRecords, test: SegmentationRecords) ->
     rounds = config.rounds
     return {
         "labels": test.labels,
-        "resolutions": tuple(one.resolution for one in rounds),
-        "heads": tuple(getattr(one, "heads", config.heads) for one in rounds),
+        "resolutions": tuple(round_.resolution for round_ in rounds),
+        "heads": tuple(getattr(round_, "heads", config.heads) for round_ in rounds),
         "gmacs_paper": tuple(test.header.gmacs["paper"]),
         "gmacs_executed": tuple(test.header.gmacs["executed"]),
         "val": images_of(val),
@@ -41,9 +41,9 @@ def images_of(records: SegmentationRecords) -> SegmentedImages:
         split=records.header.split or "",
         images=len(records),
         names=hash_names(records.ids.tolist()),
-        windows=pack_array(records.windows[order], "<i4"),
-        scores=tuple(pack_array(records.scores[order, s], "<f4") for s in range(records.rounds - 1)),
-        labelled=pack_array(labelled[:, 0], "<i4"),
-        intersection=tuple(pack_array(intersection[:, s], "<i4") for s in range(records.rounds)),
-        predicted=tuple(pack_array(predicted[:, s], "<i4") for s in range(records.rounds)),
+        windows=records.windows[order],
+        scores=tuple(records.scores[order, :-1].T),
+        labelled=labelled[:, 0].ravel(),
+        intersection=tuple(intersection[:, s].ravel() for s in range(records.rounds)),
+        predicted=tuple(predicted[:, s].ravel() for s in range(records.rounds)),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,13 +55,13 @@ def calibrate_within_reach(records: Records, by_name: Mapping[str, Calibrate] | 
 
     Without ``by_name`` they come from ``calibrations``.
     """
-    found = {}
+    settings = {}
     for name, calibrate in (by_name or calibrations()).items():
         try:
-            found[name] = calibrate(records)
+            settings[name] = calibrate(records)
         except OutOfReachError:
             continue
-    return found
+    return settings
 
 
 def measure_settings(
@@ -75,7 +75,7 @@ def measure_settings(
 def _measure_setting(
     records: Records, name: str, setting: Setting, calibrate: Calibrate, halves: int, draws: int
 ) -> SettingResult:
-    everywhere = summarize(answer(records, setting), np.arange(len(records)))
+    everywhere = summarize(name, answer(records, setting), np.arange(len(records)))
     assert everywhere.top1_of_answered is not None
     try:
         repeated = measure_halves(records, calibrate, number=halves)
@@ -108,15 +108,15 @@ def measure_halves(records: Records, calibrate: Calibrate, *, number: int = HALV
     measured = []
     for seed in range(number):
         design, report = records.split(0.5, seed)
-        found = answer(report, calibrate(design))
+        routed = answer(report, calibrate(design))
         last, predictions = report.correct[:, -1], report.predictions
-        changed = predictions[np.arange(len(report)), found.rounds] != predictions[:, -1]
+        changed = predictions[np.arange(len(report)), routed.rounds] != predictions[:, -1]
         measured.append(
             {
-                "drop": float(last.mean() - (1 - found.wrong.mean())),
-                "saving": float(1 - found.gmacs.mean() / report.gmacs()[-1]),
-                "wrong": float(found.wrong[found.given].sum() / max(1, found.given.sum())),
-                "harm": float((found.wrong & last).mean()),
+                "drop": float(last.mean() - (1 - routed.wrong.mean())),
+                "saving": float(1 - routed.gmacs.mean() / report.gmacs()[-1]),
+                "wrong": float(routed.wrong[routed.given].sum() / max(1, routed.given.sum())),
+                "harm": float((routed.wrong & last).mean()),
                 "disagreement": float(changed.mean()),
             }
         )
@@ -154,23 +154,11 @@ def answer(records: Records, setting: Setting) -> Answers:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """Means over some images."""
-
-    top1: float
-    """Top-1 of all answers, including withheld ones."""
-    gmacs_paper: float
-    exit_shares: tuple[float, ...]
-    answered: float
-    top1_of_answered: float | None
-    """None where nothing is answered."""
-
-
-def summarize(answers: Answers, rows: NDArray[np.int64]) -> Summary:
-    """Some of the images at a setting."""
+def summarize(setting: str, answers: Answers, rows: NDArray[np.int64]) -> GroupAt:
+    """Means over some of the images at a setting."""
     wrong, given, rounds = answers.wrong[rows], answers.given[rows], answers.rounds[rows]
-    return Summary(
+    return GroupAt(
+        setting=setting,
         top1=float(1 - wrong.mean()),
         gmacs_paper=float(answers.gmacs[rows].mean()),
         exit_shares=tuple(float((rounds == s).mean()) for s in range(answers.number_of_rounds)),
@@ -189,24 +177,24 @@ def measure_groups(
             name=group,
             pictures=len(rows),
             top1=tuple(records.correct[rows].mean(axis=0).tolist()),
-            at=tuple(GroupAt(setting=name, **asdict(summarize(found, rows))) for name, found in answers.items()),
+            at=tuple(summarize(name, of_setting, rows) for name, of_setting in answers.items()),
         )
         for group, rows in _rows_of(records, groups).items()
     ]
 
 
 def _rows_of(records: Records, groups: Mapping[str, Sequence[str]]) -> dict[str, NDArray[np.int64]]:
-    known = records.config.class_ids or ()
-    found = {}
+    class_ids = records.config.class_ids or ()
+    rows = {}
     for name, members in groups.items():
-        unknown = sorted(set(members) - set(known))
+        unknown = sorted(set(members) - set(class_ids))
         if unknown:
             raise ValueError(
                 f"the group {name!r} has classes that the model does not know: {', '.join(unknown[:5])}; the class_ids "
-                f"of its config.json are {', '.join(known[:3]) + ' and so on' if known else 'missing'}."
+                f"of its config.json are {', '.join(class_ids[:3]) + ' and so on' if class_ids else 'missing'}."
             )
-        numbers = [number for number, class_id in enumerate(known) if class_id in set(members)]
-        found[name] = np.flatnonzero(np.isin(records.need_labels(), numbers))
-        if not len(found[name]):
+        numbers = [number for number, class_id in enumerate(class_ids) if class_id in set(members)]
+        rows[name] = np.flatnonzero(np.isin(records.need_labels(), numbers))
+        if not len(rows[name]):
             raise ValueError(f"the group {name!r} has no images here; leave it out, or evaluate on its classes.")
-    return found
+    return rows

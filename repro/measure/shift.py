@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from progresvit.evaluation import Records, shift
 from progresvit.routing.calibrate import threshold_for_budget
 from progresvit.routing.decide import exit_rounds
-from repro.formats import BUDGET, SeverityFrontier, ShiftedAt, ShiftedSet, ShiftResult, budget_setting, pack
+from repro.formats import BUDGET, SeverityFrontier, ShiftedAt, ShiftedSet, ShiftResult, budget_setting
 from repro.measure.records import Thresholds, measure_frontier, measure_point
 from repro.measure.settings import DROPS, NEAR_LOSSLESS, calibrate_within_reach
 
@@ -48,8 +48,8 @@ def shift_settings(clean: Records) -> dict[str, ShiftSetting]:
 
 def has_budget(result: ShiftResult, budget: float | None) -> bool:
     """Whether a result was measured with this budget, or is of a model that is not routed."""
-    routed = len(result.gmacs_paper) > 1 and all(one.frontier for one in result.severities)
-    measured = {at.setting for one in result.sets for at in one.at if at.setting.startswith(BUDGET)}
+    routed = len(result.gmacs_paper) > 1 and all(of_severity.frontier for of_severity in result.severities)
+    measured = {at.setting for shifted in result.sets for at in shifted.at if at.setting.startswith(BUDGET)}
     return not routed or measured == (set() if budget is None else {budget_setting(budget)})
 
 
@@ -67,20 +67,21 @@ def measure_shift(
         sets: The plan of ``evaluation.shift``.
         budget: Average GMACs that a threshold, chosen at each severity without labels, keeps to; None: no such setting.
     """
-    for one in sets:
-        _check(one, clean, found[one.name])
+    for planned in sets:
+        _check(planned, clean, found[planned.name])
     pooled = {0: clean}
-    for severity in sorted({one.severity for one in sets if one.severity is not None}):
-        pooled[severity] = shift.pool({one.name: found[one.name] for one in sets if one.severity == severity})
+    for severity in sorted({planned.severity for planned in sets if planned.severity is not None}):
+        names = [planned.name for planned in sets if planned.severity == severity]
+        pooled[severity] = shift.pool({name: found[name] for name in names})
     settings = {severity: shift_settings(clean) for severity in pooled}
     if budget is not None and clean.rounds > 1 and clean.header.routable:
         for severity, records in pooled.items():
             threshold = threshold_for_budget(records.scores(), records.gmacs(), budget)
             settings[severity][budget_setting(budget)] = ShiftSetting(threshold=threshold, follows_severity=True)
     measured = [_measure_set(clean, None, 0, settings[0])]
-    for one in sets:
-        severity = one.severity or 0
-        measured.append(_measure_set(found[one.name], one.corruption, severity, settings[severity]))
+    for planned in sets:
+        severity = planned.severity or 0
+        measured.append(_measure_set(found[planned.name], planned.corruption, severity, settings[severity]))
     return {
         "gmacs_paper": tuple(clean.gmacs()),
         "sets": tuple(measured),
@@ -96,7 +97,7 @@ def _measure_set(
 ) -> ShiftedSet:
     order = np.argsort(records.ids, kind="stable")
     last = records.correct[:, -1]  # (N,)
-    at, bits = [], [pack(last[order])]
+    at, bits = [], [last[order]]
     for name, setting in settings.items():
         point, right = measure_point(records, setting.threshold), _routed(records, setting.threshold)
         at.append(
@@ -109,7 +110,7 @@ def _measure_set(
                 epsilon=setting.epsilon,
             )
         )
-        bits.append(pack(right[order]))
+        bits.append(right[order])
     return ShiftedSet(
         corruption=corruption,
         severity=severity,
@@ -126,11 +127,11 @@ def _routed(records: Records, threshold: Thresholds) -> NDArray[np.bool_]:
     return records.correct[np.arange(len(records)), rounds]
 
 
-def _check(one: shift.ShiftedSet, clean: Records, records: Records) -> None:
+def _check(planned: shift.ShiftedSet, clean: Records, records: Records) -> None:
     if records.header.weights_sha256 != clean.header.weights_sha256:
-        raise ValueError(f"the records of {one.name} are of other weights than the clean ones; evaluate one model.")
+        raise ValueError(f"the records of {planned.name} are of other weights than the clean ones; evaluate one model.")
     if _names(records) != _names(clean):
-        raise ValueError(f"the records of {one.name} are of other images than the clean ones; evaluate the same.")
+        raise ValueError(f"the records of {planned.name} are of other images than the clean ones; evaluate the same.")
 
 
 def _names(records: Records) -> list[str]:

@@ -7,7 +7,7 @@ import numpy as np
 import yaml
 
 from progresvit.routing import frontier, near_lossless
-from repro.formats import KINDS, pack, pack_floats
+from repro.formats import KINDS
 
 CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog")
 MEASUREMENT = {
@@ -116,7 +116,7 @@ def rounds(run, right):
         "gmacs_paper": gmacs,
         "gmacs_executed": executed,
         "right": [int(count) for count in right.sum(axis=0)],
-        "bits": [pack(right[:, s]) for s in range(right.shape[1])],
+        "bits": list(right.T),
     }
 
 
@@ -304,7 +304,7 @@ def log_losses(run, images, seed):
 def tested_result(run, seed, images):
     """Of a run with log-losses; the rounds of ``widths`` are alternatives without heads."""
     result = run_result(run, seed, images)
-    result["rounds"]["log_loss"] = [pack_floats(column) for column in log_losses(run, images, seed).T]
+    result["rounds"]["log_loss"] = list(log_losses(run, images, seed).T)
     if run == "widths":
         result |= {"frontier": [], "near_lossless": None}
     return result

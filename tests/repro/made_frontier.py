@@ -3,7 +3,6 @@
 import numpy as np
 import yaml
 
-from repro.formats import pack_floats
 from repro.frontier import points_of
 from repro.store import read_results
 from tests.repro.made import MEASUREMENT, RUNS, data, measured, run_result, write_result
@@ -58,7 +57,7 @@ def frontier_result(run, seed, images):
     if run in ALTERNATIVES:
         return result | {"frontier": [], "near_lossless": None}
     if len(RUNS[run][0]) > 1:
-        result["rounds"]["entropy"] = [pack_floats(column) for column in entropies(run, images, seed).T]
+        result["rounds"]["entropy"] = list(entropies(run, images, seed).T)
     return result
 
 

@@ -1,12 +1,9 @@
 """Results of made-up segmentation models: round 1 is wrong at more pixels, and more so in hard images."""
 
-import json
-
 import numpy as np
 import yaml
 
-from repro.formats import pack_array
-from tests.repro.made import MEASUREMENT
+from tests.repro.made import MEASUREMENT, write_result
 
 SEEDS = (1, 2, 3)
 LABELS = ("road", "tree", "car")
@@ -46,11 +43,11 @@ def images(errors, count, seed, split):
         "split": split,
         "images": count,
         "names": f"names of {count}",
-        "windows": pack_array(windows, "<i4"),
-        "scores": [pack_array(score, "<f4") for score in scores],
-        "labelled": pack_array(labelled, "<i4"),
-        "intersection": [pack_array(part, "<i4") for part in intersection],
-        "predicted": [pack_array(part, "<i4") for part in predicted],
+        "windows": windows,
+        "scores": scores,
+        "labelled": labelled.ravel(),
+        "intersection": [part.ravel() for part in intersection],
+        "predicted": [part.ravel() for part in predicted],
     }
 
 
@@ -78,14 +75,10 @@ def result(run, seed):
     }
 
 
-def write(folder, values):
-    (folder / f"{values['name']}.json").write_text(json.dumps(values))
-
-
 def write_segmentation(folder):
     folder.mkdir(parents=True)
     (folder / "study.yaml").write_text(yaml.safe_dump(STUDY, sort_keys=False, allow_unicode=True))
     for run in RUNS:
         for seed in SEEDS:
-            write(folder, result(run, seed))
+            write_result(folder, result(run, seed))
     return folder

@@ -1,6 +1,5 @@
 """Studies of self-supervised models: evaluation, starts, training compute, curves and the page."""
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +17,14 @@ from repro import frontier_figures, page, self_supervised
 from repro.blocks import Page
 from repro.compare import crossed_difference, gather
 from repro.equal import check_equal, dino_gmacs, training_pmacs
-from repro.formats import TrainingCurves, read_measurement, to_json
+from repro.formats import TrainingCurves, to_json
 from repro.measure import entries
-from repro.measure.curves import measure_curves
+from repro.measure.entries import measure_curves
 from repro.measure.records import data_of, measure_probe
 from repro.store import read_results
 from repro.study import Places, commands_of, entries_of, load_study, read_study, reader_commands
 from tests.repro.made import change
-from tests.repro.made_dino import CHOSEN, SETTINGS, write_dino
+from tests.repro.made_dino import write_dino
 from tests.repro.test_digits_study import carry_out
 from tests.repro.test_study import write
 
@@ -170,14 +169,6 @@ def test_results_of_earlier_versions_are_written_as_they_were():
     text = to_json(read_results(REPRO / "results").runs["full-42"])
     assert '"probe"' not in text
     assert '"curves"' not in text
-
-
-def test_probes_and_curves_survive_the_file(made):
-    result = read_measurement(made / "progressive-linear-1.json")
-    assert (result.probe.task, result.probe.settings, result.probe.chosen) == ("linear", SETTINGS["linear"], CHOSEN)
-    assert result.curves is None
-    assert len(read_measurement(made / "progressive-1.json").curves.epochs) == 40
-    assert "probe" not in json.loads((made / "supervised-dino-1.json").read_text())
 
 
 def test_curves_without_a_value_for_each_epoch_are_refused():

@@ -48,7 +48,7 @@ def figures(results, compared, outcomes):
         "groups": draw.groups_figure(routing),
         "severities": draw.severity_figure(results.shift["shift"]),
         "severities beside a plain model": draw.severity_figure(both["full"], beside={"plain": both["plain"]}),
-        "shifted": draw.shifted_accuracy_figure(both),
+        "shifted": draw.shifted_accuracy_figure({run: (result,) for run, result in both.items()}),
     }
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repro.formats import pack, pack_floats, read_measurement, to_json, unpack, unpack_floats
+from repro.formats import flags_of, read_measurement, to_json
 from repro.store import read_results
 from tests.repro.made import change, log_losses, measured
+from tests.repro.made_segmentation import write_segmentation
 
 TRACKED = Path(__file__).parents[2] / "repro" / "results"
 
@@ -24,18 +25,18 @@ def test_every_measurement_is_read(made):
 def test_bits_are_read_as_they_were_written(made):
     assert (read_results(made).runs["full-1"].rounds.correct(40) == measured("full", 40, 1)[1]).all()
     for count in (1, 7, 8, 9):
-        marks = np.random.default_rng(count).random(count) < 0.5
-        assert (unpack(pack(marks), count) == marks).all()
+        padded = np.pad(np.ones(count, bool), (0, -count % 8))
+        assert flags_of(padded, count).tolist() == [True] * count
     with pytest.raises(ValueError, match="32 bits for 40 images"):
-        unpack("00" * 4, 40)
+        flags_of(np.zeros(32, bool), 40)
 
 
 def test_log_losses_are_read_as_float16(tested):
     full = read_results(tested).runs["full-1"]
     assert full.rounds.log_losses(200) == pytest.approx(log_losses("full", 200, 1), rel=2**-11)
-    assert len(full.rounds.log_loss[0]) < 2.7 * 200 + 4  # two bytes in base64
-    with pytest.raises(ValueError, match="3 values for 4 images"):
-        unpack_floats(pack_floats(np.ones(3)), 4)
+    assert len(json.loads(to_json(full))["rounds"]["log_loss"][0]) < 2.7 * 200 + 4  # two bytes in base64
+    with pytest.raises(ValueError, match="200 values for 4 images"):
+        full.rounds.log_losses(4)
 
 
 def test_files_without_log_loss_and_heads_have_none(made, tested):
@@ -98,6 +99,13 @@ def test_a_broken_file_is_refused_with_its_name_and_what_is_wrong(folder, messag
         read_results(folder)
     assert message in str(error.value)
     assert "Value error" not in str(error.value)
+
+
+def test_pixels_that_no_confusion_matrix_has_are_refused(tmp_path):
+    folder = write_segmentation(tmp_path / "results")
+    change(folder / "ours-1.json", lambda values: values["test"].update(labelled=[1000, 1, 0] * 60))
+    with pytest.raises(ValueError, match="an image has other numbers of labelled and predicted pixels"):
+        read_measurement(folder / "ours-1.json")
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,15 @@ from progresvit.routing.decide import exit_rounds
 from progresvit.training.tasks.subnetworks import SubnetworksOptions
 from repro import frontier_figures, page
 from repro.blocks import Page
-from repro.compare import LineUp, crossed_difference, gather, line_up
+from repro.compare import LineUp, crossed_difference, gather, line_up, marginal_rows
 from repro.equal import PER_STEP, training_pmacs
 from repro.figures import comparison_figure
-from repro.formats import pack_floats
 from repro.frontier import (
     at_budget,
     costs_of,
     curve_of,
     frontier_rows,
     line_up_frontier,
-    marginal_rows,
     near_lossless_per_round,
     per_round_points,
     points_of,
@@ -131,7 +129,7 @@ def test_thresholds_do_not_depend_on_labels(changed):
 def test_an_image_without_finite_entropy_runs_every_round(changed):
     values = entropies("full", IMAGES, 1)[:, 0]
     values[7] = np.inf
-    change(changed / "full-1.json", lambda file: file["rounds"].update(entropy=[pack_floats(values)]))
+    change(changed / "full-1.json", lambda file: file["rounds"].update(entropy=[values.tolist()]))
     result = read_results(changed).runs["full-1"]
     first, last = RUNS["full"][2]
     assert points_of(result)[0].gmacs == pytest.approx(first + (last - first) / IMAGES)
@@ -147,7 +145,7 @@ def with_three_rounds(folder):
     for seed in SEEDS:
         result = run_result("three", seed, IMAGES)
         result |= {"epochs": 37, "recipe": {"seed": seed, "task": "supervised", "task_options": {}}}
-        result["rounds"]["entropy"] = [pack_floats(column) for column in entropies("three", IMAGES, seed).T]
+        result["rounds"]["entropy"] = list(entropies("three", IMAGES, seed).T)
         write_result(folder, result)
     return folder
 
@@ -166,7 +164,7 @@ def test_three_rounds_also_have_points_with_a_threshold_for_each(changed):
             assert point.exit_after[report].tolist() == exit_rounds(scores[report], thresholds).tolist()
         assert point.correct.tolist() == right[np.arange(IMAGES), point.exit_after].tolist()
         assert point.threshold is None
-    page_ = Page(changed, "figures", {})
+    page_ = Page(changed, {})
     seeds = [per_round_points(read_results(changed).runs[f"three-{seed}"])[0] for seed in SEEDS]
     assert page_.point_top1("three", "25 %, per round") == np.mean([point.correct.mean() for point in seeds])
     with pytest.raises(ValueError, match="three-1 has no point 30 %; it has round 1, 25 %"):
@@ -401,13 +399,3 @@ def test_a_frontier_that_makes_no_sense_is_refused(tmp_path, edit, message):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(FRONTIER | {"frontiers": frontiers}))
     with pytest.raises(ValueError, match=message):
         read_study(tmp_path / "study.yaml")
-
-
-def test_entropies_are_read_as_float16_and_other_models_have_none(frontier_folder):
-    runs = read_results(frontier_folder).runs
-    read, written = runs["full-1"].rounds.entropies(IMAGES), entropies("full", IMAGES, 1)
-    assert read.shape == (IMAGES, 1)
-    assert (read == written.astype(np.float16)).all()
-    assert runs["widths-1"].rounds.entropies(IMAGES) is None
-    assert runs["plain-1"].rounds.entropies(IMAGES) is None
-    assert '"entropy"' not in (frontier_folder / "plain-1.json").read_text()

@@ -11,11 +11,11 @@ from progresvit.analysis.page import INDEX
 from progresvit.plots import COLUMN, render
 from repro.inside import FIGURES, TABLES, collect, draw, main, parse
 from repro.inside_figures import of_gates, of_tables
-from repro.inside_tables import MODELS, Inside
+from repro.inside_tables import MODELS, Inside, read_reports, to_json
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "inside.md").read_text(encoding="utf-8")
-RESULTS = json.loads((ROOT / "repro" / "inside.json").read_text(encoding="utf-8"))
+RESULTS = read_reports(ROOT / "repro" / "inside.json")
 
 
 def shown(row, measure="accuracy"):
@@ -57,6 +57,12 @@ def test_every_figure_of_the_page_is_there_and_no_other():
     named = set(re.findall(r"\(figures/inside/([\w.-]+)\)", PAGE))
     assert named == {path.name for path in FIGURES.glob("*.png")}
     assert len(named) >= 25
+
+
+def test_reports_survive_the_file_and_those_of_earlier_versions_are_read(tmp_path):
+    for text in (to_json(RESULTS), json.dumps(RESULTS)):
+        (tmp_path / "inside.json").write_text(text)
+        assert read_reports(tmp_path / "inside.json") == RESULTS
 
 
 def test_exit_counts_are_of_all_images():

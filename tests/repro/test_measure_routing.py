@@ -1,6 +1,5 @@
 """Settings, groups, withheld answers and compute at equal accuracy of made-up records."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 from progresvit import evaluation
 from progresvit.routing import Router, operating_point
-from repro.formats import RoutingResult
+from repro.formats import RoutingResult, to_json
 from repro.measure.certificates import check_certificate
 from repro.measure.routers import measure_rejection
 from repro.measure.routing import _added, measure_abstention, measure_equal_accuracy, measure_routing
@@ -62,8 +61,8 @@ def measured(val, learned):
 
 def test_what_is_measured_is_a_result_and_survives_json(measured):
     result = RoutingResult(**COMMON, **measured)
-    text = json.dumps(result.model_dump(mode="json"), allow_nan=False)
-    assert RoutingResult.model_validate(json.loads(text)) == result
+    text = to_json(result)
+    assert to_json(RoutingResult.model_validate_json(text)) == text
     assert [one.name for one in result.settings] == [
         *("near-lossless", "drop-0.5", "drop-1", "careful", "drop-0.5-unlabelled", "drop-1-unlabelled")
     ]
@@ -266,7 +265,7 @@ def test_three_rounds_are_measured_without_matched_rates():
     assert isinstance(thresholds["near-lossless"], float)
     assert len(thresholds["drop-1"]) == 2
     assert [one.name for one in found["abstention"]] == ["round 1", "round 3", "routed"]
-    json.dumps(RoutingResult(**COMMON, **found).model_dump(mode="json"), allow_nan=False)
+    to_json(RoutingResult(**COMMON, **found))
 
 
 def test_what_cannot_be_routed_is_refused(val, learned):

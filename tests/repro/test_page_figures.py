@@ -138,15 +138,6 @@ def test_ours_and_theirs_at_equal_gmacs(run, label, point, place):
     assert line.endswith(f"| {verdict} |")
 
 
-def test_training_compute():
-    ours, theirs = read("frontier/progresvit-1"), read("frontier/dynabert-1")
-    spent = 3 * ours["rounds"]["gmacs_paper"][-1] * ours["epochs"]
-    rounds = theirs["rounds"]["gmacs_paper"]
-    ratio = (3 * sum(rounds) + rounds[-1]) * theirs["epochs"] / spent
-    place = column("training compute (× ours)", FRONTIER) - 2
-    assert cells("DynaBERT", "round 1", after=FRONTIER)[place] == [pytest.approx(ratio, abs=0.00501)]
-
-
 def test_gates_in_round_1():
     differences = []
     for seed in range(1, 9):
@@ -182,18 +173,6 @@ def test_imagenet_tiny_beside_deit_tiny():
         assert difference == pytest.approx([100 * mean, 100 * (mean - reach), 100 * (mean + reach)], abs=0.00501)
 
 
-def test_harm_under_corruption():
-    sets = [one for one in read("shift")["sets"] if one["severity"] == 5]
-    harms = {}
-    for one in sets:
-        settings = ["every round", *(at["setting"] for at in one["at"])]
-        right = dict(zip(settings, (answers(bits, one["pictures"]) for bits in one["bits"])))
-        pairs = zip(right["every round"], right["drop-1"])
-        harms[one["corruption"]] = fmean(full > routed for full, routed in pairs)
-    shown = cells("5", after="Harm by severity")[column("drop-1, bound 1 %", "Harm by severity") - 1]
-    assert shown[:2] == pytest.approx([100 * fmean(harms.values()), 100 * max(harms.values())], abs=0.00501)
-
-
 def numbers(text, kind):
     """Compressed numbers of four bytes."""
     raw = zlib.decompress(base64.b64decode(text))
@@ -221,35 +200,6 @@ def miou(counts):
     return fmean(both / (labelled + predicted - both) for both, labelled, predicted in counts)
 
 
-def jackknife(images):
-    """Pseudo-values of the mIoU: what each image adds to it."""
-    whole, count = total(images), len(images)
-    mean = miou(whole)
-    left_out = (
-        miou([[a - b for a, b in zip(of_class, of_image)] for of_class, of_image in zip(whole, image)])
-        for image in images
-    )
-    return [count * mean - (count - 1) * value for value in left_out]
-
-
-@pytest.mark.parametrize(
-    ("start", "name", "s"),
-    [
-        (("plain ViT, 384, 3 heads", "the model"), "plain384", 0),
-        (("ProgResViT, 256→384, 2→3 heads", "round 1"), "progressive", 0),
-        (("ProgResViT, 256→384, 3 heads", "every round"), "resolution", 1),
-    ],
-)
-def test_the_miou_of_camvid_and_its_interval_follow_from_the_counts(start, name, s):
-    seeds = [class_counts(read(f"camvid/{name}-{seed}"), s) for seed in SEEDS]
-    shown = cells(*start, after="## CamVid")[1]
-    assert 100 * fmean(miou(total(images)) for images in seeds) == pytest.approx(shown[0], abs=0.006)
-    of_blocks = [[sum(block) for block in batched(jackknife(images), 20)] for images in seeds]
-    scale = len(of_blocks[0]) / len(seeds[0])
-    _, lowest, highest = interval([[scale * value for value in row] for row in of_blocks])
-    assert highest - lowest == pytest.approx(shown[2] - shown[1], rel=0.05)  # a bootstrap there, skewed with 12 blocks
-
-
 def test_ours_at_the_gmacs_of_the_plain_vit_follows_from_scores_and_counts():
     differences = []
     for seed in SEEDS:
@@ -265,28 +215,3 @@ def test_ours_at_the_gmacs_of_the_plain_vit_follows_from_scores_and_counts():
         differences.append(miou(routed) - miou(total(class_counts(plain, 0))))
     shown = cells("plain ViT, 384, 3 heads", "the model", after="## Oxford-IIIT Pets")
     assert 100 * fmean(differences) == pytest.approx(shown[5][0], abs=0.006)
-
-
-def paired(ours, theirs, place=-1):
-    """Mean difference in points of one seed on the same images, and the half-width of its interval over images."""
-    runs = [read(f"dino/{name}-1") for name in (ours, theirs)]
-    rows = [answers(run["rounds"]["bits"][place], run["data"]["val"]) for run in runs]
-    differences = [100 * (a - b) for a, b in zip(*rows, strict=True)]
-    return fmean(differences), 1.96 * math.sqrt(variance(differences) / len(differences))
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "place", "before"),
-    [
-        ("progressive", "plain", -1, "**Against the plain ViT**, full path:"),
-        ("progressive", "random", -1, "**Against random weights**"),
-        ("progressive", "random", 0, "% in round 1 ("),
-        ("plain", "random-plain", -1, "; the plain ViT"),
-        ("supervised-dino", "supervised-scratch", -1, "**As a start of supervised training**"),
-    ],
-)
-def test_differences_of_dino_are_those_of_the_answers(ours, theirs, place, before):
-    section = PAGE[PAGE.index("# Self-supervised: DINO") :]
-    mean, half = paired(ours, theirs, place)
-    printed = re.search(r"([+−]\d+\.\d+) \(([+−]\d+\.\d+) to ([+−]\d+\.\d+)\)", section[section.index(before) :])
-    assert [number(end) for end in printed.groups()] == pytest.approx([mean, mean - half, mean + half], abs=0.011)

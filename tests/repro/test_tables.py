@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from repro import routing_tables, shift_tables, tables
+from repro import routing_tables, shift, tables
 from repro.compare import Difference
 from repro.store import read_results
-from repro.study import read_study
 from repro.tables import interval, percent, signed
-from tests.repro.made import measured
 
 
 @pytest.fixture(scope="module")
@@ -16,31 +14,11 @@ def results(made):
     return read_results(made)
 
 
-@pytest.fixture(scope="module")
-def study(made):
-    return read_study(made / "study.yaml")
-
-
 def table(markdown):
     """Rows by head, and the heads; of two equal heads the last counts."""
     lines = [line.strip("|").split("|") for line in markdown.splitlines() if line.startswith("|")]
     heads, _, *cells = [[cell.strip() for cell in line] for line in lines]
     return [dict(zip(heads, row)) for row in cells], heads
-
-
-def top1(run, place, seeds=(1,)):
-    return 100 * np.mean([measured(run, 40, seed)[1][:, place].mean() for seed in seeds])
-
-
-def test_guarantees_are_judged_by_draws_beside_what_chance_allows(results):
-    rows, heads = table(routing_tables.certificates_table(results.routing["routing"]))
-    assert len(heads) <= 9
-    assert [(row["setting"], row["bounds"]) for row in rows] == [
-        ("drop-0.5", "right answers lost"), ("drop-1", "right answers lost"), ("drop-1-unlabelled", "answers changed")
-    ]  # fmt: skip
-    assert rows[0]["beyond the bound (% of 500 draws)"] == "4.6"
-    assert rows[0]["allowed (with 2 standard errors of chance, %)"] == "5.0 (6.9)"
-    assert (rows[0]["mean (%)"], rows[0]["highest (%)"], rows[2]["bound (%)"]) == ("0.30", "0.71", "1.0")
 
 
 def narrowed(result, reach):
@@ -67,32 +45,18 @@ def test_routers_help_only_where_corrected_intervals_say_so(results):
     )
 
 
-def test_single_values_of_routing_are_found_by_name(results):
-    result = results.routing["routing"]
-    assert routing_tables.settings_of(result)["drop-1"] == result.settings[2]
-    assert routing_tables.rules_of(result)["entropy, unrecoverable rejected", 0.005].given_up == 0.03
-    assert interval(routing_tables.gains_of(result.matched[1])[0.5], 2) == "+0.30 (−0.10 to +0.70)"
-    assert len(routing_tables.open_gains(result)) == 33
-
-
-def test_images_are_called_images_whatever_the_file_calls_them(results):
-    assert "pictures" in results.routing["routing"].matched[1].fitted_on
-    title = routing_tables.matched_table(results.routing["routing"].matched[1]).splitlines()[0]
-    assert title == "Entropy and router: benefit, fitted on half of the held-out images; mean of 5 fits"
-
-
 def test_a_setting_that_not_every_corruption_has_is_left_out(results):
     full = results.shift["shift_both-full"]
-    assert shift_tables.mean_at(full, 3, "drop-1").setting == "drop-1"
-    assert shift_tables.mean_at(full, 3, "drop-2") is None
+    assert shift.mean_at(full, 3, "drop-1").setting == "drop-1"
+    assert shift.mean_at(full, 3, "drop-2") is None
     sets = [one for one in full.sets if one.severity == 3]
     ats = [next(at for at in one.at if at.setting == "drop-1") for one in sets]
     repaired = sum(at.top1 - one.top1[0] for one, at in zip(sets, ats))
     continuing = sum(at.exit_shares[1] for at in ats)
-    assert shift_tables.refined_gain(full, 3, "drop-1") == pytest.approx(repaired / continuing)
+    assert shift.refined_gain(full, 3, "drop-1") == pytest.approx(repaired / continuing)
     with pytest.raises(ValueError, match="has no setting drop-2 at severity 3"):
-        shift_tables.refined_gain(full, 3, "drop-2")
-    assert shift_tables.mean_at(results.shift["shift_both-plain"], 3, "drop-1") is None
+        shift.refined_gain(full, 3, "drop-2")
+    assert shift.mean_at(results.shift["shift_both-plain"], 3, "drop-1") is None
 
 
 def test_words_go_left_numbers_right_and_empty_columns_are_left_out():

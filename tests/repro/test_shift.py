@@ -8,12 +8,9 @@ import pytest
 import yaml
 
 from progresvit.routing import frontier
-from repro import shift_tables
-from repro.blocks import Page
 from repro.compare import crossed_difference
-from repro.formats import pack
 from repro.page import GENERIC, PAGES, build
-from repro.shift_seeds import gather_shift, gather_shift_tests, mean_over_seeds
+from repro.shift import differences_table, gather_shift, gather_shift_tests, harm_table, mean_at
 from repro.store import read_results
 from repro.study import Study
 from tests.repro.made import CORRUPTIONS, MEASUREMENT, RUNS, change, data, measured, write_result
@@ -49,7 +46,7 @@ def budget_threshold(run, seed, severity):
 
 def make_set(run, seed, severity, number):
     scores, right = scores_and_right(run, seed, severity, number)
-    at, bits = [], [pack(right[:, -1])]
+    at, bits = [], [right[:, -1]]
     thresholds = THRESHOLDS | {f"budget-{BUDGET}": budget_threshold("full", seed, severity)} if run == "full" else {}
     for name, threshold in thresholds.items():
         point = frontier(scores, right, RUNS[run][2], [threshold])[0]
@@ -58,7 +55,7 @@ def make_set(run, seed, severity, number):
         if name in THRESHOLDS:
             kept["harm"] = float((right[:, -1] & ~answers).mean())
         at.append(kept | ({"epsilon": 0.01} if name == "drop-1" else {}))
-        bits.append(pack(answers))
+        bits.append(answers)
     kind, top1 = CORRUPTIONS[number] if severity else None, right.mean(axis=0).tolist()
     return {"corruption": kind, "severity": severity, "pictures": IMAGES, "top1": top1, "at": at, "bits": bits}
 
@@ -140,7 +137,7 @@ def test_tests_are_crossed_differences_of_means_over_corruptions(folder):
 
 def test_the_table_gives_both_differences_with_their_verdicts(folder):
     tests = gather(folder)
-    rows, heads = table(shift_tables.tests_table(tests, "full", "plain"))
+    rows, heads = table(differences_table(tests, "full", "plain"))
     assert [row["severity"] for row in rows] == ["clean", "1", "5"]
     assert rows[0]["seeds × images"] == "3 × 150"
     assert rows[2]["full, full path"] == f"{100 * tests[2].full.top1:.2f} at 1.546"
@@ -150,7 +147,7 @@ def test_the_table_gives_both_differences_with_their_verdicts(folder):
             expected = "gain" if found.lowest > 0 else "loss" if found.highest < 0 else "cannot be told"
             assert row[name] == expected
     assert {"full path, difference (points)", "at the budget, difference (points)"} < set(heads)
-    backwards, _ = table(shift_tables.tests_table(gather(folder, "plain", "full"), "plain", "full"))
+    backwards, _ = table(differences_table(gather(folder, "plain", "full"), "plain", "full"))
     assert "plain, at the budget" not in backwards[0]
     opposite = {"gain": "loss", "loss": "gain", "cannot be told": "cannot be told"}
     assert [row["full path"] for row in backwards] == [opposite[row["full path"]] for row in rows]
@@ -159,12 +156,11 @@ def test_the_table_gives_both_differences_with_their_verdicts(folder):
 def test_tables_show_means_over_seeds_and_harm_beside_its_bound(folder, made):
     measured_models, missing = gather_shift(read_results(folder), Study.model_validate(STUDY), "corrupted")
     assert missing == []
-    mean = mean_over_seeds(measured_models["full"])
     sets = [[one for one in result["sets"] if one["severity"] == 5] for result in made[:3]]
-    assert shift_tables.mean_at(mean, 5, "drop-1").top1 == pytest.approx(
+    assert mean_at(measured_models["full"], 5, "drop-1").top1 == pytest.approx(
         np.mean([[s["at"][1]["top1"] for s in one] for one in sets])
     )
-    rows, heads = table(shift_tables.harm_table({"full": mean, "plain": mean_over_seeds(measured_models["plain"])}))
+    rows, heads = table(harm_table(measured_models))
     assert heads == ["severity", "model", "near-lossless", "drop-1, bound 1 %"]
     assert [(row["severity"], row["model"]) for row in rows] == [("clean", "full"), ("1", "full"), ("5", "full")]
     harms = np.array([[one["at"][1]["harm"] for one in seed] for seed in sets]).mean(axis=0)  # by corruption
@@ -180,10 +176,6 @@ def test_the_page_of_a_study_with_seeds_has_every_block(folder):
     assert "full minus plain: top-1 (%) at average GMACs" in page
     assert "Harm by severity (%)" in page
     assert "corrupted-full-1-severities.png" in made.plots
-    values = Page(folder, "figures", {}).values()
-    assert values["shift_tested"]("corrupted", "full", "plain")[5].full_difference.mean == pytest.approx(
-        gather(folder)[2].full_difference.mean
-    )
     (folder / "corrupted-plain-2.json").unlink()
     (folder / "results.md.j2").write_text('{{ severities("corrupted") }}')
     built = build(folder, folder, {Path("out.md"): folder / "results.md.j2"})
