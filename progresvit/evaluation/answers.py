@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from progresvit.data.dataset import UNLABELLED
 from progresvit.evaluation.header import Header
-from progresvit.evaluation.records import Ints, Records
+from progresvit.evaluation.records import Records
+from progresvit.metrics.arrays import Bools, Float32s, Ints
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.routing import Router
 from progresvit.routing.decide import Threshold, exit_rounds
@@ -49,12 +50,12 @@ class RoutedAnswers:
         return self._at_exit(self.records.predictions)
 
     @cached_property
-    def probability(self) -> NDArray[np.float32]:
+    def probability(self) -> Float32s:
         """Probability of the prediction, (N,); NaN where logits are not finite."""
         return self._at_exit(self.records.top5_probabilities[..., 0])
 
     @cached_property
-    def correct(self) -> NDArray[np.bool_]:
+    def correct(self) -> Bools:
         """(N,)"""
         return self._at_exit(self.records.correct)
 
@@ -96,7 +97,7 @@ class RoutedAnswers:
         for name, right in self.correct_by_name():
             yield name, share_interval(int(right.sum()), len(right))
 
-    def correct_by_name(self) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    def correct_by_name(self) -> Iterator[tuple[str, Bools]]:
         """Whether answers are correct, (N,), with their name: of each round, then of routing."""
         for s in range(self.records.rounds):
             yield f"round {s + 1}", self.records.correct[:, s]

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from progresvit import table
 from progresvit.evaluation.records import Records
+from progresvit.metrics.arrays import Float32s, Floats, Ints
 from progresvit.routing import NEAR_LOSSLESS_DROP, Router
-from progresvit.routing.decide import Floats, exit_or_reject
+from progresvit.routing.decide import exit_or_reject
 from progresvit.table import Column, Row, Table
 
 CANDIDATES = 200
@@ -139,18 +139,18 @@ def _cost(trial: tuple[float, int, float, float]) -> tuple[float, int, float]:
     return gmacs, -hits, -limit
 
 
-def _scores(records: Records, rule: RefinementRule) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+def _scores(records: Records, rule: RefinementRule) -> tuple[Float32s, Float32s | None]:
     """Scores for the threshold, and probabilities of being unrecoverable: (N, S) each."""
     probabilities = None if rule.unrecoverable is None else rule.unrecoverable.scores(records.statistics)
     return records.scores(rule.router), probabilities
 
 
-def _quantiles(values: NDArray[np.float32], levels: Floats) -> Floats:
+def _quantiles(values: Float32s, levels: Floats) -> Floats:
     finite = values[np.isfinite(values)]
     return np.quantile(finite, levels).astype(np.float64) if len(finite) else np.zeros(0)
 
 
-def _row(name: str, records: Records, rounds: NDArray[np.int64], gmacs: Floats) -> Row:
+def _row(name: str, records: Records, rounds: Ints, gmacs: Floats) -> Row:
     spent = float(gmacs[rounds].mean())
     return {
         "drop": None,

@@ -23,11 +23,10 @@ from progresvit.data.loading import Unreadable
 from progresvit.data.sampler import EpochSampler
 from progresvit.data.sources import InMemorySource, WorkerSource, classification_from_workers
 from progresvit.data.split import hold_out
-from progresvit.evaluation.batches import ProgressCallback
 from progresvit.evaluation.linear_probe import LinearProbe, count_correct
 from progresvit.evaluation.source import EvalOptions
 from progresvit.io.part_formats import Checkpoint
-from progresvit.io.resumable import ResumableTable
+from progresvit.io.resumable import Progress, ResumableTable
 from progresvit.model.interface import RoundModel
 from progresvit.predict.features import class_tokens
 
@@ -104,7 +103,7 @@ def train_probe(
     batches: InMemorySource | WorkerSource,
     checkpoints: Checkpoints,
     options: EvalOptions,
-    progress: ProgressCallback | None,
+    progress: Progress | None,
 ) -> None:
     """The steps that are left, with a checkpoint after each epoch."""
     per_epoch, size = batches.sampler.steps_per_epoch, batches.sampler.batch

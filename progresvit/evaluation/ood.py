@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from progresvit import table
-from progresvit.evaluation.records import Floats, Records
+from progresvit.evaluation.records import Records
+from progresvit.metrics.arrays import Floats
 from progresvit.routing import Router, Setting, route_records
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.decide import exit_rounds

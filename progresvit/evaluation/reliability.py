@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import log_softmax
 
 from progresvit import table
-from progresvit.evaluation.records import Floats, Records
+from progresvit.evaluation.records import Records
+from progresvit.metrics.arrays import Float32s, Floats, Ints
 from progresvit.routing import Router
 from progresvit.routing.decide import exit_rounds
 from progresvit.table import Column, Row, Table
@@ -27,10 +28,10 @@ COLDEST, HOTTEST = 0.05, 20.0
 class Reliability:
     """Images in bins of equal width by the probability of their prediction; (BINS,) each."""
 
-    images: NDArray[np.int64]
-    probability: NDArray[np.float64]
+    images: Ints
+    probability: Floats
     """Mean in the bin; NaN in an empty bin."""
-    accuracy: NDArray[np.float64]
+    accuracy: Floats
 
     @property
     def error(self) -> float:
@@ -79,7 +80,7 @@ def fit_temperatures(records: Records) -> tuple[float, ...]:
     return tuple(fit_temperature(logits[finite, s], labels[finite]) for s in range(records.rounds))
 
 
-def probabilities(records: Records, temperatures: Sequence[float] | None = None) -> Floats:
+def probabilities(records: Records, temperatures: Sequence[float] | None = None) -> Float32s:
     """Probability of the prediction of every round: (N, S). A temperature changes it, but never the prediction."""
     if temperatures is None:
         return records.top5_probabilities[..., 0]
@@ -179,7 +180,7 @@ def _columns() -> list[Column]:
     ]
 
 
-def _logits(records: Records) -> Floats:
+def _logits(records: Records) -> Float32s:
     """Logits of the classes that predictions choose among: (N, S, K)."""
     if records.logits is None:
         raise ValueError(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from progresvit.evaluation.records import Records
+from progresvit.metrics.arrays import Bools, Float32s
 from progresvit.routing import Router, fit_router
 from progresvit.routing.router import Target
 
@@ -37,9 +37,7 @@ def fit_on(records: Records, *, target: Target = "benefit", epochs: int | None =
     )
 
 
-def matched_outcomes(
-    records: Records, scores: NDArray[np.float32], rates: Sequence[float]
-) -> tuple[NDArray[np.bool_], list[float]]:
+def matched_outcomes(records: Records, scores: Float32s, rates: Sequence[float]) -> tuple[Bools, list[float]]:
     """Whether each image is correct at each rate, (N, R), and the average GMACs of the rates.
 
     The images with the highest scores continue, exactly as many as the rate asks for; ties are taken in order. The cost

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from progresvit import table
 from progresvit.evaluation.records import Records
+from progresvit.metrics.arrays import Bools, Floats, Ints
 from progresvit.routing import Router
 from progresvit.routing.calibrate import OutOfReachError
-from progresvit.routing.decide import Floats, exit_rounds
+from progresvit.routing.decide import exit_rounds
 from progresvit.table import Column, Row, Table
 
 RISKS = (0.01, 0.02, 0.05, 0.1)
@@ -73,7 +74,7 @@ def abstain_entropy(uncertainty: ArrayLike, wrong: ArrayLike, max_error: float) 
     return None if good[-1] == len(sorted_) - 1 else float(sorted_[good[-1] + 1])
 
 
-def routed_answers(records: Records, rounds: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
+def routed_answers(records: Records, rounds: Ints) -> tuple[Floats, Bools]:
     """Entropy of each image's prediction and whether it is wrong, given the rounds of exit: (N,) twice."""
     rows = np.arange(len(records))
     return records.top10_entropy[rows, rounds].astype(np.float64), ~records.correct[rows, rounds]

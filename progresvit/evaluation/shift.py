@@ -16,12 +16,12 @@ from progresvit import table
 from progresvit.data.augment.corruption import Corruption, check_corruption, file_name
 from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES
 from progresvit.distributed import Processes
-from progresvit.evaluation.batches import ProgressCallback
 from progresvit.evaluation.classes import IMAGENET_CLASSES
 from progresvit.evaluation.record_files import read_records
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.run import evaluate
 from progresvit.evaluation.source import DataSource, EvalOptions, intended_header
+from progresvit.io.resumable import Progress
 from progresvit.model.interface import RoundModel
 from progresvit.routing import Router, operating_point
 from progresvit.table import Column, Row, Table
@@ -104,7 +104,7 @@ def evaluate_sets(
     name: str,
     processes: Processes,
     options: EvalOptions | None = None,
-    progress: Callable[[str], ProgressCallback] | None = None,
+    progress: Callable[[str], Progress] | None = None,
 ) -> dict[str, Records]:
     """Records of every set in ``out``/records. Records that exist for this model are not evaluated again.
 

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from progresvit.routing.decide import Floats, Threshold, as_scores
+from progresvit.metrics.arrays import Floats, Ints
+from progresvit.routing.decide import Threshold, as_scores
 from progresvit.routing.scores import HIGHEST
 from progresvit.routing.sums import exit_counts, routed_counts, routed_sums
 
@@ -241,7 +242,7 @@ def _order_on(scores: Floats, harms: Losses, gmacs: Floats, highest: float) -> F
     return np.vstack([_take(levels, steps.astype(int)), rows[better]])
 
 
-def _take(levels: list[Floats], numbers: NDArray[np.int64]) -> Floats:
+def _take(levels: list[Floats], numbers: Ints) -> Floats:
     """The levels with these numbers, one column for each round: (steps, S - 1)."""
     return np.stack([column[numbers[:, s]] for s, column in enumerate(levels)], axis=1)
 

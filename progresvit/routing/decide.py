@@ -17,15 +17,14 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from progresvit.io.parse import Section
-from progresvit.routing.scores import Float32s, OODScore, finite_rows, ood_score, recorded_ood_score, top10_entropy
+from progresvit.metrics.arrays import Bools, Float32s, Floats, Ints
+from progresvit.routing.scores import OODScore, finite_rows, ood_score, recorded_ood_score, top10_entropy
 
 if TYPE_CHECKING:
     from progresvit.routing.router import Router
 
 Array = Any
 """A numpy array or a torch tensor."""
-Marks = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 Threshold = float | tuple[float, ...]
 """One for all rounds, or one for each round but the last."""
 
@@ -89,13 +88,13 @@ def as_thresholds(thresholds: ArrayLike, rounds: int) -> Floats:
     return values
 
 
-def exit_rounds(scores: ArrayLike, threshold: float | Sequence[float]) -> NDArray[np.int64]:
+def exit_rounds(scores: ArrayLike, threshold: float | Sequence[float]) -> Ints:
     """The round, from 0, after which each image exits: (N, S) -> (N,). The score of the last round is not used."""
     values = as_scores(scores)
     limits = as_thresholds([threshold], values.shape[1])[0]  # (S - 1,)
     exiting = np.ones(values.shape, bool)
     exiting[:, :-1] = exits(values[:, :-1], limits)
-    rounds: NDArray[np.int64] = exiting.argmax(axis=1)
+    rounds: Ints = exiting.argmax(axis=1)
     return rounds
 
 
@@ -238,22 +237,22 @@ class Policy:
 class Answers(NamedTuple):
     """The answers of a round on the host: all (B,), except the classes and their probabilities."""
 
-    exits: Marks
-    classes: NDArray[np.int64]
+    exits: Bools
+    classes: Ints
     """(B, k), the most probable first; -1 where logits are not finite."""
     probabilities: Float32s
     """(B, k); NaN where logits are not finite."""
     entropy: Float32s
     """Top-10 entropy."""
-    abstains: Marks
+    abstains: Bools
     """Exits without an answer; never true where ``exits`` is false."""
-    out_of_distribution: Marks
+    out_of_distribution: Bools
     """Exits and belongs to none of the classes; these abstain too."""
     ood_score: Float32s
     """NaN without an ``OODRule``."""
 
     @property
-    def index(self) -> NDArray[np.int64]:  # type: ignore[override]  # replaces tuple.index, which has no use here
+    def index(self) -> Ints:  # type: ignore[override]  # replaces tuple.index, which has no use here
         """The most probable class: (B,)."""
         return self.classes[:, 0]
 
@@ -315,10 +314,10 @@ def decide(policy: Policy, s: int, logits: NDArray[Any], temperature: float = 1.
 class Routed:
     """The decisions of a policy for recorded images; all (N,)."""
 
-    rounds: NDArray[np.int64]
+    rounds: Ints
     """The round, from 0, after which the image exits."""
-    abstained: Marks
-    out_of_distribution: Marks
+    abstained: Bools
+    out_of_distribution: Bools
     """Images that belong to none of the classes; they are also in ``abstained``."""
 
 
@@ -342,7 +341,7 @@ def route_records(policy: Policy, entropy: ArrayLike, statistics: ArrayLike | No
 
 def exit_or_reject(
     scores: ArrayLike, chances: ArrayLike | None, threshold: float | Sequence[float], unrecoverable: float
-) -> tuple[NDArray[np.int64], Marks]:
+) -> tuple[Ints, Bools]:
     """The round, from 0, after which each image exits, and whether it was rejected: (N, S) twice -> (N,) twice.
 
     ``chances`` are the probabilities of being unrecoverable, compared with the limit ``unrecoverable``.

@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from progresvit.metrics.arrays import Bools, Floats
 from progresvit.metrics.interval import Interval, mean_interval, share_interval
 from progresvit.metrics.miou import ClassCounts, bootstrap_ends, influence_values, mean_iou, pixel_accuracy
-from progresvit.routing.decide import Floats, Marks, Threshold, exit_rounds
+from progresvit.routing.decide import Threshold, exit_rounds
 from progresvit.routing.sums import routed_counts, routed_sums
 
 
@@ -73,7 +74,7 @@ class Metric(ABC, Generic[P]):
         """The operating point with these values."""
 
     @abstractmethod
-    def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Marks:
+    def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Bools:
         """Whether the accuracy at each threshold is at most ``max_drop`` below that at the first one: (T,)."""
 
     @abstractmethod
@@ -112,10 +113,10 @@ class Top1(Metric[OperatingPoint]):
     def point(self, **values: Any) -> OperatingPoint:
         return OperatingPoint(**values)
 
-    def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Marks:
+    def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Bools:
         right = self._right(scores, thresholds)
         allowed = np.floor(max_drop * len(np.asarray(scores)) + 1e-9)  # compared as counts
-        within: Marks = right >= right[0] - allowed
+        within: Bools = right >= right[0] - allowed
         return within
 
     def single_rounds(self) -> Mapping[str, Floats]:
@@ -152,9 +153,9 @@ class MeanIoU(Metric[SegmentationPoint]):
     def point(self, **values: Any) -> SegmentationPoint:
         return SegmentationPoint(**values)
 
-    def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Marks:
+    def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Bools:
         miou = mean_iou(self._routed(scores, thresholds))
-        within: Marks = miou >= miou[0] - max_drop - 1e-12
+        within: Bools = miou >= miou[0] - max_drop - 1e-12
         return within
 
     def single_rounds(self) -> Mapping[str, Floats]:

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from progresvit.io.parse import did_you_mean
+from progresvit.metrics.arrays import Bools, Float32s
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Float32s = NDArray[np.float32]
 
 TOP = 10
 HIGHEST = math.log(TOP)
@@ -206,10 +206,10 @@ def logit_statistics(logits: Tensor) -> Tensor:
     return statistics.where(values.isfinite().all(dim=-1, keepdim=True), torch.nan)
 
 
-def finite_rows(logits: NDArray[Any]) -> tuple[Float32s, NDArray[np.bool_]]:
+def finite_rows(logits: NDArray[Any]) -> tuple[Float32s, Bools]:
     """The logits in float32 with zeros in rows that are not finite throughout, and which rows are finite."""
     values = np.asarray(logits, np.float32)
-    finite: NDArray[np.bool_] = np.asarray(np.isfinite(values).all(axis=-1))
+    finite: Bools = np.asarray(np.isfinite(values).all(axis=-1))
     return np.where(finite[:, None], values, np.float32(0)).astype(np.float32, copy=False), finite
 
 

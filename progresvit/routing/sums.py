@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from progresvit.metrics.miou import Counts
-from progresvit.routing.decide import Floats, Marks, as_scores, as_thresholds, exits
+from progresvit.metrics.arrays import Bools, Floats, Ints
+from progresvit.routing.decide import as_scores, as_thresholds, exits
 
 
-def exit_counts(scores: ArrayLike, thresholds: ArrayLike) -> Counts:
+def exit_counts(scores: ArrayLike, thresholds: ArrayLike) -> Ints:
     """Images that exit after each round: (T, S)."""
     return routed_counts(scores, np.ones(np.shape(scores), bool), thresholds)
 
@@ -31,10 +31,10 @@ def every_threshold(scores: ArrayLike) -> Floats:
     return np.concatenate([[0.0], between, [max(float(above), np.nextafter(distinct[-1], np.inf))]])
 
 
-def routed_counts(scores: ArrayLike, marks: ArrayLike, thresholds: ArrayLike) -> Counts:
+def routed_counts(scores: ArrayLike, marks: ArrayLike, thresholds: ArrayLike) -> Ints:
     """Marked images among those that exit after each round: (N, S), (N, S) -> (T, S).
 
-    An image counts if it is marked in the round after which it exits. Marks are correct answers, harms, or all images.
+    An image counts if it is marked in the round after which it exits. Bools are correct answers, harms, or all images.
     """
     values = as_scores(scores)
     flags = np.asarray(marks)
@@ -121,7 +121,7 @@ def _dtype_of_sums(values: NDArray[Any]) -> type[np.int64 | np.float64]:
     return np.float64 if np.issubdtype(values.dtype, np.floating) else np.int64
 
 
-def _count_each(scores: Floats, marks: Marks, limits: Floats) -> Counts:
+def _count_each(scores: Floats, marks: Bools, limits: Floats) -> Ints:
     counts = np.zeros((len(limits), scores.shape[1]), np.int64)
     columns, flags = np.asfortranarray(scores), np.asfortranarray(marks)
     for t, row in enumerate(limits):
@@ -134,7 +134,7 @@ def _count_each(scores: Floats, marks: Marks, limits: Floats) -> Counts:
     return counts
 
 
-def _count_shared(scores: Floats, marks: Marks, limits: Floats) -> Counts:
+def _count_shared(scores: Floats, marks: Bools, limits: Floats) -> Ints:
     """With one threshold for all rounds, an image has exited by round s if its lowest score so far is below it.
 
     So two sorts per round give the counts of all thresholds: images that exited by this round, less those before it.
@@ -149,7 +149,7 @@ def _count_shared(scores: Floats, marks: Marks, limits: Floats) -> Counts:
     return counts
 
 
-def count_exits(scores: Floats, marks: Marks, thresholds: Floats) -> Counts:
+def count_exits(scores: Floats, marks: Bools, thresholds: Floats) -> Ints:
     """Count the marked scores that are strictly below each threshold, as in ``exits``: (N,), (N,), (T,) -> (T,)."""
-    below: Counts = np.searchsorted(np.sort(scores[marks]), thresholds, side="left")
+    below: Ints = np.searchsorted(np.sort(scores[marks]), thresholds, side="left")
     return below
