@@ -196,18 +196,14 @@ class Policy:
         entropy = top10_entropy(logits)
         withheld = is_withheld(entropy, self.abstention.entropy)
         if s == len(self.thresholds):
-            return self._decision(logits, withheld | True, withheld, entropy)
-        score = entropy if self.router is None else self.router.score(s, logits)
-        exiting = exits(score, self.thresholds[s])
-        abstaining = exiting & withheld
-        if self.abstention.router is not None:
-            probability = self.abstention.router.score(s, logits)
-            rejected = ~exiting & is_unrecoverable(probability, self.abstention.unrecoverable)
-            exiting, abstaining = exiting | rejected, abstaining | rejected
-        return self._decision(logits, exiting, abstaining, entropy)
-
-    def _decision(self, logits: Array, exiting: Array, abstaining: Array, entropy: Array) -> Decision:
-        """The decision, with the out-of-distribution images among those that exit."""
+            exiting, abstaining = withheld | True, withheld
+        else:
+            exiting = exits(entropy if self.router is None else self.router.score(s, logits), self.thresholds[s])
+            abstaining = exiting & withheld
+            if self.abstention.router is not None:
+                probability = self.abstention.router.score(s, logits)
+                rejected = ~exiting & is_unrecoverable(probability, self.abstention.unrecoverable)
+                exiting, abstaining = exiting | rejected, abstaining | rejected
         if self.ood is None:
             unknown, score = exiting & False, entropy * math.nan
         else:
