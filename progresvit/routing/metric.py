@@ -17,7 +17,7 @@ from progresvit.metrics.arrays import Bools, Floats
 from progresvit.metrics.interval import Interval, mean_interval, share_interval
 from progresvit.metrics.miou import ClassCounts, bootstrap_ends, influence_values, mean_iou, pixel_accuracy
 from progresvit.routing.decide import Threshold, exit_rounds
-from progresvit.routing.sums import routed_counts, routed_sums
+from progresvit.routing.sums import routed_sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +101,13 @@ class Top1(Metric[OperatingPoint]):
     has_fast_interval = True
 
     def __init__(self, correct: ArrayLike | None, correct5: ArrayLike | None = None) -> None:
-        self.marks = {"top1": correct, "top5": correct5}
+        marks = {"top1": correct, "top5": correct5}
+        self.marks = {name: None if values is None else np.asarray(values, bool) for name, values in marks.items()}
 
     def at(self, scores: ArrayLike, thresholds: ArrayLike) -> Mapping[str, Floats | None]:
         count = len(np.asarray(scores))
         return {
-            name: None if marks is None else routed_counts(scores, marks, thresholds).sum(axis=1) / count
+            name: None if marks is None else routed_sums(scores, marks, thresholds) / count
             for name, marks in self.marks.items()
         }
 
@@ -120,7 +121,7 @@ class Top1(Metric[OperatingPoint]):
         return within
 
     def single_rounds(self) -> Mapping[str, Floats]:
-        return {name: np.asarray(marks).mean(axis=0) for name, marks in self.marks.items() if marks is not None}
+        return {name: marks.mean(axis=0) for name, marks in self.marks.items() if marks is not None}
 
     def intervals(self, scores: ArrayLike, thresholds: ArrayLike, *, fast: bool = False) -> list[Interval]:
         """Wilson's intervals."""
@@ -130,7 +131,7 @@ class Top1(Metric[OperatingPoint]):
     def _right(self, scores: ArrayLike, thresholds: ArrayLike) -> Any:
         """Correct images at each threshold: (T,)."""
         assert self.marks["top1"] is not None
-        return routed_counts(scores, self.marks["top1"], thresholds).sum(axis=1)
+        return routed_sums(scores, self.marks["top1"], thresholds)
 
 
 class MeanIoU(Metric[SegmentationPoint]):

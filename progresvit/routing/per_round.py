@@ -22,7 +22,7 @@ from progresvit.metrics.arrays import Bools, Floats, Ints
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.decide import as_scores, exit_rounds, exits
 from progresvit.routing.frontier import NEAR_LOSSLESS_DROP
-from progresvit.routing.sums import every_threshold, exit_counts, routed_counts
+from progresvit.routing.sums import every_threshold, exit_counts, routed_sums
 
 PRICES = 40
 """Number of prices, in correct answers per GMAC: from one for the full path of all images to one for the shortest step
@@ -80,7 +80,7 @@ def per_round_frontier(scores: ArrayLike, correct: ArrayLike, gmacs: Sequence[fl
     """
     search = _Search(as_scores(scores), np.asarray(correct, bool), np.asarray(gmacs, np.float64))
     shared = every_threshold(search.scores)
-    right = routed_counts(search.scores, search.correct, shared).sum(axis=1)
+    right = routed_sums(search.scores, search.correct, shared)
     spent = exit_counts(search.scores, shared) @ search.gmacs
     search.keep(np.repeat(shared[:, None], search.rounds - 1, axis=1), right, spent)  # (K,) -> (K, S - 1)
     steps = np.diff(search.gmacs)

@@ -149,7 +149,7 @@ def test_a_bad_threshold_is_refused(threshold, match):
 def test_records_of_another_number_of_rounds_are_refused():
     with pytest.raises(ValueError, match="scores of 3 rounds with the compute of 2"):
         frontier(np.zeros((4, 3)), None, [1.0, 2.0], PAPER_THRESHOLDS)
-    with pytest.raises(ValueError, match="both are images x rounds"):
+    with pytest.raises(ValueError, match="values are images x rounds"):
         frontier(np.zeros((4, 2)), np.zeros((4, 3)), [1.0, 2.0], PAPER_THRESHOLDS)
     with pytest.raises(ValueError, match="not of shape"):
         frontier(np.zeros((0, 2)), None, [1.0, 2.0], PAPER_THRESHOLDS)
