@@ -22,7 +22,7 @@ from progresvit.routing import (
     threshold_for_exit_share,
 )
 from progresvit.routing.calibrate import OutOfReachError, check_budget, spread_points
-from progresvit.routing.decide import OODRule, Threshold, exit_rounds, route_records
+from progresvit.routing.decide import OODRule, Threshold, at_exit, exit_rounds, route_records
 from progresvit.routing.per_round import Choice, PerRoundFrontier, within_or_cheapest
 from progresvit.routing.router import router_hash
 from progresvit.routing.scores import DEFAULT_OOD_SCORE, OODScore, recorded_ood_score
@@ -183,7 +183,7 @@ def with_ood(
         router: The router of the setting's threshold.
     """
     rounds = exit_rounds(records.scores(router), setting.threshold)
-    scores = recorded_ood_score(score, records.statistics[range(len(records)), rounds])
+    scores = recorded_ood_score(score, at_exit(records.statistics, rounds))
     rule = OODRule(score=score, limit=ood_limit(scores, share), share=share)
     limited = setting.model_copy(update={"ood": rule})
     observed = {"out_of_distribution": rejected_share(records, limited, router)}

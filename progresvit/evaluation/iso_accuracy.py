@@ -17,7 +17,7 @@ from progresvit import table
 from progresvit.evaluation.records import Records
 from progresvit.metrics.arrays import Float32s, Floats, Ints
 from progresvit.routing import NEAR_LOSSLESS_DROP, Router
-from progresvit.routing.decide import exit_or_reject
+from progresvit.routing.decide import at_exit, exit_or_reject
 from progresvit.table import Column, Row, Table
 
 CANDIDATES = 200
@@ -115,7 +115,7 @@ def _cheapest(
 ) -> list[tuple[float, float]]:
     """The threshold and the limit of lowest compute within each drop."""
     scores, probabilities = _scores(records, rule)
-    correct, rows = records.correct, np.arange(len(records))
+    correct = records.correct
     quantiles = np.linspace(0, 1, CANDIDATES + 1)
     thresholds = np.unique([0.0, *_quantiles(scores[:, :-1], quantiles)])
     limits = [np.inf]
@@ -126,7 +126,7 @@ def _cheapest(
         for threshold in thresholds:
             rounds, _ = exit_or_reject(scores, probabilities, threshold, limit)
             tried.append(
-                (float(gmacs[rounds].mean()), int(correct[rows, rounds].sum()), float(threshold), float(limit))
+                (float(gmacs[rounds].mean()), int(at_exit(correct, rounds).sum()), float(threshold), float(limit))
             )
     needed = [correct[:, -1].sum() - np.floor(drop * len(records) + 1e-9) for drop in drops]
     cheapest = [min((trial for trial in tried if trial[1] >= hits), key=_cost) for hits in needed]  # τ = 0 is there
@@ -157,7 +157,7 @@ def _row(name: str, records: Records, rounds: Ints, gmacs: Floats) -> Row:
         "rule": name,
         "threshold": None,
         "unrecoverable_from": None,
-        "top1": float(records.correct[np.arange(len(rounds)), rounds].mean()),
+        "top1": float(at_exit(records.correct, rounds).mean()),
         "gmacs_paper": spent,
         "saving": 1 - spent / float(gmacs[-1]),
         "given_up_share": None,

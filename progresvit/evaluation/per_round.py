@@ -12,6 +12,7 @@ import numpy as np
 from progresvit.compute import Convention
 from progresvit.evaluation.records import Records, RoutedRecords, split_by_id
 from progresvit.routing import Router
+from progresvit.routing.decide import at_exit
 from progresvit.routing.per_round import (
     LEAST_ROUNDS,
     Choice,
@@ -82,12 +83,11 @@ def cross_fitted(
     first_half = split_by_id(records.ids, 0.5, seed=0)
     scores, gmacs = records.scores(router), records.gmacs(convention)
     exits = cross_fitted_exits(scores, records.correct, gmacs, first_half, choices)  # (C, N)
-    rows = np.arange(len(records))
     shares = [np.bincount(rounds, minlength=records.rounds) / len(records) for rounds in exits]
     return [
         CrossFittedPoint(
-            top1=float(records.correct[rows, rounds].mean()),
-            top5=float(records.correct5[rows, rounds].mean()),
+            top1=float(at_exit(records.correct, rounds).mean()),
+            top5=float(at_exit(records.correct5, rounds).mean()),
             gmacs=float(share @ np.asarray(gmacs)),
             exit_shares=tuple(share.tolist()),
         )

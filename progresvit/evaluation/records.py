@@ -25,9 +25,13 @@ from progresvit.evaluation.header import Header
 from progresvit.metrics.arrays import Bools, Float32s, Floats, Ints
 from progresvit.model.registry import parse_config
 from progresvit.routing import HIGHEST, NEAR_LOSSLESS_DROP, PAPER_THRESHOLDS, Router
+from progresvit.routing.decide import exit_rounds
 from progresvit.routing.frontier import metric_frontier, metric_near_lossless
 from progresvit.routing.metric import Metric, OperatingPoint, Top1
 from progresvit.routing.settings import Loss
+
+ROUTED = "routed"
+"""The name of routed answers in tables; others are named by their round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +232,19 @@ class Records(RoutedRecords):
     @cached_property
     def metric(self) -> Metric[OperatingPoint]:
         return Top1(self.correct, self.correct5) if self.labelled else Top1(None)
+
+    def answer_rounds(
+        self, threshold: float | Sequence[float] | None = None, router: Router | None = None
+    ) -> dict[str, Ints]:
+        """The round, from 0, that answers for each image, (N,), by name: each round alone, then routed.
+
+        The threshold is near-lossless by default.
+        """
+        scores = self.scores(router)
+        if threshold is None:
+            threshold = self.near_lossless_threshold(router)
+        rounds = {f"round {s + 1}": np.full(len(self), s) for s in range(self.rounds)}
+        return {**rounds, ROUTED: exit_rounds(scores, threshold)}
 
     def losses(self, loss: Loss = "labelled") -> Bools:
         """Whether an exit after each round is harmful: (N, S).

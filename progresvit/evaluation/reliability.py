@@ -16,7 +16,7 @@ from progresvit import table
 from progresvit.evaluation.records import Records
 from progresvit.metrics.arrays import Float32s, Floats, Ints
 from progresvit.routing import Router
-from progresvit.routing.decide import exit_rounds
+from progresvit.routing.decide import at_exit
 from progresvit.table import Column, Row, Table
 
 BINS = 15
@@ -99,16 +99,11 @@ def reliabilities(
     temperatures: Sequence[float] | None = None,
 ) -> dict[str, Reliability]:
     """Reliability of each round and routed; the threshold is near-lossless by default."""
-    scores = records.scores(router)
-    if threshold is None:
-        threshold = records.near_lossless_threshold(router)
+    rounds = records.answer_rounds(threshold, router)
     probability, correct = probabilities(records, temperatures), records.correct
-    rounds = {f"round {s + 1}": np.full(len(records), s) for s in range(records.rounds)}
-    rounds["routed"] = exit_rounds(scores, threshold)
     bins = {}
     for name, exits in rounds.items():
-        rows = np.arange(len(records))
-        values, hits = probability[rows, exits], correct[rows, exits]
+        values, hits = at_exit(probability, exits), at_exit(correct, exits)
         finite = np.isfinite(values)
         if not finite.any():
             raise ValueError(f"no image has finite logits ({name}); there is nothing to calibrate.")

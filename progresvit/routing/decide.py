@@ -98,6 +98,11 @@ def exit_rounds(scores: ArrayLike, threshold: float | Sequence[float]) -> Ints:
     return rounds
 
 
+def at_exit(values: NDArray[Any], rounds: Ints) -> NDArray[Any]:
+    """The values of each image in the round after which it exits: (N, S, …), (N,) -> (N, …)."""
+    return values[np.arange(len(rounds)), rounds]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Abstention:
     """When to give no answer."""
@@ -326,12 +331,11 @@ def route_records(policy: Policy, entropy: ArrayLike, statistics: ArrayLike | No
     scores = entropies if policy.router is None else policy.router.scores(statistics)  # type: ignore[arg-type]
     chances = None if rejecting is None else rejecting.scores(statistics)  # type: ignore[arg-type]
     rounds, rejected = exit_or_reject(scores, chances, policy.thresholds, policy.abstention.unrecoverable)
-    rows = np.arange(len(rounds))
     unknown = np.zeros(len(rounds), bool)
     if policy.ood is not None:
-        exit_statistics = np.asarray(statistics)[rows, rounds]  # (N, S, 23) -> (N, 23)
+        exit_statistics = at_exit(np.asarray(statistics), rounds)  # (N, S, 23) -> (N, 23)
         unknown = is_out_of_distribution(recorded_ood_score(policy.ood.score, exit_statistics), policy.ood.limit)
-    withheld = is_withheld(entropies[rows, rounds], policy.abstention.entropy)
+    withheld = is_withheld(at_exit(entropies, rounds), policy.abstention.entropy)
     return Routed(rounds=rounds, abstained=rejected | withheld | unknown, out_of_distribution=unknown)
 
 

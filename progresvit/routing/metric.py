@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from progresvit.metrics.arrays import Bools, Floats
 from progresvit.metrics.interval import Interval, mean_interval, share_interval
 from progresvit.metrics.miou import ClassCounts, bootstrap_ends, influence_values, mean_iou, pixel_accuracy
-from progresvit.routing.decide import Threshold, exit_rounds
+from progresvit.routing.decide import Threshold, at_exit, exit_rounds
 from progresvit.routing.sums import routed_sums
 
 
@@ -62,16 +62,14 @@ class Metric(ABC, Generic[P]):
 
     labels: ClassVar[Mapping[str, str]]
     """The values of a point: their names in tables by their attribute. The first one is the accuracy."""
+    point: ClassVar[type[Any]]
+    """The class of its operating points."""
     has_fast_interval: ClassVar[bool]
     """Whether the interval of the accuracy takes so little time that every row of a table has it."""
 
     @abstractmethod
     def at(self, scores: ArrayLike, thresholds: ArrayLike) -> Mapping[str, Floats | None]:
         """The values of ``labels`` at each threshold, (T,) each; None without labels."""
-
-    @abstractmethod
-    def point(self, **values: Any) -> P:
-        """The operating point with these values."""
 
     @abstractmethod
     def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Bools:
@@ -98,6 +96,7 @@ class Top1(Metric[OperatingPoint]):
     """
 
     labels: ClassVar = {"top1": "top-1", "top5": "top-5"}
+    point = OperatingPoint
     has_fast_interval = True
 
     def __init__(self, correct: ArrayLike | None, correct5: ArrayLike | None = None) -> None:
@@ -110,9 +109,6 @@ class Top1(Metric[OperatingPoint]):
             name: None if marks is None else routed_sums(scores, marks, thresholds) / count
             for name, marks in self.marks.items()
         }
-
-    def point(self, **values: Any) -> OperatingPoint:
-        return OperatingPoint(**values)
 
     def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Bools:
         right = self._right(scores, thresholds)
@@ -142,6 +138,7 @@ class MeanIoU(Metric[SegmentationPoint]):
     """
 
     labels: ClassVar = {"miou": "mIoU", "pixel_accuracy": "pixel accuracy"}
+    point = SegmentationPoint
     has_fast_interval = False
 
     def __init__(self, counts: ClassCounts) -> None:
@@ -150,9 +147,6 @@ class MeanIoU(Metric[SegmentationPoint]):
     def at(self, scores: ArrayLike, thresholds: ArrayLike) -> Mapping[str, Floats | None]:
         routed = self._routed(scores, thresholds)
         return {"miou": mean_iou(routed), "pixel_accuracy": pixel_accuracy(routed)}
-
-    def point(self, **values: Any) -> SegmentationPoint:
-        return SegmentationPoint(**values)
 
     def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Bools:
         miou = mean_iou(self._routed(scores, thresholds))
@@ -168,8 +162,7 @@ class MeanIoU(Metric[SegmentationPoint]):
         ends = []
         for threshold in np.asarray(thresholds):
             exits = exit_rounds(scores, threshold)  # (N,)
-            rows = np.arange(len(exits))
-            counts = ClassCounts(*(part[rows, exits] for part in self.counts))  # (N, K) each
+            counts = ClassCounts(*(at_exit(part, exits) for part in self.counts))  # (N, K) each
             if fast:
                 mean = mean_interval(influence_values(counts))
                 ends.append(Interval(mean=mean.mean, lowest=max(0.0, mean.lowest), highest=min(1.0, mean.highest)))
