@@ -205,19 +205,8 @@ def _with_coverage(records: Records, setting: Setting, router: Router | None) ->
 def measure_budgets(records: Records) -> Budgets:
     """GMACs of thresholds on these images, to look up the threshold of a budget later. Labels add the accuracy."""
     _refuse_some_classes(records.header)
-    header, correct = records.header, records.correct if records.labelled else None
-    return Budgets(
-        rounds=records.rounds,
-        weights_sha256=header.weights_sha256,
-        preprocessing_sha256=header.preprocessing_sha256,
-        precision=header.precision,
-        backend=header.backend,
-        graphs_sha256=header.graphs_sha256,
-        n=len(records),
-        points=spread_points(records.scores(), correct, records.gmacs()),
-        data=_data(header),
-        date=_now(),
-    )
+    points = spread_points(records.scores(), records.correct if records.labelled else None, records.gmacs())
+    return Budgets(n=len(records), points=points, **_identity(records.header))
 
 
 def _per_round_setting(
@@ -255,23 +244,16 @@ def _setting(
     }
     if router is not None:
         about["router_sha256"] = router_hash(router)
-    return make_setting(records.header, threshold, **{"expected": expected, "n": len(records), **about})
+    fields = {"threshold": threshold, "expected": expected, "n": len(records), **_identity(records.header), **about}
+    return Setting(**fields)
 
 
-def make_setting(header: Header, threshold: Threshold, **about: Any) -> Setting:
-    """A setting that is bound to the model and the preprocessing of records; ``about`` holds its other fields."""
-    return Setting(
-        threshold=threshold,
-        rounds=header.rounds,
-        weights_sha256=header.weights_sha256,
-        preprocessing_sha256=header.preprocessing_sha256,
-        precision=header.precision,
-        backend=header.backend,
-        graphs_sha256=header.graphs_sha256,
-        data=_data(header),
-        date=_now(),
-        **about,
-    )
+def _identity(header: Header) -> dict[str, Any]:
+    """The fields that bind a setting to the model and the preprocessing of records, and name the data and the date."""
+    names = ("rounds", "weights_sha256", "preprocessing_sha256", "precision", "backend", "graphs_sha256")
+    data = header.data if header.corruption is None else f"{header.data} ({header.corruption})"
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {**{name: getattr(header, name) for name in names}, "data": data, "date": date}
 
 
 def _refuse_some_classes(header: Header) -> None:
@@ -280,14 +262,6 @@ def _refuse_some_classes(header: Header) -> None:
             "predictions of these records are restricted to some classes, and a running model chooses among all; "
             "evaluate with restrict_classes=False to calibrate."
         )
-
-
-def _data(header: Header) -> str:
-    return header.data if header.corruption is None else f"{header.data} ({header.corruption})"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 calibrate_segmentation_near_lossless = calibrate_near_lossless

@@ -10,7 +10,6 @@ Letters: N images, S rounds, L learning rates.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from progresvit.evaluation.parts import Parts, image_batches
 from progresvit.evaluation.record_files import read_records, write_records
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.run import finish_records, run_predictor
-from progresvit.evaluation.source import DataSource, EvalOptions, check_run, finished, source_header
+from progresvit.evaluation.source import DataSource, EvalOptions, check_run, finished, names_hash, source_header
 from progresvit.io.part_formats import SafetensorsCheckpoints
 from progresvit.io.resumable import Progress, ResumableTable
 from progresvit.metrics.knn import check_knn
@@ -235,11 +234,10 @@ class LabelledSplits:
 
     def describe(self, bank_split: str) -> dict[str, Any]:
         """The entries of a header about the bank."""
-        names = "\n".join(entry.name for entry in self.bank.entries)
         return {
             "split": bank_split,
             "images": len(self.bank),
-            "names": hashlib.sha256(names.encode()).hexdigest(),
+            "names": names_hash(self.bank),
             "classes": list(self.bank.class_ids),
         }
 

@@ -19,7 +19,7 @@ import torch
 from progresvit.config import BaseConfig
 from progresvit.data.dataset import UNLABELLED, some_of
 from progresvit.data.segmentation import SegmentationDataset, find_segmentation
-from progresvit.data.segmentation.windows import WindowOptions, describe_windows, windows_hash
+from progresvit.data.segmentation.windows import WindowOptions, describe_windows
 from progresvit.data.transforms import NamedTransform
 from progresvit.distributed import Processes
 from progresvit.evaluation.classes import relabel
@@ -140,7 +140,6 @@ def evaluate_segmentation(
         options=options,
         device=device,
         preprocessing=describe_windows(config, windows),
-        preprocessing_sha256=windows_hash(config, windows),
         data=data,
         split=split,
         masks={"values": list(dataset.values), "ignored": list(dataset.ignored)},

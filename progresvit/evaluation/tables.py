@@ -47,22 +47,20 @@ def frontier_table(
         router: Compare thresholds with its probabilities instead of entropies.
         settings: Named thresholds, chosen elsewhere; each gets a row with its name.
     """
+    (main, label), (other, other_label) = next(iter(models.values())).metric.labels.items()
     rows: list[Row] = []
     for name, records in models.items():
         limits = records.default_thresholds() if thresholds is None else thresholds
-        points = records.frontier(limits, router)
-        rows += _rows(name, records, limits, points, router)
-        if points[0].accuracy is not None:
-            best = records.near_lossless(router).threshold
-            rows += _rows(name, records, [best], records.frontier([best], router), router, DEFAULT)
+        rows += _rows(name, records, limits, router)
+        if rows[-1][main] is not None:  # the images have labels
+            rows += _rows(name, records, [records.near_lossless(router).threshold], router, DEFAULT)
         if has_per_round(records):
             rows += _per_round_rows(name, records, router)
         for setting, limit in (settings or {}).items():
-            rows += _rows(name, records, [limit], records.frontier([limit], router), router, setting)
+            rows += _rows(name, records, [limit], router, setting)
     most = max(sum(key.startswith("exit_share_") for key in row) for row in rows)
     for row in rows:  # models may differ in their rounds
         row.update({f"exit_share_{s}": row.get(f"exit_share_{s}") for s in range(1, most + 1)})
-    (main, label), (other, other_label) = next(iter(models.values())).metric.labels.items()
     columns = [
         *([Column("model", "model")] if len(models) > 1 else []),
         Column("threshold", "τ", table.threshold),
@@ -85,7 +83,7 @@ def _per_round_rows(name: str, records: Records, router: Router | None) -> list[
     best, gmacs = find_thresholds(records, router).near_lossless(), records.gmacs("paper")
     budgets = [gmacs[0] + share * (gmacs[-1] - gmacs[0]) for share in TENTHS[1:-1]]
     points, lossless = cross_fitted_curve(records, budgets, router)
-    rows = _rows(name, records, [best], records.frontier([best], router), router, f"near-lossless, {PER_ROUND}")
+    rows = _rows(name, records, [best], router, f"near-lossless, {PER_ROUND}")
     for point in (lossless, *points):
         top1 = share_interval(round(point.top1 * len(records)), len(records))
         spent = {convention: float(np.dot(point.exit_shares, records.gmacs(convention))) for convention in CONVENTIONS}
@@ -94,15 +92,9 @@ def _per_round_rows(name: str, records: Records, router: Router | None) -> list[
     return rows
 
 
-def _rows(
-    name: str,
-    records: RoutedRecords,
-    thresholds: ArrayLike,
-    points: Sequence[OperatingPoint | SegmentationPoint],
-    router: Router | None,
-    note: str = "",
-) -> list[Row]:
+def _rows(name: str, records: RoutedRecords, thresholds: ArrayLike, router: Router | None, note: str = "") -> list[Row]:
     """The rows of these thresholds."""
+    points = records.frontier(thresholds, router)
     metric, scores = records.metric, records.exit_scores(router)
     intervals: Sequence[Interval | None] = [None] * len(points)
     if points[0].accuracy is not None and (note or metric.has_fast_interval):

@@ -129,7 +129,7 @@ def full_entropy(logits: Tensor) -> Tensor:
     import torch
 
     values = logits.float()
-    entropy = torch.special.entr(values.softmax(dim=-1)).sum(dim=-1)
+    entropy: Tensor = torch.special.entr(values.softmax(dim=-1)).sum(dim=-1)
     return entropy.where(values.isfinite().all(dim=-1), math.inf)
 
 
@@ -142,7 +142,7 @@ def patch_entropy(logits: Tensor) -> Tensor:
     import torch
 
     values = logits.float().flatten(2).mT  # (B, K, g, g) -> (B, g * g, K)
-    entropy = torch.special.entr(values.softmax(dim=-1)).sum(dim=-1)  # (B, g * g, K) -> (B, g * g)
+    entropy: Tensor = torch.special.entr(values.softmax(dim=-1)).sum(dim=-1)  # (B, g * g, K) -> (B, g * g)
     return entropy.clamp(max=_largest_entropy(values.shape[-1])).where(values.isfinite().all(dim=-1), math.inf)
 
 

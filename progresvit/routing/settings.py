@@ -244,20 +244,9 @@ class Budgets(Section):
         point = next((candidate for candidate in self.points if candidate.gmacs <= gmacs + 1e-9), first)
         spent = {"gmacs": point.gmacs, "full_gmacs": full.gmacs, "saving": 1 - point.gmacs / full.gmacs}
         accuracy = {"top1": point.top1} if point.top1 is not None else {}
-        return Setting(
-            rule="budget",
-            threshold=point.threshold,
-            rounds=self.rounds,
-            weights_sha256=self.weights_sha256,
-            preprocessing_sha256=self.preprocessing_sha256,
-            precision=self.precision,
-            backend=self.backend,
-            graphs_sha256=self.graphs_sha256,
-            n=self.n,
-            expected={**spent, **accuracy, "exit_shares": list(point.exit_shares), "convention": "paper"},
-            data=self.data,
-            date=self.date,
-        )
+        expected = {**spent, **accuracy, "exit_shares": list(point.exit_shares), "convention": "paper"}
+        about = {name: value for name, value in self if name != "points"}  # the model and the images
+        return Setting(rule="budget", threshold=point.threshold, expected=expected, **about)
 
     def save(self, path: str | Path) -> None:
         """Write the JSON file, one line per point."""
