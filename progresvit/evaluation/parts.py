@@ -156,39 +156,36 @@ def mask_batches(parts: Parts, config: BaseConfig, windows: WindowOptions, optio
         images = evaluation_images(
             parts.dataset, list(owner), config=config, options=windows, workers=options.workers, unreadable=unreadable
         )
-        left = set(owner)
-
-        def skipped(number: int, last: int) -> dict[int, str]:
-            """The images of a part up to ``last`` that are left; they cannot be read."""
-            indices = [index for index in parts.ranges[number] if index <= last and index in left]
-            left.difference_update(indices)
-            return {index: unreadable.reasons[index] for index in indices}
-
-        def rest(number: int) -> Iterator[PartBatch]:
-            """The last images of a part, if they cannot be read."""
-            last = parts.ranges[number].stop - 1
-            if last in left:
-                yield PartBatch(number, [], None, None, skipped(number, last))
-
-        for number, of_part in groupby(images, key=lambda indexed: owner[indexed[0]]):
+        for number, of_part in groupby(_with_gaps(images, owner), key=lambda indexed: owner[indexed[0]]):
             for group in _groups(of_part, options.batch):
-                indices = [index for index, _ in group]
-                masks = [image.mask for _, image in group]
-                left.difference_update(indices)
-                yield PartBatch(number, indices, [image for _, image in group], masks, skipped(number, indices[-1]))
-            yield from rest(number)  # its last images have been tried when one of the next part is there
-        for number in sorted({owner[index] for index in left}):  # no image of it can be read
-            yield from rest(number)
+                readable = {index: image for index, image in group if image is not None}
+                masks = [image.mask for image in readable.values()]
+                skipped = {index: unreadable.reasons[index] for index, image in group if image is None}
+                yield PartBatch(number, list(readable), list(readable.values()), masks, skipped)
 
     return batches
 
 
-def _groups(images: Iterable[tuple[int, EvaluationImage]], batch: int) -> Iterator[list[tuple[int, EvaluationImage]]]:
+Indexed = tuple[int, EvaluationImage | None]
+"""The index of an image, and None if it cannot be read."""
+
+
+def _with_gaps(images: Iterable[tuple[int, EvaluationImage]], indices: Iterable[int]) -> Iterator[Indexed]:
+    """All indices in order; those that ``images`` leaves out cannot be read."""
+    waiting = iter(indices)
+    for index, image in images:
+        while (before := next(waiting)) != index:
+            yield before, None
+        yield index, image
+    yield from ((index, None) for index in waiting)
+
+
+def _groups(images: Iterable[Indexed], batch: int) -> Iterator[list[Indexed]]:
     """Images whose windows fill a batch; an image with more windows is a group of its own."""
-    group: list[tuple[int, EvaluationImage]] = []
+    group: list[Indexed] = []
     filled = 0
     for index, image in images:
-        count = sum(view.count for view in image.views)
+        count = 0 if image is None else sum(view.count for view in image.views)
         if group and filled + count > batch:
             yield group
             group, filled = [], 0
