@@ -220,7 +220,7 @@ def _finished_batches(
 
 
 def finish_records(parts: Parts, header: Header, labels: Sequence[int] | None, processes: Processes) -> None:
-    """Write the records from their parts, in the first process; ``labels`` are those of the whole dataset."""
+    """Write the records from their parts, in the first process; ``labels`` has the labels of the whole dataset."""
     if processes.first:
         columns, unreadable = parts.collect()
         order = columns.pop("index")
