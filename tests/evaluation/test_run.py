@@ -16,9 +16,9 @@ from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, evaluate
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
+from tests.evaluation.made import ONE, copy_digits
 from tests.factories import digits_config
 
-ONE = Processes(0, 1, torch.device("cpu"))
 PLAIN = EvalOptions(workers=0, batch=5)
 
 
@@ -34,11 +34,6 @@ def model(randomize):
 
 def run(model, data, out, options=PLAIN, processes=ONE, **source):
     return evaluate(model, DataSource(data=str(data), **source), out, name="m", processes=processes, options=options)
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-    monkeypatch.setattr("progresvit.evaluation.parts.CHUNK", 7)
 
 
 def stop_after(count, monkeypatch):
@@ -203,11 +198,8 @@ def test_a_corruption_is_the_same_in_every_run_and_worker_and_is_told(model, dig
 
 
 def test_unreadable_pictures_are_left_out_and_named_up_to_one_in_a_hundred(model, digits, tmp_path):
-    data = tmp_path / "data"
-    for number in range(120):
-        (data / "val" / str(number % 4)).mkdir(parents=True, exist_ok=True)
-        shutil.copy(digits / "val" / str(number % 4) / "12.png", data / "val" / str(number % 4) / f"{number}.png")
-    (data / "val" / "2" / "2.png").write_bytes(b"not a picture")
+    data = copy_digits(digits, tmp_path / "data", splits=("val",), classes="0123", count=30)
+    (data / "val" / "2" / "2.png").write_bytes(b"not an image")
     many = replace(PLAIN, batch=60)
     records = run(model, data, tmp_path / "r.parquet", many)
     assert len(records) == 119

@@ -8,7 +8,6 @@ from PIL import Image
 from timm.data import ImageNetInfo
 
 from progresvit.data.augment.corruptions import CORRUPTIONS
-from progresvit.distributed import Processes
 from progresvit.evaluation import EvalOptions, frontier_table
 from progresvit.evaluation.shift import (
     ALEXNET_ERRORS,
@@ -22,10 +21,9 @@ from progresvit.evaluation.shift import (
     shift_table,
 )
 from progresvit.model import ProgResViT
-from tests.evaluation.made import make_records
+from tests.evaluation.made import ONE, make_records
 from tests.factories import digits_config, tiny_config
 
-ONE = Processes(0, 1, torch.device("cpu"))
 OPTIONS = EvalOptions(workers=0, batch=64)
 
 
