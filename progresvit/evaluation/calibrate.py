@@ -204,9 +204,9 @@ def _with_coverage(records: Records, setting: Setting, router: Router | None) ->
 
 def measure_budgets(records: Records) -> Budgets:
     """GMACs of thresholds on these images, to look up the threshold of a budget later. Labels add the accuracy."""
-    _refuse_some_classes(records.header)
+    identity = _identity(records.header)
     points = spread_points(records.scores(), records.correct if records.labelled else None, records.gmacs())
-    return Budgets(n=len(records), points=points, **_identity(records.header))
+    return Budgets(n=len(records), points=points, **identity)
 
 
 def _per_round_setting(
@@ -228,7 +228,7 @@ def _setting(
     records: RoutedRecords, threshold: Threshold, router: Router | None, convention: compute.Convention, **about: Any
 ) -> Setting:
     """The setting of a threshold, with its accuracy and compute on these images."""
-    _refuse_some_classes(records.header)
+    identity = _identity(records.header)
     (point,) = records.frontier([threshold], router, convention)
     rounds = records.metric.single_rounds()
     accuracy = {name: getattr(point, name) for name in rounds if name != "top5"}
@@ -244,24 +244,20 @@ def _setting(
     }
     if router is not None:
         about["router_sha256"] = router_hash(router)
-    fields = {"threshold": threshold, "expected": expected, "n": len(records), **_identity(records.header), **about}
-    return Setting(**fields)
+    return Setting(**{"threshold": threshold, "expected": expected, "n": len(records), **identity, **about})
 
 
 def _identity(header: Header) -> dict[str, Any]:
     """The fields that bind a setting to the model and the preprocessing of records, and name the data and the date."""
-    names = ("rounds", "weights_sha256", "preprocessing_sha256", "precision", "backend", "graphs_sha256")
-    data = header.data if header.corruption is None else f"{header.data} ({header.corruption})"
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    return {**{name: getattr(header, name) for name in names}, "data": data, "date": date}
-
-
-def _refuse_some_classes(header: Header) -> None:
     if header.classes is not None:
         raise ValueError(
             "predictions of these records are restricted to some classes, and a running model chooses among all; "
             "evaluate with restrict_classes=False to calibrate."
         )
+    names = ("rounds", "weights_sha256", "preprocessing_sha256", "precision", "backend", "graphs_sha256")
+    data = header.data if header.corruption is None else f"{header.data} ({header.corruption})"
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {**{name: getattr(header, name) for name in names}, "data": data, "date": date}
 
 
 calibrate_segmentation_near_lossless = calibrate_near_lossless

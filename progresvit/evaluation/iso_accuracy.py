@@ -21,8 +21,8 @@ from progresvit.routing.decide import at_exit, exit_or_reject
 from progresvit.table import Column, Row, Table
 
 CANDIDATES = 200
-"""Number of thresholds that are tried, at quantiles of the scores. Of the probabilities of being unrecoverable, a
-quarter as many are tried, spaced geometrically from the highest thousandth on."""
+"""Number of thresholds that are tried, at quantiles of the scores. A quarter as many limits are tried for the
+probability of being unrecoverable, spaced geometrically from the highest thousandth on."""
 
 DROPS = (NEAR_LOSSLESS_DROP, 0.005, 0.01)
 """Shares of the images by which top-1 may drop: the near-lossless bound, half a point, a point."""
