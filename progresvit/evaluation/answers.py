@@ -166,7 +166,7 @@ def route(records: Records, threshold: Threshold | None = None, router: Router |
         last = np.full(len(records), records.rounds - 1)
         return RoutedAnswers(records=records, threshold=None, near_lossless=False, exit_round=last)
     limit = records.near_lossless_threshold(router) if threshold is None else threshold
-    exits = exit_rounds(records.scores(router), limit)
+    exits = exit_rounds(records.exit_scores(router), limit)
     return RoutedAnswers(records=records, threshold=limit, near_lossless=threshold is None, exit_round=exits)
 
 

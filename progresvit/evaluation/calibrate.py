@@ -156,7 +156,7 @@ def with_abstention(records: Records, setting: Setting, max_error: float, *, rou
 
     An observation on these images, no guarantee.
     """
-    entropy, wrong = routed_answers(records, exit_rounds(records.scores(router), setting.threshold))
+    entropy, wrong = routed_answers(records, exit_rounds(records.exit_scores(router), setting.threshold))
     limit = abstain_entropy(entropy, wrong, max_error)
     return _with_coverage(records, setting.model_copy(update={"abstain": limit}), router)
 
@@ -182,7 +182,7 @@ def with_ood(
         score: One of ``routing.scores.OOD_SCORES``.
         router: The router of the setting's threshold.
     """
-    rounds = exit_rounds(records.scores(router), setting.threshold)
+    rounds = exit_rounds(records.exit_scores(router), setting.threshold)
     scores = recorded_ood_score(score, at_exit(records.statistics, rounds))
     rule = OODRule(score=score, limit=ood_limit(scores, share), share=share)
     limited = setting.model_copy(update={"ood": rule})
@@ -205,7 +205,7 @@ def _with_coverage(records: Records, setting: Setting, router: Router | None) ->
 def measure_budgets(records: Records) -> Budgets:
     """GMACs of thresholds on these images, to look up the threshold of a budget later. Labels add the accuracy."""
     identity = _identity(records.header)
-    points = spread_points(records.scores(), records.correct if records.labelled else None, records.gmacs())
+    points = spread_points(records.exit_scores(), records.correct if records.labelled else None, records.gmacs())
     return Budgets(n=len(records), points=points, **identity)
 
 

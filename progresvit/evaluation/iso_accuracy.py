@@ -142,7 +142,7 @@ def _cost(trial: tuple[float, int, float, float]) -> tuple[float, int, float]:
 def _scores(records: Records, rule: RefinementRule) -> tuple[Float32s, Float32s | None]:
     """Scores for the threshold, and probabilities of being unrecoverable: (N, S) each."""
     probabilities = None if rule.unrecoverable is None else rule.unrecoverable.scores(records.statistics)
-    return records.scores(rule.router), probabilities
+    return records.exit_scores(rule.router), probabilities
 
 
 def _quantiles(values: Float32s, levels: Floats) -> Floats:

@@ -70,7 +70,7 @@ def find_thresholds(
             f"{len(records)} images are too few for thresholds per round, which need {LEAST_IMAGES}; evaluate on more, "
             "or leave out per_round=True."
         )
-    return per_round_frontier(records.scores(router), records.correct, records.gmacs(convention))
+    return per_round_frontier(records.exit_scores(router), records.correct, records.gmacs(convention))
 
 
 def cross_fitted(
@@ -81,7 +81,7 @@ def cross_fitted(
     Which half an image is in depends on its id alone.
     """
     first_half = split_by_id(records.ids, 0.5, seed=0)
-    scores, gmacs = records.scores(router), records.gmacs(convention)
+    scores, gmacs = records.exit_scores(router), records.gmacs(convention)
     exits = cross_fitted_exits(scores, records.correct, gmacs, first_half, choices)  # (C, N)
     shares = [np.bincount(rounds, minlength=records.rounds) / len(records) for rounds in exits]
     return [

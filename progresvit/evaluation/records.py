@@ -220,7 +220,7 @@ class Records(RoutedRecords):
         return list(self.header.gmacs[convention])
 
     def scores(self, router: Router | None = None) -> Float32s:
-        """The scores that thresholds are compared with: entropies, or a router's probabilities. (N, S)"""
+        """The former name of :meth:`exit_scores`."""
         return self.exit_scores(router)
 
     def router_scores(self, router: Router) -> Float32s:
@@ -240,7 +240,7 @@ class Records(RoutedRecords):
 
         The threshold is near-lossless by default.
         """
-        scores = self.scores(router)
+        scores = self.exit_scores(router)
         if threshold is None:
             threshold = self.near_lossless_threshold(router)
         rounds = {f"round {s + 1}": np.full(len(self), s) for s in range(self.rounds)}

@@ -6,14 +6,16 @@ R rates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from progresvit import table
 from progresvit.evaluation.records import Records
 from progresvit.metrics.arrays import Bools, Float32s
-from progresvit.routing import Router, fit_router
+from progresvit.routing import TENTHS, Router, fit_router
 from progresvit.routing.router import Target
+from progresvit.table import Column, Row, Table
 
 
 def fit_on(records: Records, *, target: Target = "benefit", epochs: int | None = None, seed: int = 0) -> Router:
@@ -59,3 +61,24 @@ def matched_outcomes(records: Records, scores: Float32s, rates: Sequence[float])
         outcomes[:, number] = np.where(refined, correct[:, 1], correct[:, 0])
         spent.append(gmacs[0] + count / len(records) * (gmacs[1] - gmacs[0]))
     return outcomes, spent
+
+
+def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequence[float] = TENTHS) -> Table:
+    """Top-1 of entropy and of each router when the same share of the images continues to round 2: the paper's table."""
+    rules: dict[str, Router | None] = {"entropy": None, **routers}
+    outcomes = {
+        name: matched_outcomes(records, records.exit_scores(router)[:, 0], rates) for name, router in rules.items()
+    }
+    rows: list[Row] = []
+    for number, (rate, spent) in enumerate(zip(rates, outcomes["entropy"][1])):
+        row: Row = {"continue": rate, "gmacs_paper": spent}
+        row |= {name: float(correct[:, number].mean()) for name, (correct, _) in outcomes.items()}
+        row |= {f"{name}_gain": row[name] - row["entropy"] for name in routers}
+        rows.append(row)
+    columns = [
+        Column("continue", "continue (%)", table.rough_percent),
+        Column("gmacs_paper", "GMACs (paper)", table.decimals),
+        *(Column(name, f"{name} top-1 (%)", table.percent) for name in rules),
+        *(Column(f"{name}_gain", f"{name} gain (points)", table.points) for name in routers),
+    ]
+    return Table("Routers at matched continuation rates", columns, rows)

@@ -1,4 +1,4 @@
-"""Tables from records: the frontier, routers at matched continuation rates, and the IoU of each class."""
+"""Tables from records: the frontier, and the IoU of each class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from progresvit import table
 from progresvit.compute import CONVENTIONS, Convention
 from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, find_thresholds, has_per_round
 from progresvit.evaluation.records import Records, RoutedRecords
-from progresvit.evaluation.routers import matched_outcomes
 from progresvit.evaluation.segmentation_records import SegmentationRecords
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.metrics.miou import bootstrap_ends, iou
@@ -132,25 +131,6 @@ def _row(
         **{f"exit_share_{s}": share for s, share in enumerate(point.exit_shares, start=1)},
         "note": note,
     }
-
-
-def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequence[float] = TENTHS) -> Table:
-    """Top-1 of entropy and of each router when the same share of the images continues to round 2: the paper's table."""
-    rules: dict[str, Router | None] = {"entropy": None, **routers}
-    outcomes = {name: matched_outcomes(records, records.scores(router)[:, 0], rates) for name, router in rules.items()}
-    rows: list[Row] = []
-    for number, (rate, spent) in enumerate(zip(rates, outcomes["entropy"][1])):
-        row: Row = {"continue": rate, "gmacs_paper": spent}
-        row |= {name: float(correct[:, number].mean()) for name, (correct, _) in outcomes.items()}
-        row |= {f"{name}_gain": row[name] - row["entropy"] for name in routers}
-        rows.append(row)
-    columns = [
-        Column("continue", "continue (%)", table.rough_percent),
-        Column("gmacs_paper", "GMACs (paper)", table.decimals),
-        *(Column(name, f"{name} top-1 (%)", table.percent) for name in rules),
-        *(Column(f"{name}_gain", f"{name} gain (points)", table.points) for name in routers),
-    ]
-    return Table("Routers at matched continuation rates", columns, rows)
 
 
 def iou_table(records: SegmentationRecords) -> Table:
