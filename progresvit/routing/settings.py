@@ -177,7 +177,8 @@ def setting_names(folder: Path | None) -> list[str]:
 
 def default_setting(folder: Path | None) -> Setting | None:
     """The near-lossless setting, if the folder has it."""
-    return find_setting(DEFAULT, folder) if DEFAULT in setting_names(folder) else None
+    path = None if folder is None else folder / SETTINGS / f"{DEFAULT}.json"
+    return None if path is None or not path.is_file() else load_setting(path)
 
 
 def _bundled_model(weights_sha256: str) -> str | None:
