@@ -50,7 +50,7 @@ def test_other_programs_can_read_the_table_and_its_header(tmp_path):
     assert {"weights", "preprocessing", "precision", "data", "date"} <= set(header)
 
 
-def test_every_column_is_what_the_logits_say():
+def test_every_column_follows_from_the_logits():
     logits, labels = make_logits(50)
     records = make_records(50)
     for s in range(2):
@@ -84,7 +84,7 @@ def test_restricted_classes_change_predictions_and_not_entropies():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_broken_logits_are_counted_and_neither_right_nor_leaving(tmp_path, bad):
+def test_images_with_broken_logits_are_counted_and_neither_correct_nor_exit_early(tmp_path, bad):
     logits, _ = make_logits(30)
     logits[0, 7, 3] = bad
     write_records(make_records(30, logits=logits), tmp_path / "r.parquet")

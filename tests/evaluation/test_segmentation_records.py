@@ -57,7 +57,7 @@ def test_other_programs_can_read_the_table_and_its_header(tmp_path):
     assert header["masks"] == {"values": [0, 1, 2, 3], "ignored": [255]}
 
 
-def test_counts_and_errors_are_those_of_the_maps():
+def test_counts_and_errors_agree_with_the_maps():
     labels, predictions, scores = make_maps(60, rounds=3)
     labels[7] = IGNORE  # an image without labelled pixels
     records = make_segmentation_records(60, 3, maps=(labels, predictions, scores))
@@ -77,7 +77,7 @@ def test_counts_and_errors_are_those_of_the_maps():
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.6, 5.0, (0.2, 0.6)])
-def test_the_miou_of_any_routed_mixture_is_that_of_its_label_maps(threshold):
+def test_the_miou_of_any_routed_mixture_is_computed_from_its_label_maps(threshold):
     maps = labels, predictions, scores = make_maps(200, rounds=3)
     records = make_segmentation_records(200, 3, maps=maps)
     rounds = exit_rounds(scores, threshold)

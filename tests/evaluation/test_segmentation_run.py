@@ -75,7 +75,7 @@ def naive_map(model, pixels, s):
     return upsampled.argmax(dim=0).numpy(), np.mean(worst)
 
 
-def test_records_hold_what_the_model_says_of_each_image(model, data, tmp_path):
+def test_records_hold_the_answers_of_the_model_for_each_image(model, data, tmp_path):
     records = run(model, data, tmp_path / "r.parquet")
     assert len(records) == len(SIZES)
     for s in range(2):
@@ -113,7 +113,7 @@ def test_groups_parts_and_workers_change_nothing(model, data, tmp_path, small_pa
 
 
 @pytest.mark.gpu
-def test_a_gpu_says_the_same(model, data, tmp_path):
+def test_a_gpu_gives_nearly_the_same(model, data, tmp_path):
     first = run(model, data, tmp_path / "a.parquet")
     second = run(model, data, tmp_path / "b.parquet", processes=Processes(0, 1, torch.device("cuda")))
     assert second.scores == pytest.approx(first.scores, abs=1e-3)

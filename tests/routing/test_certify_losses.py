@@ -31,7 +31,7 @@ def literal_bound(mean, n, epsilon):
 
 @pytest.mark.parametrize("n", [1, 2, 7, 100, 300])
 @pytest.mark.parametrize("epsilon", [0.001, 0.05, 0.3, 0.5, 0.97])
-def test_the_bound_is_that_of_the_papers(n, epsilon):
+def test_the_bound_agrees_with_the_papers(n, epsilon):
     means = np.unique([0.0, 1e-6, epsilon / 2, epsilon, 1.0, *np.linspace(0, 1, 41), *(np.arange(n + 1) / n)])
     found = hoeffding_bentkus(means, n, epsilon)
     assert found == pytest.approx([literal_bound(mean, n, epsilon) for mean in means.tolist()], rel=1e-9)
