@@ -34,7 +34,7 @@ class RoutedAnswers:
     near_lossless: bool
     """Whether the threshold was chosen on these images."""
     exit_round: Ints
-    """From 0, (N,)."""
+    """The round, from 0, after which each image exits: (N,)."""
 
     @property
     def name(self) -> str:

@@ -152,7 +152,7 @@ def certificate(certified: CertifiedThreshold, loss: Loss) -> dict[str, Any]:
 
 
 def with_abstention(records: Records, setting: Setting, max_error: float, *, router: Router | None = None) -> Setting:
-    """The same threshold, with the most uncertain predictions withheld for an error rate of at most ``max_error``.
+    """A setting that also withholds the most uncertain predictions, for an error rate of at most ``max_error``.
 
     An observation on these images, no guarantee.
     """
@@ -169,7 +169,7 @@ def with_ood(
     score: OODScore = DEFAULT_OOD_SCORE,
     router: Router | None = None,
 ) -> Setting:
-    """The same threshold, with a limit below which images count as out-of-distribution.
+    """A setting that also has a limit below which images count as out-of-distribution.
 
     No out-of-distribution images are needed. All rounds share one limit, on the score of the round after which an image
     exits: most out-of-distribution images run all rounds, so a limit per round would reject confident early exits

@@ -23,7 +23,7 @@ from progresvit.routing.per_round import (
 )
 
 OTHER_HALF = "on_the_other_half"
-"""In ``Setting.expected``: what thresholds that were chosen on one half gave on the other."""
+"""Key of ``Setting.expected``: the results of thresholds on the half of the images that they were not chosen on."""
 LEAST_IMAGES = 100
 """Half of fewer images shows little but chance."""
 

@@ -42,7 +42,7 @@ class Reliability:
 
 
 def reliability_bins(probability: ArrayLike, correct: ArrayLike, bins: int = BINS) -> Reliability:
-    """From the probability of each image's prediction and whether it is correct. Bins are (low, high]."""
+    """Bins (low, high] from the probability of each image's prediction and whether it is correct."""
     values, hits = np.asarray(probability, np.float64), np.asarray(correct, np.float64)
     if values.shape != hits.shape or values.ndim != 1 or not len(values):
         raise ValueError(f"probabilities {values.shape} and hits {hits.shape} must be one per image.")
@@ -139,7 +139,7 @@ def measure_scaled_reliability(
     share: float = 0.5,
     seed: int = 0,
 ) -> ReliabilityReport:
-    """The same on one part of the images, with temperatures (and the threshold, if none is given) from the other."""
+    """The error on one part of the images, with temperatures (and the threshold, by default) fitted on the other."""
     fitted, report = records.split(share, seed)
     temperatures = fit_temperatures(fitted)
     if threshold is None:

@@ -47,7 +47,7 @@ def matched_outcomes(records: Records, scores: Float32s, rates: Sequence[float])
 
     Args:
         records: Labelled records of two rounds.
-        scores: Of round 1, (N,).
+        scores: Scores of round 1, (N,).
         rates: Shares of the images that continue to round 2.
     """
     if records.rounds != 2:

@@ -117,7 +117,7 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def score_statistics(self, s: int, statistics: Tensor) -> Tensor:
-        """The same probability from statistics: (B, 23) -> (B,)."""
+        """The probability from statistics, infinite where one is not finite: (B, 23) -> (B,)."""
         with torch.autocast(statistics.device.type, enabled=False):
             probability = self.probability(s, statistics)
         return probability.where(statistics.isfinite().all(dim=-1), torch.inf)
