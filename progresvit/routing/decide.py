@@ -323,7 +323,7 @@ class Routed:
 
 
 def route_records(policy: Policy, entropy: ArrayLike, statistics: ArrayLike | None = None) -> Routed:
-    """A policy's decisions for records: ``entropy`` (N, S), and ``statistics`` (N, S, 23) for a router or an OODRule."""
+    """The decisions for records: ``entropy`` (N, S), and ``statistics`` (N, S, 23) for a router or an OODRule."""
     if (policy.routers or policy.ood) and statistics is None:
         what = "a learned router" if policy.routers else "an out-of-distribution score"
         raise ValueError(f"{what} needs statistics; pass statistics=records.statistics.")
