@@ -34,8 +34,9 @@ def class_numbers(names: Sequence[str], config: BaseConfig) -> list[int]:
         if len(foreign) == len(names):
             raise ValueError(
                 f"the model knows no class of the data: the data has the classes {some_of(names, 3)}, the model "
-                f"{some_of(list(numbers), 3)}. Name the class folders by the model's class ids, give other data or another "
-                "model, or evaluate with unlabelled=True; progresvit train own_images trains a model for these classes."
+                f"{some_of(list(numbers), 3)}. Name the class folders by the model's class ids, give other data or "
+                "another model, or evaluate with unlabelled=True; progresvit train own_images trains a model for these "
+                "classes."
             )
         raise ValueError(
             f"the model does not know {len(foreign)} of the {len(names)} classes of the data, such as {foreign[0]!r}; "
