@@ -36,11 +36,9 @@ class SettingWarning(UserWarning):
     """A threshold is used with another preprocessing, precision or backend than it was calibrated for."""
 
 
-class Setting(Section):
-    """A threshold with its rule, its evidence and the model that it holds for."""
+class Calibrated(Section):
+    """What thresholds hold for: the model, its preprocessing and precision, and the number of images."""
 
-    rule: Rule
-    threshold: Threshold
     rounds: int
     weights_sha256: str = Field(validation_alias="weights")
     preprocessing_sha256: str = Field(validation_alias="preprocessing")
@@ -50,7 +48,18 @@ class Setting(Section):
     graphs_sha256: str | None = Field(None, validation_alias="graphs")
     """Hash of int8 graphs with calibrated ranges; None if the weights determine the answers."""
     n: int
-    """Number of calibration images."""
+    """Number of images that were measured."""
+
+    weights: ClassVar = former_name("weights_sha256")
+    preprocessing: ClassVar = former_name("preprocessing_sha256")
+    graphs: ClassVar = former_name("graphs_sha256")
+
+
+class Setting(Calibrated):
+    """A threshold with its rule, its evidence and the model that it holds for."""
+
+    rule: Rule
+    threshold: Threshold
     router_sha256: str | None = Field(None, validation_alias="router")
     """The learned router whose probabilities the threshold is for; None for entropies."""
     epsilon: float | None = None
@@ -77,9 +86,6 @@ class Setting(Section):
     data: str = ""
     date: str = ""
 
-    weights: ClassVar = former_name("weights_sha256")
-    preprocessing: ClassVar = former_name("preprocessing_sha256")
-    graphs: ClassVar = former_name("graphs_sha256")
     router: ClassVar = former_name("router_sha256")
 
     @field_validator("abstain")
@@ -157,7 +163,8 @@ class Setting(Section):
 
     def to_json(self) -> str:
         """The JSON text; fields that are None are left out."""
-        values = {key: value for key, value in self.by_key().items() if value is not None}
+        first = {"rule": self.rule, "threshold": self.threshold}  # in the file they stand above the model
+        values = {key: value for key, value in {**first, **self.by_key()}.items() if value is not None}
         return dump_json(values if self.ood is None else {**values, "ood": self.ood.model_dump()})
 
     def save(self, path: str | Path) -> None:
@@ -212,27 +219,13 @@ def find_setting(name_or_file: str | os.PathLike[str], folder: Path | None) -> S
     return load_setting(folder / SETTINGS / f"{name_or_file}.json")
 
 
-class Budgets(Section):
+class Budgets(Calibrated):
     """The compute of many thresholds, from the first round alone to all rounds, and the model for which it holds."""
 
-    rounds: int
-    weights_sha256: str = Field(validation_alias="weights")
-    preprocessing_sha256: str = Field(validation_alias="preprocessing")
-    precision: str
-    backend: str | None = None
-    """Backend that ran the graphs of an export; None for a model in torch."""
-    graphs_sha256: str | None = Field(None, validation_alias="graphs")
-    """Hash of int8 graphs with calibrated ranges; None if the weights determine the answers."""
-    n: int
-    """Number of images that were measured."""
     points: tuple[OperatingPoint, ...] = Field(min_length=1)
     """Points in the order of falling GMACs, which are in the paper's convention."""
     data: str = ""
     date: str = ""
-
-    weights: ClassVar = former_name("weights_sha256")
-    preprocessing: ClassVar = former_name("preprocessing_sha256")
-    graphs: ClassVar = former_name("graphs_sha256")
 
     def setting(self, gmacs: float) -> Setting:
         """The threshold that spends the most within an average of ``gmacs``."""
