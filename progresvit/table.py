@@ -15,11 +15,6 @@ from progresvit.metrics.interval import Interval
 Row = dict[str, Any]
 
 
-def text(value: Any) -> str:
-    """Show the value as it is."""
-    return str(value)
-
-
 def decimals(value: float) -> str:
     """Three decimals, as the paper gives GMACs."""
     return _fixed(value, 3)
@@ -62,7 +57,7 @@ class Column:
 
     key: str
     head: str
-    show: Callable[[Any], str] = text
+    show: Callable[[Any], str] = str
     left: bool = False
     """Align to the left in Markdown; by default to the right, as numbers are."""
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from progresvit.analysis.gates import BRANCHES, RoundMultipliers, difference_to_next, rms, round_gates
+from progresvit.metrics.arrays import Floats
 from progresvit.model.interface import RoundModel
 from progresvit.plots import COLOURS, MARKERS, blank_figure, curve_style, in_lines
-from progresvit.routing.decide import Floats
 from progresvit.table import Column, Row, Table, decimals, rough_percent
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve
 from progresvit.evaluation.records import Records, RoutedRecords
 from progresvit.evaluation.reliability import Reliability
 from progresvit.evaluation.selective import RiskCoverage
+from progresvit.metrics.arrays import Floats
 from progresvit.metrics.interval import share_interval
 from progresvit.plots import (
     BAND,
@@ -29,7 +30,7 @@ from progresvit.plots import (
     scale_compute,
 )
 from progresvit.routing import Router, Top1
-from progresvit.routing.decide import Floats, Threshold
+from progresvit.routing.decide import Threshold
 from progresvit.routing.settings import DEFAULT
 from progresvit.routing.sums import every_threshold
 

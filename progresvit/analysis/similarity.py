@@ -28,12 +28,12 @@ from torch import Tensor
 
 from progresvit.analysis.hooks import evaluation_mode, need_backbone, recorded_calls, recorded_outputs
 from progresvit.analysis.sample import Progress, Sample
+from progresvit.metrics.arrays import Floats
 from progresvit.metrics.interval import Interval, mean_interval
 from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
 from progresvit.model.interface import RoundModel
 from progresvit.plots import COLOURS, MARKERS, new_figure
-from progresvit.routing.decide import Floats
 from progresvit.table import Column, Row, Table, decimals
 
 if TYPE_CHECKING:

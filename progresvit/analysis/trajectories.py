@@ -37,10 +37,10 @@ from progresvit.analysis.similarity import (
     positions,
     round_tokens,
 )
+from progresvit.metrics.arrays import Floats
 from progresvit.metrics.interval import Interval
 from progresvit.model.interface import RoundModel
 from progresvit.plots import COLOURS, MARKERS, blank_figure, in_lines
-from progresvit.routing.decide import Floats
 from progresvit.table import Column, Row, Table, decimals
 
 if TYPE_CHECKING:

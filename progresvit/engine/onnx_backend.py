@@ -23,8 +23,8 @@ from progresvit.engine.buffers import ArrayRounds, RoundBuffer, RunningRound
 from progresvit.engine.export.manifest import MANIFEST_FILE, Manifest, graph_files, hash_file, tokens_shape
 from progresvit.io.extras import not_installed
 from progresvit.io.parse import did_you_mean
+from progresvit.metrics.arrays import Float32s
 from progresvit.routing.decide import Answers, Policy, decide
-from progresvit.routing.scores import Float32s
 
 GraphRuntime = Literal["onnxruntime", "openvino"]
 

@@ -31,6 +31,7 @@ from .reliability import Reliability as Reliability
 from .reliability import fit_temperatures as fit_temperatures
 from .reliability import reliabilities as reliabilities
 from .reliability import reliability_bins as reliability_bins
+from .routers import matched_table as matched_table
 from .run import evaluate as evaluate
 from .run import evaluate_segmentation as evaluate_segmentation
 from .segmentation_records import SegmentationRecords as SegmentationRecords
@@ -42,5 +43,4 @@ from .source import EvalOptions as EvalOptions
 from .tables import class_table as class_table
 from .tables import frontier_table as frontier_table
 from .tables import iou_table as iou_table
-from .tables import matched_table as matched_table
 from .tables import segmentation_frontier_table as segmentation_frontier_table

@@ -9,21 +9,19 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from progresvit.data.dataset import UNLABELLED
 from progresvit.evaluation.header import Header
-from progresvit.evaluation.records import Ints, Records
+from progresvit.evaluation.records import ROUTED, Records
+from progresvit.metrics.arrays import Bools, Float32s, Ints
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.routing import Router
-from progresvit.routing.decide import Threshold, exit_rounds
+from progresvit.routing.decide import Threshold, at_exit, exit_rounds
 
 NOT_FINITE = -1
 """The prediction of a round whose logits are not finite."""
-ROUTED = "routed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +34,7 @@ class RoutedAnswers:
     near_lossless: bool
     """Whether the threshold was chosen on these images."""
     exit_round: Ints
-    """From 0, (N,)."""
+    """The round, from 0, after which each image exits: (N,)."""
 
     @property
     def name(self) -> str:
@@ -46,17 +44,17 @@ class RoutedAnswers:
     @cached_property
     def prediction(self) -> Ints:
         """(N,)"""
-        return self._at_exit(self.records.predictions)
+        return at_exit(self.records.predictions, self.exit_round)
 
     @cached_property
-    def probability(self) -> NDArray[np.float32]:
+    def probability(self) -> Float32s:
         """Probability of the prediction, (N,); NaN where logits are not finite."""
-        return self._at_exit(self.records.top5_probabilities[..., 0])
+        return at_exit(self.records.top5_probabilities[..., 0], self.exit_round)
 
     @cached_property
-    def correct(self) -> NDArray[np.bool_]:
+    def correct(self) -> Bools:
         """(N,)"""
-        return self._at_exit(self.records.correct)
+        return at_exit(self.records.correct, self.exit_round)
 
     @cached_property
     def class_names(self) -> dict[int, str]:
@@ -96,16 +94,12 @@ class RoutedAnswers:
         for name, right in self.correct_by_name():
             yield name, share_interval(int(right.sum()), len(right))
 
-    def correct_by_name(self) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    def correct_by_name(self) -> Iterator[tuple[str, Bools]]:
         """Whether answers are correct, (N,), with their name: of each round, then of routing."""
         for s in range(self.records.rounds):
             yield f"round {s + 1}", self.records.correct[:, s]
         if self.threshold is not None:
             yield ROUTED, self.correct
-
-    def _at_exit(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The value of the round after which each image exits: (N, S) -> (N,)."""
-        return values[np.arange(len(self.records)), self.exit_round]
 
 
 @dataclass(frozen=True)
@@ -172,7 +166,7 @@ def route(records: Records, threshold: Threshold | None = None, router: Router |
         last = np.full(len(records), records.rounds - 1)
         return RoutedAnswers(records=records, threshold=None, near_lossless=False, exit_round=last)
     limit = records.near_lossless_threshold(router) if threshold is None else threshold
-    exits = exit_rounds(records.scores(router), limit)
+    exits = exit_rounds(records.exit_scores(router), limit)
     return RoutedAnswers(records=records, threshold=limit, near_lossless=threshold is None, exit_round=exits)
 
 

@@ -22,7 +22,7 @@ from progresvit.routing import (
     threshold_for_exit_share,
 )
 from progresvit.routing.calibrate import OutOfReachError, check_budget, spread_points
-from progresvit.routing.decide import OODRule, Threshold, exit_rounds, route_records
+from progresvit.routing.decide import OODRule, Threshold, at_exit, exit_rounds, route_records
 from progresvit.routing.per_round import Choice, PerRoundFrontier, within_or_cheapest
 from progresvit.routing.router import router_hash
 from progresvit.routing.scores import DEFAULT_OOD_SCORE, OODScore, recorded_ood_score
@@ -152,11 +152,11 @@ def certificate(certified: CertifiedThreshold, loss: Loss) -> dict[str, Any]:
 
 
 def with_abstention(records: Records, setting: Setting, max_error: float, *, router: Router | None = None) -> Setting:
-    """The same threshold, with the most uncertain predictions withheld for an error rate of at most ``max_error``.
+    """A setting that also withholds the most uncertain predictions, for an error rate of at most ``max_error``.
 
     An observation on these images, no guarantee.
     """
-    entropy, wrong = routed_answers(records, exit_rounds(records.scores(router), setting.threshold))
+    entropy, wrong = routed_answers(records, exit_rounds(records.exit_scores(router), setting.threshold))
     limit = abstain_entropy(entropy, wrong, max_error)
     return _with_coverage(records, setting.model_copy(update={"abstain": limit}), router)
 
@@ -169,7 +169,7 @@ def with_ood(
     score: OODScore = DEFAULT_OOD_SCORE,
     router: Router | None = None,
 ) -> Setting:
-    """The same threshold, with a limit below which images count as out-of-distribution.
+    """A setting that also has a limit below which images count as out-of-distribution.
 
     No out-of-distribution images are needed. All rounds share one limit, on the score of the round after which an image
     exits: most out-of-distribution images run all rounds, so a limit per round would reject confident early exits
@@ -182,8 +182,8 @@ def with_ood(
         score: One of ``routing.scores.OOD_SCORES``.
         router: The router of the setting's threshold.
     """
-    rounds = exit_rounds(records.scores(router), setting.threshold)
-    scores = recorded_ood_score(score, records.statistics[range(len(records)), rounds])
+    rounds = exit_rounds(records.exit_scores(router), setting.threshold)
+    scores = recorded_ood_score(score, at_exit(records.statistics, rounds))
     rule = OODRule(score=score, limit=ood_limit(scores, share), share=share)
     limited = setting.model_copy(update={"ood": rule})
     observed = {"out_of_distribution": rejected_share(records, limited, router)}
@@ -204,20 +204,9 @@ def _with_coverage(records: Records, setting: Setting, router: Router | None) ->
 
 def measure_budgets(records: Records) -> Budgets:
     """GMACs of thresholds on these images, to look up the threshold of a budget later. Labels add the accuracy."""
-    _refuse_some_classes(records.header)
-    header, correct = records.header, records.correct if records.labelled else None
-    return Budgets(
-        rounds=records.rounds,
-        weights_sha256=header.weights_sha256,
-        preprocessing_sha256=header.preprocessing_sha256,
-        precision=header.precision,
-        backend=header.backend,
-        graphs_sha256=header.graphs_sha256,
-        n=len(records),
-        points=spread_points(records.scores(), correct, records.gmacs()),
-        data=_data(header),
-        date=_now(),
-    )
+    identity = _identity(records.header)
+    points = spread_points(records.exit_scores(), records.correct if records.labelled else None, records.gmacs())
+    return Budgets(n=len(records), points=points, **identity)
 
 
 def _per_round_setting(
@@ -239,7 +228,7 @@ def _setting(
     records: RoutedRecords, threshold: Threshold, router: Router | None, convention: compute.Convention, **about: Any
 ) -> Setting:
     """The setting of a threshold, with its accuracy and compute on these images."""
-    _refuse_some_classes(records.header)
+    identity = _identity(records.header)
     (point,) = records.frontier([threshold], router, convention)
     rounds = records.metric.single_rounds()
     accuracy = {name: getattr(point, name) for name in rounds if name != "top5"}
@@ -255,39 +244,20 @@ def _setting(
     }
     if router is not None:
         about["router_sha256"] = router_hash(router)
-    return make_setting(records.header, threshold, **{"expected": expected, "n": len(records), **about})
+    return Setting(**{"threshold": threshold, "expected": expected, "n": len(records), **identity, **about})
 
 
-def make_setting(header: Header, threshold: Threshold, **about: Any) -> Setting:
-    """A setting that is bound to the model and the preprocessing of records; ``about`` holds its other fields."""
-    return Setting(
-        threshold=threshold,
-        rounds=header.rounds,
-        weights_sha256=header.weights_sha256,
-        preprocessing_sha256=header.preprocessing_sha256,
-        precision=header.precision,
-        backend=header.backend,
-        graphs_sha256=header.graphs_sha256,
-        data=_data(header),
-        date=_now(),
-        **about,
-    )
-
-
-def _refuse_some_classes(header: Header) -> None:
+def _identity(header: Header) -> dict[str, Any]:
+    """The fields that bind a setting to the model and the preprocessing of records, and name the data and the date."""
     if header.classes is not None:
         raise ValueError(
             "predictions of these records are restricted to some classes, and a running model chooses among all; "
             "evaluate with restrict_classes=False to calibrate."
         )
-
-
-def _data(header: Header) -> str:
-    return header.data if header.corruption is None else f"{header.data} ({header.corruption})"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    names = ("rounds", "weights_sha256", "preprocessing_sha256", "precision", "backend", "graphs_sha256")
+    data = header.data if header.corruption is None else f"{header.data} ({header.corruption})"
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {**{name: getattr(header, name) for name in names}, "data": data, "date": date}
 
 
 calibrate_segmentation_near_lossless = calibrate_near_lossless

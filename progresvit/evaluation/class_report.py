@@ -55,7 +55,7 @@ def class_accuracy_table(answers: RoutedAnswers) -> Table:
 
 
 def class_summary(answers: RoutedAnswers, classes: Sequence[ClassResult], title: str) -> Table:
-    """The same for some classes, as a page shows it: each top-1 in one cell with its interval."""
+    """The rows of some classes, as a page shows them: each top-1 in one cell with its interval."""
     names = dict.fromkeys(("round 1", f"round {answers.records.rounds}", answers.name))
     rounds = _exits(answers)
     columns = [Column("class", "class", left=True), Column("images", "images")]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from timm.data import ImageNetInfo
 
 from progresvit.config import BaseConfig
-from progresvit.data.dataset import ImageDataset
+from progresvit.data.dataset import ImageDataset, some_of
 
 IMAGENET_CLASSES = 1000
 
@@ -33,13 +33,14 @@ def class_numbers(names: Sequence[str], config: BaseConfig) -> list[int]:
         foreign = [name for name in names if name not in numbers]
         if len(foreign) == len(names):
             raise ValueError(
-                f"the model knows no class of the data: the data has the classes {_some(names)}, the model "
-                f"{_some(list(numbers))}. Name the class folders by the model's class ids, give other data or another "
-                "model, or evaluate with unlabelled=True; progresvit train own_images trains a model for these classes."
+                f"the model knows no class of the data: the data has the classes {some_of(names, 3)}, the model "
+                f"{some_of(list(numbers), 3)}. Name the class folders by the model's class ids, give other data or "
+                "another model, or evaluate with unlabelled=True; progresvit train own_images trains a model for these "
+                "classes."
             )
         raise ValueError(
             f"the model does not know {len(foreign)} of the {len(names)} classes of the data, such as {foreign[0]!r}; "
-            f"it knows {_some(list(numbers))}. Use data of its own classes, or evaluate with unlabelled=True."
+            f"it knows {some_of(list(numbers), 3)}. Use data of its own classes, or evaluate with unlabelled=True."
         )
     if len(names) != config.num_classes:
         raise ValueError(
@@ -53,12 +54,6 @@ def relabel(images: ImageDataset, config: BaseConfig) -> list[int]:
     """The model's class of each image."""
     numbers = class_numbers(images.class_ids, config)
     return [numbers[target] for target in images.targets]
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first names, as examples, and how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
 
 
 def _are_numbers(names: Sequence[str], config: BaseConfig) -> bool:

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from progresvit import table
 from progresvit.evaluation.records import Records
+from progresvit.metrics.arrays import Float32s, Floats, Ints
 from progresvit.routing import NEAR_LOSSLESS_DROP, Router
-from progresvit.routing.decide import Floats, exit_or_reject
+from progresvit.routing.decide import at_exit, exit_or_reject
 from progresvit.table import Column, Row, Table
 
 CANDIDATES = 200
-"""Number of thresholds that are tried, at quantiles of the scores. Of the probabilities of being unrecoverable, a
-quarter as many are tried, spaced geometrically from the highest thousandth on."""
+"""Number of thresholds that are tried, at quantiles of the scores. A quarter as many limits are tried for the
+probability of being unrecoverable, spaced geometrically from the highest thousandth on."""
 
 DROPS = (NEAR_LOSSLESS_DROP, 0.005, 0.01)
 """Shares of the images by which top-1 may drop: the near-lossless bound, half a point, a point."""
@@ -115,7 +115,7 @@ def _cheapest(
 ) -> list[tuple[float, float]]:
     """The threshold and the limit of lowest compute within each drop."""
     scores, probabilities = _scores(records, rule)
-    correct, rows = records.correct, np.arange(len(records))
+    correct = records.correct
     quantiles = np.linspace(0, 1, CANDIDATES + 1)
     thresholds = np.unique([0.0, *_quantiles(scores[:, :-1], quantiles)])
     limits = [np.inf]
@@ -126,7 +126,7 @@ def _cheapest(
         for threshold in thresholds:
             rounds, _ = exit_or_reject(scores, probabilities, threshold, limit)
             tried.append(
-                (float(gmacs[rounds].mean()), int(correct[rows, rounds].sum()), float(threshold), float(limit))
+                (float(gmacs[rounds].mean()), int(at_exit(correct, rounds).sum()), float(threshold), float(limit))
             )
     needed = [correct[:, -1].sum() - np.floor(drop * len(records) + 1e-9) for drop in drops]
     cheapest = [min((trial for trial in tried if trial[1] >= hits), key=_cost) for hits in needed]  # τ = 0 is there
@@ -139,25 +139,25 @@ def _cost(trial: tuple[float, int, float, float]) -> tuple[float, int, float]:
     return gmacs, -hits, -limit
 
 
-def _scores(records: Records, rule: RefinementRule) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+def _scores(records: Records, rule: RefinementRule) -> tuple[Float32s, Float32s | None]:
     """Scores for the threshold, and probabilities of being unrecoverable: (N, S) each."""
     probabilities = None if rule.unrecoverable is None else rule.unrecoverable.scores(records.statistics)
-    return records.scores(rule.router), probabilities
+    return records.exit_scores(rule.router), probabilities
 
 
-def _quantiles(values: NDArray[np.float32], levels: Floats) -> Floats:
+def _quantiles(values: Float32s, levels: Floats) -> Floats:
     finite = values[np.isfinite(values)]
     return np.quantile(finite, levels).astype(np.float64) if len(finite) else np.zeros(0)
 
 
-def _row(name: str, records: Records, rounds: NDArray[np.int64], gmacs: Floats) -> Row:
+def _row(name: str, records: Records, rounds: Ints, gmacs: Floats) -> Row:
     spent = float(gmacs[rounds].mean())
     return {
         "drop": None,
         "rule": name,
         "threshold": None,
         "unrecoverable_from": None,
-        "top1": float(records.correct[np.arange(len(rounds)), rounds].mean()),
+        "top1": float(at_exit(records.correct, rounds).mean()),
         "gmacs_paper": spent,
         "saving": 1 - spent / float(gmacs[-1]),
         "given_up_share": None,

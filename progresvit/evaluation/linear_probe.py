@@ -56,7 +56,11 @@ class LinearProbe(nn.Module):
         self.classifiers = nn.ModuleList()
         for width in widths:
             start = torch.empty(classes, width).normal_(std=INITIAL_DEVIATION, generator=generator)
-            self.classifiers.append(nn.ModuleList(_new_linear(start) for _ in learning_rates))
+            linears = [nn.Linear(width, classes) for _ in learning_rates]
+            for linear in linears:
+                linear.weight.data.copy_(start)
+                linear.bias.data.zero_()
+            self.classifiers.append(nn.ModuleList(linears))
         self._optimizer: torch.optim.SGD | None = None
 
     @property
@@ -102,14 +106,6 @@ class LinearProbe(nn.Module):
                 parameter.copy_(tensors[name])
                 self.optimizer.state[parameter]["momentum_buffer"] = tensors[_MOMENTUM_KEY + name].to(parameter.device)
         self.step = step
-
-
-def _new_linear(weight: Tensor) -> nn.Linear:
-    linear = nn.Linear(weight.shape[1], weight.shape[0])
-    with torch.no_grad():
-        linear.weight.copy_(weight)
-        linear.bias.zero_()
-    return linear
 
 
 def train_linear_probe(

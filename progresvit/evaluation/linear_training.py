@@ -23,11 +23,10 @@ from progresvit.data.loading import Unreadable
 from progresvit.data.sampler import EpochSampler
 from progresvit.data.sources import InMemorySource, WorkerSource, classification_from_workers
 from progresvit.data.split import hold_out
-from progresvit.evaluation.batches import ProgressCallback
 from progresvit.evaluation.linear_probe import LinearProbe, count_correct
 from progresvit.evaluation.source import EvalOptions
 from progresvit.io.part_formats import Checkpoint
-from progresvit.io.resumable import ResumableTable
+from progresvit.io.resumable import Progress, ResumableTable
 from progresvit.model.interface import RoundModel
 from progresvit.predict.features import class_tokens
 
@@ -61,23 +60,6 @@ Checkpoints = ResumableTable[Checkpoint]
 """The state of the training after each epoch; only the last complete one is kept."""
 
 
-def _save_epoch(checkpoints: Checkpoints, epoch: int, probe: LinearProbe, unreadable: Unreadable) -> None:
-    """Write the state after an epoch, counted from 0, and remove the states of the epochs before."""
-    metadata = {"unreadable": json.dumps(sorted(unreadable.reasons.items()))}
-    checkpoints.write(epoch, checkpoints.format.encode([Checkpoint(probe.tensors(), metadata)], 1))
-    for before in range(epoch):
-        checkpoints.path(before).unlink(missing_ok=True)
-
-
-def _load_epoch(checkpoints: Checkpoints, probe: LinearProbe, unreadable: Unreadable, steps_per_epoch: int) -> None:
-    """Continue from the last complete epoch, if there is one."""
-    if done := checkpoints.done():
-        checkpoint = checkpoints.format.read(checkpoints.path(done[-1]))
-        probe.restore(checkpoint.tensors, (done[-1] + 1) * steps_per_epoch)
-        for index, reason in json.loads(checkpoint.metadata["unreadable"]):
-            unreadable.add(index, reason)
-
-
 def training_batches(
     train: ImageDataset,
     config: BaseConfig,
@@ -104,11 +86,15 @@ def train_probe(
     batches: InMemorySource | WorkerSource,
     checkpoints: Checkpoints,
     options: EvalOptions,
-    progress: ProgressCallback | None,
+    progress: Progress | None,
 ) -> None:
     """The steps that are left, with a checkpoint after each epoch."""
-    per_epoch, size = batches.sampler.steps_per_epoch, batches.sampler.batch
-    _load_epoch(checkpoints, probe, batches.unreadable, per_epoch)
+    per_epoch, size, unreadable = batches.sampler.steps_per_epoch, batches.sampler.batch, batches.unreadable
+    if done := checkpoints.done():
+        checkpoint = checkpoints.format.read(checkpoints.path(done[-1]))
+        probe.restore(checkpoint.tensors, (done[-1] + 1) * per_epoch)
+        for index, reason in json.loads(checkpoint.metadata["unreadable"]):
+            unreadable.add(index, reason)
     for micro_batches in batches.steps(probe.step, probe.steps):
         for images, targets in micro_batches:
             with torch.no_grad():
@@ -117,7 +103,11 @@ def train_probe(
         if progress:
             progress(probe.step * size, probe.steps * size)
         if probe.step % per_epoch == 0:
-            _save_epoch(checkpoints, probe.step // per_epoch - 1, probe, batches.unreadable)
+            epoch = probe.step // per_epoch - 1  # from 0
+            metadata = {"unreadable": json.dumps(sorted(unreadable.reasons.items()))}
+            checkpoints.write(epoch, checkpoints.format.encode([Checkpoint(probe.tensors(), metadata)], 1))
+            for before in range(epoch):
+                checkpoints.path(before).unlink(missing_ok=True)
 
 
 @torch.no_grad()

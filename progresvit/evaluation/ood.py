@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from progresvit import table
-from progresvit.evaluation.records import Floats, Records
+from progresvit.evaluation.records import ROUTED, Records
+from progresvit.metrics.arrays import Floats
 from progresvit.routing import Router, Setting, route_records
 from progresvit.routing.calibrate import OutOfReachError
-from progresvit.routing.decide import exit_rounds
+from progresvit.routing.decide import at_exit
 from progresvit.routing.scores import OOD_SCORES, recorded_ood_score
 from progresvit.table import Column, Table
 
@@ -101,14 +102,10 @@ def measure_ood(
     _check_pair(known, unknown)
     if threshold is None:
         threshold = known.near_lossless_threshold(router)
-    both = (known, unknown)
-    rounds = {
-        "routed": [exit_rounds(records.scores(router), threshold) for records in both],
-        f"round {known.rounds}": [np.full(len(records), known.rounds - 1) for records in both],
-    }
+    rounds = [(records, records.answer_rounds(threshold, router)) for records in (known, unknown)]
     results = []
-    for answers, exits in rounds.items():
-        statistics = [records.statistics[np.arange(len(records)), s] for records, s in zip(both, exits)]
+    for answers in (ROUTED, f"round {known.rounds}"):
+        statistics = [at_exit(records.statistics, exits[answers]) for records, exits in rounds]
         for name in OOD_SCORES:
             high, low = (recorded_ood_score(name, values) for values in statistics)
             results.append(

@@ -12,6 +12,7 @@ import numpy as np
 from progresvit.compute import Convention
 from progresvit.evaluation.records import Records, RoutedRecords, split_by_id
 from progresvit.routing import Router
+from progresvit.routing.decide import at_exit
 from progresvit.routing.per_round import (
     LEAST_ROUNDS,
     Choice,
@@ -22,7 +23,7 @@ from progresvit.routing.per_round import (
 )
 
 OTHER_HALF = "on_the_other_half"
-"""In ``Setting.expected``: what thresholds that were chosen on one half gave on the other."""
+"""Key of ``Setting.expected``: the results of thresholds on the half of the images that they were not chosen on."""
 LEAST_IMAGES = 100
 """Half of fewer images shows little but chance."""
 
@@ -69,7 +70,7 @@ def find_thresholds(
             f"{len(records)} images are too few for thresholds per round, which need {LEAST_IMAGES}; evaluate on more, "
             "or leave out per_round=True."
         )
-    return per_round_frontier(records.scores(router), records.correct, records.gmacs(convention))
+    return per_round_frontier(records.exit_scores(router), records.correct, records.gmacs(convention))
 
 
 def cross_fitted(
@@ -80,14 +81,13 @@ def cross_fitted(
     Which half an image is in depends on its id alone.
     """
     first_half = split_by_id(records.ids, 0.5, seed=0)
-    scores, gmacs = records.scores(router), records.gmacs(convention)
+    scores, gmacs = records.exit_scores(router), records.gmacs(convention)
     exits = cross_fitted_exits(scores, records.correct, gmacs, first_half, choices)  # (C, N)
-    rows = np.arange(len(records))
     shares = [np.bincount(rounds, minlength=records.rounds) / len(records) for rounds in exits]
     return [
         CrossFittedPoint(
-            top1=float(records.correct[rows, rounds].mean()),
-            top5=float(records.correct5[rows, rounds].mean()),
+            top1=float(at_exit(records.correct, rounds).mean()),
+            top5=float(at_exit(records.correct5, rounds).mean()),
             gmacs=float(share @ np.asarray(gmacs)),
             exit_shares=tuple(share.tolist()),
         )

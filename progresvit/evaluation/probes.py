@@ -10,7 +10,6 @@ Letters: N images, S rounds, L learning rates.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,16 +24,15 @@ from torch import Tensor
 from progresvit.data.dataset import ImageDataset, some_of
 from progresvit.data.transforms import NamedTransform
 from progresvit.distributed import Processes
-from progresvit.evaluation.batches import ProgressCallback
 from progresvit.evaluation.linear_probe import BATCH, LEARNING_RATES, LinearProbe, check_learning_rates
 from progresvit.evaluation.linear_training import held_out_accuracy, hold_out_tenth, train_probe, training_batches
-from progresvit.evaluation.parts import Parts
+from progresvit.evaluation.parts import Parts, image_batches
 from progresvit.evaluation.record_files import read_records, write_records
 from progresvit.evaluation.records import Records
-from progresvit.evaluation.run import gather_records, run_images
-from progresvit.evaluation.source import DataSource, EvalOptions, check_run, finished, source_header
+from progresvit.evaluation.run import finish_records, run_predictor
+from progresvit.evaluation.source import DataSource, EvalOptions, check_run, finished, names_hash, source_header
 from progresvit.io.part_formats import SafetensorsCheckpoints
-from progresvit.io.resumable import ResumableTable
+from progresvit.io.resumable import Progress, ResumableTable
 from progresvit.metrics.knn import check_knn
 from progresvit.model.interface import RoundModel
 from progresvit.predict.features import KNN, Features, Linear, class_tokens
@@ -52,7 +50,7 @@ def evaluate_knn(
     temperature: float = 0.07,
     bank_split: str = "train",
     options: EvalOptions | None = None,
-    progress: ProgressCallback | None = None,
+    progress: Progress | None = None,
 ) -> Records:
     """Write the records of weighted k-NN votes on a model's class tokens, and return them.
 
@@ -108,7 +106,7 @@ def evaluate_knn(
     return read_records(out)
 
 
-def _after(before: int, total: int, progress: ProgressCallback | None) -> ProgressCallback | None:
+def _after(before: int, total: int, progress: Progress | None) -> Progress | None:
     """Progress over several datasets, of which ``before`` images are done."""
     return None if progress is None else lambda done, _: progress(before + done, total)
 
@@ -122,14 +120,15 @@ def _extract_features(
     name: str,
     options: EvalOptions,
     processes: Processes,
-    progress: ProgressCallback | None,
+    progress: Progress | None,
 ) -> None:
     """Make the parts with the class tokens of all images: a column ``round1``, ``round2``, … for each round."""
     header = source_header(model, source, parts.dataset, name=name, options=options, device=processes.device)
     header = replace(header, probe={"task": "features"})  # another number of neighbours continues with the same parts
     transform = NamedTransform(model.config, source.corruption)
     options = replace(options, keep_logits=False)
-    run_images(parts, header, predictor, transform, None, options=options, processes=processes, progress=progress)
+    load = image_batches(parts, transform, None, options=options, processes=processes, progress=progress)
+    run_predictor(parts, header, predictor, load, options=options, processes=processes, progress=progress)
 
 
 def _read_features(parts: Parts, model: RoundModel) -> Iterator[Tensor]:
@@ -151,7 +150,7 @@ def evaluate_linear(
     in_memory: bool = False,
     seed: int = 0,
     options: EvalOptions | None = None,
-    progress: ProgressCallback | None = None,
+    progress: Progress | None = None,
 ) -> Records:
     """Train linear classifiers on a model's class tokens, write the records of the best of each round, return them.
 
@@ -212,21 +211,15 @@ def evaluate_linear(
         accuracy, unreadable = held_out_accuracy(model, probe, held_out, options, device)  # (S, L)
         best = accuracy.argmax(dim=1).tolist()  # (S, L) -> (S,), the first of equally good ones
         result = {"held_out_top1": accuracy.tolist(), "learning_rates": [learning_rates[number] for number in best]}
+        lines = (*batches.unreadable.lines(), *unreadable.lines())
+        header = replace(header, probe_result=result, unreadable=lines)
         make = partial(record_columns, keep_logits=options.keep_logits)
-        run_images(
-            parts,
-            header,
-            Linear(model, probe, best, dtype=options.dtype, make=make),
-            NamedTransform(model.config, source.corruption),
-            splits.images.targets,
-            options=options,
-            processes=processes,
-            progress=progress,
-        )
-        records = gather_records(parts, replace(header, probe_result=result), splits.images.targets)
-        lines = (*batches.unreadable.lines(), *unreadable.lines(), *records.header.unreadable)
-        write_records(replace(records, header=replace(records.header, unreadable=lines)), out)
-        parts.remove()
+        linear = Linear(model, probe, best, dtype=options.dtype, make=make)
+        transform = NamedTransform(model.config, source.corruption)
+        targets = splits.images.targets
+        load = image_batches(parts, transform, targets, options=options, processes=processes, progress=progress)
+        run_predictor(parts, header, linear, load, options=options, processes=processes, progress=progress)
+        finish_records(parts, header, targets, processes)
         checkpoints.remove()
     return read_records(out)
 
@@ -241,11 +234,10 @@ class LabelledSplits:
 
     def describe(self, bank_split: str) -> dict[str, Any]:
         """The entries of a header about the bank."""
-        names = "\n".join(entry.name for entry in self.bank.entries)
         return {
             "split": bank_split,
             "images": len(self.bank),
-            "names": hashlib.sha256(names.encode()).hexdigest(),
+            "names": names_hash(self.bank),
             "classes": list(self.bank.class_ids),
         }
 

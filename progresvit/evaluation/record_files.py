@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,25 +16,35 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from progresvit.data.dataset import UNLABELLED
-from progresvit.evaluation.header import read_header
+from progresvit.evaluation.header import Header, read_header
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.segmentation_records import SegmentationRecords, confusion_rows
 from progresvit.io.files import replace_file, writing
 from progresvit.routing.scores import STATISTICS
-
-if TYPE_CHECKING:
-    from scipy import sparse
 
 FORMAT = 1
 KEY = b"progresvit"
 SEGMENTATION_KEY = b"progresvit_segmentation"
 """Metadata of the file, by the kind of model."""
 
+OPTIONAL = ("log_probability", "logits")
+ROUND_COLUMNS = ("top5_labels", "top5_probabilities", "top10_entropy", "entropy", "statistics", *OPTIONAL)
+"""Fields of :class:`Records` that have a column for each round; the optional ones may be missing."""
+
 
 def write_records(records: Records | SegmentationRecords, path: Path) -> None:
     """Write the file in one step: a reader finds no file or a complete one."""
     records.check()
-    table = _segmentation_table(records) if isinstance(records, SegmentationRecords) else _classification_table(records)
+    about: dict[str, Any] = {"format": FORMAT, "rounds": records.rounds}
+    columns = {"id": pa.array(records.ids.tolist(), pa.string())}
+    if isinstance(records, SegmentationRecords):
+        key = SEGMENTATION_KEY
+        columns |= _segmentation_columns(records)
+    else:
+        key, about["statistics"] = KEY, STATISTICS
+        columns |= _classification_columns(records)
+    about["header"] = records.header.to_dict()
+    table = pa.table(columns).replace_schema_metadata({key: json.dumps(about).encode()})
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     with writing(path):
@@ -88,8 +97,14 @@ def read_routed_records(path: str | Path) -> Records | SegmentationRecords:
             f"{path} is not a complete Parquet file ({error}); give a file of progresvit evaluate."
         ) from error
     try:
-        of_masks = SEGMENTATION_KEY in (table.schema.metadata or {})
-        records = _read_segmentation(table) if of_masks else _read_classification(table)
+        metadata = table.schema.metadata or {}
+        key = SEGMENTATION_KEY if SEGMENTATION_KEY in metadata else KEY
+        about = json.loads(metadata[key])
+        if about["format"] != FORMAT or (key == KEY and tuple(about["statistics"]) != STATISTICS):
+            raise ValueError("these records are of another version of the library; evaluate again.")
+        read = _read_segmentation if key == SEGMENTATION_KEY else _read_classification
+        ids = np.array(table["id"].to_pylist(), dtype=np.str_)
+        records = read(table.combine_chunks(), read_header(about["header"]), ids, about["rounds"])
         records.check()
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} holds no records of this library (it lacks {error}); evaluate again.") from error
@@ -98,51 +113,29 @@ def read_routed_records(path: str | Path) -> Records | SegmentationRecords:
     return records
 
 
-def _classification_table(records: Records) -> pa.Table:
-    columns: dict[str, Any] = {"id": pa.array(records.ids.tolist(), pa.string())}
-    columns["label"] = pa.array(records.labels, pa.int32(), mask=records.labels == UNLABELLED)
+def _classification_columns(records: Records) -> dict[str, pa.Array]:
+    columns = {"label": pa.array(records.labels, pa.int32(), mask=records.labels == UNLABELLED)}
     for s in range(records.rounds):
-        name = f"round{s + 1}"
-        columns[f"{name}_top5_labels"] = _fixed_lists(records.top5_labels[:, s].astype(np.int32))
-        columns[f"{name}_top5_probabilities"] = _fixed_lists(records.top5_probabilities[:, s])
-        columns[f"{name}_top10_entropy"] = pa.array(records.top10_entropy[:, s])
-        columns[f"{name}_entropy"] = pa.array(records.entropy[:, s])
-        columns[f"{name}_statistics"] = _fixed_lists(records.statistics[:, s])
-        if records.log_probability is not None:
-            columns[f"{name}_log_probability"] = pa.array(records.log_probability[:, s])
-        if records.logits is not None:
-            columns[f"{name}_logits"] = _fixed_lists(records.logits[:, s])
-    about = {"format": FORMAT, "rounds": records.rounds, "statistics": STATISTICS, "header": records.header.to_dict()}
-    return pa.table(columns).replace_schema_metadata({KEY: json.dumps(about).encode()})
+        for name in ROUND_COLUMNS:
+            if (values := getattr(records, name)) is None:
+                continue
+            values = np.ascontiguousarray(values[:, s], np.int32 if name == "top5_labels" else None)  # (N,) or (N, M)
+            column = pa.array(values.ravel())
+            if values.ndim == 2:
+                column = pa.FixedSizeListArray.from_arrays(column, values.shape[1])
+            columns[f"round{s + 1}_{name}"] = column
+    return columns
 
 
-def _read_classification(table: pa.Table) -> Records:
-    about = json.loads((table.schema.metadata or {})[KEY])
-    if about["format"] != FORMAT or tuple(about["statistics"]) != STATISTICS:
-        raise ValueError("these records are of another version of the library; evaluate again.")
-    table = table.combine_chunks()
-
-    def rounds_of(name: str) -> NDArray[Any]:
-        columns = [table[f"round{s + 1}_{name}"] for s in range(about["rounds"])]
-        return np.stack([_to_array(column) for column in columns], axis=1)
-
-    return Records(
-        header=read_header(about["header"]),
-        ids=np.array(table["id"].to_pylist(), dtype=np.str_),
-        labels=table["label"].fill_null(UNLABELLED).to_numpy().astype(np.int64),
-        top5_labels=rounds_of("top5_labels").astype(np.int64),
-        top5_probabilities=rounds_of("top5_probabilities"),
-        top10_entropy=rounds_of("top10_entropy"),
-        entropy=rounds_of("entropy"),
-        statistics=rounds_of("statistics"),
-        log_probability=rounds_of("log_probability") if "round1_log_probability" in table.column_names else None,
-        logits=rounds_of("logits") if "round1_logits" in table.column_names else None,
-    )
-
-
-def _fixed_lists(values: NDArray[Any]) -> pa.Array:
-    """(N, M) -> N lists of M numbers."""
-    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).ravel()), values.shape[1])
+def _read_classification(table: pa.Table, header: Header, ids: NDArray[np.str_], rounds: int) -> Records:
+    labels = table["label"].fill_null(UNLABELLED).to_numpy().astype(np.int64)
+    columns = {
+        name: np.stack([_to_array(table[f"round{s + 1}_{name}"]) for s in range(rounds)], axis=1)
+        for name in ROUND_COLUMNS
+        if name not in OPTIONAL or f"round1_{name}" in table.column_names
+    }
+    columns["top5_labels"] = columns["top5_labels"].astype(np.int64)
+    return Records(header=header, ids=ids, labels=labels, **columns)
 
 
 def _to_array(column: pa.ChunkedArray) -> NDArray[Any]:
@@ -154,44 +147,31 @@ def _to_array(column: pa.ChunkedArray) -> NDArray[Any]:
     return (np.concatenate(flat) if flat else np.zeros(0)).reshape(-1, column.type.list_size)
 
 
-def _segmentation_table(records: SegmentationRecords) -> pa.Table:
-    columns: dict[str, Any] = {
-        "id": pa.array(records.ids.tolist(), pa.string()),
-        "windows": pa.array(records.windows, pa.int32()),
-    }
+def _segmentation_columns(records: SegmentationRecords) -> dict[str, pa.Array]:
+    columns = {"windows": pa.array(records.windows, pa.int32())}
     for s, matrix in enumerate(records.confusion):
+        starts = pa.array(matrix.indptr, pa.int32())  # of the list of each image
         columns[f"round{s + 1}_score"] = pa.array(records.scores[:, s], pa.float32())
-        columns[f"round{s + 1}_cells"] = _ragged_lists(matrix.indptr, matrix.indices, pa.int32())
-        columns[f"round{s + 1}_counts"] = _ragged_lists(matrix.indptr, matrix.data, pa.int64())
-    about = {"format": FORMAT, "rounds": records.rounds, "header": records.header.to_dict()}
-    return pa.table(columns).replace_schema_metadata({SEGMENTATION_KEY: json.dumps(about).encode()})
+        for name, values, kind in (("cells", matrix.indices, pa.int32()), ("counts", matrix.data, pa.int64())):
+            columns[f"round{s + 1}_{name}"] = pa.ListArray.from_arrays(starts, pa.array(values, kind))
+    return columns
 
 
-def _read_segmentation(table: pa.Table) -> SegmentationRecords:
-    about = json.loads(table.schema.metadata[SEGMENTATION_KEY])
-    if about["format"] != FORMAT:
-        raise ValueError("these records are of another version of the library; evaluate again.")
-    header = read_header(about["header"])
-    names = [f"round{s + 1}" for s in range(about["rounds"])]
-    shape = (len(table), int(header.config["num_classes"]) ** 2)
-    return SegmentationRecords(
-        header=header,
-        ids=np.array(table["id"].to_pylist(), dtype=np.str_),
-        windows=table["windows"].to_numpy().astype(np.int64),
-        scores=np.stack([table[f"{name}_score"].to_numpy() for name in names], axis=1),
-        confusion=tuple(_matrix(table[f"{name}_cells"], table[f"{name}_counts"], shape) for name in names),
-    )
-
-
-def _ragged_lists(starts: Sequence[int], values: NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Lists of numbers; each begins at its start and ends at the next one's."""
-    return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), pa.array(values, kind))
-
-
-def _matrix(cells: pa.ChunkedArray, counts: pa.ChunkedArray, shape: tuple[int, int]) -> sparse.csr_array:
-    """A round's matrix from the columns of a file."""
+def _read_segmentation(table: pa.Table, header: Header, ids: NDArray[np.str_], rounds: int) -> SegmentationRecords:
     import pyarrow.compute as pc  # slow to import, and records of classification models do without
 
-    lengths = pc.list_value_length(cells).to_numpy()
-    rows = np.repeat(np.arange(shape[0]), lengths)
-    return confusion_rows(rows, pc.list_flatten(cells).to_numpy(), pc.list_flatten(counts).to_numpy(), shape=shape)
+    scores, confusion = [], []
+    for s in range(1, rounds + 1):
+        score, cells, counts = (table[f"round{s}_{name}"] for name in ("score", "cells", "counts"))
+        images = np.repeat(np.arange(len(table)), pc.list_value_length(cells).to_numpy())
+        flat = [pc.list_flatten(column).to_numpy() for column in (cells, counts)]
+        shape = (len(table), int(header.config["num_classes"]) ** 2)
+        scores.append(score.to_numpy())
+        confusion.append(confusion_rows(images, *flat, shape=shape))
+    return SegmentationRecords(
+        header=header,
+        ids=ids,
+        windows=table["windows"].to_numpy().astype(np.int64),
+        scores=np.stack(scores, axis=1),
+        confusion=tuple(confusion),
+    )

@@ -22,14 +22,16 @@ from progresvit import compute
 from progresvit.config import BaseConfig
 from progresvit.data.dataset import UNLABELLED
 from progresvit.evaluation.header import Header
+from progresvit.metrics.arrays import Bools, Float32s, Floats, Ints
 from progresvit.model.registry import parse_config
 from progresvit.routing import HIGHEST, NEAR_LOSSLESS_DROP, PAPER_THRESHOLDS, Router
+from progresvit.routing.decide import exit_rounds
 from progresvit.routing.frontier import metric_frontier, metric_near_lossless
 from progresvit.routing.metric import Metric, OperatingPoint, Top1
 from progresvit.routing.settings import Loss
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
+ROUTED = "routed"
+"""The name of routed answers in tables; others are named by their round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,29 +50,39 @@ class RoutedRecords(ABC):
 
     @property
     @abstractmethod
-    def rounds(self) -> int:
-        """Number of rounds of the records."""
+    def uncertainty(self) -> Float32s:
+        """The entropy of each round, infinite where logits are not finite: (N, S)."""
 
     @property
-    @abstractmethod
+    def rounds(self) -> int:
+        """Number of rounds of the records."""
+        return int(self.uncertainty.shape[1])
+
+    @property
     def broken(self) -> int:
         """Images with a NaN or an infinity among the logits of any round."""
+        return int((~np.isfinite(self.uncertainty)).any(axis=1).sum())
+
+    def exit_scores(self, router: Router | None = None) -> Float32s:
+        """The scores that thresholds are compared with: uncertainties, or the probabilities of a router. (N, S)"""
+        self.header.check_routable()
+        return self.uncertainty if router is None else self.router_scores(router)
 
     @abstractmethod
-    def exit_scores(self, router: Router | None = None) -> Floats:
-        """The scores that thresholds are compared with: uncertainties, or the probabilities of a router. (N, S)"""
+    def router_scores(self, router: Router) -> Float32s:
+        """The probabilities of a learned router: (N, S)."""
 
     @abstractmethod
     def highest_score(self, router: Router | None = None) -> float:
         """The upper bound of these scores."""
 
     @abstractmethod
-    def gmacs(self, convention: compute.Convention = "paper") -> Sequence[float] | NDArray[np.float64]:
+    def gmacs(self, convention: compute.Convention = "paper") -> Sequence[float] | Floats:
         """GMACs of an image that exits after each round: (S,); (N, S) if images differ."""
 
-    @abstractmethod
     def full_gmacs(self, convention: compute.Convention = "paper") -> float:
         """GMACs of all rounds, on average over the images."""
+        return float(np.asarray(self.gmacs(convention))[..., -1].mean())
 
     @property
     @abstractmethod
@@ -81,9 +93,17 @@ class RoutedRecords(ABC):
     def losses(self, loss: Loss) -> NDArray[Any]:
         """The loss of an exit after each round against the last round: (N, S)."""
 
-    @abstractmethod
     def take(self, rows: NDArray[Any]) -> Self:
         """The images of these rows, by index or by boolean mask."""
+        indices = np.arange(len(self))[rows]
+        taken: dict[str, Any] = {}
+        for field in fields(self):
+            values = getattr(self, field.name)
+            if isinstance(values, tuple):  # a matrix for each round
+                taken[field.name] = tuple(matrix[indices] for matrix in values)
+            elif field.name != "header" and values is not None:
+                taken[field.name] = values[indices]
+        return replace(self, **taken)
 
     def check(self) -> None:
         """Refuse empty records, repeated ids, another number of rounds than the model has, and masks without labels."""
@@ -140,33 +160,29 @@ class Records(RoutedRecords):
     """(N,), -1 where there is none."""
     top5_labels: Ints
     """(N, S, 5), -1 where there are fewer classes or the logits are not finite."""
-    top5_probabilities: Floats
+    top5_probabilities: Float32s
     """(N, S, 5), NaN there."""
-    top10_entropy: Floats
+    top10_entropy: Float32s
     """(N, S), infinite where logits are not finite."""
-    entropy: Floats
+    entropy: Float32s
     """Entropy of all classes: (N, S)."""
-    statistics: Floats
+    statistics: Float32s
     """(N, S, 23)"""
-    log_probability: Floats | None = None
+    log_probability: Float32s | None = None
     """(N, S), natural logarithm of the label's probability, NaN where logits are not finite. None without labels and in
     records of version 0.1.0."""
-    logits: Floats | None = None
+    logits: Float32s | None = None
     """(N, S, K), if they were kept."""
 
     default_loss = "labelled"
 
     @property
-    def rounds(self) -> int:
-        return int(self.top10_entropy.shape[1])
+    def uncertainty(self) -> Float32s:
+        return self.top10_entropy
 
     @property
     def labelled(self) -> bool:
         return bool((self.labels != UNLABELLED).all())
-
-    @property
-    def broken(self) -> int:
-        return int(np.isinf(self.top10_entropy).any(axis=1).sum())
 
     @property
     def predictions(self) -> Ints:
@@ -174,15 +190,15 @@ class Records(RoutedRecords):
         return self.top5_labels[..., 0]
 
     @property
-    def correct(self) -> NDArray[np.bool_]:
+    def correct(self) -> Bools:
         """Whether each round is right: (N, S)."""
-        right: NDArray[np.bool_] = self.predictions == self.need_labels()[:, None]
+        right: Bools = self.predictions == self.need_labels()[:, None]
         return right
 
     @property
-    def correct5(self) -> NDArray[np.bool_]:
+    def correct5(self) -> Bools:
         """Whether the label is among the five likeliest classes of each round: (N, S)."""
-        right: NDArray[np.bool_] = (self.top5_labels == self.need_labels()[:, None, None]).any(axis=-1)
+        right: Bools = (self.top5_labels == self.need_labels()[:, None, None]).any(axis=-1)
         return right
 
     def need_labels(self) -> Ints:
@@ -203,16 +219,12 @@ class Records(RoutedRecords):
         """GMACs of an image that exits after each round: (S,)."""
         return list(self.header.gmacs[convention])
 
-    def full_gmacs(self, convention: compute.Convention = "paper") -> float:
-        return self.gmacs(convention)[-1]
+    def scores(self, router: Router | None = None) -> Float32s:
+        """The former name of :meth:`exit_scores`."""
+        return self.exit_scores(router)
 
-    def scores(self, router: Router | None = None) -> Floats:
-        """The scores that thresholds are compared with: entropies, or a router's probabilities. (N, S)"""
-        self.header.check_routable()
-        return self.top10_entropy if router is None else router.scores(self.statistics)
-
-    def exit_scores(self, router: Router | None = None) -> Floats:
-        return self.scores(router)
+    def router_scores(self, router: Router) -> Float32s:
+        return router.scores(self.statistics)
 
     def highest_score(self, router: Router | None = None) -> float:
         return HIGHEST if router is None else 1.0
@@ -221,13 +233,26 @@ class Records(RoutedRecords):
     def metric(self) -> Metric[OperatingPoint]:
         return Top1(self.correct, self.correct5) if self.labelled else Top1(None)
 
-    def losses(self, loss: Loss = "labelled") -> NDArray[np.bool_]:
+    def answer_rounds(
+        self, threshold: float | Sequence[float] | None = None, router: Router | None = None
+    ) -> dict[str, Ints]:
+        """The round, from 0, that answers for each image, (N,), by name: each round alone, then routed.
+
+        The threshold is near-lossless by default.
+        """
+        scores = self.exit_scores(router)
+        if threshold is None:
+            threshold = self.near_lossless_threshold(router)
+        rounds = {f"round {s + 1}": np.full(len(self), s) for s in range(self.rounds)}
+        return {**rounds, ROUTED: exit_rounds(scores, threshold)}
+
+    def losses(self, loss: Loss = "labelled") -> Bools:
         """Whether an exit after each round is harmful: (N, S).
 
         ``labelled`` counts errors that the last round does not make, ``unlabelled`` disagreement with it.
         """
         if loss == "unlabelled":
-            harms: NDArray[np.bool_] = self.predictions != self.predictions[:, -1:]
+            harms: Bools = self.predictions != self.predictions[:, -1:]
             return harms
         if loss == "labelled":
             return ~self.correct & self.correct[:, -1:]
@@ -235,25 +260,15 @@ class Records(RoutedRecords):
 
     def near_lossless_threshold(self, router: Router | None = None) -> float:
         """The threshold at which routed predictions are reported by default."""
-        threshold = self.near_lossless(router).threshold
-        assert isinstance(threshold, float)
-        return threshold
-
-    def take(self, rows: NDArray[Any]) -> Records:
-        columns = {
-            field.name: getattr(self, field.name)[rows]
-            for field in fields(self)
-            if field.name != "header" and getattr(self, field.name) is not None
-        }
-        return replace(self, **columns)
+        return float(self.near_lossless(router).threshold)
 
 
-def split_by_id(ids: NDArray[Any], share: float, seed: int) -> NDArray[np.bool_]:
+def split_by_id(ids: NDArray[Any], share: float, seed: int) -> Bools:
     """Which images are in the first of two parts, by their ids and the seed and not by their order: (N,)."""
     if not 0 < share < 1:
         raise ValueError(f"the share of a split is between 0 and 1, not {share:g}.")
     digests = [hashlib.sha256(f"{seed}\n{name}".encode()).digest()[:8] for name in ids.tolist()]
-    first: NDArray[np.bool_] = np.frombuffer(b"".join(digests), ">u8") < share * 2**64
+    first: Bools = np.frombuffer(b"".join(digests), ">u8") < share * 2**64
     if first.all() or not first.any():
         raise ValueError(f"{len(ids)} images are too few to split; evaluate on more.")
     return first

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import log_softmax
 
 from progresvit import table
-from progresvit.evaluation.records import Floats, Records
+from progresvit.evaluation.records import Records
+from progresvit.metrics.arrays import Float32s, Floats, Ints
 from progresvit.routing import Router
-from progresvit.routing.decide import exit_rounds
+from progresvit.routing.decide import at_exit
 from progresvit.table import Column, Row, Table
 
 BINS = 15
@@ -27,10 +28,10 @@ COLDEST, HOTTEST = 0.05, 20.0
 class Reliability:
     """Images in bins of equal width by the probability of their prediction; (BINS,) each."""
 
-    images: NDArray[np.int64]
-    probability: NDArray[np.float64]
+    images: Ints
+    probability: Floats
     """Mean in the bin; NaN in an empty bin."""
-    accuracy: NDArray[np.float64]
+    accuracy: Floats
 
     @property
     def error(self) -> float:
@@ -41,7 +42,7 @@ class Reliability:
 
 
 def reliability_bins(probability: ArrayLike, correct: ArrayLike, bins: int = BINS) -> Reliability:
-    """From the probability of each image's prediction and whether it is correct. Bins are (low, high]."""
+    """Bins (low, high] from the probability of each image's prediction and whether it is correct."""
     values, hits = np.asarray(probability, np.float64), np.asarray(correct, np.float64)
     if values.shape != hits.shape or values.ndim != 1 or not len(values):
         raise ValueError(f"probabilities {values.shape} and hits {hits.shape} must be one per image.")
@@ -79,7 +80,7 @@ def fit_temperatures(records: Records) -> tuple[float, ...]:
     return tuple(fit_temperature(logits[finite, s], labels[finite]) for s in range(records.rounds))
 
 
-def probabilities(records: Records, temperatures: Sequence[float] | None = None) -> Floats:
+def probabilities(records: Records, temperatures: Sequence[float] | None = None) -> Float32s:
     """Probability of the prediction of every round: (N, S). A temperature changes it, but never the prediction."""
     if temperatures is None:
         return records.top5_probabilities[..., 0]
@@ -98,16 +99,11 @@ def reliabilities(
     temperatures: Sequence[float] | None = None,
 ) -> dict[str, Reliability]:
     """Reliability of each round and routed; the threshold is near-lossless by default."""
-    scores = records.scores(router)
-    if threshold is None:
-        threshold = records.near_lossless_threshold(router)
+    rounds = records.answer_rounds(threshold, router)
     probability, correct = probabilities(records, temperatures), records.correct
-    rounds = {f"round {s + 1}": np.full(len(records), s) for s in range(records.rounds)}
-    rounds["routed"] = exit_rounds(scores, threshold)
     bins = {}
     for name, exits in rounds.items():
-        rows = np.arange(len(records))
-        values, hits = probability[rows, exits], correct[rows, exits]
+        values, hits = at_exit(probability, exits), at_exit(correct, exits)
         finite = np.isfinite(values)
         if not finite.any():
             raise ValueError(f"no image has finite logits ({name}); there is nothing to calibrate.")
@@ -143,7 +139,7 @@ def measure_scaled_reliability(
     share: float = 0.5,
     seed: int = 0,
 ) -> ReliabilityReport:
-    """The same on one part of the images, with temperatures (and the threshold, if none is given) from the other."""
+    """The error on one part of the images, with temperatures (and the threshold, by default) fitted on the other."""
     fitted, report = records.split(share, seed)
     temperatures = fit_temperatures(fitted)
     if threshold is None:
@@ -179,7 +175,7 @@ def _columns() -> list[Column]:
     ]
 
 
-def _logits(records: Records) -> Floats:
+def _logits(records: Records) -> Float32s:
     """Logits of the classes that predictions choose among: (N, S, K)."""
     if records.logits is None:
         raise ValueError(

@@ -6,14 +6,16 @@ R rates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from progresvit import table
 from progresvit.evaluation.records import Records
-from progresvit.routing import Router, fit_router
+from progresvit.metrics.arrays import Bools, Float32s
+from progresvit.routing import TENTHS, Router, fit_router
 from progresvit.routing.router import Target
+from progresvit.table import Column, Row, Table
 
 
 def fit_on(records: Records, *, target: Target = "benefit", epochs: int | None = None, seed: int = 0) -> Router:
@@ -23,7 +25,7 @@ def fit_on(records: Records, *, target: Target = "benefit", epochs: int | None =
         records: Labelled records of images that are not reported on.
         target: The event whose probability is predicted.
         epochs: Passes over the records; by default those of ``routing.router.default_epochs``.
-        seed: Of the weights and the order.
+        seed: Seed of the weights and the order.
     """
     records.header.check_routable()
     return fit_router(
@@ -37,9 +39,7 @@ def fit_on(records: Records, *, target: Target = "benefit", epochs: int | None =
     )
 
 
-def matched_outcomes(
-    records: Records, scores: NDArray[np.float32], rates: Sequence[float]
-) -> tuple[NDArray[np.bool_], list[float]]:
+def matched_outcomes(records: Records, scores: Float32s, rates: Sequence[float]) -> tuple[Bools, list[float]]:
     """Whether each image is correct at each rate, (N, R), and the average GMACs of the rates.
 
     The images with the highest scores continue, exactly as many as the rate asks for; ties are taken in order. The cost
@@ -47,7 +47,7 @@ def matched_outcomes(
 
     Args:
         records: Labelled records of two rounds.
-        scores: Of round 1, (N,).
+        scores: Scores of round 1, (N,).
         rates: Shares of the images that continue to round 2.
     """
     if records.rounds != 2:
@@ -61,3 +61,24 @@ def matched_outcomes(
         outcomes[:, number] = np.where(refined, correct[:, 1], correct[:, 0])
         spent.append(gmacs[0] + count / len(records) * (gmacs[1] - gmacs[0]))
     return outcomes, spent
+
+
+def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequence[float] = TENTHS) -> Table:
+    """Top-1 of entropy and of each router when the same share of the images continues to round 2: the paper's table."""
+    rules: dict[str, Router | None] = {"entropy": None, **routers}
+    outcomes = {
+        name: matched_outcomes(records, records.exit_scores(router)[:, 0], rates) for name, router in rules.items()
+    }
+    rows: list[Row] = []
+    for number, (rate, spent) in enumerate(zip(rates, outcomes["entropy"][1])):
+        row: Row = {"continue": rate, "gmacs_paper": spent}
+        row |= {name: float(correct[:, number].mean()) for name, (correct, _) in outcomes.items()}
+        row |= {f"{name}_gain": row[name] - row["entropy"] for name in routers}
+        rows.append(row)
+    columns = [
+        Column("continue", "continue (%)", table.rough_percent),
+        Column("gmacs_paper", "GMACs (paper)", table.decimals),
+        *(Column(name, f"{name} top-1 (%)", table.percent) for name in rules),
+        *(Column(f"{name}_gain", f"{name} gain (points)", table.points) for name in routers),
+    ]
+    return Table("Routers at matched continuation rates", columns, rows)

@@ -19,16 +19,15 @@ import torch
 from progresvit.config import BaseConfig
 from progresvit.data.dataset import UNLABELLED, some_of
 from progresvit.data.segmentation import SegmentationDataset, find_segmentation
-from progresvit.data.segmentation.windows import WindowOptions, describe_windows, windows_hash
+from progresvit.data.segmentation.windows import WindowOptions, describe_windows
 from progresvit.data.transforms import NamedTransform
 from progresvit.distributed import Processes
-from progresvit.evaluation.batches import LoadParts, PartBatch, ProgressCallback, image_batches, mask_batches
 from progresvit.evaluation.classes import relabel
 from progresvit.evaluation.header import Header
-from progresvit.evaluation.parts import FinishedBatch, Parts
+from progresvit.evaluation.parts import LoadParts, PartBatch, Parts, image_batches, mask_batches
 from progresvit.evaluation.record_files import read_records, read_segmentation_records, write_records
 from progresvit.evaluation.records import Records
-from progresvit.evaluation.segmentation_records import SegmentationRecords, confusion_cells, confusion_rows
+from progresvit.evaluation.segmentation_records import SegmentationRecords, confusion_cells, matrices_of_cells
 from progresvit.evaluation.source import (
     DataSource,
     EvalOptions,
@@ -39,7 +38,9 @@ from progresvit.evaluation.source import (
     source_header,
 )
 from progresvit.io.part_formats import Columns
+from progresvit.io.resumable import Progress
 from progresvit.model.interface import RoundModel
+from progresvit.model.registry import DEFAULT_KIND
 from progresvit.predict.head import Head, Predictor, record_columns
 from progresvit.predict.segment import Segmenter
 
@@ -58,7 +59,7 @@ def evaluate(
     name: str,
     processes: Processes,
     options: EvalOptions | None = None,
-    progress: ProgressCallback | None = None,
+    progress: Progress | None = None,
 ) -> Records:
     """Write the records of a model on a dataset, and return them.
 
@@ -84,21 +85,13 @@ def evaluate(
     labels = [UNLABELLED] * len(images) if source.unlabelled else relabel(images, model.config)
     model = model.to(processes.device).eval()
     make = partial(record_columns, classes=header.classes, keep_logits=options.keep_logits)
+    head = Head(model, dtype=options.dtype, make=make)
+    transform = NamedTransform(model.config, source.corruption)
+    targets = None if source.unlabelled else labels
     with Parts(out, images) as parts:
-        run_images(
-            parts,
-            header,
-            Head(model, dtype=options.dtype, make=make),
-            NamedTransform(model.config, source.corruption),
-            None if source.unlabelled else labels,
-            options=options,
-            processes=processes,
-            progress=progress,
-        )
-        if processes.first:
-            write_records(gather_records(parts, header, labels), out)
-            parts.remove()
-        processes.wait()
+        load = image_batches(parts, transform, targets, options=options, processes=processes, progress=progress)
+        run_predictor(parts, header, head, load, options=options, processes=processes, progress=progress)
+        finish_records(parts, header, labels, processes)
     return read_records(out)
 
 
@@ -114,7 +107,7 @@ def evaluate_segmentation(
     ignore: Iterable[int] = (255,),
     windows: WindowOptions | None = None,
     options: EvalOptions | None = None,
-    progress: ProgressCallback | None = None,
+    progress: Progress | None = None,
 ) -> SegmentationRecords:
     """Write the records of a segmentation model on images with masks, and return them.
 
@@ -147,7 +140,6 @@ def evaluate_segmentation(
         options=options,
         device=device,
         preprocessing=describe_windows(config, windows),
-        preprocessing_sha256=windows_hash(config, windows),
         data=data,
         split=split,
         masks={"values": list(dataset.values), "ignored": list(dataset.ignored)},
@@ -156,10 +148,7 @@ def evaluate_segmentation(
     with Parts(out, dataset, size=MASK_CHUNK) as parts:
         load = mask_batches(parts, config, windows, options)
         run_predictor(parts, header, predictor, load, options=options, processes=processes, progress=progress)
-        if processes.first:
-            write_records(_gather_masks(parts, header), out)
-            parts.remove()
-        processes.wait()
+        finish_records(parts, header, None, processes)
     return read_segmentation_records(out)
 
 
@@ -176,33 +165,6 @@ def _check_classes(dataset: SegmentationDataset, config: BaseConfig, data: str) 
     )
 
 
-def run_images(
-    parts: Parts,
-    header: Header,
-    predictor: Predictor,
-    transform: NamedTransform,
-    labels: Sequence[int] | None,
-    *,
-    options: EvalOptions,
-    processes: Processes,
-    progress: ProgressCallback | None = None,
-) -> None:
-    """Run a predictor of normalised images on the images that are missing; see :func:`run_predictor`.
-
-    Args:
-        parts: The parts of a dataset.
-        header: It identifies the run.
-        predictor: Makes the columns of a batch.
-        transform: Makes the pixels of an image.
-        labels: Labels of the whole dataset; None without labels.
-        options: Batch size and so on.
-        processes: Processes that share the work, and their device.
-        progress: Called after each batch.
-    """
-    load = image_batches(parts, transform, labels, options=options, processes=processes, progress=progress)
-    run_predictor(parts, header, predictor, load, options=options, processes=processes, progress=progress)
-
-
 def run_predictor(
     parts: Parts,
     header: Header,
@@ -211,71 +173,72 @@ def run_predictor(
     *,
     options: EvalOptions,
     processes: Processes,
-    progress: ProgressCallback | None = None,
+    progress: Progress | None = None,
 ) -> None:
-    """Make the parts that are missing; all processes share them, and all are done when this returns."""
-    keep_logits = options.keep_logits and header.masks is None
-    mine, done = parts.share_run(header, processes, keep_logits=keep_logits, overwrite=options.overwrite)
-    counter = ProgressCounter(progress, len(parts.dataset), done, processes.count)
-    parts.fill(_columns_of_batches(predictor, load(mine), counter), first=processes.first)
+    """Run a predictor on the images that are missing; all processes share them, and all are done when this returns.
+
+    Args:
+        parts: The parts of a dataset.
+        header: It identifies the run.
+        predictor: Makes the columns of a batch.
+        load: Gives the images of parts in batches.
+        options: Batch size and so on.
+        processes: Processes that share the work, and their device.
+        progress: Called after each batch.
+    """
+    identity = {**header.identity(), "chunk": parts.size, "keep_logits": options.keep_logits and header.masks is None}
+    identity["pictures"] = identity.pop("images")  # as version 0.1.0 wrote it, so that its parts are continued
+    if identity["config"].get("kind") == DEFAULT_KIND:
+        identity["config"] = {key: value for key, value in identity["config"].items() if key != "kind"}
+    mine, done = parts.share(identity, processes, overwrite=options.overwrite)
+    parts.fill(_finished_batches(parts, predictor, load(mine), done, processes, progress), first=processes.first)
     processes.wait()
 
 
 @torch.inference_mode()
-def _columns_of_batches(
-    predictor: Predictor, batches: Iterable[PartBatch], counter: ProgressCounter
-) -> Iterator[FinishedBatch]:
-    """The columns and unreadable images of each batch as it is finished."""
+def _finished_batches(
+    parts: Parts,
+    predictor: Predictor,
+    batches: Iterable[PartBatch],
+    done: int,
+    processes: Processes,
+    progress: Progress | None,
+) -> Iterator[tuple[int, Columns]]:
+    """The number of a part and the columns of a batch as it is finished; ``done`` images are from an earlier run."""
+    total = len(parts.dataset)
+    if progress:
+        progress(done, total)
     for batch in batches:
         columns = predictor.columns(batch.images, batch.targets) if batch.indices else {}
         if "confusion" in columns:
             columns |= confusion_cells(batch.indices, columns.pop("confusion").cpu().numpy())
-        counter.add(len(batch.indices) + len(batch.unreadable))
+        done += (len(batch.indices) + len(batch.unreadable)) * processes.count  # the others are as fast as this one
+        if progress:
+            progress(min(done, total), total)
+        parts.skip(batch.unreadable)
         yield batch.part, Columns({"index": np.array(batch.indices, np.int64), **columns}, batch.unreadable)
 
 
-class ProgressCounter:
-    """Counts images for the callback, assuming that the other processes are as fast as this one."""
-
-    def __init__(self, callback: ProgressCallback | None, total: int, done: int, processes: int) -> None:
-        self.callback, self.total, self.done, self.processes = callback, total, done, processes
-        self.add(0)
-
-    def add(self, images: int) -> None:
-        """Count images of this process."""
-        self.done = min(self.done + images * self.processes, self.total)
-        if self.callback:
-            self.callback(self.done, self.total)
-
-
-def gather_records(parts: Parts, header: Header, labels: Sequence[int]) -> Records:
-    """The records of all parts; ``labels`` has the labels of the whole dataset."""
-    columns, unreadable = parts.collect()
-    order = columns.pop("index")
-    return Records(
-        header=finished(header, unreadable),
-        ids=np.array([parts.dataset.entries[index].name for index in order], dtype=np.str_),
-        labels=np.array(labels, np.int64)[order],
-        **columns,
-    )
-
-
-def _gather_masks(parts: Parts, header: Header) -> SegmentationRecords:
-    """The records of all parts."""
-    columns, unreadable = parts.collect()
-    order = columns["index"]
-    row_of = np.empty(len(parts.dataset), np.int64)
-    row_of[order] = np.arange(len(order))
-    shape = (len(order), int(header.config["num_classes"]) ** 2)
-    confusion = []
-    for s in range(header.rounds):
-        of_round = columns["cell_round"] == s
-        rows = row_of[columns["cell_image"][of_round]]
-        confusion.append(confusion_rows(rows, columns["cell"][of_round], columns["cell_count"][of_round], shape=shape))
-    return SegmentationRecords(
-        header=finished(header, unreadable),
-        ids=np.array([parts.dataset.entries[index].name for index in order], dtype=np.str_),
-        windows=columns["windows"],
-        scores=columns["scores"],
-        confusion=tuple(confusion),
-    )
+def finish_records(parts: Parts, header: Header, labels: Sequence[int] | None, processes: Processes) -> None:
+    """Write the records from their parts, in the first process; ``labels`` has the labels of the whole dataset."""
+    if processes.first:
+        columns, unreadable = parts.collect()
+        order = columns.pop("index")
+        header = finished(header, (*header.unreadable, *unreadable))
+        ids = np.array([parts.dataset.entries[index].name for index in order], dtype=np.str_)
+        records: Records | SegmentationRecords
+        if header.masks is None:
+            records = Records(header=header, ids=ids, labels=np.array(labels, np.int64)[order], **columns)
+        else:
+            records = SegmentationRecords(
+                header=header,
+                ids=ids,
+                windows=columns["windows"],
+                scores=columns["scores"],
+                confusion=matrices_of_cells(
+                    columns, order, rounds=header.rounds, classes=int(header.config["num_classes"])
+                ),
+            )
+        write_records(records, parts.out)
+        parts.remove()
+    processes.wait()

@@ -6,16 +6,17 @@ Letters: N images, S rounds, K classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from progresvit import compute
-from progresvit.evaluation.records import Floats, Ints, RoutedRecords
+from progresvit.evaluation.records import RoutedRecords
+from progresvit.metrics.arrays import Float32s, Floats, Ints
 from progresvit.metrics.miou import ClassCounts
 from progresvit.routing import TENTHS, Router
 from progresvit.routing.calibrate import threshold_for_exit_share
@@ -36,7 +37,7 @@ class SegmentationRecords(RoutedRecords):
 
     windows: Ints
     """Number of windows of each image, of all its views: (N,)."""
-    scores: Floats
+    scores: Float32s
     """(N, S), infinite where logits are not finite."""
     confusion: tuple[sparse.csr_array, ...]
     """Pixels of each image by label and prediction, one matrix per round: (N, K * K) int64, cell label * K +
@@ -45,8 +46,8 @@ class SegmentationRecords(RoutedRecords):
     default_loss = "pixel-error"
 
     @property
-    def rounds(self) -> int:
-        return int(self.scores.shape[1])
+    def uncertainty(self) -> Float32s:
+        return self.scores
 
     def check(self) -> None:
         super().check()
@@ -69,10 +70,6 @@ class SegmentationRecords(RoutedRecords):
         """Names of the classes; their numbers if they have none."""
         config = self.header.config
         return tuple(config.get("labels") or config.get("class_ids") or map(str, range(self.classes)))
-
-    @property
-    def broken(self) -> int:
-        return int((~np.isfinite(self.scores)).any(axis=1).sum())
 
     @cached_property
     def counts(self) -> ClassCounts:
@@ -97,27 +94,21 @@ class SegmentationRecords(RoutedRecords):
         return ClassCounts(*(part.sum(axis=0) for part in self.counts))
 
     @property
-    def pixel_error(self) -> NDArray[np.float64]:
+    def pixel_error(self) -> Floats:
         """Share of an image's labelled pixels that are wrong, (N, S); 0 if it has no labelled pixels."""
         pixels = self.counts.labelled.sum(axis=-1)
         wrong = pixels - self.counts.intersection.sum(axis=-1)
-        error: NDArray[np.float64] = wrong / np.maximum(pixels, 1)
+        error: Floats = wrong / np.maximum(pixels, 1)
         return error
 
-    def gmacs(self, convention: compute.Convention = "paper") -> NDArray[np.float64]:
+    def gmacs(self, convention: compute.Convention = "paper") -> Floats:
         """GMACs of each image if it exits after each round, of all its windows: (N, S)."""
         of_window = np.asarray(self.header.gmacs[convention], np.float64)
-        spent: NDArray[np.float64] = of_window * self.windows[:, None]
+        spent: Floats = of_window * self.windows[:, None]
         return spent
 
-    def full_gmacs(self, convention: compute.Convention = "paper") -> float:
-        return float(self.gmacs(convention)[:, -1].mean())
-
-    def exit_scores(self, router: Router | None = None) -> Floats:
-        self.header.check_routable()
-        if router is not None:
-            raise ValueError("a router scores the images of classification models; segmentation takes router=None.")
-        return self.scores
+    def router_scores(self, router: Router) -> Float32s:
+        raise ValueError("a router scores the images of classification models; segmentation takes router=None.")
 
     def highest_score(self, router: Router | None = None) -> float:
         return math.log(self.classes)
@@ -126,7 +117,7 @@ class SegmentationRecords(RoutedRecords):
     def metric(self) -> Metric[SegmentationPoint]:
         return MeanIoU(self.counts)
 
-    def losses(self, loss: Loss = "pixel-error") -> NDArray[np.float64]:
+    def losses(self, loss: Loss = "pixel-error") -> Floats:
         """The increase of an image's pixel error over the last round's: (N, S).
 
         It is 0 where the error decreases, so its mean bounds the increase of the mean pixel error.
@@ -153,16 +144,6 @@ class SegmentationRecords(RoutedRecords):
         exits = np.broadcast_to(np.asarray(rounds), len(self))
         cells = sum(matrix[np.flatnonzero(exits == s)].sum(axis=0) for s, matrix in enumerate(self.confusion))
         return np.asarray(cells, np.int64).reshape(self.classes, self.classes)
-
-    def take(self, rows: NDArray[Any]) -> SegmentationRecords:
-        indices = np.arange(len(self))[rows]
-        return replace(
-            self,
-            ids=self.ids[indices],
-            windows=self.windows[indices],
-            scores=self.scores[indices],
-            confusion=tuple(matrix[indices] for matrix in self.confusion),
-        )
 
 
 def confusion_rows(
@@ -192,3 +173,17 @@ def confusion_cells(images: Sequence[int], confusion: Ints) -> dict[str, Ints]:
         "cell": cell,
         "cell_count": flat[row, of_round, cell],
     }
+
+
+def matrices_of_cells(
+    columns: Mapping[str, Ints], images: Ints, *, rounds: int, classes: int
+) -> tuple[sparse.csr_array, ...]:
+    """Each round's matrix from the columns of :func:`confusion_cells`; ``images`` are the numbers of its rows."""
+    row_of = np.empty(images.max() + 1, np.int64)
+    row_of[images] = np.arange(len(images))
+    matrices = []
+    for s in range(rounds):
+        of_round = columns["cell_round"] == s
+        rows, cells = row_of[columns["cell_image"][of_round]], columns["cell"][of_round]
+        matrices.append(confusion_rows(rows, cells, columns["cell_count"][of_round], shape=(len(images), classes**2)))
+    return tuple(matrices)

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from progresvit import table
 from progresvit.evaluation.records import Records
+from progresvit.metrics.arrays import Bools, Floats, Ints
 from progresvit.routing import Router
 from progresvit.routing.calibrate import OutOfReachError
-from progresvit.routing.decide import Floats, exit_rounds
+from progresvit.routing.decide import at_exit
 from progresvit.table import Column, Row, Table
 
 RISKS = (0.01, 0.02, 0.05, 0.1)
@@ -73,25 +74,17 @@ def abstain_entropy(uncertainty: ArrayLike, wrong: ArrayLike, max_error: float) 
     return None if good[-1] == len(sorted_) - 1 else float(sorted_[good[-1] + 1])
 
 
-def routed_answers(records: Records, rounds: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
+def routed_answers(records: Records, rounds: Ints) -> tuple[Floats, Bools]:
     """Entropy of each image's prediction and whether it is wrong, given the rounds of exit: (N,) twice."""
-    rows = np.arange(len(records))
-    return records.top10_entropy[rows, rounds].astype(np.float64), ~records.correct[rows, rounds]
+    return at_exit(records.top10_entropy, rounds).astype(np.float64), ~at_exit(records.correct, rounds)
 
 
 def risk_coverage_curves(
     records: Records, threshold: float | Sequence[float] | None = None, router: Router | None = None
 ) -> dict[str, RiskCoverage]:
     """Curves of each round alone and routed; the threshold is near-lossless by default."""
-    scores = records.scores(router)
-    if threshold is None:
-        threshold = records.near_lossless_threshold(router)
-    curves = {
-        f"round {s + 1}": risk_coverage(*routed_answers(records, np.full(len(records), s)))
-        for s in range(records.rounds)
-    }
-    curves["routed"] = risk_coverage(*routed_answers(records, exit_rounds(scores, threshold)))
-    return curves
+    rounds = records.answer_rounds(threshold, router)
+    return {name: risk_coverage(*routed_answers(records, exits)) for name, exits in rounds.items()}
 
 
 def risk_coverage_table(curves: Mapping[str, RiskCoverage]) -> Table:

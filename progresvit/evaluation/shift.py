@@ -16,14 +16,14 @@ from progresvit import table
 from progresvit.data.augment.corruption import Corruption, check_corruption, file_name
 from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES
 from progresvit.distributed import Processes
-from progresvit.evaluation.batches import ProgressCallback
 from progresvit.evaluation.classes import IMAGENET_CLASSES
 from progresvit.evaluation.record_files import read_records
 from progresvit.evaluation.records import Records
 from progresvit.evaluation.run import evaluate
 from progresvit.evaluation.source import DataSource, EvalOptions, intended_header
+from progresvit.io.resumable import Progress
 from progresvit.model.interface import RoundModel
-from progresvit.routing import Router, operating_point
+from progresvit.routing import Router
 from progresvit.table import Column, Row, Table
 
 Suite = Literal["generated", "imagenet-c", "imagenet-v2", "imagenet-a", "imagenet-r", "imagenet-sketch"]
@@ -104,7 +104,7 @@ def evaluate_sets(
     name: str,
     processes: Processes,
     options: EvalOptions | None = None,
-    progress: Callable[[str], ProgressCallback] | None = None,
+    progress: Callable[[str], Progress] | None = None,
 ) -> dict[str, Records]:
     """Records of every set in ``out``/records. Records that exist for this model are not evaluated again.
 
@@ -119,7 +119,12 @@ def evaluate_sets(
     """
     options = options or EvalOptions()
     for shifted in sets:  # all of them, before hours are spent on the first
-        _check_classes(shifted)
+        count = len(shifted.source.find().class_ids)
+        if shifted.classes not in (None, count):
+            raise ValueError(
+                f"{shifted.name} has {shifted.classes} classes and {shifted.source.data} {count} class folders; give "
+                "the folder that holds all of them."
+            )
     records_of = {}
     for shifted in sets:
         path = out / "records" / f"{shifted.name}.parquet"
@@ -175,7 +180,7 @@ def shift_table(
         row: Row = {"set": shifted.name, "images": len(records)}
         row |= {f"top1_round_{s + 1}": float(share) for s, share in enumerate(records.correct.mean(axis=0))}
         if threshold is not None:
-            point = operating_point(records.scores(router), records.correct, records.gmacs(), threshold)
+            (point,) = records.frontier([threshold], router)
             row |= {"top1_routed": point.top1, "gmacs_paper": point.gmacs}
         rows.append(row)
     if len(rows) > 1:
@@ -238,18 +243,8 @@ def imagenet_c_errors(
         records = records_of[shifted.name]
         top1 = float(records.correct[:, -1].mean())
         if threshold is not None:
-            point = operating_point(records.scores(router), records.correct, records.gmacs(), threshold)
-            assert point.top1 is not None
+            (point,) = records.frontier([threshold], router)
             top1 = point.top1
         assert shifted.corruption is not None
         errors.setdefault(shifted.corruption, []).append(1 - top1)
     return errors
-
-
-def _check_classes(shifted: ShiftedSet) -> None:
-    count = len(shifted.source.find().class_ids)
-    if shifted.classes is not None and count != shifted.classes:
-        raise ValueError(
-            f"{shifted.name} has {shifted.classes} classes and {shifted.source.data} {count} class folders; give the "
-            "folder that holds all of them."
-        )

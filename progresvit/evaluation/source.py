@@ -15,7 +15,7 @@ import torch
 from progresvit import __version__
 from progresvit.compute import CONVENTIONS
 from progresvit.data.augment.corruption import Corruption
-from progresvit.data.crop import describe_preprocessing, preprocessing_hash
+from progresvit.data.crop import describe_preprocessing, description_hash
 from progresvit.data.dataset import TIMM_NAMES, ImageDataset, find_images, find_unlabelled
 from progresvit.data.gpu_decode import plan_for
 from progresvit.distributed import Processes
@@ -139,27 +139,33 @@ def source_header(
         if source.unlabelled:
             raise ValueError("predictions cannot be restricted to the classes of images that have no labels.")
         restricted = tuple(sorted(class_numbers(images.class_ids, model.config)))
-    preprocessing = describe_preprocessing(model.config)
-    if source.corruption is None and plan_for(model.config, device, options.decode).jpeg:
-        preprocessing["decode"] = "gpu"
-    return make_header(
+    header = make_header(
         model,
         images,
         name=name,
         options=options,
         device=device,
-        preprocessing=preprocessing,
-        preprocessing_sha256=preprocessing_hash(model.config),
+        preprocessing=describe_preprocessing(model.config),
         data=source.data,
         split=None if source.unlabelled else source.split,
         classes=restricted,
         corruption=f"{source.corruption.name}/{source.corruption.severity}" if source.corruption else None,
         corruption_sha256=source.corruption.source if source.corruption else None,
     )
+    if source.corruption is None and plan_for(model.config, device, options.decode).jpeg:
+        return replace(header, preprocessing={**header.preprocessing, "decode": "gpu"})  # the hash is of the crop alone
+    return header
 
 
 def make_header(
-    model: RoundModel, images: ImageDataset, *, name: str, options: EvalOptions, device: torch.device, **about: Any
+    model: RoundModel,
+    images: ImageDataset,
+    *,
+    name: str,
+    options: EvalOptions,
+    device: torch.device,
+    preprocessing: Mapping[str, Any],
+    **about: Any,
 ) -> Header:
     """A header; ``about`` holds the fields that depend on the kind of model."""
     return Header(
@@ -168,16 +174,23 @@ def make_header(
         config=model.config.to_dict(),
         gmacs={convention: model.gmacs(convention) for convention in CONVENTIONS},
         routable=model.config.routable,
+        preprocessing=preprocessing,
+        preprocessing_sha256=description_hash(preprocessing),
         precision=getattr(model, "precision", options.precision),  # graphs of an export may be int8
         backend=getattr(model, "backend", None),
         graphs_sha256=getattr(model, "graphs_sha256", None),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         images=len(images),
         drawn_from=images.drawn_from,
-        names_sha256=hashlib.sha256("\n".join(entry.name for entry in images.entries).encode()).hexdigest(),
+        names_sha256=names_hash(images),
         version=__version__,
         **about,
     )
+
+
+def names_hash(images: ImageDataset) -> str:
+    """SHA-256 of the names of all images, in order."""
+    return hashlib.sha256("\n".join(entry.name for entry in images.entries).encode()).hexdigest()
 
 
 def finished(header: Header, unreadable: tuple[str, ...]) -> Header:

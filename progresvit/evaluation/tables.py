@@ -1,4 +1,4 @@
-"""Tables from records: the frontier, routers at matched continuation rates, and the IoU of each class."""
+"""Tables from records: the frontier, and the IoU of each class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from progresvit import table
 from progresvit.compute import CONVENTIONS, Convention
 from progresvit.evaluation.per_round import CrossFittedPoint, cross_fitted_curve, find_thresholds, has_per_round
 from progresvit.evaluation.records import Records, RoutedRecords
-from progresvit.evaluation.routers import matched_outcomes
 from progresvit.evaluation.segmentation_records import SegmentationRecords
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.metrics.miou import bootstrap_ends, iou
@@ -47,22 +46,20 @@ def frontier_table(
         router: Compare thresholds with its probabilities instead of entropies.
         settings: Named thresholds, chosen elsewhere; each gets a row with its name.
     """
+    (main, label), (other, other_label) = next(iter(models.values())).metric.labels.items()
     rows: list[Row] = []
     for name, records in models.items():
         limits = records.default_thresholds() if thresholds is None else thresholds
-        points = records.frontier(limits, router)
-        rows += _rows(name, records, limits, points, router)
-        if points[0].accuracy is not None:
-            best = records.near_lossless(router).threshold
-            rows += _rows(name, records, [best], records.frontier([best], router), router, DEFAULT)
+        rows += _rows(name, records, limits, router)
+        if rows[-1][main] is not None:  # the images have labels
+            rows += _rows(name, records, [records.near_lossless(router).threshold], router, DEFAULT)
         if has_per_round(records):
             rows += _per_round_rows(name, records, router)
         for setting, limit in (settings or {}).items():
-            rows += _rows(name, records, [limit], records.frontier([limit], router), router, setting)
+            rows += _rows(name, records, [limit], router, setting)
     most = max(sum(key.startswith("exit_share_") for key in row) for row in rows)
     for row in rows:  # models may differ in their rounds
         row.update({f"exit_share_{s}": row.get(f"exit_share_{s}") for s in range(1, most + 1)})
-    (main, label), (other, other_label) = next(iter(models.values())).metric.labels.items()
     columns = [
         *([Column("model", "model")] if len(models) > 1 else []),
         Column("threshold", "τ", table.threshold),
@@ -85,7 +82,7 @@ def _per_round_rows(name: str, records: Records, router: Router | None) -> list[
     best, gmacs = find_thresholds(records, router).near_lossless(), records.gmacs("paper")
     budgets = [gmacs[0] + share * (gmacs[-1] - gmacs[0]) for share in TENTHS[1:-1]]
     points, lossless = cross_fitted_curve(records, budgets, router)
-    rows = _rows(name, records, [best], records.frontier([best], router), router, f"near-lossless, {PER_ROUND}")
+    rows = _rows(name, records, [best], router, f"near-lossless, {PER_ROUND}")
     for point in (lossless, *points):
         top1 = share_interval(round(point.top1 * len(records)), len(records))
         spent = {convention: float(np.dot(point.exit_shares, records.gmacs(convention))) for convention in CONVENTIONS}
@@ -94,15 +91,9 @@ def _per_round_rows(name: str, records: Records, router: Router | None) -> list[
     return rows
 
 
-def _rows(
-    name: str,
-    records: RoutedRecords,
-    thresholds: ArrayLike,
-    points: Sequence[OperatingPoint | SegmentationPoint],
-    router: Router | None,
-    note: str = "",
-) -> list[Row]:
+def _rows(name: str, records: RoutedRecords, thresholds: ArrayLike, router: Router | None, note: str = "") -> list[Row]:
     """The rows of these thresholds."""
+    points = records.frontier(thresholds, router)
     metric, scores = records.metric, records.exit_scores(router)
     intervals: Sequence[Interval | None] = [None] * len(points)
     if points[0].accuracy is not None and (note or metric.has_fast_interval):
@@ -140,25 +131,6 @@ def _row(
         **{f"exit_share_{s}": share for s, share in enumerate(point.exit_shares, start=1)},
         "note": note,
     }
-
-
-def matched_table(records: Records, routers: Mapping[str, Router], rates: Sequence[float] = TENTHS) -> Table:
-    """Top-1 of entropy and of each router when the same share of the images continues to round 2: the paper's table."""
-    rules: dict[str, Router | None] = {"entropy": None, **routers}
-    outcomes = {name: matched_outcomes(records, records.scores(router)[:, 0], rates) for name, router in rules.items()}
-    rows: list[Row] = []
-    for number, (rate, spent) in enumerate(zip(rates, outcomes["entropy"][1])):
-        row: Row = {"continue": rate, "gmacs_paper": spent}
-        row |= {name: float(correct[:, number].mean()) for name, (correct, _) in outcomes.items()}
-        row |= {f"{name}_gain": row[name] - row["entropy"] for name in routers}
-        rows.append(row)
-    columns = [
-        Column("continue", "continue (%)", table.rough_percent),
-        Column("gmacs_paper", "GMACs (paper)", table.decimals),
-        *(Column(name, f"{name} top-1 (%)", table.percent) for name in rules),
-        *(Column(f"{name}_gain", f"{name} gain (points)", table.points) for name in routers),
-    ]
-    return Table("Routers at matched continuation rates", columns, rows)
 
 
 def iou_table(records: SegmentationRecords) -> Table:

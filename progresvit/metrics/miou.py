@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+
+from progresvit.metrics.arrays import Floats, Ints
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Counts = NDArray[np.int64]
-Floats = NDArray[np.float64]
 DRAWS = 1000
 """Draws of a bootstrap."""
 BLOCK = 100
@@ -26,10 +26,10 @@ BLOCK = 100
 class ClassCounts(NamedTuple):
     """Pixels of each class, (..., K) each. Intersection over union needs no more of a confusion matrix."""
 
-    intersection: Counts
+    intersection: Ints
     """Labelled and predicted as the class."""
-    labelled: Counts
-    predicted: Counts
+    labelled: Ints
+    predicted: Ints
 
     @classmethod
     def of(cls, confusion: ArrayLike) -> ClassCounts:

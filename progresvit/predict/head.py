@@ -15,7 +15,7 @@ from torch import Tensor
 from progresvit.model.interface import RoundModel
 from progresvit.routing import full_entropy, logit_statistics, top10_entropy
 
-TOP = 5
+TOP5 = 5
 
 MakeColumns = Callable[..., dict[str, Tensor]]
 """Makes columns, (B, S, …) each, from the logits of every round, S times (B, K), and the labels, (B,) or None."""
@@ -100,9 +100,9 @@ def _top5(logits: Tensor, classes: Sequence[int] | None) -> tuple[Tensor, Tensor
     numbers = torch.arange(logits.shape[-1]) if classes is None else torch.tensor(classes)
     numbers = numbers.to(logits.device)
     candidates = logits[:, numbers]
-    probabilities, ranks = candidates.softmax(dim=-1).topk(min(TOP, len(numbers)), dim=-1)
+    probabilities, ranks = candidates.softmax(dim=-1).topk(min(TOP5, len(numbers)), dim=-1)
     finite = logits.isfinite().all(dim=-1, keepdim=True)
-    missing = (0, TOP - ranks.shape[1])
+    missing = (0, TOP5 - ranks.shape[1])
     return (
         F.pad(numbers[ranks].where(finite, -1), missing, value=-1),
         F.pad(probabilities.where(finite, torch.nan), missing, value=torch.nan),

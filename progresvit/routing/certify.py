@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from progresvit.routing.decide import Floats, Threshold, as_scores
+from progresvit.metrics.arrays import Floats, Ints
+from progresvit.routing.decide import Threshold, as_scores
 from progresvit.routing.scores import HIGHEST
-from progresvit.routing.sums import exit_counts, routed_counts, routed_sums
+from progresvit.routing.sums import exit_counts, routed_sums
 
 Losses = NDArray[np.bool_ | np.float64]
 """Booleans or float64; it decides which test is used."""
@@ -192,7 +193,7 @@ def _walk(
 ) -> CertifiedThreshold:
     """Test the rows of the path in their order; ``losses`` of the last round are 0."""
     images = len(scores)
-    harmed = routed_counts(scores, losses > 0, path).sum(axis=1)
+    harmed = routed_sums(scores, losses > 0, path)
     if losses.dtype == bool:
         from scipy.stats import binom  # slow to import, and training and the engine do not need it
 
@@ -231,8 +232,7 @@ def _order_on(scores: Floats, harms: Losses, gmacs: Floats, highest: float) -> F
     numbers = np.stack(np.meshgrid(*counts, indexing="ij"), axis=-1).reshape(-1, between)
     rows = _take(levels, numbers)
     spent = exit_counts(scores, rows) @ gmacs
-    counted = harms.dtype == bool
-    harmed = routed_counts(scores, harms, rows).sum(axis=1) if counted else routed_sums(scores, harms, rows)
+    harmed = routed_sums(scores, harms, rows)
     order = np.lexsort((spent, harmed))  # by harm, then by compute
     cheapest = np.minimum.accumulate(spent[order])
     better = order[np.append(True, cheapest[1:] < cheapest[:-1])]
@@ -241,7 +241,7 @@ def _order_on(scores: Floats, harms: Losses, gmacs: Floats, highest: float) -> F
     return np.vstack([_take(levels, steps.astype(int)), rows[better]])
 
 
-def _take(levels: list[Floats], numbers: NDArray[np.int64]) -> Floats:
+def _take(levels: list[Floats], numbers: Ints) -> Floats:
     """The levels with these numbers, one column for each round: (steps, S - 1)."""
     return np.stack([column[numbers[:, s]] for s, column in enumerate(levels)], axis=1)
 

@@ -17,15 +17,14 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from progresvit.io.parse import Section
-from progresvit.routing.scores import Float32s, OODScore, finite_rows, ood_score, recorded_ood_score, top10_entropy
+from progresvit.metrics.arrays import Bools, Float32s, Floats, Ints
+from progresvit.routing.scores import OODScore, finite_rows, ood_score, recorded_ood_score, top10_entropy
 
 if TYPE_CHECKING:
     from progresvit.routing.router import Router
 
 Array = Any
 """A numpy array or a torch tensor."""
-Marks = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 Threshold = float | tuple[float, ...]
 """One for all rounds, or one for each round but the last."""
 
@@ -89,14 +88,19 @@ def as_thresholds(thresholds: ArrayLike, rounds: int) -> Floats:
     return values
 
 
-def exit_rounds(scores: ArrayLike, threshold: float | Sequence[float]) -> NDArray[np.int64]:
+def exit_rounds(scores: ArrayLike, threshold: float | Sequence[float]) -> Ints:
     """The round, from 0, after which each image exits: (N, S) -> (N,). The score of the last round is not used."""
     values = as_scores(scores)
     limits = as_thresholds([threshold], values.shape[1])[0]  # (S - 1,)
     exiting = np.ones(values.shape, bool)
     exiting[:, :-1] = exits(values[:, :-1], limits)
-    rounds: NDArray[np.int64] = exiting.argmax(axis=1)
+    rounds: Ints = exiting.argmax(axis=1)
     return rounds
+
+
+def at_exit(values: NDArray[Any], rounds: Ints) -> NDArray[Any]:
+    """The values of each image in the round after which it exits: (N, S, …), (N,) -> (N, …)."""
+    return values[np.arange(len(rounds)), rounds]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,18 +201,14 @@ class Policy:
         entropy = top10_entropy(logits)
         withheld = is_withheld(entropy, self.abstention.entropy)
         if s == len(self.thresholds):
-            return self._decision(logits, withheld | True, withheld, entropy)
-        score = entropy if self.router is None else self.router.score(s, logits)
-        exiting = exits(score, self.thresholds[s])
-        abstaining = exiting & withheld
-        if self.abstention.router is not None:
-            probability = self.abstention.router.score(s, logits)
-            rejected = ~exiting & is_unrecoverable(probability, self.abstention.unrecoverable)
-            exiting, abstaining = exiting | rejected, abstaining | rejected
-        return self._decision(logits, exiting, abstaining, entropy)
-
-    def _decision(self, logits: Array, exiting: Array, abstaining: Array, entropy: Array) -> Decision:
-        """The decision, with the out-of-distribution images among those that exit."""
+            exiting, abstaining = withheld | True, withheld
+        else:
+            exiting = exits(entropy if self.router is None else self.router.score(s, logits), self.thresholds[s])
+            abstaining = exiting & withheld
+            if self.abstention.router is not None:
+                probability = self.abstention.router.score(s, logits)
+                rejected = ~exiting & is_unrecoverable(probability, self.abstention.unrecoverable)
+                exiting, abstaining = exiting | rejected, abstaining | rejected
         if self.ood is None:
             unknown, score = exiting & False, entropy * math.nan
         else:
@@ -238,22 +238,22 @@ class Policy:
 class Answers(NamedTuple):
     """The answers of a round on the host: all (B,), except the classes and their probabilities."""
 
-    exits: Marks
-    classes: NDArray[np.int64]
+    exits: Bools
+    classes: Ints
     """(B, k), the most probable first; -1 where logits are not finite."""
     probabilities: Float32s
     """(B, k); NaN where logits are not finite."""
     entropy: Float32s
     """Top-10 entropy."""
-    abstains: Marks
+    abstains: Bools
     """Exits without an answer; never true where ``exits`` is false."""
-    out_of_distribution: Marks
+    out_of_distribution: Bools
     """Exits and belongs to none of the classes; these abstain too."""
     ood_score: Float32s
     """NaN without an ``OODRule``."""
 
     @property
-    def index(self) -> NDArray[np.int64]:  # type: ignore[override]  # replaces tuple.index, which has no use here
+    def index(self) -> Ints:  # type: ignore[override]  # replaces tuple.index, which has no use here
         """The most probable class: (B,)."""
         return self.classes[:, 0]
 
@@ -315,15 +315,15 @@ def decide(policy: Policy, s: int, logits: NDArray[Any], temperature: float = 1.
 class Routed:
     """The decisions of a policy for recorded images; all (N,)."""
 
-    rounds: NDArray[np.int64]
+    rounds: Ints
     """The round, from 0, after which the image exits."""
-    abstained: Marks
-    out_of_distribution: Marks
+    abstained: Bools
+    out_of_distribution: Bools
     """Images that belong to none of the classes; they are also in ``abstained``."""
 
 
 def route_records(policy: Policy, entropy: ArrayLike, statistics: ArrayLike | None = None) -> Routed:
-    """The same decisions from records: ``entropy`` (N, S), and ``statistics`` (N, S, 23) for a router or an OODRule."""
+    """The decisions for records: ``entropy`` (N, S), and ``statistics`` (N, S, 23) for a router or an OODRule."""
     if (policy.routers or policy.ood) and statistics is None:
         what = "a learned router" if policy.routers else "an out-of-distribution score"
         raise ValueError(f"{what} needs statistics; pass statistics=records.statistics.")
@@ -331,18 +331,17 @@ def route_records(policy: Policy, entropy: ArrayLike, statistics: ArrayLike | No
     scores = entropies if policy.router is None else policy.router.scores(statistics)  # type: ignore[arg-type]
     chances = None if rejecting is None else rejecting.scores(statistics)  # type: ignore[arg-type]
     rounds, rejected = exit_or_reject(scores, chances, policy.thresholds, policy.abstention.unrecoverable)
-    rows = np.arange(len(rounds))
     unknown = np.zeros(len(rounds), bool)
     if policy.ood is not None:
-        exit_statistics = np.asarray(statistics)[rows, rounds]  # (N, S, 23) -> (N, 23)
+        exit_statistics = at_exit(np.asarray(statistics), rounds)  # (N, S, 23) -> (N, 23)
         unknown = is_out_of_distribution(recorded_ood_score(policy.ood.score, exit_statistics), policy.ood.limit)
-    withheld = is_withheld(entropies[rows, rounds], policy.abstention.entropy)
+    withheld = is_withheld(at_exit(entropies, rounds), policy.abstention.entropy)
     return Routed(rounds=rounds, abstained=rejected | withheld | unknown, out_of_distribution=unknown)
 
 
 def exit_or_reject(
     scores: ArrayLike, chances: ArrayLike | None, threshold: float | Sequence[float], unrecoverable: float
-) -> tuple[NDArray[np.int64], Marks]:
+) -> tuple[Ints, Bools]:
     """The round, from 0, after which each image exits, and whether it was rejected: (N, S) twice -> (N,) twice.
 
     ``chances`` are the probabilities of being unrecoverable, compared with the limit ``unrecoverable``.

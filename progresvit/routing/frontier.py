@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from progresvit.routing.decide import Floats, as_scores, as_thresholds
+from progresvit.metrics.arrays import Floats
+from progresvit.routing.decide import as_scores, as_thresholds
 from progresvit.routing.metric import Metric, OperatingPoint, P, Top1
 from progresvit.routing.sums import every_threshold, exit_counts, routed_sums, total_gmacs
 

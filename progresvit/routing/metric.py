@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from progresvit.metrics.arrays import Bools, Floats
 from progresvit.metrics.interval import Interval, mean_interval, share_interval
 from progresvit.metrics.miou import ClassCounts, bootstrap_ends, influence_values, mean_iou, pixel_accuracy
-from progresvit.routing.decide import Floats, Marks, Threshold, exit_rounds
-from progresvit.routing.sums import routed_counts, routed_sums
+from progresvit.routing.decide import Threshold, at_exit, exit_rounds
+from progresvit.routing.sums import routed_sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,8 @@ class Metric(ABC, Generic[P]):
 
     labels: ClassVar[Mapping[str, str]]
     """The values of a point: their names in tables by their attribute. The first one is the accuracy."""
+    point: ClassVar[type[Any]]
+    """The class of its operating points."""
     has_fast_interval: ClassVar[bool]
     """Whether the interval of the accuracy takes so little time that every row of a table has it."""
 
@@ -69,11 +72,7 @@ class Metric(ABC, Generic[P]):
         """The values of ``labels`` at each threshold, (T,) each; None without labels."""
 
     @abstractmethod
-    def point(self, **values: Any) -> P:
-        """The operating point with these values."""
-
-    @abstractmethod
-    def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Marks:
+    def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Bools:
         """Whether the accuracy at each threshold is at most ``max_drop`` below that at the first one: (T,)."""
 
     @abstractmethod
@@ -97,29 +96,28 @@ class Top1(Metric[OperatingPoint]):
     """
 
     labels: ClassVar = {"top1": "top-1", "top5": "top-5"}
+    point = OperatingPoint
     has_fast_interval = True
 
     def __init__(self, correct: ArrayLike | None, correct5: ArrayLike | None = None) -> None:
-        self.marks = {"top1": correct, "top5": correct5}
+        marks = {"top1": correct, "top5": correct5}
+        self.marks = {name: None if values is None else np.asarray(values, bool) for name, values in marks.items()}
 
     def at(self, scores: ArrayLike, thresholds: ArrayLike) -> Mapping[str, Floats | None]:
         count = len(np.asarray(scores))
         return {
-            name: None if marks is None else routed_counts(scores, marks, thresholds).sum(axis=1) / count
+            name: None if marks is None else routed_sums(scores, marks, thresholds) / count
             for name, marks in self.marks.items()
         }
 
-    def point(self, **values: Any) -> OperatingPoint:
-        return OperatingPoint(**values)
-
-    def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Marks:
+    def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Bools:
         right = self._right(scores, thresholds)
         allowed = np.floor(max_drop * len(np.asarray(scores)) + 1e-9)  # compared as counts
-        within: Marks = right >= right[0] - allowed
+        within: Bools = right >= right[0] - allowed
         return within
 
     def single_rounds(self) -> Mapping[str, Floats]:
-        return {name: np.asarray(marks).mean(axis=0) for name, marks in self.marks.items() if marks is not None}
+        return {name: marks.mean(axis=0) for name, marks in self.marks.items() if marks is not None}
 
     def intervals(self, scores: ArrayLike, thresholds: ArrayLike, *, fast: bool = False) -> list[Interval]:
         """Wilson's intervals."""
@@ -129,7 +127,7 @@ class Top1(Metric[OperatingPoint]):
     def _right(self, scores: ArrayLike, thresholds: ArrayLike) -> Any:
         """Correct images at each threshold: (T,)."""
         assert self.marks["top1"] is not None
-        return routed_counts(scores, self.marks["top1"], thresholds).sum(axis=1)
+        return routed_sums(scores, self.marks["top1"], thresholds)
 
 
 class MeanIoU(Metric[SegmentationPoint]):
@@ -140,6 +138,7 @@ class MeanIoU(Metric[SegmentationPoint]):
     """
 
     labels: ClassVar = {"miou": "mIoU", "pixel_accuracy": "pixel accuracy"}
+    point = SegmentationPoint
     has_fast_interval = False
 
     def __init__(self, counts: ClassCounts) -> None:
@@ -149,12 +148,9 @@ class MeanIoU(Metric[SegmentationPoint]):
         routed = self._routed(scores, thresholds)
         return {"miou": mean_iou(routed), "pixel_accuracy": pixel_accuracy(routed)}
 
-    def point(self, **values: Any) -> SegmentationPoint:
-        return SegmentationPoint(**values)
-
-    def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Marks:
+    def is_within(self, scores: ArrayLike, thresholds: Floats, max_drop: float) -> Bools:
         miou = mean_iou(self._routed(scores, thresholds))
-        within: Marks = miou >= miou[0] - max_drop - 1e-12
+        within: Bools = miou >= miou[0] - max_drop - 1e-12
         return within
 
     def single_rounds(self) -> Mapping[str, Floats]:
@@ -166,8 +162,7 @@ class MeanIoU(Metric[SegmentationPoint]):
         ends = []
         for threshold in np.asarray(thresholds):
             exits = exit_rounds(scores, threshold)  # (N,)
-            rows = np.arange(len(exits))
-            counts = ClassCounts(*(part[rows, exits] for part in self.counts))  # (N, K) each
+            counts = ClassCounts(*(at_exit(part, exits) for part in self.counts))  # (N, K) each
             if fast:
                 mean = mean_interval(influence_values(counts))
                 ends.append(Interval(mean=mean.mean, lowest=max(0.0, mean.lowest), highest=min(1.0, mean.highest)))

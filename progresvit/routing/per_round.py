@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from progresvit.metrics.miou import Counts
+from progresvit.metrics.arrays import Bools, Floats, Ints
 from progresvit.routing.calibrate import OutOfReachError
-from progresvit.routing.decide import Floats, as_scores, exit_rounds, exits
+from progresvit.routing.decide import as_scores, exit_rounds, exits
 from progresvit.routing.frontier import NEAR_LOSSLESS_DROP
-from progresvit.routing.sums import every_threshold, exit_counts, routed_counts
+from progresvit.routing.sums import every_threshold, exit_counts, routed_sums
 
 PRICES = 40
 """Number of prices, in correct answers per GMAC: from one for the full path of all images to one for the shortest step
@@ -41,7 +41,7 @@ class PerRoundFrontier:
 
     thresholds: Floats
     """(T, S - 1)"""
-    right: Counts
+    right: Ints
     """Correctly classified images at each point: (T,), rising."""
     gmacs: Floats
     """Average over the images: (T,), rising."""
@@ -80,7 +80,7 @@ def per_round_frontier(scores: ArrayLike, correct: ArrayLike, gmacs: Sequence[fl
     """
     search = _Search(as_scores(scores), np.asarray(correct, bool), np.asarray(gmacs, np.float64))
     shared = every_threshold(search.scores)
-    right = routed_counts(search.scores, search.correct, shared).sum(axis=1)
+    right = routed_sums(search.scores, search.correct, shared)
     spent = exit_counts(search.scores, shared) @ search.gmacs
     search.keep(np.repeat(shared[:, None], search.rounds - 1, axis=1), right, spent)  # (K,) -> (K, S - 1)
     steps = np.diff(search.gmacs)
@@ -101,9 +101,9 @@ def cross_fitted_exits(
     scores: ArrayLike,
     correct: ArrayLike,
     gmacs: Sequence[float],
-    first_half: NDArray[np.bool_],
+    first_half: Bools,
     choices: Sequence[Choice],
-) -> NDArray[np.int64]:
+) -> Ints:
     """The round, from 0, after which each image exits with thresholds that were chosen on the other half: (C, N).
 
     Args:
@@ -125,7 +125,7 @@ def cross_fitted_exits(
 class _Search:
     """The images in the order of each round's scores, and the cheapest vector for each number of correct answers."""
 
-    def __init__(self, scores: Floats, correct: NDArray[np.bool_], gmacs: Floats) -> None:
+    def __init__(self, scores: Floats, correct: Bools, gmacs: Floats) -> None:
         if scores.shape != correct.shape or scores.shape[1] != len(gmacs):
             raise ValueError(
                 f"scores of shape {scores.shape}, correct answers of shape {correct.shape} and the compute of "
@@ -161,7 +161,7 @@ class _Search:
                 break
         return vector, value
 
-    def along(self, vector: Floats, s: int) -> tuple[Counts, Floats]:
+    def along(self, vector: Floats, s: int) -> tuple[Ints, Floats]:
         """Correct answers and total GMACs at every cut of round s, the other thresholds fixed: (K,) each."""
         last = self.rounds - 1
         hits, spent = self.hits[last], np.full(len(self.scores), self.gmacs[last])
@@ -178,7 +178,7 @@ class _Search:
         total = np.concatenate([[0.0], np.cumsum(more_spent[order])])[below] + float(spent.sum())
         return right, total
 
-    def keep(self, vectors: Floats, right: Counts, spent: Floats) -> None:
+    def keep(self, vectors: Floats, right: Ints, spent: Floats) -> None:
         """Keep the cheapest vector for each number of correct answers. Costs fall along a path of rising thresholds."""
         last = np.full(len(self.spent), -1)
         last[right] = np.arange(len(right))  # the last vector with a number of correct answers is the cheapest
@@ -200,7 +200,7 @@ class _Search:
         )
 
 
-def _cuts(scores: Floats) -> tuple[Floats, Counts]:
+def _cuts(scores: Floats) -> tuple[Floats, Ints]:
     """Thresholds of a round that are tried, and how many scores are below each: (N,) -> (K,), (K,), both rising."""
     cuts = every_threshold(np.stack([scores, scores], axis=1))
     below = np.searchsorted(np.sort(scores), cuts, side="left")

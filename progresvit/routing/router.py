@@ -15,13 +15,14 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from progresvit.io.files import replace_file
 from progresvit.io.parse import did_you_mean, former_name
+from progresvit.metrics.arrays import Bools, Float32s, Ints
 from progresvit.routing.calibrate import OutOfReachError
 from progresvit.routing.scores import STATISTICS, logit_statistics
 
@@ -116,7 +117,7 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def score_statistics(self, s: int, statistics: Tensor) -> Tensor:
-        """The same probability from statistics: (B, 23) -> (B,)."""
+        """The probability from statistics, infinite where one is not finite: (B, 23) -> (B,)."""
         with torch.autocast(statistics.device.type, enabled=False):
             probability = self.probability(s, statistics)
         return probability.where(statistics.isfinite().all(dim=-1), torch.inf)
@@ -126,7 +127,7 @@ class Router(nn.Module):
         probability: Tensor = self.after[s](statistics).sigmoid()
         return probability
 
-    def scores(self, statistics: ArrayLike) -> NDArray[np.float32]:
+    def scores(self, statistics: ArrayLike) -> Float32s:
         """Scores of records: (N, S, 23) -> (N, S). The last round's scores are not used, and infinite."""
         values = torch.from_numpy(np.array(statistics, np.float32))
         if values.ndim != 3 or values.shape[1:] != (self.rounds, len(STATISTICS)):
@@ -139,19 +140,19 @@ class Router(nn.Module):
         return torch.stack([*columns, torch.full_like(columns[0], torch.inf)], dim=1).cpu().numpy()
 
 
-def router_targets(correct: ArrayLike, target: Target) -> NDArray[np.bool_]:
+def router_targets(correct: ArrayLike, target: Target) -> Bools:
     """The events to predict, from whether each round is correct: (N, S) -> (N, S - 1)."""
     target = _current_target(target)
     right = np.asarray(correct, bool)
     if right.ndim != 2 or right.shape[1] < 2:
         raise ValueError(f"hits are images x rounds with two rounds at least, not of shape {right.shape}.")
-    wrong_now: NDArray[np.bool_] = ~right[:, :-1]
+    wrong_now: Bools = ~right[:, :-1]
     if target == "error":
         return wrong_now
     if target == "benefit":
-        benefit: NDArray[np.bool_] = wrong_now & right[:, -1:]
+        benefit: Bools = wrong_now & right[:, -1:]
         return benefit
-    never_right: NDArray[np.bool_] = ~np.logical_or.accumulate(right[:, ::-1], axis=1)[:, ::-1]  # from here on
+    never_right: Bools = ~np.logical_or.accumulate(right[:, ::-1], axis=1)[:, ::-1]  # from here on
     return never_right[:, :-1]
 
 
@@ -219,7 +220,7 @@ def _current_target(target: str) -> Target:
     return name  # type: ignore[return-value]  # checked
 
 
-def _hash_ids(ids: ArrayLike) -> NDArray[np.int64]:
+def _hash_ids(ids: ArrayLike) -> Ints:
     names = np.asarray(ids, np.str_).tolist()
     return np.array([int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True) for name in names])
 

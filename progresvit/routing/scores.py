@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from progresvit.io.parse import did_you_mean
+from progresvit.metrics.arrays import Bools, Float32s
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Float32s = NDArray[np.float32]
 
 TOP = 10
 HIGHEST = math.log(TOP)
@@ -66,22 +66,15 @@ def top10_entropy(logits: Any) -> Any:
     float32 for any input type. It is infinite where a logit is NaN or infinite, so such an image never exits early.
     Arrays and tensors agree to 1e-6.
     """
-    return _top10_of_array(logits) if isinstance(logits, np.ndarray) else _top10_of_tensor(logits)
+    count = min(TOP, logits.shape[-1])
+    if not isinstance(logits, np.ndarray):
+        import torch
 
-
-def _top10_of_tensor(logits: Tensor) -> Tensor:
-    import torch
-
-    values = logits.float()
-    top = values.topk(min(TOP, values.shape[-1]), dim=-1).values  # (B, K) -> (B, 10)
-    kept = top.softmax(dim=-1)  # renormalising the largest probabilities is a softmax over their logits
-    entropy = torch.special.entr(kept).sum(dim=-1)  # (B, 10) -> (B,)
-    return _infinite_unless_finite(values, entropy.clamp(max=_largest_entropy(top.shape[-1])))
-
-
-def _top10_of_array(logits: NDArray[Any]) -> Float32s:
+        values = logits.float()
+        kept = values.topk(count, dim=-1).values.softmax(dim=-1)  # (B, K) -> (B, 10); their softmax sums to one
+        entropy = torch.special.entr(kept).sum(dim=-1).clamp(max=_largest_entropy(count))  # (B, 10) -> (B,)
+        return entropy.where(values.isfinite().all(dim=-1), math.inf)
     values, finite = finite_rows(logits)
-    count = min(TOP, values.shape[-1])
     top = np.partition(values, -count, axis=-1)[:, -count:].astype(np.float64)  # (B, K) -> (B, 10)
     logs = top - top.max(axis=-1, keepdims=True)
     logs -= np.log(np.exp(logs).sum(axis=-1, keepdims=True))
@@ -103,7 +96,18 @@ def ood_score(name: OODScore, logits: Any) -> Any:
     check_ood_score(name)
     if name == "entropy":
         return -top10_entropy(logits)
-    return _ood_of_array(name, logits) if isinstance(logits, np.ndarray) else _ood_of_tensor(name, logits)
+    if not isinstance(logits, np.ndarray):
+        values = logits.float()
+        if name == "max-logit":
+            score = values.amax(dim=-1)
+        else:
+            score = values.logsumexp(dim=-1) if name == "energy" else values.softmax(dim=-1).amax(dim=-1)
+        return score.where(values.isfinite().all(dim=-1), -math.inf)
+    values, finite = finite_rows(logits)
+    highest = values.max(axis=-1)
+    total = np.exp(values - highest[:, None]).sum(axis=-1)  # 1 or more
+    score = {"energy": highest + np.log(total), "max-logit": highest, "msp": 1 / total}[name]
+    return np.where(finite, score, np.float32(-np.inf)).astype(np.float32, copy=False)
 
 
 def recorded_ood_score(name: OODScore, statistics: ArrayLike) -> Float32s:
@@ -120,29 +124,13 @@ def check_ood_score(name: str) -> None:
         raise ValueError(f"unknown out-of-distribution score {name!r}; {did_you_mean(name, OOD_SCORES)}")
 
 
-def _ood_of_tensor(name: OODScore, logits: Tensor) -> Tensor:
-    values = logits.float()
-    if name == "max-logit":
-        score = values.amax(dim=-1)
-    else:
-        score = values.logsumexp(dim=-1) if name == "energy" else values.softmax(dim=-1).amax(dim=-1)
-    return score.where(values.isfinite().all(dim=-1), -math.inf)
-
-
-def _ood_of_array(name: OODScore, logits: NDArray[Any]) -> Float32s:
-    values, finite = finite_rows(logits)
-    highest = values.max(axis=-1)
-    total = np.exp(values - highest[:, None]).sum(axis=-1)  # 1 or more
-    score = {"energy": highest + np.log(total), "max-logit": highest, "msp": 1 / total}[name]
-    return np.where(finite, score, np.float32(-np.inf)).astype(np.float32, copy=False)
-
-
 def full_entropy(logits: Tensor) -> Tensor:
     """Entropy of all class probabilities: (B, K) -> (B,). Kept in records; exits do not depend on it."""
     import torch
 
     values = logits.float()
-    return _infinite_unless_finite(values, torch.special.entr(values.softmax(dim=-1)).sum(dim=-1))
+    entropy: Tensor = torch.special.entr(values.softmax(dim=-1)).sum(dim=-1)
+    return entropy.where(values.isfinite().all(dim=-1), math.inf)
 
 
 def patch_entropy(logits: Tensor) -> Tensor:
@@ -154,8 +142,8 @@ def patch_entropy(logits: Tensor) -> Tensor:
     import torch
 
     values = logits.float().flatten(2).mT  # (B, K, g, g) -> (B, g * g, K)
-    entropy = torch.special.entr(values.softmax(dim=-1)).sum(dim=-1)  # (B, g * g, K) -> (B, g * g)
-    return _infinite_unless_finite(values, entropy.clamp(max=_largest_entropy(values.shape[-1])))
+    entropy: Tensor = torch.special.entr(values.softmax(dim=-1)).sum(dim=-1)  # (B, g * g, K) -> (B, g * g)
+    return entropy.clamp(max=_largest_entropy(values.shape[-1])).where(values.isfinite().all(dim=-1), math.inf)
 
 
 def uncertain_entropy(entropy: Tensor) -> Tensor:
@@ -184,7 +172,9 @@ def logit_statistics(logits: Tensor) -> Tensor:
     centred = z - z.mean(dim=-1, keepdim=True)
     deviation = centred.square().mean(dim=-1).sqrt()
     scaled = centred / deviation.clamp(min=1e-6).unsqueeze(-1)
-    leading_z, leading_p = _leading(z, fill=z[:, -1:]), _leading(p, fill=torch.zeros_like(p[:, :1]))  # (B, 5) each
+    missing = max(0, LEADING - z.shape[-1])
+    leading_z = torch.cat([z[:, :LEADING], z[:, -1:].expand(-1, missing)], dim=-1)  # (B, K) -> (B, 5)
+    leading_p = torch.cat([p[:, :LEADING], torch.zeros_like(p[:, :1]).expand(-1, missing)], dim=-1)
     columns = [
         top10_entropy(values),
         full_entropy(values),
@@ -206,10 +196,10 @@ def logit_statistics(logits: Tensor) -> Tensor:
     return statistics.where(values.isfinite().all(dim=-1, keepdim=True), torch.nan)
 
 
-def finite_rows(logits: NDArray[Any]) -> tuple[Float32s, NDArray[np.bool_]]:
+def finite_rows(logits: NDArray[Any]) -> tuple[Float32s, Bools]:
     """The logits in float32 with zeros in rows that are not finite throughout, and which rows are finite."""
     values = np.asarray(logits, np.float32)
-    finite: NDArray[np.bool_] = np.asarray(np.isfinite(values).all(axis=-1))
+    finite: Bools = np.asarray(np.isfinite(values).all(axis=-1))
     return np.where(finite[:, None], values, np.float32(0)).astype(np.float32, copy=False), finite
 
 
@@ -218,15 +208,3 @@ def _largest_entropy(classes: int) -> float:
     nearest = np.float32(math.log(classes))
     above = float(nearest) > math.log(classes)  # as Python floats: numpy would round the logarithm to float32 too
     return float(np.nextafter(nearest, np.float32(0)) if above else nearest)
-
-
-def _infinite_unless_finite(values: Tensor, entropy: Tensor) -> Tensor:
-    return entropy.where(values.isfinite().all(dim=-1), math.inf)
-
-
-def _leading(descending: Tensor, fill: Tensor) -> Tensor:
-    """The first five of each row, padded with ``fill``: (B, K) -> (B, 5)."""
-    import torch
-
-    missing = max(0, LEADING - descending.shape[-1])
-    return torch.cat([descending[:, :LEADING], fill.expand(-1, missing)], dim=-1)

@@ -36,11 +36,9 @@ class SettingWarning(UserWarning):
     """A threshold is used with another preprocessing, precision or backend than it was calibrated for."""
 
 
-class Setting(Section):
-    """A threshold with its rule, its evidence and the model that it holds for."""
+class Calibrated(Section):
+    """What thresholds hold for: the model, its preprocessing and precision, and the number of images."""
 
-    rule: Rule
-    threshold: Threshold
     rounds: int
     weights_sha256: str = Field(validation_alias="weights")
     preprocessing_sha256: str = Field(validation_alias="preprocessing")
@@ -50,7 +48,18 @@ class Setting(Section):
     graphs_sha256: str | None = Field(None, validation_alias="graphs")
     """Hash of int8 graphs with calibrated ranges; None if the weights determine the answers."""
     n: int
-    """Number of calibration images."""
+    """Number of images that were measured."""
+
+    weights: ClassVar = former_name("weights_sha256")
+    preprocessing: ClassVar = former_name("preprocessing_sha256")
+    graphs: ClassVar = former_name("graphs_sha256")
+
+
+class Setting(Calibrated):
+    """A threshold with its rule, its evidence and the model that it holds for."""
+
+    rule: Rule
+    threshold: Threshold
     router_sha256: str | None = Field(None, validation_alias="router")
     """The learned router whose probabilities the threshold is for; None for entropies."""
     epsilon: float | None = None
@@ -77,9 +86,6 @@ class Setting(Section):
     data: str = ""
     date: str = ""
 
-    weights: ClassVar = former_name("weights_sha256")
-    preprocessing: ClassVar = former_name("preprocessing_sha256")
-    graphs: ClassVar = former_name("graphs_sha256")
     router: ClassVar = former_name("router_sha256")
 
     @field_validator("abstain")
@@ -157,7 +163,8 @@ class Setting(Section):
 
     def to_json(self) -> str:
         """The JSON text; fields that are None are left out."""
-        values = {key: value for key, value in self.by_key().items() if value is not None}
+        first = {"rule": self.rule, "threshold": self.threshold}  # in the file they stand above the model
+        values = {key: value for key, value in {**first, **self.by_key()}.items() if value is not None}
         return dump_json(values if self.ood is None else {**values, "ood": self.ood.model_dump()})
 
     def save(self, path: str | Path) -> None:
@@ -177,7 +184,8 @@ def setting_names(folder: Path | None) -> list[str]:
 
 def default_setting(folder: Path | None) -> Setting | None:
     """The near-lossless setting, if the folder has it."""
-    return find_setting(DEFAULT, folder) if DEFAULT in setting_names(folder) else None
+    path = None if folder is None else folder / SETTINGS / f"{DEFAULT}.json"
+    return None if path is None or not path.is_file() else load_setting(path)
 
 
 def _bundled_model(weights_sha256: str) -> str | None:
@@ -211,27 +219,13 @@ def find_setting(name_or_file: str | os.PathLike[str], folder: Path | None) -> S
     return load_setting(folder / SETTINGS / f"{name_or_file}.json")
 
 
-class Budgets(Section):
+class Budgets(Calibrated):
     """The compute of many thresholds, from the first round alone to all rounds, and the model for which it holds."""
 
-    rounds: int
-    weights_sha256: str = Field(validation_alias="weights")
-    preprocessing_sha256: str = Field(validation_alias="preprocessing")
-    precision: str
-    backend: str | None = None
-    """Backend that ran the graphs of an export; None for a model in torch."""
-    graphs_sha256: str | None = Field(None, validation_alias="graphs")
-    """Hash of int8 graphs with calibrated ranges; None if the weights determine the answers."""
-    n: int
-    """Number of images that were measured."""
     points: tuple[OperatingPoint, ...] = Field(min_length=1)
     """Points in the order of falling GMACs, which are in the paper's convention."""
     data: str = ""
     date: str = ""
-
-    weights: ClassVar = former_name("weights_sha256")
-    preprocessing: ClassVar = former_name("preprocessing_sha256")
-    graphs: ClassVar = former_name("graphs_sha256")
 
     def setting(self, gmacs: float) -> Setting:
         """The threshold that spends the most within an average of ``gmacs``."""
@@ -244,20 +238,9 @@ class Budgets(Section):
         point = next((candidate for candidate in self.points if candidate.gmacs <= gmacs + 1e-9), first)
         spent = {"gmacs": point.gmacs, "full_gmacs": full.gmacs, "saving": 1 - point.gmacs / full.gmacs}
         accuracy = {"top1": point.top1} if point.top1 is not None else {}
-        return Setting(
-            rule="budget",
-            threshold=point.threshold,
-            rounds=self.rounds,
-            weights_sha256=self.weights_sha256,
-            preprocessing_sha256=self.preprocessing_sha256,
-            precision=self.precision,
-            backend=self.backend,
-            graphs_sha256=self.graphs_sha256,
-            n=self.n,
-            expected={**spent, **accuracy, "exit_shares": list(point.exit_shares), "convention": "paper"},
-            data=self.data,
-            date=self.date,
-        )
+        expected = {**spent, **accuracy, "exit_shares": list(point.exit_shares), "convention": "paper"}
+        about = {name: value for name, value in self if name != "points"}  # the model and the images
+        return Setting(rule="budget", threshold=point.threshold, expected=expected, **about)
 
     def save(self, path: str | Path) -> None:
         """Write the JSON file, one line per point."""

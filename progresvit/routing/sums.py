@@ -10,13 +10,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from progresvit.metrics.miou import Counts
-from progresvit.routing.decide import Floats, Marks, as_scores, as_thresholds, exits
+from progresvit.metrics.arrays import Floats, Ints
+from progresvit.routing.decide import as_scores, as_thresholds, exits
 
 
-def exit_counts(scores: ArrayLike, thresholds: ArrayLike) -> Counts:
-    """Images that exit after each round: (T, S)."""
-    return routed_counts(scores, np.ones(np.shape(scores), bool), thresholds)
+def exit_counts(scores: ArrayLike, thresholds: ArrayLike) -> Ints:
+    """Images that exit after each round: (N, S) -> (T, S)."""
+    values = as_scores(scores)
+    limits = as_thresholds(thresholds, values.shape[1])
+    continuing = np.full((len(limits), values.shape[1] + 1), len(values))  # before each round
+    continuing[:, -1] = 0  # after the last
+    if (limits == limits[:, :1]).all():  # an image has exited by a round if its lowest score so far is below
+        lowest = np.minimum.accumulate(values[:, :-1], axis=1)  # (N, S - 1)
+        for s, column in enumerate(lowest.T):
+            continuing[:, s + 1] -= np.searchsorted(np.sort(column), limits[:, 0], side="left")  # strictly, as in exits
+        return continuing[:, :-1] - continuing[:, 1:]
+    columns = np.ascontiguousarray(values.T)
+    for t, row in enumerate(limits):
+        left = np.ones(len(values), bool)
+        for s, limit in enumerate(row):
+            left &= ~exits(columns[s], limit)
+            continuing[t, s + 1] = np.count_nonzero(left)
+    return continuing[:, :-1] - continuing[:, 1:]
 
 
 def every_threshold(scores: ArrayLike) -> Floats:
@@ -29,21 +44,6 @@ def every_threshold(scores: ArrayLike) -> Floats:
     between = np.where(between > distinct[:-1], between, distinct[1:])  # two neighbouring floats have no middle
     above = np.nextafter(np.float32(distinct[-1]), np.float32(np.inf))
     return np.concatenate([[0.0], between, [max(float(above), np.nextafter(distinct[-1], np.inf))]])
-
-
-def routed_counts(scores: ArrayLike, marks: ArrayLike, thresholds: ArrayLike) -> Counts:
-    """Marked images among those that exit after each round: (N, S), (N, S) -> (T, S).
-
-    An image counts if it is marked in the round after which it exits. Marks are correct answers, harms, or all images.
-    """
-    values = as_scores(scores)
-    flags = np.asarray(marks)
-    if flags.shape != values.shape:
-        raise ValueError(f"scores of shape {values.shape} with marks of shape {flags.shape}; both are images x rounds.")
-    flags = flags.astype(bool)
-    limits = as_thresholds(thresholds, values.shape[1])
-    shared = bool((limits == limits[:, :1]).all())
-    return _count_shared(values, flags, limits) if shared else _count_each(values, flags, limits)
 
 
 def routed_sums(scores: ArrayLike, values: ArrayLike, thresholds: ArrayLike) -> NDArray[Any]:
@@ -67,8 +67,48 @@ def routed_sums(scores: ArrayLike, values: ArrayLike, thresholds: ArrayLike) -> 
     by_round = [numbers[:, s] for s in range(checked.shape[1])]  # views of (N,) or (N, M)
     if not all(np.isfinite(column).all() for column in by_round):
         raise ValueError("values to sum are finite; leave out images that have none, or give them 0.")
-    shared = bool((limits == limits[:, :1]).all())
-    return _sum_shared(checked, by_round, limits) if shared else _sum_each(checked, by_round, limits)
+    floating = np.issubdtype(numbers.dtype, np.floating)
+    sums = np.zeros((len(limits), *numbers.shape[2:]), np.float64 if floating else np.int64)
+    add = _add_shared if (limits == limits[:, :1]).all() else _add_each
+    add(sums, checked, by_round, limits)
+    return sums
+
+
+def _add_each(sums: NDArray[Any], scores: Floats, by_round: list[NDArray[Any]], limits: Floats) -> None:
+    columns = np.ascontiguousarray(scores.T)
+    if by_round[0].dtype == bool and by_round[0].ndim == 1:
+        by_round = list(np.ascontiguousarray(by_round))
+    for t, row in enumerate(limits):
+        continuing = np.ones(len(scores), bool)
+        for s, limit in enumerate(row):
+            exiting = continuing & exits(columns[s], limit)
+            sums[t] += _sum_rows(by_round[s], exiting, sums.dtype)
+            continuing &= ~exiting
+        sums[t] += _sum_rows(by_round[-1], continuing, sums.dtype)
+
+
+def _sum_rows(values: NDArray[Any], rows: NDArray[np.bool_], dtype: np.dtype[Any]) -> Any:
+    """The sum of these rows. Marks are counted, which is several times as fast as selecting them."""
+    if values.dtype == bool and values.ndim == 1:
+        return np.count_nonzero(values & rows)
+    return values[rows].sum(axis=0, dtype=dtype)
+
+
+def _add_shared(sums: NDArray[Any], scores: Floats, by_round: list[NDArray[Any]], limits: Floats) -> None:
+    """The last round's sum, plus, for the images that have exited by round s, the difference of rounds s and s + 1.
+
+    The differences are cumulative sums in the order of the lowest scores so far: one sort per round for all thresholds.
+    """
+    sums += by_round[-1].sum(axis=0, dtype=sums.dtype)
+    lowest = np.full(len(scores), np.inf)
+    for s in range(scores.shape[1] - 1):
+        lowest = np.minimum(lowest, scores[:, s])
+        order = np.argsort(lowest)
+        below = np.searchsorted(lowest, limits[:, 0], side="left", sorter=order)  # (T,), strictly below as in exits
+        more = by_round[s][order].astype(sums.dtype)  # (N,) or (N, M)
+        more -= by_round[s + 1][order].astype(sums.dtype, copy=False)
+        np.cumsum(more, axis=0, out=more)
+        sums[below > 0] += more[below[below > 0] - 1]
 
 
 def total_gmacs(scores: ArrayLike, gmacs: ArrayLike, thresholds: ArrayLike) -> Floats:
@@ -81,75 +121,3 @@ def total_gmacs(scores: ArrayLike, gmacs: ArrayLike, thresholds: ArrayLike) -> F
     """
     costs = np.asarray(gmacs, np.float64)
     return routed_sums(scores, costs, thresholds) if costs.ndim == 2 else exit_counts(scores, thresholds) @ costs
-
-
-def _sum_each(scores: Floats, by_round: list[NDArray[Any]], limits: Floats) -> NDArray[Any]:
-    dtype = _dtype_of_sums(by_round[0])
-    sums = np.zeros((len(limits), *by_round[0].shape[1:]), dtype)
-    columns = np.asfortranarray(scores)
-    for t, row in enumerate(limits):
-        continuing = np.ones(len(scores), bool)
-        for s, limit in enumerate(row):
-            exiting = continuing & exits(columns[:, s], limit)
-            sums[t] += by_round[s][exiting].sum(axis=0, dtype=dtype)
-            continuing &= ~exiting
-        sums[t] += by_round[-1][continuing].sum(axis=0, dtype=dtype)
-    return sums
-
-
-def _sum_shared(scores: Floats, by_round: list[NDArray[Any]], limits: Floats) -> NDArray[Any]:
-    """The last round's sum, plus, for the images that have exited by round s, the difference of rounds s and s + 1.
-
-    The differences are cumulative sums in the order of the lowest scores so far: one sort per round for all thresholds.
-    """
-    dtype = _dtype_of_sums(by_round[0])
-    sums = np.zeros((len(limits), *by_round[0].shape[1:]), dtype)
-    sums += by_round[-1].sum(axis=0, dtype=dtype)
-    lowest = np.full(len(scores), np.inf)
-    for s in range(scores.shape[1] - 1):
-        lowest = np.minimum(lowest, scores[:, s])
-        order = np.argsort(lowest)
-        below = np.searchsorted(lowest, limits[:, 0], side="left", sorter=order)  # (T,), strictly below as in exits
-        more = by_round[s][order].astype(dtype)  # (N,) or (N, M)
-        more -= by_round[s + 1][order].astype(dtype, copy=False)
-        np.cumsum(more, axis=0, out=more)
-        sums[below > 0] += more[below[below > 0] - 1]
-    return sums
-
-
-def _dtype_of_sums(values: NDArray[Any]) -> type[np.int64 | np.float64]:
-    return np.float64 if np.issubdtype(values.dtype, np.floating) else np.int64
-
-
-def _count_each(scores: Floats, marks: Marks, limits: Floats) -> Counts:
-    counts = np.zeros((len(limits), scores.shape[1]), np.int64)
-    columns, flags = np.asfortranarray(scores), np.asfortranarray(marks)
-    for t, row in enumerate(limits):
-        continuing = np.ones(len(scores), bool)
-        for s, limit in enumerate(row):
-            exiting = continuing & exits(columns[:, s], limit)
-            counts[t, s] = np.count_nonzero(exiting & flags[:, s])
-            continuing &= ~exiting
-        counts[t, -1] = np.count_nonzero(continuing & flags[:, -1])
-    return counts
-
-
-def _count_shared(scores: Floats, marks: Marks, limits: Floats) -> Counts:
-    """With one threshold for all rounds, an image has exited by round s if its lowest score so far is below it.
-
-    So two sorts per round give the counts of all thresholds: images that exited by this round, less those before it.
-    """
-    thresholds = limits[:, 0] if limits.shape[1] else np.zeros(len(limits))
-    counts = np.zeros((len(thresholds), scores.shape[1]), np.int64)
-    lowest = np.minimum.accumulate(scores[:, :-1], axis=1)  # (N, S - 1)
-    for s in range(scores.shape[1]):
-        counts[:, s] = count_exits(lowest[:, s], marks[:, s], thresholds) if s < lowest.shape[1] else marks[:, s].sum()
-        if s > 0:
-            counts[:, s] -= count_exits(lowest[:, s - 1], marks[:, s], thresholds)
-    return counts
-
-
-def count_exits(scores: Floats, marks: Marks, thresholds: Floats) -> Counts:
-    """Count the marked scores that are strictly below each threshold, as in ``exits``: (N,), (N,), (T,) -> (T,)."""
-    below: Counts = np.searchsorted(np.sort(scores[marks]), thresholds, side="left")
-    return below

@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import betaln, xlog1py, xlogy
 
+from progresvit.metrics.arrays import Floats
 from progresvit.routing.calibrate import check_quantiles
-from progresvit.routing.decide import Floats
 from progresvit.routing.settings import Setting
 
 RATE = 0.01

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from progresvit.evaluation import Records
 from progresvit.routing import certified_thresholds
 from progresvit.routing.settings import Loss
-from progresvit.routing.sums import exit_counts, routed_counts
+from progresvit.routing.sums import exit_counts, routed_sums
 from repro.formats import DrawsResult
 
 DRAWS = 500
@@ -46,7 +46,7 @@ def check_certificate(
     rng = np.random.default_rng(seed)
     drawn = [rng.integers(0, len(records), images) for _ in range(draws)]
     thresholds = [certified_thresholds(scores[r], losses[r], gmacs, epsilon, delta).threshold for r in drawn]
-    lost = routed_counts(scores, losses, thresholds).sum(axis=1) / len(records)  # (draws,)
+    lost = routed_sums(scores, losses, thresholds) / len(records)  # (draws,)
     spent = exit_counts(scores, thresholds) @ np.array(gmacs) / len(records)
     return DrawsResult(
         draws=draws,

@@ -1,4 +1,6 @@
-"""Records from made-up logits, through the same code that records are made with."""
+"""Records from made-up logits, through the same code that records are made with, and what evaluations begin with."""
+
+import shutil
 
 import numpy as np
 import torch
@@ -6,11 +8,14 @@ import torch
 from progresvit.compute import CONVENTIONS, cumulative_gmacs
 from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.crop import describe_preprocessing, preprocessing_hash
+from progresvit.distributed import Processes
 from progresvit.evaluation.header import Header
 from progresvit.evaluation.records import Records
 from progresvit.predict.head import record_columns
 
 CLASSES = 12
+ONE = Processes(0, 1, torch.device("cpu"))
+"""A single process on the CPU."""
 
 
 def config(rounds=2):
@@ -58,3 +63,13 @@ def make_records(count=400, rounds=2, seed=0, *, labelled=True, keep_logits=Fals
         labels=labels if labelled else np.full(count, -1),
         **{name: column.numpy() for name, column in columns.items()},
     )
+
+
+def copy_digits(digits, data, *, splits=("train", "val"), classes="01", count=60):
+    """Many images in the layout of ``digits``: copies of the twelve training images of each class."""
+    for split in splits:
+        for digit in classes:
+            (data / split / digit).mkdir(parents=True)
+            for number in range(count):
+                shutil.copy(digits / "train" / digit / f"{number % 12}.png", data / split / digit / f"{number}.png")
+    return data

@@ -164,7 +164,7 @@ def test_records_of_some_classes_do_not_speak_for_a_model_that_chooses_among_all
         calibrate_exit_share(make_records(classes=(0, 1, 2)), 0.5)
 
 
-def test_a_setting_of_damaged_pictures_says_so():
+def test_a_setting_names_the_corruption_of_its_images():
     records = make_records(200)
     damaged = replace(records, header=replace(records.header, corruption="fog/3"))
     assert calibrate_exit_share(damaged, 0.5).data == "made (fog/3)"

@@ -13,11 +13,10 @@ from progresvit.evaluation import DataSource, EvalOptions, evaluate, evaluate_kn
 from progresvit.io.weights import weights_hash
 from progresvit.metrics.knn import VOTE_FLOOR, knn_votes
 from progresvit.model import ProgResViT
-from progresvit.routing import frontier, near_lossless
+from tests.evaluation.made import ONE, copy_digits
 from tests.evaluation.test_run import stop_after
 from tests.factories import tiny_config
 
-ONE = Processes(0, 1, torch.device("cpu"))
 PLAIN = EvalOptions(workers=0, batch=5)
 
 
@@ -26,11 +25,6 @@ def model(randomize):
     """A model without a head."""
     torch.manual_seed(1)
     return randomize(ProgResViT(tiny_config(depth=2, num_classes=0)))
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-    monkeypatch.setattr("progresvit.evaluation.parts.CHUNK", 7)
 
 
 def run(model, data, out, options=PLAIN, *, source=None, **settings):
@@ -85,14 +79,6 @@ def test_headers_of_records_of_a_head_hold_no_probe(model, digits, tmp_path):
     assert not {"probe", "probe_result"} & {*plain.header.to_dict(), *plain.header.identity()}
 
 
-def test_records_are_routed_like_those_of_a_head(records):
-    point = near_lossless(records.scores(), records.correct, records.gmacs())
-    assert point.top1 >= records.correct[:, -1].mean()
-    always, never = frontier(records.scores(), records.correct, records.gmacs(), [10.0, 0.0])
-    assert (always.top1, never.top1) == tuple(records.correct.mean(axis=0))
-    assert always.exit_shares == (1, 0)
-
-
 def test_a_head_changes_nothing(model, digits, records, tmp_path):
     headed = ProgResViT(model.config.replace(num_classes=7))
     headed.load_state_dict(model.state_dict(), strict=False)
@@ -119,11 +105,7 @@ def test_a_stopped_run_resumes_and_gives_identical_records(
 
 
 def test_unreadable_images_are_left_out_and_named(model, digits, tmp_path):
-    data = tmp_path / "data"
-    for split, digit in (("train", "0"), ("train", "1"), ("val", "0"), ("val", "1")):
-        (data / split / digit).mkdir(parents=True)
-        for number in range(51):
-            shutil.copy(digits / "train" / digit / f"{number % 12}.png", data / split / digit / f"{number}.png")
+    data = copy_digits(digits, tmp_path / "data", count=51)
     (data / "train" / "0" / "0.png").write_bytes(b"no image")
     (data / "val" / "1" / "7.png").write_bytes(b"no image")
     records = run(model, data, tmp_path / "r.parquet", replace(PLAIN, batch=51), k=1)

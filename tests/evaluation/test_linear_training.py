@@ -11,9 +11,9 @@ from progresvit.evaluation import DataSource, EvalOptions, LinearProbe, evaluate
 from progresvit.evaluation.linear_training import hold_out_tenth
 from progresvit.model import ProgResViT
 from progresvit.routing import near_lossless
+from tests.evaluation.made import ONE, copy_digits
 from tests.factories import tiny_config
 
-ONE = Processes(0, 1, torch.device("cpu"))
 PLAIN = EvalOptions(workers=0, batch=20)
 RATES = (0.03, 0.3, 3.0)
 
@@ -68,9 +68,10 @@ def test_the_model_is_not_changed(model, digits, tmp_path):
 
 @pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize("stop", ["training", "prediction"])
-def test_a_stopped_run_resumes_and_gives_identical_records(model, digits, tmp_path, monkeypatch, in_memory, stop):
+def test_a_stopped_run_resumes_and_gives_identical_records(
+    model, digits, tmp_path, small_chunks, monkeypatch, in_memory, stop
+):
     out = tmp_path / "r.parquet"
-    monkeypatch.setattr("progresvit.evaluation.parts.CHUNK", 7)
     whole = run(model, digits, tmp_path / "whole.parquet", in_memory=in_memory)
     steps, calls, limit = 2, [], 6 + 1 + 2  # training steps of an epoch; 6 in all, held-out images, two parts
     features = type(model).features
@@ -131,11 +132,7 @@ def test_a_class_with_one_training_image_is_refused(model, digits, tmp_path):
 
 
 def test_unreadable_images_are_left_out_and_named(model, digits, tmp_path):
-    data = tmp_path / "data"
-    for split, digit in (("train", "0"), ("train", "1"), ("val", "0"), ("val", "1")):
-        (data / split / digit).mkdir(parents=True)
-        for number in range(60):
-            shutil.copy(digits / "train" / digit / f"{number % 12}.png", data / split / digit / f"{number}.png")
+    data = copy_digits(digits, tmp_path / "data")
     train, held_out = hold_out_tenth(find_images(data, "train"), "train")
     broken = [train.entries[3].name, held_out.entries[2].name, "val/1/7.png"]
     for name in broken:
@@ -154,17 +151,10 @@ def test_bad_input_is_refused_and_leaves_no_files(model, digits, tmp_path):
         ({"data": digits, "epochs": 0}, "at least one epoch"),
         ({"data": digits, "learning_rates": (0.1, -1.0)}, "learning rates are numbers above 0"),
         ({"data": digits, "source": {"unlabelled": True}}, "need labelled images"),
-        ({"data": digits, "bank_split": "val"}, "images of the split val are in the bank"),
         ({"data": digits, "processes": replace(ONE, count=2)}, "without torchrun"),
     ]:
         with pytest.raises(ValueError, match=match):
             run(model, out=out, **given)
-
-    class Bare:
-        config = model.config
-
-    with pytest.raises(ValueError, match="Bare has no method 'features'"):
-        run(Bare(), digits, out)
     assert not out.parent.exists()
 
 

@@ -7,10 +7,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from progresvit.evaluation.record_files import read_records, write_records
+from progresvit.evaluation import (
+    is_segmentation,
+    read_records,
+    read_routed_records,
+    read_segmentation_records,
+    write_records,
+)
 from progresvit.predict.head import record_columns
 from progresvit.routing import full_entropy, logit_statistics, top10_entropy
 from tests.evaluation.made import make_logits, make_records
+from tests.evaluation.made_segmentation import make_segmentation_records
 
 
 def same(a, b):
@@ -43,7 +50,7 @@ def test_other_programs_can_read_the_table_and_its_header(tmp_path):
     assert {"weights", "preprocessing", "precision", "data", "date"} <= set(header)
 
 
-def test_every_column_is_what_the_logits_say():
+def test_every_column_follows_from_the_logits():
     logits, labels = make_logits(50)
     records = make_records(50)
     for s in range(2):
@@ -77,7 +84,7 @@ def test_restricted_classes_change_predictions_and_not_entropies():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_broken_logits_are_counted_and_neither_right_nor_leaving(tmp_path, bad):
+def test_images_with_broken_logits_are_counted_and_neither_correct_nor_exit_early(tmp_path, bad):
     logits, _ = make_logits(30)
     logits[0, 7, 3] = bad
     write_records(make_records(30, logits=logits), tmp_path / "r.parquet")
@@ -126,48 +133,61 @@ def test_a_split_has_no_image_twice_and_depends_on_ids_alone():
         records.take(np.array([0])).split(0.5)
 
 
-def test_bad_records_are_refused_and_nothing_is_written(tmp_path):
-    records = make_records(10)
-    target = tmp_path / "r.parquet"
-    with pytest.raises(ValueError, match="the dataset is empty"):
-        write_records(records.take(np.zeros(0, int)), target)
-    with pytest.raises(ValueError, match="2 ids occur more than once, such as"):
-        write_records(records.take(np.array([0, 0, 1, 2, 2])), target)
-    three = make_records(10, rounds=3)
-    with pytest.raises(ValueError, match="records of 2 rounds for a model of 3"):
-        write_records(replace(records, header=three.header), target)
+BOTH = pytest.mark.parametrize("make", [make_records, make_segmentation_records])
+
+
+@BOTH
+def test_bad_records_are_refused_and_nothing_is_written(tmp_path, make):
+    records, target = make(10), tmp_path / "r.parquet"
+    for bad, match in (
+        (records.take(np.zeros(0, int)), "the dataset is empty"),
+        (records.take(np.array([0, 0, 1, 2, 2])), "2 ids occur more than once, such as"),
+        (replace(records, header=make(10, rounds=3).header), "records of 2 rounds for a model of 3"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            write_records(bad, target)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_foreign_and_damaged_files_are_refused(tmp_path):
-    target = tmp_path / "r.parquet"
-    with pytest.raises(ValueError, match=r"no records at .*progresvit evaluate"):
-        read_records(target)
+@BOTH
+def test_foreign_and_damaged_files_are_refused(tmp_path, make):
+    target, records = tmp_path / "r.parquet", make(100)
+    segments = make is make_segmentation_records
+    read, key = (read_segmentation_records, b"progresvit_segmentation") if segments else (read_records, b"progresvit")
+
+    def refused(match):
+        with pytest.raises(ValueError, match=match):
+            read(target)
+
+    refused(r"no records at .*progresvit evaluate")
     target.write_bytes(b"PAR1 or not")
-    with pytest.raises(ValueError, match="not a complete Parquet file"):
-        read_records(target)
+    refused("not a complete Parquet file")
     pq.write_table(pa.table({"x": [1, 2]}), target)
-    with pytest.raises(ValueError, match="no records of this library"):
-        read_records(target)
-    write_records(make_records(100), target)
-    refused_when_damaged(target, read_records, column="round2_entropy", header=b"progresvit")
-
-
-def refused_when_damaged(target, read, *, column, header):
-    """A file of 100 images is cut, loses a column, has each image twice, and is of another version."""
+    refused("no records of this library")
+    assert not is_segmentation(target)
+    write_records(records, target)
     table = pq.read_table(target)
     target.write_bytes(target.read_bytes()[:-200])
-    with pytest.raises(ValueError, match="not a complete Parquet file"):
-        read(target)
-    about = json.dumps(json.loads(table.schema.metadata[header]) | {"format": 99})
-    for damaged, message in (
+    refused("not a complete Parquet file")
+    assert not is_segmentation(target)
+    about = {key: json.dumps(json.loads(table.schema.metadata[key]) | {"format": 99})}
+    column = "round2_counts" if segments else "round2_entropy"
+    for damaged, match in (
         (table.drop_columns(column), rf"lacks .*{column}"),
         (pa.concat_tables([table, table]), "100 ids occur more than once"),
-        (table.replace_schema_metadata({header: about}), "another version"),
+        (table.replace_schema_metadata(about), "another version"),
     ):
         pq.write_table(damaged, target)
-        with pytest.raises(ValueError, match=message):
-            read(target)
+        refused(match)
+
+
+@BOTH
+def test_files_of_many_row_groups_are_read(tmp_path, make):
+    write_records(make(50), tmp_path / "r.parquet")
+    pq.write_table(pq.read_table(tmp_path / "r.parquet"), tmp_path / "groups.parquet", row_group_size=7)
+    read = read_routed_records(tmp_path / "groups.parquet")
+    assert np.array_equal(read.ids, make(50).ids)
+    assert np.array_equal(read.losses(read.default_loss), make(50).losses(read.default_loss))
 
 
 def test_records_of_the_version_before_are_read(tmp_path):

@@ -16,9 +16,9 @@ from progresvit.distributed import Processes
 from progresvit.evaluation import DataSource, EvalOptions, evaluate
 from progresvit.io.weights import weights_hash
 from progresvit.model import ProgResViT
+from tests.evaluation.made import ONE, copy_digits
 from tests.factories import digits_config
 
-ONE = Processes(0, 1, torch.device("cpu"))
 PLAIN = EvalOptions(workers=0, batch=5)
 
 
@@ -34,11 +34,6 @@ def model(randomize):
 
 def run(model, data, out, options=PLAIN, processes=ONE, **source):
     return evaluate(model, DataSource(data=str(data), **source), out, name="m", processes=processes, options=options)
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-    monkeypatch.setattr("progresvit.evaluation.parts.CHUNK", 7)
 
 
 def stop_after(count, monkeypatch):
@@ -88,15 +83,15 @@ def begun(once, tmp_path, small_chunks):
     return tmp_path / "r.parquet"
 
 
-def test_records_hold_what_the_model_says_of_each_picture(model, digits, tmp_path):
+def test_records_hold_the_answers_of_the_model_for_each_image(model, digits, tmp_path):
     records = run(model, digits, tmp_path / "r.parquet", replace(PLAIN, keep_logits=True))
     assert len(records) == 24
     assert sorted(records.ids)[0] == "val/0/12.png"
     transform = NamedTransform(model.config)
     for row in (0, 11, 23):
-        picture = Image.open(digits / records.ids[row]).convert("RGB")
+        image = Image.open(digits / records.ids[row]).convert("RGB")
         with torch.no_grad():
-            outputs = model(normalise(transform(picture, "")[None], model.config))
+            outputs = model(normalise(transform(image, "")[None], model.config))
         for s, output in enumerate(outputs):
             assert records.logits[row, s] == pytest.approx(output.logits[0].numpy(), abs=1e-5)
             expected = output.logits[0].log_softmax(dim=0)[records.labels[row]].item()
@@ -145,7 +140,7 @@ def test_a_folder_a_tar_and_a_timm_set_give_the_same(model, digits, tmp_path):
     assert hub_set.correct.mean() == folder.correct.mean()
 
 
-def test_a_stopped_run_goes_on_where_it_stopped(model, digits, begun, whole, monkeypatch):
+def test_a_stopped_run_continues_where_it_stopped(model, digits, begun, whole, monkeypatch):
     seen = stop_after(1000, monkeypatch)
     resumed = run(model, digits, begun)
     assert sum(seen) == 24 - 14
@@ -154,7 +149,7 @@ def test_a_stopped_run_goes_on_where_it_stopped(model, digits, begun, whole, mon
     assert [path.name for path in begun.parent.iterdir()] == ["r.parquet"]
 
 
-def test_the_beginning_of_another_run_is_not_gone_on_with(model, digits, begun):
+def test_the_parts_of_another_run_are_refused(model, digits, begun):
     with pytest.raises(ValueError, match=r"beginning of another run \(other precision\)"):
         run(model, digits, begun, replace(PLAIN, precision="bf16"))
     with torch.no_grad():
@@ -170,7 +165,7 @@ def test_a_run_that_stopped_before_its_first_part_leaves_nothing(model, digits, 
     assert len(run(model, digits, tmp_path / "r.parquet", replace(PLAIN, precision="bf16"))) == 24
 
 
-def test_pictures_without_labels(model, digits, tmp_path):
+def test_images_without_labels(model, digits, tmp_path):
     (tmp_path / "mine" / "deep").mkdir(parents=True)
     for number, name in enumerate(["a.png", "deep/b.png"]):
         shutil.copy(digits / "val" / "1" / f"{12 + number}.png", tmp_path / "mine" / name)
@@ -192,7 +187,7 @@ def test_class_folders_at_the_top_and_a_nested_split(model, digits, tmp_path):
     assert np.array_equal(packed.statistics, nested.statistics)
 
 
-def test_a_corruption_is_the_same_in_every_run_and_worker_and_is_told(model, digits, tmp_path):
+def test_a_corruption_is_the_same_in_every_run_and_worker_and_is_recorded(model, digits, tmp_path):
     fog = Corruption("gaussian_noise", 3)
     first = run(model, digits, tmp_path / "a.parquet", corruption=fog)
     second = run(model, digits, tmp_path / "b.parquet", replace(PLAIN, batch=24, workers=2), corruption=fog)
@@ -202,12 +197,9 @@ def test_a_corruption_is_the_same_in_every_run_and_worker_and_is_told(model, dig
     assert not np.allclose(first.statistics, clean.statistics, atol=1e-2)
 
 
-def test_unreadable_pictures_are_left_out_and_named_up_to_one_in_a_hundred(model, digits, tmp_path):
-    data = tmp_path / "data"
-    for number in range(120):
-        (data / "val" / str(number % 4)).mkdir(parents=True, exist_ok=True)
-        shutil.copy(digits / "val" / str(number % 4) / "12.png", data / "val" / str(number % 4) / f"{number}.png")
-    (data / "val" / "2" / "2.png").write_bytes(b"not a picture")
+def test_unreadable_images_are_left_out_and_named_up_to_one_in_a_hundred(model, digits, tmp_path):
+    data = copy_digits(digits, tmp_path / "data", splits=("val",), classes="0123", count=30)
+    (data / "val" / "2" / "2.png").write_bytes(b"not an image")
     many = replace(PLAIN, batch=60)
     records = run(model, data, tmp_path / "r.parquet", many)
     assert len(records) == 119
@@ -219,7 +211,7 @@ def test_unreadable_pictures_are_left_out_and_named_up_to_one_in_a_hundred(model
     assert not list(tmp_path.glob("s.parquet*"))
 
 
-def test_pictures_that_share_a_name_are_refused_before_anything_is_done(model, digits, tmp_path):
+def test_images_that_share_a_name_are_refused_before_anything_is_done(model, digits, tmp_path):
     for folder in ("d1", "d2"):
         (tmp_path / folder).mkdir()
         with tarfile.open(tmp_path / folder / "x.tar", "w") as tar:
@@ -267,8 +259,8 @@ def test_a_run_that_overwrites_can_be_resumed_too(model, digits, tmp_path, small
     assert sum(seen) == 24 - 14
 
 
-def test_progress_is_told_after_every_batch(model, digits, tmp_path):
-    told = []
+def test_progress_is_reported_after_every_batch(model, digits, tmp_path):
+    reported = []
     source = DataSource(data=str(digits))
     evaluate(
         model,
@@ -277,13 +269,13 @@ def test_progress_is_told_after_every_batch(model, digits, tmp_path):
         name="m",
         processes=ONE,
         options=PLAIN,
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda done, total: reported.append((done, total)),
     )
-    assert told == [(done, 24) for done in (0, 5, 10, 15, 20, 24)]
+    assert reported == [(done, 24) for done in (0, 5, 10, 15, 20, 24)]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_model_that_says_nan_never_leaves_early_and_is_counted(model, digits, tmp_path, bad):
+def test_images_with_broken_logits_never_exit_early_and_are_counted(model, digits, tmp_path, bad):
     with torch.no_grad():
         model.head.bias[2] = bad
     records = run(model, digits, tmp_path / "r.parquet")

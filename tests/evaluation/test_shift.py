@@ -8,7 +8,6 @@ from PIL import Image
 from timm.data import ImageNetInfo
 
 from progresvit.data.augment.corruptions import CORRUPTIONS
-from progresvit.distributed import Processes
 from progresvit.evaluation import EvalOptions, frontier_table
 from progresvit.evaluation.shift import (
     ALEXNET_ERRORS,
@@ -22,10 +21,9 @@ from progresvit.evaluation.shift import (
     shift_table,
 )
 from progresvit.model import ProgResViT
-from tests.evaluation.made import make_records
+from tests.evaluation.made import ONE, make_records
 from tests.factories import digits_config, tiny_config
 
-ONE = Processes(0, 1, torch.device("cpu"))
 OPTIONS = EvalOptions(workers=0, batch=64)
 
 
@@ -43,14 +41,14 @@ def run(model, sets, out, options=OPTIONS):
     return evaluate_sets(model, sets, out, name="m", processes=ONE, options=options)
 
 
-def one_picture_each(folder, names):
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
+def one_image_each(folder, names):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
     folder.mkdir(parents=True)
-    picture.save(folder / "picture.png")
+    image.save(folder / "image.png")
     for name in names:
         (folder / name).mkdir()
-        shutil.copy(folder / "picture.png", folder / name / "1.png")
-    (folder / "picture.png").unlink()
+        shutil.copy(folder / "image.png", folder / name / "1.png")
+    (folder / "image.png").unlink()
 
 
 def test_alexnets_errors_stand_in_imagenet_cs_order():
@@ -71,7 +69,7 @@ def test_mce_of_alexnet_itself_is_one_hundred_and_severities_are_averaged_first(
 
 @pytest.mark.slow
 def test_imagenet_v2s_folders_are_numbers(imagenet_model, tmp_path):
-    one_picture_each(tmp_path / "v2", [str(number) for number in range(1000)])
+    one_image_each(tmp_path / "v2", [str(number) for number in range(1000)])
     found = run(imagenet_model, plan("imagenet-v2", str(tmp_path / "v2")), tmp_path / "out")["imagenet-v2"]
     label_of = dict(zip(found.ids.tolist(), found.labels.tolist()))
     assert [label_of[f"{number}/1.png"] for number in (2, 10, 999)] == [2, 10, 999]
@@ -83,7 +81,7 @@ def test_imagenet_v2s_folders_are_numbers(imagenet_model, tmp_path):
 def test_imagenet_a_and_r_predict_among_their_200_classes(imagenet_model, tmp_path, suite):
     names = ImageNetInfo().label_names()
     subset = names[3:1000:5][:200]
-    one_picture_each(tmp_path / "a", subset)
+    one_image_each(tmp_path / "a", subset)
     found = run(imagenet_model, plan(suite, str(tmp_path / "a")), tmp_path / "out")[suite]
     numbers = [names.index(name) for name in subset]
     assert found.header.classes == tuple(sorted(numbers))
@@ -98,7 +96,7 @@ def test_imagenet_a_and_r_predict_among_their_200_classes(imagenet_model, tmp_pa
 
 
 def test_a_set_that_is_not_whole_is_refused(imagenet_model, tmp_path):
-    one_picture_each(tmp_path / "a", ImageNetInfo().label_names()[:57])
+    one_image_each(tmp_path / "a", ImageNetInfo().label_names()[:57])
     with pytest.raises(ValueError, match=r"imagenet-a has 200 classes and .* 57 class folders"):
         run(imagenet_model, plan("imagenet-a", str(tmp_path / "a")), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -138,7 +136,7 @@ def test_what_was_done_is_not_done_again_and_foreign_records_are_refused(digit_m
     run(digit_model, sets, tmp_path / "out", replace(OPTIONS, overwrite=True))
 
 
-def test_other_pictures_of_the_same_number_are_not_taken_for_the_same(digit_model, digits, tmp_path):
+def test_other_images_of_the_same_number_are_not_taken_for_the_same(digit_model, digits, tmp_path):
     shutil.copytree(digits / "val", tmp_path / "data" / "val")
     sets = plan("generated", str(tmp_path / "data"), corruptions=("fog",), severities=(1,))
     run(digit_model, sets, tmp_path / "out")
@@ -160,8 +158,8 @@ def test_imagenet_c_is_read_from_its_folders_and_must_be_imagenets(digit_model, 
     assert len(run(digit_model, free, tmp_path / "out")["gaussian_noise_2"]) == 24
 
 
-def test_a_missing_set_is_told_before_the_first_is_evaluated(imagenet_model, tmp_path):
-    one_picture_each(tmp_path / "c" / "fog" / "1", ImageNetInfo().label_names())
+def test_a_missing_set_is_reported_before_the_first_is_evaluated(imagenet_model, tmp_path):
+    one_image_each(tmp_path / "c" / "fog" / "1", ImageNetInfo().label_names())
     sets = plan("imagenet-c", str(tmp_path / "c"), corruptions=("fog",), severities=(1, 2))
     with pytest.raises(ValueError, match="no images under fog/2"):
         run(imagenet_model, sets, tmp_path / "out")

@@ -38,7 +38,7 @@ def counts_of(prediction, target, classes):
 @pytest.mark.filterwarnings("ignore:A single label")
 @settings(deadline=None, max_examples=60)
 @given(maps())
-def test_everything_is_what_scikit_learn_and_torchmetrics_say(case):
+def test_metrics_agree_with_scikit_learn_and_torchmetrics(case):
     prediction, target, classes = case
     kept = target != IGNORE
     found, wanted = prediction[kept].numpy(), target[kept].numpy()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from progresvit.evaluation import write_records
-from progresvit.evaluation.tables import matched_table
+from progresvit.evaluation.routers import matched_table
 from progresvit.routing import TENTHS, fit_router
 from progresvit.routing.scores import STATISTICS
 from repro.measure import routers as module

@@ -142,16 +142,31 @@ def test_a_fitted_router_fits_a_policy():
     assert np.array_equal(routed.rounds == 0, router.scores(statistics)[:, 0] < 0.3)
 
 
-@pytest.mark.parametrize("thresholds", [(0.0, 0.0), (0.7, 1.9), (float("inf"), 0.3)])
-@pytest.mark.parametrize("abstain", [None, 0.5, 1.5])
+def policies():
+    """Every kind: by entropy, with abstention, with learned routers, and with each out-of-distribution score."""
+    for thresholds in ((0.0, 0.0), (0.7, 1.9), (math.inf, 0.3)):
+        for abstain in (None, 0.5, 1.5):
+            yield Policy.make(3, thresholds, abstain=abstain)
+    rejecting = Abstention(entropy=1.5, unrecoverable=0.6, router=made_router("unrecoverable"))
+    yield Policy.make(3, 0.5, abstain=rejecting)
+    for abstain in (None, rejecting):
+        yield Policy.make(3, 0.5, router=made_router("benefit"), abstain=abstain)
+    for score in OOD_SCORES:
+        rule = OODRule(score=score, limit=OOD_LIMITS[score], share=0.05)
+        yield Policy.make(3, 0.9, ood=rule)
+        yield Policy.make(3, 0.5, router=made_router("benefit"), ood=rule)
+
+
 @pytest.mark.parametrize("s", [0, 1, 2])
-def test_decisions_on_arrays_are_those_on_tensors(thresholds, abstain, s):
-    policy, logits = Policy.make(3, thresholds, abstain=abstain), many_logits()
-    expected, found = policy.decide(s, torch.from_numpy(logits)), decide(policy, s, logits)
-    assert np.array_equal(found.exits, expected.exits.numpy())
-    assert np.array_equal(found.abstains, expected.abstains.numpy())
-    assert found.exits.dtype == found.abstains.dtype == bool
-    assert np.array_equal(np.isinf(found.entropy), torch.isinf(expected.entropy).numpy())
+def test_decisions_on_arrays_are_those_on_tensors(s):
+    logits = many_logits()
+    for policy in policies():
+        expected, found = policy.decide(s, torch.from_numpy(logits)), decide(policy, s, logits)
+        for name in ("exits", "abstains", "out_of_distribution"):
+            assert np.array_equal(getattr(found, name), getattr(expected, name).numpy()), name
+            assert getattr(found, name).dtype == bool
+        assert np.array_equal(np.isinf(found.entropy), torch.isinf(expected.entropy).numpy())
+        assert np.allclose(found.ood_score, expected.ood_score.numpy(), rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
 def test_an_entropy_that_equals_the_threshold_continues_or_abstains():
@@ -178,21 +193,6 @@ def test_answers_are_those_of_a_softmax(temperature):
     assert (found.index[~good] == -1).all()
     assert np.isnan(found.probability[~good]).all()
     assert (~good).sum() == 3
-
-
-@pytest.mark.parametrize("s", [0, 1, 2])
-def test_learned_routers_are_asked(s):
-    logits = many_logits()
-    giving_up = Abstention(entropy=1.5, unrecoverable=0.6, router=made_router("unrecoverable"))
-    for policy in (
-        Policy.make(3, 0.5, router=made_router("benefit")),
-        Policy.make(3, 0.5, router=made_router("benefit"), abstain=giving_up),
-        Policy.make(3, 0.5, abstain=giving_up),
-    ):
-        expected, found = policy.decide(s, torch.from_numpy(logits)), decide(policy, s, logits)
-        assert np.array_equal(found.exits, expected.exits.numpy())
-        assert np.array_equal(found.abstains, expected.abstains.numpy())
-        assert np.array_equal(found.entropy, expected.entropy.numpy())
 
 
 def test_a_learned_router_without_torch_is_refused_with_the_remedy(monkeypatch):
@@ -223,19 +223,14 @@ def test_the_former_name_of_unrecoverable_is_still_taken():
 
 
 @pytest.mark.parametrize("score", OOD_SCORES)
-@pytest.mark.parametrize("s", [0, 2])
-def test_out_of_distribution_answers_are_withheld_on_arrays_as_on_tensors(score, s):
+def test_out_of_distribution_answers_are_withheld(score):
     rule, logits = OODRule(score=score, limit=OOD_LIMITS[score], share=0.05), many_logits()
-    policy = Policy.make(3, 0.9, ood=rule)
-    expected, found = policy.decide(s, torch.from_numpy(logits)), decide(policy, s, logits)
-    assert np.array_equal(found.out_of_distribution, expected.out_of_distribution.numpy())
-    assert np.allclose(found.ood_score, expected.ood_score.numpy(), rtol=1e-6, atol=1e-6)
-    assert np.array_equal(found.out_of_distribution, found.exits & ~(ood_score(score, logits) >= rule.limit))
-    assert np.array_equal(found.abstains, found.out_of_distribution)
-    assert found.out_of_distribution.dtype == bool
-    if s == 2:
-        assert 0 < found.out_of_distribution.sum() < len(logits)
-        assert found.out_of_distribution[:3].all()  # NaN and infinite logits
+    for s in (0, 2):
+        found = decide(Policy.make(3, 0.9, ood=rule), s, logits)
+        assert np.array_equal(found.out_of_distribution, found.exits & ~(ood_score(score, logits) >= rule.limit))
+        assert np.array_equal(found.abstains, found.out_of_distribution)
+    assert 0 < found.out_of_distribution.sum() < len(logits)
+    assert found.out_of_distribution[:3].all()  # NaN and infinite logits
 
 
 def test_without_a_rule_nothing_is_out_of_distribution():
@@ -250,12 +245,3 @@ def test_a_score_that_equals_the_limit_is_in_distribution():
     for limit, unknown in ((score, False), (np.nextafter(score, math.inf), True)):
         policy = Policy.make(2, 0.5, ood=OODRule(score="energy", limit=limit, share=0.05))
         assert decide(policy, 1, logits).out_of_distribution[0] == unknown
-
-
-def test_a_learned_router_and_an_out_of_distribution_rule_decide_on_arrays():
-    rule = OODRule(score="energy", limit=OOD_LIMITS["energy"], share=0.05)
-    policy = Policy.make(ROUNDS, 0.5, router=made_router("benefit"), ood=rule)
-    logits = many_logits()
-    expected, found = policy.decide(1, torch.from_numpy(logits)), decide(policy, 1, logits)
-    assert np.array_equal(found.out_of_distribution, expected.out_of_distribution.numpy())
-    assert found.out_of_distribution.any()

@@ -146,17 +146,16 @@ def test_a_bad_threshold_is_refused(threshold, match):
         exit_rounds(np.zeros((3, 2)), threshold)
 
 
-def test_records_of_another_number_of_rounds_are_refused():
-    with pytest.raises(ValueError, match="scores of 3 rounds with the compute of 2"):
-        frontier(np.zeros((4, 3)), None, [1.0, 2.0], PAPER_THRESHOLDS)
-    with pytest.raises(ValueError, match="both are images x rounds"):
-        frontier(np.zeros((4, 2)), np.zeros((4, 3)), [1.0, 2.0], PAPER_THRESHOLDS)
-    with pytest.raises(ValueError, match="not of shape"):
-        frontier(np.zeros((0, 2)), None, [1.0, 2.0], PAPER_THRESHOLDS)
-
-
-def test_scores_below_zero_and_uneven_rows_are_refused():
-    with pytest.raises(ValueError, match=r"0 or more, not -0\.5"):
-        frontier(np.array([[-0.5, 0.1]]), None, [1.0, 2.0], [0.1])
-    with pytest.raises(ValueError, match="rows of equal length"):
-        frontier(np.zeros((4, 3)), None, [1.0, 2.0, 3.0], [[0.1], [0.1, 0.2]])
+@pytest.mark.parametrize(
+    ("scores", "correct", "rounds", "thresholds", "match"),
+    [
+        (np.zeros((4, 3)), None, 2, PAPER_THRESHOLDS, "scores of 3 rounds with the compute of 2"),
+        (np.zeros((4, 2)), np.zeros((4, 3)), 2, PAPER_THRESHOLDS, "values are images x rounds"),
+        (np.zeros((0, 2)), None, 2, PAPER_THRESHOLDS, "not of shape"),
+        ([[-0.5, 0.1]], None, 2, [0.1], r"0 or more, not -0\.5"),
+        (np.zeros((4, 3)), None, 3, [[0.1], [0.1, 0.2]], "rows of equal length"),
+    ],
+)
+def test_scores_and_thresholds_that_do_not_fit_are_refused(scores, correct, rounds, thresholds, match):
+    with pytest.raises(ValueError, match=match):
+        frontier(scores, correct, [1.0, 2.0, 3.0][:rounds], thresholds)

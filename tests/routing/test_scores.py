@@ -8,7 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from progresvit.routing import OOD_SCORES, full_entropy, logit_statistics, ood_score, top10_entropy
+from progresvit.routing import (
+    OOD_SCORES,
+    full_entropy,
+    logit_statistics,
+    ood_score,
+    patch_entropy,
+    top10_entropy,
+    uncertain_entropy,
+)
+from progresvit.routing.decide import exit_rounds
 from progresvit.routing.scores import recorded_ood_score
 
 LOGITS = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=40)
@@ -150,3 +159,92 @@ def test_an_unknown_score_is_refused_with_the_nearest():
         ood_score("enery", np.zeros((1, 3)))
     with pytest.raises(ValueError, match="did you mean 'max-logit'"):
         recorded_ood_score("max_logit", np.zeros((1, 23)))
+
+
+# patches, for segmentation
+
+
+def patch_logits(classes, side=3, images=4, seed=0):
+    """Sharp patches, flat ones and ties, (B, K, g, g)."""
+    rng = np.random.default_rng(seed)
+    scale = rng.choice([0.0, 1e-3, 0.3, 1, 4, 30, 1e4], size=(images, 1, side, side))
+    return (rng.normal(size=(images, classes, side, side)) * scale).astype(np.float32)
+
+
+def slow_patch_entropy(logits):
+    """Patch by patch, in float64."""
+    images, _, height, width = logits.shape
+    entropy = np.zeros((images, height * width))
+    for b in range(images):
+        for y in range(height):
+            for x in range(width):
+                p = scipy.special.softmax(logits[b, :, y, x].astype(np.float64))
+                entropy[b, y * width + x] = -sum(v * math.log(v) for v in p.tolist() if v > 0)
+    return entropy
+
+
+@pytest.mark.parametrize("classes", [1, 2, 19, 150])
+def test_the_entropy_of_every_patch_is_over_all_classes(classes):
+    logits = patch_logits(classes)
+    found = patch_entropy(torch.from_numpy(logits))
+    assert found.dtype == torch.float32
+    assert found.shape == (4, 9)
+    assert found.numpy() == pytest.approx(slow_patch_entropy(logits), abs=2e-5)
+    assert (found >= 0).all()
+
+
+def test_patches_come_row_by_row():
+    logits = torch.zeros(1, 5, 2, 3)
+    logits[0, 0, 1, 0] = 100.0  # the only sure patch
+    assert (patch_entropy(logits)[0] < 1).tolist() == [False, False, False, True, False, False]
+
+
+def test_flat_patches_reach_ln_k_and_never_pass_it():
+    for classes in range(1, 200):
+        for value in (0.0, 0.1, -3.3, 1e4):
+            entropy = patch_entropy(torch.full((1, classes, 4, 4), value))
+            assert entropy.double().max().item() <= math.log(classes)
+            assert entropy.double().min().item() >= math.log(classes) - 2e-6
+            assert uncertain_entropy(entropy).double().item() <= math.log(classes)
+
+
+def test_the_entropy_of_a_patch_is_float32_whatever_comes_in():
+    logits = torch.from_numpy(patch_logits(7))
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        given_logits = (logits / 10).to(dtype)
+        found = patch_entropy(given_logits)
+        assert found.dtype == uncertain_entropy(found).dtype == torch.float32
+        assert torch.equal(found, patch_entropy(given_logits.float()))
+    assert uncertain_entropy(torch.ones(2, 30, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_broken_logit_makes_its_patch_and_its_image_infinite(bad):
+    logits = torch.from_numpy(patch_logits(7))
+    logits[1, 4, 2, 0] = bad
+    entropy = patch_entropy(logits)
+    assert entropy.isinf().nonzero().tolist() == [[1, 6]]
+    assert not entropy.isnan().any()
+    assert uncertain_entropy(entropy).isinf().tolist() == [False, True, False, False]
+    assert (exit_rounds(uncertain_entropy(entropy)[:, None].expand(-1, 2).numpy(), math.inf) == [0, 1, 0, 0]).all()
+
+
+@pytest.mark.parametrize("patches", [*range(1, 26), 30, 70, 100, 196, 784, 1296])
+def test_the_most_uncertain_tenth_of_the_patches_is_rounded_up(patches):
+    entropy = np.random.default_rng(patches).random((5, patches)).astype(np.float32)
+    count = -(-patches // 10)
+    expected = np.sort(entropy.astype(np.float64), axis=1)[:, patches - count :].mean(axis=1)
+    found = uncertain_entropy(torch.from_numpy(entropy))
+    assert found.shape == (5,)
+    assert found.numpy() == pytest.approx(expected, abs=1e-6)
+    marked = torch.zeros(patches)
+    marked[:count] = 1.0
+    assert uncertain_entropy(marked).item() == 1.0  # exactly the marked ones, in any number of dimensions
+    marked[count - 1] = 0.0
+    assert uncertain_entropy(marked).item() < 1.0
+
+
+def test_the_mean_is_not_above_the_largest():
+    for value in torch.rand(200, generator=torch.Generator().manual_seed(0)).tolist():
+        entropy = torch.full((784,), value)
+        assert uncertain_entropy(entropy).item() <= entropy[0].item()

@@ -160,3 +160,12 @@ def test_infinite_quantiles_come_back_and_wrong_ones_are_refused(tmp_path):
     for wrong in ((0.2, 0.1), (0.1,), (0.1, float("nan"))):
         with pytest.raises(ValueError, match="at least two ascending numbers of 0 or more"):
             Setting(**{**known, "entropy_quantiles": wrong})
+
+
+def test_a_setting_keeps_the_mean_loss_and_leaves_it_out_without_one(tmp_path):
+    known = {"rounds": 2, "weights": "w", "preprocessing": "p", "precision": "fp32", "n": 9, "threshold": 0.4}
+    setting = Setting(rule="guarantee", epsilon=0.01, delta=0.05, k=3, mean_loss=0.004, loss="pixel-error", **known)
+    setting.save(tmp_path / "drop.json")
+    assert load_setting(tmp_path / "drop.json") == setting
+    assert json.loads(setting.to_json())["mean_loss"] == 0.004
+    assert "mean_loss" not in Setting(rule="guarantee", k=3, loss="labelled", **known).to_json()
