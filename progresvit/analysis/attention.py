@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
-from progresvit.analysis.hooks import BlockCall, evaluation_mode, need_backbone, recorded_calls
+from progresvit.analysis.hooks import BlockCall, evaluation_mode, recorded_calls
+from progresvit.analysis.requirements import need_backbone
 from progresvit.config import HEAD_WIDTH, BaseConfig
 from progresvit.data.decode import upright_rgb
 from progresvit.data.transforms import evaluation_transform

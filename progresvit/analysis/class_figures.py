@@ -13,7 +13,7 @@ import numpy as np
 
 from progresvit.evaluation.answers import ClassResult, RoutedAnswers
 from progresvit.metrics.interval import Interval, share_interval
-from progresvit.plots import COLOURS, blank_figure, draw_share, in_lines, legend_below, shorten
+from progresvit.plots import COLOURS, add_grid, blank_figure, draw_share, legend_below, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,16 +91,14 @@ def selection_note(classes: int) -> str | None:
 
 def _class_panel(shown: Sequence[ClassResult | None], title: str, x: str) -> tuple[Figure, Axes]:
     """A row for each class."""
-    figure = blank_figure(height=max(3.0, 1.75 + 0.25 * len(shown)))
+    figure = blank_figure(height=max(3.0, 1.75 + 0.25 * len(shown)), title=title)
     axes: Axes = figure.subplots()
-    figure.suptitle(in_lines(title), fontsize=11)
     names = ["…" if result is None else f"{shorten(result.name, NAME)} ({result.images})" for result in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=8)
     axes.set_ylabel("class (images)", fontsize=10)
     axes.set_xlabel(x, fontsize=10)
     axes.set(xlim=(-2, 102), ylim=(len(shown) - 0.3, -0.7))
-    axes.grid(alpha=0.3, axis="x")
-    axes.spines[["top", "right"]].set_visible(False)
+    add_grid(axes, "x")
     return figure, axes
 
 

@@ -40,9 +40,9 @@ def confusion_figure(answers: RoutedAnswers) -> Figure:
     left, below = LETTER * max(map(len, rows)), LETTER * max(map(len, columns)) * (1 if upright else 0.5)
     cell = min(0.45, (WIDTH - 1.5 - left) / len(columns))
     title = in_lines(_title(answers, len(classes)))
-    figure = blank_figure(height=max(3.2, 0.9 + LINE * len(title.splitlines()) + cell * len(classes) + below))
+    height = max(3.2, 0.9 + LINE * len(title.splitlines()) + cell * len(classes) + below)
+    figure = blank_figure(height=height, title=title)
     axes = figure.subplots()
-    figure.suptitle(title, fontsize=11)
     shares = 100 * counts / images[:, None]
     drawn = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100, aspect="equal")
     for row, column in zip(*np.nonzero(counts)):

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from progresvit.analysis.hooks import evaluation_mode
-from progresvit.analysis.interventions import check_rounds
+from progresvit.analysis.intervals import interval_cells, interval_columns
+from progresvit.analysis.requirements import check_rounds
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.config import BaseConfig
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.model.interface import RoundModel
-from progresvit.plots import COLOURS, blank_figure, draw_share, in_lines, shorten
+from progresvit.plots import COLOURS, add_grid, blank_figure, draw_share, shorten
 from progresvit.routing import near_lossless, top10_entropy
 from progresvit.routing.decide import Threshold, as_thresholds, exit_rounds
 from progresvit.table import Column, Row, Table, percent
@@ -54,11 +54,7 @@ OUTCOMES = {
     "stays wrong": (False, False),
 }
 """Whether the earlier and the later round are correct."""
-SHARE_COLUMNS = (
-    Column("share", "share (%)", percent),
-    Column("share_low", "95 % from", percent),
-    Column("share_high", "to", percent),
-)
+SHARE_COLUMNS = interval_columns("share", "share (%)", percent)
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -142,14 +138,13 @@ def exits(
     rounds = len(model.config.rounds)
     if threshold is not None:
         as_thresholds([threshold], rounds)  # refused before any round runs
-    device, answers, entropies = next(model.parameters()).device, [], []
-    with evaluation_mode(model), torch.inference_mode():
-        for rows, images in sample.batches(model.config, device):
-            logits = [output.logits.float() for output in model(images)]  # S times (B, K)
-            entropies.append(torch.stack([top10_entropy(values) for values in logits], dim=1).cpu())  # (B, S)
-            answers.append(torch.stack([values.argmax(dim=-1) for values in logits], dim=1).cpu())  # (B, S)
-            if progress:
-                progress(rows.stop, len(sample))
+
+    def every_round(rows: slice, images: Tensor) -> tuple[Tensor, Tensor]:
+        logits = [output.logits.float() for output in model(images)]  # S times (B, K)
+        entropies = torch.stack([top10_entropy(values) for values in logits], dim=1)  # (B, S)
+        return entropies.cpu(), torch.stack([values.argmax(dim=-1) for values in logits], dim=1).cpu()
+
+    entropies, answers = zip(*sample.run(model, every_round, progress))
     entropy = torch.cat(entropies).numpy()
     predictions: Ints = np.where(np.isfinite(entropy), torch.cat(answers).numpy(), -1)
     limit = threshold
@@ -210,7 +205,7 @@ def exit_share_table(result: Exits) -> Table:
             "class_id": result.sample.class_ids[shares.number],
             "images": shares.images,
             "exits": shares.exits,
-            **_share_cells(shares.share),
+            **interval_cells("share", shares.share),
         }
         for shares in exit_shares(result)
     ]
@@ -249,7 +244,7 @@ def repair_table(result: Exits) -> Table:
             "outcome": outcome,
             "count": count,
             "of": group.images,
-            **_share_cells(share_interval(count, group.images)),
+            **interval_cells("share", share_interval(count, group.images) if group.images else None),
         }
         for group in repairs(result)
         for outcome, count in group.counts.items()
@@ -262,10 +257,10 @@ def exits_figure(result: Exits) -> Figure:
     certain, uncertain = gallery(result)
     classes, groups = _shown_classes(exit_shares(result)), repairs(result)
     heights = [1.4, 1.4 if len(uncertain) else 0.01, max(2.6, 0.9 + 0.18 * max(len(classes), 5 * len(groups) + 1))]
-    figure = blank_figure(height=0.6 + sum(heights))
     limits = ", ".join(f"{limit:.3g}" for limit in dict.fromkeys(result.threshold))
     source = " (near-lossless on these images)" if result.near_lossless else ""
-    figure.suptitle(f"{in_lines(_finding(result))}\nthreshold {limits} nats{source}", fontsize=11)
+    conditions = f"threshold {limits} nats{source}"
+    figure = blank_figure(height=0.6 + sum(heights), title=_finding(result), conditions=conditions)
     low, high, below = figure.subfigures(3, 1, squeeze=False, height_ratios=heights)[:, 0]
     _draw_gallery(low, result, certain, "lowest")
     _draw_gallery(high, result, uncertain, "highest")
@@ -305,13 +300,6 @@ def _class_names(config: BaseConfig, sample: Sample, predictions: Ints) -> dict[
     if config.labels is not None:
         names = {number: config.labels[number] for number in names if number >= 0}
     return {**names, **sample.class_names, -1: "none (not finite)"}
-
-
-def _share_cells(share: Interval) -> Row:
-    """Empty for a share of no images."""
-    has_images = not math.isnan(share.mean)
-    values = (share.mean, share.lowest, share.highest)
-    return {key: value if has_images else None for key, value in zip(("share", "share_low", "share_high"), values)}
 
 
 def _shown_classes(classes: Sequence[ClassExits]) -> list[ClassExits | None]:
@@ -392,5 +380,4 @@ def _finish(axes: Axes, places: Sequence[int], names: Sequence[str], *, slots: i
     axes.set(xlim=(-4, 104), ylim=(slots - 0.4, -0.6))
     axes.set_xlabel(x, fontsize=9)
     axes.tick_params(axis="x", labelsize=8)
-    axes.grid(alpha=0.3, axis="x")
-    axes.spines[["top", "right"]].set_visible(False)
+    add_grid(axes, "x")

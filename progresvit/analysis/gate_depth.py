@@ -20,7 +20,7 @@ import numpy as np
 
 from progresvit.analysis.gates import BRANCHES, RoundMultipliers, difference_to_next, rms, round_gates
 from progresvit.model.interface import RoundModel
-from progresvit.plots import COLOURS, MARKERS, blank_figure, curve_style, in_lines
+from progresvit.plots import BELOW, COLOURS, MARKERS, add_grid, blank_figure, curve_style
 from progresvit.routing.decide import Floats
 from progresvit.table import Column, Row, Table, decimals, rough_percent
 
@@ -135,8 +135,7 @@ def gate_depth_figure(depths: Sequence[RoundDepth]) -> Figure:
         depths: What :func:`gate_depth` returns.
     """
     compared = len(depths) > 1
-    figure = blank_figure(height=5.8 + 0.2 * (len(depths) - 1) if compared else 3.2)
-    figure.suptitle(in_lines(_finding(depths)), fontsize=11)
+    figure = blank_figure(height=5.8 + 0.2 * (len(depths) - 1) if compared else 3.2, title=_finding(depths))
     halves = figure.subfigures(2 if compared else 1, 1, squeeze=False)[:, 0]
     _draw_means(halves[0], depths)
     if compared:
@@ -213,8 +212,7 @@ def _finish(panel: Axes, title: str, blocks: int) -> None:
     panel.set_title(title, fontsize=9)
     panel.set_xlabel("block", fontsize=9)
     panel.set_xticks(range(blocks, 0, -math.ceil(blocks / 6)))  # the last block has a tick
-    panel.grid(alpha=0.3)
-    panel.spines[["top", "right"]].set_visible(False)
+    add_grid(panel)
     panel.tick_params(labelsize=8)
 
 
@@ -225,6 +223,5 @@ def _legend(half: SubFigure, panel: Axes, caption: str | None = None, band: str 
     handles, names = panel.get_legend_handles_labels()
     if band is not None:
         handles, names = [*handles, Patch(color="0.6", alpha=0.5, linewidth=0)], [*names, band]
-    columns = 2 if caption else 4
-    half.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=9, frameon=False, title=caption)
+    half.legend(handles, names, ncols=2 if caption else 4, fontsize=9, title=caption, **BELOW)
     half.legends[-1].get_title().set_fontsize(8.5)

@@ -21,7 +21,7 @@ from torch import Tensor
 from progresvit.config import HEAD_WIDTH
 from progresvit.model.interface import RoundModel
 from progresvit.model.vit import ProgResViT
-from progresvit.plots import blank_figure, in_lines
+from progresvit.plots import blank_figure
 from progresvit.table import Column, Table, decimals
 
 if TYPE_CHECKING:
@@ -155,8 +155,7 @@ def gates_figure(rounds: Sequence[RoundMultipliers]) -> Figure:
     side = min(2.6, max(1.0, 0.115 * len(rounds[0].blocks)))  # of a panel, in inches
     strips = [[] if round_.fusion is None else [0.34] for round_ in rounds]
     heights = [height for strip in strips for height in (*strip, side)]
-    figure = blank_figure(height=1.6 + sum(heights) + 0.68 * len(heights))
-    figure.suptitle(in_lines(_farthest(rounds)), fontsize=11)
+    figure = blank_figure(height=1.6 + sum(heights) + 0.68 * len(heights), title=_farthest(rounds))
     grid = figure.add_gridspec(len(heights), len(BRANCHES), height_ratios=heights)
     norm, line = deviation_norm(rounds), 0
     for number, round_ in enumerate(rounds, start=1):

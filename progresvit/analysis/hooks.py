@@ -11,20 +11,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from progresvit.model.backbone import Backbone
 from progresvit.model.blocks import Block
 from progresvit.model.interface import RoundModel
 from progresvit.model.token_merging import unmerge
-
-
-def need_backbone(model: RoundModel, what: str) -> Backbone:
-    """The model, or an error if it has no blocks to look into; ``what`` is made of them."""
-    if not isinstance(model, Backbone):
-        raise ValueError(
-            f"{what} are made of models with the ViT of this library, such as progresvit, thinkingvit or hydravit, not "
-            f"of {type(model).__name__}."
-        )
-    return model
 
 
 @contextmanager

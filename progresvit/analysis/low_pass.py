@@ -25,7 +25,7 @@ from progresvit.analysis.interventions import (
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.model.backbone import resize
 from progresvit.model.interface import RoundModel
-from progresvit.plots import new_figure
+from progresvit.plots import BELOW, new_figure
 from progresvit.table import Column, Row, Table
 
 if TYPE_CHECKING:
@@ -100,5 +100,5 @@ def draw_low_pass(rows: Sequence[Row]) -> Figure:
         y="top-1 of the last round (%)",
     )
     draw_effects(axes, rows)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=10, frameon=False)
+    figure.legend(ncols=2, fontsize=10, **BELOW)
     return figure

@@ -19,7 +19,7 @@ from progresvit.analysis.sample import Progress
 from progresvit.engine.batcher import MemoryWarning
 from progresvit.engine.measurement import Measurement, hardware, in_fresh_process
 from progresvit.engine.speed import Routed
-from progresvit.plots import MARKERS, curve_style, in_lines, new_figure
+from progresvit.plots import BELOW, MARKERS, curve_style, new_figure
 from progresvit.table import Column, Table, decimals
 
 if TYPE_CHECKING:
@@ -112,8 +112,10 @@ def memory_figure(result: Memory) -> Figure:
     """Peak memory against the batch size, both on logarithmic axes."""
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
-    figure, axes = new_figure(title="", x="images per batch", y="peak memory (GiB)")
-    axes.set_title(f"{in_lines(_finding(result))}\n{result.hardware}, {result.precision}", fontsize=11)
+    conditions = f"{result.hardware}, {result.precision}"
+    figure, axes = new_figure(
+        title=_finding(result), conditions=conditions, x="images per batch", y="peak memory (GiB)"
+    )
     for number, way in enumerate(WAYS):
         points = [point for point in result.points if point.way == way]
         measured = sorted((point.batch, point.peak_gib) for point in points if point.peak_gib is not None)
@@ -131,7 +133,7 @@ def memory_figure(result: Memory) -> Figure:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
-    figure.legend(loc="outside lower center", ncols=2, fontsize=10, frameon=False)
+    figure.legend(ncols=2, fontsize=10, **BELOW)
     return figure
 
 

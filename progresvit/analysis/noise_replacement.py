@@ -18,21 +18,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from progresvit.analysis.hooks import evaluation_mode, need_backbone, recorded_calls, replaced_output
+from progresvit.analysis.hooks import evaluation_mode, recorded_calls, replaced_output
 from progresvit.analysis.interventions import (
     EFFECT_COLUMNS,
     Effect,
     Interventions,
     Outcome,
-    check_handover,
     check_strengths,
     draw_effects,
     effect_words,
     strongest,
 )
+from progresvit.analysis.requirements import need_backbone
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.model.interface import RoundModel
-from progresvit.plots import COLOURS, new_panels
+from progresvit.plots import BELOW, COLOURS, new_panels
 from progresvit.table import Column, Row, Table, percent
 
 if TYPE_CHECKING:
@@ -77,10 +77,8 @@ def noise_replacement(
         progress: Called after each batch.
     """
     check_strengths(strengths, NAME)
-    check_handover(model, NAME)
-    block = last_block(model, sample)
     runs = Interventions(model, sample, name=NAME, runs=len(strengths) + 1, progress=progress)
-    untouched = runs.untouched()
+    block, untouched = last_block(model, sample), runs.untouched()
     effects = []
     for strength in strengths:
         tokens = runs.first_round(during=replaced_output(block, noise(strength, seed=seed)))
@@ -149,5 +147,5 @@ def draw_noise_replacement(rows: Sequence[Row]) -> Figure:
         confidence.fill_between(shares, quarter, three_quarters, alpha=0.4, label="25 to 75 % of them", **look)
         confidence.fill_between(shares, low, high, alpha=0.2, label="10 to 90 %", **look)
         confidence.set_ylim(-2, 102)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    figure.legend(ncols=2, fontsize=9, **BELOW)
     return figure

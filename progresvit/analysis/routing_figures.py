@@ -16,6 +16,7 @@ from progresvit.evaluation.selective import RiskCoverage
 from progresvit.metrics.interval import share_interval
 from progresvit.plots import (
     BAND,
+    BELOW,
     COLOURS,
     MARKERS,
     band_entry,
@@ -217,7 +218,7 @@ def risk_coverage_figure(curves: Mapping[str, RiskCoverage]) -> Figure:
     for number, (name, curve) in enumerate(curves.items()):
         label = f"{name} (area {100 * curve.area:.2f} %)"
         axes.plot(100 * curve.coverage, 100 * curve.risk, label=label, **curve_style(number))
-    figure.legend(loc="outside lower center", ncols=2, fontsize=10, frameon=False)
+    figure.legend(ncols=2, fontsize=10, **BELOW)
     return figure
 
 
@@ -244,5 +245,5 @@ def reliability_figure(bins_by_name: Mapping[str, Reliability]) -> Figure:
         limits = [[100 * interval.lowest for interval in reach], [100 * interval.highest for interval in reach]]
         draw_band(axes, 100 * bins.probability[filled], *limits, colour=COLOURS[number % len(COLOURS)])
     axes.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label=BAND)
-    figure.legend(loc="outside lower center", fontsize=10, frameon=False)
+    figure.legend(fontsize=10, **BELOW)
     return figure

@@ -9,10 +9,12 @@ import difflib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from progresvit.analysis.hooks import evaluation_mode
 from progresvit.config import BaseConfig
 from progresvit.data.dataset import ImageDataset, some_of
 from progresvit.data.evaluation_batches import numbered_batches
@@ -20,6 +22,9 @@ from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.evaluation.classes import class_numbers
 from progresvit.evaluation.source import DataSource
 from progresvit.io.parse import did_you_mean
+from progresvit.model.interface import RoundModel
+
+T = TypeVar("T")
 
 IMAGES = 300
 """Default number of images."""
@@ -59,6 +64,24 @@ class Sample:
         for first in range(0, len(self), BATCH):
             rows = slice(first, min(first + BATCH, len(self)))
             yield rows, normalise(self.pixels[rows].to(device), config)
+
+    def run(
+        self, model: RoundModel, compute: Callable[[slice, Tensor], T], progress: Progress | None = None
+    ) -> list[T]:
+        """What ``compute`` returns for each batch, in evaluation mode and without gradients.
+
+        Args:
+            model: The images are on its device.
+            compute: Takes which images there are, and their normalised pixels: (B, C, H, H).
+            progress: Called after each batch.
+        """
+        results, device = [], next(model.parameters()).device
+        with evaluation_mode(model), torch.inference_mode():
+            for rows, images in self.batches(model.config, device):
+                results.append(compute(rows, images))
+                if progress:
+                    progress(rows.stop, len(self))
+        return results
 
     def find_class(self, name: str) -> int:
         """The number of a class by the name or the folder name; an error that gives the nearest one."""

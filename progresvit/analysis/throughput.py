@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from progresvit import api
-from progresvit.analysis.interventions import check_classifier
+from progresvit.analysis.intervals import interval_cells, interval_columns
+from progresvit.analysis.requirements import check_classifier
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.engine.measurement import Measurement, hardware
 from progresvit.engine.speed import Routed, split
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.model.interface import RoundModel
-from progresvit.plots import COLOURS, in_lines, new_figure
+from progresvit.plots import BELOW, COLOURS, new_figure
 from progresvit.routing.decide import Threshold, as_thresholds
 from progresvit.table import Column, Table, percent, rough_percent
 from progresvit.table import threshold as show_threshold
@@ -170,9 +171,7 @@ def throughput_table(result: Throughput) -> Table:
         Column("continuing", "continuing (%)", rough_percent),
         Column("threshold", "threshold (nats)", show_threshold),
         Column("images", "images"),
-        Column("accuracy", "top-1 (%)", percent),
-        Column("accuracy_low", "95 % from", percent),
-        Column("accuracy_high", "to", percent),
+        *interval_columns("accuracy", "top-1 (%)", percent),
         Column("images_per_s", "images/s", lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.3g}"),
         Column("spread", "spread (%)", rough_percent),
     ]
@@ -181,9 +180,7 @@ def throughput_table(result: Throughput) -> Table:
             "continuing": point.continuing,
             "threshold": _shortest(point.threshold),
             "images": result.images,
-            "accuracy": point.accuracy.mean,
-            "accuracy_low": point.accuracy.lowest,
-            "accuracy_high": point.accuracy.highest,
+            **interval_cells("accuracy", point.accuracy),
             "images_per_s": point.images_per_s,
             "spread": point.spread,
         }
@@ -196,8 +193,10 @@ def throughput_figure(result: Throughput) -> Figure:
     """Accuracy against images per second on a logarithmic axis; labels give the share that continues."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    figure, axes = new_figure(title="", x="images per second", y="top-1 accuracy (%)")
-    axes.set_title(f"{in_lines(_finding(result))}\n{result.hardware}, {_how(result)}", fontsize=11)
+    conditions = f"{result.hardware}, {_how(result)}"
+    figure, axes = new_figure(
+        title=_finding(result), conditions=conditions, x="images per second", y="top-1 accuracy (%)"
+    )
     speeds = [point.images_per_s for point in result.points]
     low, accuracy, high = (
         [100 * getattr(point.accuracy, end) for point in result.points] for end in ("lowest", "mean", "highest")
@@ -216,7 +215,7 @@ def throughput_figure(result: Throughput) -> Figure:
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:,g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
-    figure.legend(loc="outside lower center", fontsize=10, frameon=False)
+    figure.legend(fontsize=10, **BELOW)
     return figure
 
 

@@ -8,8 +8,8 @@ noisy, which would look like separation; the expected squared length of this noi
 The interval is a bootstrap of the images within their classes. The images are drawn around class means that are moved
 together until their spread is the unbiased estimate: around the noisy means themselves, the noise would count twice.
 
-Class tokens are those after the model's final norm, as its head reads them, in the channels that all rounds have. In
-the residual stream itself, the first component is a few large channels that grow alike for all classes.
+Class tokens are taken after the model's final norm, in the channels that all rounds have (``block_points.py``). In the
+residual stream itself, the first component is a few large channels that grow alike for all classes.
 
 Letters: B images of a batch, N images, K classes, n images of a class, d channels, P points (the input of the first
 block of each round, and every block output), R bootstrap draws.
@@ -25,21 +25,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from progresvit.analysis.hooks import evaluation_mode, need_backbone
-from progresvit.analysis.sample import Progress, Sample
-from progresvit.analysis.similarity import (
+from progresvit.analysis.block_points import (
     BLOCK_AXIS,
     BlockPoint,
     mark_rounds,
+    measure_points,
     places_by_round,
-    points_of,
     positions,
-    round_tokens,
 )
+from progresvit.analysis.intervals import interval_cells, interval_columns
+from progresvit.analysis.requirements import need_backbone
+from progresvit.analysis.sample import Progress, Sample
 from progresvit.metrics.interval import Interval
 from progresvit.model.interface import RoundModel
-from progresvit.plots import COLOURS, MARKERS, blank_figure, in_lines
+from progresvit.plots import BELOW, COLOURS, MARKERS, add_grid, blank_figure, in_lines
 from progresvit.routing.decide import Floats
 from progresvit.table import Column, Row, Table, decimals
 
@@ -105,18 +106,10 @@ def trajectories(
         progress: Called after each batch.
     """
     backbone = need_backbone(model, "trajectories of classes")
-    numbers = _chosen(sample, classes)
+    numbers = _class_numbers(sample, classes)
     images_of = sample.of_classes(numbers)
-    device, parts, points = next(backbone.parameters()).device, [], tuple[BlockPoint, ...]()
-    with evaluation_mode(backbone), torch.inference_mode():
-        for rows, images in images_of.batches(backbone.config, device):
-            rounds = round_tokens(backbone, images)
-            points = points_of(rounds)
-            class_tokens = [x[:, 0] for round_ in rounds for x in round_]  # P times (B, T, d) -> (B, d)
-            parts.append(torch.stack(class_tokens, dim=1).double().cpu().numpy())  # (B, P, d)
-            if progress:
-                progress(rows.stop, len(images_of))
-    tokens, labels = np.concatenate(parts), images_of.labels.numpy()
+    points, batches = measure_points(backbone, images_of, _class_tokens, progress)
+    tokens, labels = np.concatenate(batches), images_of.labels.numpy()
     groups = [tokens[labels == number] for number in numbers]  # K times (n, P, d)
     paths, explained = principal_plane(np.stack([group.mean(axis=0) for group in groups]))
     separations, draws = separation(groups)
@@ -131,7 +124,12 @@ def trajectories(
     )
 
 
-def _chosen(sample: Sample, classes: Sequence[str] | None) -> list[int]:
+def _class_tokens(tokens: Sequence[Tensor]) -> Tensor:
+    """P times (B, T, d) -> (B, P, d)."""
+    return torch.stack([x[:, 0] for x in tokens], dim=1)
+
+
+def _class_numbers(sample: Sample, classes: Sequence[str] | None) -> list[int]:
     """Numbers of the classes; each has at least two images."""
     counts = Counter(sample.labels.tolist())
     numbers = _most_frequent(counts) if classes is None else list(dict.fromkeys(map(sample.find_class, classes)))
@@ -231,12 +229,8 @@ def trajectories_table(result: Trajectories) -> Table:
         Column("block", "block"),
         Column("pc1", "PC1", decimals),
         Column("pc2", "PC2", decimals),
-        Column("separation", "separation", decimals),
-        Column("separation_low", "95 % from", decimals),
-        Column("separation_high", "to", decimals),
-        Column("separation_change", "change from the round before", decimals),
-        Column("separation_change_low", "95 % from", decimals),
-        Column("separation_change_high", "to", decimals),
+        *interval_columns("separation", "separation", decimals),
+        *interval_columns("separation_change", "change from the round before", decimals),
     ]
     at_points = [_separation_row(result, place) for place in range(len(result.points))]
     rows = [
@@ -248,14 +242,9 @@ def trajectories_table(result: Trajectories) -> Table:
 
 
 def _separation_row(result: Trajectories, place: int) -> Row:
-    row: Row = {}
-    here, s = result.separation(place), result.points[place].round - 1
+    s = result.points[place].round - 1
     gain = result.gain(s) if s and place in result.ends else None
-    for key, estimate in (("separation", here), ("separation_change", gain)):
-        row[key] = estimate and estimate.mean
-        row[f"{key}_low"] = estimate and estimate.lowest
-        row[f"{key}_high"] = estimate and estimate.highest
-    return row
+    return interval_cells("separation", result.separation(place)) | interval_cells("separation_change", gain)
 
 
 def trajectories_figure(result: Trajectories) -> Figure:
@@ -264,12 +253,10 @@ def trajectories_figure(result: Trajectories) -> Figure:
     figure = blank_figure(height=6.4 + 0.2 * rows)
     plane, below = figure.subplots(2, 1, height_ratios=(5, 3))
     for axes in (plane, below):
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
+        add_grid(axes)
     _draw_paths(plane, result)
     _draw_separation(below, result)
-    legend: dict[str, Any] = {"ncols": 3, "fontsize": 8.5, "columnspacing": 1, "handlelength": 1.8, "frameon": False}
-    figure.legend(handles=_legend(result), loc="outside lower center", **legend)
+    figure.legend(handles=_legend(result), ncols=3, fontsize=8.5, columnspacing=1, handlelength=1.8, **BELOW)
     return figure
 
 
