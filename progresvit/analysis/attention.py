@@ -124,7 +124,9 @@ def attention_figure(rounds: Sequence[RoundAttention]) -> Figure:
     page = _Page(rounds=len(rounds), heads=rounds[0].heads)
     page.write("Attention of the class token to the patches, last block", top=0.2, fontsize=12)
     for s, round_ in enumerate(rounds):
-        page.write(_row_title(s, round_), top=page.top(s) - 0.33, fontsize=10)
+        r, g, active = round_.resolution, round_.patches.shape[-1], round_.active_heads
+        row = f"round {s + 1}: {r} × {r} pixels, {g} × {g} patches, active heads: {active} of {round_.heads}"
+        page.write(row, top=page.top(s) - 0.33, fontsize=10)
         _draw_round(page, s, round_)
     caption = "Colours: attention probability in %, on a square-root scale that the heads of a round share."
     page.write(caption, top=page.height - 0.15, fontsize=8.5)
@@ -169,11 +171,6 @@ class _Page:
     def _axes(self, left: float, top: float, *, width: float, height: float) -> Axes:
         bottom = self.height - top - height
         return self.figure.add_axes((left / self.width, bottom / self.height, width / self.width, height / self.height))
-
-
-def _row_title(s: int, round_: RoundAttention) -> str:
-    r, g = round_.resolution, round_.patches.shape[-1]
-    return f"round {s + 1}: {r} × {r} pixels, {g} × {g} patches, active heads: {round_.active_heads} of {round_.heads}"
 
 
 def _draw_round(page: _Page, s: int, round_: RoundAttention) -> None:
@@ -226,7 +223,7 @@ def visible_image(image: Tensor, config: BaseConfig) -> Float32s:
 
 def class_attention(call: BlockCall) -> Tensor:
     """Attention probabilities of the class token, in float32: tokens (1, N, d) -> (h, N)."""
-    block, x, options = call
+    block, x, options = call.block, call.x, call.options
     merging: Merging | None = options.get("merging")
     if merging is not None:
         x = unmerge(x, merging)  # equal keys: the same attention as that of a merged token with its bias

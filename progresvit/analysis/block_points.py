@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from progresvit.analysis.hooks import recorded_calls, recorded_outputs
+from progresvit.analysis.hooks import recorded_calls
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.model import slicing
 from progresvit.model.backbone import Backbone
@@ -70,10 +70,11 @@ def round_tokens(model: Backbone, images: Tensor) -> list[list[Tensor]]:
     """
     rounds, previous = [], None
     for s in range(len(model.config.rounds)):
-        with recorded_calls(model.blocks) as calls, recorded_outputs(model.blocks) as outputs:
+        with recorded_calls(model.blocks) as calls:
             tokens = model.run_round(s, images, previous).tokens
         previous = tokens if model.config.routable else None
-        rounds.append([slicing.layer_norm(x, model.norm).float() for x in (calls[0].x, *outputs)])
+        at_points = (calls[0].x, *(call.tokens for call in calls))
+        rounds.append([slicing.layer_norm(x, model.norm).float() for x in at_points])
     d = min(tokens[0].shape[-1] for tokens in rounds)
     return [[x[..., :d] for x in tokens] for tokens in rounds]
 

@@ -35,7 +35,8 @@ def class_accuracy_figure(answers: RoutedAnswers) -> Figure:
     shown = shown_classes(answers.by_class, lambda result: result.top1)
     overall = dict(answers.accuracies())[answers.name]
     marks = {answers.name: ("o", COLOURS[0]), "round 1": ("s", COLOURS[1])}  # one mark if the answers are of round 1
-    figure, axes = _class_panel(shown, _accuracy_title(answers, overall), "top-1 of the class (%)")
+    title = f"Top-1 is {_percent(overall)}; {_range(answers.by_class, lambda result: result.top1)}"
+    figure, axes = _class_panel(shown, title, "top-1 of the class (%)")
     for place, result in enumerate(shown):
         if result is None:
             continue
@@ -52,7 +53,8 @@ def class_exit_figure(answers: RoutedAnswers) -> Figure:
     """The share of each class that exits after each round, with 95 % intervals of round 1."""
     shown = shown_classes(answers.by_class, _first_exit)
     overall = share_interval(int((answers.exit_round == 0).sum()), len(answers.records))
-    figure, axes = _class_panel(shown, _exit_title(answers, overall), "images of the class that exit (%)")
+    title = f"{_percent(overall)} of the images exit after round 1; {_range(answers.by_class, _first_exit)}"
+    figure, axes = _class_panel(shown, title, "images of the class that exit (%)")
     last = answers.records.rounds - 1
     colours = [SHADES[min(s, len(SHADES) - 2)] for s in range(last)] + [SHADES[-1]]
     for place, result in enumerate(shown):
@@ -100,14 +102,6 @@ def _class_panel(shown: Sequence[ClassResult | None], title: str, x: str) -> tup
     axes.set(xlim=(-2, 102), ylim=(len(shown) - 0.3, -0.7))
     add_grid(axes, "x")
     return figure, axes
-
-
-def _accuracy_title(answers: RoutedAnswers, overall: Interval) -> str:
-    return f"Top-1 is {_percent(overall)}; {_range(answers.by_class, lambda result: result.top1)}"
-
-
-def _exit_title(answers: RoutedAnswers, overall: Interval) -> str:
-    return f"{_percent(overall)} of the images exit after round 1; {_range(answers.by_class, _first_exit)}"
 
 
 def _first_exit(result: ClassResult) -> Interval:

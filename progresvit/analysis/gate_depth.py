@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from progresvit.analysis.gates import BRANCHES, RoundMultipliers, difference_to_next, rms, round_gates
+from progresvit.analysis.gates import BRANCHES, difference_to_next, rms, round_gates
 from progresvit.model.interface import RoundModel
 from progresvit.plots import BELOW, COLOURS, MARKERS, add_grid, blank_figure, curve_style
 from progresvit.routing.decide import Floats
@@ -65,18 +65,14 @@ def gate_depth(model: RoundModel) -> tuple[RoundDepth, ...]:
         model: A ProgResViT with PSG.
     """
     rounds = round_gates(model)
-    transitions = [*(_transition(*both) for both in pairwise(rounds)), None]
     depths = []
-    for round_, transition in zip(rounds, transitions):
-        g = round_.blocks.astype(np.float64)
-        depths.append(RoundDepth(mean=g.mean(axis=-1), std=g.std(axis=-1), rms_from_one=rms(g - 1), to_next=transition))
+    for round_, later in zip_longest(rounds, rounds[1:]):
+        g, change = round_.blocks.astype(np.float64), None
+        if later is not None:
+            difference = difference_to_next(round_.blocks, later.blocks)  # (D, 3, channels of both)
+            change = RoundChange(rms_difference=rms(difference), rms_static=rms(g + difference / 2 - 1))
+        depths.append(RoundDepth(mean=g.mean(axis=-1), std=g.std(axis=-1), rms_from_one=rms(g - 1), to_next=change))
     return tuple(depths)
-
-
-def _transition(earlier: RoundMultipliers, later: RoundMultipliers) -> RoundChange:
-    difference = difference_to_next(earlier.blocks, later.blocks)  # (D, 3, channels of both)
-    static = earlier.blocks.astype(np.float64) + difference / 2 - 1
-    return RoundChange(rms_difference=rms(difference), rms_static=rms(static))
 
 
 def static_share(depths: Sequence[RoundDepth]) -> tuple[dict[str, float | None], ...]:

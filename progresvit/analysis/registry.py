@@ -70,7 +70,7 @@ class Diagnostic:
     summaries: Mapping[str, str] = field(default_factory=dict)
     """Functions of further tables, by the ending of their file."""
     printed: str | None = None
-    """The summary that the command prints."""
+    """The ending of the summary that the command prints."""
 
     def run(self, subject: Subject, progress: Progress, **options: Any) -> Any:
         """The numbers of the figure; ``options`` are those that are not left to the function's defaults."""
@@ -85,20 +85,16 @@ class Diagnostic:
             return function(subject.model, subject.image, **options)
         return function(subject.model, subject.sample, progress=progress, **options)
 
-    def table(self, numbers: Any) -> Table:
-        """Every number of the figure."""
-        table: Table = self._function(f"{self._file}_table")(numbers)
-        return table
+    def tables(self, numbers: Any) -> dict[str, Table]:
+        """Every number of the figure, then its summaries, by the name of their file in a report."""
+        functions = {self.name: f"{self._file}_table"}
+        functions |= {f"{self.name}-{ending}": function for ending, function in self.summaries.items()}
+        return {name: self._function(function)(numbers) for name, function in functions.items()}
 
     def figure(self, numbers: Any) -> Figure:
         """The drawn figure."""
         figure: Figure = self._function(f"{self._file}_figure")(numbers)
         return figure
-
-    def summary(self, ending: str, numbers: Any) -> Table:
-        """One of the further tables."""
-        table: Table = self._function(self.summaries[ending])(numbers)
-        return table
 
     @property
     def _file(self) -> str:

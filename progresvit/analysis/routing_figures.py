@@ -97,7 +97,9 @@ def frontier_figure(
     scale_compute(axes, max(records.rounds for records in models.values()))
     entries = model_entries(models, [DEFAULT, *(settings or {})])
     if per_round:
-        entries |= per_round_entries(COLOURS[0] if len(models) == 1 else "0.4")
+        colour = COLOURS[0] if len(models) == 1 else "0.4"
+        entries["per round"] = {"color": colour, **PER_ROUND_LINE}
+        entries["near-lossless, per round"] = {"color": colour, **PER_ROUND_MARK}
     entries[BAND] = band_entry()
     for number, (name, sizes) in enumerate((fixed or {}).items(), start=len(models)):
         entries[name] = {"marker": "X", **curve_style(number)}
@@ -124,22 +126,22 @@ def _draw_model(
 ) -> float:
     """The curve of a model with its band, rounds and marks; returns the saving at the near-lossless setting."""
     scores, metric = records.exit_scores(router), records.metric
+    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
     points = records.frontier(curve_thresholds(scores), router, convention)
-    limits = {DEFAULT: records.near_lossless(router, convention).threshold, **settings}
-    marks = {setting: records.frontier([limit], router, convention)[0] for setting, limit in limits.items()}
+    gmacs = [point.gmacs for point in points]
+    axes.plot(gmacs, [100 * point.accuracy for point in points], label=name, **curve_style(number))
     costs = np.asarray(records.gmacs(convention))
     by_round = costs.mean(axis=0) if costs.ndim == 2 else costs  # (N, S) or (S,) -> (S,)
-    draw_frontier(
-        axes,
-        number,
-        name,
-        curve=[(point.gmacs, point.accuracy) for point in points],
-        rounds=list(zip(by_round.tolist(), next(iter(metric.single_rounds().values())).tolist())),
-        marks={setting: (point.gmacs, point.accuracy) for setting, point in marks.items()},
-    )
+    accuracies = 100 * next(iter(metric.single_rounds().values()))
+    axes.plot(by_round, accuracies, marker, color=colour, markerfacecolor="white", label=f"{name}: single rounds")
+    limits = {DEFAULT: records.near_lossless(router, convention).threshold, **settings}
+    marks = {setting: records.frontier([limit], router, convention)[0] for setting, limit in limits.items()}
+    for place, (setting, point) in enumerate(marks.items()):
+        mark = {"color": colour, "linestyle": "none", "label": f"{name}: {setting}", **setting_mark(place)}
+        axes.plot([point.gmacs], [100 * point.accuracy], **mark)
     intervals = metric.intervals(scores, [point.threshold for point in points], fast=True)
     reach = [[100 * interval.lowest for interval in intervals], [100 * interval.highest for interval in intervals]]
-    draw_band(axes, [point.gmacs for point in points], *reach, colour=COLOURS[number % len(COLOURS)])
+    draw_band(axes, gmacs, *reach, colour=colour)
     return float(1 - marks[DEFAULT].gmacs / records.full_gmacs(convention))
 
 
@@ -153,17 +155,9 @@ def _draw_per_round(
     curve = [(gmacs[0], ends[0]), *((point.gmacs, point.top1) for point in inner), (gmacs[-1], ends[-1])]
     colour = COLOURS[number % len(COLOURS)]
     axes.plot(*_columns(curve), label=f"{name}: {PER_ROUND}", color=colour, **PER_ROUND_LINE)
-    star = [(lossless.gmacs, lossless.top1)]
-    axes.plot(*_columns(star), label=f"{name}: near-lossless, {PER_ROUND}", color=colour, **PER_ROUND_MARK)
+    label = f"{name}: near-lossless, {PER_ROUND}"
+    axes.plot([lossless.gmacs], [100 * lossless.top1], label=label, color=colour, **PER_ROUND_MARK)
     return lossless
-
-
-def per_round_entries(colour: str) -> dict[str, dict[str, Any]]:
-    """Entries of the legend for curves of thresholds per round."""
-    return {
-        "per round": {"color": colour, **PER_ROUND_LINE},
-        "near-lossless, per round": {"color": colour, **PER_ROUND_MARK},
-    }
 
 
 def model_entries(models: Iterable[str], settings: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -187,18 +181,6 @@ def curve_thresholds(scores: ArrayLike) -> Floats:
     every = every_threshold(scores)
     spread: Floats = every[np.unique(np.linspace(0, len(every) - 1, CURVE).round().astype(int))]
     return spread
-
-
-def draw_frontier(
-    axes: Axes, number: int, name: str, *, curve: Sequence[Point], rounds: Sequence[Point], marks: Mapping[str, Point]
-) -> None:
-    """The curve of a model, its rounds as open marks, and named points, the first of which is a star."""
-    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-    axes.plot(*_columns(curve), label=name, **curve_style(number))
-    axes.plot(*_columns(rounds), marker, color=colour, markerfacecolor="white", label=f"{name}: single rounds")
-    for place, (setting, point) in enumerate(marks.items()):
-        label = f"{name}: {setting}"
-        axes.plot(*_columns([point]), color=colour, linestyle="none", label=label, **setting_mark(place))
 
 
 def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:

@@ -22,6 +22,7 @@ from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.evaluation.classes import class_numbers
 from progresvit.evaluation.source import DataSource
 from progresvit.io.parse import did_you_mean
+from progresvit.model.backbone import Backbone
 from progresvit.model.interface import RoundModel
 
 T = TypeVar("T")
@@ -66,13 +67,16 @@ class Sample:
             yield rows, normalise(self.pixels[rows].to(device), config)
 
     def run(
-        self, model: RoundModel, compute: Callable[[slice, Tensor], T], progress: Progress | None = None
+        self,
+        model: RoundModel | Backbone,
+        compute: Callable[[slice, Tensor], T],
+        progress: Progress | None = None,
     ) -> list[T]:
-        """What ``compute`` returns for each batch, in evaluation mode and without gradients.
+        """What ``compute`` returns for each batch of images on the device of the model.
 
         Args:
-            model: The images are on its device.
-            compute: Takes which images there are, and their normalised pixels: (B, C, H, H).
+            model: It is in evaluation mode, and there are no gradients.
+            compute: Takes the rows of a batch and its normalised pixels, (B, C, H, H).
             progress: Called after each batch.
         """
         results, device = [], next(model.parameters()).device
@@ -143,8 +147,10 @@ def load_sample(
         raise ValueError(f"an analysis takes at least one image, not {images}.")
     dataset = source.find()
     numbers = class_numbers(dataset.class_ids, config) if config.num_classes else list(range(len(dataset.class_ids)))
-    names = {number: _class_name(config, number, dataset.class_ids[place]) for place, number in enumerate(numbers)}
     ids = dict(zip(numbers, dataset.class_ids))
+    names = ids
+    if config.labels is not None and config.num_classes:
+        names = {number: config.labels[number] for number in numbers}
     of_classes = None if classes is None else {find_class(name, names, ids) for name in classes}
     places = [place for place, number in enumerate(numbers) if of_classes is None or number in of_classes]
     subset = dataset.subset(_choose(dataset, places, images, every_class=of_classes is not None))
@@ -170,10 +176,6 @@ def load_sample(
         unreadable=lines,
         drawn=None if dataset.drawn_from is None else (len(dataset), dataset.drawn_from),
     )
-
-
-def _class_name(config: BaseConfig, number: int, folder: str) -> str:
-    return config.labels[number] if config.labels is not None and config.num_classes else folder
 
 
 def _choose(dataset: ImageDataset, places: Sequence[int], images: int, *, every_class: bool) -> list[int]:

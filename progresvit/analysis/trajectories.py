@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from progresvit.analysis.block_points import (
     BLOCK_AXIS,
@@ -108,7 +107,12 @@ def trajectories(
     backbone = need_backbone(model, "trajectories of classes")
     numbers = _class_numbers(sample, classes)
     images_of = sample.of_classes(numbers)
-    points, batches = measure_points(backbone, images_of, _class_tokens, progress)
+    points, batches = measure_points(
+        backbone,
+        images_of,
+        lambda tokens: torch.stack([x[:, 0] for x in tokens], dim=1),  # P times (B, T, d) -> (B, P, d)
+        progress,
+    )
     tokens, labels = np.concatenate(batches), images_of.labels.numpy()
     groups = [tokens[labels == number] for number in numbers]  # K times (n, P, d)
     paths, explained = principal_plane(np.stack([group.mean(axis=0) for group in groups]))
@@ -122,11 +126,6 @@ def trajectories(
         draws=draws,
         handover=backbone.config.routable,
     )
-
-
-def _class_tokens(tokens: Sequence[Tensor]) -> Tensor:
-    """P times (B, T, d) -> (B, P, d)."""
-    return torch.stack([x[:, 0] for x in tokens], dim=1)
 
 
 def _class_numbers(sample: Sample, classes: Sequence[str] | None) -> list[int]:

@@ -76,9 +76,10 @@ def _command(diagnostic: Diagnostic) -> Callable[..., None]:
             numbers = diagnostic.run(subject, begin(diagnostic.name), **own)
         if diagnostic.needs == "images":
             _report_images(subject, values["data"], values["split"])
-        output.write_outputs(output.make_outputs(paths, diagnostic.table(numbers), lambda: diagnostic.figure(numbers)))
+        tables = diagnostic.tables(numbers)
+        output.write_outputs(output.make_outputs(paths, tables[diagnostic.name], lambda: diagnostic.figure(numbers)))
         if diagnostic.printed is not None:
-            output.show_table(diagnostic.summary(diagnostic.printed, numbers))
+            output.show_table(tables[f"{diagnostic.name}-{diagnostic.printed}"])
 
     signature = _signature(diagnostic)  # typer reads both
     command.__signature__ = signature  # type: ignore[attr-defined]
