@@ -127,7 +127,7 @@ def draw_share(axes: Axes, place: float, share: Interval, **style: Any) -> None:
 
 
 def shorten(name: str, length: int) -> str:
-    """A name of at most ``length`` characters; matplotlib takes none of them for mathematics."""
+    """A name of at most ``length`` characters; no character of it starts a formula in matplotlib."""
     name = name if len(name) <= length else f"{name[: length - 1].rstrip()}…"
     return name.replace("$", r"\$")
 

@@ -40,7 +40,7 @@ COLOURS = "viridis"
 MOST_COLUMNS = 6
 """Heads side by side; more of them continue on the next line."""
 
-NEEDED_FOR = "attention maps"
+WHAT = "attention maps"
 
 Float32s = NDArray[np.float32]
 
@@ -76,12 +76,12 @@ def attention_maps(model: RoundModel, image: Image) -> tuple[RoundAttention, ...
         model: A model with the ViT of this library: ProgResViT or a baseline, with or without a head.
         image: The model sees its evaluation crop.
     """
-    return attention_of(model, evaluation_input(image, need_backbone(model, NEEDED_FOR).config))
+    return attention_of(model, evaluation_input(image, need_backbone(model, WHAT).config))
 
 
 def attention_of(model: RoundModel, images: Tensor) -> tuple[RoundAttention, ...]:
     """Attention of the class token as in :func:`attention_maps`, for a normalised image (1, C, H, H)."""
-    backbone = need_backbone(model, NEEDED_FOR)
+    backbone = need_backbone(model, WHAT)
     config, images = backbone.config, images.to(backbone.cls_token)
     previous, rounds = None, []
     with evaluation_mode(backbone), torch.no_grad(), recorded_calls(backbone.blocks) as calls:
@@ -178,7 +178,7 @@ def _draw_round(page: _Page, s: int, round_: RoundAttention) -> None:
     from matplotlib.colors import PowerNorm
 
     r, largest = round_.resolution, float(round_.patches.max()) or 1.0
-    place = (0, r, r, 0)  # the pixels that a map covers are those of the image
+    place = (0, r, r, 0)  # a map covers the pixels of the image
     colours: dict[str, Any] = {"cmap": COLOURS, "norm": PowerNorm(0.5, vmin=0, vmax=largest)}
     panel = page.panel(s, 0, 0)
     panel.imshow(round_.image.squeeze(), extent=place, cmap="gray", vmin=0, vmax=1)
@@ -226,7 +226,7 @@ def class_attention(call: BlockCall) -> Tensor:
     block, x, options = call.block, call.x, call.options
     merging: Merging | None = options.get("merging")
     if merging is not None:
-        x = unmerge(x, merging)  # equal keys: the same attention as that of a merged token with its bias
+        x = unmerge(x, merging)  # equal keys give the same attention as a merged token with its bias
     q, k, _ = block.attn.heads(slicing.layer_norm(x, block.norm1), options.get("attention_width"))  # (1, h, N, 64)
     logits = q[0, :, :1].float() @ k[0].float().mT / math.sqrt(HEAD_WIDTH)  # (h, 1, 64) and (h, 64, N) -> (h, 1, N)
     return logits[:, 0].softmax(dim=-1)  # (h, 1, N) -> (h, N)

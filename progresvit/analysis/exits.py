@@ -44,9 +44,9 @@ MARGIN = 0.1
 GALLERY = 8
 """Images of the lowest entropy that are shown, and of the highest."""
 MOST_CLASSES = 20
-"""Classes that are shown; of more of them, those that exit most and least."""
+"""Classes that are shown; beyond this number, only the classes that exit most and least."""
 LEAST_IMAGES = 2
-"""Images of a class that is shown, if there are more than ``MOST_CLASSES``."""
+"""Fewest images of a class that is shown, if there are more than ``MOST_CLASSES``."""
 OUTCOMES = {
     "repaired": (False, True),
     "broken": (True, False),
@@ -74,7 +74,7 @@ class Exits:
     near_lossless: bool
     """Whether the threshold was chosen on these images."""
     exit_round: Ints
-    """From 0, (N,)."""
+    """Counted from 0, (N,)."""
     class_names: Mapping[int, str]
     """Names of the classes of the sample and of the predicted classes."""
 
@@ -111,7 +111,7 @@ class ClassExits:
 
 @dataclass(frozen=True, kw_only=True)
 class Repairs:
-    """A round compared with a later one, on the images that continue after it or on those that exit."""
+    """A round compared with a later one, on the images that continue after it or on the images that exit."""
 
     continues: bool
     earlier: int
@@ -130,7 +130,7 @@ def exits(
     Args:
         model: A classifier whose rounds build on each other.
         sample: The images.
-        threshold: Of the top-10 entropy: one for all rounds, or one for each round but the last. None chooses the
+        threshold: Top-10 entropy: one number for all rounds, or one for each round but the last. None chooses the
             near-lossless threshold of these images.
         progress: Called after each batch.
     """
@@ -303,12 +303,12 @@ def _class_names(config: BaseConfig, sample: Sample, predictions: Ints) -> dict[
 
 
 def _shown_classes(classes: Sequence[ClassExits]) -> list[ClassExits | None]:
-    """All of them, or those that exit most, a gap, and those that exit least."""
+    """All classes, or the classes that exit most, a gap (None), and the classes that exit least."""
     if len(classes) <= MOST_CLASSES:
         return list(classes)
-    kept = [shares for shares in classes if shares.images >= LEAST_IMAGES] or list(classes)
+    larger = [shares for shares in classes if shares.images >= LEAST_IMAGES] or list(classes)
     half = MOST_CLASSES // 2
-    return list(kept) if len(kept) <= MOST_CLASSES else [*kept[:half], None, *kept[-half:]]
+    return list(larger) if len(larger) <= MOST_CLASSES else [*larger[:half], None, *larger[-half:]]
 
 
 def _draw_gallery(part: SubFigure, result: Exits, images: Ints, which: str) -> None:
@@ -368,7 +368,7 @@ def _draw_repairs(axes: Axes, groups: Sequence[Repairs]) -> None:
 
 
 def _write(axes: Axes, side: float, place: int, words: str, *, offset: float, fontsize: float) -> None:
-    """From an offset in points to the left (side 0) or the right edge of the panel (side 1)."""
+    """Text at an offset, in points, from the left (side 0) or the right edge (side 1) of the panel."""
     look: dict[str, Any] = {"fontsize": fontsize, "va": "center", "ha": "left", "annotation_clip": False}
     look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # hides the grid
     units = ("axes fraction", "data")

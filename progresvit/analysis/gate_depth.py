@@ -39,7 +39,7 @@ class RoundChange:
     """RMS of the mean deviation m."""
 
     def static_share(self, block: int | None = None) -> tuple[float | None, ...]:
-        """For each branch, the static share of all blocks or of one, counted from 0; None if every multiplier is 1."""
+        """The static share of each branch, of all blocks or of one (from 0); None if every multiplier is 1."""
         blocks = slice(None) if block is None else slice(block, block + 1)
         static = np.square(self.rms_static[blocks]).sum(axis=0)  # (D, 3) -> (3,)
         changing = np.square(self.rms_difference[blocks] / 2).sum(axis=0)  # (D, 3) -> (3,)
@@ -76,10 +76,10 @@ def gate_depth(model: RoundModel) -> tuple[RoundDepth, ...]:
 
 
 def static_share(depths: Sequence[RoundDepth]) -> tuple[dict[str, float | None], ...]:
-    """For each transition, the static share of each branch over all blocks; None if every multiplier is 1.
+    """The static share of each branch over all blocks, for each transition; None if every multiplier is 1.
 
-    A share near 1 says that PSG scales the channels almost alike in both rounds; one of 0.5, that half of the squared
-    deviation from 1 depends on the round.
+    With a share near 1, PSG scales the channels almost alike in both rounds. With 0.5, half of the squared deviation
+    from 1 depends on the round.
 
     Args:
         depths: What :func:`gate_depth` returns.
@@ -213,7 +213,7 @@ def _finish(panel: Axes, title: str, blocks: int) -> None:
 
 
 def _legend(half: SubFigure, panel: Axes, caption: str | None = None, band: str | None = None) -> None:
-    """Below the panels."""
+    """A legend below the panels."""
     from matplotlib.patches import Patch
 
     handles, names = panel.get_legend_handles_labels()

@@ -38,7 +38,7 @@ class GateDistribution:
     block: int
     """Counted from 1."""
     branch: str
-    """One of ``BRANCHES``."""
+    """A name in ``BRANCHES``."""
     rounds: tuple[Float32s, ...]
     """(d,) for each round."""
 
@@ -71,7 +71,7 @@ def gate_distributions(model: RoundModel, blocks: Sequence[int] | None = None) -
 
 
 def gate_distributions_table(distributions: Sequence[GateDistribution]) -> Table:
-    """A row for each round, block and branch; the separation is that from the next round."""
+    """A row for each round, block and branch; the separation is from the next round."""
     shares = [Column(f"percentile_{share}", f"{share} %", decimals) for share in PERCENTILES]
     columns = [
         Column("round", "round"),

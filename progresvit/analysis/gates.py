@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 BRANCHES = ("attention", "MLP", "output")
 """What the three multipliers of a block scale: the updates of attention and MLP, and the output of the block."""
 STREAMS = ("image", "previous")
-"""What the two multipliers of a transition scale: the new tokens of the image, and those of the round before."""
+"""What the two multipliers of a transition scale: the new tokens of the image, and the tokens of the round before."""
 COLOURS = "RdBu_r"
 """Diverging colour map, white in the middle; colour-blind readers see its two sides."""
 LIMIT = 99.5
 """Percentile of |g - 1| at the ends of the colour scale."""
 ROUNDING = 1e-6
-"""Largest difference of equal multipliers near 1 that are computed twice in float32."""
+"""Largest rounding error of a multiplier near 1 in float32."""
 
 Float32s = NDArray[np.float32]
 
@@ -96,7 +96,7 @@ def _vectors(gates: Sequence[Tensor | float]) -> Float32s:
 
 
 def difference_to_next(earlier: Float32s, later: Float32s) -> NDArray[np.float64]:
-    """Multipliers of a round minus those of the round before, on the channels of both.
+    """Multipliers of a round minus the multipliers of the round before, on the channels of both.
 
     Rounds never become narrower, so these are the channels of the earlier one: (..., d) and (..., d') -> (..., d).
     Differences that are rounding errors of float32 are 0: static gates are equal in all rounds.

@@ -1,7 +1,7 @@
 """Interventions: change what round 1 sees or hands on, and measure the last round on the same images.
 
 Round 1 runs once on all images; the later rounds run on the unchanged images with the tokens that an intervention made
-of round 1's. Without a change, the predictions are those of ``model(images)``.
+of round 1's. Without a change, the predictions equal ``model(images)``.
 
 Letters: N images, B images of a batch, C channels, H side of the images, T tokens of round 1, d its channels, K
 classes.
@@ -36,7 +36,7 @@ ChangeImages = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The last round on every image."""
+    """Answers of the last round on every image."""
 
     correct: NDArray[np.bool_]
     """(N,)"""
@@ -67,7 +67,7 @@ class Effect:
         )
 
     def row(self) -> Row:
-        """For a table with ``EFFECT_COLUMNS``."""
+        """The cells below ``EFFECT_COLUMNS``."""
         return {
             "images": len(self.outcome.correct),
             "accuracy": self.outcome.accuracy,
@@ -122,7 +122,7 @@ class Interventions:
             return torch.cat(self.sample.run(self.model, tokens))
 
     def untouched(self) -> Outcome:
-        """Nothing is changed."""
+        """The last round without an intervention."""
         return self.later_rounds(self.first_round().__getitem__)
 
     def later_rounds(self, tokens: Callable[[slice], Tensor]) -> Outcome:

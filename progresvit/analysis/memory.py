@@ -43,7 +43,7 @@ class PeakMemory:
     peak_gib: float | None
     """None if memory ran out."""
     images: int
-    """Images that ran."""
+    """Number of images that ran."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Memory:
     """The measurements of a model, and where they were made."""
 
     points: tuple[PeakMemory, ...]
-    """Those of the engine, then those of the eager model, in the order of the batches."""
+    """Measurements of the engine, then of the eager model, in the order of the batches."""
     hardware: str
     precision: str
 
@@ -128,7 +128,7 @@ def memory_figure(result: Memory) -> Figure:
     axes.set_xlim(batches[0] / 1.3, batches[-1] * 1.3)
     axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.xaxis.set_minor_locator(NullLocator())
-    if any(point.peak_gib is not None for point in result.points):  # without a point there is no logarithmic axis
+    if any(point.peak_gib is not None for point in result.points):  # a logarithmic axis needs a point
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")

@@ -1,6 +1,6 @@
 """Noise replacement: round 1's last block output x becomes (1 - a) x + a e, with noise e of its mean and deviation.
 
-The noise is normal and independent for each token and channel. Its mean and standard deviation are those of all values
+The noise is normal and independent for each token and channel. It has the mean and the standard deviation of all values
 of x of the same image. The final norm, the projector and the later rounds run as usual, on the unchanged image. All
 strengths use the same noise.
 
@@ -73,7 +73,7 @@ def noise_replacement(
         model: A classifier with the ViT of this library whose rounds build on each other.
         sample: The images.
         strengths: Shares of the noise, from 0 (nothing changes) to 1.
-        seed: Of the noise.
+        seed: Seed of the noise.
         progress: Called after each batch.
     """
     check_strengths(strengths, NAME)

@@ -73,7 +73,7 @@ class Diagnostic:
     """The ending of the summary that the command prints."""
 
     def run(self, subject: Subject, progress: Progress, **options: Any) -> Any:
-        """The numbers of the figure; ``options`` are those that are not left to the function's defaults."""
+        """The numbers of the figure; without an option, its default applies."""
         function = self._function(self.measure or self._file)
         if "threshold" in self.options:
             options["threshold"] = exit_threshold(subject, options.get("threshold"))

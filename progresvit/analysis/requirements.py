@@ -7,7 +7,7 @@ from progresvit.model.interface import RoundModel
 
 
 def need_backbone(model: RoundModel, what: str) -> Backbone:
-    """The model, unless it has no blocks to look into; ``what`` is measured in them."""
+    """The model; models without blocks are refused. ``what`` names the measurement."""
     if not isinstance(model, Backbone):
         raise ValueError(
             f"{what} are made of models with the ViT of this library, such as progresvit, thinkingvit or hydravit, not "
@@ -44,7 +44,7 @@ def check_rounds(model: RoundModel, name: str, does: str) -> None:
 
 
 def check_classifier(model: RoundModel, name: str) -> None:
-    """Refuse models that choose among no classes."""
+    """Refuse models without classes to choose from."""
     if model.config.task != "classification" or not model.config.num_classes:
         what = "segments images" if model.config.task != "classification" else "has no head"
         raise ValueError(f"{name} measures the accuracy of a classifier, and this model {what}; give a classifier.")

@@ -30,7 +30,7 @@ T = TypeVar("T")
 IMAGES = 300
 """Default number of images."""
 LEAST_PER_CLASS = 5
-"""Images of a class that are taken before a further class is: some analyses compare images of the same class."""
+"""Fewest images of a class, as far as it has them: some analyses compare images of the same class."""
 BATCH = 50
 """Images that a model runs at a time."""
 
@@ -134,7 +134,7 @@ def load_sample(
     some classes are drawn.
 
     Args:
-        config: That of the model: its crop and its classes.
+        config: The configuration of the model, for the crop and the classes.
         source: Labelled images.
         images: Number of images; all of the source if it has fewer.
         classes: Take images of these classes only, by name or folder name.

@@ -58,7 +58,7 @@ class Similarity:
     """Whether a round builds on the one before; if not, rounds are alternatives."""
 
     def change(self, place: int, tokens: int) -> Interval | None:
-        """From the block output before, on the same images; None for what the first block of a round receives.
+        """Change from the block output before, on the same images; None at the input of the first block of a round.
 
         The block before the first one of a round is the last one of the round before. If there is none, the change is
         from what the block receives.
@@ -150,7 +150,7 @@ def draw_similarity(rows: Sequence[Row], *, handover: bool) -> Figure:
     """The figure of the rows of a table.
 
     Args:
-        rows: Of :func:`similarity_table`.
+        rows: The rows of :func:`similarity_table`.
         handover: Whether a round builds on the one before.
     """
     points = [BlockPoint(row["round"], row["block"]) for row in rows if row["tokens"] == TOKENS[0]]
@@ -176,7 +176,7 @@ def draw_similarity(rows: Sequence[Row], *, handover: bool) -> Figure:
 
 
 def _finding(rows: Sequence[Row], handover: bool) -> str:
-    """What becomes of the similarity where the last round begins; without such a transition, where it begins."""
+    """The change of the similarity where the last round begins, or within the round if nothing is handed on."""
     last = max(row["round"] for row in rows)
     of_tokens = []
     for tokens, name in zip(TOKENS, ("class token", "patch tokens")):

@@ -39,7 +39,7 @@ CONTINUING = (1.0, 0.75, 0.5, 0.25, 0.0)
 SECONDS = {"cpu": 8.0, "cuda": 2.0}
 """Approximate duration of the timed runs of a point, by the kind of device."""
 WARM_UP = 8
-"""Images that run ahead of the timing on a CPU."""
+"""Images that run before the timing on a CPU."""
 LEAST_ON_GPU = 4096
 """Images of a pass on a GPU, for which a smaller sample is repeated: some full batches."""
 
@@ -93,11 +93,11 @@ def throughput(
     Args:
         model: A ProgResViT with classes.
         sample: The images.
-        thresholds: Each is one for all rounds, or one for each round but the last. By default those with which all, 75,
-            50, 25 and 0 % of the images continue after round 1.
-        device: ``cpu`` or ``cuda``; by default that of the model.
+        thresholds: Each is one number for all rounds, or one for each round but the last. By default all, 75, 50, 25
+            and 0 % of the images continue after round 1.
+        device: ``cpu`` or ``cuda``; by default the device of the model.
         precision: As the engine takes it; by default bf16 on a GPU, else fp32.
-        batch: Largest batch; by default that of the engine, 512 on a GPU, else 64.
+        batch: Largest batch; by default the engine's, 512 on a GPU, else 64.
         seconds: Approximate duration of the timed runs of a point; by default 2 on a GPU, else 8. All images run at
             least twice.
         progress: Called after each point.
@@ -220,18 +220,18 @@ def throughput_figure(result: Throughput) -> Figure:
 
 
 def _finding(result: Throughput) -> str:
-    """The speed at which no accuracy is lost on these images, beside that of every round for every image."""
+    """The speed at which no accuracy is lost on these images, beside the speed of every round for every image."""
     every, *others = result.points
     speed = f"{every.images_per_s:,.0f}"
     if not others:
         return f"{speed} images/s at a top-1 of {100 * every.accuracy.mean:.1f} %"
     equal = [point for point in others if point.accuracy.mean >= every.accuracy.mean]
     fastest = max(equal or others, key=lambda point: point.images_per_s)
-    both = f"{fastest.images_per_s:,.0f} instead of {speed} images/s"
+    speeds = f"{fastest.images_per_s:,.0f} instead of {speed} images/s"
     if not equal:
         lost = 100 * (every.accuracy.mean - fastest.accuracy.mean)
-        return f"{both} with {100 * fastest.continuing:.0f} % continuing, at {lost:.1f} points less"
-    return f"{both} at equal top-1: {fastest.images_per_s / every.images_per_s:.1f} × the speed"
+        return f"{speeds} with {100 * fastest.continuing:.0f} % continuing, at {lost:.1f} points less"
+    return f"{speeds} at equal top-1: {fastest.images_per_s / every.images_per_s:.1f} × the speed"
 
 
 def _how(result: Throughput) -> str:

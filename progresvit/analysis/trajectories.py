@@ -1,8 +1,8 @@
 """Paths of classes through the model: the mean class token of each class after every block of every round.
 
 The figure shows the paths in the plane of their first two principal components, and how far the classes are apart in
-the space of all channels. Separation is the ratio of two distances: that of the class means from the mean of all
-classes, and that of the images from the mean of their class, both as root mean squares. Few images make class means
+the space of all channels. Separation is the distance of the class means from the mean of all classes, divided by
+the distance of the images from the mean of their class, both as root mean squares. Few images make class means
 noisy, which would look like separation; the expected squared length of this noise is subtracted.
 
 The interval is a bootstrap of the images within their classes. The images are drawn around class means that are moved
@@ -79,7 +79,7 @@ class Trajectories:
     """Whether a round builds on the one before; if not, rounds are alternatives."""
 
     def separation(self, place: int) -> Interval:
-        """At a point."""
+        """Separation at a point, with its interval."""
         return _estimate(self.separations[place], self.draws[:, place])
 
     @property
@@ -129,7 +129,7 @@ def trajectories(
 
 
 def _class_numbers(sample: Sample, classes: Sequence[str] | None) -> list[int]:
-    """Numbers of the classes; each has at least two images."""
+    """Numbers of the classes to compare; each has at least two images."""
     counts = Counter(sample.labels.tolist())
     numbers = _most_frequent(counts) if classes is None else list(dict.fromkeys(map(sample.find_class, classes)))
     if len(numbers) < 2:
@@ -184,11 +184,11 @@ def separation(groups: Sequence[Floats], *, draws: int = DRAWS, seed: int = 0) -
 
 
 def _separation_at(groups: Sequence[Floats], picked: Sequence[NDArray[np.int64]]) -> tuple[float, Floats]:
-    """At one point: K times (n, d) and (R, n) -> a value and R drawn ones."""
+    """Separation at one point, and of the draws: K times (n, d) and (R, n) -> a number and (R,)."""
     counts = np.array([len(group) for group in groups])
     means = np.stack([group.mean(axis=0) for group in groups])  # (K, d)
     variances = np.array([group.var(axis=0, ddof=1).sum() for group in groups])  # (K,)
-    if variances.mean() <= NOTHING * (means**2).sum(axis=1).mean():  # the class token ahead of the first block
+    if variances.mean() <= NOTHING * (means**2).sum(axis=1).mean():  # the class token before the first block
         return 0.0, np.zeros(len(picked[0]))
     between = _between(means, variances, counts)
     centre = means.mean(axis=0)
@@ -218,7 +218,7 @@ def _estimate(value: float, draws: Floats) -> Interval:
 
 
 def trajectories_table(result: Trajectories) -> Table:
-    """A row for each class and point; the separation is that of all classes.
+    """A row for each class and point; the separation is between all classes.
 
     Rows of the end of a later round hold the change of the separation from the end of the round before.
     """
