@@ -7,52 +7,32 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from progresvit.analysis import sample as sample_module
-from progresvit.analysis.similarity import BlockPoint, Similarity, similarity, similarity_figure, similarity_table
+from progresvit.analysis.similarity import Similarity, similarity, similarity_figure, similarity_table
 from progresvit.config import ModelConfig, make_rounds, plain_vit
 from progresvit.data.transforms import normalise
 from progresvit.metrics.interval import mean_interval
-from progresvit.model import ProgResViT, registry
-from tests.analysis.made import assert_whole_figure_on_page, rows_of, sample_of
-from tests.analysis.test_attention import KINDS, SIZES
-from tests.model.pooled import PooledConfig, PooledModel
-
-
-def made_sample(per_class=(3, 3), side=32):
-    """Noise whose mean colour is that of its class."""
-    rng = torch.Generator().manual_seed(0)
-    labels = torch.arange(len(per_class)).repeat_interleave(torch.tensor(per_class))
-    colours = torch.randint(0, 100, (len(per_class), 3, 1, 1), generator=rng)
-    noise = torch.randint(0, 150, (len(labels), 3, side, side), generator=rng)
-    return sample_of((colours[labels] + noise).byte(), labels, len(per_class))
+from progresvit.model import ProgResViT
+from tests.analysis.made import (
+    KINDS,
+    SIZES,
+    assert_whole_figure_on_page,
+    coloured_sample,
+    model_of_kind,
+    points_of,
+    rows_of,
+    tokens_at_points,
+)
 
 
 @pytest.fixture
 def sample():
-    return made_sample()
+    return coloured_sample()
 
 
 @pytest.fixture
 def three_rounds(randomize):
     rounds = make_rounds([16, 24, 32], [1, 2, 2])
     return randomize(ProgResViT(ModelConfig(rounds=rounds, heads=2, **SIZES)))
-
-
-@torch.no_grad()
-def tokens_at_points(model, sample):
-    """What the first block of each round receives and what each block returns, step by step, normalised by hand."""
-    images, previous, rounds = normalise(sample.pixels, model.config), None, []
-    for s, round_ in enumerate(model.config.rounds):
-        gates = model.gates(s)
-        x = model.embed(images, resolution=round_.resolution, width=round_.width)
-        x = x if previous is None else model.fuse(s, x, previous, gates.fusion)
-        points = [x]
-        for block, block_gates in zip(model.blocks, gates.blocks):
-            points.append(block(points[-1], block_gates))
-        d = round_.width
-        rounds.append([F.layer_norm(x, (d,), model.norm.weight[:d], model.norm.bias[:d], 1e-6) for x in points])
-        previous = rounds[-1][-1]
-    return rounds
 
 
 def cosine(a, b):
@@ -71,16 +51,8 @@ def literal(x, last, d):
 
 def test_cosines_equal_loops_over_images_and_patches(small_model, sample):
     found = similarity(small_model, sample)
-    rounds = tokens_at_points(small_model, sample)
-    points = [x for round_ in rounds for x in round_]
-    assert found.points == (
-        BlockPoint(1, 0),
-        BlockPoint(1, 1),
-        BlockPoint(1, 2),
-        BlockPoint(2, 0),
-        BlockPoint(2, 1),
-        BlockPoint(2, 2),
-    )
+    points = tokens_at_points(small_model, sample)
+    assert found.points == points_of(2, 2)
     assert found.cosines.shape == (2, 6, 6)
     for place, x in enumerate(points):
         for image in range(len(sample)):
@@ -107,8 +79,8 @@ def test_only_channels_that_all_rounds_have_are_compared(small_model, sample):
 
 def test_three_rounds_are_compared_with_the_third(three_rounds, sample):
     found = similarity(three_rounds, sample)
-    assert [point.round for point in found.points] == [1] * 3 + [2] * 3 + [3] * 3
-    points = [x for round_ in tokens_at_points(three_rounds, sample) for x in round_]
+    assert found.points == points_of(2, 2, 2)
+    points = tokens_at_points(three_rounds, sample)
     for place in (2, 3, 5, 7):
         expected = literal(points[place][0], points[-1][0], 64)
         assert found.cosines[:, place, 0] == pytest.approx(expected, abs=1e-5)
@@ -117,17 +89,16 @@ def test_three_rounds_are_compared_with_the_third(three_rounds, sample):
 def test_a_model_of_one_round_is_compared_with_its_own_end(randomize, sample):
     model = randomize(ProgResViT(plain_vit(resolution=32, heads=1, **SIZES)))
     found = similarity(model, sample)
-    assert found.points == (BlockPoint(1, 0), BlockPoint(1, 1), BlockPoint(1, 2))
+    assert found.points == points_of(2)
     assert found.cosines[:, -1] == pytest.approx(1, abs=1e-6)
     similarity_figure(found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_can_be_compared(kind, randomize, sample):
-    model = randomize(registry.build(registry.config_class(kind)(heads=2, **SIZES, **KINDS[kind])))
+    model = randomize(model_of_kind(kind))
     found = similarity(model, sample)
-    blocks = [1, 1] if kind == "early_exit" else [2, 2]
-    assert found.points == tuple(BlockPoint(s + 1, block) for s, last in enumerate(blocks) for block in range(last + 1))
+    assert found.points == (points_of(1, 1) if kind == "early_exit" else points_of(2, 2))
     assert found.cosines[:, -1] == pytest.approx(1, abs=1e-6)
     assert found.handover == (kind in ("progresvit", "thinkingvit", "early_exit"))
     if kind == "early_exit":
@@ -144,36 +115,6 @@ def test_merged_patches_count_as_often_as_before(small_config, randomize, sample
     unmerged = ProgResViT(small_config)
     unmerged.load_state_dict(model.state_dict())
     assert np.abs(found.cosines - similarity(unmerged, sample).cosines).max() > 1e-3
-
-
-@pytest.mark.parametrize("fields", [{"num_classes": 0}, {"task": "segmentation"}], ids=["headless", "segmentation"])
-def test_the_head_does_not_matter(small_model, sample, fields):
-    other = ProgResViT(small_model.config.replace(**fields)).eval()
-    other.load_state_dict({key: value for key, value in small_model.state_dict().items() if "head" not in key}, False)
-    assert np.array_equal(similarity(other, sample).cosines, similarity(small_model, sample).cosines)
-
-
-def test_a_model_in_training_is_left_as_it_was(small_config, randomize, sample):
-    model = randomize(ProgResViT(small_config, drop_path=0.9))
-    expected = similarity(model, sample).cosines
-    model.train()
-    assert np.array_equal(similarity(model, sample).cosines, expected)
-    assert model.training
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-def test_progress_counts_images_and_batches_do_not_matter(small_model, sample, monkeypatch):
-    expected, calls = similarity(small_model, sample).cosines, []
-    monkeypatch.setattr(sample_module, "BATCH", 4)
-    found = similarity(small_model, sample, lambda done, total: calls.append((done, total)))
-    assert calls == [(4, 6), (6, 6)]
-    assert found.cosines == pytest.approx(expected, abs=1e-5)
-
-
-def test_models_without_this_vit_are_refused(sample):
-    model = PooledModel(PooledConfig(rounds=[{"resolution": 16, "grid": 2}], num_classes=4))
-    with pytest.raises(ValueError, match=r"similarities of block outputs are made of .* not of PooledModel"):
-        similarity(model, sample)
 
 
 def test_the_table_has_means_intervals_and_quantiles(small_model, sample):
@@ -208,21 +149,18 @@ def test_the_change_at_a_transition_is_from_the_last_block_of_the_round_before(s
 
 
 def test_rounds_that_are_alternatives_have_no_transition():
-    cosines = np.random.default_rng(0).random((2, 4, 5))
-    points = (BlockPoint(1, 0), BlockPoint(1, 1), BlockPoint(2, 0), BlockPoint(2, 1))
-    found = Similarity(points=points, cosines=cosines, handover=False)
-    assert found.change(3, 1) == mean_interval(cosines[1, 3] - cosines[1, 2])
-    dotted = [line for line in similarity_figure(found).axes[0].lines if line.get_linestyle() == ":"]
-    assert not dotted
-    connected = Similarity(points=points, cosines=cosines, handover=True)
-    assert [line.get_linestyle() for line in similarity_figure(connected).axes[0].lines].count(":") == 2
+    alternatives = made(1, 1, handover=False)
+    assert alternatives.change(3, 1) == mean_interval(alternatives.cosines[1, 3] - alternatives.cosines[1, 2])
+    for result, dotted in ((alternatives, 0), (made(1, 1), 2)):
+        lines = similarity_figure(result).axes[0].lines
+        assert [line.get_linestyle() for line in lines].count(":") == dotted
 
 
-def made(*blocks):
+def made(*blocks, images=7, handover=True):
     """Similarities of rounds with these numbers of blocks, without a model."""
-    points = tuple(BlockPoint(s, block) for s, last in enumerate(blocks, start=1) for block in range(last + 1))
-    cosines = np.random.default_rng(0).random((2, len(points), 7))
-    return Similarity(points=points, cosines=cosines, handover=True)
+    points = points_of(*blocks)
+    cosines = np.random.default_rng(0).random((2, len(points), images))
+    return Similarity(points=points, cosines=cosines, handover=handover)
 
 
 def test_the_figure_shows_the_means_of_both_kinds_of_tokens():

@@ -7,8 +7,6 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from progresvit.analysis import sample as sample_module
-from progresvit.analysis.similarity import BlockPoint
 from progresvit.analysis.trajectories import (
     Trajectories,
     class_style,
@@ -19,22 +17,27 @@ from progresvit.analysis.trajectories import (
     trajectories_table,
 )
 from progresvit.config import ModelConfig, make_rounds, plain_vit
-from progresvit.model import ProgResViT, registry
-from tests.analysis.made import assert_whole_figure_on_page, rows_of
-from tests.analysis.test_attention import KINDS, SIZES
-from tests.analysis.test_similarity import made_sample, tokens_at_points
-from tests.model.pooled import PooledConfig, PooledModel
+from progresvit.model import ProgResViT
+from tests.analysis.made import (
+    KINDS,
+    SIZES,
+    assert_whole_figure_on_page,
+    coloured_sample,
+    model_of_kind,
+    points_of,
+    rows_of,
+    tokens_at_points,
+)
 
 
 @pytest.fixture
 def sample():
-    return made_sample((3, 4, 3))
+    return coloured_sample((3, 4, 3))
 
 
 def class_tokens(model, sample):
     """At every point, in the channels that all rounds have: (N, P, 64)."""
-    points = [x[:, 0, :64] for round_ in tokens_at_points(model, sample) for x in round_]
-    return torch.stack(points, dim=1).double().numpy()
+    return torch.stack([x[:, 0, :64] for x in tokens_at_points(model, sample)], dim=1).double().numpy()
 
 
 def same_up_to_sign(found, expected, tolerance=1e-4):
@@ -62,14 +65,7 @@ def test_paths_are_the_principal_components_of_class_means(small_model, sample):
     pca = PCA(n_components=2).fit(means.reshape(-1, 64))
     assert same_up_to_sign(found.paths, pca.transform(means.reshape(-1, 64)).reshape(3, 6, 2))
     assert found.explained == pytest.approx(pca.explained_variance_ratio_, abs=1e-5)
-    assert found.points == (
-        BlockPoint(1, 0),
-        BlockPoint(1, 1),
-        BlockPoint(1, 2),
-        BlockPoint(2, 0),
-        BlockPoint(2, 1),
-        BlockPoint(2, 2),
-    )
+    assert found.points == points_of(2, 2)
     assert found.classes == ("class 0", "class 1", "class 2")
 
 
@@ -167,7 +163,7 @@ def test_gains_are_paired_differences_of_the_ends_of_rounds(small_model, sample)
     ids=["ties", "some ties", "few classes", "no ties"],
 )
 def test_by_default_the_most_frequent_classes_are_shown(small_model, images, chosen):
-    found = trajectories(small_model, made_sample(images))
+    found = trajectories(small_model, coloured_sample(images))
     assert found.classes == tuple(f"class {number}" for number in chosen)
 
 
@@ -185,20 +181,14 @@ def test_classes_that_cannot_be_shown_are_refused(small_model, sample):
     with pytest.raises(ValueError, match="at least two classes, not 1; name another class"):
         trajectories(small_model, sample, ["class 1", "n001"])
     with pytest.raises(ValueError, match="at least two classes, not 1; give images of more classes"):
-        trajectories(small_model, made_sample((4,)))
+        trajectories(small_model, coloured_sample((4,)))
     with pytest.raises(ValueError, match="too few images per class: 'class 1' has 1; give more images \\(images=…\\)"):
-        trajectories(small_model, made_sample((3, 1)))
-
-
-def test_models_without_this_vit_are_refused(sample):
-    model = PooledModel(PooledConfig(rounds=[{"resolution": 16, "grid": 2}], num_classes=4))
-    with pytest.raises(ValueError, match=r"trajectories of classes are made of .* not of PooledModel"):
-        trajectories(model, sample)
+        trajectories(small_model, coloured_sample((3, 1)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_has_trajectories(kind, randomize, sample):
-    model = randomize(registry.build(registry.config_class(kind)(heads=2, **SIZES, **KINDS[kind])))
+    model = randomize(model_of_kind(kind))
     found = trajectories(model, sample)
     assert found.paths.shape == (3, 4 if kind == "early_exit" else 6, 2)
     dashed = [line for line in trajectories_figure(found).axes[0].lines if line.get_linestyle() == "--"]
@@ -223,20 +213,10 @@ def test_one_round_and_no_head(randomize, sample):
     assert labels == ["class 0", "class 1", "class 2", "start of round 1", "round 1, filled: its end", "95 % interval"]
 
 
-def test_a_model_in_training_is_left_as_it_was(small_config, randomize, sample):
-    model = randomize(ProgResViT(small_config, drop_path=0.9))
-    expected = trajectories(model, sample).paths
-    model.train()
-    assert np.array_equal(trajectories(model, sample).paths, expected)
-    assert model.training
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-def test_progress_counts_the_images_of_the_chosen_classes(small_model, sample, monkeypatch):
+def test_only_images_of_the_chosen_classes_run(small_model, sample):
     calls = []
-    monkeypatch.setattr(sample_module, "BATCH", 4)
     trajectories(small_model, sample, ["class 0", "class 1"], lambda done, total: calls.append((done, total)))
-    assert calls == [(4, 7), (7, 7)]
+    assert calls == [(7, 7)]
 
 
 def test_the_table_has_a_row_for_each_class_and_point(small_model, sample):
@@ -257,7 +237,7 @@ def test_the_table_has_a_row_for_each_class_and_point(small_model, sample):
 def made(classes, *blocks, name="class {}"):
     """Trajectories of rounds with these numbers of blocks, without a model."""
     rng = np.random.default_rng(0)
-    points = tuple(BlockPoint(s, block) for s, last in enumerate(blocks, start=1) for block in range(last + 1))
+    points = points_of(*blocks)
     return Trajectories(
         points=points,
         classes=tuple(name.format(number) for number in range(classes)),
