@@ -162,15 +162,15 @@ def made(heads, *active, grid=4):
 
 def panels_of(figure, rounds):
     """Panels by title, for each round; the colour scales, which have no title, divide the rounds."""
-    found = [{}]
+    panels = [{}]
     for axes in figure.axes:
         if axes.get_title():
-            found[-1][axes.get_title()] = axes
+            panels[-1][axes.get_title()] = axes
         else:
-            found.append({})
-    assert found.pop() == {}
-    assert len(found) == rounds
-    return found
+            panels.append({})
+    assert panels.pop() == {}
+    assert len(panels) == rounds
+    return panels
 
 
 def test_a_row_of_the_figure_shows_the_image_and_every_head():

@@ -50,21 +50,21 @@ def literal(x, last, d):
 
 
 def test_cosines_equal_loops_over_images_and_patches(small_model, sample):
-    found = similarity(small_model, sample)
+    result = similarity(small_model, sample)
     points = tokens_at_points(small_model, sample)
-    assert found.points == points_of(2, 2)
-    assert found.cosines.shape == (2, 6, 6)
+    assert result.points == points_of(2, 2)
+    assert result.cosines.shape == (2, 6, 6)
     for place, x in enumerate(points):
         for image in range(len(sample)):
             expected = literal(x[image], points[-1][image], 64)
-            assert found.cosines[:, place, image] == pytest.approx(expected, abs=1e-5)
-    assert found.handover
+            assert result.cosines[:, place, image] == pytest.approx(expected, abs=1e-5)
+    assert result.handover
 
 
 def test_the_last_block_output_is_similar_to_itself(small_model, sample):
-    found = similarity(small_model, sample)
-    assert found.cosines[:, -1] == pytest.approx(1, abs=1e-6)
-    assert np.abs(found.cosines[:, :-1]).max() < 0.999
+    result = similarity(small_model, sample)
+    assert result.cosines[:, -1] == pytest.approx(1, abs=1e-6)
+    assert np.abs(result.cosines[:, :-1]).max() < 0.999
 
 
 def test_only_channels_that_all_rounds_have_are_compared(small_model, sample):
@@ -78,48 +78,48 @@ def test_only_channels_that_all_rounds_have_are_compared(small_model, sample):
 
 
 def test_three_rounds_are_compared_with_the_third(three_rounds, sample):
-    found = similarity(three_rounds, sample)
-    assert found.points == points_of(2, 2, 2)
+    result = similarity(three_rounds, sample)
+    assert result.points == points_of(2, 2, 2)
     points = tokens_at_points(three_rounds, sample)
     for place in (2, 3, 5, 7):
         expected = literal(points[place][0], points[-1][0], 64)
-        assert found.cosines[:, place, 0] == pytest.approx(expected, abs=1e-5)
+        assert result.cosines[:, place, 0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_model_of_one_round_is_compared_with_its_own_end(randomize, sample):
     model = randomize(ProgResViT(plain_vit(resolution=32, heads=1, **SIZES)))
-    found = similarity(model, sample)
-    assert found.points == points_of(2)
-    assert found.cosines[:, -1] == pytest.approx(1, abs=1e-6)
-    similarity_figure(found)
+    result = similarity(model, sample)
+    assert result.points == points_of(2)
+    assert result.cosines[:, -1] == pytest.approx(1, abs=1e-6)
+    similarity_figure(result)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_can_be_compared(kind, randomize, sample):
     model = randomize(model_of_kind(kind))
-    found = similarity(model, sample)
-    assert found.points == (points_of(1, 1) if kind == "early_exit" else points_of(2, 2))
-    assert found.cosines[:, -1] == pytest.approx(1, abs=1e-6)
-    assert found.handover == (kind in ("progresvit", "thinkingvit", "early_exit"))
+    result = similarity(model, sample)
+    assert result.points == (points_of(1, 1) if kind == "early_exit" else points_of(2, 2))
+    assert result.cosines[:, -1] == pytest.approx(1, abs=1e-6)
+    assert result.handover == (kind in ("progresvit", "thinkingvit", "early_exit"))
     if kind == "early_exit":
-        assert np.array_equal(found.cosines[:, 1], found.cosines[:, 2])  # a round continues the one before
+        assert np.array_equal(result.cosines[:, 1], result.cosines[:, 2])  # a round continues the one before
 
 
 def test_merged_patches_count_as_often_as_before(small_config, randomize, sample):
     model = randomize(ProgResViT(small_config.with_merge([0, 5])))
-    found = similarity(model, sample)
+    result = similarity(model, sample)
     first, second = (output.tokens for output in model(normalise(sample.pixels, model.config)))
     for image in range(len(sample)):
         expected = literal(first[image].detach(), second[image].detach(), 64)
-        assert found.cosines[:, 2, image] == pytest.approx(expected, abs=1e-5)
+        assert result.cosines[:, 2, image] == pytest.approx(expected, abs=1e-5)
     unmerged = ProgResViT(small_config)
     unmerged.load_state_dict(model.state_dict())
-    assert np.abs(found.cosines - similarity(unmerged, sample).cosines).max() > 1e-3
+    assert np.abs(result.cosines - similarity(unmerged, sample).cosines).max() > 1e-3
 
 
 def test_the_table_has_means_intervals_and_quantiles(small_model, sample):
-    found = similarity(small_model, sample)
-    rows = rows_of(similarity_table(found))
+    result = similarity(small_model, sample)
+    rows = rows_of(similarity_table(result))
     assert list(rows[0])[:8] == ["round", "block", "tokens", "similarity", "low", "high", "q10", "q90"]
     assert [(row["round"], row["block"], row["tokens"]) for row in rows[:3]] == [
         ("1", "0", "class"),
@@ -127,7 +127,7 @@ def test_the_table_has_means_intervals_and_quantiles(small_model, sample):
         ("1", "1", "class"),
     ]
     assert len(rows) == 12
-    patch = found.cosines[1, 3]
+    patch = result.cosines[1, 3]
     row, mean = rows[7], mean_interval(patch)
     assert (row["round"], row["block"], row["tokens"]) == ("2", "0", "patch")
     expected = [mean.mean, mean.lowest, mean.highest, np.quantile(patch, 0.1), np.quantile(patch, 0.9)]
@@ -135,16 +135,16 @@ def test_the_table_has_means_intervals_and_quantiles(small_model, sample):
 
 
 def test_the_change_at_a_transition_is_from_the_last_block_of_the_round_before(small_model, sample):
-    found = similarity(small_model, sample)
-    assert found.change(0, 0) is None
-    assert found.change(3, 0) is None
+    result = similarity(small_model, sample)
+    assert result.change(0, 0) is None
+    assert result.change(3, 0) is None
     for tokens in (0, 1):
-        cosines = found.cosines[tokens]
-        assert found.change(4, tokens) == mean_interval(cosines[4] - cosines[2])
-        assert found.change(5, tokens) == mean_interval(cosines[5] - cosines[4])
-        assert found.change(1, tokens) == mean_interval(cosines[1] - cosines[0])
-    rows = similarity_table(found).rows
-    assert rows[8]["change"] == mean_interval(found.cosines[0, 4] - found.cosines[0, 2]).mean
+        cosines = result.cosines[tokens]
+        assert result.change(4, tokens) == mean_interval(cosines[4] - cosines[2])
+        assert result.change(5, tokens) == mean_interval(cosines[5] - cosines[4])
+        assert result.change(1, tokens) == mean_interval(cosines[1] - cosines[0])
+    rows = similarity_table(result).rows
+    assert rows[8]["change"] == mean_interval(result.cosines[0, 4] - result.cosines[0, 2]).mean
     assert rows[6]["change"] is None
 
 
@@ -164,11 +164,11 @@ def made(*blocks, images=7, handover=True):
 
 
 def test_the_figure_shows_the_means_of_both_kinds_of_tokens():
-    found = made(3, 2)
-    axes = similarity_figure(found).axes[0]
+    result = made(3, 2)
+    axes = similarity_figure(result).axes[0]
     curves = [line for line in axes.lines if line.get_linestyle() != ":"]
     shown = [line.get_ydata() for line in curves]
-    means = found.cosines.mean(axis=2)
+    means = result.cosines.mean(axis=2)
     expected = [means[0, :4], means[0, 4:], means[1, :4], means[1, 4:]]
     assert all(np.allclose(a, b) for a, b in zip(shown, expected, strict=True))
     assert len({(line.get_linestyle(), line.get_marker()) for line in curves}) == 2
@@ -177,9 +177,9 @@ def test_the_figure_shows_the_means_of_both_kinds_of_tokens():
 
 
 def test_the_title_gives_the_cosines_where_the_last_round_begins():
-    found = made(3, 2)
-    means = found.cosines.mean(axis=2)  # points: inputs and outputs of three blocks, then of two
-    first, second = similarity_figure(found).axes[0].get_title().split("\n")
+    result = made(3, 2)
+    means = result.cosines.mean(axis=2)  # points: inputs and outputs of three blocks, then of two
+    first, second = similarity_figure(result).axes[0].get_title().split("\n")
     assert first == "Cosine from the end of round 1 to block 1 of round 2:"
     expected = [
         f"{name} {means[k, 3]:.2f} → {means[k, 5]:.2f}" for k, name in enumerate(("class token", "patch tokens"))
