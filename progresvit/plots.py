@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from progresvit.io.extras import not_installed
 from progresvit.metrics.interval import Interval
@@ -113,6 +113,12 @@ def draw_band(axes: Axes, x: ArrayLike, lowest: ArrayLike, highest: ArrayLike, *
 def band_entry() -> dict[str, Any]:
     """Style of bands in :func:`legend_below`."""
     return {"color": "0.5", "alpha": 0.3, "linewidth": 7}
+
+
+def percent_ends(shares: Sequence[Interval]) -> NDArray[np.float64]:
+    """Means, lower ends and upper ends of shares, in percent: (3, n)."""
+    ends = np.array([[share.mean, share.lowest, share.highest] for share in shares])
+    return 100 * ends.reshape(-1, 3).T  # (n, 3) -> (3, n)
 
 
 def beside(place: int, count: int, step: float) -> float:

@@ -25,6 +25,7 @@ from progresvit.plots import (
     in_lines,
     legend_below,
     new_figure,
+    percent_ends,
     percent_range,
     savings_title,
     scale_compute,
@@ -140,8 +141,8 @@ def _draw_model(
         mark = {"color": colour, "linestyle": "none", "label": f"{name}: {setting}", **setting_mark(place)}
         axes.plot([point.gmacs], [100 * point.accuracy], **mark)
     intervals = metric.intervals(scores, [point.threshold for point in points], fast=True)
-    reach = [[100 * interval.lowest for interval in intervals], [100 * interval.highest for interval in intervals]]
-    draw_band(axes, gmacs, *reach, colour=colour)
+    _, lowest, highest = percent_ends(intervals)
+    draw_band(axes, gmacs, lowest, highest, colour=colour)
     return float(1 - marks[DEFAULT].gmacs / records.full_gmacs(convention))
 
 
@@ -223,9 +224,8 @@ def reliability_figure(bins_by_name: Mapping[str, Reliability]) -> Figure:
             **curve_style(number),
         )
         pairs = zip(bins.accuracy[filled], bins.images[filled].tolist())
-        reach = [share_interval(round(share * images), images) for share, images in pairs]
-        limits = [[100 * interval.lowest for interval in reach], [100 * interval.highest for interval in reach]]
-        draw_band(axes, 100 * bins.probability[filled], *limits, colour=COLOURS[number % len(COLOURS)])
+        _, lowest, highest = percent_ends([share_interval(round(share * images), images) for share, images in pairs])
+        draw_band(axes, 100 * bins.probability[filled], lowest, highest, colour=COLOURS[number % len(COLOURS)])
     axes.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label=BAND)
     figure.legend(fontsize=10, **BELOW)
     return figure

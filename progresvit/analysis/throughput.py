@@ -25,7 +25,7 @@ from progresvit.engine.measurement import Measurement, hardware
 from progresvit.engine.speed import Routed, split
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.model.interface import RoundModel
-from progresvit.plots import BELOW, COLOURS, new_figure
+from progresvit.plots import BELOW, COLOURS, new_figure, percent_ends
 from progresvit.routing.decide import Threshold, as_thresholds
 from progresvit.table import Column, Table, percent, rough_percent
 from progresvit.table import threshold as show_threshold
@@ -198,12 +198,11 @@ def throughput_figure(result: Throughput) -> Figure:
         title=_finding(result), conditions=conditions, x="images per second", y="top-1 accuracy (%)"
     )
     speeds = [point.images_per_s for point in result.points]
-    low, accuracy, high = (
-        [100 * getattr(point.accuracy, end) for point in result.points] for end in ("lowest", "mean", "highest")
-    )
-    reach = [[mean - end for mean, end in zip(accuracy, low)], [end - mean for mean, end in zip(accuracy, high)]]
+    accuracy, low, high = percent_ends([point.accuracy for point in result.points])
     label = "top-1, 95 % interval; labels: images that continue after round 1"
-    axes.errorbar(speeds, accuracy, yerr=reach, color=COLOURS[0], marker="o", capsize=3, label=label)
+    axes.errorbar(
+        speeds, accuracy, yerr=[accuracy - low, high - accuracy], color=COLOURS[0], marker="o", capsize=3, label=label
+    )
     for rank, number in enumerate(sorted(range(len(speeds)), key=lambda number: speeds[number])):
         above = rank % 2 == 0  # neighbours at different ends of their bars, so that the labels do not meet
         at, offset = (speeds[number], (high if above else low)[number]), (0, 4 if above else -4)

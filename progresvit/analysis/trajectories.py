@@ -1,12 +1,7 @@
 """Paths of classes through the model: the mean class token of each class after every block of every round.
 
 The figure shows the paths in the plane of their first two principal components, and how far the classes are apart in
-the space of all channels. Separation is the distance of the class means from the mean of all classes, divided by
-the distance of the images from the mean of their class, both as root mean squares. Few images make class means
-noisy, which would look like separation; the expected squared length of this noise is subtracted.
-
-The interval is a bootstrap of the images within their classes. The images are drawn around class means that are moved
-together until their spread is the unbiased estimate: around the noisy means themselves, the noise would count twice.
+the space of all channels (``separation.py``).
 
 Class tokens are taken after the model's final norm, in the channels that all rounds have (``block_points.py``). In the
 residual stream itself, the first component is a few large channels that grow alike for all classes.
@@ -24,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from progresvit.analysis.block_points import (
     BLOCK_AXIS,
@@ -37,6 +31,7 @@ from progresvit.analysis.block_points import (
 from progresvit.analysis.intervals import interval_cells, interval_columns
 from progresvit.analysis.requirements import need_backbone
 from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.separation import INTERVAL, estimate, separation
 from progresvit.metrics.interval import Interval
 from progresvit.model.interface import RoundModel
 from progresvit.plots import BELOW, COLOURS, MARKERS, add_grid, blank_figure, in_lines
@@ -49,15 +44,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CLASSES = 5
-"""Classes that are chosen if none are named."""
-DRAWS = 200
-"""Draws of the bootstrap."""
-INTERVAL = (0.025, 0.975)
-"""Quantiles of the draws."""
+"""Number of classes by default."""
 LONGEST_NAME = 22
 """Letters of a class in the legend."""
-NOTHING = 1e-12
-"""A spread below this share of the squared length of the tokens is rounding error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +69,7 @@ class Trajectories:
 
     def separation(self, place: int) -> Interval:
         """Separation at a point, with its interval."""
-        return _estimate(self.separations[place], self.draws[:, place])
+        return estimate(self.separations[place], self.draws[:, place])
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -90,7 +79,7 @@ class Trajectories:
     def gain(self, s: int) -> Interval:
         """Change of the separation from the end of the round before to the end of round s, counted from 0."""
         before, end = self.ends[s - 1], self.ends[s]
-        return _estimate(self.separations[end] - self.separations[before], self.draws[:, end] - self.draws[:, before])
+        return estimate(self.separations[end] - self.separations[before], self.draws[:, end] - self.draws[:, before])
 
 
 def trajectories(
@@ -166,55 +155,6 @@ def principal_plane(means: Floats) -> tuple[Floats, tuple[float, float]]:
     axes = axes[:2] * np.sign(axes[[0, 1], np.abs(axes[:2]).argmax(axis=1)])[:, None]
     first, second, *_ = (lengths**2 / (lengths**2).sum()).tolist()
     return (centred @ axes.T).reshape(*means.shape[:2], 2), (first, second)  # (K * P, 2) -> (K, P, 2)
-
-
-def separation(groups: Sequence[Floats], *, draws: int = DRAWS, seed: int = 0) -> tuple[Floats, Floats]:
-    """Separation of classes at every point: K times (n, P, d) -> (P,), and of bootstrap draws, (R, P).
-
-    All points share the drawn images, so that differences between points are paired. Draws in which every class has
-    only copies of one image are dropped.
-    """
-    rng = np.random.default_rng(seed)
-    picked = [rng.multinomial(len(group), np.full(len(group), 1 / len(group)), size=draws) for group in groups]
-    usable = np.any([times.max(axis=1) < times.shape[1] for times in picked], axis=0)  # (R,)
-    picked = [times[usable] for times in picked]  # K times (R, n): how often an image is drawn
-    points = range(groups[0].shape[1])
-    at_points = [_separation_at([group[:, point] for group in groups], picked) for point in points]
-    return np.array([value for value, _ in at_points]), np.stack([drawn for _, drawn in at_points], axis=1)
-
-
-def _separation_at(groups: Sequence[Floats], picked: Sequence[NDArray[np.int64]]) -> tuple[float, Floats]:
-    """Separation at one point, and of the draws: K times (n, d) and (R, n) -> a number and (R,)."""
-    counts = np.array([len(group) for group in groups])
-    means = np.stack([group.mean(axis=0) for group in groups])  # (K, d)
-    variances = np.array([group.var(axis=0, ddof=1).sum() for group in groups])  # (K,)
-    if variances.mean() <= NOTHING * (means**2).sum(axis=1).mean():  # the class token before the first block
-        return 0.0, np.zeros(len(picked[0]))
-    between = _between(means, variances, counts)
-    centre = means.mean(axis=0)
-    shrunk = np.sqrt(between / max(means.var(axis=0).sum(), np.finfo(float).tiny))
-    drawn_means, drawn_variances = [], []
-    for group, mean, times in zip(groups, means, picked):
-        n = len(group)
-        noise = (group - mean) * np.sqrt(n / (n - 1))  # (n, d), of the unbiased variance
-        shift = times @ noise / n  # (R, n) and (n, d) -> (R, d)
-        squares = times @ (noise**2).sum(axis=1) - n * (shift**2).sum(axis=1)  # (R,)
-        drawn_means.append(centre + shrunk * (mean - centre) + shift)
-        drawn_variances.append(squares / (n - 1))
-    drawn = np.stack(drawn_means, axis=1), np.stack(drawn_variances, axis=1)  # (R, K, d) and (R, K)
-    return float(np.sqrt(between / variances.mean())), np.sqrt(_between(*drawn, counts) / drawn[1].mean(axis=1))
-
-
-def _between(means: Floats, variances: Floats, counts: NDArray[np.int64]) -> Floats:
-    """Mean squared distance of the class means from their mean, less the noise of the means: (..., K, d) -> (...)."""
-    noise = (1 - 1 / len(counts)) * (variances / counts).mean(axis=-1)
-    spread: Floats = np.maximum(0, means.var(axis=-2).sum(axis=-1) - noise)
-    return spread
-
-
-def _estimate(value: float, draws: Floats) -> Interval:
-    lowest, highest = np.quantile(draws, INTERVAL).tolist()
-    return Interval(mean=float(value), lowest=lowest, highest=highest)
 
 
 def trajectories_table(result: Trajectories) -> Table:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
+from progresvit.analysis.separation import separation
 from progresvit.analysis.trajectories import (
     Trajectories,
     class_style,
     principal_plane,
-    separation,
     trajectories,
     trajectories_figure,
     trajectories_table,
