@@ -217,24 +217,25 @@ def test_quantiles_are_of_the_images_that_the_untouched_model_has_right():
     assert noise_replacement.Replaced(1.0, never, Effect.of(after, never)).quantiles is None
 
 
-def test_models_without_blocks_hand_on_tokens_but_have_no_block_output(sample):
+def test_models_without_blocks_hand_on_tokens_too(sample):
     rounds = [{"resolution": 16, "grid": 2}, {"resolution": 32, "grid": 4}]
     pooled = PooledModel(PooledConfig(rounds=rounds, num_classes=12)).eval()
     (result,) = low_pass.low_pass(pooled, sample, [0.0])
     assert same(result.effect.outcome, untouched(pooled, sample))
-    with pytest.raises(ValueError, match="not of PooledModel"):
-        noise_replacement.noise_replacement(pooled, sample)
 
 
-def test_wrong_strengths_are_refused(model, sample):
-    with pytest.raises(ValueError, match=r"low-pass are from 0 to 0\.95, not 1"):
-        low_pass.low_pass(model, sample, [0.5, 1.0])
-    with pytest.raises(ValueError, match=r"noise-replacement are from 0 to 1, not -0\.1"):
-        noise_replacement.noise_replacement(model, sample, [-0.1])
-    with pytest.raises(ValueError, match="token-swap are from 0 to 1, not nan"):
-        token_swap.token_swap(model, sample, float("nan"))
-    with pytest.raises(ValueError, match="not none"):
-        low_pass.low_pass(model, sample, [])
+@pytest.mark.parametrize(
+    ("analysis", "strengths", "message"),
+    [
+        (low_pass.low_pass, [0.5, 1.0], r"low-pass are from 0 to 0\.95, not 1"),
+        (low_pass.low_pass, [], "not none"),
+        (noise_replacement.noise_replacement, [-0.1], r"noise-replacement are from 0 to 1, not -0\.1"),
+        (token_swap.token_swap, float("nan"), "token-swap are from 0 to 1, not nan"),
+    ],
+)
+def test_wrong_strengths_are_refused(model, sample, analysis, strengths, message):
+    with pytest.raises(ValueError, match=message):
+        analysis(model, sample, strengths)
 
 
 def test_too_few_images_of_a_class_are_refused_by_name(model, sample):
