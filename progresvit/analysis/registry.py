@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from progresvit.model.interface import RoundModel
     from progresvit.table import Table
 
+IMAGES = 300
+"""Default number of images of a sample."""
+
 Needs = Literal["model", "image", "images", "gpu"]
 """What a figure is made of besides the model: nothing, one image, a sample of labelled images, or a GPU to measure."""
 

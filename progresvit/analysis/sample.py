@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from progresvit.analysis.hooks import evaluation_mode
+from progresvit.analysis.registry import IMAGES
 from progresvit.config import BaseConfig
 from progresvit.data.dataset import ImageDataset, some_of
 from progresvit.data.evaluation_batches import numbered_batches
@@ -27,8 +28,6 @@ from progresvit.model.interface import RoundModel
 
 T = TypeVar("T")
 
-IMAGES = 300
-"""Default number of images."""
 LEAST_PER_CLASS = 5
 """Fewest images of a class, as far as it has them: some analyses compare images of the same class."""
 BATCH = 50

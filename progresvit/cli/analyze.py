@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from progresvit.analysis.registry import DIAGNOSTICS, Diagnostic, Needs, Subject
+from progresvit.analysis.registry import DIAGNOSTICS, IMAGES, Diagnostic, Needs, Subject
 from progresvit.cli import options, output
 from progresvit.cli.errors import Commands, in_options
 from progresvit.io.parse import parse_limit
@@ -34,9 +34,7 @@ _Out = Annotated[Path, typer.Option(help="Figure: .png, .svg, .pdf. Its numbers 
 _Split = Annotated[str, typer.Option(help="Split; '.' uses all images of top-level class folders.")]
 _Images = Annotated[int, typer.Option(help="Number of images, taken evenly from the classes.")]
 _Workers = Annotated[int, typer.Option(help=options.DECODE_HELP)]
-_Device = Annotated[str | None, typer.Option(help=options.DEVICE_HELP)]
 _Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output files.")]
-IMAGES = 300
 
 
 @analyze.command("all")
@@ -47,7 +45,7 @@ def all_figures(
     split: _Split = "val",
     images: _Images = IMAGES,
     workers: _Workers = 2,
-    device: _Device = None,
+    device: options.Device = None,
     overwrite: _Overwrite = False,
 ) -> None:
     """Write one HTML report with every figure. What a model or a machine cannot show is skipped with a note."""
@@ -94,7 +92,7 @@ def _signature(diagnostic: Diagnostic) -> inspect.Signature:
     for name, option in diagnostic.options.items():
         kind: Any = option.type if option.default is not None else option.type | None
         own[name] = (Annotated[kind, typer.Option(help=option.help, min=option.least)], option.default)
-    required, device = inspect.Parameter.empty, {"device": (_Device, None)}
+    required, device = inspect.Parameter.empty, {"device": (options.Device, None)}
     sample = {"split": (_Split, "val"), "images": (_Images, IMAGES), "workers": (_Workers, 2)}
     around: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "model": ({}, {}),
