@@ -109,23 +109,23 @@ class Diagnostic:
 
 
 def exit_threshold(
-    subject: Subject, wanted: str | float | tuple[float, ...] | None = None
+    subject: Subject, threshold: str | float | tuple[float, ...] | None = None
 ) -> float | tuple[float, ...] | None:
-    """The threshold that was asked for, by default the model's near-lossless setting; None if it has no such setting.
+    """The threshold as numbers; by default the model's near-lossless setting, or None if it has no such setting.
 
     Args:
         subject: The model and its folder.
-        wanted: Numbers, or the name or file of a setting.
+        threshold: Numbers, or the name or file of a setting.
     """
     from progresvit.io.weights import weights_hash
-    from progresvit.routing.settings import DEFAULT, find_setting, setting_names
+    from progresvit.routing.settings import default_setting, find_setting
 
-    if wanted is None and DEFAULT in setting_names(subject.folder):
-        wanted = DEFAULT
-    if not isinstance(wanted, str):
-        return wanted
+    if threshold is not None and not isinstance(threshold, str):
+        return threshold
+    setting = default_setting(subject.folder) if threshold is None else find_setting(threshold, subject.folder)
+    if setting is None:
+        return None
     assert subject.model is not None
-    setting = find_setting(wanted, subject.folder)
     setting.check_use(len(subject.model.config.rounds), None)
     setting.check_weights(weights_hash(subject.model))
     return setting.threshold

@@ -21,7 +21,7 @@ FIGURES = (class_accuracy_figure, class_exit_figure, confusion_figure)
 
 
 def made(classes=12, images=400, rounds=2, name="name {}", threshold=0.6):
-    """Answers on images of so many classes; predictions of the made records are moved with the labels."""
+    """Routed answers on images of some classes; predictions move with the labels."""
     records = make_records(images, rounds)
     shift = np.arange(images) % max(1, classes // 12) * 12
     labels, top5 = records.labels + shift, records.top5_labels + shift[:, None, None]

@@ -82,7 +82,7 @@ def median_entropy(result):
     return float((ordered[len(ordered) // 2 - 1] + ordered[len(ordered) // 2]) / 2)
 
 
-def test_answers_entropies_and_exits_are_those_of_the_model(small_model, sample):
+def test_answers_entropies_and_exits_equal_the_model(small_model, sample):
     result = exits(small_model, sample, 0.0)
     answers, entropies = reference(small_model, sample)
     assert np.array_equal(result.predictions, answers)
@@ -124,7 +124,7 @@ def test_three_rounds_exit_by_their_own_thresholds(small_config, randomize):
     exits_figure(result).draw_without_rendering()
 
 
-def test_repairs_are_those_of_a_loop_over_the_images():
+def test_repairs_equal_a_loop_over_the_images():
     result = made(images=200, rounds=3, threshold=(0.9, 1.2))
     for group in repairs(result):
         counts = dict.fromkeys(group.counts, 0)
@@ -272,7 +272,7 @@ def class_labels(figure):
     return [label.get_text() for label in axes.get_yticklabels()]
 
 
-def test_of_many_classes_those_that_exit_most_and_least_are_shown():
+def test_of_many_classes_the_ends_of_the_order_are_shown():
     result = made(images=100, classes=48)  # 4 classes have three images, the others two
     shares = exit_shares(result)
     shown = [*shares[:10], None, *shares[-10:]]

@@ -43,7 +43,7 @@ def gate_by_hand(gate, metadata, encoder):
 
 @torch.no_grad()
 def multipliers_by_hand(model):
-    """For each round, the multipliers of the blocks (D, 3, d) and of the transition (2, d)."""
+    """Multipliers of the blocks (D, 3, d) and of the transition (2, d), round after round."""
     psg, config = model.psg, model.config
     stages = stage_metadata([round_.resolution for round_ in config.rounds], config.depth)
     for s, round_ in enumerate(config.rounds):
@@ -64,7 +64,7 @@ def images_of(figure):
 
 
 @pytest.mark.parametrize("psg", [True, "static"])
-def test_multipliers_are_those_of_the_gate_modules(make, psg):
+def test_multipliers_equal_the_gate_modules(make, psg):
     model = make(1, 2, 3, psg=psg)
     rounds = round_gates(model)
     assert [round_.blocks.shape for round_ in rounds] == [(4, 3, 64), (4, 3, 128), (4, 3, 192)]
@@ -198,7 +198,7 @@ def test_nothing_of_a_figure_is_cut_off(make, analysis, draw):
     assert_on_page(figure, [artist.get_tightbbox() for artist in (*figure.axes, *legends)], beyond=1)
 
 
-def test_distributions_are_those_of_the_first_middle_and_last_block(make):
+def test_distributions_are_of_the_first_middle_and_last_block(make):
     model = make(1, 2, depth=5)
     result = gate_distributions(model)
     assert [(panel.block, panel.branch) for panel in result] == [(b, branch) for b in (1, 3, 5) for branch in BRANCHES]

@@ -115,7 +115,7 @@ def first_tokens(model, sample):
 
 
 @pytest.mark.parametrize("kind", ["model", "three"])
-def test_swapped_tokens_are_those_of_the_donor(kind, sample, request):
+def test_swapped_tokens_come_from_the_donor(kind, sample, request):
     model = request.getfixturevalue(kind)
     own, donors = first_tokens(model, sample), token_swap.find_donors(sample.labels, sample.class_names, seed=0)
     result = {

@@ -20,7 +20,7 @@ def made(width, height, classes=3, seed=0):
     return image, labels
 
 
-def test_every_class_has_a_colour_of_its_own_and_the_first_are_those_of_the_figures():
+def test_every_class_has_its_own_colour_and_the_figures_colours_come_first():
     colours = palette()
     assert colours.shape == (256, 3)
     assert len({tuple(colour) for colour in colours.tolist()}) == 256

@@ -101,7 +101,7 @@ def test_settings_are_marks_at_what_they_give():
     assert result["m: mine"][0, 0] < records.gmacs()[-1]
 
 
-def test_a_setting_named_near_lossless_replaces_that_of_these_images():
+def test_a_setting_named_near_lossless_replaces_the_point_of_these_images():
     records = make_records()
     result = lines(frontier_figure({"m": records}, settings={"near-lossless": 0.0}))
     assert result["m: near-lossless"] == pytest.approx(result["m: single rounds"][-1:])
@@ -124,7 +124,7 @@ def test_the_other_figures_show_their_numbers():
     label = f"round 2 (calibration error {100 * bins['round 2'].error:.2f} %)"
     figure = reliability_figure(bins)
     assert label in lines(figure)
-    assert len(figure.axes[0].collections) == len(bins) + 1  # bands, and that of the legend
+    assert len(figure.axes[0].collections) == len(bins) + 1  # a band of each, and one in the legend
     errors = [100 * curve.error for curve in bins.values()]
     title = figure.axes[0].get_title().replace("\u00a0", " ")
     assert f"{min(errors):.2f} %" in title

@@ -54,7 +54,7 @@ def test_by_default_from_all_to_none_of_the_images_continue(small_model, sample)
     assert "threads" in result.hardware
 
 
-def test_accuracy_is_that_of_the_model_routed_by_the_threshold(small_model, sample):
+def test_accuracy_equals_the_model_routed_by_the_threshold(small_model, sample):
     result = run(small_model, sample)
     every = exits(small_model, sample, 0.0)
     counts = set()

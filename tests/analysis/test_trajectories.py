@@ -36,7 +36,7 @@ def sample():
 
 
 def class_tokens(model, sample):
-    """At every point, in the channels that all rounds have: (N, P, 64)."""
+    """Class tokens at every point, in the channels that all rounds have: (N, P, 64)."""
     return torch.stack([x[:, 0, :64] for x in tokens_at_points(model, sample)], dim=1).double().numpy()
 
 
@@ -46,7 +46,7 @@ def same_up_to_sign(result, expected, tolerance=1e-4):
 
 
 def literal_separation(groups):
-    """Of classes at one point, with loops: K times (n, d) -> a ratio."""
+    """Separation of classes at one point, with loops: K times (n, d) -> a ratio."""
     means = [sum(group) / len(group) for group in groups]
     centre = sum(means) / len(means)
     spreads = [
@@ -100,7 +100,7 @@ def random_groups(rng, means, images):
     return [(mean + rng.normal(size=(images, 20)) @ noise.T)[:, None] for mean in means], float((noise**2).sum())
 
 
-def test_noise_of_class_means_is_no_separation():
+def test_noise_of_class_means_does_not_count_as_separation():
     rng, squared, naive = np.random.default_rng(0), [], []
     for _ in range(60):
         groups, _ = random_groups(rng, np.zeros((4, 20)), images=4)

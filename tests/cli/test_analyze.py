@@ -47,7 +47,7 @@ def test_attention_writes_the_figure_and_its_numbers_beside_it(model, photo, tmp
         assert np.array_equal(maps, patches)
 
 
-def test_the_figure_is_that_of_the_maps(model, photo, tmp_path, monkeypatch):
+def test_the_figure_shows_the_maps(model, photo, tmp_path, monkeypatch):
     real, figures = attention.attention_figure, []
     monkeypatch.setattr(attention, "attention_figure", lambda rounds: figures.append(real(rounds)) or figures[-1])
     works("analyze", "attention", model, photo, "--out", tmp_path / "a.svg", "--device", "cpu")
