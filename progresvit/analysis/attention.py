@@ -20,7 +20,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from progresvit.analysis.hooks import BlockCall, evaluation_mode, recorded_calls
-from progresvit.analysis.requirements import need_backbone
+from progresvit.analysis.model_checks import need_backbone
 from progresvit.config import HEAD_WIDTH, BaseConfig
 from progresvit.data.decode import upright_rgb
 from progresvit.data.transforms import evaluation_transform

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from progresvit.analysis.intervals import interval_cells, interval_columns
-from progresvit.analysis.requirements import check_rounds
+from progresvit.analysis.model_checks import check_rounds
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.config import BaseConfig
 from progresvit.metrics.interval import Interval, share_interval

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from progresvit.analysis.intervals import interval_cells, interval_columns
-from progresvit.analysis.requirements import check_handover
+from progresvit.analysis.model_checks import check_handover
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.metrics.interval import Interval, mean_interval, paired_change
 from progresvit.model.interface import RoundModel
@@ -170,9 +170,10 @@ def draw_effects(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_ylim(widened(*axes.get_ylim()))
 
 
-def strongest(rows: Sequence[Row]) -> Row:
-    """The row of the largest strength."""
-    return max(rows, key=lambda row: float(row["strength"]))
+def effect_title(change: str, rows: Sequence[Row]) -> str:
+    """What the largest strength does to top-1; ``change`` holds a place for the strength in percent."""
+    last = max(rows, key=lambda row: float(row["strength"]))
+    return f"{change.format(100 * last['strength'])} {effect_words(last)}"
 
 
 def effect_words(row: Row) -> str:

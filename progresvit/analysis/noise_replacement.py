@@ -26,10 +26,9 @@ from progresvit.analysis.interventions import (
     Outcome,
     check_strengths,
     draw_effects,
-    effect_words,
-    strongest,
+    effect_title,
 )
-from progresvit.analysis.requirements import need_backbone
+from progresvit.analysis.model_checks import need_backbone
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.model.interface import RoundModel
 from progresvit.plots import BELOW, COLOURS, new_panels
@@ -88,7 +87,7 @@ def noise_replacement(
 
 
 def last_block(model: RoundModel, sample: Sample) -> nn.Module:
-    """The last block that round 1 runs; with early exits, the one before the exit."""
+    """The last block that round 1 runs."""
     backbone = need_backbone(model, "noise replacements")
     device = next(model.parameters()).device
     _, images = next(iter(sample.batches(model.config, device)))
@@ -133,8 +132,7 @@ def noise_replacement_figure(effects: Sequence[Replaced]) -> Figure:
 def draw_noise_replacement(rows: Sequence[Row]) -> Figure:
     """The figure of the rows of a table."""
     x, ys = "α: share of noise (%)", ("top-1 of the last round (%)", "correct-class confidence (%)")
-    last = strongest(rows)
-    title = f"Replacing {100 * last['strength']:.0f} % of round 1's output by noise {effect_words(last)}"
+    title = effect_title("Replacing {:.0f} % of round 1's output by noise", rows)
     figure, (accuracy, confidence) = new_panels(title=title, xs=[x, x], y=ys, height=4.6)
     draw_effects(accuracy, rows)
     if rows[0][f"confidence_p{QUANTILES[0]}"] is not None:

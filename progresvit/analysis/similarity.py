@@ -29,7 +29,7 @@ from progresvit.analysis.block_points import (
     positions,
 )
 from progresvit.analysis.intervals import interval_cells, interval_columns
-from progresvit.analysis.requirements import need_backbone
+from progresvit.analysis.model_checks import need_backbone
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.metrics.interval import Interval, mean_interval
 from progresvit.model.interface import RoundModel

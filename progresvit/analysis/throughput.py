@@ -19,7 +19,7 @@ import torch
 
 from progresvit import api
 from progresvit.analysis.intervals import interval_cells, interval_columns
-from progresvit.analysis.requirements import check_classifier
+from progresvit.analysis.model_checks import check_classifier
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.engine.measurement import Measurement, hardware
 from progresvit.engine.speed import Routed, split
