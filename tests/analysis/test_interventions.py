@@ -25,14 +25,14 @@ def sample():
 
 
 @pytest.fixture
-def model(small_model):
-    return small_model
-
-
-@pytest.fixture
 def three(randomize):
     rounds = make_rounds([16, 24, 32], [1, 1, 2])
     return randomize(ProgResViT(ModelConfig(rounds=rounds, heads=2, depth=2, patch_size=8, num_classes=12)))
+
+
+@pytest.fixture(params=["two rounds", "three rounds"])
+def model(request, small_model, three):
+    return small_model if request.param == "two rounds" else three
 
 
 def untouched(model, sample):
@@ -50,9 +50,7 @@ def same(outcome, expected):
     return np.array_equal(outcome.correct, expected[0]) and np.array_equal(outcome.confidence, expected[1])
 
 
-@pytest.mark.parametrize("kind", ["model", "three"])
-def test_at_strength_zero_every_intervention_reproduces_the_untouched_model_exactly(kind, sample, request):
-    model = request.getfixturevalue(kind)
+def test_at_strength_zero_every_intervention_reproduces_the_untouched_model_exactly(model, sample):
     expected = untouched(model, sample)
     result = [*low_pass.low_pass(model, sample, [0.0]), *noise_replacement.noise_replacement(model, sample, [0.0])]
     result += token_swap.token_swap(model, sample, 0.0)
@@ -61,9 +59,7 @@ def test_at_strength_zero_every_intervention_reproduces_the_untouched_model_exac
     assert all(condition.effect.accuracy.mean == 0 and condition.effect.confidence.mean == 0 for condition in result)
 
 
-@pytest.mark.parametrize("kind", ["model", "three"])
-def test_at_full_strength_every_intervention_changes_the_last_round(kind, sample, request):
-    model = request.getfixturevalue(kind)
+def test_at_full_strength_every_intervention_changes_the_last_round(model, sample):
     expected = untouched(model, sample)
     result = [*low_pass.low_pass(model, sample, [0.9]), *noise_replacement.noise_replacement(model, sample, [1.0])]
     result += token_swap.token_swap(model, sample)
@@ -114,9 +110,7 @@ def first_tokens(model, sample):
         return model.run_round(0, normalise(sample.pixels, model.config)).tokens
 
 
-@pytest.mark.parametrize("kind", ["model", "three"])
-def test_swapped_tokens_come_from_the_donor(kind, sample, request):
-    model = request.getfixturevalue(kind)
+def test_swapped_tokens_come_from_the_donor(model, sample):
     own, donors = first_tokens(model, sample), token_swap.find_donors(sample.labels, sample.class_names, seed=0)
     result = {
         (condition.tokens, condition.donor): condition.effect.outcome
@@ -233,36 +227,36 @@ def test_models_without_blocks_hand_on_tokens_too(sample):
         (token_swap.token_swap, float("nan"), "token-swap are from 0 to 1, not nan"),
     ],
 )
-def test_wrong_strengths_are_refused(model, sample, analysis, strengths, message):
+def test_wrong_strengths_are_refused(small_model, sample, analysis, strengths, message):
     with pytest.raises(ValueError, match=message):
-        analysis(model, sample, strengths)
+        analysis(small_model, sample, strengths)
 
 
-def test_too_few_images_of_a_class_are_refused_by_name(model, sample):
+def test_too_few_images_of_a_class_are_refused_by_name(small_model, sample):
     single = sample.labels.clone()
     single[0] = 11
     few = replace(sample, labels=single, class_names={**sample.class_names, 11: "goldfish"})
     with pytest.raises(ValueError, match=r"too few images per class.* 1 of 'goldfish' among 60 images; take more"):
-        token_swap.token_swap(model, few)
+        token_swap.token_swap(small_model, few)
     with pytest.raises(ValueError, match="60 of 60 images are of 'class 0'"):
-        token_swap.token_swap(model, replace(sample, labels=torch.zeros(60, dtype=torch.long)))
+        token_swap.token_swap(small_model, replace(sample, labels=torch.zeros(60, dtype=torch.long)))
 
 
-def test_tables_and_figures_hold_every_condition(model, sample):
-    blurred = low_pass.low_pass(model, sample)
+def test_tables_and_figures_hold_every_condition(small_model, sample):
+    blurred = low_pass.low_pass(small_model, sample)
     table = low_pass.low_pass_table(blurred)
     assert [row["strength"] for row in table.rows] == [0, 0.25, 0.5, 0.75, 0.9]
     for row, condition in zip(table.rows, blurred):
         assert row["accuracy"] == condition.effect.outcome.correct.mean()
         assert row["accuracy_change_low"] <= row["accuracy_change"] <= row["accuracy_change_high"]
     figures = [low_pass.low_pass_figure(blurred)]
-    swapped = token_swap.token_swap(model, sample)
+    swapped = token_swap.token_swap(small_model, sample)
     rows = token_swap.token_swap_table(swapped).rows
     assert [row["tokens"] for row in rows] == ["none"] + ["class token"] * 2 + ["patch tokens"] * 3 + ["all tokens"] * 2
-    assert rows[0]["accuracy"] == untouched(model, sample)[0].mean()
+    assert rows[0]["accuracy"] == untouched(small_model, sample)[0].mean()
     assert rows[0]["accuracy_change_low"] is None
     figures.append(token_swap.token_swap_figure(swapped))
-    replaced = noise_replacement.noise_replacement(model, sample)
+    replaced = noise_replacement.noise_replacement(small_model, sample)
     rows = noise_replacement.noise_replacement_table(replaced).rows
     assert [row["strength"] for row in rows] == [0, 0.25, 0.5, 0.75, 1]
     assert rows[0]["confidence_p50"] == np.median(replaced[0].untouched.confidence[replaced[0].untouched.correct])
