@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,9 +49,6 @@ PER_ROUND_CURVE = 40
 PER_ROUND = "thresholds per round, chosen on the other half of the images"
 PER_ROUND_LINE: dict[str, Any] = {"linestyle": (0, (1, 1)), "linewidth": 1.8}
 PER_ROUND_MARK: dict[str, Any] = {"marker": "*", "markersize": 13, "markerfacecolor": "white", "linestyle": "none"}
-
-Point = tuple[float, float]
-"""GMACs and accuracy."""
 
 
 def frontier_figure(
@@ -104,8 +101,9 @@ def frontier_figure(
     entries[BAND] = band_entry()
     for number, (name, sizes) in enumerate((fixed or {}).items(), start=len(models)):
         entries[name] = {"marker": "X", **curve_style(number)}
-        axes.plot(*_columns(sorted(sizes.values())), label=name, **entries[name])
-        last = max(spent for spent, _ in sizes.values())
+        spent_by_size, top1_by_size = np.array(sorted(sizes.values())).T
+        axes.plot(spent_by_size, 100 * top1_by_size, label=name, **entries[name])
+        last = spent_by_size[-1]
         for label, (spent, top1) in sizes.items():  # beside the curve: above on the left, the last one below
             offset, side = ((6, -12), "left") if spent == last else ((-6, 4), "right")
             at = (spent, 100 * top1)
@@ -153,9 +151,10 @@ def _draw_per_round(
     gmacs, ends = records.gmacs(convention), records.correct.mean(axis=0)[[0, -1]].tolist()
     budgets = np.geomspace(gmacs[0], gmacs[-1], PER_ROUND_CURVE)[1:-1].tolist()
     inner, lossless = cross_fitted_curve(records, budgets, router, convention)
-    curve = [(gmacs[0], ends[0]), *((point.gmacs, point.top1) for point in inner), (gmacs[-1], ends[-1])]
+    spent = [gmacs[0], *(point.gmacs for point in inner), gmacs[-1]]
+    top1 = 100 * np.array([ends[0], *(point.top1 for point in inner), ends[-1]])
     colour = COLOURS[number % len(COLOURS)]
-    axes.plot(*_columns(curve), label=f"{name}: {PER_ROUND}", color=colour, **PER_ROUND_LINE)
+    axes.plot(spent, top1, label=f"{name}: {PER_ROUND}", color=colour, **PER_ROUND_LINE)
     label = f"{name}: near-lossless, {PER_ROUND}"
     axes.plot([lossless.gmacs], [100 * lossless.top1], label=label, color=colour, **PER_ROUND_MARK)
     return lossless
@@ -182,11 +181,6 @@ def curve_thresholds(scores: ArrayLike) -> Floats:
     every = every_threshold(scores)
     spread: Floats = every[np.unique(np.linspace(0, len(every) - 1, CURVE).round().astype(int))]
     return spread
-
-
-def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
-    """GMACs, and accuracy in percent."""
-    return [spent for spent, _ in points], [100 * accuracy for _, accuracy in points]
 
 
 def risk_coverage_figure(curves: Mapping[str, RiskCoverage]) -> Figure:
