@@ -127,14 +127,14 @@ def _draw_model(
     scores, metric = records.exit_scores(router), records.metric
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
     points = records.frontier(curve_thresholds(scores), router, convention)
+    limits = {DEFAULT: records.near_lossless(router, convention).threshold, **settings}
+    marks = {setting: records.frontier([limit], router, convention)[0] for setting, limit in limits.items()}
     gmacs = [point.gmacs for point in points]
     axes.plot(gmacs, [100 * point.accuracy for point in points], label=name, **curve_style(number))
     costs = np.asarray(records.gmacs(convention))
     by_round = costs.mean(axis=0) if costs.ndim == 2 else costs  # (N, S) or (S,) -> (S,)
     accuracies = 100 * next(iter(metric.single_rounds().values()))
     axes.plot(by_round, accuracies, marker, color=colour, markerfacecolor="white", label=f"{name}: single rounds")
-    limits = {DEFAULT: records.near_lossless(router, convention).threshold, **settings}
-    marks = {setting: records.frontier([limit], router, convention)[0] for setting, limit in limits.items()}
     for place, (setting, point) in enumerate(marks.items()):
         mark = {"color": colour, "linestyle": "none", "label": f"{name}: {setting}", **setting_mark(place)}
         axes.plot([point.gmacs], [100 * point.accuracy], **mark)
