@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from progresvit.io.extras import not_installed
 from progresvit.metrics.interval import Interval
@@ -33,42 +33,63 @@ MANY_ROUNDS = 3
 """Models with at least this many rounds get a logarithmic axis of compute: most of their rounds are cheap."""
 BAND = "band: 95 % interval over images"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+BELOW: dict[str, Any] = {"loc": "outside lower center", "frameon": False}
+"""Place of legends: under the axes, where they lie over no data."""
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 
 
-def new_figure(*, title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    """An empty figure with labelled axes."""
-    figure, (axes,) = new_panels(title=title, xs=[x], y=y)
+def new_figure(*, title: str, x: str, y: str, conditions: str = "") -> tuple[Figure, Axes]:
+    """An empty figure with labelled axes; ``conditions`` is a further line of the title."""
+    figure, (axes,) = new_panels(title=title, conditions=conditions, xs=[x], y=y)
     return figure, axes
 
 
-def blank_figure(*, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
-    """A figure of the common width, without axes, independent of pyplot's global state."""
+def blank_figure(
+    *, height: float, title: str = "", conditions: str = "", layout: Literal["constrained"] | None = "constrained"
+) -> Figure:
+    """A figure of the common width, without axes, independent of pyplot's global state.
+
+    Args:
+        height: Inches.
+        title: What the figure shows; it is broken into lines.
+        conditions: A further line of the title.
+        layout: None for axes that are placed by hand.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ValueError(f"figures need more: {not_installed('matplotlib', 'plots')}") from error
-    return Figure(figsize=(WIDTH, height), layout=layout)
+    figure = Figure(figsize=(WIDTH, height), layout=layout)
+    if title:
+        figure.suptitle(_with_conditions(title, conditions), fontsize=11)
+    return figure
 
 
 def new_panels(
-    *, title: str, xs: Sequence[str], y: str | Sequence[str], height: float = 4.2
+    *, title: str, xs: Sequence[str], y: str | Sequence[str], height: float = 4.2, conditions: str = ""
 ) -> tuple[Figure, list[Axes]]:
     """Panels side by side; ``xs`` are their x labels. They share the y axis if ``y`` is one label."""
-    figure = blank_figure(height=height)
-    title = in_lines(title)
+    several = len(xs) > 1
+    figure = blank_figure(height=height, title=title if several else "", conditions=conditions)
     panels: list[Axes] = list(figure.subplots(1, len(xs), sharey=isinstance(y, str), squeeze=False)[0])
-    if len(panels) > 1:
-        figure.suptitle(title, fontsize=11)
-    else:
-        panels[0].set_title(title, fontsize=11)
+    if not several:
+        panels[0].set_title(_with_conditions(title, conditions), fontsize=11)
     for axes, label in zip(panels, [y] if isinstance(y, str) else y):
         axes.set_ylabel(label, fontsize=11)
     for axes, x in zip(panels, xs):
         axes.set_xlabel(x, fontsize=11)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
+        add_grid(axes)
     return figure, panels
+
+
+def add_grid(axes: Axes, axis: Literal["both", "x"] = "both") -> None:
+    """A pale grid, and no frame above and on the right."""
+    axes.grid(alpha=0.3, axis=axis)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _with_conditions(title: str, conditions: str) -> str:
+    return f"{in_lines(title)}\n{conditions}" if conditions else in_lines(title)
 
 
 def in_lines(title: str) -> str:
@@ -94,6 +115,12 @@ def band_entry() -> dict[str, Any]:
     return {"color": "0.5", "alpha": 0.3, "linewidth": 7}
 
 
+def percent_ends(shares: Sequence[Interval]) -> NDArray[np.float64]:
+    """Means, lower ends and upper ends of shares, in percent: (3, n)."""
+    ends = np.array([[share.mean, share.lowest, share.highest] for share in shares])
+    return 100 * ends.reshape(-1, 3).T  # (n, 3) -> (3, n)
+
+
 def beside(place: int, count: int, step: float) -> float:
     """Offset of the place-th of ``count`` marks that would overlap, around 0."""
     return step * (place - (count - 1) / 2)
@@ -106,7 +133,7 @@ def draw_share(axes: Axes, place: float, share: Interval, **style: Any) -> None:
 
 
 def shorten(name: str, length: int) -> str:
-    """A name of at most ``length`` characters; matplotlib takes none of them for mathematics."""
+    """A name of at most ``length`` characters; no character of it starts a formula in matplotlib."""
     name = name if len(name) <= length else f"{name[: length - 1].rstrip()}…"
     return name.replace("$", r"\$")
 
@@ -154,12 +181,12 @@ def inset_far(axes: Axes, *, bounds: tuple[float, float, float, float]) -> Axes 
 
 
 def legend_below(figure: Figure, entries: Mapping[str, Mapping[str, Any]], columns: int | None = None) -> None:
-    """A legend under the axes, where it lies over no data: styles by label."""
+    """A legend of styles by label."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], label=label, **style) for label, style in entries.items()]
     fitting = max(1, min(len(entries), 4, 84 // (max(map(len, entries)) + 8)))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns or fitting, fontsize=10, frameon=False)
+    figure.legend(handles=handles, ncols=columns or fitting, fontsize=10, **BELOW)
 
 
 def fit_column(figure: Figure) -> None:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
-from progresvit.analysis.hooks import BlockCall, evaluation_mode, need_backbone, recorded_calls
+from progresvit.analysis.hooks import BlockCall, evaluation_mode, recorded_calls
+from progresvit.analysis.model_checks import need_backbone
 from progresvit.config import HEAD_WIDTH, BaseConfig
 from progresvit.data.decode import upright_rgb
 from progresvit.data.transforms import evaluation_transform
@@ -39,7 +40,7 @@ COLOURS = "viridis"
 MOST_COLUMNS = 6
 """Heads side by side; more of them continue on the next line."""
 
-NEEDED_FOR = "attention maps"
+WHAT = "attention maps"
 
 Float32s = NDArray[np.float32]
 
@@ -75,12 +76,12 @@ def attention_maps(model: RoundModel, image: Image) -> tuple[RoundAttention, ...
         model: A model with the ViT of this library: ProgResViT or a baseline, with or without a head.
         image: The model sees its evaluation crop.
     """
-    return attention_of(model, evaluation_input(image, need_backbone(model, NEEDED_FOR).config))
+    return attention_of(model, evaluation_input(image, need_backbone(model, WHAT).config))
 
 
 def attention_of(model: RoundModel, images: Tensor) -> tuple[RoundAttention, ...]:
     """Attention of the class token as in :func:`attention_maps`, for a normalised image (1, C, H, H)."""
-    backbone = need_backbone(model, NEEDED_FOR)
+    backbone = need_backbone(model, WHAT)
     config, images = backbone.config, images.to(backbone.cls_token)
     previous, rounds = None, []
     with evaluation_mode(backbone), torch.no_grad(), recorded_calls(backbone.blocks) as calls:
@@ -123,7 +124,9 @@ def attention_figure(rounds: Sequence[RoundAttention]) -> Figure:
     page = _Page(rounds=len(rounds), heads=rounds[0].heads)
     page.write("Attention of the class token to the patches, last block", top=0.2, fontsize=12)
     for s, round_ in enumerate(rounds):
-        page.write(_row_title(s, round_), top=page.top(s) - 0.33, fontsize=10)
+        r, g, active = round_.resolution, round_.patches.shape[-1], round_.active_heads
+        row = f"round {s + 1}: {r} × {r} pixels, {g} × {g} patches, active heads: {active} of {round_.heads}"
+        page.write(row, top=page.top(s) - 0.33, fontsize=10)
         _draw_round(page, s, round_)
     caption = "Colours: attention probability in %, on a square-root scale that the heads of a round share."
     page.write(caption, top=page.height - 0.15, fontsize=8.5)
@@ -170,17 +173,12 @@ class _Page:
         return self.figure.add_axes((left / self.width, bottom / self.height, width / self.width, height / self.height))
 
 
-def _row_title(s: int, round_: RoundAttention) -> str:
-    r, g = round_.resolution, round_.patches.shape[-1]
-    return f"round {s + 1}: {r} × {r} pixels, {g} × {g} patches, active heads: {round_.active_heads} of {round_.heads}"
-
-
 def _draw_round(page: _Page, s: int, round_: RoundAttention) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
 
     r, largest = round_.resolution, float(round_.patches.max()) or 1.0
-    place = (0, r, r, 0)  # the pixels that a map covers are those of the image
+    place = (0, r, r, 0)  # a map covers the pixels of the image
     colours: dict[str, Any] = {"cmap": COLOURS, "norm": PowerNorm(0.5, vmin=0, vmax=largest)}
     panel = page.panel(s, 0, 0)
     panel.imshow(round_.image.squeeze(), extent=place, cmap="gray", vmin=0, vmax=1)
@@ -225,10 +223,10 @@ def visible_image(image: Tensor, config: BaseConfig) -> Float32s:
 
 def class_attention(call: BlockCall) -> Tensor:
     """Attention probabilities of the class token, in float32: tokens (1, N, d) -> (h, N)."""
-    block, x, options = call
+    block, x, options = call.block, call.x, call.options
     merging: Merging | None = options.get("merging")
     if merging is not None:
-        x = unmerge(x, merging)  # equal keys: the same attention as that of a merged token with its bias
+        x = unmerge(x, merging)  # equal keys give the same attention as a merged token with its bias
     q, k, _ = block.attn.heads(slicing.layer_norm(x, block.norm1), options.get("attention_width"))  # (1, h, N, 64)
     logits = q[0, :, :1].float() @ k[0].float().mT / math.sqrt(HEAD_WIDTH)  # (h, 1, 64) and (h, 64, N) -> (h, 1, N)
     return logits[:, 0].softmax(dim=-1)  # (h, 1, N) -> (h, N)

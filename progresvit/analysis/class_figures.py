@@ -13,7 +13,7 @@ import numpy as np
 
 from progresvit.evaluation.answers import ClassResult, RoutedAnswers
 from progresvit.metrics.interval import Interval, share_interval
-from progresvit.plots import COLOURS, blank_figure, draw_share, in_lines, legend_below, shorten
+from progresvit.plots import COLOURS, add_grid, blank_figure, draw_share, legend_below, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,8 @@ def class_accuracy_figure(answers: RoutedAnswers) -> Figure:
     shown = shown_classes(answers.by_class, lambda result: result.top1)
     overall = dict(answers.accuracies())[answers.name]
     marks = {answers.name: ("o", COLOURS[0]), "round 1": ("s", COLOURS[1])}  # one mark if the answers are of round 1
-    figure, axes = _class_panel(shown, _accuracy_title(answers, overall), "top-1 of the class (%)")
+    title = f"Top-1 is {_percent(overall)}; {_range(answers.by_class, lambda result: result.top1)}"
+    figure, axes = _class_panel(shown, title, "top-1 of the class (%)")
     for place, result in enumerate(shown):
         if result is None:
             continue
@@ -52,7 +53,8 @@ def class_exit_figure(answers: RoutedAnswers) -> Figure:
     """The share of each class that exits after each round, with 95 % intervals of round 1."""
     shown = shown_classes(answers.by_class, _first_exit)
     overall = share_interval(int((answers.exit_round == 0).sum()), len(answers.records))
-    figure, axes = _class_panel(shown, _exit_title(answers, overall), "images of the class that exit (%)")
+    title = f"{_percent(overall)} of the images exit after round 1; {_range(answers.by_class, _first_exit)}"
+    figure, axes = _class_panel(shown, title, "images of the class that exit (%)")
     last = answers.records.rounds - 1
     colours = [SHADES[min(s, len(SHADES) - 2)] for s in range(last)] + [SHADES[-1]]
     for place, result in enumerate(shown):
@@ -91,25 +93,15 @@ def selection_note(classes: int) -> str | None:
 
 def _class_panel(shown: Sequence[ClassResult | None], title: str, x: str) -> tuple[Figure, Axes]:
     """A row for each class."""
-    figure = blank_figure(height=max(3.0, 1.75 + 0.25 * len(shown)))
+    figure = blank_figure(height=max(3.0, 1.75 + 0.25 * len(shown)), title=title)
     axes: Axes = figure.subplots()
-    figure.suptitle(in_lines(title), fontsize=11)
     names = ["…" if result is None else f"{shorten(result.name, NAME)} ({result.images})" for result in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=8)
     axes.set_ylabel("class (images)", fontsize=10)
     axes.set_xlabel(x, fontsize=10)
     axes.set(xlim=(-2, 102), ylim=(len(shown) - 0.3, -0.7))
-    axes.grid(alpha=0.3, axis="x")
-    axes.spines[["top", "right"]].set_visible(False)
+    add_grid(axes, "x")
     return figure, axes
-
-
-def _accuracy_title(answers: RoutedAnswers, overall: Interval) -> str:
-    return f"Top-1 is {_percent(overall)}; {_range(answers.by_class, lambda result: result.top1)}"
-
-
-def _exit_title(answers: RoutedAnswers, overall: Interval) -> str:
-    return f"{_percent(overall)} of the images exit after round 1; {_range(answers.by_class, _first_exit)}"
 
 
 def _first_exit(result: ClassResult) -> Interval:

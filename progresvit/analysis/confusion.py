@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_CLASSES = 24
-"""Classes of the matrix; of more of them, those of the most frequent confusions."""
+"""Classes of the matrix; beyond this number, only the classes of the most frequent confusions are shown."""
 NAME = 22
 """Characters of a name beside an axis."""
 OTHER = "other"
 FLAT = 6
-"""Most columns whose names are not upright."""
+"""With more columns, their names are upright."""
 LETTER = 0.065
 """Inches of a character of a name."""
 LINE = 0.2
@@ -40,9 +40,9 @@ def confusion_figure(answers: RoutedAnswers) -> Figure:
     left, below = LETTER * max(map(len, rows)), LETTER * max(map(len, columns)) * (1 if upright else 0.5)
     cell = min(0.45, (WIDTH - 1.5 - left) / len(columns))
     title = in_lines(_title(answers, len(classes)))
-    figure = blank_figure(height=max(3.2, 0.9 + LINE * len(title.splitlines()) + cell * len(classes) + below))
+    height = max(3.2, 0.9 + LINE * len(title.splitlines()) + cell * len(classes) + below)
+    figure = blank_figure(height=height, title=title)
     axes = figure.subplots()
-    figure.suptitle(title, fontsize=11)
     shares = 100 * counts / images[:, None]
     drawn = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100, aspect="equal")
     for row, column in zip(*np.nonzero(counts)):
@@ -65,7 +65,7 @@ def confusion_figure(answers: RoutedAnswers) -> Figure:
 
 
 def matrix_classes(answers: RoutedAnswers) -> list[int]:
-    """Numbers of the classes of the matrix: all with images, or those of the most frequent confusions, side by side."""
+    """Numbers of the classes of the matrix: all with images, or the classes of the most frequent confusions."""
     present = [result.number for result in answers.by_class]
     if len(present) <= MOST_CLASSES:
         return sorted(present)
@@ -75,7 +75,7 @@ def matrix_classes(answers: RoutedAnswers) -> list[int]:
 
 
 def confusion_counts(answers: RoutedAnswers, classes: list[int]) -> NDArray[np.int64]:
-    """Images by class and answer; a last column counts the answers that are none of these classes, if there are any."""
+    """Images by class and answer; a last column counts answers outside of these classes, if there are any."""
     places = {number: place for place, number in enumerate(classes)}
     counts = np.zeros((len(classes), len(classes) + 1), np.int64)
     for label, prediction in zip(answers.records.labels.tolist(), answers.prediction.tolist()):

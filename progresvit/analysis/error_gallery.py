@@ -87,8 +87,8 @@ def find_errors(answers: RoutedAnswers, most: int, source: DataSource | None = N
         return Gallery(answers=answers, rows=rows)
     records, dataset = answers.records, source.find()
     places = {entry.name: index for index, entry in enumerate(dataset.entries)}
-    there = [row for row in rows if str(records.ids[row]) in places]
-    if not there:
+    in_data = [row for row in rows if str(records.ids[row]) in places]
+    if not in_data:
         raise ValueError(
             f"none of the {len(rows)} images is in {source.data} (split {source.split}): the records name "
             f"{records.ids[rows[0]]}, the data has {some_of(list(places)[:3])}. Pass the evaluated images: "
@@ -96,14 +96,14 @@ def find_errors(answers: RoutedAnswers, most: int, source: DataSource | None = N
         )
     corruption = records.header.corruption
     transform = NamedTransform(records.config, None if corruption is None else Corruption.parse(corruption))
-    images = dataset.subset(places[str(records.ids[row])] for row in there)
-    missing = {row: "not in the data" for row in rows if row not in there}
+    images = dataset.subset(places[str(records.ids[row])] for row in in_data)
+    missing = {row: "not in the data" for row in rows if row not in in_data}
     thumbnails: dict[int, Pixels] = {}
     cpu = torch.device("cpu")
-    for batch in numbered_batches(images, [list(range(len(there)))], transform=transform, workers=0, device=cpu):
+    for batch in numbered_batches(images, [list(range(len(in_data)))], transform=transform, workers=0, device=cpu):
         if batch.pixels is not None:  # bytes (B, C, H, H)
-            thumbnails |= {there[number]: thumbnail(pixels) for number, pixels in zip(batch.numbers, batch.pixels)}
-        missing |= {there[number]: why for number, why in batch.unreadable.items()}
+            thumbnails |= {in_data[number]: thumbnail(pixels) for number, pixels in zip(batch.numbers, batch.pixels)}
+        missing |= {in_data[number]: why for number, why in batch.unreadable.items()}
     lines = [f"{records.ids[row]}: {missing[row]}" for row in rows if row in missing]
     return Gallery(answers=answers, rows=rows, thumbnails=thumbnails, missing=lines)
 

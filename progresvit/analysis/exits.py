@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from progresvit.analysis.hooks import evaluation_mode
-from progresvit.analysis.interventions import check_rounds
+from progresvit.analysis.intervals import interval_cells, interval_columns
+from progresvit.analysis.model_checks import check_rounds
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.config import BaseConfig
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.model.interface import RoundModel
-from progresvit.plots import COLOURS, blank_figure, draw_share, in_lines, shorten
+from progresvit.plots import COLOURS, add_grid, blank_figure, draw_share, shorten
 from progresvit.routing import near_lossless, top10_entropy
 from progresvit.routing.decide import Threshold, as_thresholds, exit_rounds
 from progresvit.table import Column, Row, Table, percent
@@ -44,9 +44,9 @@ MARGIN = 0.1
 GALLERY = 8
 """Images of the lowest entropy that are shown, and of the highest."""
 MOST_CLASSES = 20
-"""Classes that are shown; of more of them, those that exit most and least."""
+"""Classes that are shown; beyond this number, only the classes that exit most and least."""
 LEAST_IMAGES = 2
-"""Images of a class that is shown, if there are more than ``MOST_CLASSES``."""
+"""Fewest images of a class that is shown, if there are more than ``MOST_CLASSES``."""
 OUTCOMES = {
     "repaired": (False, True),
     "broken": (True, False),
@@ -54,11 +54,7 @@ OUTCOMES = {
     "stays wrong": (False, False),
 }
 """Whether the earlier and the later round are correct."""
-SHARE_COLUMNS = (
-    Column("share", "share (%)", percent),
-    Column("share_low", "95 % from", percent),
-    Column("share_high", "to", percent),
-)
+SHARE_COLUMNS = interval_columns("share", "share (%)", percent)
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -78,7 +74,7 @@ class Exits:
     near_lossless: bool
     """Whether the threshold was chosen on these images."""
     exit_round: Ints
-    """From 0, (N,)."""
+    """Counted from 0, (N,)."""
     class_names: Mapping[int, str]
     """Names of the classes of the sample and of the predicted classes."""
 
@@ -115,7 +111,7 @@ class ClassExits:
 
 @dataclass(frozen=True, kw_only=True)
 class Repairs:
-    """A round compared with a later one, on the images that continue after it or on those that exit."""
+    """A round compared with a later one, on the images that continue after it or on the images that exit."""
 
     continues: bool
     earlier: int
@@ -134,7 +130,7 @@ def exits(
     Args:
         model: A classifier whose rounds build on each other.
         sample: The images.
-        threshold: Of the top-10 entropy: one for all rounds, or one for each round but the last. None chooses the
+        threshold: Top-10 entropy: one number for all rounds, or one for each round but the last. None chooses the
             near-lossless threshold of these images.
         progress: Called after each batch.
     """
@@ -142,14 +138,13 @@ def exits(
     rounds = len(model.config.rounds)
     if threshold is not None:
         as_thresholds([threshold], rounds)  # refused before any round runs
-    device, answers, entropies = next(model.parameters()).device, [], []
-    with evaluation_mode(model), torch.inference_mode():
-        for rows, images in sample.batches(model.config, device):
-            logits = [output.logits.float() for output in model(images)]  # S times (B, K)
-            entropies.append(torch.stack([top10_entropy(values) for values in logits], dim=1).cpu())  # (B, S)
-            answers.append(torch.stack([values.argmax(dim=-1) for values in logits], dim=1).cpu())  # (B, S)
-            if progress:
-                progress(rows.stop, len(sample))
+
+    def every_round(rows: slice, images: Tensor) -> tuple[Tensor, Tensor]:
+        logits = [output.logits.float() for output in model(images)]  # S times (B, K)
+        entropies = torch.stack([top10_entropy(values) for values in logits], dim=1)  # (B, S)
+        return entropies.cpu(), torch.stack([values.argmax(dim=-1) for values in logits], dim=1).cpu()
+
+    entropies, answers = zip(*sample.run(model, every_round, progress))
     entropy = torch.cat(entropies).numpy()
     predictions: Ints = np.where(np.isfinite(entropy), torch.cat(answers).numpy(), -1)
     limit = threshold
@@ -210,7 +205,7 @@ def exit_share_table(result: Exits) -> Table:
             "class_id": result.sample.class_ids[shares.number],
             "images": shares.images,
             "exits": shares.exits,
-            **_share_cells(shares.share),
+            **interval_cells("share", shares.share),
         }
         for shares in exit_shares(result)
     ]
@@ -249,7 +244,7 @@ def repair_table(result: Exits) -> Table:
             "outcome": outcome,
             "count": count,
             "of": group.images,
-            **_share_cells(share_interval(count, group.images)),
+            **interval_cells("share", share_interval(count, group.images) if group.images else None),
         }
         for group in repairs(result)
         for outcome, count in group.counts.items()
@@ -262,10 +257,10 @@ def exits_figure(result: Exits) -> Figure:
     certain, uncertain = gallery(result)
     classes, groups = _shown_classes(exit_shares(result)), repairs(result)
     heights = [1.4, 1.4 if len(uncertain) else 0.01, max(2.6, 0.9 + 0.18 * max(len(classes), 5 * len(groups) + 1))]
-    figure = blank_figure(height=0.6 + sum(heights))
     limits = ", ".join(f"{limit:.3g}" for limit in dict.fromkeys(result.threshold))
     source = " (near-lossless on these images)" if result.near_lossless else ""
-    figure.suptitle(f"{in_lines(_finding(result))}\nthreshold {limits} nats{source}", fontsize=11)
+    conditions = f"threshold {limits} nats{source}"
+    figure = blank_figure(height=0.6 + sum(heights), title=_finding(result), conditions=conditions)
     low, high, below = figure.subfigures(3, 1, squeeze=False, height_ratios=heights)[:, 0]
     _draw_gallery(low, result, certain, "lowest")
     _draw_gallery(high, result, uncertain, "highest")
@@ -307,20 +302,13 @@ def _class_names(config: BaseConfig, sample: Sample, predictions: Ints) -> dict[
     return {**names, **sample.class_names, -1: "none (not finite)"}
 
 
-def _share_cells(share: Interval) -> Row:
-    """Empty for a share of no images."""
-    has_images = not math.isnan(share.mean)
-    values = (share.mean, share.lowest, share.highest)
-    return {key: value if has_images else None for key, value in zip(("share", "share_low", "share_high"), values)}
-
-
 def _shown_classes(classes: Sequence[ClassExits]) -> list[ClassExits | None]:
-    """All of them, or those that exit most, a gap, and those that exit least."""
+    """All classes, or the classes that exit most, a gap (None), and the classes that exit least."""
     if len(classes) <= MOST_CLASSES:
         return list(classes)
-    kept = [shares for shares in classes if shares.images >= LEAST_IMAGES] or list(classes)
+    larger = [shares for shares in classes if shares.images >= LEAST_IMAGES] or list(classes)
     half = MOST_CLASSES // 2
-    return list(kept) if len(kept) <= MOST_CLASSES else [*kept[:half], None, *kept[-half:]]
+    return list(larger) if len(larger) <= MOST_CLASSES else [*larger[:half], None, *larger[-half:]]
 
 
 def _draw_gallery(part: SubFigure, result: Exits, images: Ints, which: str) -> None:
@@ -380,7 +368,7 @@ def _draw_repairs(axes: Axes, groups: Sequence[Repairs]) -> None:
 
 
 def _write(axes: Axes, side: float, place: int, words: str, *, offset: float, fontsize: float) -> None:
-    """From an offset in points to the left (side 0) or the right edge of the panel (side 1)."""
+    """Text at an offset, in points, from the left (side 0) or the right edge (side 1) of the panel."""
     look: dict[str, Any] = {"fontsize": fontsize, "va": "center", "ha": "left", "annotation_clip": False}
     look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # hides the grid
     units = ("axes fraction", "data")
@@ -392,5 +380,4 @@ def _finish(axes: Axes, places: Sequence[int], names: Sequence[str], *, slots: i
     axes.set(xlim=(-4, 104), ylim=(slots - 0.4, -0.6))
     axes.set_xlabel(x, fontsize=9)
     axes.tick_params(axis="x", labelsize=8)
-    axes.grid(alpha=0.3, axis="x")
-    axes.spines[["top", "right"]].set_visible(False)
+    add_grid(axes, "x")

@@ -13,15 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from progresvit.analysis.gates import BRANCHES, RoundMultipliers, difference_to_next, rms, round_gates
+from progresvit.analysis.gates import BRANCHES, difference_to_next, rms, round_gates
 from progresvit.metrics.arrays import Floats
 from progresvit.model.interface import RoundModel
-from progresvit.plots import COLOURS, MARKERS, blank_figure, curve_style, in_lines
+from progresvit.plots import BELOW, COLOURS, MARKERS, add_grid, blank_figure, curve_style
 from progresvit.table import Column, Row, Table, decimals, rough_percent
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class RoundChange:
     """RMS of the mean deviation m."""
 
     def static_share(self, block: int | None = None) -> tuple[float | None, ...]:
-        """For each branch, the static share of all blocks or of one, counted from 0; None if every multiplier is 1."""
+        """The static share of each branch, of all blocks or of one (from 0); None if every multiplier is 1."""
         blocks = slice(None) if block is None else slice(block, block + 1)
         static = np.square(self.rms_static[blocks]).sum(axis=0)  # (D, 3) -> (3,)
         changing = np.square(self.rms_difference[blocks] / 2).sum(axis=0)  # (D, 3) -> (3,)
@@ -65,25 +65,21 @@ def gate_depth(model: RoundModel) -> tuple[RoundDepth, ...]:
         model: A ProgResViT with PSG.
     """
     rounds = round_gates(model)
-    transitions = [*(_transition(*both) for both in pairwise(rounds)), None]
     depths = []
-    for round_, transition in zip(rounds, transitions):
-        g = round_.blocks.astype(np.float64)
-        depths.append(RoundDepth(mean=g.mean(axis=-1), std=g.std(axis=-1), rms_from_one=rms(g - 1), to_next=transition))
+    for round_, later in zip_longest(rounds, rounds[1:]):
+        g, change = round_.blocks.astype(np.float64), None
+        if later is not None:
+            difference = difference_to_next(round_.blocks, later.blocks)  # (D, 3, channels of both)
+            change = RoundChange(rms_difference=rms(difference), rms_static=rms(g + difference / 2 - 1))
+        depths.append(RoundDepth(mean=g.mean(axis=-1), std=g.std(axis=-1), rms_from_one=rms(g - 1), to_next=change))
     return tuple(depths)
 
 
-def _transition(earlier: RoundMultipliers, later: RoundMultipliers) -> RoundChange:
-    difference = difference_to_next(earlier.blocks, later.blocks)  # (D, 3, channels of both)
-    static = earlier.blocks.astype(np.float64) + difference / 2 - 1
-    return RoundChange(rms_difference=rms(difference), rms_static=rms(static))
-
-
 def static_share(depths: Sequence[RoundDepth]) -> tuple[dict[str, float | None], ...]:
-    """For each transition, the static share of each branch over all blocks; None if every multiplier is 1.
+    """The static share of each branch over all blocks, for each transition; None if every multiplier is 1.
 
-    A share near 1 says that PSG scales the channels almost alike in both rounds; one of 0.5, that half of the squared
-    deviation from 1 depends on the round.
+    With a share near 1, PSG scales the channels almost alike in both rounds. With 0.5, half of the squared deviation
+    from 1 depends on the round.
 
     Args:
         depths: What :func:`gate_depth` returns.
@@ -135,8 +131,7 @@ def gate_depth_figure(depths: Sequence[RoundDepth]) -> Figure:
         depths: What :func:`gate_depth` returns.
     """
     compared = len(depths) > 1
-    figure = blank_figure(height=5.8 + 0.2 * (len(depths) - 1) if compared else 3.2)
-    figure.suptitle(in_lines(_finding(depths)), fontsize=11)
+    figure = blank_figure(height=5.8 + 0.2 * (len(depths) - 1) if compared else 3.2, title=_finding(depths))
     halves = figure.subfigures(2 if compared else 1, 1, squeeze=False)[:, 0]
     _draw_means(halves[0], depths)
     if compared:
@@ -213,18 +208,16 @@ def _finish(panel: Axes, title: str, blocks: int) -> None:
     panel.set_title(title, fontsize=9)
     panel.set_xlabel("block", fontsize=9)
     panel.set_xticks(range(blocks, 0, -math.ceil(blocks / 6)))  # the last block has a tick
-    panel.grid(alpha=0.3)
-    panel.spines[["top", "right"]].set_visible(False)
+    add_grid(panel)
     panel.tick_params(labelsize=8)
 
 
 def _legend(half: SubFigure, panel: Axes, caption: str | None = None, band: str | None = None) -> None:
-    """Below the panels."""
+    """A legend below the panels."""
     from matplotlib.patches import Patch
 
     handles, names = panel.get_legend_handles_labels()
     if band is not None:
         handles, names = [*handles, Patch(color="0.6", alpha=0.5, linewidth=0)], [*names, band]
-    columns = 2 if caption else 4
-    half.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=9, frameon=False, title=caption)
+    half.legend(handles, names, ncols=2 if caption else 4, fontsize=9, title=caption, **BELOW)
     half.legends[-1].get_title().set_fontsize(8.5)

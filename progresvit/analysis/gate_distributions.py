@@ -17,7 +17,7 @@ import numpy as np
 
 from progresvit.analysis.gates import BRANCHES, Float32s, difference_to_next, rms, round_gates
 from progresvit.model.interface import RoundModel
-from progresvit.plots import COLOURS, LINES, blank_figure, in_lines
+from progresvit.plots import BELOW, COLOURS, LINES, add_grid, blank_figure
 from progresvit.table import Column, Table, decimals
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class GateDistribution:
     block: int
     """Counted from 1."""
     branch: str
-    """One of ``BRANCHES``."""
+    """A name in ``BRANCHES``."""
     rounds: tuple[Float32s, ...]
     """(d,) for each round."""
 
@@ -71,7 +71,7 @@ def gate_distributions(model: RoundModel, blocks: Sequence[int] | None = None) -
 
 
 def gate_distributions_table(distributions: Sequence[GateDistribution]) -> Table:
-    """A row for each round, block and branch; the separation is that from the next round."""
+    """A row for each round, block and branch; the separation is from the next round."""
     shares = [Column(f"percentile_{share}", f"{share} %", decimals) for share in PERCENTILES]
     columns = [
         Column("round", "round"),
@@ -112,8 +112,7 @@ def gate_distributions_figure(distributions: Sequence[GateDistribution]) -> Figu
         distributions: What :func:`gate_distributions` returns.
     """
     lines = len(distributions) // len(BRANCHES)
-    figure = blank_figure(height=1.4 + 1.55 * lines)
-    figure.suptitle(in_lines(_finding(distributions)), fontsize=11)
+    figure = blank_figure(height=1.4 + 1.55 * lines, title=_finding(distributions))
     panels = figure.subplots(lines, len(BRANCHES), squeeze=False)
     for panel, distribution in zip(panels.flat, distributions):
         _draw(panel, distribution)
@@ -129,9 +128,7 @@ def gate_distributions_figure(distributions: Sequence[GateDistribution]) -> Figu
     caption = "Panels differ in scale; the vertical line is at 1."
     if len(distributions[0].rounds) > 1:
         caption = f"Δ: RMS difference of consecutive rounds on their common channels.\n{caption}"
-    legend = figure.legend(
-        handles, names, loc="outside lower center", ncols=4, fontsize=9, title=caption, frameon=False
-    )
+    legend = figure.legend(handles, names, ncols=4, fontsize=9, title=caption, **BELOW)
     legend.get_title().set(fontsize=8.5, multialignment="center")
     return figure
 
@@ -167,7 +164,6 @@ def _draw(panel: Axes, distribution: GateDistribution) -> None:
             label=f"round {number + 1}",
         )
     panel.axvline(1, color="black", linewidth=1)
-    panel.grid(alpha=0.3)
-    panel.spines[["top", "right"]].set_visible(False)
+    add_grid(panel)
     panel.tick_params(labelsize=8)
     panel.locator_params(nbins=4)

@@ -21,7 +21,7 @@ from torch import Tensor
 from progresvit.config import HEAD_WIDTH
 from progresvit.model.interface import RoundModel
 from progresvit.model.vit import ProgResViT
-from progresvit.plots import blank_figure, in_lines
+from progresvit.plots import blank_figure
 from progresvit.table import Column, Table, decimals
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 BRANCHES = ("attention", "MLP", "output")
 """What the three multipliers of a block scale: the updates of attention and MLP, and the output of the block."""
 STREAMS = ("image", "previous")
-"""What the two multipliers of a transition scale: the new tokens of the image, and those of the round before."""
+"""What the two multipliers of a transition scale: the new tokens of the image, and the tokens of the round before."""
 COLOURS = "RdBu_r"
 """Diverging colour map, white in the middle; colour-blind readers see its two sides."""
 LIMIT = 99.5
 """Percentile of |g - 1| at the ends of the colour scale."""
 ROUNDING = 1e-6
-"""Largest difference of equal multipliers near 1 that are computed twice in float32."""
+"""Largest rounding error of a multiplier near 1 in float32."""
 
 Float32s = NDArray[np.float32]
 
@@ -96,7 +96,7 @@ def _vectors(gates: Sequence[Tensor | float]) -> Float32s:
 
 
 def difference_to_next(earlier: Float32s, later: Float32s) -> NDArray[np.float64]:
-    """Multipliers of a round minus those of the round before, on the channels of both.
+    """Multipliers of a round minus the multipliers of the round before, on the channels of both.
 
     Rounds never become narrower, so these are the channels of the earlier one: (..., d) and (..., d') -> (..., d).
     Differences that are rounding errors of float32 are 0: static gates are equal in all rounds.
@@ -155,8 +155,7 @@ def gates_figure(rounds: Sequence[RoundMultipliers]) -> Figure:
     side = min(2.6, max(1.0, 0.115 * len(rounds[0].blocks)))  # of a panel, in inches
     strips = [[] if round_.fusion is None else [0.34] for round_ in rounds]
     heights = [height for strip in strips for height in (*strip, side)]
-    figure = blank_figure(height=1.6 + sum(heights) + 0.68 * len(heights))
-    figure.suptitle(in_lines(_farthest(rounds)), fontsize=11)
+    figure = blank_figure(height=1.6 + sum(heights) + 0.68 * len(heights), title=_farthest(rounds))
     grid = figure.add_gridspec(len(heights), len(BRANCHES), height_ratios=heights)
     norm, line = deviation_norm(rounds), 0
     for number, round_ in enumerate(rounds, start=1):

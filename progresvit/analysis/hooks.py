@@ -1,4 +1,4 @@
-"""Hooks on the blocks of a backbone: what they are called with, what they return, and another return value.
+"""Hooks on the blocks of a backbone: their inputs and outputs, and another output.
 
 Letters: B images, N tokens (the class token and the patches), M tokens that are left after merging, d channels.
 """
@@ -6,25 +6,14 @@ Letters: B images, N tokens (the class token and the patches), M tokens that are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from progresvit.model.backbone import Backbone
 from progresvit.model.blocks import Block
 from progresvit.model.interface import RoundModel
 from progresvit.model.token_merging import unmerge
-
-
-def need_backbone(model: RoundModel, what: str) -> Backbone:
-    """The model, or an error if it has no blocks to look into; ``what`` is made of them."""
-    if not isinstance(model, Backbone):
-        raise ValueError(
-            f"{what} are made of models with the ViT of this library, such as progresvit, thinkingvit or hydravit, not "
-            f"of {type(model).__name__}."
-        )
-    return model
 
 
 @contextmanager
@@ -39,11 +28,17 @@ def evaluation_mode(model: RoundModel | nn.Module) -> Iterator[None]:
 
 
 class BlockCall(NamedTuple):
-    """What a block was called with."""
+    """A call of a block."""
 
     block: Block
     x: Tensor
     options: dict[str, Any]
+    output: Any
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens that the block returns, (B, N, d); merged ones are unmerged."""
+        return unmerge(*self.output) if isinstance(self.output, tuple) else self.output
 
 
 @contextmanager
@@ -51,42 +46,21 @@ def recorded_calls(blocks: nn.ModuleList) -> Iterator[list[BlockCall]]:
     """Yields a list to which every call of a block is appended."""
     calls: list[BlockCall] = []
 
-    def record(block: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        calls.append(BlockCall(block, args[0], options))
+    def record(block: Any, args: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+        calls.append(BlockCall(block, args[0], options, output))
 
-    handles = [block.register_forward_pre_hook(record, with_kwargs=True) for block in blocks]
-    try:
+    with ExitStack() as hooks:
+        for block in blocks:
+            hooks.enter_context(block.register_forward_hook(record, with_kwargs=True))
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def recorded_outputs(blocks: nn.ModuleList) -> Iterator[list[Tensor]]:
-    """Yields a list to which the tokens that a block returns are appended, (B, N, d); merged ones are unmerged."""
-    outputs: list[Tensor] = []
-
-    def record(block: Any, args: tuple[Any, ...], output: Any) -> None:
-        outputs.append(unmerge(*output) if isinstance(output, tuple) else output)
-
-    handles = [block.register_forward_hook(record) for block in blocks]
-    try:
-        yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
 def replaced_output(block: nn.Module, replace: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Other tokens than those that a block returns: (B, M, d) -> (B, M, d)."""
+    """Other tokens in place of the tokens that a block returns: (B, M, d) -> (B, M, d)."""
 
     def change(block: Any, args: tuple[Any, ...], output: Any) -> Any:
         return (replace(output[0]), *output[1:]) if isinstance(output, tuple) else replace(output)
 
-    handle = block.register_forward_hook(change)
-    try:
+    with block.register_forward_hook(change):
         yield
-    finally:
-        handle.remove()

@@ -1,7 +1,7 @@
 """Interventions: change what round 1 sees or hands on, and measure the last round on the same images.
 
 Round 1 runs once on all images; the later rounds run on the unchanged images with the tokens that an intervention made
-of round 1's. Without a change, the predictions are those of ``model(images)``.
+of round 1's. Without a change, the predictions equal ``model(images)``.
 
 Letters: N images, B images of a batch, C channels, H side of the images, T tokens of round 1, d its channels, K
 classes.
@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from progresvit.analysis.hooks import evaluation_mode
+from progresvit.analysis.intervals import interval_cells, interval_columns
+from progresvit.analysis.model_checks import check_handover
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.metrics.interval import Interval, mean_interval, paired_change
 from progresvit.model.interface import RoundModel
@@ -35,7 +36,7 @@ ChangeImages = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The last round on every image."""
+    """Answers of the last round on every image."""
 
     correct: NDArray[np.bool_]
     """(N,)"""
@@ -66,30 +67,22 @@ class Effect:
         )
 
     def row(self) -> Row:
-        """For a table with ``EFFECT_COLUMNS``."""
+        """The cells below ``EFFECT_COLUMNS``."""
         return {
             "images": len(self.outcome.correct),
             "accuracy": self.outcome.accuracy,
-            "accuracy_change": self.accuracy.mean,
-            "accuracy_change_low": self.accuracy.lowest,
-            "accuracy_change_high": self.accuracy.highest,
+            **interval_cells("accuracy_change", self.accuracy),
             "confidence": float(self.outcome.confidence.mean()),
-            "confidence_change": self.confidence.mean,
-            "confidence_change_low": self.confidence.lowest,
-            "confidence_change_high": self.confidence.highest,
+            **interval_cells("confidence_change", self.confidence),
         }
 
 
 EFFECT_COLUMNS = (
     Column("images", "images"),
     Column("accuracy", "top-1 (%)", percent),
-    Column("accuracy_change", "change (points)", points),
-    Column("accuracy_change_low", "95 % from", points),
-    Column("accuracy_change_high", "to", points),
+    *interval_columns("accuracy_change", "change (points)", points),
     Column("confidence", "correct-class confidence (%)", percent),
-    Column("confidence_change", "change (points)", points),
-    Column("confidence_change_low", "95 % from", points),
-    Column("confidence_change_high", "to", points),
+    *interval_columns("confidence_change", "change (points)", points),
 )
 """Shares stay shares in CSV; changes are differences of shares."""
 
@@ -100,7 +93,7 @@ class Interventions:
     Args:
         model: A classifier whose rounds build on each other.
         sample: The images.
-        name: Of the analysis, for errors.
+        name: The name of the analysis, for errors.
         runs: How often the last round will run.
         progress: Called after each batch.
     """
@@ -109,9 +102,8 @@ class Interventions:
         self, model: RoundModel, sample: Sample, *, name: str, runs: int, progress: Progress | None = None
     ) -> None:
         check_handover(model, name)
-        self.model, self.sample = model, sample
-        self.device = next(model.parameters()).device
-        self.total, self.done, self.progress = runs * len(sample), 0, progress
+        self.model, self.sample, self.progress = model, sample, progress
+        self.done, self.total = 0, runs * len(sample)
 
     def first_round(
         self, change: ChangeImages | None = None, during: AbstractContextManager[Any] | None = None
@@ -122,71 +114,36 @@ class Interventions:
             change: Changes the images that round 1 sees.
             during: Entered while round 1 runs: hooks on its blocks.
         """
-        parts = []
-        with evaluation_mode(self.model), torch.inference_mode(), during or nullcontext():
-            for _, images in self.sample.batches(self.model.config, self.device):
-                seen = images if change is None else change(images)
-                parts.append(self.model.run_round(0, seen).tokens.cpu())
-        return torch.cat(parts)
+
+        def tokens(rows: slice, images: Tensor) -> Tensor:
+            return self.model.run_round(0, images if change is None else change(images)).tokens.cpu()
+
+        with during or nullcontext():
+            return torch.cat(self.sample.run(self.model, tokens))
 
     def untouched(self) -> Outcome:
-        """Nothing is changed."""
+        """The last round without an intervention."""
         return self.later_rounds(self.first_round().__getitem__)
 
     def later_rounds(self, tokens: Callable[[slice], Tensor]) -> Outcome:
-        """The last round on the unchanged images; ``tokens`` gives those of round 1 for a batch, (B, T, d)."""
-        labels, parts = self.sample.labels, []
-        with evaluation_mode(self.model), torch.inference_mode():
-            for rows, images in self.sample.batches(self.model.config, self.device):
-                previous = tokens(rows).to(self.device)
-                for s in range(1, len(self.model.config.rounds)):
-                    output = self.model.run_round(s, images, previous)
-                    previous = output.tokens
-                probabilities = output.logits.float().softmax(dim=-1).cpu()  # (B, K)
-                right = probabilities.argmax(dim=-1) == labels[rows]
-                parts.append(torch.stack([right.double(), probabilities.gather(1, labels[rows, None])[:, 0].double()]))
-                self._count(len(images))
-        correct, confidence = torch.cat(parts, dim=1).numpy()
+        """The last round on the unchanged images; ``tokens`` gives the tokens of round 1 for a batch, (B, T, d)."""
+
+        def last_round(rows: slice, images: Tensor) -> Tensor:
+            previous, labels = tokens(rows).to(images.device), self.sample.labels[rows]
+            for s in range(1, len(self.model.config.rounds)):
+                output = self.model.run_round(s, images, previous)
+                previous = output.tokens
+            probabilities = output.logits.float().softmax(dim=-1).cpu()  # (B, K)
+            right = probabilities.argmax(dim=-1) == labels
+            return torch.stack([right.double(), probabilities.gather(1, labels[:, None])[:, 0].double()])  # (2, B)
+
+        correct, confidence = torch.cat(self.sample.run(self.model, last_round, self._count), dim=1).numpy()
+        self.done += len(self.sample)
         return Outcome(correct=correct.astype(bool), confidence=confidence)
 
-    def _count(self, images: int) -> None:
-        self.done += images
+    def _count(self, images: int, of_run: int) -> None:
         if self.progress:
-            self.progress(min(self.done, self.total), self.total)
-
-
-def check_handover(model: RoundModel, name: str) -> None:
-    """Refuse models without a second round that sees the image and what round 1 hands on, or without classes."""
-    does = f"{name} changes what round 1 hands on to round 2"
-    check_rounds(model, name, does)
-    if model.config.kind == "early_exit":
-        raise ValueError(
-            f"{does}, and the later rounds of a model of kind 'early_exit' see no image of their own; give a model of "
-            "kind 'progresvit' or 'thinkingvit'."
-        )
-
-
-def check_rounds(model: RoundModel, name: str, does: str) -> None:
-    """Refuse models without a second round that builds on the first, or without classes.
-
-    ``does`` says why the analysis of this name needs one, as the beginning of a sentence.
-    """
-    config = model.config
-    if len(config.rounds) < 2:
-        raise ValueError(f"{does}, and this model has one round; give a model of two or more, such as imagenet-tiny.")
-    if not config.routable:
-        raise ValueError(
-            f"{does}, and the rounds of a model of kind {config.kind!r} are alternatives; give a model whose rounds "
-            "build on each other, such as one of kind 'progresvit' or 'thinkingvit'."
-        )
-    check_classifier(model, name)
-
-
-def check_classifier(model: RoundModel, name: str) -> None:
-    """Refuse models that choose among no classes."""
-    if model.config.task != "classification" or not model.config.num_classes:
-        what = "segments images" if model.config.task != "classification" else "has no head"
-        raise ValueError(f"{name} measures the accuracy of a classifier, and this model {what}; give a classifier.")
+            self.progress(self.done + images, self.total)
 
 
 def check_strengths(strengths: Sequence[float], name: str, *, most: float = 1.0) -> None:
@@ -213,9 +170,10 @@ def draw_effects(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_ylim(widened(*axes.get_ylim()))
 
 
-def strongest(rows: Sequence[Row]) -> Row:
-    """The row of the largest strength."""
-    return max(rows, key=lambda row: float(row["strength"]))
+def effect_title(change: str, rows: Sequence[Row]) -> str:
+    """What the largest strength does to top-1; ``change`` holds a place for the strength in percent."""
+    last = max(rows, key=lambda row: float(row["strength"]))
+    return f"{change.format(100 * last['strength'])} {effect_words(last)}"
 
 
 def effect_words(row: Row) -> str:

@@ -19,13 +19,12 @@ from progresvit.analysis.interventions import (
     Interventions,
     check_strengths,
     draw_effects,
-    effect_words,
-    strongest,
+    effect_title,
 )
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.model.backbone import resize
 from progresvit.model.interface import RoundModel
-from progresvit.plots import new_figure
+from progresvit.plots import BELOW, new_figure
 from progresvit.table import Column, Row, Table
 
 if TYPE_CHECKING:
@@ -93,12 +92,11 @@ def low_pass_figure(effects: Sequence[Blurred]) -> Figure:
 
 def draw_low_pass(rows: Sequence[Row]) -> Figure:
     """The figure of the rows of a table."""
-    last = strongest(rows)
     figure, axes = new_figure(
-        title=f"Blurring round 1's input by {100 * last['strength']:.0f} % {effect_words(last)}",
+        title=effect_title("Blurring round 1's input by {:.0f} %", rows),
         x="p: share of the side removed (%)",
         y="top-1 of the last round (%)",
     )
     draw_effects(axes, rows)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=10, frameon=False)
+    figure.legend(ncols=2, fontsize=10, **BELOW)
     return figure

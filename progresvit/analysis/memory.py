@@ -19,7 +19,7 @@ from progresvit.analysis.sample import Progress
 from progresvit.engine.batcher import MemoryWarning
 from progresvit.engine.measurement import Measurement, hardware, in_fresh_process
 from progresvit.engine.speed import Routed
-from progresvit.plots import MARKERS, curve_style, in_lines, new_figure
+from progresvit.plots import BELOW, MARKERS, curve_style, new_figure
 from progresvit.table import Column, Table, decimals
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class PeakMemory:
     peak_gib: float | None
     """None if memory ran out."""
     images: int
-    """Images that ran."""
+    """Number of images that ran."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Memory:
     """The measurements of a model, and where they were made."""
 
     points: tuple[PeakMemory, ...]
-    """Those of the engine, then those of the eager model, in the order of the batches."""
+    """Measurements of the engine, then of the eager model, in the order of the batches."""
     hardware: str
     precision: str
 
@@ -112,8 +112,10 @@ def memory_figure(result: Memory) -> Figure:
     """Peak memory against the batch size, both on logarithmic axes."""
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
-    figure, axes = new_figure(title="", x="images per batch", y="peak memory (GiB)")
-    axes.set_title(f"{in_lines(_finding(result))}\n{result.hardware}, {result.precision}", fontsize=11)
+    conditions = f"{result.hardware}, {result.precision}"
+    figure, axes = new_figure(
+        title=_finding(result), conditions=conditions, x="images per batch", y="peak memory (GiB)"
+    )
     for number, way in enumerate(WAYS):
         points = [point for point in result.points if point.way == way]
         measured = sorted((point.batch, point.peak_gib) for point in points if point.peak_gib is not None)
@@ -126,12 +128,12 @@ def memory_figure(result: Memory) -> Figure:
     axes.set_xlim(batches[0] / 1.3, batches[-1] * 1.3)
     axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.xaxis.set_minor_locator(NullLocator())
-    if any(point.peak_gib is not None for point in result.points):  # without a point there is no logarithmic axis
+    if any(point.peak_gib is not None for point in result.points):  # a logarithmic axis needs a point
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
-    figure.legend(loc="outside lower center", ncols=2, fontsize=10, frameon=False)
+    figure.legend(ncols=2, fontsize=10, **BELOW)
     return figure
 
 

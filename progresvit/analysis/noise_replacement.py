@@ -1,6 +1,6 @@
 """Noise replacement: round 1's last block output x becomes (1 - a) x + a e, with noise e of its mean and deviation.
 
-The noise is normal and independent for each token and channel. Its mean and standard deviation are those of all values
+The noise is normal and independent for each token and channel. It has the mean and the standard deviation of all values
 of x of the same image. The final norm, the projector and the later rounds run as usual, on the unchanged image. All
 strengths use the same noise.
 
@@ -18,21 +18,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from progresvit.analysis.hooks import evaluation_mode, need_backbone, recorded_calls, replaced_output
+from progresvit.analysis.hooks import evaluation_mode, recorded_calls, replaced_output
 from progresvit.analysis.interventions import (
     EFFECT_COLUMNS,
     Effect,
     Interventions,
     Outcome,
-    check_handover,
     check_strengths,
     draw_effects,
-    effect_words,
-    strongest,
+    effect_title,
 )
+from progresvit.analysis.model_checks import need_backbone
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.model.interface import RoundModel
-from progresvit.plots import COLOURS, new_panels
+from progresvit.plots import BELOW, COLOURS, new_panels
 from progresvit.table import Column, Row, Table, percent
 
 if TYPE_CHECKING:
@@ -73,14 +72,12 @@ def noise_replacement(
         model: A classifier with the ViT of this library whose rounds build on each other.
         sample: The images.
         strengths: Shares of the noise, from 0 (nothing changes) to 1.
-        seed: Of the noise.
+        seed: Seed of the noise.
         progress: Called after each batch.
     """
     check_strengths(strengths, NAME)
-    check_handover(model, NAME)
-    block = last_block(model, sample)
     runs = Interventions(model, sample, name=NAME, runs=len(strengths) + 1, progress=progress)
-    untouched = runs.untouched()
+    block, untouched = last_block(model, sample), runs.untouched()
     effects = []
     for strength in strengths:
         tokens = runs.first_round(during=replaced_output(block, noise(strength, seed=seed)))
@@ -90,7 +87,7 @@ def noise_replacement(
 
 
 def last_block(model: RoundModel, sample: Sample) -> nn.Module:
-    """The last block that round 1 runs; with early exits, the one before the exit."""
+    """The last block that round 1 runs."""
     backbone = need_backbone(model, "noise replacements")
     device = next(model.parameters()).device
     _, images = next(iter(sample.batches(model.config, device)))
@@ -135,8 +132,7 @@ def noise_replacement_figure(effects: Sequence[Replaced]) -> Figure:
 def draw_noise_replacement(rows: Sequence[Row]) -> Figure:
     """The figure of the rows of a table."""
     x, ys = "α: share of noise (%)", ("top-1 of the last round (%)", "correct-class confidence (%)")
-    last = strongest(rows)
-    title = f"Replacing {100 * last['strength']:.0f} % of round 1's output by noise {effect_words(last)}"
+    title = effect_title("Replacing {:.0f} % of round 1's output by noise", rows)
     figure, (accuracy, confidence) = new_panels(title=title, xs=[x, x], y=ys, height=4.6)
     draw_effects(accuracy, rows)
     if rows[0][f"confidence_p{QUANTILES[0]}"] is not None:
@@ -149,5 +145,5 @@ def draw_noise_replacement(rows: Sequence[Row]) -> Figure:
         confidence.fill_between(shares, quarter, three_quarters, alpha=0.4, label="25 to 75 % of them", **look)
         confidence.fill_between(shares, low, high, alpha=0.2, label="10 to 90 %", **look)
         confidence.set_ylim(-2, 102)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    figure.legend(ncols=2, fontsize=9, **BELOW)
     return figure

@@ -25,7 +25,7 @@ MOST_ENTRIES = 24
 """Entries of the legend; the smallest classes share one."""
 
 _CLASSES = 256  # that a byte can hold
-_LIGHTNESS = (0.35, 0.93)  # of the colours, where they can be told apart when they are blended with an image
+_LIGHTNESS = (0.35, 0.93)  # range in which colours stay distinguishable when they are blended with an image
 _PAPER, _TEXT, _FAINT = "#FFFFFF", "#202020", "#707070"
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -38,11 +38,11 @@ class ClassShare:
     index: int
     name: str
     share: float
-    """Of all pixels of the image."""
+    """Share of all pixels of the image."""
 
 
 def class_shares(labels: NDArray[np.uint8], names: Sequence[str]) -> list[ClassShare]:
-    """The classes that occur, largest first. Labels without a name, such as those of ignored pixels, are left out."""
+    """The classes that occur, largest first. Labels without a name, such as ignored pixels, are left out."""
     counts = np.bincount(labels.ravel(), minlength=_CLASSES)
     order = np.argsort(-counts, kind="stable").tolist()
     present = [index for index in order if counts[index] and index < len(names)]
@@ -58,7 +58,7 @@ def short_percent(share: float) -> str:
 
 @lru_cache(maxsize=1)
 def palette() -> NDArray[np.uint8]:
-    """A colour for each of 256 classes, (256, 3): those of the figures, then each the one farthest from all before."""
+    """A colour for each of 256 classes, (256, 3): the figures' colours, then always the farthest from all before."""
     first = [ImageColor.getrgb(colour)[:3] for colour in COLOURS]
     levels = np.linspace(0, 255, 14).round()
     grid = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)

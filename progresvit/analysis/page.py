@@ -41,7 +41,7 @@ class Part:
     tables: Mapping[str, Table] = field(default_factory=dict)
     """By the name of their file without its suffix."""
     shown: Sequence[Table] | None = None
-    """Tables of the page; by default those of at most ``SHORT`` rows. They are folded if there is a figure."""
+    """Tables of the page; by default all with at most ``SHORT`` rows. They are folded if there is a figure."""
     remarks: Sequence[str] = ()
     """Further paragraphs."""
     skipped: str | None = None

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from progresvit.model.interface import RoundModel
     from progresvit.table import Table
 
+IMAGES = 300
+"""Default number of images of a sample."""
+
 Needs = Literal["model", "image", "images", "gpu"]
 """What a figure is made of besides the model: nothing, one image, a sample of labelled images, or a GPU to measure."""
 
@@ -70,10 +73,10 @@ class Diagnostic:
     summaries: Mapping[str, str] = field(default_factory=dict)
     """Functions of further tables, by the ending of their file."""
     printed: str | None = None
-    """The summary that the command prints."""
+    """The ending of the summary that the command prints."""
 
     def run(self, subject: Subject, progress: Progress, **options: Any) -> Any:
-        """The numbers of the figure; ``options`` are those that are not left to the function's defaults."""
+        """The numbers of the figure; without an option, its default applies."""
         function = self._function(self.measure or self._file)
         if "threshold" in self.options:
             options["threshold"] = exit_threshold(subject, options.get("threshold"))
@@ -85,20 +88,16 @@ class Diagnostic:
             return function(subject.model, subject.image, **options)
         return function(subject.model, subject.sample, progress=progress, **options)
 
-    def table(self, numbers: Any) -> Table:
-        """Every number of the figure."""
-        table: Table = self._function(f"{self._file}_table")(numbers)
-        return table
+    def tables(self, numbers: Any) -> dict[str, Table]:
+        """Every number of the figure, then its summaries, by the name of their file in a report."""
+        functions = {self.name: f"{self._file}_table"}
+        functions |= {f"{self.name}-{ending}": function for ending, function in self.summaries.items()}
+        return {name: self._function(function)(numbers) for name, function in functions.items()}
 
     def figure(self, numbers: Any) -> Figure:
         """The drawn figure."""
         figure: Figure = self._function(f"{self._file}_figure")(numbers)
         return figure
-
-    def summary(self, ending: str, numbers: Any) -> Table:
-        """One of the further tables."""
-        table: Table = self._function(self.summaries[ending])(numbers)
-        return table
 
     @property
     def _file(self) -> str:
@@ -110,23 +109,23 @@ class Diagnostic:
 
 
 def exit_threshold(
-    subject: Subject, wanted: str | float | tuple[float, ...] | None = None
+    subject: Subject, threshold: str | float | tuple[float, ...] | None = None
 ) -> float | tuple[float, ...] | None:
-    """The threshold that was asked for, by default the model's near-lossless setting; None if it has no such setting.
+    """The threshold as numbers; by default the model's near-lossless setting, or None if it has no such setting.
 
     Args:
         subject: The model and its folder.
-        wanted: Numbers, or the name or file of a setting.
+        threshold: Numbers, or the name or file of a setting.
     """
     from progresvit.io.weights import weights_hash
-    from progresvit.routing.settings import DEFAULT, find_setting, setting_names
+    from progresvit.routing.settings import default_setting, find_setting
 
-    if wanted is None and DEFAULT in setting_names(subject.folder):
-        wanted = DEFAULT
-    if not isinstance(wanted, str):
-        return wanted
+    if threshold is not None and not isinstance(threshold, str):
+        return threshold
+    setting = default_setting(subject.folder) if threshold is None else find_setting(threshold, subject.folder)
+    if setting is None:
+        return None
     assert subject.model is not None
-    setting = find_setting(wanted, subject.folder)
     setting.check_use(len(subject.model.config.rounds), None)
     setting.check_weights(weights_hash(subject.model))
     return setting.threshold

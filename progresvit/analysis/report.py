@@ -59,6 +59,5 @@ def _run(diagnostic: Diagnostic, subject: Subject, progress: Progress) -> Part:
         numbers = diagnostic.run(subject, progress)
     except (ValueError, RuntimeError, MemoryError) as error:  # out of memory, for example; the rest is kept
         return Part(name=name, title=title, text=text, skipped=str(error))
-    tables = {name: diagnostic.table(numbers)}
-    tables |= {f"{name}-{ending}": diagnostic.summary(ending, numbers) for ending in diagnostic.summaries}
-    return Part(name=name, title=title, text=text, tables=tables, image=render(diagnostic.figure(numbers), ".png"))
+    image = render(diagnostic.figure(numbers), ".png")
+    return Part(name=name, title=title, text=text, tables=diagnostic.tables(numbers), image=image)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from progresvit.metrics.arrays import Floats
 from progresvit.metrics.interval import share_interval
 from progresvit.plots import (
     BAND,
+    BELOW,
     COLOURS,
     MARKERS,
     band_entry,
@@ -25,6 +26,7 @@ from progresvit.plots import (
     in_lines,
     legend_below,
     new_figure,
+    percent_ends,
     percent_range,
     savings_title,
     scale_compute,
@@ -48,9 +50,6 @@ PER_ROUND_CURVE = 40
 PER_ROUND = "thresholds per round, chosen on the other half of the images"
 PER_ROUND_LINE: dict[str, Any] = {"linestyle": (0, (1, 1)), "linewidth": 1.8}
 PER_ROUND_MARK: dict[str, Any] = {"marker": "*", "markersize": 13, "markerfacecolor": "white", "linestyle": "none"}
-
-Point = tuple[float, float]
-"""GMACs and accuracy."""
 
 
 def frontier_figure(
@@ -97,12 +96,15 @@ def frontier_figure(
     scale_compute(axes, max(records.rounds for records in models.values()))
     entries = model_entries(models, [DEFAULT, *(settings or {})])
     if per_round:
-        entries |= per_round_entries(COLOURS[0] if len(models) == 1 else "0.4")
+        colour = COLOURS[0] if len(models) == 1 else "0.4"
+        entries["per round"] = {"color": colour, **PER_ROUND_LINE}
+        entries["near-lossless, per round"] = {"color": colour, **PER_ROUND_MARK}
     entries[BAND] = band_entry()
     for number, (name, sizes) in enumerate((fixed or {}).items(), start=len(models)):
         entries[name] = {"marker": "X", **curve_style(number)}
-        axes.plot(*_columns(sorted(sizes.values())), label=name, **entries[name])
-        last = max(spent for spent, _ in sizes.values())
+        spent_by_size, top1_by_size = np.array(sorted(sizes.values())).T
+        axes.plot(spent_by_size, 100 * top1_by_size, label=name, **entries[name])
+        last = spent_by_size[-1]
         for label, (spent, top1) in sizes.items():  # beside the curve: above on the left, the last one below
             offset, side = ((6, -12), "left") if spent == last else ((-6, 4), "right")
             at = (spent, 100 * top1)
@@ -124,22 +126,22 @@ def _draw_model(
 ) -> float:
     """The curve of a model with its band, rounds and marks; returns the saving at the near-lossless setting."""
     scores, metric = records.exit_scores(router), records.metric
+    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
     points = records.frontier(curve_thresholds(scores), router, convention)
     limits = {DEFAULT: records.near_lossless(router, convention).threshold, **settings}
     marks = {setting: records.frontier([limit], router, convention)[0] for setting, limit in limits.items()}
+    gmacs = [point.gmacs for point in points]
+    axes.plot(gmacs, [100 * point.accuracy for point in points], label=name, **curve_style(number))
     costs = np.asarray(records.gmacs(convention))
     by_round = costs.mean(axis=0) if costs.ndim == 2 else costs  # (N, S) or (S,) -> (S,)
-    draw_frontier(
-        axes,
-        number,
-        name,
-        curve=[(point.gmacs, point.accuracy) for point in points],
-        rounds=list(zip(by_round.tolist(), next(iter(metric.single_rounds().values())).tolist())),
-        marks={setting: (point.gmacs, point.accuracy) for setting, point in marks.items()},
-    )
+    accuracies = 100 * next(iter(metric.single_rounds().values()))
+    axes.plot(by_round, accuracies, marker, color=colour, markerfacecolor="white", label=f"{name}: single rounds")
+    for place, (setting, point) in enumerate(marks.items()):
+        mark = {"color": colour, "linestyle": "none", "label": f"{name}: {setting}", **setting_mark(place)}
+        axes.plot([point.gmacs], [100 * point.accuracy], **mark)
     intervals = metric.intervals(scores, [point.threshold for point in points], fast=True)
-    reach = [[100 * interval.lowest for interval in intervals], [100 * interval.highest for interval in intervals]]
-    draw_band(axes, [point.gmacs for point in points], *reach, colour=COLOURS[number % len(COLOURS)])
+    _, lowest, highest = percent_ends(intervals)
+    draw_band(axes, gmacs, lowest, highest, colour=colour)
     return float(1 - marks[DEFAULT].gmacs / records.full_gmacs(convention))
 
 
@@ -150,20 +152,13 @@ def _draw_per_round(
     gmacs, ends = records.gmacs(convention), records.correct.mean(axis=0)[[0, -1]].tolist()
     budgets = np.geomspace(gmacs[0], gmacs[-1], PER_ROUND_CURVE)[1:-1].tolist()
     inner, lossless = cross_fitted_curve(records, budgets, router, convention)
-    curve = [(gmacs[0], ends[0]), *((point.gmacs, point.top1) for point in inner), (gmacs[-1], ends[-1])]
+    spent = [gmacs[0], *(point.gmacs for point in inner), gmacs[-1]]
+    top1 = 100 * np.array([ends[0], *(point.top1 for point in inner), ends[-1]])
     colour = COLOURS[number % len(COLOURS)]
-    axes.plot(*_columns(curve), label=f"{name}: {PER_ROUND}", color=colour, **PER_ROUND_LINE)
-    star = [(lossless.gmacs, lossless.top1)]
-    axes.plot(*_columns(star), label=f"{name}: near-lossless, {PER_ROUND}", color=colour, **PER_ROUND_MARK)
+    axes.plot(spent, top1, label=f"{name}: {PER_ROUND}", color=colour, **PER_ROUND_LINE)
+    label = f"{name}: near-lossless, {PER_ROUND}"
+    axes.plot([lossless.gmacs], [100 * lossless.top1], label=label, color=colour, **PER_ROUND_MARK)
     return lossless
-
-
-def per_round_entries(colour: str) -> dict[str, dict[str, Any]]:
-    """Entries of the legend for curves of thresholds per round."""
-    return {
-        "per round": {"color": colour, **PER_ROUND_LINE},
-        "near-lossless, per round": {"color": colour, **PER_ROUND_MARK},
-    }
 
 
 def model_entries(models: Iterable[str], settings: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -189,23 +184,6 @@ def curve_thresholds(scores: ArrayLike) -> Floats:
     return spread
 
 
-def draw_frontier(
-    axes: Axes, number: int, name: str, *, curve: Sequence[Point], rounds: Sequence[Point], marks: Mapping[str, Point]
-) -> None:
-    """The curve of a model, its rounds as open marks, and named points, the first of which is a star."""
-    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-    axes.plot(*_columns(curve), label=name, **curve_style(number))
-    axes.plot(*_columns(rounds), marker, color=colour, markerfacecolor="white", label=f"{name}: single rounds")
-    for place, (setting, point) in enumerate(marks.items()):
-        label = f"{name}: {setting}"
-        axes.plot(*_columns([point]), color=colour, linestyle="none", label=label, **setting_mark(place))
-
-
-def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
-    """GMACs, and accuracy in percent."""
-    return [spent for spent, _ in points], [100 * accuracy for _, accuracy in points]
-
-
 def risk_coverage_figure(curves: Mapping[str, RiskCoverage]) -> Figure:
     """Risk against coverage; the legend gives the area under each curve."""
     shown = curves.get("routed", list(curves.values())[-1])
@@ -218,7 +196,7 @@ def risk_coverage_figure(curves: Mapping[str, RiskCoverage]) -> Figure:
     for number, (name, curve) in enumerate(curves.items()):
         label = f"{name} (area {100 * curve.area:.2f} %)"
         axes.plot(100 * curve.coverage, 100 * curve.risk, label=label, **curve_style(number))
-    figure.legend(loc="outside lower center", ncols=2, fontsize=10, frameon=False)
+    figure.legend(ncols=2, fontsize=10, **BELOW)
     return figure
 
 
@@ -241,9 +219,8 @@ def reliability_figure(bins_by_name: Mapping[str, Reliability]) -> Figure:
             **curve_style(number),
         )
         pairs = zip(bins.accuracy[filled], bins.images[filled].tolist())
-        reach = [share_interval(round(share * images), images) for share, images in pairs]
-        limits = [[100 * interval.lowest for interval in reach], [100 * interval.highest for interval in reach]]
-        draw_band(axes, 100 * bins.probability[filled], *limits, colour=COLOURS[number % len(COLOURS)])
+        _, lowest, highest = percent_ends([share_interval(round(share * images), images) for share, images in pairs])
+        draw_band(axes, 100 * bins.probability[filled], lowest, highest, colour=COLOURS[number % len(COLOURS)])
     axes.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label=BAND)
-    figure.legend(loc="outside lower center", fontsize=10, frameon=False)
+    figure.legend(fontsize=10, **BELOW)
     return figure

@@ -9,10 +9,13 @@ import difflib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from progresvit.analysis.hooks import evaluation_mode
+from progresvit.analysis.registry import IMAGES
 from progresvit.config import BaseConfig
 from progresvit.data.dataset import ImageDataset, some_of
 from progresvit.data.evaluation_batches import numbered_batches
@@ -20,11 +23,13 @@ from progresvit.data.transforms import NamedTransform, normalise
 from progresvit.evaluation.classes import class_numbers
 from progresvit.evaluation.source import DataSource
 from progresvit.io.parse import did_you_mean
+from progresvit.model.backbone import Backbone
+from progresvit.model.interface import RoundModel
 
-IMAGES = 300
-"""Default number of images."""
+T = TypeVar("T")
+
 LEAST_PER_CLASS = 5
-"""Images of a class that are taken before a further class is: some analyses compare images of the same class."""
+"""Fewest images of a class, as far as it has them: some analyses compare images of the same class."""
 BATCH = 50
 """Images that a model runs at a time."""
 
@@ -59,6 +64,27 @@ class Sample:
         for first in range(0, len(self), BATCH):
             rows = slice(first, min(first + BATCH, len(self)))
             yield rows, normalise(self.pixels[rows].to(device), config)
+
+    def run(
+        self,
+        model: RoundModel | Backbone,
+        compute: Callable[[slice, Tensor], T],
+        progress: Progress | None = None,
+    ) -> list[T]:
+        """What ``compute`` returns for each batch of images on the device of the model.
+
+        Args:
+            model: It is in evaluation mode, and there are no gradients.
+            compute: Takes the rows of a batch and its normalised pixels, (B, C, H, H).
+            progress: Called after each batch.
+        """
+        results, device = [], next(model.parameters()).device
+        with evaluation_mode(model), torch.inference_mode():
+            for rows, images in self.batches(model.config, device):
+                results.append(compute(rows, images))
+                if progress:
+                    progress(rows.stop, len(self))
+        return results
 
     def find_class(self, name: str) -> int:
         """The number of a class by the name or the folder name; an error that gives the nearest one."""
@@ -107,7 +133,7 @@ def load_sample(
     some classes are drawn.
 
     Args:
-        config: That of the model: its crop and its classes.
+        config: The configuration of the model, for the crop and the classes.
         source: Labelled images.
         images: Number of images; all of the source if it has fewer.
         classes: Take images of these classes only, by name or folder name.
@@ -120,8 +146,10 @@ def load_sample(
         raise ValueError(f"an analysis takes at least one image, not {images}.")
     dataset = source.find()
     numbers = class_numbers(dataset.class_ids, config) if config.num_classes else list(range(len(dataset.class_ids)))
-    names = {number: _class_name(config, number, dataset.class_ids[place]) for place, number in enumerate(numbers)}
     ids = dict(zip(numbers, dataset.class_ids))
+    names = ids
+    if config.labels is not None and config.num_classes:
+        names = {number: config.labels[number] for number in numbers}
     of_classes = None if classes is None else {find_class(name, names, ids) for name in classes}
     places = [place for place, number in enumerate(numbers) if of_classes is None or number in of_classes]
     subset = dataset.subset(_choose(dataset, places, images, every_class=of_classes is not None))
@@ -147,10 +175,6 @@ def load_sample(
         unreadable=lines,
         drawn=None if dataset.drawn_from is None else (len(dataset), dataset.drawn_from),
     )
-
-
-def _class_name(config: BaseConfig, number: int, folder: str) -> str:
-    return config.labels[number] if config.labels is not None and config.num_classes else folder
 
 
 def _choose(dataset: ImageDataset, places: Sequence[int], images: int, *, every_class: bool) -> list[int]:

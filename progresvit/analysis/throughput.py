@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from progresvit import api
-from progresvit.analysis.interventions import check_classifier
+from progresvit.analysis.intervals import interval_cells, interval_columns
+from progresvit.analysis.model_checks import check_classifier
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.engine.measurement import Measurement, hardware
 from progresvit.engine.speed import Routed, split
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.model.interface import RoundModel
-from progresvit.plots import COLOURS, in_lines, new_figure
+from progresvit.plots import BELOW, COLOURS, new_figure, percent_ends
 from progresvit.routing.decide import Threshold, as_thresholds
 from progresvit.table import Column, Table, percent, rough_percent
 from progresvit.table import threshold as show_threshold
@@ -38,7 +39,7 @@ CONTINUING = (1.0, 0.75, 0.5, 0.25, 0.0)
 SECONDS = {"cpu": 8.0, "cuda": 2.0}
 """Approximate duration of the timed runs of a point, by the kind of device."""
 WARM_UP = 8
-"""Images that run ahead of the timing on a CPU."""
+"""Images that run before the timing on a CPU."""
 LEAST_ON_GPU = 4096
 """Images of a pass on a GPU, for which a smaller sample is repeated: some full batches."""
 
@@ -92,11 +93,11 @@ def throughput(
     Args:
         model: A ProgResViT with classes.
         sample: The images.
-        thresholds: Each is one for all rounds, or one for each round but the last. By default those with which all, 75,
-            50, 25 and 0 % of the images continue after round 1.
-        device: ``cpu`` or ``cuda``; by default that of the model.
+        thresholds: Each is one number for all rounds, or one for each round but the last. By default all, 75, 50, 25
+            and 0 % of the images continue after round 1.
+        device: ``cpu`` or ``cuda``; by default the device of the model.
         precision: As the engine takes it; by default bf16 on a GPU, else fp32.
-        batch: Largest batch; by default that of the engine, 512 on a GPU, else 64.
+        batch: Largest batch; by default the engine's, 512 on a GPU, else 64.
         seconds: Approximate duration of the timed runs of a point; by default 2 on a GPU, else 8. All images run at
             least twice.
         progress: Called after each point.
@@ -170,9 +171,7 @@ def throughput_table(result: Throughput) -> Table:
         Column("continuing", "continuing (%)", rough_percent),
         Column("threshold", "threshold (nats)", show_threshold),
         Column("images", "images"),
-        Column("accuracy", "top-1 (%)", percent),
-        Column("accuracy_low", "95 % from", percent),
-        Column("accuracy_high", "to", percent),
+        *interval_columns("accuracy", "top-1 (%)", percent),
         Column("images_per_s", "images/s", lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.3g}"),
         Column("spread", "spread (%)", rough_percent),
     ]
@@ -181,9 +180,7 @@ def throughput_table(result: Throughput) -> Table:
             "continuing": point.continuing,
             "threshold": _shortest(point.threshold),
             "images": result.images,
-            "accuracy": point.accuracy.mean,
-            "accuracy_low": point.accuracy.lowest,
-            "accuracy_high": point.accuracy.highest,
+            **interval_cells("accuracy", point.accuracy),
             "images_per_s": point.images_per_s,
             "spread": point.spread,
         }
@@ -196,15 +193,16 @@ def throughput_figure(result: Throughput) -> Figure:
     """Accuracy against images per second on a logarithmic axis; labels give the share that continues."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    figure, axes = new_figure(title="", x="images per second", y="top-1 accuracy (%)")
-    axes.set_title(f"{in_lines(_finding(result))}\n{result.hardware}, {_how(result)}", fontsize=11)
-    speeds = [point.images_per_s for point in result.points]
-    low, accuracy, high = (
-        [100 * getattr(point.accuracy, end) for point in result.points] for end in ("lowest", "mean", "highest")
+    conditions = f"{result.hardware}, {_how(result)}"
+    figure, axes = new_figure(
+        title=_finding(result), conditions=conditions, x="images per second", y="top-1 accuracy (%)"
     )
-    reach = [[mean - end for mean, end in zip(accuracy, low)], [end - mean for mean, end in zip(accuracy, high)]]
+    speeds = [point.images_per_s for point in result.points]
+    accuracy, low, high = percent_ends([point.accuracy for point in result.points])
     label = "top-1, 95 % interval; labels: images that continue after round 1"
-    axes.errorbar(speeds, accuracy, yerr=reach, color=COLOURS[0], marker="o", capsize=3, label=label)
+    axes.errorbar(
+        speeds, accuracy, yerr=[accuracy - low, high - accuracy], color=COLOURS[0], marker="o", capsize=3, label=label
+    )
     for rank, number in enumerate(sorted(range(len(speeds)), key=lambda number: speeds[number])):
         above = rank % 2 == 0  # neighbours at different ends of their bars, so that the labels do not meet
         at, offset = (speeds[number], (high if above else low)[number]), (0, 4 if above else -4)
@@ -216,23 +214,23 @@ def throughput_figure(result: Throughput) -> Figure:
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:,g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
-    figure.legend(loc="outside lower center", fontsize=10, frameon=False)
+    figure.legend(fontsize=10, **BELOW)
     return figure
 
 
 def _finding(result: Throughput) -> str:
-    """The speed at which no accuracy is lost on these images, beside that of every round for every image."""
+    """The speed at which no accuracy is lost on these images, beside the speed of every round for every image."""
     every, *others = result.points
     speed = f"{every.images_per_s:,.0f}"
     if not others:
         return f"{speed} images/s at a top-1 of {100 * every.accuracy.mean:.1f} %"
     equal = [point for point in others if point.accuracy.mean >= every.accuracy.mean]
     fastest = max(equal or others, key=lambda point: point.images_per_s)
-    both = f"{fastest.images_per_s:,.0f} instead of {speed} images/s"
+    speeds = f"{fastest.images_per_s:,.0f} instead of {speed} images/s"
     if not equal:
         lost = 100 * (every.accuracy.mean - fastest.accuracy.mean)
-        return f"{both} with {100 * fastest.continuing:.0f} % continuing, at {lost:.1f} points less"
-    return f"{both} at equal top-1: {fastest.images_per_s / every.images_per_s:.1f} × the speed"
+        return f"{speeds} with {100 * fastest.continuing:.0f} % continuing, at {lost:.1f} points less"
+    return f"{speeds} at equal top-1: {fastest.images_per_s / every.images_per_s:.1f} × the speed"
 
 
 def _how(result: Throughput) -> str:

@@ -1,9 +1,9 @@
-"""Token swap: the last round with round 1's tokens of another image, or with its own in another order.
+"""Token swap: the last round with round 1's tokens of another image, or with its own tokens in shuffled order.
 
-The class token, the patch tokens or all tokens that round 1 hands on are replaced by those of another image of the same
-class or of another class; or the patch tokens are shuffled in space, in an order of its own for each image. Each image
-gives its tokens to exactly one other. With a strength a below 1, tokens are (1 - a) of the image's own and a of the
-others'. The later rounds see the image itself.
+The class token, the patch tokens or all tokens that round 1 hands on are replaced by the tokens of another image, of
+the same class or of another class. Or the patch tokens are shuffled in space, differently for each image. Each image
+gives its tokens to exactly one other image. With a strength a below 1, tokens become (1 - a) times the image's own plus
+a times the others. The later rounds see the image itself.
 
 Letters: N images, T tokens of round 1 (the class token first, then P patches), d channels.
 """
@@ -55,7 +55,7 @@ MIXING = 10
 
 @dataclass(frozen=True)
 class Swapped:
-    """Which tokens were replaced by those of which image, and the effect."""
+    """A condition (which tokens come from which image) and its effect."""
 
     tokens: Tokens
     donor: Donor
@@ -73,7 +73,7 @@ def token_swap(
         model: A classifier whose rounds build on each other.
         sample: The images: two or more of each class, and no class with more than half of them.
         strength: Share of the other tokens, from 0 (nothing changes) to 1.
-        seed: Of the donors and of the order of patches.
+        seed: Seed of the donors and of the order of patches.
         progress: Called after each batch.
     """
     check_strengths([strength], NAME)
@@ -96,7 +96,7 @@ def token_swap(
 
 
 def mix(own: Tensor, other: Tensor, tokens: Tokens, strength: float) -> Tensor:
-    """Replace some tokens of each image by those of another: (N, T, d), (N, T, d) -> (N, T, d)."""
+    """Replace some tokens of each image by tokens of another: (N, T, d), (N, T, d) -> (N, T, d)."""
     part = {"class token": slice(0, 1), "patch tokens": slice(1, None), "all tokens": slice(None)}[tokens]
     mixed = own.clone()
     mixed[:, part] = (1 - strength) * own[:, part] + strength * other[:, part]
@@ -116,7 +116,7 @@ def shuffle_patches(tokens: Tensor, order: Tensor) -> Tensor:
 
 
 def find_donors(labels: Tensor, names: Mapping[int, str], *, seed: int) -> dict[Donor, Tensor]:
-    """For each image another one of the same class, and one of another class; each is a permutation, (N,)."""
+    """A donor of the same class and a donor of another class for each image; each is a permutation, (N,)."""
     counts = Counter(labels.tolist())
     few, many = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
     if counts[few] < 2:
@@ -166,7 +166,7 @@ def token_swap_table(effects: Sequence[Swapped]) -> Table:
 
 
 def token_swap_figure(effects: Sequence[Swapped]) -> Figure:
-    """Accuracy and correct-class confidence of each condition, beside those of the untouched model as a line."""
+    """Accuracy and correct-class confidence of each condition; a line marks the untouched model."""
     return draw_token_swap(token_swap_table(effects).rows)
 
 

@@ -1,15 +1,10 @@
 """Paths of classes through the model: the mean class token of each class after every block of every round.
 
 The figure shows the paths in the plane of their first two principal components, and how far the classes are apart in
-the space of all channels. Separation is the ratio of two distances: that of the class means from the mean of all
-classes, and that of the images from the mean of their class, both as root mean squares. Few images make class means
-noisy, which would look like separation; the expected squared length of this noise is subtracted.
+the space of all channels (``separation.py``).
 
-The interval is a bootstrap of the images within their classes. The images are drawn around class means that are moved
-together until their spread is the unbiased estimate: around the noisy means themselves, the noise would count twice.
-
-Class tokens are those after the model's final norm, as its head reads them, in the channels that all rounds have. In
-the residual stream itself, the first component is a few large channels that grow alike for all classes.
+Class tokens are taken after the model's final norm, in the channels that all rounds have (``block_points.py``). In the
+residual stream itself, the first component is a few large channels that grow alike for all classes.
 
 Letters: B images of a batch, N images, K classes, n images of a class, d channels, P points (the input of the first
 block of each round, and every block output), R bootstrap draws.
@@ -24,23 +19,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from progresvit.analysis.hooks import evaluation_mode, need_backbone
-from progresvit.analysis.sample import Progress, Sample
-from progresvit.analysis.similarity import (
+from progresvit.analysis.block_points import (
     BLOCK_AXIS,
     BlockPoint,
     mark_rounds,
+    measure_points,
     places_by_round,
-    points_of,
     positions,
-    round_tokens,
 )
+from progresvit.analysis.intervals import interval_cells, interval_columns
+from progresvit.analysis.model_checks import need_backbone
+from progresvit.analysis.sample import Progress, Sample
+from progresvit.analysis.separation import INTERVAL, estimate, separation
 from progresvit.metrics.arrays import Floats
 from progresvit.metrics.interval import Interval
 from progresvit.model.interface import RoundModel
-from progresvit.plots import COLOURS, MARKERS, blank_figure, in_lines
+from progresvit.plots import BELOW, COLOURS, MARKERS, add_grid, blank_figure, in_lines
 from progresvit.table import Column, Row, Table, decimals
 
 if TYPE_CHECKING:
@@ -49,15 +44,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CLASSES = 5
-"""Classes that are chosen if none are named."""
-DRAWS = 200
-"""Draws of the bootstrap."""
-INTERVAL = (0.025, 0.975)
-"""Quantiles of the draws."""
+"""Number of classes by default."""
 LONGEST_NAME = 22
 """Letters of a class in the legend."""
-NOTHING = 1e-12
-"""A spread below this share of the squared length of the tokens is rounding error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +68,8 @@ class Trajectories:
     """Whether a round builds on the one before; if not, rounds are alternatives."""
 
     def separation(self, place: int) -> Interval:
-        """At a point."""
-        return _estimate(self.separations[place], self.draws[:, place])
+        """Separation at a point, with its interval."""
+        return estimate(self.separations[place], self.draws[:, place])
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -90,7 +79,7 @@ class Trajectories:
     def gain(self, s: int) -> Interval:
         """Change of the separation from the end of the round before to the end of round s, counted from 0."""
         before, end = self.ends[s - 1], self.ends[s]
-        return _estimate(self.separations[end] - self.separations[before], self.draws[:, end] - self.draws[:, before])
+        return estimate(self.separations[end] - self.separations[before], self.draws[:, end] - self.draws[:, before])
 
 
 def trajectories(
@@ -105,18 +94,15 @@ def trajectories(
         progress: Called after each batch.
     """
     backbone = need_backbone(model, "trajectories of classes")
-    numbers = _chosen(sample, classes)
+    numbers = _class_numbers(sample, classes)
     images_of = sample.of_classes(numbers)
-    device, parts, points = next(backbone.parameters()).device, [], tuple[BlockPoint, ...]()
-    with evaluation_mode(backbone), torch.inference_mode():
-        for rows, images in images_of.batches(backbone.config, device):
-            rounds = round_tokens(backbone, images)
-            points = points_of(rounds)
-            class_tokens = [x[:, 0] for round_ in rounds for x in round_]  # P times (B, T, d) -> (B, d)
-            parts.append(torch.stack(class_tokens, dim=1).double().cpu().numpy())  # (B, P, d)
-            if progress:
-                progress(rows.stop, len(images_of))
-    tokens, labels = np.concatenate(parts), images_of.labels.numpy()
+    points, batches = measure_points(
+        backbone,
+        images_of,
+        lambda tokens: torch.stack([x[:, 0] for x in tokens], dim=1),  # P times (B, T, d) -> (B, P, d)
+        progress,
+    )
+    tokens, labels = np.concatenate(batches), images_of.labels.numpy()
     groups = [tokens[labels == number] for number in numbers]  # K times (n, P, d)
     paths, explained = principal_plane(np.stack([group.mean(axis=0) for group in groups]))
     separations, draws = separation(groups)
@@ -131,8 +117,8 @@ def trajectories(
     )
 
 
-def _chosen(sample: Sample, classes: Sequence[str] | None) -> list[int]:
-    """Numbers of the classes; each has at least two images."""
+def _class_numbers(sample: Sample, classes: Sequence[str] | None) -> list[int]:
+    """Numbers of the classes to compare; each has at least two images."""
     counts = Counter(sample.labels.tolist())
     numbers = _most_frequent(counts) if classes is None else list(dict.fromkeys(map(sample.find_class, classes)))
     if len(numbers) < 2:
@@ -171,57 +157,8 @@ def principal_plane(means: Floats) -> tuple[Floats, tuple[float, float]]:
     return (centred @ axes.T).reshape(*means.shape[:2], 2), (first, second)  # (K * P, 2) -> (K, P, 2)
 
 
-def separation(groups: Sequence[Floats], *, draws: int = DRAWS, seed: int = 0) -> tuple[Floats, Floats]:
-    """Separation of classes at every point: K times (n, P, d) -> (P,), and of bootstrap draws, (R, P).
-
-    All points share the drawn images, so that differences between points are paired. Draws in which every class has
-    only copies of one image are dropped.
-    """
-    rng = np.random.default_rng(seed)
-    picked = [rng.multinomial(len(group), np.full(len(group), 1 / len(group)), size=draws) for group in groups]
-    usable = np.any([times.max(axis=1) < times.shape[1] for times in picked], axis=0)  # (R,)
-    picked = [times[usable] for times in picked]  # K times (R, n): how often an image is drawn
-    points = range(groups[0].shape[1])
-    at_points = [_separation_at([group[:, point] for group in groups], picked) for point in points]
-    return np.array([value for value, _ in at_points]), np.stack([drawn for _, drawn in at_points], axis=1)
-
-
-def _separation_at(groups: Sequence[Floats], picked: Sequence[NDArray[np.int64]]) -> tuple[float, Floats]:
-    """At one point: K times (n, d) and (R, n) -> a value and R drawn ones."""
-    counts = np.array([len(group) for group in groups])
-    means = np.stack([group.mean(axis=0) for group in groups])  # (K, d)
-    variances = np.array([group.var(axis=0, ddof=1).sum() for group in groups])  # (K,)
-    if variances.mean() <= NOTHING * (means**2).sum(axis=1).mean():  # the class token ahead of the first block
-        return 0.0, np.zeros(len(picked[0]))
-    between = _between(means, variances, counts)
-    centre = means.mean(axis=0)
-    shrunk = np.sqrt(between / max(means.var(axis=0).sum(), np.finfo(float).tiny))
-    drawn_means, drawn_variances = [], []
-    for group, mean, times in zip(groups, means, picked):
-        n = len(group)
-        noise = (group - mean) * np.sqrt(n / (n - 1))  # (n, d), of the unbiased variance
-        shift = times @ noise / n  # (R, n) and (n, d) -> (R, d)
-        squares = times @ (noise**2).sum(axis=1) - n * (shift**2).sum(axis=1)  # (R,)
-        drawn_means.append(centre + shrunk * (mean - centre) + shift)
-        drawn_variances.append(squares / (n - 1))
-    drawn = np.stack(drawn_means, axis=1), np.stack(drawn_variances, axis=1)  # (R, K, d) and (R, K)
-    return float(np.sqrt(between / variances.mean())), np.sqrt(_between(*drawn, counts) / drawn[1].mean(axis=1))
-
-
-def _between(means: Floats, variances: Floats, counts: NDArray[np.int64]) -> Floats:
-    """Mean squared distance of the class means from their mean, less the noise of the means: (..., K, d) -> (...)."""
-    noise = (1 - 1 / len(counts)) * (variances / counts).mean(axis=-1)
-    spread: Floats = np.maximum(0, means.var(axis=-2).sum(axis=-1) - noise)
-    return spread
-
-
-def _estimate(value: float, draws: Floats) -> Interval:
-    lowest, highest = np.quantile(draws, INTERVAL).tolist()
-    return Interval(mean=float(value), lowest=lowest, highest=highest)
-
-
 def trajectories_table(result: Trajectories) -> Table:
-    """A row for each class and point; the separation is that of all classes.
+    """A row for each class and point; the separation is between all classes.
 
     Rows of the end of a later round hold the change of the separation from the end of the round before.
     """
@@ -231,12 +168,8 @@ def trajectories_table(result: Trajectories) -> Table:
         Column("block", "block"),
         Column("pc1", "PC1", decimals),
         Column("pc2", "PC2", decimals),
-        Column("separation", "separation", decimals),
-        Column("separation_low", "95 % from", decimals),
-        Column("separation_high", "to", decimals),
-        Column("separation_change", "change from the round before", decimals),
-        Column("separation_change_low", "95 % from", decimals),
-        Column("separation_change_high", "to", decimals),
+        *interval_columns("separation", "separation", decimals),
+        *interval_columns("separation_change", "change from the round before", decimals),
     ]
     at_points = [_separation_row(result, place) for place in range(len(result.points))]
     rows = [
@@ -248,14 +181,9 @@ def trajectories_table(result: Trajectories) -> Table:
 
 
 def _separation_row(result: Trajectories, place: int) -> Row:
-    row: Row = {}
-    here, s = result.separation(place), result.points[place].round - 1
+    s = result.points[place].round - 1
     gain = result.gain(s) if s and place in result.ends else None
-    for key, estimate in (("separation", here), ("separation_change", gain)):
-        row[key] = estimate and estimate.mean
-        row[f"{key}_low"] = estimate and estimate.lowest
-        row[f"{key}_high"] = estimate and estimate.highest
-    return row
+    return interval_cells("separation", result.separation(place)) | interval_cells("separation_change", gain)
 
 
 def trajectories_figure(result: Trajectories) -> Figure:
@@ -264,12 +192,10 @@ def trajectories_figure(result: Trajectories) -> Figure:
     figure = blank_figure(height=6.4 + 0.2 * rows)
     plane, below = figure.subplots(2, 1, height_ratios=(5, 3))
     for axes in (plane, below):
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
+        add_grid(axes)
     _draw_paths(plane, result)
     _draw_separation(below, result)
-    legend: dict[str, Any] = {"ncols": 3, "fontsize": 8.5, "columnspacing": 1, "handlelength": 1.8, "frameon": False}
-    figure.legend(handles=_legend(result), loc="outside lower center", **legend)
+    figure.legend(handles=_legend(result), ncols=3, fontsize=8.5, columnspacing=1, handlelength=1.8, **BELOW)
     return figure
 
 

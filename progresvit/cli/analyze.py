@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from progresvit.analysis.registry import DIAGNOSTICS, Diagnostic, Needs, Subject
+from progresvit.analysis.registry import DIAGNOSTICS, IMAGES, Diagnostic, Needs, Subject
 from progresvit.cli import options, output
 from progresvit.cli.errors import Commands, in_options
 from progresvit.io.parse import parse_limit
@@ -34,9 +34,7 @@ _Out = Annotated[Path, typer.Option(help="Figure: .png, .svg, .pdf. Its numbers 
 _Split = Annotated[str, typer.Option(help="Split; '.' uses all images of top-level class folders.")]
 _Images = Annotated[int, typer.Option(help="Number of images, taken evenly from the classes.")]
 _Workers = Annotated[int, typer.Option(help=options.DECODE_HELP)]
-_Device = Annotated[str | None, typer.Option(help=options.DEVICE_HELP)]
 _Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output files.")]
-IMAGES = 300
 
 
 @analyze.command("all")
@@ -47,7 +45,7 @@ def all_figures(
     split: _Split = "val",
     images: _Images = IMAGES,
     workers: _Workers = 2,
-    device: _Device = None,
+    device: options.Device = None,
     overwrite: _Overwrite = False,
 ) -> None:
     """Write one HTML report with every figure. What a model or a machine cannot show is skipped with a note."""
@@ -76,9 +74,10 @@ def _command(diagnostic: Diagnostic) -> Callable[..., None]:
             numbers = diagnostic.run(subject, begin(diagnostic.name), **own)
         if diagnostic.needs == "images":
             _report_images(subject, values["data"], values["split"])
-        output.write_outputs(output.make_outputs(paths, diagnostic.table(numbers), lambda: diagnostic.figure(numbers)))
+        tables = diagnostic.tables(numbers)
+        output.write_outputs(output.make_outputs(paths, tables[diagnostic.name], lambda: diagnostic.figure(numbers)))
         if diagnostic.printed is not None:
-            output.show_table(diagnostic.summary(diagnostic.printed, numbers))
+            output.show_table(tables[f"{diagnostic.name}-{diagnostic.printed}"])
 
     signature = _signature(diagnostic)  # typer reads both
     command.__signature__ = signature  # type: ignore[attr-defined]
@@ -93,7 +92,7 @@ def _signature(diagnostic: Diagnostic) -> inspect.Signature:
     for name, option in diagnostic.options.items():
         kind: Any = option.type if option.default is not None else option.type | None
         own[name] = (Annotated[kind, typer.Option(help=option.help, min=option.least)], option.default)
-    required, device = inspect.Parameter.empty, {"device": (_Device, None)}
+    required, device = inspect.Parameter.empty, {"device": (options.Device, None)}
     sample = {"split": (_Split, "val"), "images": (_Images, IMAGES), "workers": (_Workers, 2)}
     around: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "model": ({}, {}),

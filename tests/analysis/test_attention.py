@@ -12,22 +12,10 @@ from progresvit.analysis.attention import RoundAttention, attention_figure, atte
 from progresvit.config import plain_vit
 from progresvit.data.crop import crop
 from progresvit.data.transforms import evaluation_transform
-from progresvit.model import ProgResViT, registry
+from progresvit.model import ProgResViT
 from progresvit.model.token_merging import Merging
 from progresvit.plots import render
-from tests.analysis.made import assert_apart, assert_on_page, rows_of
-from tests.model.pooled import PooledConfig, PooledModel
-
-SIZES = {"depth": 2, "patch_size": 8, "num_classes": 5}
-KINDS = {
-    "progresvit": {"rounds": [{"resolution": 16, "heads": 1}, {"resolution": 32, "heads": 2}]},
-    "thinkingvit": {"rounds": [{"resolution": 32, "heads": 1}, {"resolution": 32, "heads": 2}]},
-    "hydravit": {"rounds": [{"resolution": 32, "heads": 1}, {"resolution": 16, "heads": 2}]},
-    "sortednet": {"rounds": [{"resolution": 32, "heads": 1}, {"resolution": 32, "heads": 2}]},
-    "matformer": {"rounds": [{"resolution": 16, "mlp_share": 0.5}, {"resolution": 32, "mlp_share": 1}]},
-    "dynabert": {"rounds": [{"resolution": 32, "share": 0.5}, {"resolution": 32, "share": 1}]},
-    "early_exit": {"rounds": [{"resolution": 32, "blocks": 1}, {"resolution": 32, "blocks": 2}]},
-}
+from tests.analysis.made import KINDS, SIZES, assert_apart, assert_on_page, model_of_kind, rows_of
 
 
 @pytest.fixture
@@ -85,8 +73,7 @@ def test_maps_are_of_the_last_block_and_no_other(small_model, image):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_shows_what_its_blocks_computed(kind, randomize, image, monkeypatch):
-    config = registry.config_class(kind)(heads=2, **SIZES, **KINDS[kind])
-    model = randomize(registry.build(config))
+    model = randomize(model_of_kind(kind))
     calls, real = [], F.scaled_dot_product_attention
 
     def recorded(q, k, v, attn_mask=None):
@@ -97,19 +84,12 @@ def test_every_kind_of_model_shows_what_its_blocks_computed(kind, randomize, ima
     monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
     rounds = attention_maps(model, image)
     last = {"early_exit": [0, 1]}.get(kind, [1, 3])  # of two blocks in each round; early exits go on with the second
-    for round_, settings, expected in zip(rounds, config.rounds, [calls[number] for number in last]):
+    for round_, settings, expected in zip(rounds, model.config.rounds, [calls[number] for number in last]):
         assert round_.active_heads == len(expected)
         assert round_.resolution == settings.resolution
         assert round_.patches.reshape(len(expected), -1) == pytest.approx(expected[:, 1:].numpy(), rel=1e-4)
     assert len(rounds) == 2
     assert [round_.active_heads for round_ in rounds] == ([2, 2] if kind in ("matformer", "early_exit") else [1, 2])
-
-
-def test_probabilities_sum_to_one_with_the_share_of_the_class_token(small_model, image):
-    for round_ in attention_maps(small_model, image):
-        assert round_.patches.sum(axis=(1, 2)) + round_.class_token == pytest.approx(1, abs=1e-6)
-        assert (round_.patches > 0).all()
-        assert round_.class_token.min() > 0
 
 
 def test_patches_of_a_merged_token_share_its_attention_equally(small_config, randomize, image):
@@ -127,14 +107,6 @@ def test_patches_of_a_merged_token_share_its_attention_equally(small_config, ran
     assert of_tokens[:, 0].numpy() + patches.sum(axis=(1, 2)) == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize("fields", [{"num_classes": 0}, {"task": "segmentation"}], ids=["headless", "segmentation"])
-def test_maps_do_not_depend_on_the_head(small_model, image, fields):
-    other = ProgResViT(small_model.config.replace(**fields)).eval()
-    other.load_state_dict({key: value for key, value in small_model.state_dict().items() if "head" not in key}, False)
-    for round_, expected in zip(attention_maps(other, image), attention_maps(small_model, image)):
-        assert np.array_equal(round_.patches, expected.patches)
-
-
 def test_the_image_is_the_evaluation_crop_at_the_resolution_of_the_round(small_model, image):
     coarse, fine = (round_.image for round_ in attention_maps(small_model, image))
     pixels = crop(image, small_model.config).transpose(1, 2, 0) / 255
@@ -149,23 +121,6 @@ def test_grey_models_see_a_grey_image(image):
     assert round_.image.shape == (32, 32, 1)
     assert round_.image == pytest.approx(crop(image.convert("L"), model.config).transpose(1, 2, 0) / 255, abs=1e-5)
     assert render(attention_figure([round_]), ".png").startswith(b"\x89PNG")
-
-
-def test_a_model_in_training_is_left_as_it_was(small_config, randomize, image):
-    model = randomize(ProgResViT(small_config, drop_path=0.9)).eval()
-    expected = attention_maps(model, image)
-    model.train()
-    for round_, other in zip(attention_maps(model, image), expected):
-        assert np.array_equal(round_.patches, other.patches)
-    assert model.training
-    assert model.blocks[0].training
-    assert not any(module._forward_pre_hooks for module in model.modules())
-
-
-def test_models_without_this_vit_are_refused(image):
-    model = PooledModel(PooledConfig(rounds=[{"resolution": 16, "grid": 2}], num_classes=4))
-    with pytest.raises(ValueError, match="such as progresvit, thinkingvit or hydravit, not of PooledModel"):
-        attention_maps(model, image)
 
 
 def test_models_of_more_channels_than_an_image_are_refused(image):
@@ -200,15 +155,15 @@ def made(heads, *active, grid=4):
 
 def panels_of(figure, rounds):
     """Panels by title, for each round; the colour scales, which have no title, divide the rounds."""
-    found = [{}]
+    panels = [{}]
     for axes in figure.axes:
         if axes.get_title():
-            found[-1][axes.get_title()] = axes
+            panels[-1][axes.get_title()] = axes
         else:
-            found.append({})
-    assert found.pop() == {}
-    assert len(found) == rounds
-    return found
+            panels.append({})
+    assert panels.pop() == {}
+    assert len(panels) == rounds
+    return panels
 
 
 def test_a_row_of_the_figure_shows_the_image_and_every_head():

@@ -21,7 +21,7 @@ FIGURES = (class_accuracy_figure, class_exit_figure, confusion_figure)
 
 
 def made(classes=12, images=400, rounds=2, name="name {}", threshold=0.6):
-    """Answers on images of so many classes; predictions of the made records are moved with the labels."""
+    """Routed answers on images of some classes; predictions move with the labels."""
     records = make_records(images, rounds)
     shift = np.arange(images) % max(1, classes // 12) * 12
     labels, top5 = records.labels + shift, records.top5_labels + shift[:, None, None]
@@ -49,11 +49,11 @@ def test_each_class_has_the_answers_and_round_1_with_intervals_the_lowest_on_top
     figure = class_accuracy_figure(answers)
     (axes,) = figure.axes
     drawn = iter(bars(axes))
-    for one in answers.by_class:
+    for result in answers.by_class:
         for name in ("routed", "round 1"):
-            share = one.share(name)
+            share = result.share(name)
             assert next(drawn) == pytest.approx((100 * share.mean, 100 * share.lowest, 100 * share.highest))
-    assert names(axes) == [f"{one.name} ({one.images})" for one in answers.by_class]
+    assert names(axes) == [f"{result.name} ({result.images})" for result in answers.by_class]
     assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first row is on top
     title = figure.get_suptitle().replace("\n", " ")
     assert title.startswith(f"Top-1 is {100 * answers.correct.mean():.1f}\u00a0% (")
@@ -64,9 +64,9 @@ def test_bars_of_exits_add_up_and_have_intervals_of_round_1():
     answers = made(rounds=3, threshold=(0.5, 0.8))
     figure = class_exit_figure(answers)
     (axes,) = figure.axes
-    shares = {one.name: [count / one.images for count in one.exits] for one in answers.by_class}
+    shares = {result.name: [count / result.images for count in result.exits] for result in answers.by_class}
     order = sorted(shares, key=lambda name: shares[name][0])
-    assert sorted(names(axes)) == sorted(f"{one.name} ({one.images})" for one in answers.by_class)
+    assert sorted(names(axes)) == sorted(f"{result.name} ({result.images})" for result in answers.by_class)
     widths = [[patch.get_width() for patch in c] for c in axes.containers if not hasattr(c, "has_xerr")]
     assert [row[0] for row in widths] == pytest.approx([100 * shares[name][0] for name in order])
     assert [sum(row) for row in widths] == pytest.approx([100] * 12)
@@ -77,25 +77,27 @@ def test_bars_of_exits_add_up_and_have_intervals_of_round_1():
 
 def test_of_many_classes_the_surely_worst_and_best_are_shown_and_the_note_says_so():
     answers = made(classes=600, images=3000)
-    shown = shown_classes(answers.by_class, lambda one: one.top1)
+    shown = shown_classes(answers.by_class, lambda result: result.top1)
     assert len(shown) == 2 * ENDS + 1
     assert shown[ENDS] is None
     worst, best = shown[:ENDS], shown[ENDS + 1 :]
-    others = [one for one in answers.by_class if one not in worst]
-    assert max(one.top1.highest for one in worst) <= min(one.top1.highest for one in others)
-    assert min(one.top1.lowest for one in best) >= max(one.top1.lowest for one in others if one not in best)
+    others = [result for result in answers.by_class if result not in worst]
+    assert max(result.top1.highest for result in worst) <= min(result.top1.highest for result in others)
+    assert min(result.top1.lowest for result in best) >= max(
+        result.top1.lowest for result in others if result not in best
+    )
     assert f"30 of {len(answers.by_class)} classes" in selection_note(len(answers.by_class))
     assert names(class_accuracy_figure(answers).axes[0])[ENDS] == "…"
     few = made(classes=36)
     assert len(few.by_class) <= MOST_CLASSES
-    assert shown_classes(few.by_class, lambda one: one.top1) == few.by_class
+    assert shown_classes(few.by_class, lambda result: result.top1) == few.by_class
     assert selection_note(MOST_CLASSES) is None
 
 
 def test_a_class_with_one_image_is_at_neither_end_of_many_classes():
     answers = made(classes=600, images=3000)
     single = replace(answers.by_class[0], number=9999, name="single", images=1, correct={"routed": 0, "round 1": 0})
-    shown = shown_classes([single, *answers.by_class], lambda one: one.top1)
+    shown = shown_classes([single, *answers.by_class], lambda result: result.top1)
     assert single not in shown
 
 

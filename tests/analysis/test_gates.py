@@ -43,7 +43,7 @@ def gate_by_hand(gate, metadata, encoder):
 
 @torch.no_grad()
 def multipliers_by_hand(model):
-    """For each round, the multipliers of the blocks (D, 3, d) and of the transition (2, d)."""
+    """Multipliers of the blocks (D, 3, d) and of the transition (2, d), round after round."""
     psg, config = model.psg, model.config
     stages = stage_metadata([round_.resolution for round_ in config.rounds], config.depth)
     for s, round_ in enumerate(config.rounds):
@@ -64,7 +64,7 @@ def images_of(figure):
 
 
 @pytest.mark.parametrize("psg", [True, "static"])
-def test_multipliers_are_those_of_the_gate_modules(make, psg):
+def test_multipliers_equal_the_gate_modules(make, psg):
     model = make(1, 2, 3, psg=psg)
     rounds = round_gates(model)
     assert [round_.blocks.shape for round_ in rounds] == [(4, 3, 64), (4, 3, 128), (4, 3, 192)]
@@ -103,9 +103,9 @@ def test_a_fresh_model_has_multipliers_of_exactly_one(small_config):
 
 def test_gates_of_a_model_in_lower_precision_are_float32(small_model):
     expected = round_gates(small_model)[1].blocks
-    found = round_gates(small_model.bfloat16())[1].blocks
-    assert found.dtype == np.float32
-    assert found == pytest.approx(expected, abs=0.05)
+    result = round_gates(small_model.bfloat16())[1].blocks
+    assert result.dtype == np.float32
+    assert result == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.parametrize("analysis", ALL)
@@ -198,12 +198,12 @@ def test_nothing_of_a_figure_is_cut_off(make, analysis, draw):
     assert_on_page(figure, [artist.get_tightbbox() for artist in (*figure.axes, *legends)], beyond=1)
 
 
-def test_distributions_are_those_of_the_first_middle_and_last_block(make):
+def test_distributions_are_of_the_first_middle_and_last_block(make):
     model = make(1, 2, depth=5)
-    found = gate_distributions(model)
-    assert [(panel.block, panel.branch) for panel in found] == [(b, branch) for b in (1, 3, 5) for branch in BRANCHES]
+    result = gate_distributions(model)
+    assert [(panel.block, panel.branch) for panel in result] == [(b, branch) for b in (1, 3, 5) for branch in BRANCHES]
     (first, _), (second, _) = multipliers_by_hand(model)
-    for panel in found:
+    for panel in result:
         place = BRANCHES.index(panel.branch)
         earlier, later = first[panel.block - 1, place], second[panel.block - 1, place]
         assert panel.rounds[0] == pytest.approx(earlier, abs=1e-5)
@@ -213,8 +213,8 @@ def test_distributions_are_those_of_the_first_middle_and_last_block(make):
 
 
 def test_blocks_can_be_chosen_and_appear_once_in_their_order(make):
-    found = gate_distributions(make(1, 2), blocks=[4, 2, 4])
-    assert [panel.block for panel in found] == [2, 2, 2, 4, 4, 4]
+    result = gate_distributions(make(1, 2), blocks=[4, 2, 4])
+    assert [panel.block for panel in result] == [2, 2, 2, 4, 4, 4]
     assert [panel.block for panel in gate_distributions(make(1, 2, depth=1))] == [1, 1, 1]
 
 
@@ -228,27 +228,27 @@ def test_blocks_that_do_not_exist_are_refused_with_the_range(make, blocks, messa
 
 
 def test_the_table_of_distributions_has_a_row_for_each_round_block_and_branch(make):
-    found = gate_distributions(make(1, 2, 3))
-    rows = rows_of(gate_distributions_table(found))
+    result = gate_distributions(make(1, 2, 3))
+    rows = rows_of(gate_distributions_table(result))
     assert [(row["round"], row["block"], row["branch"]) for row in rows] == [
-        (str(number), str(panel.block), panel.branch) for number in (1, 2, 3) for panel in found
+        (str(number), str(panel.block), panel.branch) for number in (1, 2, 3) for panel in result
     ]
     assert [row["channels"] for row in rows] == ["64"] * 9 + ["128"] * 9 + ["192"] * 9
-    for row, values in zip(rows, [panel.rounds[number] for number in range(3) for panel in found]):
+    for row, values in zip(rows, [panel.rounds[number] for number in range(3) for panel in result]):
         assert float(row["mean"]) == pytest.approx(values.mean(), rel=1e-5)
         assert float(row["std"]) == pytest.approx(values.std(), rel=1e-4)
         for share in (5, 25, 50, 75, 95):
             below = (values <= float(row[f"percentile_{share}"])).mean()
             assert below == pytest.approx(share / 100, abs=0.02)
     assert [row["rms_difference_to_next_round"] == "" for row in rows] == [False] * 18 + [True] * 9
-    assert float(rows[9]["rms_difference_to_next_round"]) == pytest.approx(found[0].separations[1])
+    assert float(rows[9]["rms_difference_to_next_round"]) == pytest.approx(result[0].separations[1])
 
 
 def test_a_panel_of_distributions_overlays_the_rounds_and_names_their_separation(make):
-    found = gate_distributions(make(1, 2, 3))
-    figure = gate_distributions_figure(found)
+    result = gate_distributions(make(1, 2, 3))
+    figure = gate_distributions_figure(result)
     assert len(figure.axes) == 9
-    for panel, distribution in zip(figure.axes, found):
+    for panel, distribution in zip(figure.axes, result):
         assert len(panel.patches) == 3
         assert len({(patch.get_hatch(), str(patch.get_linestyle())) for patch in panel.patches}) == 3
         for patch in panel.patches:  # all channels are in the bars: their heights sum to 100 %
@@ -265,9 +265,9 @@ def test_a_panel_of_distributions_overlays_the_rounds_and_names_their_separation
 
 def test_numbers_over_depth_equal_a_loop_over_the_channels(make):
     model = make(1, 2, 3)
-    found = gate_depth(model)
+    result = gate_depth(model)
     by_hand = [blocks.astype(np.float64) for blocks, _ in multipliers_by_hand(model)]
-    for s, (round_, g) in enumerate(zip(found, by_hand)):
+    for s, (round_, g) in enumerate(zip(result, by_hand)):
         assert round_.mean == pytest.approx(g.mean(axis=2), abs=1e-5)
         assert round_.std == pytest.approx(g.std(axis=2), abs=1e-5)
         assert round_.rms_from_one == pytest.approx(((g - 1) ** 2).mean(axis=2) ** 0.5, abs=1e-5)
@@ -297,10 +297,10 @@ def test_static_and_changing_part_add_up_to_the_squared_deviation(make):
 
 def test_static_gates_do_not_differ_between_rounds(make):
     model = make(1, 2, psg="static")
-    found = gate_depth(model)
-    assert (found[0].to_next.rms_difference == 0).all()
-    assert (found[0].to_next.rms_static > 0).all()
-    assert static_share(found) == (dict.fromkeys(BRANCHES, 1.0),)
+    result = gate_depth(model)
+    assert (result[0].to_next.rms_difference == 0).all()
+    assert (result[0].to_next.rms_static > 0).all()
+    assert static_share(result) == (dict.fromkeys(BRANCHES, 1.0),)
     assert all(panel.separations == (0.0,) for panel in gate_distributions(model))
 
 
@@ -308,17 +308,17 @@ def test_gates_that_mirror_each_other_have_no_static_part(make, monkeypatch):
     deviation = np.random.default_rng(0).normal(size=(4, 3, 64)).astype(np.float32)
     rounds = [RoundMultipliers(blocks=1 + sign * deviation, fusion=None, resolution=16, width=64) for sign in (1, -1)]
     monkeypatch.setattr("progresvit.analysis.gate_depth.round_gates", lambda model: rounds)
-    found = gate_depth(None)
-    assert static_share(found)[0] == pytest.approx(dict.fromkeys(BRANCHES, 0), abs=1e-9)
-    assert found[0].to_next.rms_difference == pytest.approx(2 * found[0].rms_from_one, rel=1e-5)
+    result = gate_depth(None)
+    assert static_share(result)[0] == pytest.approx(dict.fromkeys(BRANCHES, 0), abs=1e-9)
+    assert result[0].to_next.rms_difference == pytest.approx(2 * result[0].rms_from_one, rel=1e-5)
 
 
 def test_the_table_over_depth_has_a_row_for_each_round_block_and_branch(make):
-    found = gate_depth(make(1, 2))
-    rows = rows_of(gate_depth_table(found))
+    result = gate_depth(make(1, 2))
+    rows = rows_of(gate_depth_table(result))
     assert len(rows) == 2 * 4 * 3
     for row in rows:
-        round_, at = found[int(row["round"]) - 1], (int(row["block"]) - 1, BRANCHES.index(row["branch"]))
+        round_, at = result[int(row["round"]) - 1], (int(row["block"]) - 1, BRANCHES.index(row["branch"]))
         assert float(row["mean"]) == round_.mean[at]
         assert float(row["std"]) == round_.std[at]
         assert float(row["rms_from_one"]) == round_.rms_from_one[at]
@@ -331,22 +331,22 @@ def test_the_table_over_depth_has_a_row_for_each_round_block_and_branch(make):
 
 
 def test_the_figure_over_depth_has_a_line_for_each_round_and_two_for_each_transition(make):
-    found = gate_depth(make(1, 2, 3))
-    figure = gate_depth_figure(found)
+    result = gate_depth(make(1, 2, 3))
+    figure = gate_depth_figure(result)
     above, below = figure.axes[:3], figure.axes[3:]
     for place, (upper, lower) in enumerate(zip(above, below)):
         drawn = [line.get_ydata() for line in upper.lines if line.get_marker() != "None"]
-        assert np.array_equal(drawn, [round_.mean[:, place] for round_ in found])
+        assert np.array_equal(drawn, [round_.mean[:, place] for round_ in result])
         assert len(upper.collections) == 3  # the bands
         expected = [
             values[:, place]
-            for round_ in found[:2]
+            for round_ in result[:2]
             for values in (round_.to_next.rms_difference, round_.to_next.rms_static)
         ]
         assert np.array_equal([line.get_ydata() for line in lower.lines], expected)
         assert len({line.get_marker() for line in lower.lines}) == 4
         assert 4 in lower.get_xticks()
-        shares = ", ".join(f"{100 * share[BRANCHES[place]]:.0f}" for share in static_share(found))
+        shares = ", ".join(f"{100 * share[BRANCHES[place]]:.0f}" for share in static_share(result))
         assert lower.get_title() == f"{BRANCHES[place]}\nstatic share {shares} %"
 
 
@@ -355,9 +355,9 @@ def test_a_model_of_one_round_has_no_differences(make):
     (round_,) = round_gates(model)
     assert round_.fusion is None
     assert len(images_of(gates_figure([round_]))) == 3
-    found = gate_distributions(model)
-    assert all(panel.separations == () for panel in found)
-    assert "Δ" not in gate_distributions_figure(found).axes[0].get_title()
+    result = gate_distributions(model)
+    assert all(panel.separations == () for panel in result)
+    assert "Δ" not in gate_distributions_figure(result).axes[0].get_title()
     assert static_share(gate_depth(model)) == ()
     assert len(gate_depth_figure(gate_depth(model)).axes) == 3
     assert {row["static_share"] for row in rows_of(gate_depth_table(gate_depth(model)))} == {""}
@@ -365,7 +365,7 @@ def test_a_model_of_one_round_has_no_differences(make):
 
 def test_titles_of_gates_hold_what_the_tables_hold(make):
     model = make(1, 2)
-    rounds, depth, found = round_gates(model), gate_depth(model), gate_distributions(model)
+    rounds, depth, result = round_gates(model), gate_depth(model), gate_distributions(model)
     means = np.stack([round_.blocks.mean(axis=-1) for round_ in rounds])  # (S, D, 3)
     s, block, branch = np.unravel_index(np.abs(means - 1).argmax(), means.shape)
     title = " ".join(gates_figure(rounds).get_suptitle().split())
@@ -379,6 +379,6 @@ def test_titles_of_gates_hold_what_the_tables_hold(make):
         names = [text.get_text() for text in half.legends[0].get_texts()]
         assert len(set(names)) == len(names)
         assert not any(": " in name for name in names)
-    most = max(found, key=lambda panel: panel.separations[0])
-    title = " ".join(gate_distributions_figure(found).get_suptitle().split())
+    most = max(result, key=lambda panel: panel.separations[0])
+    title = " ".join(gate_distributions_figure(result).get_suptitle().split())
     assert title.endswith(f"Δ = {most.separations[0]:.3f} in block {most.block}, {most.branch}")

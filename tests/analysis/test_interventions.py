@@ -10,36 +10,29 @@ import torch.nn.functional as F
 
 from progresvit.analysis import interventions, low_pass, noise_replacement, token_swap
 from progresvit.analysis.interventions import Effect, Outcome
-from progresvit.baselines.early_exit import EarlyExit, EarlyExitConfig
-from progresvit.baselines.hydravit import HydraViT, HydraViTConfig
-from progresvit.config import ModelConfig, make_rounds, plain_vit
+from progresvit.config import ModelConfig, make_rounds
 from progresvit.data.transforms import normalise
 from progresvit.model import ProgResViT
 from progresvit.plots import render
 from progresvit.table import PLOTS
-from tests.analysis.made import sample_of
+from tests.analysis.made import random_sample
 from tests.model.pooled import PooledConfig, PooledModel
-
-IMAGES, CLASSES = 60, 6  # more than a batch
 
 
 @pytest.fixture(scope="module")
 def sample():
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(IMAGES) % CLASSES
-    pixels = torch.randint(0, 256, (IMAGES, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    return sample_of(pixels, labels[torch.randperm(IMAGES, generator=generator)], CLASSES)
-
-
-@pytest.fixture
-def model(small_model):
-    return small_model
+    return random_sample(images=60, classes=6)  # more than a batch
 
 
 @pytest.fixture
 def three(randomize):
     rounds = make_rounds([16, 24, 32], [1, 1, 2])
     return randomize(ProgResViT(ModelConfig(rounds=rounds, heads=2, depth=2, patch_size=8, num_classes=12)))
+
+
+@pytest.fixture(params=["two rounds", "three rounds"])
+def model(request, small_model, three):
+    return small_model if request.param == "two rounds" else three
 
 
 def untouched(model, sample):
@@ -57,24 +50,20 @@ def same(outcome, expected):
     return np.array_equal(outcome.correct, expected[0]) and np.array_equal(outcome.confidence, expected[1])
 
 
-@pytest.mark.parametrize("kind", ["model", "three"])
-def test_at_strength_zero_every_intervention_reproduces_the_untouched_model_exactly(kind, sample, request):
-    model = request.getfixturevalue(kind)
+def test_at_strength_zero_every_intervention_reproduces_the_untouched_model_exactly(model, sample):
     expected = untouched(model, sample)
-    found = [*low_pass.low_pass(model, sample, [0.0]), *noise_replacement.noise_replacement(model, sample, [0.0])]
-    found += token_swap.token_swap(model, sample, 0.0)
-    assert len(found) == 9
-    assert all(same(one.effect.outcome, expected) for one in found)
-    assert all(one.effect.accuracy.mean == 0 and one.effect.confidence.mean == 0 for one in found)
+    result = [*low_pass.low_pass(model, sample, [0.0]), *noise_replacement.noise_replacement(model, sample, [0.0])]
+    result += token_swap.token_swap(model, sample, 0.0)
+    assert len(result) == 9
+    assert all(same(condition.effect.outcome, expected) for condition in result)
+    assert all(condition.effect.accuracy.mean == 0 and condition.effect.confidence.mean == 0 for condition in result)
 
 
-@pytest.mark.parametrize("kind", ["model", "three"])
-def test_at_full_strength_every_intervention_changes_the_last_round(kind, sample, request):
-    model = request.getfixturevalue(kind)
+def test_at_full_strength_every_intervention_changes_the_last_round(model, sample):
     expected = untouched(model, sample)
-    found = [*low_pass.low_pass(model, sample, [0.9]), *noise_replacement.noise_replacement(model, sample, [1.0])]
-    found += token_swap.token_swap(model, sample)
-    assert not any(same(one.effect.outcome, expected) for one in found)
+    result = [*low_pass.low_pass(model, sample, [0.9]), *noise_replacement.noise_replacement(model, sample, [1.0])]
+    result += token_swap.token_swap(model, sample)
+    assert not any(same(condition.effect.outcome, expected) for condition in result)
 
 
 def later(model, sample, first):
@@ -96,14 +85,14 @@ def close(outcome, logits, labels):
 
 
 def test_the_blur_resizes_down_and_up_and_only_round_one_sees_it(three, sample):
-    (found,) = low_pass.low_pass(three, sample, [0.75])
-    assert found.side == 4
+    (result,) = low_pass.low_pass(three, sample, [0.75])
+    assert result.side == 4
     images = F.interpolate(normalise(sample.pixels, three.config), size=(16, 16), mode="bicubic", antialias=True)
     small = F.interpolate(images, size=(4, 4), mode="bicubic", antialias=True)
     blurred = F.interpolate(small, size=(16, 16), mode="bicubic", antialias=True)
     with torch.inference_mode():
         tokens = three.run_round(0, blurred).tokens
-    assert close(found.effect.outcome, later(three, sample, tokens), sample.labels)
+    assert close(result.effect.outcome, later(three, sample, tokens), sample.labels)
 
 
 def test_the_blur_removes_detail_and_keeps_the_mean():
@@ -121,12 +110,13 @@ def first_tokens(model, sample):
         return model.run_round(0, normalise(sample.pixels, model.config)).tokens
 
 
-@pytest.mark.parametrize("kind", ["model", "three"])
-def test_swapped_tokens_are_those_of_the_donor(kind, sample, request):
-    model = request.getfixturevalue(kind)
+def test_swapped_tokens_come_from_the_donor(model, sample):
     own, donors = first_tokens(model, sample), token_swap.find_donors(sample.labels, sample.class_names, seed=0)
-    found = {(one.tokens, one.donor): one.effect.outcome for one in token_swap.token_swap(model, sample)}
-    assert len(found) == 7
+    result = {
+        (condition.tokens, condition.donor): condition.effect.outcome
+        for condition in token_swap.token_swap(model, sample)
+    }
+    assert len(result) == 7
     for donor, places in donors.items():
         other = own[places]
         expected = {
@@ -135,9 +125,9 @@ def test_swapped_tokens_are_those_of_the_donor(kind, sample, request):
             "all tokens": other,
         }
         for tokens, mixed in expected.items():
-            assert close(found[tokens, donor], later(model, sample, mixed), sample.labels), (tokens, donor)
+            assert close(result[tokens, donor], later(model, sample, mixed), sample.labels), (tokens, donor)
     shuffled = token_swap.shuffle_patches(own, token_swap.patch_order(own, seed=0))
-    assert close(found["patch tokens", "shuffled in space"], later(model, sample, shuffled), sample.labels)
+    assert close(result["patch tokens", "shuffled in space"], later(model, sample, shuffled), sample.labels)
 
 
 def test_half_of_a_swap_is_the_mean_of_both_images():
@@ -197,7 +187,7 @@ def test_noise_has_the_mean_and_the_deviation_of_each_image_and_nothing_else_of_
 
 
 def test_noise_replaces_the_last_block_output_of_round_one_ahead_of_the_norm(model, sample):
-    (found,) = noise_replacement.noise_replacement(model, sample, [1.0], seed=3)
+    (result,) = noise_replacement.noise_replacement(model, sample, [1.0], seed=3)
     images, outputs = normalise(sample.pixels, model.config), []
     handle = model.blocks[-1].register_forward_hook(lambda block, args, output: outputs.append(output))
     with torch.inference_mode():
@@ -209,92 +199,64 @@ def test_noise_replaces_the_last_block_output_of_round_one_ahead_of_the_norm(mod
         noise = x.mean(dim=(1, 2), keepdim=True) + x.std(dim=(1, 2), keepdim=True) * normal
         width = x.shape[-1]
         tokens = F.layer_norm(noise, (width,), model.norm.weight[:width], model.norm.bias[:width], model.norm.eps)
-    assert close(found.effect.outcome, later(model, sample, tokens), sample.labels)
+    assert close(result.effect.outcome, later(model, sample, tokens), sample.labels)
 
 
 def test_quantiles_are_of_the_images_that_the_untouched_model_has_right():
     before = Outcome(correct=np.array([True, False, True]), confidence=np.array([0.9, 0.1, 0.8]))
     after = Outcome(correct=np.array([False, True, True]), confidence=np.array([0.2, 0.9, 0.6]))
-    found = noise_replacement.Replaced(1.0, before, Effect.of(after, before))
-    assert found.quantiles[2] == pytest.approx(0.4)
+    result = noise_replacement.Replaced(1.0, before, Effect.of(after, before))
+    assert result.quantiles[2] == pytest.approx(0.4)
     never = Outcome(correct=np.zeros(3, bool), confidence=before.confidence)
     assert noise_replacement.Replaced(1.0, never, Effect.of(after, never)).quantiles is None
 
 
-def test_models_that_hand_on_nothing_are_refused(sample, randomize):
-    one = ProgResViT(plain_vit(resolution=32, heads=2, depth=1, patch_size=8, num_classes=12))
-    config = HydraViTConfig(rounds=make_rounds([32, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=12)
-    headless = ProgResViT(
-        ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, depth=1, patch_size=8, num_classes=0)
-    )
-    rounds = [{"resolution": 32, "blocks": blocks} for blocks in (1, 2)]
-    exits = EarlyExit(EarlyExitConfig(rounds=rounds, heads=2, depth=2, patch_size=8, num_classes=12))
-    for model, reason in (
-        (exits, "'early_exit' see no image of their own"),
-        (one, "this model has one round; give a model of two"),
-        (HydraViT(config), "'hydravit' are alternatives; give a model whose rounds"),
-        (headless, "this model has no head; give a classifier"),
-    ):
-        for run in (low_pass.low_pass, token_swap.token_swap, noise_replacement.noise_replacement):
-            with pytest.raises(ValueError, match=reason):
-                run(model, sample)
-
-
-def test_models_without_blocks_hand_on_tokens_but_have_no_block_output(sample):
+def test_models_without_blocks_hand_on_tokens_too(sample):
     rounds = [{"resolution": 16, "grid": 2}, {"resolution": 32, "grid": 4}]
     pooled = PooledModel(PooledConfig(rounds=rounds, num_classes=12)).eval()
-    (found,) = low_pass.low_pass(pooled, sample, [0.0])
-    assert same(found.effect.outcome, untouched(pooled, sample))
-    with pytest.raises(ValueError, match="not of PooledModel"):
-        noise_replacement.noise_replacement(pooled, sample)
+    (result,) = low_pass.low_pass(pooled, sample, [0.0])
+    assert same(result.effect.outcome, untouched(pooled, sample))
 
 
-def test_wrong_strengths_are_refused(model, sample):
-    with pytest.raises(ValueError, match=r"low-pass are from 0 to 0\.95, not 1"):
-        low_pass.low_pass(model, sample, [0.5, 1.0])
-    with pytest.raises(ValueError, match=r"noise-replacement are from 0 to 1, not -0\.1"):
-        noise_replacement.noise_replacement(model, sample, [-0.1])
-    with pytest.raises(ValueError, match="token-swap are from 0 to 1, not nan"):
-        token_swap.token_swap(model, sample, float("nan"))
-    with pytest.raises(ValueError, match="not none"):
-        low_pass.low_pass(model, sample, [])
+@pytest.mark.parametrize(
+    ("analysis", "strengths", "message"),
+    [
+        (low_pass.low_pass, [0.5, 1.0], r"low-pass are from 0 to 0\.95, not 1"),
+        (low_pass.low_pass, [], "not none"),
+        (noise_replacement.noise_replacement, [-0.1], r"noise-replacement are from 0 to 1, not -0\.1"),
+        (token_swap.token_swap, float("nan"), "token-swap are from 0 to 1, not nan"),
+    ],
+)
+def test_wrong_strengths_are_refused(small_model, sample, analysis, strengths, message):
+    with pytest.raises(ValueError, match=message):
+        analysis(small_model, sample, strengths)
 
 
-def test_too_few_images_of_a_class_are_refused_by_name(model, sample):
+def test_too_few_images_of_a_class_are_refused_by_name(small_model, sample):
     single = sample.labels.clone()
     single[0] = 11
     few = replace(sample, labels=single, class_names={**sample.class_names, 11: "goldfish"})
     with pytest.raises(ValueError, match=r"too few images per class.* 1 of 'goldfish' among 60 images; take more"):
-        token_swap.token_swap(model, few)
+        token_swap.token_swap(small_model, few)
     with pytest.raises(ValueError, match="60 of 60 images are of 'class 0'"):
-        token_swap.token_swap(model, replace(sample, labels=torch.zeros(60, dtype=torch.long)))
+        token_swap.token_swap(small_model, replace(sample, labels=torch.zeros(60, dtype=torch.long)))
 
 
-def test_progress_reaches_its_total_and_the_mode_is_restored(model, sample):
-    for run, runs in ((low_pass.low_pass, 6), (noise_replacement.noise_replacement, 6), (token_swap.token_swap, 8)):
-        calls = []
-        model.train()
-        run(model, sample, progress=lambda done, total, calls=calls: calls.append((done, total)))
-        assert model.training
-        assert calls[-1] == (runs * len(sample), runs * len(sample))
-        assert calls == sorted(calls)
-
-
-def test_tables_and_figures_hold_every_condition(model, sample):
-    blurred = low_pass.low_pass(model, sample)
+def test_tables_and_figures_hold_every_condition(small_model, sample):
+    blurred = low_pass.low_pass(small_model, sample)
     table = low_pass.low_pass_table(blurred)
     assert [row["strength"] for row in table.rows] == [0, 0.25, 0.5, 0.75, 0.9]
-    for row, one in zip(table.rows, blurred):
-        assert row["accuracy"] == one.effect.outcome.correct.mean()
+    for row, condition in zip(table.rows, blurred):
+        assert row["accuracy"] == condition.effect.outcome.correct.mean()
         assert row["accuracy_change_low"] <= row["accuracy_change"] <= row["accuracy_change_high"]
     figures = [low_pass.low_pass_figure(blurred)]
-    swapped = token_swap.token_swap(model, sample)
+    swapped = token_swap.token_swap(small_model, sample)
     rows = token_swap.token_swap_table(swapped).rows
     assert [row["tokens"] for row in rows] == ["none"] + ["class token"] * 2 + ["patch tokens"] * 3 + ["all tokens"] * 2
-    assert rows[0]["accuracy"] == untouched(model, sample)[0].mean()
+    assert rows[0]["accuracy"] == untouched(small_model, sample)[0].mean()
     assert rows[0]["accuracy_change_low"] is None
     figures.append(token_swap.token_swap_figure(swapped))
-    replaced = noise_replacement.noise_replacement(model, sample)
+    replaced = noise_replacement.noise_replacement(small_model, sample)
     rows = noise_replacement.noise_replacement_table(replaced).rows
     assert [row["strength"] for row in rows] == [0, 0.25, 0.5, 0.75, 1]
     assert rows[0]["confidence_p50"] == np.median(replaced[0].untouched.confidence[replaced[0].untouched.correct])

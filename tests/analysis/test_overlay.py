@@ -20,7 +20,7 @@ def made(width, height, classes=3, seed=0):
     return image, labels
 
 
-def test_every_class_has_a_colour_of_its_own_and_the_first_are_those_of_the_figures():
+def test_every_class_has_its_own_colour_and_the_figures_colours_come_first():
     colours = palette()
     assert colours.shape == (256, 3)
     assert len({tuple(colour) for colour in colours.tolist()}) == 256
@@ -31,18 +31,18 @@ def test_every_class_has_a_colour_of_its_own_and_the_first_are_those_of_the_figu
 
 def test_a_mask_holds_the_classes_as_its_values(tmp_path):
     labels = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    for given in (labels, labels.T):
-        mask_image(given).save(tmp_path / "mask.png")
+    for values in (labels, labels.T):
+        mask_image(values).save(tmp_path / "mask.png")
         read = Image.open(tmp_path / "mask.png")
         assert read.mode == "P"
-        assert np.array_equal(np.array(read), given)
-        assert np.array_equal(np.array(read.convert("RGB")), palette()[given])
+        assert np.array_equal(np.array(read), values)
+        assert np.array_equal(np.array(read.convert("RGB")), palette()[values])
 
 
 def test_shares_are_of_all_pixels_and_largest_first():
     labels = np.array([[2, 2, 2, 0], [2, 255, 0, 1]], np.uint8)
     shares = class_shares(labels, NAMES)
-    assert [(one.index, one.name, one.share) for one in shares] == [
+    assert [(share.index, share.name, share.share) for share in shares] == [
         (2, "tree", 0.5),
         (0, "sky", 0.25),
         (1, "road", 0.125),

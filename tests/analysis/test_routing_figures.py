@@ -17,12 +17,12 @@ def lines(figure):
 def test_frontiers_of_several_models_lie_over_each_other():
     models = {"two": make_records(), "three": make_records(rounds=3)}
     figure = frontier_figure(models)
-    found = lines(figure)
+    result = lines(figure)
     for name, records in models.items():
         ends = np.column_stack([records.gmacs(), 100 * records.correct.mean(axis=0)])
-        assert found[f"{name}: single rounds"] == pytest.approx(ends)
-        assert found[name][0] == pytest.approx(ends[-1])  # from every round ...
-        assert found[name][-1] == pytest.approx(ends[0])  # ... to the first alone
+        assert result[f"{name}: single rounds"] == pytest.approx(ends)
+        assert result[name][0] == pytest.approx(ends[-1])  # from every round ...
+        assert result[name][-1] == pytest.approx(ends[0])  # ... to the first alone
     assert "GMACs" in figure.axes[0].get_xlabel()
     assert "paper" in figure.axes[0].get_xlabel()
 
@@ -96,15 +96,15 @@ def test_a_long_title_has_lines_of_about_equal_length():
 
 def test_settings_are_marks_at_what_they_give():
     records = make_records()
-    found = lines(frontier_figure({"m": records}, settings={"mine": 0.5, "all": 0.0}))
-    assert found["m: all"] == pytest.approx(np.array([[records.gmacs()[-1], 100 * records.correct[:, -1].mean()]]))
-    assert found["m: mine"][0, 0] < records.gmacs()[-1]
+    result = lines(frontier_figure({"m": records}, settings={"mine": 0.5, "all": 0.0}))
+    assert result["m: all"] == pytest.approx(np.array([[records.gmacs()[-1], 100 * records.correct[:, -1].mean()]]))
+    assert result["m: mine"][0, 0] < records.gmacs()[-1]
 
 
-def test_a_setting_named_near_lossless_replaces_that_of_these_images():
+def test_a_setting_named_near_lossless_replaces_the_point_of_these_images():
     records = make_records()
-    found = lines(frontier_figure({"m": records}, settings={"near-lossless": 0.0}))
-    assert found["m: near-lossless"] == pytest.approx(found["m: single rounds"][-1:])
+    result = lines(frontier_figure({"m": records}, settings={"near-lossless": 0.0}))
+    assert result["m: near-lossless"] == pytest.approx(result["m: single rounds"][-1:])
 
 
 def test_models_without_early_exit_are_a_line_with_labels():
@@ -117,15 +117,15 @@ def test_models_without_early_exit_are_a_line_with_labels():
 def test_the_other_figures_show_their_numbers():
     records = make_records()
     curves = risk_coverage_curves(records, 0.5)
-    found = lines(risk_coverage_figure(curves))
+    result = lines(risk_coverage_figure(curves))
     label = f"routed (area {100 * curves['routed'].area:.2f} %)"
-    assert found[label][-1] == pytest.approx([100, 100 * curves["routed"].risk[-1]])
+    assert result[label][-1] == pytest.approx([100, 100 * curves["routed"].risk[-1]])
     bins = reliabilities(records, threshold=0.5)
     label = f"round 2 (calibration error {100 * bins['round 2'].error:.2f} %)"
     figure = reliability_figure(bins)
     assert label in lines(figure)
-    assert len(figure.axes[0].collections) == len(bins) + 1  # bands, and that of the legend
-    errors = [100 * one.error for one in bins.values()]
+    assert len(figure.axes[0].collections) == len(bins) + 1  # a band of each, and one in the legend
+    errors = [100 * curve.error for curve in bins.values()]
     title = figure.axes[0].get_title().replace("\u00a0", " ")
     assert f"{min(errors):.2f} %" in title
     assert f"{max(errors):.2f} %" in title

@@ -59,16 +59,16 @@ def test_all_images_are_taken_if_there_are_fewer(photos):
 
 
 def test_the_choice_is_the_same_each_time_and_pixels_are_the_evaluation_crop(photos):
-    one, two = load(photos, images=40), load(photos, images=40)
-    assert one.ids == two.ids
-    assert torch.equal(one.pixels, two.pixels)
+    sample, again = load(photos, images=40), load(photos, images=40)
+    assert sample.ids == again.ids
+    assert torch.equal(sample.pixels, again.pixels)
     config = config_for(20)
     for row in (0, 17, 39):
-        image = Image.open(photos / one.ids[row])
-        assert torch.equal(one.pixels[row], evaluation_transform(config, as_bytes=True)(image))
-        assert one.class_ids[int(one.labels[row])] == one.ids[row].split("/")[1]
-    rows, images = list(one.batches(config, torch.device("cpu")))[-1]
-    assert torch.equal(images[-1], evaluation_transform(config)(Image.open(photos / one.ids[-1])))
+        image = Image.open(photos / sample.ids[row])
+        assert torch.equal(sample.pixels[row], evaluation_transform(config, as_bytes=True)(image))
+        assert sample.class_ids[int(sample.labels[row])] == sample.ids[row].split("/")[1]
+    rows, images = list(sample.batches(config, torch.device("cpu")))[-1]
+    assert torch.equal(images[-1], evaluation_transform(config)(Image.open(photos / sample.ids[-1])))
     assert rows.stop == 40
 
 

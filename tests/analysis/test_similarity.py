@@ -7,52 +7,32 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from progresvit.analysis import sample as sample_module
-from progresvit.analysis.similarity import BlockPoint, Similarity, similarity, similarity_figure, similarity_table
+from progresvit.analysis.similarity import Similarity, similarity, similarity_figure, similarity_table
 from progresvit.config import ModelConfig, make_rounds, plain_vit
 from progresvit.data.transforms import normalise
 from progresvit.metrics.interval import mean_interval
-from progresvit.model import ProgResViT, registry
-from tests.analysis.made import assert_whole_figure_on_page, rows_of, sample_of
-from tests.analysis.test_attention import KINDS, SIZES
-from tests.model.pooled import PooledConfig, PooledModel
-
-
-def made_sample(per_class=(3, 3), side=32):
-    """Noise whose mean colour is that of its class."""
-    rng = torch.Generator().manual_seed(0)
-    labels = torch.arange(len(per_class)).repeat_interleave(torch.tensor(per_class))
-    colours = torch.randint(0, 100, (len(per_class), 3, 1, 1), generator=rng)
-    noise = torch.randint(0, 150, (len(labels), 3, side, side), generator=rng)
-    return sample_of((colours[labels] + noise).byte(), labels, len(per_class))
+from progresvit.model import ProgResViT
+from tests.analysis.made import (
+    KINDS,
+    SIZES,
+    assert_whole_figure_on_page,
+    coloured_sample,
+    model_of_kind,
+    points_of,
+    rows_of,
+    tokens_at_points,
+)
 
 
 @pytest.fixture
 def sample():
-    return made_sample()
+    return coloured_sample()
 
 
 @pytest.fixture
 def three_rounds(randomize):
     rounds = make_rounds([16, 24, 32], [1, 2, 2])
     return randomize(ProgResViT(ModelConfig(rounds=rounds, heads=2, **SIZES)))
-
-
-@torch.no_grad()
-def tokens_at_points(model, sample):
-    """What the first block of each round receives and what each block returns, step by step, normalised by hand."""
-    images, previous, rounds = normalise(sample.pixels, model.config), None, []
-    for s, round_ in enumerate(model.config.rounds):
-        gates = model.gates(s)
-        x = model.embed(images, resolution=round_.resolution, width=round_.width)
-        x = x if previous is None else model.fuse(s, x, previous, gates.fusion)
-        points = [x]
-        for block, block_gates in zip(model.blocks, gates.blocks):
-            points.append(block(points[-1], block_gates))
-        d = round_.width
-        rounds.append([F.layer_norm(x, (d,), model.norm.weight[:d], model.norm.bias[:d], 1e-6) for x in points])
-        previous = rounds[-1][-1]
-    return rounds
 
 
 def cosine(a, b):
@@ -70,29 +50,15 @@ def literal(x, last, d):
 
 
 def test_cosines_equal_loops_over_images_and_patches(small_model, sample):
-    found = similarity(small_model, sample)
-    rounds = tokens_at_points(small_model, sample)
-    points = [x for round_ in rounds for x in round_]
-    assert found.points == (
-        BlockPoint(1, 0),
-        BlockPoint(1, 1),
-        BlockPoint(1, 2),
-        BlockPoint(2, 0),
-        BlockPoint(2, 1),
-        BlockPoint(2, 2),
-    )
-    assert found.cosines.shape == (2, 6, 6)
+    result = similarity(small_model, sample)
+    points = tokens_at_points(small_model, sample)
+    assert result.points == points_of(2, 2)
+    assert result.cosines.shape == (2, 6, 6)
     for place, x in enumerate(points):
         for image in range(len(sample)):
             expected = literal(x[image], points[-1][image], 64)
-            assert found.cosines[:, place, image] == pytest.approx(expected, abs=1e-5)
-    assert found.handover
-
-
-def test_the_last_block_output_is_similar_to_itself(small_model, sample):
-    found = similarity(small_model, sample)
-    assert found.cosines[:, -1] == pytest.approx(1, abs=1e-6)
-    assert np.abs(found.cosines[:, :-1]).max() < 0.999
+            assert result.cosines[:, place, image] == pytest.approx(expected, abs=1e-5)
+    assert result.handover
 
 
 def test_only_channels_that_all_rounds_have_are_compared(small_model, sample):
@@ -106,79 +72,48 @@ def test_only_channels_that_all_rounds_have_are_compared(small_model, sample):
 
 
 def test_three_rounds_are_compared_with_the_third(three_rounds, sample):
-    found = similarity(three_rounds, sample)
-    assert [point.round for point in found.points] == [1] * 3 + [2] * 3 + [3] * 3
-    points = [x for round_ in tokens_at_points(three_rounds, sample) for x in round_]
+    result = similarity(three_rounds, sample)
+    assert result.points == points_of(2, 2, 2)
+    points = tokens_at_points(three_rounds, sample)
     for place in (2, 3, 5, 7):
         expected = literal(points[place][0], points[-1][0], 64)
-        assert found.cosines[:, place, 0] == pytest.approx(expected, abs=1e-5)
+        assert result.cosines[:, place, 0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_model_of_one_round_is_compared_with_its_own_end(randomize, sample):
     model = randomize(ProgResViT(plain_vit(resolution=32, heads=1, **SIZES)))
-    found = similarity(model, sample)
-    assert found.points == (BlockPoint(1, 0), BlockPoint(1, 1), BlockPoint(1, 2))
-    assert found.cosines[:, -1] == pytest.approx(1, abs=1e-6)
-    similarity_figure(found)
+    result = similarity(model, sample)
+    assert result.points == points_of(2)
+    assert result.cosines[:, -1] == pytest.approx(1, abs=1e-6)
+    similarity_figure(result)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_can_be_compared(kind, randomize, sample):
-    model = randomize(registry.build(registry.config_class(kind)(heads=2, **SIZES, **KINDS[kind])))
-    found = similarity(model, sample)
-    blocks = [1, 1] if kind == "early_exit" else [2, 2]
-    assert found.points == tuple(BlockPoint(s + 1, block) for s, last in enumerate(blocks) for block in range(last + 1))
-    assert found.cosines[:, -1] == pytest.approx(1, abs=1e-6)
-    assert found.handover == (kind in ("progresvit", "thinkingvit", "early_exit"))
+    model = randomize(model_of_kind(kind))
+    result = similarity(model, sample)
+    assert result.points == (points_of(1, 1) if kind == "early_exit" else points_of(2, 2))
+    assert result.cosines[:, -1] == pytest.approx(1, abs=1e-6)
+    assert result.handover == (kind in ("progresvit", "thinkingvit", "early_exit"))
     if kind == "early_exit":
-        assert np.array_equal(found.cosines[:, 1], found.cosines[:, 2])  # a round continues the one before
+        assert np.array_equal(result.cosines[:, 1], result.cosines[:, 2])  # a round continues the one before
 
 
 def test_merged_patches_count_as_often_as_before(small_config, randomize, sample):
     model = randomize(ProgResViT(small_config.with_merge([0, 5])))
-    found = similarity(model, sample)
+    result = similarity(model, sample)
     first, second = (output.tokens for output in model(normalise(sample.pixels, model.config)))
     for image in range(len(sample)):
         expected = literal(first[image].detach(), second[image].detach(), 64)
-        assert found.cosines[:, 2, image] == pytest.approx(expected, abs=1e-5)
+        assert result.cosines[:, 2, image] == pytest.approx(expected, abs=1e-5)
     unmerged = ProgResViT(small_config)
     unmerged.load_state_dict(model.state_dict())
-    assert np.abs(found.cosines - similarity(unmerged, sample).cosines).max() > 1e-3
-
-
-@pytest.mark.parametrize("fields", [{"num_classes": 0}, {"task": "segmentation"}], ids=["headless", "segmentation"])
-def test_the_head_does_not_matter(small_model, sample, fields):
-    other = ProgResViT(small_model.config.replace(**fields)).eval()
-    other.load_state_dict({key: value for key, value in small_model.state_dict().items() if "head" not in key}, False)
-    assert np.array_equal(similarity(other, sample).cosines, similarity(small_model, sample).cosines)
-
-
-def test_a_model_in_training_is_left_as_it_was(small_config, randomize, sample):
-    model = randomize(ProgResViT(small_config, drop_path=0.9))
-    expected = similarity(model, sample).cosines
-    model.train()
-    assert np.array_equal(similarity(model, sample).cosines, expected)
-    assert model.training
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-def test_progress_counts_images_and_batches_do_not_matter(small_model, sample, monkeypatch):
-    expected, calls = similarity(small_model, sample).cosines, []
-    monkeypatch.setattr(sample_module, "BATCH", 4)
-    found = similarity(small_model, sample, lambda done, total: calls.append((done, total)))
-    assert calls == [(4, 6), (6, 6)]
-    assert found.cosines == pytest.approx(expected, abs=1e-5)
-
-
-def test_models_without_this_vit_are_refused(sample):
-    model = PooledModel(PooledConfig(rounds=[{"resolution": 16, "grid": 2}], num_classes=4))
-    with pytest.raises(ValueError, match=r"similarities of block outputs are made of .* not of PooledModel"):
-        similarity(model, sample)
+    assert np.abs(result.cosines - similarity(unmerged, sample).cosines).max() > 1e-3
 
 
 def test_the_table_has_means_intervals_and_quantiles(small_model, sample):
-    found = similarity(small_model, sample)
-    rows = rows_of(similarity_table(found))
+    result = similarity(small_model, sample)
+    rows = rows_of(similarity_table(result))
     assert list(rows[0])[:8] == ["round", "block", "tokens", "similarity", "low", "high", "q10", "q90"]
     assert [(row["round"], row["block"], row["tokens"]) for row in rows[:3]] == [
         ("1", "0", "class"),
@@ -186,7 +121,7 @@ def test_the_table_has_means_intervals_and_quantiles(small_model, sample):
         ("1", "1", "class"),
     ]
     assert len(rows) == 12
-    patch = found.cosines[1, 3]
+    patch = result.cosines[1, 3]
     row, mean = rows[7], mean_interval(patch)
     assert (row["round"], row["block"], row["tokens"]) == ("2", "0", "patch")
     expected = [mean.mean, mean.lowest, mean.highest, np.quantile(patch, 0.1), np.quantile(patch, 0.9)]
@@ -194,43 +129,40 @@ def test_the_table_has_means_intervals_and_quantiles(small_model, sample):
 
 
 def test_the_change_at_a_transition_is_from_the_last_block_of_the_round_before(small_model, sample):
-    found = similarity(small_model, sample)
-    assert found.change(0, 0) is None
-    assert found.change(3, 0) is None
+    result = similarity(small_model, sample)
+    assert result.change(0, 0) is None
+    assert result.change(3, 0) is None
     for tokens in (0, 1):
-        cosines = found.cosines[tokens]
-        assert found.change(4, tokens) == mean_interval(cosines[4] - cosines[2])
-        assert found.change(5, tokens) == mean_interval(cosines[5] - cosines[4])
-        assert found.change(1, tokens) == mean_interval(cosines[1] - cosines[0])
-    rows = similarity_table(found).rows
-    assert rows[8]["change"] == mean_interval(found.cosines[0, 4] - found.cosines[0, 2]).mean
+        cosines = result.cosines[tokens]
+        assert result.change(4, tokens) == mean_interval(cosines[4] - cosines[2])
+        assert result.change(5, tokens) == mean_interval(cosines[5] - cosines[4])
+        assert result.change(1, tokens) == mean_interval(cosines[1] - cosines[0])
+    rows = similarity_table(result).rows
+    assert rows[8]["change"] == mean_interval(result.cosines[0, 4] - result.cosines[0, 2]).mean
     assert rows[6]["change"] is None
 
 
 def test_rounds_that_are_alternatives_have_no_transition():
-    cosines = np.random.default_rng(0).random((2, 4, 5))
-    points = (BlockPoint(1, 0), BlockPoint(1, 1), BlockPoint(2, 0), BlockPoint(2, 1))
-    found = Similarity(points=points, cosines=cosines, handover=False)
-    assert found.change(3, 1) == mean_interval(cosines[1, 3] - cosines[1, 2])
-    dotted = [line for line in similarity_figure(found).axes[0].lines if line.get_linestyle() == ":"]
-    assert not dotted
-    connected = Similarity(points=points, cosines=cosines, handover=True)
-    assert [line.get_linestyle() for line in similarity_figure(connected).axes[0].lines].count(":") == 2
+    alternatives = made(1, 1, handover=False)
+    assert alternatives.change(3, 1) == mean_interval(alternatives.cosines[1, 3] - alternatives.cosines[1, 2])
+    for result, dotted in ((alternatives, 0), (made(1, 1), 2)):
+        lines = similarity_figure(result).axes[0].lines
+        assert [line.get_linestyle() for line in lines].count(":") == dotted
 
 
-def made(*blocks):
+def made(*blocks, images=7, handover=True):
     """Similarities of rounds with these numbers of blocks, without a model."""
-    points = tuple(BlockPoint(s, block) for s, last in enumerate(blocks, start=1) for block in range(last + 1))
-    cosines = np.random.default_rng(0).random((2, len(points), 7))
-    return Similarity(points=points, cosines=cosines, handover=True)
+    points = points_of(*blocks)
+    cosines = np.random.default_rng(0).random((2, len(points), images))
+    return Similarity(points=points, cosines=cosines, handover=handover)
 
 
 def test_the_figure_shows_the_means_of_both_kinds_of_tokens():
-    found = made(3, 2)
-    axes = similarity_figure(found).axes[0]
+    result = made(3, 2)
+    axes = similarity_figure(result).axes[0]
     curves = [line for line in axes.lines if line.get_linestyle() != ":"]
     shown = [line.get_ydata() for line in curves]
-    means = found.cosines.mean(axis=2)
+    means = result.cosines.mean(axis=2)
     expected = [means[0, :4], means[0, 4:], means[1, :4], means[1, 4:]]
     assert all(np.allclose(a, b) for a, b in zip(shown, expected, strict=True))
     assert len({(line.get_linestyle(), line.get_marker()) for line in curves}) == 2
@@ -239,9 +171,9 @@ def test_the_figure_shows_the_means_of_both_kinds_of_tokens():
 
 
 def test_the_title_gives_the_cosines_where_the_last_round_begins():
-    found = made(3, 2)
-    means = found.cosines.mean(axis=2)  # points: inputs and outputs of three blocks, then of two
-    first, second = similarity_figure(found).axes[0].get_title().split("\n")
+    result = made(3, 2)
+    means = result.cosines.mean(axis=2)  # points: inputs and outputs of three blocks, then of two
+    first, second = similarity_figure(result).axes[0].get_title().split("\n")
     assert first == "Cosine from the end of round 1 to block 1 of round 2:"
     expected = [
         f"{name} {means[k, 3]:.2f} → {means[k, 5]:.2f}" for k, name in enumerate(("class token", "patch tokens"))

@@ -10,12 +10,7 @@ from PIL import Image
 import progresvit
 from progresvit.analysis import attention
 from progresvit.analysis.attention import attention_maps
-from progresvit.config import ModelConfig, make_rounds, plain_vit
-from progresvit.model import ProgResViT
 from tests.commands import refused, run, works
-from tests.model.pooled import PooledConfig, PooledModel
-
-SIZES = {"depth": 1, "patch_size": 8}
 
 
 @pytest.fixture
@@ -52,7 +47,7 @@ def test_attention_writes_the_figure_and_its_numbers_beside_it(model, photo, tmp
         assert np.array_equal(maps, patches)
 
 
-def test_the_figure_is_that_of_the_maps(model, photo, tmp_path, monkeypatch):
+def test_the_figure_shows_the_maps(model, photo, tmp_path, monkeypatch):
     real, figures = attention.attention_figure, []
     monkeypatch.setattr(attention, "attention_figure", lambda rounds: figures.append(real(rounds)) or figures[-1])
     works("analyze", "attention", model, photo, "--out", tmp_path / "a.svg", "--device", "cpu")
@@ -60,24 +55,6 @@ def test_the_figure_is_that_of_the_maps(model, photo, tmp_path, monkeypatch):
     marked = [axes.get_title() for axes in figure.axes if "inactive" in [text.get_text() for text in axes.texts]]
     assert marked == ["head 2"]
     assert "<svg" in (tmp_path / "a.svg").read_text()[:1000]
-
-
-MODELS = {
-    "headless": ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, num_classes=0, **SIZES),
-    "segmentation": ModelConfig(
-        rounds=make_rounds([16, 32], [1, 2]), heads=2, num_classes=3, task="segmentation", **SIZES
-    ),
-    "merging": ModelConfig(rounds=make_rounds([16, 32], [1, 2]), heads=2, **SIZES).with_merge([0, 4]),
-    "one round": plain_vit(resolution=32, heads=2, **SIZES),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_other_models_are_drawn_too(name, randomize, photo, tmp_path):
-    folder = progresvit.save(randomize(ProgResViT(MODELS[name])), tmp_path / "other")
-    works("analyze", "attention", folder, photo, "--out", tmp_path / "a.png", "--device", "cpu")
-    shapes = [maps.shape for maps in read_maps(tmp_path / "a.csv")]
-    assert shapes == ([(2, 4, 4)] if name == "one round" else [(1, 2, 2), (2, 4, 4)])
 
 
 def test_images_that_cannot_be_read_are_refused(model, photo, tmp_path):
@@ -100,9 +77,6 @@ def test_wrong_models_and_devices_are_refused(photo, model, tmp_path):
     refused("there is no model folder", "analyze", "attention", tmp_path / "nowhere", photo, *out)
     refused("nettewoof-tiny", "analyze", "attention", "nettewof-tiny", photo, *out)
     refused("unknown device 'tpu'", "analyze", "attention", model, photo, *out, "--device", "tpu")
-    pooled = PooledModel(PooledConfig(rounds=[{"resolution": 16, "grid": 2}], num_classes=4))
-    folder = progresvit.save(pooled, tmp_path / "pooled")
-    refused("not of PooledModel", "analyze", "attention", folder, photo, *out, "--device", "cpu")
     assert not list(tmp_path.glob("a.*"))
 
 
