@@ -62,6 +62,17 @@ class Column:
     """Align to the left in Markdown; by default to the right, as numbers are."""
 
 
+def interval_columns(key: str, head: str, show: Callable[[float], str]) -> tuple[Column, Column, Column]:
+    """The columns of an estimate and of the ends of its 95 % interval."""
+    return Column(key, head, show), Column(f"{key}_low", "95 % from", show), Column(f"{key}_high", "to", show)
+
+
+def interval_cells(key: str, value: Interval | None) -> Row:
+    """The cells below :func:`interval_columns`; they are empty without an interval."""
+    numbers = (None, None, None) if value is None else (value.mean, value.lowest, value.highest)
+    return dict(zip((key, f"{key}_low", f"{key}_high"), numbers))
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows under a title."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
+from progresvit.metrics.arrays import Floats
 from progresvit.metrics.miou import ClassCounts, influence_values, iou, mean_iou, pixel_accuracy
 from progresvit.routing import MeanIoU, metric_near_lossless
 from progresvit.routing.calibrate import threshold_for_budget
@@ -33,8 +33,6 @@ from repro.study import Segmentation, Study
 FIRST, FULL, ROUTED, ALONE = "round 1", "every round", "routed", "the model"
 ROUNDING = 1e-9
 """Relative error that an average of GMACs may have."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

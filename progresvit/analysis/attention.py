@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from progresvit.analysis.model_checks import need_backbone
 from progresvit.config import HEAD_WIDTH, BaseConfig
 from progresvit.data.decode import upright_rgb
 from progresvit.data.transforms import evaluation_transform
+from progresvit.metrics.arrays import Float32s
 from progresvit.model import slicing
 from progresvit.model.backbone import resize
 from progresvit.model.interface import RoundModel
@@ -41,8 +41,6 @@ MOST_COLUMNS = 6
 """Heads side by side; more of them continue on the next line."""
 
 WHAT = "attention maps"
-
-Float32s = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

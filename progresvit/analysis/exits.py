@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from progresvit.analysis.intervals import interval_cells, interval_columns
 from progresvit.analysis.model_checks import check_rounds
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.config import BaseConfig
+from progresvit.metrics.arrays import Bools, Ints
 from progresvit.metrics.interval import Interval, share_interval
 from progresvit.model.interface import RoundModel
 from progresvit.plots import COLOURS, add_grid, blank_figure, draw_share, shorten
 from progresvit.routing import near_lossless, top10_entropy
 from progresvit.routing.decide import Threshold, as_thresholds, exit_rounds
-from progresvit.table import Column, Row, Table, percent
+from progresvit.table import Column, Row, Table, interval_cells, interval_columns, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,9 +55,6 @@ OUTCOMES = {
 }
 """Whether the earlier and the later round are correct."""
 SHARE_COLUMNS = interval_columns("share", "share (%)", percent)
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from progresvit.analysis.gates import BRANCHES, Float32s, difference_to_next, rms, round_gates
+from progresvit.analysis.gates import BRANCHES, difference_to_next, rms, round_gates
+from progresvit.metrics.arrays import Float32s
 from progresvit.model.interface import RoundModel
 from progresvit.plots import BELOW, COLOURS, LINES, add_grid, blank_figure
 from progresvit.table import Column, Table, decimals

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from progresvit.config import HEAD_WIDTH
+from progresvit.metrics.arrays import Float32s
 from progresvit.model.interface import RoundModel
 from progresvit.model.vit import ProgResViT
 from progresvit.plots import blank_figure
@@ -39,8 +40,6 @@ LIMIT = 99.5
 """Percentile of |g - 1| at the ends of the colour scale."""
 ROUNDING = 1e-6
 """Largest rounding error of a multiplier near 1 in float32."""
-
-Float32s = NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,13 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from progresvit.analysis.intervals import interval_cells, interval_columns
 from progresvit.analysis.model_checks import check_handover
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.metrics.interval import Interval, mean_interval, paired_change
 from progresvit.model.interface import RoundModel
 from progresvit.plots import COLOURS
-from progresvit.table import Column, Row, percent, points
+from progresvit.table import Column, Row, interval_cells, interval_columns, percent, points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,14 +28,13 @@ from progresvit.analysis.block_points import (
     places_by_round,
     positions,
 )
-from progresvit.analysis.intervals import interval_cells, interval_columns
 from progresvit.analysis.model_checks import need_backbone
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.metrics.arrays import Floats
 from progresvit.metrics.interval import Interval, mean_interval
 from progresvit.model.interface import RoundModel
 from progresvit.plots import BELOW, COLOURS, MARKERS, new_figure
-from progresvit.table import Column, Row, Table, decimals
+from progresvit.table import Column, Row, Table, decimals, interval_cells, interval_columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

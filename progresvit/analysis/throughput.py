@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from progresvit import api
-from progresvit.analysis.intervals import interval_cells, interval_columns
 from progresvit.analysis.model_checks import check_classifier
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.engine.measurement import Measurement, hardware
@@ -27,7 +26,7 @@ from progresvit.metrics.interval import Interval, share_interval
 from progresvit.model.interface import RoundModel
 from progresvit.plots import BELOW, COLOURS, new_figure, percent_ends
 from progresvit.routing.decide import Threshold, as_thresholds
-from progresvit.table import Column, Table, percent, rough_percent
+from progresvit.table import Column, Table, interval_cells, interval_columns, percent, rough_percent
 from progresvit.table import threshold as show_threshold
 
 if TYPE_CHECKING:

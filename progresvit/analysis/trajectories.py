@@ -28,7 +28,6 @@ from progresvit.analysis.block_points import (
     places_by_round,
     positions,
 )
-from progresvit.analysis.intervals import interval_cells, interval_columns
 from progresvit.analysis.model_checks import need_backbone
 from progresvit.analysis.sample import Progress, Sample
 from progresvit.analysis.separation import INTERVAL, estimate, separation
@@ -36,7 +35,7 @@ from progresvit.metrics.arrays import Floats
 from progresvit.metrics.interval import Interval
 from progresvit.model.interface import RoundModel
 from progresvit.plots import BELOW, COLOURS, MARKERS, add_grid, blank_figure, in_lines
-from progresvit.table import Column, Row, Table, decimals
+from progresvit.table import Column, Row, Table, decimals, interval_cells, interval_columns
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -8,7 +8,6 @@ import numpy as np
 
 from progresvit import table
 from progresvit.evaluation.answers import ClassResult, RoutedAnswers
-from progresvit.metrics.interval import Interval
 from progresvit.table import Column, Row, Table
 
 
@@ -18,9 +17,11 @@ def accuracy_table(answers: RoutedAnswers) -> Table:
     spent = [*gmacs, float(share @ np.asarray(gmacs)) / len(answers.records)]
     rows: list[Row] = []
     for (name, top1), compute in zip(answers.accuracies(), spent):
-        rows.append({"answers": name, "images": len(answers.records), "gmacs": compute, **_cells("top1", top1)})
+        rows.append(
+            {"answers": name, "images": len(answers.records), "gmacs": compute, **table.interval_cells("top1", top1)}
+        )
     columns = [Column("answers", "answers", left=True), Column("images", "images")]
-    columns += _interval_columns("top1", "top-1")
+    columns += table.interval_columns("top1", "top-1 (%)", table.percent)
     columns.append(Column("gmacs", "GMACs", table.decimals))
     return Table("Top-1 with 95 % intervals", columns, rows)
 
@@ -35,7 +36,7 @@ def class_accuracy_table(answers: RoutedAnswers) -> Table:
         Column("images", "images"),
     ]
     for name in names:
-        columns += _interval_columns(_key(name), f"{name} top-1")
+        columns += table.interval_columns(_key(name), f"{name} top-1 (%)", table.percent)
     columns += [Column(f"exit_{n}", f"exit {n} (%)", table.rough_percent) for n in rounds]
     columns += [Column("gmacs", "GMACs", table.decimals), Column("confused_with", "most confused with", left=True)]
     columns.append(Column("confused", "images"))
@@ -43,7 +44,7 @@ def class_accuracy_table(answers: RoutedAnswers) -> Table:
     for result in answers.by_class:
         row: Row = {"class": result.name, "class_id": ids[result.number] if ids else "", "images": result.images}
         for name in names:
-            row |= _cells(_key(name), result.share(name))
+            row |= table.interval_cells(_key(name), result.share(name))
         row |= {f"exit_{n}": result.exits[n - 1] / result.images for n in rounds} | {"gmacs": result.gmacs}
         pair = result.confusion
         row["confused_with"] = None if pair is None else answers.class_names[pair.prediction]
@@ -77,12 +78,12 @@ def exit_table(answers: RoutedAnswers) -> Table:
     rounds = _exits(answers)
     columns = [Column("class", "class", left=True), Column("images", "images")]
     for n in rounds:
-        columns += _interval_columns(f"exit_{n}", f"exit {n}")
+        columns += table.interval_columns(f"exit_{n}", f"exit {n} (%)", table.percent)
     rows: list[Row] = []
     for result in sorted(answers.by_class, key=lambda each: (each.exit_share(0).mean, -each.images, each.number)):
         row: Row = {"class": result.name, "images": result.images}
         for n in rounds:
-            row |= _cells(f"exit_{n}", result.exit_share(n - 1))
+            row |= table.interval_cells(f"exit_{n}", result.exit_share(n - 1))
         rows.append(row)
     return Table("Exits by class", columns, rows)
 
@@ -144,15 +145,6 @@ def _exits(answers: RoutedAnswers) -> range:
 
 def _key(answers: str) -> str:
     return f"top1_{answers.replace(' ', '')}"
-
-
-def _interval_columns(key: str, head: str) -> list[Column]:
-    ends = [Column(f"{key}_low", "95 % from", table.percent), Column(f"{key}_high", "to", table.percent)]
-    return [Column(key, f"{head} (%)", table.percent), *ends]
-
-
-def _cells(key: str, share: Interval) -> Row:
-    return {key: share.mean, f"{key}_low": share.lowest, f"{key}_high": share.highest}
 
 
 def _finite(probability: float) -> float | None:
