@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from progresvit import compute
 from progresvit.data.prefetch import Prefetcher
 from progresvit.engine.backends import open_source
-from progresvit.engine.grouped import GroupedOpener
-from progresvit.engine.images import ImageOpener, Images, OpenedImages, PathLike, as_input, is_channels_last, is_single
-from progresvit.engine.jobs import Call, Stream
+from progresvit.engine.images import ImageOpener, Images, PathLike, as_input, is_channels_last, is_single
+from progresvit.engine.jobs import CallOpener, Stream
 from progresvit.engine.options import EngineKeywords, EngineOptions
 from progresvit.engine.prediction import Prediction, PredictionMaker
 from progresvit.engine.scheduler import Counts, Scheduler, mark_thread_of_engine
@@ -31,7 +30,6 @@ from progresvit.routing.settings import Setting, SettingWarning
 
 if TYPE_CHECKING:
     from progresvit.engine.batcher import Observer
-    from progresvit.engine.buffers import RoundBackend
     from progresvit.model import ProgResViT
     from progresvit.routing.custom_router import ExitScore
     from progresvit.routing.router import Router
@@ -120,14 +118,12 @@ class Engine:
         )
         self.workers = self.opener.workers
         self._pool = ThreadPoolExecutor(self.workers, "progresvit-decode", initializer=mark_thread_of_engine)
-        add = partial(_add, self._scheduler, self.rounds)
-        is_on_device = self.opener.plan.pixels  # it decodes or crops
-        self._grouped = GroupedOpener(self.opener, self._pool, add, self._scheduler.fail) if is_on_device else None
+        self._call_opener = CallOpener(self.opener, self._pool, self._scheduler.add, self._scheduler.fail)
 
     @property
     def batch(self) -> int:
         """The largest batch; it shrinks if memory runs out."""
-        return self._scheduler.batch
+        return self._scheduler.worker.batch
 
     @property
     def counts(self) -> Counts:
@@ -145,7 +141,8 @@ class Engine:
 
     def observe(self, observer: Observer) -> None:
         """Report each batch of each round to the observer, in the thread that runs it."""
-        self._scheduler.observe(observer)
+        worker = self._scheduler.worker
+        worker.post(worker.observe, observer)
 
     def classify(self, images: Images) -> list[Prediction]:
         """A prediction for each image, in order.
@@ -168,7 +165,7 @@ class Engine:
         call = self._scheduler.open_call(len(images))
         try:
             opened = self.opener.open(images, self._pool)
-            return self._scheduler.run(call, opened, self.rounds.send(opened.pixels))
+            return self._scheduler.run(call, opened)
         finally:
             self._scheduler.cancel(call)  # if it is not complete
 
@@ -218,11 +215,9 @@ class Engine:
             for first in range(0, len(images), size):
                 portion = images[first : first + size]
                 if is_array:  # sent in this thread: a tensor may be the work of its CUDA stream
-                    self._open_and_add(call, first, portion)
-                elif self._grouped is not None:
-                    self._grouped.submit(call, first, portion)
+                    self._scheduler.add(call, first, self.opener.open(portion))
                 else:
-                    self._pool.submit(self._open_later, call, first, portion)
+                    self._call_opener.submit(call, first, portion)
         except BaseException:
             self._scheduler.cancel(call)
             raise
@@ -316,33 +311,17 @@ class Engine:
     def _open_stream(
         self, batches: Iterable[Images], deadline: float | None, ahead: int, processes: bool | None = None
     ) -> Iterator[Stream]:
-        def send(opened: OpenedImages) -> tuple[OpenedImages, Any]:
-            return opened, self.rounds.send(opened.pixels)
-
-        # in the thread that reads ahead; a source with a deadline may wait for answers, which processes would hold back
+        # a source with a deadline may wait for answers, which processes would hold back
         processes = deadline is None if processes is None else processes
         opened = self.opener.open_all(batches, self._pool, processes=processes)
-        with Prefetcher(opened, send, ahead, arrived=self._scheduler.arrived) as source:
+        with Prefetcher(
+            opened, lambda images: (images, self.rounds.send(images.pixels)), ahead, arrived=self._scheduler.arrived
+        ) as source:
             stream = self._scheduler.open_stream(source, deadline)
             try:
                 yield stream
             finally:
                 self._scheduler.cancel(stream)  # if it is not complete
-
-    def _open_and_add(self, call: Call, first: int, images: Images) -> None:
-        _add(self._scheduler, self.rounds, call, first, self.opener.open(images))
-
-    def _open_later(self, call: Call, first: int, images: Images) -> None:
-        """Open images in a thread of the pool, without using the pool itself: its threads may all be busy with this."""
-        try:
-            if call.is_wanted:
-                self._open_and_add(call, first, images)
-        except BaseException as error:
-            self._scheduler.fail(call, error)
-
-
-def _add(scheduler: Scheduler, rounds: RoundBackend, call: Call, first: int, opened: OpenedImages) -> None:
-    scheduler.add(call, first, opened, rounds.send(opened.pixels))
 
 
 def _router_hash(router: Router | None) -> str | None:
