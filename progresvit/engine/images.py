@@ -57,10 +57,6 @@ class OpenedImages:
     errors: dict[int, str] = field(default_factory=dict)
     """Reasons by position among all images."""
 
-    @property
-    def side(self) -> int:
-        return int(self.pixels.shape[-1])
-
 
 class ImageOpener:
     """Opens images for a model on a device. Files and PIL images get the evaluation crop; arrays are used as they are.
@@ -82,9 +78,9 @@ class ImageOpener:
         workers: int | None = None,
         max_pixels: int | None = None,
     ) -> None:
-        self.config, self.device = config, device
+        self.config, self.device, self.side = config, device, config.input_side
         self.workers = workers or usable_cores()
-        self._room = max(SLOT, config.in_channels * config.input_side**2)  # of an image, as in processes
+        self._room = max(SLOT, config.in_channels * self.side**2)  # of an image, as in processes
         if device is not None:
             from progresvit.data.gpu_decode import plan_for
 
@@ -138,10 +134,9 @@ class ImageOpener:
         if self.plan.pixels and images:
             on_device = self._decoder.crop(images, pool, at_a_time=GROUP)
             return OpenedImages(on_device.pixels, on_device.errors)
-        side = self.config.input_side
         errors = {position: image.error for position, image in enumerate(images) if image.error is not None}
-        good = [np.asarray(image.data).reshape(-1, side, side) for image in images if image.error is None]
-        nothing = np.empty((0, self.config.in_channels, side, side), np.uint8)
+        good = [np.asarray(image.data).reshape(-1, self.side, self.side) for image in images if image.error is None]
+        nothing = np.empty((0, self.config.in_channels, self.side, self.side), np.uint8)
         return OpenedImages(np.stack(good) if good else nothing, errors)
 
     @cached_property

@@ -63,11 +63,15 @@ class Prediction:
         )
 
 
+@dataclass(frozen=True)
 class PredictionMaker:
-    """Predictions from the answers of a round. ``gmacs`` is the compute up to each round."""
+    """Makes predictions of the answers of a round."""
 
-    def __init__(self, labels: Sequence[str] | None, gmacs: Sequence[float], top_k: int, *, has_ood: bool) -> None:
-        self.labels, self.gmacs, self.top_k, self.has_ood = labels, gmacs, top_k, has_ood
+    labels: Sequence[str] | None
+    gmacs: Sequence[float]
+    """Compute up to each round."""
+    top_k: int
+    has_ood: bool
 
     def __call__(self, s: int, answers: Answers, rows: NDArray[np.int64]) -> list[Prediction]:
         facts = (

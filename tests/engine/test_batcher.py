@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from progresvit.engine.batcher import OVERTAKEN, Batcher, Totals
-from progresvit.engine.buffers import RoundBuffer, batch_sizes, padded_size, power_sizes
+from progresvit.engine.buffers import RoundBuffer, batch_size, padded_size, power_sizes
 from progresvit.engine.prediction import Prediction
 from progresvit.routing.decide import Answers
 
@@ -393,6 +393,14 @@ def test_not_even_one_image_fits():
     batcher, _, _, _ = make_batcher(1, 4, memory=0)
     with pytest.raises(MemoryError, match="not enough memory for a single image"):
         feed(batcher, [0] * 4)
+
+
+def batch_sizes(count, largest, sizes):
+    """The sizes of all batches in which images run."""
+    batches = []
+    while sum(batches) < count:
+        batches.append(batch_size(count - sum(batches), largest, sizes))
+    return batches
 
 
 @given(st.integers(0, 3000), st.integers(1, 600), st.booleans())
