@@ -35,6 +35,9 @@ Make = Callable[[int, Answers, NDArray[np.int64]], list[Prediction]]
 Deliver = Callable[[NDArray[np.int64], list[Prediction]], None]
 
 
+SMALLER_BATCHES = "memory ran out; the engine continues with smaller batches, see engine.batch."
+
+
 class MemoryWarning(UserWarning):
     """Batches are smaller than requested, since memory ran out."""
 

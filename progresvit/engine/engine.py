@@ -80,7 +80,7 @@ class Engine:
         self.options = options = EngineOptions.merge(options, keywords)
         self._source = source = open_source(model, options.backend)
         self.config = config = source.config
-        self.precision = source.precision_of(options.precision)
+        self.precision = source.precision or options.precision
         self.top_k = top_k = options.top_k
         if top_k > max(1, config.num_classes):
             raise ValueError(f"top_k must be at most {config.num_classes}, the classes of the model, got {top_k}.")

@@ -231,4 +231,3 @@ def _vector(gate: Tensor | float, width: int) -> Tensor:
     if isinstance(gate, Tensor):
         return gate.detach().double()
     return torch.full((width,), gate, dtype=torch.float64)
-

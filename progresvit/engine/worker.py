@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.data.prefetch import Prefetcher, Raised
-from progresvit.engine.batcher import Batcher, Decide, Make, MemoryWarning, Observer, Totals
+from progresvit.engine.batcher import SMALLER_BATCHES, Batcher, Decide, Make, MemoryWarning, Observer, Totals
 from progresvit.engine.buffers import HELD_BATCHES, RoundBackend
 from progresvit.engine.jobs import Call, Chunk, Job, Portion, Stream
 from progresvit.engine.prediction import Prediction
@@ -356,8 +356,7 @@ class Worker:
         self.batch = largest
         if not self._has_warned:
             self._has_warned = True
-            text = "memory ran out; the engine continues with smaller batches, see engine.batch."
-            warnings.warn(text, MemoryWarning, stacklevel=2)
+            warnings.warn(SMALLER_BATCHES, MemoryWarning, stacklevel=2)
 
     # Predictions and errors go to the callers
 

@@ -167,13 +167,13 @@ def test_overlapping_windows_are_averaged(model):
 def batches(monkeypatch):
     """The round and number of windows of every batch that runs."""
     ran = []
-    run = WindowBatcher._run
+    run = SegmentationEngine._run
 
     def counted(self, s, windows, tokens):
         ran.append((s, len(windows)))
         return run(self, s, windows, tokens)
 
-    monkeypatch.setattr(WindowBatcher, "_run", counted)
+    monkeypatch.setattr(SegmentationEngine, "_run", counted)
     return ran
 
 
