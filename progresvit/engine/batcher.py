@@ -20,9 +20,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.engine.buffers import Array, RoundBackend, RoundBuffer, RunningRound, batch_size
+from progresvit.engine.buffers import RoundBackend, RoundBuffer, RunningRound, batch_size
 from progresvit.engine.prediction import Prediction
-from progresvit.routing.decide import Answers
+from progresvit.routing.decide import Answers, Array
 
 OVERTAKEN = 4
 """The most batches of other rounds that run while images of a round are due, as long as new images keep arriving."""
@@ -30,8 +30,8 @@ OVERTAKEN = 4
 NEARLY_FULL = 0.75
 """A buffer that is fuller than that starts, if its images are due, while another round runs."""
 
-Decide = Callable[[int, Answers, NDArray[np.float64]], Answers]
-Make = Callable[[int, Answers, NDArray[np.int64]], list[Prediction]]
+ApplyThresholds = Callable[[int, Answers, NDArray[np.float64]], Answers]
+MakePredictions = Callable[[int, Answers, NDArray[np.int64]], list[Prediction]]
 Deliver = Callable[[NDArray[np.int64], list[Prediction]], None]
 
 
@@ -94,8 +94,9 @@ class Batcher:
         rounds: The backend.
         buffers: One or more for each round.
         largest: The largest batch.
-        decide: ``decide(s, answers, thresholds)`` applies the thresholds of single images; NaN uses the policy's.
-        make: ``make(s, answers, rows)`` makes the predictions of the rows that exit after round s.
+        apply_thresholds: Called with round, answers and thresholds of single images, NaN for the policy's; returns the
+            answers with these thresholds.
+        make_predictions: Called with round, answers and the rows that exit; returns their predictions.
         deliver: Called with the increasing numbers of images that have exited, and their predictions.
         shrunk: Called with the new ``largest`` when memory runs out.
         before_round: Called before each batch; it may cancel images.
@@ -109,8 +110,8 @@ class Batcher:
         buffers: list[list[RoundBuffer]],
         *,
         largest: int,
-        decide: Decide,
-        make: Make,
+        apply_thresholds: ApplyThresholds,
+        make_predictions: MakePredictions,
         deliver: Deliver,
         shrunk: Callable[[int], None],
         before_round: Callable[[], None],
@@ -121,8 +122,8 @@ class Batcher:
         self.side = int(buffers[0][0].pixels.shape[-1])
         """Side of the images, R."""
         self._all_buffers = list(chain.from_iterable(buffers))
-        self._decide, self._make, self._deliver, self._shrunk = decide, make, deliver, shrunk
-        self._before_round = before_round
+        self._apply_thresholds, self._make_predictions = apply_thresholds, make_predictions
+        self._deliver, self._shrunk, self._before_round = deliver, shrunk, before_round
         self.observer = observer
         self._is_synchronous = False  # the backend computes before run returns
         self._end = 0  # numbers before it have been fed
@@ -239,7 +240,7 @@ class Batcher:
                 self.observer.finished(s, time.monotonic() - started, answers.entropy)
         rows = np.flatnonzero(answers.exits)
         if len(rows):
-            self._deliver(numbers[rows], self._make(s, answers, rows))
+            self._deliver(numbers[rows], self._make_predictions(s, answers, rows))
 
     def _open_buffer(self, s: int) -> RoundBuffer:
         """A buffer of round s with free places."""
@@ -303,7 +304,7 @@ class Batcher:
         is_all = first + count == buffer.fill
         answers = None
         if s < len(self.buffers) - 1:
-            answers = self._decide(s, running_round.answers(), buffer.thresholds[first : first + count])
+            answers = self._apply_thresholds(s, running_round.answers(), buffer.thresholds[first : first + count])
             if self.observer is not None:
                 self.observer.finished(s, time.monotonic() - started, answers.entropy)
         rows = np.flatnonzero(~answers.exits) if answers is not None else np.empty(0, np.int64)

@@ -17,13 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from progresvit.routing.decide import Answers
+from progresvit.routing.decide import Answers, Array
 
 HELD_BATCHES = 32
 """The most batches of a stream in progress, or finished and held back; beyond that, its images do not wait."""
-
-Array = Any
-"""A numpy array or a tensor, as the backend uses them."""
 
 
 class RunningRound(Protocol):

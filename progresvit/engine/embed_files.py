@@ -22,20 +22,17 @@ from numpy.typing import NDArray
 from progresvit.data.crop import describe_preprocessing
 from progresvit.data.dataset import ImageDataset
 from progresvit.engine.embedding import EmbeddingEngine
-from progresvit.engine.listing import input_batches, listing_hash, valid_text
-from progresvit.engine.result_formats import has_columns, write_table
+from progresvit.engine.files import has_columns, input_batches, listing_hash, valid_text, write_table
 from progresvit.io.part_formats import Cells, ParquetRows
 from progresvit.io.resumable import Progress, ResumableTable
 from progresvit.metrics.knn import QUERY_BLOCK, nearest
 
 PART = 2048
 """Images per part."""
-KEY = b"progresvit_features"
+FEATURES_KEY = b"progresvit_features"
 """In the metadata of the schema: how the features were made, as JSON."""
 
 NEIGHBOUR_FIELDS = (pa.field("neighbours", pa.list_(pa.string())), pa.field("similarities", pa.list_(pa.float32())))
-
-Table = ResumableTable[Any]
 
 BeginProgress = Callable[[str], Progress]
 """Begins to show the progress of a step of that name."""
@@ -85,7 +82,13 @@ def embed_files(
             if remaining:
                 rows = _rows(engine, dataset, [*remaining.values()])
                 table.fill_in_order(remaining, rows, progress and progress("embedding"))
-            _finish(table, schema, engine, neighbours, progress)
+            parts = table.parts()
+            if neighbours is not None:
+                names, features = _read_features(table, engine.width)
+                most_similar = find_neighbours(features, neighbours, engine.device, progress and progress("neighbours"))
+                parts = _with_neighbours(parts, names, *most_similar)
+                schema = pa.schema([*schema, *NEIGHBOUR_FIELDS], metadata=schema.metadata)
+            table.finish(lambda staged: write_table(staged, schema, out.suffix, parts))
     errors = pq.read_table(out, columns=["error"])["error"]
     return EmbeddedFiles(images=total, errors=total - errors.null_count)
 
@@ -113,18 +116,6 @@ def find_neighbours(
     return indices, similarities
 
 
-def _finish(
-    table: Table, schema: pa.Schema, engine: EmbeddingEngine, neighbours: int | None, progress: BeginProgress | None
-) -> None:
-    parts = table.parts()
-    if neighbours is not None:
-        names, features = _read_features(table, engine.width)
-        found = find_neighbours(features, neighbours, engine.device, progress and progress("neighbours"))
-        parts = _with_neighbours(parts, names, *found)
-        schema = pa.schema([*schema, *NEIGHBOUR_FIELDS], metadata=schema.metadata)
-    table.finish(lambda staged: write_table(staged, schema, table.out.suffix, parts))
-
-
 def _check_neighbours(neighbours: int, images: int) -> None:
     if neighbours < 1:
         raise ValueError(f"neighbours must be at least 1, got {neighbours}.")
@@ -147,7 +138,7 @@ def _schema(engine: EmbeddingEngine) -> pa.Schema:
         pa.field("features", pa.list_(pa.float32(), engine.width)),
         pa.field("error", pa.string()),
     ]
-    return pa.schema(fields, metadata={KEY: json.dumps(about).encode()})
+    return pa.schema(fields, metadata={FEATURES_KEY: json.dumps(about).encode()})
 
 
 def _rows(engine: EmbeddingEngine, dataset: ImageDataset, missing: list[range]) -> Iterator[Cells]:
@@ -159,7 +150,7 @@ def _rows(engine: EmbeddingEngine, dataset: ImageDataset, missing: list[range]) 
         yield {"image": valid_text(name), "features": embedding.features, "error": error}
 
 
-def _read_features(table: Table, width: int) -> tuple[pa.Array, NDArray[np.float32]]:
+def _read_features(table: ResumableTable[Any], width: int) -> tuple[pa.Array, NDArray[np.float32]]:
     """Names and features of the images that have features: (M,) and (M, d)."""
     names, features, done = [], np.empty((table.total, width), np.float32), 0
     for part in table.parts():

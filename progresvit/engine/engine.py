@@ -25,6 +25,7 @@ from progresvit.engine.options import EngineKeywords, EngineOptions
 from progresvit.engine.prediction import Prediction, PredictionMaker
 from progresvit.engine.scheduler import Counts, Scheduler, mark_thread_of_engine
 from progresvit.engine.thresholds import ThresholdLike, check_setting, find_threshold
+from progresvit.engine.worker import Worker
 from progresvit.routing.decide import Abstention, Policy, check_own_threshold, with_thresholds
 from progresvit.routing.settings import Setting, SettingWarning
 
@@ -105,11 +106,15 @@ class Engine:
         self.make_predictions = PredictionMaker(config.labels, self.gmacs, top_k, has_ood=self.policy.ood is not None)
         """Predictions from the answers of a round."""
         self._scheduler = Scheduler(
-            self.rounds,
-            self.make_predictions,
-            partial(with_thresholds, self.policy),
-            count=len(config.rounds),
-            batch=batch,
+            partial(
+                Worker,
+                rounds=self.rounds,
+                make_predictions=self.make_predictions,
+                apply_thresholds=partial(with_thresholds, self.policy),
+                count=len(config.rounds),
+                batch=batch,
+            ),
+            self.rounds.send,
             pending=options.pending or max(LEAST_PENDING, PENDING_BATCHES * batch),
         )
         device = getattr(self.rounds, "device", None)
@@ -315,7 +320,10 @@ class Engine:
         processes = deadline is None if processes is None else processes
         opened = self.opener.open_all(batches, self._pool, processes=processes)
         with Prefetcher(
-            opened, lambda images: (images, self.rounds.send(images.pixels)), ahead, arrived=self._scheduler.arrived
+            opened,
+            lambda images: (images, self.rounds.send(images.pixels)),
+            ahead,
+            arrived=lambda: self._scheduler.worker.wake(),  # another one in a forked process
         ) as source:
             stream = self._scheduler.open_stream(source, deadline)
             try:

@@ -1,7 +1,7 @@
 """The measuring core: throughput, latency and peak memory of a subject, and a fresh process to measure it in.
 
 A subject has ``inputs`` (a tensor on the device) and ``images`` (their number), and the methods ``build()``,
-``run(passes)`` and ``one(number)``, such as ``speed.Routed``.
+``run(passes)`` and ``one(number)``, such as ``speed.TimedModel``.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ GraphRuntime = Literal["onnxruntime", "openvino"]
 
 READS: Mapping[str, tuple[str, ...]] = {"onnxruntime": ("onnx",), "openvino": ("onnx", "openvino")}
 """The formats that each backend reads."""
-PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+OPENVINO_PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 """The precisions, by the names of OpenVINO."""
 
 PACKAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -172,8 +172,8 @@ def choose_backend(backend: str | None, kind: str) -> GraphRuntime:
 
 
 def _check_precision(precision: str, backend: str, manifest: Manifest) -> None:
-    if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r} of graphs; {did_you_mean(precision, PRECISIONS)}")
+    if precision not in OPENVINO_PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r} of graphs; {did_you_mean(precision, OPENVINO_PRECISIONS)}")
     if precision == "bf16" and backend == "onnxruntime":
         raise ValueError("onnxruntime does not compute these graphs in bf16; use backend='openvino', or fp32.")
     if precision == "bf16" and manifest.precision == "int8":
@@ -234,7 +234,8 @@ def _openvino(precision: str, threads: int | None) -> Any:
     core = _openvino_core()
     if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         raise ValueError("this CPU has no bf16 arithmetic; use precision='fp32'.")
-    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": PRECISIONS[precision], "PERFORMANCE_HINT": "LATENCY"}
+    hint = OPENVINO_PRECISIONS[precision]
+    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
     if threads is not None:
         settings["INFERENCE_NUM_THREADS"] = threads
     return lambda path: _OpenVinoGraph(core.compile_model(str(path), "CPU", settings))

@@ -14,9 +14,18 @@ import pyarrow.parquet as pq
 
 from progresvit.data.dataset import ImageDataset
 from progresvit.engine.engine import Engine
-from progresvit.engine.listing import Shard, input_batches, listing_hash, names_hash, valid_text
+from progresvit.engine.files import (
+    Shard,
+    column_names,
+    has_columns,
+    input_batches,
+    listing_hash,
+    names_hash,
+    read_pieces,
+    valid_text,
+    write_table,
+)
 from progresvit.engine.prediction import Candidate, Prediction
-from progresvit.engine.result_formats import column_names, has_columns, read_pieces, write_table
 from progresvit.io.files import replace_file
 from progresvit.io.part_formats import ParquetRows
 from progresvit.io.resumable import KEEP_EVERY, RUN_FILE, Progress, ResumableTable
@@ -25,7 +34,7 @@ PART = 2048
 """Images per part."""
 NAMED = 20
 """The most unreadable images that a summary names."""
-KEY = b"progresvit_shard"
+SHARD_KEY = b"progresvit_shard"
 """In the metadata of a shard's table: which shard of which images it is, as JSON."""
 
 CANDIDATE = pa.struct(
@@ -97,7 +106,8 @@ def classify_files(
     if shard is not None:
         about = {"shard": str(shard), "images": len(dataset), "names": names_hash(dataset)}
         _check_shards(shard, out, about)
-        items, schema, out = shard.items(len(dataset)), SCHEMA.with_metadata({KEY: json.dumps(about)}), shard.path(out)
+        schema = SCHEMA.with_metadata({SHARD_KEY: json.dumps(about)})
+        items, out = shard.items(len(dataset)), shard.path(out)
     identity = {"pictures": listing_hash(dataset, items), "part": PART, **about, **engine.identity()}
     with ResumableTable(out, ParquetRows(schema, _upgrade), total=len(items), size=PART) as table:
         if table.begin(identity, overwrite=overwrite, is_complete=_is_complete):
@@ -218,7 +228,7 @@ def _read_shard(path: Path) -> dict[str, Any] | None:
         elif path.exists() and path.suffix != ".parquet":
             known = json.loads(_shard_file(path).read_text(encoding="utf-8"))
         elif path.exists():
-            known = json.loads((pq.read_schema(path).metadata or {})[KEY])
+            known = json.loads((pq.read_schema(path).metadata or {})[SHARD_KEY])
         else:
             return None
     except (OSError, ValueError, KeyError):  # another machine may be writing or removing it

@@ -13,14 +13,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from progresvit.data.prefetch import Prefetcher
-from progresvit.engine.batcher import Decide, Make
-from progresvit.engine.buffers import RoundBackend
 from progresvit.engine.images import OpenedImages
 from progresvit.engine.jobs import Call, Chunk, Job, Portion, Stream
 from progresvit.engine.prediction import Prediction
@@ -56,26 +55,22 @@ class Scheduler:
     """Takes the jobs of all callers. Any thread may call it.
 
     Args:
-        rounds: The backend.
-        make: Makes predictions, as for ``Batcher``.
-        decide: Applies the thresholds of single images, as for ``Batcher``.
-        count: Number of rounds.
-        batch: The largest batch.
+        make_worker: Makes the worker, given what it calls with calls that are done.
+        send: Starts copying images to the device, as a backend does.
         pending: The most images of calls that wait or run; a single call may have more.
     """
 
     def __init__(
-        self, rounds: RoundBackend, make: Make, decide: Decide, *, count: int, batch: int, pending: int
+        self, make_worker: Callable[[Callable[[Call], None]], Worker], send: Callable[[Any], Any], *, pending: int
     ) -> None:
         self.room = Room(pending)
-        self._rounds = rounds
-        self._make_worker = partial(Worker, rounds, make, decide, count=count, batch=batch, release=self.room.leave)
+        self._make_worker, self._send = make_worker, send
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._begin()
 
     def _begin(self) -> None:
-        self.worker = self._make_worker()
+        self.worker = self._make_worker(self.room.leave)
         weakref.finalize(self, self.worker.inbox.put, None).atexit = False  # ends the thread
 
     def open_call(
@@ -106,13 +101,13 @@ class Scheduler:
 
     def add(self, call: Call, position: int, opened: OpenedImages) -> None:
         """Send images of a call, from this position on, to the device and to the thread."""
-        portion = Portion.make(call, position, opened, self._rounds.send(opened.pixels))
+        portion = Portion.make(call, position, opened, self._send(opened.pixels))
         self.worker.post(self.worker.add, portion)
 
     def run(self, call: Call, opened: OpenedImages) -> list[Prediction]:
         """Compute a call whose images are all opened, and wait for its predictions."""
         self._check_may_wait()
-        portion = Portion.make(call, 0, opened, self._rounds.send(opened.pixels))
+        portion = Portion.make(call, 0, opened, self._send(opened.pixels))
         if not self.worker.run_alone(portion):
             self.worker.post(self.worker.add, portion)
         return self.results(call)
@@ -129,15 +124,11 @@ class Scheduler:
         self._check_may_wait()
         if stream.is_held:
             stream.is_held = False
-            self.arrived()
+            self.worker.wake()
         chunk = stream.ready.get()
         if chunk is None and stream.error is not None:
             raise stream.error
         return chunk
-
-    def arrived(self) -> None:
-        """The source of a stream has images, or its consumer wants some."""
-        self.worker.wake()
 
     def cancel(self, job: Job) -> None:
         """The caller has left; no image of the job starts another round."""

@@ -39,7 +39,7 @@ from progresvit.routing.settings import Setting
 if TYPE_CHECKING:
     from progresvit.model import ProgResViT
 
-WINDOWS = WindowOptions()
+DEFAULT_WINDOWS = WindowOptions()
 """Windows at one scale that overlap only at the border."""
 
 
@@ -84,7 +84,7 @@ class SegmentationEngine(FoldedEngine):
         model: ProgResViT | PathLike,
         threshold: ThresholdLike | None = None,
         *,
-        windows: WindowOptions = WINDOWS,
+        windows: WindowOptions = DEFAULT_WINDOWS,
         options: EngineOptions | None = None,
         **keywords: Unpack[TorchKeywords],
     ) -> None:

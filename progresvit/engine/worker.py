@@ -29,7 +29,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from progresvit.data.prefetch import Prefetcher, Raised
-from progresvit.engine.batcher import SMALLER_BATCHES, Batcher, Decide, Make, MemoryWarning, Observer, Totals
+from progresvit.engine.batcher import (
+    SMALLER_BATCHES,
+    ApplyThresholds,
+    Batcher,
+    MakePredictions,
+    MemoryWarning,
+    Observer,
+    Totals,
+)
 from progresvit.engine.buffers import HELD_BATCHES, RoundBackend
 from progresvit.engine.jobs import Call, Chunk, Job, Portion, Stream
 from progresvit.engine.prediction import Prediction
@@ -50,26 +58,25 @@ class Worker:
     Other threads call only :meth:`post`, :meth:`wake`, :meth:`cancel` and :meth:`run_alone`.
 
     Args:
+        release: Called with calls that are done or whose callers have left, some of them twice.
         rounds: The backend.
-        make: Makes predictions, as for ``Batcher``.
-        decide: Applies the thresholds of single images, as for ``Batcher``.
+        make_predictions, apply_thresholds: As for ``Batcher``.
         count: Number of rounds.
         batch: The largest batch.
-        release: Called with calls that are done or whose callers have left, some of them twice.
     """
 
     def __init__(
         self,
-        rounds: RoundBackend,
-        make: Make,
-        decide: Decide,
+        release: Callable[[Call], None],
         *,
+        rounds: RoundBackend,
+        make_predictions: MakePredictions,
+        apply_thresholds: ApplyThresholds,
         count: int,
         batch: int,
-        release: Callable[[Call], None],
     ) -> None:
         self.rounds, self.batch, self._release = rounds, batch, release
-        self._make, self._decide = make, decide
+        self._make_predictions, self._apply_thresholds = make_predictions, apply_thresholds
         self.totals = Totals([0] * count, [0] * count)
         self.cancelled = 0
         """Images whose caller left before they had an answer."""
@@ -341,8 +348,8 @@ class Worker:
                 self.rounds,
                 buffers,
                 largest=self.batch,
-                decide=self._decide,
-                make=self._make,
+                apply_thresholds=self._apply_thresholds,
+                make_predictions=self._make_predictions,
                 deliver=self._deliver,
                 shrunk=self._shrunk,
                 before_round=self._drop_cancelled,

@@ -10,7 +10,7 @@ import torch
 from progresvit.data.crop import describe_preprocessing
 from progresvit.data.dataset import find_unlabelled
 from progresvit.engine import EmbeddingEngine, embed_files
-from progresvit.engine.embed_files import KEY, find_neighbours
+from progresvit.engine.embed_files import FEATURES_KEY, find_neighbours
 from progresvit.engine.embed_files import embed_files as embed
 from progresvit.io.resumable import ResumableTable
 from progresvit.io.weights import weights_hash
@@ -63,7 +63,7 @@ def test_the_table_holds_the_features_of_the_engine_and_how_they_were_made(model
             np.testing.assert_allclose(found["features"], expected.features, atol=1e-5)
         else:
             assert found["features"] is None
-    assert json.loads(table.schema.metadata[KEY]) == {
+    assert json.loads(table.schema.metadata[FEATURES_KEY]) == {
         "weights": weights_hash(model),
         "round": 1,
         "pool": pool,

@@ -24,8 +24,8 @@ import progresvit
 from progresvit.data.dataset import Entries, Entry, find_listed, find_unlabelled, unlabelled
 from progresvit.data.timm_dataset import ReaderDataset
 from progresvit.engine import Engine, predict_files
+from progresvit.engine.files import Shard, input_batches, listing_hash
 from progresvit.engine.images import UnreadImage
-from progresvit.engine.listing import Shard, input_batches, listing_hash
 from progresvit.engine.predict_files import classify_files
 from progresvit.engine.prediction import Prediction
 from progresvit.io import files

@@ -26,7 +26,14 @@ from progresvit.data.crop import preprocessing_hash
 from progresvit.data.transforms import normalise
 from progresvit.engine.backends import check_head
 from progresvit.engine.export.int8 import Int8Check, quantise_export
-from progresvit.engine.export.manifest import MANIFEST_FILE, SUFFIXES, Kind, Manifest, graph_files, write_manifest
+from progresvit.engine.export.manifest import (
+    MANIFEST_FILE,
+    SUFFIXES,
+    GraphFormat,
+    Manifest,
+    graph_files,
+    write_manifest,
+)
 from progresvit.engine.fold import FoldedRound, fold
 from progresvit.engine.onnx_backend import choose_backend
 from progresvit.io.extras import not_installed
@@ -60,7 +67,7 @@ def export(
     model: ProgResViT,
     folder: str | os.PathLike[str],
     *,
-    format: Kind = "onnx",
+    format: GraphFormat = "onnx",
     threshold: float | Sequence[float] | Setting | None = None,
     temperatures: Sequence[float] | None = None,
     int8: Int8Check | None = None,
@@ -153,7 +160,7 @@ class RoundGraph(nn.Module):
 
 def _describe(
     model: ProgResViT,
-    format: Kind,
+    format: GraphFormat,
     threshold: float | Sequence[float] | Setting | None,
     temperatures: Sequence[float] | None,
     precision: Any,

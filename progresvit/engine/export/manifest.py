@@ -27,7 +27,7 @@ MANIFEST_FILE = "export.json"
 FORMAT = "progresvit-export"
 VERSION = 1
 
-Kind = Literal["onnx", "openvino"]
+GraphFormat = Literal["onnx", "openvino"]
 SUFFIXES: Mapping[str, tuple[str, ...]] = {"onnx": (".onnx",), "openvino": (".xml", ".bin")}
 """The files of a round; a backend opens the first."""
 
@@ -41,7 +41,7 @@ def _to_config(value: Any) -> Any:
 class Manifest(Section):
     """The description of an export."""
 
-    kind: Kind
+    kind: GraphFormat
     config: Annotated[InstanceOf[ModelConfig], BeforeValidator(_to_config)]
     files: tuple[dict[str, str], ...]
     """The files of each round, by name, with their SHA-256."""
