@@ -122,8 +122,8 @@ def evaluate(
     from progresvit import api
     from progresvit.data.augment.corruption import Corruption
     from progresvit.distributed import choose_device, end_processes, start_processes
+    from progresvit.engine.array_backend import GRAPH_BATCH
     from progresvit.engine.export.manifest import is_export
-    from progresvit.engine.onnx_backend import GRAPH_BATCH
     from progresvit.evaluation import DataSource, EvalOptions, evaluate_segmentation
     from progresvit.evaluation import evaluate as run
     from progresvit.evaluation.run import WINDOWS

@@ -52,8 +52,8 @@ def shift(
     """
     from progresvit.data.augment.corruptions import CORRUPTIONS, SEVERITIES
     from progresvit.distributed import choose_device, end_processes, start_processes
+    from progresvit.engine.array_backend import GRAPH_BATCH
     from progresvit.engine.export.manifest import is_export
-    from progresvit.engine.onnx_backend import GRAPH_BATCH
     from progresvit.evaluation.shift import evaluate_sets, plan
     from progresvit.evaluation.source import EvalOptions, default_batch, intended_header
 

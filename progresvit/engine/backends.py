@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from progresvit.config import ModelConfig, ModelTask
+from progresvit.engine.array_backend import GRAPH_BATCH, ArrayBackend
 from progresvit.engine.buffers import RoundBackend
 from progresvit.engine.export.manifest import Manifest, is_export
-from progresvit.engine.onnx_backend import GRAPH_BATCH, ArrayBackend, GraphRounds, check_installed, choose_backend
+from progresvit.engine.onnx_backend import GraphRounds, check_installed, choose_backend
 from progresvit.engine.options import BACKENDS, Backend, BackendName, EngineOptions
 from progresvit.io.imports import is_import_string
 from progresvit.io.model_folder import DEFAULT_MODEL
@@ -101,7 +102,7 @@ def _open(
 
 
 def _check_backend(backend: Backend | None) -> BackendName | None:
-    """The backend, if it is a built-in one; None for one of your own. Unknown names and modules are errors."""
+    """The backend, if it is a built-in one; None for a backend of your own. Unknown names and modules are errors."""
     if backend is None or not isinstance(backend, str):
         return None
     if backend in BACKENDS:
@@ -178,7 +179,7 @@ class TorchSource:
 
 
 class ExportSource:
-    """An export, run by onnxruntime or OpenVINO. Needs no torch. Its attributes are those of a ``TorchSource``."""
+    """An export, run by onnxruntime or OpenVINO. Needs no torch. It has the attributes of a ``TorchSource``."""
 
     def __init__(self, folder: Path, backend: BackendName | None) -> None:
         if backend == "torch":

@@ -50,7 +50,7 @@ class RoundBuffer:
         """When the first of the images is due."""
         self._numbers = np.zeros(self.capacity, np.int64)
         self.due = np.zeros(self.capacity)
-        """By place: when the image shall run at the latest, even if the batch is not full."""
+        """By place: when the image runs at the latest, even if the batch is not full."""
         self.since = np.zeros(self.capacity)
         """By place: when the image was added."""
         self.thresholds = np.zeros(self.capacity)

@@ -106,10 +106,10 @@ def find_neighbours(
     bank = torch.from_numpy(features)
     for first in range(0, images if k else 0, QUERY_BLOCK):
         rows = slice(first, min(first + QUERY_BLOCK, images))
-        highest, found = nearest(bank[rows].to(device), bank, k + 1)  # (n, k + 1) twice
-        is_other = found != torch.arange(rows.start, rows.stop, device=device)[:, None]
+        highest, neighbours = nearest(bank[rows].to(device), bank, k + 1)  # (n, k + 1) twice
+        is_other = neighbours != torch.arange(rows.start, rows.stop, device=device)[:, None]
         is_other[:, -1] &= ~is_other.all(dim=1)  # an image with many duplicates may not be among its own nearest
-        indices[rows] = found[is_other].view(-1, k).cpu().numpy()  # (n, k + 1) -> (n, k)
+        indices[rows] = neighbours[is_other].view(-1, k).cpu().numpy()  # (n, k + 1) -> (n, k)
         similarities[rows] = highest[is_other].view(-1, k).cpu().numpy()
         if progress is not None:
             progress(rows.stop, images)

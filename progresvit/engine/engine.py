@@ -98,7 +98,7 @@ class Engine:
             threshold = threshold.threshold
         ood = None if self.setting is None else self.setting.ood
         self.policy = Policy.make(len(config.rounds), threshold, router=router, abstain=abstain, ood=ood)
-        if any(known.origin.model_sha256 not in (None, source.weights_sha256) for known in self.policy.routers):
+        if any(own.origin.model_sha256 not in (None, source.weights_sha256) for own in self.policy.routers):
             warnings.warn("the router was fitted on another model's records.", SettingWarning, stacklevel=2)
         self.temperatures = _checked_temperatures(temperatures, source.temperatures, len(config.rounds))
         self.gmacs = compute.cumulative_gmacs(config)
@@ -183,7 +183,7 @@ class Engine:
         threshold: float | None = None,
         wait: float = 0.0,
     ) -> Future[list[Prediction]]:
-        """As ``classify``, without waiting: a future of the predictions.
+        """Classify without waiting: a future of the predictions.
 
         Until it is done, ``cancel`` cancels it, and its images start no further round. Threads of the engine decode
         and compute; do not call ``classify`` in a callback of the future, which runs in the computing thread.
@@ -229,7 +229,7 @@ class Engine:
         return future
 
     async def aclassify(self, images: Images) -> list[Prediction]:
-        """As ``classify``, for an event loop. Cancelling the task cancels the images.
+        """Classify in an event loop. Cancelling the task cancels the images.
 
         It never waits for room: if too many images are pending, it raises :class:`EngineFull` at once.
         """

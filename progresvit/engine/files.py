@@ -42,16 +42,16 @@ class Shard:
     @classmethod
     def parse(cls, text: str) -> Shard:
         """From ``2/4``."""
-        known = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text)
-        if known is None or not int(known[2]):
+        numbers = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text)
+        if numbers is None or not int(numbers[2]):
             raise ValueError(f"shard {text!r} is not of the form i/n, such as 2/4 for the second of four.")
-        return cls(int(known[1]), int(known[2]))
+        return cls(int(numbers[1]), int(numbers[2]))
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
 
     def items(self, total: int) -> range:
-        """Its images among all images."""
+        """The range of its images among all images."""
         return range(total * (self.number - 1) // self.count, total * self.number // self.count)
 
     def path(self, out: Path) -> Path:
@@ -64,7 +64,7 @@ class Shard:
 
 
 def input_batches(dataset: ImageDataset, items: range, size: int) -> Iterator[list[Request]]:
-    """These images in batches, as the engine takes them; files are read by those that decode them."""
+    """These images in batches, as the engine takes them; the threads that decode files read them."""
     for first in items[::size]:
         yield [request_of(dataset, index) for index in range(first, min(first + size, items.stop))]
 
@@ -95,10 +95,10 @@ def _hash_list(values: Iterable[object]) -> str:
     return digest.hexdigest()
 
 
-def _describe(entry: Entry, path: str, known: os.stat_result | None) -> list[Any]:
-    if known is None:
+def _describe(entry: Entry, path: str, status: os.stat_result | None) -> list[Any]:
+    if status is None:
         return [path, entry.name, None]
-    return [path, entry.name, entry.offset, entry.size, known.st_size, known.st_mtime_ns]
+    return [path, entry.name, entry.offset, entry.size, status.st_size, status.st_mtime_ns]
 
 
 def _locate(real: Callable[[str], str], path: str) -> tuple[str, os.stat_result | None]:
@@ -107,9 +107,9 @@ def _locate(real: Callable[[str], str], path: str) -> tuple[str, os.stat_result 
         folder, name = os.path.split(path)
         if name not in ("", ".", ".."):
             path = os.path.join(real(folder), name)
-            known = os.lstat(path)
-            if not stat.S_ISLNK(known.st_mode):
-                return path, known
+            status = os.lstat(path)
+            if not stat.S_ISLNK(status.st_mode):
+                return path, status
         path = os.path.realpath(path)
         return path, os.stat(path)
     except (OSError, ValueError):  # a null character in the path

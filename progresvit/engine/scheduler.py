@@ -34,7 +34,7 @@ def mark_thread_of_engine() -> None:
 
 
 class EngineFull(RuntimeError):  # noqa: N818  (as queue.Full)
-    """As many images wait as the engine accepts."""
+    """The engine accepts no further images at the moment."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Scheduler:
             return
         with self._starting:
             if self._thread is not None and not self._thread.is_alive() and not self.room.is_closed:
-                self.room.pending = 0  # the jobs are those of the other process
+                self.room.pending = 0  # they belong to the other process
                 self._begin()
                 self._thread = None
             if self._thread is None:

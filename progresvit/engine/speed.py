@@ -35,7 +35,7 @@ HEAD_SCALE = 30.0
 
 @dataclass(slots=True)
 class TimedExit:
-    """Where an image exited; the names are those of ``Prediction``."""
+    """Where an image exited, with the names of ``Prediction``."""
 
     exit_round: int
     entropy: float

@@ -50,11 +50,11 @@ class _Waiting:
     number: int
     image: EvaluationImage
     count: int
-    """Number of its windows, V."""
+    """Number of windows, V."""
     tokens: Tensor | None = None
     """Tokens of the previous round, (V, N, d); None before the first."""
     cut: ImageWindows | None = None
-    """Its windows, as soon as the first of them runs."""
+    """The windows; None until the first of them runs."""
     outputs: list[RoundOutput] = field(default_factory=list)
     done: int = 0
     """Number of the windows that have run."""

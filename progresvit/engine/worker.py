@@ -157,7 +157,7 @@ class Worker:
                         with suppress(Empty):
                             messages = [self.inbox.get(timeout=None if seconds == math.inf else seconds)]
                     self._wants_turn = True
-        except BaseException as error:  # the backend cannot be used at all; nobody shall wait for it
+        except BaseException as error:  # the backend cannot be used; no caller may wait for it
             self._fail_fed(error, self._queue)
             self.end_streams(error)
         self._batcher = None  # it refers to this object
@@ -442,5 +442,5 @@ def _end_threads() -> None:
     for thread, worker in tuple(_running.items()):
         if (alive := worker()) is not None:
             alive.end_now()
-        del alive  # the thread shall free it
+        del alive  # so that the thread frees it
         thread.join(JOIN)

@@ -54,7 +54,7 @@ from progresvit.routing.settings import (
 )
 
 OPSET = 18
-PACKAGES = {"onnx": ("onnx", "onnxscript"), "openvino": ("openvino", "onnx", "onnxscript")}
+CONVERTERS = {"onnx": ("onnx", "onnxscript"), "openvino": ("openvino", "onnx", "onnxscript")}
 """The packages that each format needs."""
 QUANTISERS = {"onnx": ("onnxruntime", "onnx"), "openvino": ("nncf", "nncf")}
 """The package that makes int8 graphs of each format, and its extra."""
@@ -119,22 +119,16 @@ def export(
                 report(f"round {s + 1} to OpenVINO")
                 _write_openvino(plain / graph_files("onnx", s)[0], staged / graph_files("openvino", s)[0])
         manifest = write_manifest(manifest, staged)
-    caveat = _caveat(manifest)
-    if caveat is not None:
-        warnings.warn(caveat, SettingWarning, stacklevel=2)
+    if manifest.setting is not None:
+        caveat = manifest.setting.caveat(
+            preprocessing_sha256=manifest.preprocessing_sha256,
+            precision=manifest.precision,
+            backend=choose_backend(None, manifest.kind),
+            graphs_sha256=manifest.graphs_sha256,
+        )
+        if caveat is not None:
+            warnings.warn(caveat, SettingWarning, stacklevel=2)
     return manifest
-
-
-def _caveat(manifest: Manifest) -> str | None:
-    """The differences between the export and the calibration of its setting."""
-    if manifest.setting is None:
-        return None
-    return manifest.setting.caveat(
-        preprocessing_sha256=manifest.preprocessing_sha256,
-        precision=manifest.precision,
-        backend=choose_backend(None, manifest.kind),
-        graphs_sha256=manifest.graphs_sha256,
-    )
 
 
 class RoundGraph(nn.Module):
@@ -248,7 +242,7 @@ def _write_openvino(source: Path, path: Path) -> None:
 def _check_format(format: str, int8: Int8Check | None) -> None:
     if format not in SUFFIXES:
         raise ValueError(f"unknown format {format!r}; {did_you_mean(format, SUFFIXES)}")
-    needed = [(package, format) for package in PACKAGES[format]]
+    needed = [(package, format) for package in CONVERTERS[format]]
     if int8 is not None:
         needed.append(QUANTISERS[format])
     for package, extra in needed:

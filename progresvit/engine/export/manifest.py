@@ -53,7 +53,7 @@ class Manifest(Section):
     setting: Setting | None = None
     """The setting of the threshold, if it was calibrated."""
     setting_name: str | None = None
-    """Its name in ``settings/`` of the export, which holds it as long as none was calibrated on the export itself."""
+    """Its name in ``settings/``. A setting of that name that was calibrated on the export itself replaces it."""
     temperatures: tuple[float, ...]
     """The logits of each round are divided by these for the reported probability."""
     int8: dict[str, Any] | None = None
@@ -97,10 +97,6 @@ class Manifest(Section):
             return None
         return hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()
 
-    def tokens_shape(self, s: int) -> tuple[int, int]:
-        """Tokens and channels that round s, from 0, passes on: (N, d)."""
-        return tokens_shape(self.config, s)
-
     def to_dict(self) -> dict[str, Any]:
         """The content of the file."""
         config, last = self.config, len(self.config.rounds) - 1
@@ -109,7 +105,7 @@ class Manifest(Section):
                 "files": self.files[s],
                 "resolution": round_.resolution,
                 "width": round_.width,
-                "tokens": None if s == last else list(self.tokens_shape(s)),
+                "tokens": None if s == last else list(tokens_shape(config, s)),
                 "cumulative_gmacs": self.gmacs[s],
             }
             for s, round_ in enumerate(config.rounds)
@@ -168,7 +164,7 @@ class Manifest(Section):
             )
         rounds = values.get("rounds")
         if not isinstance(rounds, list):
-            raise ValueError("its rounds are no list.")
+            raise ValueError("its rounds must be a list.")
         files = [round_.get("files") if isinstance(round_, dict) else None for round_ in rounds]
         keys = {file_key(cls, name) for name in cls.model_fields}
         fields = {key: value for key, value in values.items() if key in keys}
