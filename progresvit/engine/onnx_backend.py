@@ -140,7 +140,7 @@ class GraphRounds:
 def _inputs(manifest: Manifest, s: int) -> Signature:
     config = manifest.config
     pixels = ("uint8", (config.in_channels, config.input_side, config.input_side))
-    return {"pixels": pixels} if s == 0 else {"pixels": pixels, "previous": ("float32", manifest.tokens_shape(s - 1))}
+    return {"pixels": pixels} if s == 0 else {"pixels": pixels, "previous": ("float32", tokens_shape(manifest.config, s - 1))}
 
 
 def _outputs(manifest: Manifest, s: int) -> Signature:
