@@ -139,8 +139,10 @@ class GraphRounds:
 
 def _inputs(manifest: Manifest, s: int) -> Signature:
     config = manifest.config
-    pixels = ("uint8", (config.in_channels, config.input_side, config.input_side))
-    return {"pixels": pixels} if s == 0 else {"pixels": pixels, "previous": ("float32", tokens_shape(manifest.config, s - 1))}
+    inputs: Signature = {"pixels": ("uint8", (config.in_channels, config.input_side, config.input_side))}
+    if s:
+        inputs["previous"] = ("float32", tokens_shape(config, s - 1))
+    return inputs
 
 
 def _outputs(manifest: Manifest, s: int) -> Signature:
