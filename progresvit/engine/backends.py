@@ -46,23 +46,17 @@ def open_source(
     source = _open(model, backend, remedy=None if task else "call model.features(images)")
     if task is not None:
         check_task(source.config, task, "Engine" if task == "classification" else "SegmentationEngine")
-        check_head(source.config)
     return source
 
 
 def check_task(config: ModelConfig, task: ModelTask, what: str) -> None:
-    """Refuse a model for another task; ``what`` names the engine that takes models for ``task``."""
-    if config.task == task:
-        return
-    if task == "classification":
-        does, other, remedy = "classify", "segments", "progresvit.SegmentationEngine, or progresvit segment"
-    else:
-        does, other, remedy = "segment", "classifies", "progresvit.Engine, or progresvit classify"
-    raise ValueError(f"{what} takes models that {does}, and this one {other}; use {remedy}.")
-
-
-def check_head(config: ModelConfig) -> None:
-    """Refuse a model without a head."""
+    """Refuse a model for another task, or without a head; ``what`` takes models for ``task``."""
+    if config.task != task:
+        if task == "classification":
+            does, other, remedy = "classify", "segments", "progresvit.SegmentationEngine, or progresvit segment"
+        else:
+            does, other, remedy = "segment", "classifies", "progresvit.Engine, or progresvit classify"
+        raise ValueError(f"{what} takes models that {does}, and this one {other}; use {remedy}.")
     if not config.num_classes:
         raise ValueError(
             "this model has no head, so it cannot classify; embed images with progresvit.EmbeddingEngine or progresvit "

@@ -172,7 +172,7 @@ class Engine:
             opened = self.opener.open(images, self._pool)
             return self._scheduler.run(call, opened)
         finally:
-            self._scheduler.cancel(call)  # if it is not complete
+            self._scheduler.worker.cancel(call)  # if it is not complete
 
     def submit(
         self,
@@ -224,7 +224,7 @@ class Engine:
                 else:
                     self._call_opener.submit(call, first, portion)
         except BaseException:
-            self._scheduler.cancel(call)
+            self._scheduler.worker.cancel(call)
             raise
         return future
 
@@ -329,7 +329,7 @@ class Engine:
             try:
                 yield stream
             finally:
-                self._scheduler.cancel(stream)  # if it is not complete
+                self._scheduler.worker.cancel(stream)  # if it is not complete
 
 
 def _router_hash(router: Router | None) -> str | None:

@@ -43,11 +43,6 @@ FEW_IMAGES = 128
 """The first images of a stream are decoded by threads: starting processes takes longer."""
 
 
-def usable_cores() -> int:
-    """Number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclass(frozen=True)
 class OpenedImages:
     """The images that could be opened, in order, and why the others could not."""
@@ -79,7 +74,8 @@ class ImageOpener:
         max_pixels: int | None = None,
     ) -> None:
         self.config, self.device, self.side = config, device, config.input_side
-        self.workers = workers or usable_cores()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self.workers = workers or cores or 1
         self._room = max(SLOT, config.in_channels * self.side**2)  # of an image, as in processes
         if device is not None:
             from progresvit.data.gpu_decode import plan_for

@@ -130,10 +130,6 @@ class Scheduler:
             raise stream.error
         return chunk
 
-    def cancel(self, job: Job) -> None:
-        """The caller has left; no image of the job starts another round."""
-        self.worker.cancel(job)
-
     def fail(self, job: Job, error: BaseException) -> None:
         """The caller gets this error; the job's images are not run any more."""
         job.is_wanted = False
@@ -147,7 +143,7 @@ class Scheduler:
             self.worker.post(self.worker.warm_up, call, side)
             self.results(call)
         finally:
-            self.cancel(call)
+            self.worker.cancel(call)
 
     def counts(self) -> Counts:
         totals = self.worker.totals

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from progresvit.data.crop import preprocessing_hash
 from progresvit.data.transforms import normalise
-from progresvit.engine.backends import check_head
+from progresvit.engine.backends import check_task
 from progresvit.engine.export.int8 import Int8Check, quantise_export
 from progresvit.engine.export.manifest import (
     MANIFEST_FILE,
@@ -93,7 +93,7 @@ def export(
             f"there is no export for {model.config.task}; run the model with progresvit.SegmentationEngine, or "
             "progresvit segment."
         )
-    check_head(model.config)
+    check_task(model.config, "classification", "the export")
     report = progress or (lambda step: None)
     target = Path(os.path.expanduser(folder))
     _check_format(format, int8)
