@@ -148,16 +148,6 @@ def test_features_of_another_model_round_or_pooling_are_neither_mixed_in_nor_rep
     assert embed(EmbeddingEngine(other), images.subset(range(3)), out, overwrite=True).images == 3
 
 
-def test_damaged_parts_are_made_again(model, folder, tmp_path, small_parts, monkeypatch):
-    images, out = find_unlabelled(folder), tmp_path / "f.parquet"
-    begun(EmbeddingEngine(model), images, out, monkeypatch)
-    part = tmp_path / "f.parquet.parts" / "000002.parquet"
-    part.write_bytes(part.read_bytes()[:-100])
-    embed(EmbeddingEngine(model), images, out)
-    embed(EmbeddingEngine(model), images, tmp_path / "whole.parquet")
-    assert pq.read_table(out).equals(pq.read_table(tmp_path / "whole.parquet"))
-
-
 @pytest.mark.parametrize("k", [1, 5, IMAGES - 2])
 def test_neighbours_equal_a_brute_force_reference_without_the_unreadable_image(model, folder, tmp_path, small_parts, k):
     images, out = find_unlabelled(folder), tmp_path / "f.parquet"

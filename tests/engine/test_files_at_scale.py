@@ -397,19 +397,6 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path, monkeypatch):
     assert growth / (len(many) - len(few)) < 20  # bytes for an image; a row alone takes hundreds
 
 
-def test_progress_begins_with_what_a_resumed_run_finds(folder, tmp_path, monkeypatch):
-    dataset, calls = find_unlabelled(folder), []
-    with monkeypatch.context() as patch:
-        kill_at(20, patch)
-        with pytest.raises(Killed):
-            classify_files(Answering(), dataset, tmp_path / "r.parquet")
-    kept = len(list((tmp_path / "r.parquet.parts").glob("0*.parquet")))
-    assert kept > 1
-    classify_files(Answering(), dataset, tmp_path / "r.parquet", progress=lambda *done: calls.append(done))
-    assert calls[0] == (kept * PART, FILES)
-    assert calls[-1] == (FILES, FILES)
-
-
 def test_batches_name_the_files_that_others_read_unless_the_dataset_reads_itself(folder):
     dataset = find_unlabelled(folder)
     batches = list(input_batches(dataset, range(3, 10), 3))

@@ -178,7 +178,7 @@ def test_wrong_arrays_are_refused(exports):
         (lambda known: known.update(threshold=-1), "0 .* or more"),
         (lambda known: known.update(temperatures=[1.0]), "2 numbers above 0"),
         (lambda known: known.update(setting={"rule": "budget"}), "setting.threshold: Field required"),
-        (lambda known: known.update(rounds=None), "its rounds are no list"),
+        (lambda known: known.update(rounds=None), "its rounds must be a list"),
     ],
 )
 def test_a_manifest_that_does_not_hold_is_refused(exports, tmp_path, change, match):
