@@ -136,7 +136,7 @@ class Scheduler:
         self.worker.post(self.worker.end, job, error)
 
     def warm_up(self, side: int) -> None:
-        """Run each round in each batch size for images of this side, while no images are in the buffers."""
+        """Run each round in each batch size for images of this side, and wait for it."""
         self._check_may_wait()
         call = self.open_call(1)
         try:

@@ -204,6 +204,7 @@ class Worker:
     # Messages
 
     def add(self, portion: Portion) -> None:
+        """Images of a call that are opened; those that could not be opened have their answer at once."""
         job = portion.job
         if job.is_wanted:
             self._give(job, portion.failed)
@@ -222,7 +223,7 @@ class Worker:
             self._batcher.observer = observer
 
     def warm_up(self, call: Call, side: int) -> None:
-        """Run each round in each batch size for images of this side, while no images are in the buffers."""
+        """Run each round in each batch size for images of this side, after all images that are in the buffers."""
         try:
             batcher = self._batcher_for(side)
             batcher.flush()
@@ -300,11 +301,13 @@ class Worker:
         return None
 
     def _expedite(self, stream: Stream) -> None:
+        """The images of a stream that are in the batcher are due now."""
         for portion in stream.fed:
             assert self._batcher is not None
             self._batcher.expedite(portion.first, portion.end)
 
     def _feed(self, portion: Portion) -> None:
+        """Give images to the batcher, under the next numbers."""
         job = portion.job
         if not job.is_wanted:
             return
